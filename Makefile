@@ -1,0 +1,41 @@
+# One file, four words: setup, run, test, check.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+
+.PHONY: setup run test check format lint types imports bench clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group dev
+	@touch $@
+
+run: setup
+	@$(BIN)/edgekit inspect sample:gemma-3-27b
+
+test: setup
+	@$(BIN)/python -m pytest
+
+check: format lint types imports test
+
+format: setup
+	@$(BIN)/ruff format --check .
+
+lint: setup
+	@$(BIN)/ruff check .
+
+types: setup
+	@$(BIN)/mypy
+
+imports: setup
+	@$(BIN)/lint-imports --no-cache
+
+bench: setup
+	@$(BIN)/python benchmarks/inspect_speed.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,3 @@
+"""EdgeKit: will this model run on my machine, and how?"""
+
+__version__ = "0.1.0"

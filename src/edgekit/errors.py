@@ -1,0 +1,90 @@
+"""Everything EdgeKit raises, in one tree.
+
+EdgekitError
+├── UsageError                   what was asked for makes no sense
+├── SourceError                  the bytes cannot be had
+│   ├── NotFoundError            no such file, folder or name (with what was meant, perhaps)
+│   └── RemoteInspectError       a server did not give what a light inspection needs
+│       ├── RemoteNotFoundError
+│       ├── RemoteAccessError    401, 403: private or gated
+│       ├── RangeNotSupportedError
+│       └── RemoteChangedError   the file changed between two ranges
+├── HeaderError                  the bytes are not what they claim to be
+│   └── HeaderLimitError         a count in the file is beyond a named limit
+├── UnknownDtypeError            a tensor type without a row in header/dtype.py
+└── UnknownArchitectureError     no row in geometry/architectures.py and no standard keys
+"""
+
+from __future__ import annotations
+
+
+class EdgekitError(Exception):
+    """The root. `exit_code` is what the command line ends with."""
+
+    exit_code = 5
+
+
+class UsageError(EdgekitError):
+    exit_code = 2
+
+
+class SourceError(EdgekitError):
+    exit_code = 4
+
+
+class NotFoundError(SourceError):
+    """`candidates` are names that exist and look like the one asked for."""
+
+    def __init__(self, message: str, *, candidates: tuple[str, ...] = ()) -> None:
+        self.candidates = candidates
+        if candidates:
+            message = f"{message}. Did you mean: {', '.join(candidates)}?"
+        super().__init__(message)
+
+
+class RemoteInspectError(SourceError):
+    """A light remote inspection could not be done; a full download may still work."""
+
+
+class RemoteNotFoundError(RemoteInspectError):
+    pass
+
+
+class RemoteAccessError(RemoteInspectError):
+    pass
+
+
+class RangeNotSupportedError(RemoteInspectError):
+    pass
+
+
+class RemoteChangedError(RemoteInspectError):
+    pass
+
+
+class HeaderError(EdgekitError):
+    """A file that lies or breaks off. The message says which, where, and what was found."""
+
+    def __init__(self, what: str, *, file: str = "", offset: int | None = None) -> None:
+        self.what = what
+        self.file = file
+        self.offset = offset
+        where = "" if offset is None else f" at byte {offset:,}"
+        super().__init__(f"{file}: {what}{where}" if file else f"{what}{where}")
+
+
+class HeaderLimitError(HeaderError):
+    def __init__(
+        self, what: str, *, value: int, limit: int, file: str = "", offset: int | None = None
+    ) -> None:
+        self.value = value
+        self.limit = limit
+        super().__init__(f"{what}: {value:,} is over the limit of {limit:,}", file=file, offset=offset)
+
+
+class UnknownDtypeError(HeaderError):
+    pass
+
+
+class UnknownArchitectureError(EdgekitError):
+    pass

@@ -1,0 +1,78 @@
+"""Nouns of the second room: what a model's files say about themselves."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgekit.header.dtype import TensorType
+from edgekit.source.types import Container
+
+Scalar = int | float | bool | str
+Value = Scalar | tuple[Scalar, ...]
+
+
+class Depth(enum.Enum):
+    """How much to read."""
+
+    ARCHITECTURE = "architecture"  # stop as soon as the geometry is known: one request, or config and index
+    TENSORS = "tensors"  # the whole header, tensor directory included; never the weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    name: str
+    type: TensorType
+    shape: tuple[int, ...]  # outermost first, as safetensors and numpy write it (GGUF's order reversed)
+    size_bytes: int
+    offset: int  # from the start of its file
+    shard: int = 0
+
+    @property
+    def elements(self) -> int:
+        count = 1
+        for dimension in self.shape:
+            count *= dimension
+        return count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayFact:
+    """An array that was walked and counted, not held."""
+
+    element: str  # "string", "float32", ...
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantization:
+    """What a config.json says about packed weights."""
+
+    method: str  # "affine", "mxfp4", "gptq", "fp8", ...
+    bits: float | None = None
+    group_size: int | None = None
+    overrides: tuple[tuple[str, Mapping[str, Any] | bool], ...] = ()  # module path -> its own setting
+    mlx: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelHeader:
+    """What the files of one model say: keys or config, tensors, sizes. Nothing interpreted yet."""
+
+    name: str
+    container: Container
+    version: int | None = None  # GGUF version
+    big_endian: bool = False
+    keys: Mapping[str, Value] = field(default_factory=dict)  # GGUF keys, large arrays left out
+    arrays: Mapping[str, ArrayFact] = field(default_factory=dict)  # GGUF arrays walked, not held
+    config: Mapping[str, Any] = field(default_factory=dict)  # config.json, parsed
+    quantization: Quantization | None = None
+    tensors: tuple[Tensor, ...] | None = None  # None: the directory was not read
+    tensor_count: int | None = None
+    tensor_bytes: int | None = None  # sum over the directory, or the index's total_size
+    parameters: int | None = None  # only when a file states it outright (MLX index)
+    file_bytes: int | None = None  # all weight files together
+    header_bytes: int | None = None  # bytes before the data section, all shards; None if not all was read
+    complete: bool = True  # False: Depth.ARCHITECTURE stopped before the last key

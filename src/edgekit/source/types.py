@@ -1,0 +1,97 @@
+"""Nouns of the first room: bytes of a file, and the files that make a model."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class ByteSource(Protocol):
+    """The bytes of one file, wherever they are."""
+
+    @property
+    def name(self) -> str:
+        """For messages: a path, or an address without its secrets."""
+        ...
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    def read(self, offset: int, length: int, *, ahead: int = 0) -> bytes:
+        """Exactly `length` bytes, fewer only where the file ends.
+
+        `ahead` is how many bytes past these the caller expects to want next: a remote source fetches
+        them in the same request, a local one does not care.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class Origin(enum.Enum):
+    LOCAL = "local"
+    HUB = "hub"
+    HUB_CACHE = "hub cache"
+    OLLAMA = "ollama"
+    OLLAMA_STORE = "ollama store"
+    LM_STUDIO = "lm studio"
+    URL = "url"
+    SAMPLE = "sample"
+
+
+class Container(enum.Enum):
+    """How the weights are packed; CONFIG is a geometry without weights."""
+
+    GGUF = "gguf"
+    SAFETENSORS = "safetensors"
+    CONFIG = "config"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFile:
+    """One file of a model, not opened yet."""
+
+    name: str
+    open: Callable[[], ByteSource] = field(repr=False, compare=False)
+    size_bytes: int | None = None  # None until the file is opened, for some servers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles:
+    """What a reference led to: enough to read a header, nothing read yet."""
+
+    reference: str  # as it was typed
+    label: str  # what to call it: "org/name:Q4_K_M", "model.gguf"
+    origin: Origin
+    container: Container
+    weights: tuple[ModelFile, ...] = ()  # shards in order; empty for CONFIG
+    config: ModelFile | None = None  # config.json
+    index: ModelFile | None = None  # model.safetensors.index.json
+    quantization: ModelFile | None = None  # hf_quant_config.json or quantize_config.json
+    projectors: tuple[ModelFile, ...] = ()  # mmproj files that lie beside a GGUF
+    alternatives: tuple[str, ...] = ()  # other quantisations of the same repository
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What went over the network in one run. The one value here that changes: it is a meter."""
+
+    requests: int = 0
+    received_bytes: int = 0
+    ranges: int = 0  # requests that asked for a range of a file
+    cached_bytes: int = 0  # header bytes that the disk cache saved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """How far a look-up may go."""
+
+    network: bool = True  # False: like HF_HUB_OFFLINE=1
+    cache: bool = True  # keep and use header bytes on disk
+    connect_timeout_s: float = 10.0
+    read_timeout_s: float = 15.0
+    total_timeout_s: float = 120.0  # for one reference, all requests together
+    traffic: Traffic = field(default_factory=Traffic, compare=False)
+    progress: Callable[[str], None] | None = field(default=None, compare=False)  # one line of text
