@@ -1,0 +1,187 @@
+"""TABLE of architectures: a GGUF name or a config.json model_type -> how its layers are arranged.
+
+To add one, add a row (or a name to a row). GGUF names are those of llama-arch.cpp, window periods those of src/models/*.cpp,
+both @ b21e4de; model_types and defaults are those of transformers @ d56c55b.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from edgekit.geometry import arrange, attention, recurrence
+from edgekit.geometry.arrange import Arrangement, Word
+from edgekit.geometry.attention import AttentionBuilder
+from edgekit.geometry.recurrence import RecurrentBuilder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    gguf: tuple[str, ...] = ()
+    config: tuple[str, ...] = ()
+    arrange: Arrangement = arrange.uniform
+    attend: AttentionBuilder = attention.standard
+    recur: RecurrentBuilder | None = None
+    gated: bool = True  # three matrices in a feed-forward, not two
+    beside: bool = False  # experts stand beside a dense feed-forward in one layer
+    alternating: bool = False  # a layer is either a mixer or a feed-forward
+    halved: bool = False  # the stated width is gate and up together
+    causal: bool = True
+    tied: bool | None = None  # when config.json does not say
+    context_is_scaled: bool = False  # the stated window already counts rope scaling
+    gguf_defaults: Mapping[str, Any] = field(default_factory=dict)  # llama.cpp's own constants
+    config_defaults: Mapping[str, Any] = field(default_factory=dict)  # transformers' own constants
+    nested_defaults: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # left out of a text_config when equal
+
+
+def _row(gguf: str = "", config: str = "", **more: Any) -> Architecture:
+    return Architecture(gguf=tuple(gguf.split()), config=tuple(config.split()), **more)
+
+
+# fmt: off
+TABLE = (
+    # Full attention in every layer.
+    _row("llama llama-embed", "llama LLaMAForCausalLM", tied=False,
+         nested_defaults={"layers": 32, "hidden": 4096, "heads": 32, "feed_forward": 11_008, "context": 2048,
+                          "vocabulary": 32_000}),
+    _row(
+        "deci arcee bitnet internlm2 minicpm orion xverse baichuan refact stablelm "
+        "chameleon cogvlm apertus seed_oss smollm3 pangu-embedded mistral3 maincoder talkie "
+        "hunyuan-dense hunyuan_vl ernie4_5 paddleocr exaone jais2 plamo nanbeige granite chatglm glm4",
+        "arcee bitnet internlm internlm2 internlm3 minicpm orion xverse baichuan "
+        "aquila refact stablelm chameleon apertus seed_oss smollm3 PanguEmbedded nemotron-nas deci "
+        "exaone hunyuan_v1_dense ernie4_5 granite helium olmo yi decilm llava llava_llama "
+        "multi_modality transformer chatglm glm glm4 glm4v glm_ocr ministral3 nanochat hyperclovax cwm",
+        tied=False,
+    ),
+    _row("llama4", "llama4 llama4_text", arrange=arrange.chunks(4), tied=False,
+         gguf_defaults={"chunk": 8192, "shared_experts": 1},
+         config_defaults={"chunk": 8192, "shared_experts": 1}),
+    _row("", "mistral mixtral pixtral ministral MistralForCausalLM", arrange=arrange.windows(0), tied=False),
+    _row("qwen", "qwen", halved=True, tied=False),
+    _row("qwen2 qwen2vl qwen3 qwen3vl qwen2moe qwen3moe qwen3vlmoe",
+         "qwen2 qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text qwen2_moe qwen3 qwen3_moe qwen3_vl qwen3_vl_text "
+         "qwen3_vl_moe qwen3_vl_moe_text qwen2_5_omni_text qwen2_5_omni_thinker qwen3_omni_moe_text "
+         "qwen3_omni_moe_thinker mimo youtu_dense",
+         arrange=arrange.late_windows, tied=False),
+    _row("command-r", "cohere", tied=True),
+    _row("olmo olmoe grok dbrx arctic openelm granitemoe graniteswitch bailingmoe bailingmoe2 dots1 "
+         "hunyuan-moe hy_v3 ernie4_5-moe glm4moe grovemoe minimax-m2 deepseek",
+         "olmoe grok-1 grok dbrx granitemoe granitemoeshared bailing_moe bailing_moe_v2 dots1 "
+         "hunyuan hunyuan_v1_moe hy_v3 ernie4_5_moe glm4_moe glm4v_moe glm4v_moe_text minimax_m2 deepseek flex_olmo "
+         "solar_open", tied=False),
+    _row("", "arctic", beside=True),
+    # Two matrices in the feed-forward.
+    _row("falcon", "falcon RefinedWeb RefinedWebModel", gated=False, tied=True,
+         config_defaults={"multi_query": True}),
+    _row("gpt2 gptj gptneox mpt starcoder bloom phi2 codeshell jais nemotron",
+         "gpt2 gptj gpt_neox gpt_neox_reward_model mpt gpt_bigcode bloom phi phi-msft mixformer-sequential "
+         "codeshell nemotron opt codegen gpt_neo persimmon", gated=False),
+    _row("starcoder2", "starcoder2", gated=False, arrange=arrange.windows(0), tied=True),
+    # Sliding windows.
+    _row("gemma", "gemma", tied=True, config_defaults={"key_dim": 256}),
+    _row("gemma2", "gemma2", arrange=arrange.windows(2), tied=True,
+         gguf_defaults={"window": 4096}, config_defaults={"key_dim": 256}),
+    _row("gemma3", "gemma3 gemma3_text", arrange=arrange.windows(6), tied=True, context_is_scaled=True,
+         nested_defaults={"heads": 8, "kv_heads": 4, "key_dim": 256, "vocabulary": 262_208,
+                          "context": 131_072}),
+    _row("gemma3n", "gemma3n gemma3n_text", arrange=arrange.windows(5), tied=True,
+         gguf_defaults={"shared_cache_layers": 15}, config_defaults={"key_dim": 256}),
+    _row("gemma4", "gemma4 gemma4_text gemma4_unified gemma4_unified_text",
+         arrange=arrange.windows(6), beside=True, tied=True),
+    _row("gemma-embedding", "", arrange=arrange.windows(6), attend=attention.encoder, causal=False, tied=True),
+    _row("phi3 phimoe", "phi3 phi4 phi3_v phimoe phi4mm phi4_multimodal", arrange=arrange.windows(0), tied=False),
+    _row("", "phi3small", tied=True),
+    _row("cohere2", "cohere2", arrange=arrange.windows(4), tied=True),
+    _row("cohere2moe", "cohere2_moe", arrange=arrange.windows(4, full_first=True), tied=True),
+    _row("gpt-oss", "gpt_oss", arrange=arrange.windows(2), tied=False),
+    _row("olmo2 exaone4 exaone-moe afmoe plamo3 mellum muse-glimmer granite_swa",
+         "olmo2 olmo3 exaone4 exaone_moe afmoe plamo3 mellum granite_swa granitemoe_swa",
+         arrange=arrange.windows(4)),
+    _row("smallthinker laguna", "smallthinker laguna", arrange=arrange.windows(4, full_first=True),
+         config_defaults={"shared_experts": 0}),
+    _row("mimo2 step35", "mimo_v2_flash step3p5 step3p7", arrange=arrange.windows(0), tied=False),
+    # Latent attention.
+    _row("deepseek2 deepseek2-ocr deepseek32 glm-dsa mistral4 plm",
+         "deepseek_v2 deepseek_v3 deepseek_v32 deepseek_vl_v2 deepseek_ocr2 DeepseekV2ForCausalLM kimi_k2 kimi_k25 "
+         "glm_moe_dsa glm4_moe_lite mistral4 youtu axk1",
+         attend=attention.latent, tied=False),
+    _row("minicpm3", "minicpm3", attend=attention.latent, tied=True),
+    _row("deepseek4", "deepseek_v4 deepseek_ref", attend=attention.compressed, tied=False),
+    _row("minimax-m3", "minimax_m3 minimax_m3_vl minimax_m3_vl_text", attend=attention.indexed_after_dense),
+    # Recurrences, alone or between attention layers.
+    _row("mamba", "mamba falcon_mamba", arrange=arrange.repeated(Word.RECURRENT), recur=recurrence.mamba,
+         alternating=True, tied=True),
+    _row("mamba2", "mamba2", arrange=arrange.repeated(Word.RECURRENT), recur=recurrence.mamba2,
+         alternating=True, tied=True),
+    _row("jamba", "jamba", arrange=arrange.by_kv_heads(arrange.interval(8, offset=4)), recur=recurrence.mamba,
+         gguf_defaults={"moe_step": 2, "moe_offset": 1},
+         config_defaults={"moe_step": 2, "moe_offset": 1, "experts": 16, "experts_used": 2}),
+    _row("granitehybrid", "granitemoehybrid bamba", arrange=arrange.by_kv_heads(arrange.uniform),
+         recur=recurrence.mamba2, tied=True),
+    _row("falcon-h1", "falcon_h1", arrange=arrange.repeated(Word.BOTH), recur=recurrence.mamba2),
+    _row("nemotron_h nemotron_h_moe", "nemotron_h V4X", arrange=arrange.letters, recur=recurrence.mamba2,
+         gated=False, alternating=True, tied=False),
+    _row("plamo2", "plamo2", arrange=arrange.by_kv_heads(arrange.interval(2)), recur=recurrence.mamba2),
+    _row("lfm2 lfm2moe", "lfm2 lfm2_moe lfm2_vl", arrange=arrange.by_kv_heads(arrange.full_at_indices(first=0)),
+         recur=recurrence.short_conv, tied=True),
+    _row("qwen3next qwen35 qwen35moe",
+         "qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text olmo_hybrid",
+         arrange=arrange.interval(4), recur=recurrence.gated_delta, tied=False,
+         nested_defaults={"key_dim": 256, "conv_kernel": 4, "linear_key_heads": 16, "linear_value_heads": 32,
+                          "linear_key_dim": 128, "linear_value_dim": 128}),
+    _row("kimi-linear kimi-k3 bailingmoe3", "kimi_linear kimi_k3",
+         arrange=arrange.by_kv_heads(arrange.full_at_indices(first=1)),
+         attend=attention.latent, recur=recurrence.kimi_delta, tied=False),
+    _row("minimax-01", "minimax minimax_text_01 minimax_m1", arrange=arrange.interval(8),
+         recur=recurrence.lightning, tied=False),
+    _row("rwkv6 rwkv7", "rwkv5 rwkv6 rwkv7", arrange=arrange.repeated(Word.RECURRENT), recur=recurrence.rwkv,
+         gated=False, tied=False),
+    _row("rwkv6qwen2 arwkv7", "rwkv6qwen2", arrange=arrange.repeated(Word.RECURRENT), recur=recurrence.rwkv,
+         tied=False, gguf_defaults={"token_shift": 1}),
+    _row("", "gla", arrange=arrange.repeated(Word.RECURRENT), recur=recurrence.gated_linear),
+    _row("", "recurrent_gemma", arrange=arrange.repeated(Word.RECURRENT, Word.RECURRENT, Word.WINDOW),
+         recur=recurrence.rg_lru, tied=True),
+    # Encoders, and diffusion models that see the whole batch: no cache.
+    _row("bert jina-bert-v3 nomic-bert-moe", "bert roberta xlm-roberta camembert electra distilbert",
+         attend=attention.encoder, causal=False, gated=False, tied=True),
+    _row("nomic-bert jina-bert-v2 neo-bert eurobert", "nomic_bert neobert eurobert new",
+         attend=attention.encoder, causal=False, tied=True),
+    _row("modern-bert", "modernbert", attend=attention.encoder, causal=False, tied=True,
+         arrange=arrange.windows(3, full_first=True)),
+    _row("dream llada llada-moe rnd1", "Dream dream llada llada_moe rnd1", attend=attention.encoder, causal=False),
+)
+# fmt: on
+
+# What people also point EdgeKit at, and why it has no language model's geometry.
+NOT_LANGUAGE_MODELS = MappingProxyType(
+    {
+        "clip": "a vision or audio projector (mmproj): it goes beside a language model",
+        "wavtokenizer-dec": "an audio decoder, not a language model",
+        "qwen3tts": "a speech synthesiser, not a language model",
+        "pockettts": "a speech synthesiser, not a language model",
+        "t5": "an encoder-decoder model: its cross-attention cache is not modelled",
+        "t5encoder": "the encoder of an encoder-decoder model",
+        "umt5": "an encoder-decoder model: its cross-attention cache is not modelled",
+        "mt5": "an encoder-decoder model: its cross-attention cache is not modelled",
+        "bart": "an encoder-decoder model: its cross-attention cache is not modelled",
+        "whisper": "a speech recogniser (encoder-decoder), not a language model",
+        "eagle3": "a speculative draft head: it runs only beside its target model",
+        "dflash": "a speculative draft head: it runs only beside its target model",
+        "gemma4-assistant": "a speculative draft head: it runs only beside its target model",
+        "flux": "an image generator, not a language model",
+        "sd3": "an image generator, not a language model",
+        "sdxl": "an image generator, not a language model",
+        "wan": "a video generator, not a language model",
+    }
+)
+
+BY_GGUF = {name: row for row in TABLE for name in row.gguf}
+BY_CONFIG = {name: row for row in TABLE for name in row.config}
+
+# An unknown name with standard keys: windows and latents as the file states them, no recurrence.
+STANDARD = Architecture(arrange=arrange.windows(0), attend=attention.latent)

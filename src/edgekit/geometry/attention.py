@@ -1,0 +1,201 @@
+"""Builders of attention layers: widths and heads of layer i from the hyper-parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from edgekit.errors import HeaderError
+from edgekit.geometry.arrange import Word
+from edgekit.geometry.hyper import Hyper
+from edgekit.geometry.types import (
+    Attention,
+    CompressedAttention,
+    LatentAttention,
+    LayerKind,
+    NoCache,
+    Span,
+)
+
+# Turns the words of all layers into their attention kinds; words that are not attention are left None.
+AttentionBuilder = Callable[[Hyper, tuple[Word, ...]], tuple[LayerKind | None, ...]]
+
+_SPANS = {Word.WINDOW: Span.WINDOW, Word.CHUNK: Span.CHUNK}
+_SPAN_KEYS = {Word.WINDOW: "window", Word.CHUNK: "chunk"}
+_ATTENDING = (Word.FULL, Word.WINDOW, Word.CHUNK, Word.BOTH)
+
+
+def standard(hyper: Hyper, words: tuple[Word, ...]) -> tuple[Attention | None, ...]:
+    """Grouped-query attention, with its own widths for sliding layers where the file gives them."""
+    count = len(words)
+    heads = hyper.per_layer("heads", count)
+    if heads is None:
+        raise hyper.missing("heads")
+    kv_heads = _kv_heads(hyper, heads)
+    indexed = _indexed(hyper, count)
+    return tuple(
+        _attention(hyper, word, heads[i], kv_heads[i], indexed[i]) if word in _ATTENDING else None
+        for i, word in enumerate(words)
+    )
+
+
+def encoder(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...]:
+    """Attention over the batch at hand: nothing is kept."""
+    return tuple(NoCache(attention=layer) for layer in standard(hyper, words))
+
+
+def _attention(hyper: Hyper, word: Word, heads: int, kv_heads: int, index_dim: int) -> Attention:
+    sliding = word is Word.WINDOW
+    own_heads = (hyper.number("window_heads") if sliding else None) or heads
+    own_kv = hyper.number("window_kv_heads" if sliding else "global_kv_heads") or kv_heads
+    if own_heads == 0 or own_kv == 0 or own_heads % own_kv:
+        raise HeaderError(
+            f"{own_heads} heads do not share {own_kv} KV heads evenly", file=hyper.header.name
+        )
+    key_dim, value_dim = _head_dims(hyper, heads, sliding=sliding)
+    return Attention(
+        heads=own_heads,
+        kv_heads=own_kv,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        span=_SPANS.get(word, Span.ALL),
+        span_tokens=hyper.need(_SPAN_KEYS[word]) if word in _SPAN_KEYS else 0,
+        index_dim=index_dim,
+    )
+
+
+def _head_dims(hyper: Hyper, heads: int, *, sliding: bool) -> tuple[int, int]:
+    special = "window_key_dim" if sliding else "global_key_dim"
+    even_share = hyper.need("hidden") // heads if heads else 0
+    key_dim = hyper.number(special) or hyper.number("key_dim") or even_share
+    own_value = hyper.number("window_value_dim") if sliding else None
+    # llama.cpp defaults each to E / heads on its own; transformers has one head_dim for both.
+    value_dim = own_value or hyper.number("value_dim") or (even_share if hyper.gguf else key_dim)
+    if not key_dim or not value_dim:
+        raise hyper.missing("key_dim")
+    return key_dim, value_dim
+
+
+def _kv_heads(hyper: Hyper, heads: tuple[int, ...]) -> tuple[int, ...]:
+    if (blocks := hyper.items("block_configs")) is not None:
+        return tuple(
+            _grouped(hyper, block, count) for block, count in zip(blocks, heads, strict=False)
+        )
+    if hyper.flag("multi_query") is False and hyper.architecture in {"chatglm", "falcon"}:
+        # Both print a KV head count that only counts when the switch beside it is on.
+        return (
+            (hyper.number("kv_heads") or heads[0],) * len(heads)
+            if hyper.flag("new_decoder")
+            else heads
+        )
+    if (
+        hyper.flag("multi_query")
+        and hyper.architecture == "falcon"
+        and not hyper.flag("new_decoder")
+    ):
+        return (1,) * len(heads)  # falcon-7b prints 71 and has one
+    stated = hyper.per_layer("kv_heads", len(heads))
+    if stated is not None:
+        return stated
+    return (1,) * len(heads) if hyper.flag("multi_query") else heads
+
+
+def _grouped(hyper: Hyper, block: Any, heads: int) -> int:
+    attention = block.get("attention") if isinstance(block, dict) else None
+    group = attention.get("n_heads_in_group") if isinstance(attention, dict) else None
+    if group is None:
+        return heads
+    if not isinstance(group, int) or group <= 0 or heads % group:
+        raise HeaderError(
+            f"block_configs: groups of {group!r:.20} do not divide {heads} heads",
+            file=hyper.header.name,
+        )
+    return heads // group
+
+
+def _indexed(hyper: Hyper, layers: int) -> tuple[int, ...]:
+    """The indexer's key width in each layer that has an indexer of its own."""
+    width = hyper.number("index_dim") or 0
+    marks = hyper.items("index_layers")
+    if not width or marks is None or len(marks) < layers:
+        return (width,) * layers
+    return tuple(width if mark in (1, True, "full") else 0 for mark in marks[:layers])
+
+
+def latent(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...]:
+    """MLA where the file states a latent, plain attention where it does not (DeepSeek-VL2 tiny)."""
+    if not hyper.number("latent_dim") or hyper.flag("use_mla") is False:
+        return standard(hyper, words)
+    heads = hyper.per_layer("heads", len(words))
+    if heads is None:
+        raise hyper.missing("heads")
+    make = _latent_gguf if hyper.gguf else _latent_config
+    indexed = _indexed(hyper, len(words))
+    return tuple(
+        make(hyper, heads[i], indexed[i]) if word in _ATTENDING else None
+        for i, word in enumerate(words)
+    )
+
+
+def _latent_config(hyper: Hyper, heads: int, index_dim: int) -> LatentAttention:
+    rope = hyper.need("rope_dim")
+    return LatentAttention(
+        heads=heads,
+        latent_dim=hyper.need("latent_dim"),
+        rope_dim=rope,
+        key_dim=hyper.need("nope_dim") + rope,
+        value_dim=hyper.number("value_dim") or hyper.need("hidden") // max(heads, 1),
+        query_rank=hyper.number("query_rank") or 0,
+        index_dim=index_dim,
+    )
+
+
+def _latent_gguf(hyper: Hyper, heads: int, index_dim: int) -> LatentAttention:
+    absorbed = bool(hyper.number("key_dim_mla")) and bool(hyper.number("value_dim_mla"))
+    key_dim = hyper.number("key_dim_mla" if absorbed else "key_dim")
+    value_dim = hyper.number("value_dim_mla" if absorbed else "value_dim")
+    even_share = hyper.need("hidden") // heads if heads else 0
+    return LatentAttention(
+        heads=heads,
+        latent_dim=hyper.need("latent_dim"),
+        rope_dim=hyper.need("rope_dim"),
+        key_dim=key_dim or even_share,
+        value_dim=value_dim or even_share,
+        query_rank=hyper.number("query_rank") or 0,
+        index_dim=index_dim,
+        absorbed=absorbed,
+    )
+
+
+def indexed_after_dense(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...]:
+    """MiniMax-M3: sparse layers carry an index key, the leading dense ones do not.
+
+    A config lists them; a GGUF means all after leading_dense_block_count (llama-model.cpp create_memory @ b21e4de).
+    """
+    layers = standard(hyper, words)
+    if hyper.items("index_layers") is not None:
+        return layers
+    lead = hyper.number("leading_dense") or 0
+    return tuple(
+        replace(layer, index_dim=0) if layer is not None and i < lead else layer
+        for i, layer in enumerate(layers)
+    )
+
+
+def compressed(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...]:
+    """DeepSeek-V4: the ratio of each layer is listed; only ratio 4 has an indexer."""
+    ratios = hyper.per_layer("compress_ratios", len(words))
+    if ratios is None:
+        raise hyper.missing("compress_ratios")
+    index_dim = hyper.number("index_dim") or 0
+    return tuple(
+        CompressedAttention(
+            heads=hyper.need("heads"),
+            key_dim=hyper.need("key_dim"),
+            window_tokens=hyper.need("window"),
+            ratio=ratio,
+            index_dim=index_dim if ratio == 4 else 0,
+        )
+        for ratio in ratios
+    )

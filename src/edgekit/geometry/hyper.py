@@ -1,0 +1,174 @@
+"""A header's keys or config -> numbers asked for by our own words, checked on the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from edgekit.errors import HeaderError, HeaderLimitError, UnknownArchitectureError
+from edgekit.geometry.keys import BY_WORD, TEXT_SECTIONS
+from edgekit.header.types import ModelHeader
+from edgekit.source.types import Container
+
+# Above the largest real model by a wide margin, below what would cost time or memory here.
+MAX_LAYERS = 1_024  # llama.cpp allows 512; the deepest real model has 126 (Llama 3.1 405B)
+MAX_NUMBER = 2**31 - 1  # Llama 4 Scout's window is 10,485,760; every width is far smaller
+
+SUPER_ARCHITECTURE = "llama"  # its keys stand in where an architecture's own are missing
+
+
+class Hyper:
+    """Hyper-parameters by our words. GGUF and config.json look the same from outside."""
+
+    def __init__(self, header: ModelHeader, defaults: Mapping[str, Any] | None = None) -> None:
+        self.header = header
+        self.gguf = header.container is Container.GGUF
+        self.defaults = defaults or {}
+        self.defaulted: set[str] = set()  # words that came from a default, to be told
+        self.architecture, self.section = _identify(header)
+        self.nested = not self.gguf and self.section is not header.config
+
+    def raw(self, word: str) -> Any:
+        """The value as it stands in the file, None when it is absent or null."""
+        found = self._find(word)
+        if found is None and word in self.defaults:
+            self.defaulted.add(word)
+            return self.defaults[word]
+        return found
+
+    def _find(self, word: str) -> Any:
+        key = BY_WORD[word]
+        if self.gguf:
+            return self._find_gguf(key.gguf)
+        return next((v for s in key.config if (v := _dig(self.section, s)) is not None), None)
+
+    def _find_gguf(self, suffixes: tuple[str, ...]) -> Any:
+        keys = self.header.keys
+        for prefix in (self.architecture, SUPER_ARCHITECTURE):
+            for suffix in suffixes:
+                if (value := keys.get(f"{prefix}.{suffix}")) is not None:
+                    return value
+        return None
+
+    def top(self, spelling: str) -> Any:
+        """A key of config.json outside the language model's section."""
+        return self.header.config.get(spelling)
+
+    def number(self, word: str) -> int | None:
+        """A whole number, or None. A per-layer list of equal numbers is that number."""
+        value = self.raw(word)
+        if isinstance(value, (list, tuple)):
+            distinct = set(map(repr, value))
+            if len(distinct) != 1:
+                return None
+            value = value[0]
+        return None if value is None else self._check(word, value)
+
+    def need(self, word: str) -> int:
+        value = self.number(word)
+        if value is None:
+            raise self.missing(word)
+        return value
+
+    def per_layer(self, word: str, layers: int) -> tuple[int, ...] | None:
+        """One number for each layer, from a number or a list."""
+        value = self.raw(word)
+        if value is None:
+            return None
+        if not isinstance(value, (list, tuple)):
+            return (self._check(word, value),) * layers
+        if len(value) < layers:
+            raise HeaderError(
+                f"{self.spelled(word)} lists {len(value)} layers, the model has {layers}",
+                file=self.header.name,
+            )
+        return tuple(self._check(word, item) for item in value[:layers])
+
+    def flag(self, word: str) -> bool | None:
+        value = self.raw(word)
+        return None if value is None else bool(value)
+
+    def text(self, word: str) -> str | None:
+        value = self.raw(word)
+        return value if isinstance(value, str) else None
+
+    def ratio(self, word: str) -> float | None:
+        value = self.raw(word)
+        if value is None or isinstance(value, bool) or not isinstance(value, (int, float)):
+            return None
+        return float(value)
+
+    def items(self, word: str) -> tuple[Any, ...] | None:
+        value = self.raw(word)
+        return tuple(value) if isinstance(value, (list, tuple)) else None
+
+    def missing(self, word: str) -> UnknownArchitectureError:
+        return UnknownArchitectureError(
+            f"{self.header.name}: architecture {self.architecture!r} does not state its {word} "
+            f"({self.spelled(word)}). If it spells it differently, add the word to geometry/keys.py"
+        )
+
+    def spelled(self, word: str) -> str:
+        key = BY_WORD[word]
+        if self.gguf:
+            return " or ".join(f"{self.architecture}.{suffix}" for suffix in key.gguf)
+        return " or ".join(key.config)
+
+    def _check(self, word: str, value: Any) -> int:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, int):
+            raise HeaderError(
+                f"{self.spelled(word)} is {value!r:.60}, not a whole number", file=self.header.name
+            )
+        if value < 0:
+            raise HeaderError(f"{self.spelled(word)} is {value}", file=self.header.name)
+        limit = MAX_LAYERS if word == "layers" else MAX_NUMBER
+        if value > limit:
+            raise HeaderLimitError(
+                self.spelled(word), value=value, limit=limit, file=self.header.name
+            )
+        return int(value)
+
+
+def _dig(section: Mapping[str, Any], path: str) -> Any:
+    value: Any = section
+    for part in path.split("."):
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(part)
+    return value
+
+
+def _identify(header: ModelHeader) -> tuple[str, Mapping[str, Any]]:
+    """What the file calls its architecture, and the part of it that describes the language model."""
+    if header.container is Container.GGUF:
+        name = header.keys.get("general.architecture")
+        if not isinstance(name, str) or not name:
+            raise HeaderError(
+                "no general.architecture key: not a model, or a damaged file", file=header.name
+            )
+        return name, {}
+    section = text_section(header.config)
+    name = section.get("model_type") or header.config.get("model_type")
+    if isinstance(name, str) and name:
+        return name, section
+    classes = section.get("architectures") or header.config.get("architectures") or ()
+    if isinstance(classes, list) and classes and isinstance(classes[0], str):
+        return classes[0], section
+    if "dim" in section and "n_layers" in section:  # Meta's and Mistral's own params.json
+        return SUPER_ARCHITECTURE, section
+    raise UnknownArchitectureError(
+        f"{header.name}: config.json names no model_type and no architectures: "
+        "not the config of a model"
+    )
+
+
+def text_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part that describes the language model: the file itself, or a nested object."""
+    section = config
+    for name in TEXT_SECTIONS:
+        inner = section.get(name)
+        if isinstance(inner, Mapping) and inner:
+            section = inner
+    return section

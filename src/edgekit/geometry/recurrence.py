@@ -1,0 +1,167 @@
+"""Builders of recurrent layers: the size of a state from the hyper-parameters.
+
+GGUF names are llama.cpp's (d_inner = ssm.inner_size ...); the state sizes equal llama-hparams.cpp n_embd_r and n_embd_s @ b21e4de.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from edgekit.errors import HeaderError
+from edgekit.geometry.hyper import Hyper
+from edgekit.geometry.types import Cell, Recurrent
+
+RecurrentBuilder = Callable[[Hyper], Recurrent]
+
+
+def mamba(hyper: Hyper) -> Recurrent:
+    return _state_space(hyper, Cell.MAMBA, groups=0)  # the first Mamba has no groups
+
+
+def mamba2(hyper: Hyper) -> Recurrent:
+    return _state_space(hyper, Cell.MAMBA2, groups=hyper.number("state_groups") or 1)
+
+
+def _state_space(hyper: Hyper, cell: Cell, *, groups: int) -> Recurrent:
+    kernel = _kernel(hyper)
+    inner = _inner(hyper)
+    state = hyper.need("state_size")
+    rank = hyper.raw("time_step_rank")
+    return Recurrent(
+        cell=cell,
+        conv_elements=(kernel - 1) * (inner + 2 * groups * state),
+        state_elements=state * inner,
+        inner=inner,
+        state_size=state,
+        groups=groups,
+        heads=_state_heads(hyper, cell),
+        conv_kernel=kernel,
+        rank=rank if isinstance(rank, int) else -(-hyper.need("hidden") // 16),  # "auto"
+    )
+
+
+def _inner(hyper: Hyper) -> int:
+    if stated := hyper.number("inner"):
+        return stated
+    heads, width = hyper.number("state_heads"), hyper.number("state_head_dim")
+    if heads and width:
+        return heads * width
+    expand = hyper.ratio("expand") or 2
+    return int(expand * hyper.need("hidden"))
+
+
+def _state_heads(hyper: Hyper, cell: Cell) -> int:
+    if cell is Cell.MAMBA:
+        return 0
+    if hyper.gguf:
+        return hyper.number("time_step_rank") or 0  # Mamba-2 files keep the head count there
+    return hyper.number("state_heads") or hyper.number("heads") or 0
+
+
+def gated_delta(hyper: Hyper) -> Recurrent:
+    """Qwen3-Next and Qwen3.5: Q and K of every key head and V of every value head pass a short convolution."""
+    kernel = _kernel(hyper)
+    if hyper.gguf:
+        inner, state = hyper.need("inner"), hyper.need("state_size")
+        groups, heads = hyper.need("state_groups"), hyper.need("time_step_rank")
+    else:
+        heads, groups = hyper.need("linear_value_heads"), hyper.need("linear_key_heads")
+        inner, state = heads * hyper.need("linear_value_dim"), hyper.need("linear_key_dim")
+    return Recurrent(
+        cell=Cell.GATED_DELTA,
+        conv_elements=(kernel - 1) * (inner + 2 * groups * state),
+        state_elements=state * inner,
+        inner=inner,
+        state_size=state,
+        groups=groups,
+        heads=heads,
+        conv_kernel=kernel,
+    )
+
+
+def kimi_delta(hyper: Hyper) -> Recurrent:
+    """Kimi Linear: a head_dim x head_dim state per head, three convolutions of their own."""
+    kernel = _kernel(hyper)
+    heads = hyper.number("kda_heads") or _most_heads(hyper)
+    width = hyper.need("kda_head_dim")
+    return Recurrent(
+        cell=Cell.KIMI_DELTA,
+        conv_elements=3 * (kernel - 1) * heads * width,
+        state_elements=heads * width * width,
+        inner=heads * width,
+        state_size=width,
+        heads=heads,
+        conv_kernel=kernel,
+    )
+
+
+def _most_heads(hyper: Hyper) -> int:
+    listed = hyper.per_layer("heads", hyper.need("layers"))
+    if not listed:
+        raise hyper.missing("heads")
+    return max(listed)
+
+
+def lightning(hyper: Hyper) -> Recurrent:
+    heads = hyper.need("heads")
+    width = hyper.number("key_dim") or hyper.need("hidden") // max(heads, 1)
+    return Recurrent(
+        cell=Cell.LIGHTNING,
+        state_elements=heads * width * width,
+        inner=heads * width,
+        state_size=width,
+        heads=heads,
+    )
+
+
+def gated_linear(hyper: Hyper) -> Recurrent:
+    """GLA: expand_k x hidden keys against expand_v x hidden values, shared out over the heads."""
+    heads, hidden = hyper.need("heads"), hyper.need("hidden")
+    key = int(hidden * (hyper.ratio("expand_k") or 0.5)) // max(heads, 1)
+    value = int(hidden * (hyper.ratio("expand_v") or 1.0)) // max(heads, 1)
+    return Recurrent(
+        cell=Cell.GATED_LINEAR,
+        state_elements=heads * key * value,
+        inner=heads * value,
+        state_size=key,
+        heads=heads,
+    )
+
+
+def short_conv(hyper: Hyper) -> Recurrent:
+    kernel, hidden = _kernel(hyper), hyper.need("hidden")
+    return Recurrent(
+        cell=Cell.SHORT_CONV, conv_elements=hidden * (kernel - 1), inner=hidden, conv_kernel=kernel
+    )
+
+
+def rwkv(hyper: Hyper) -> Recurrent:
+    hidden, head = hyper.need("hidden"), hyper.need("wkv_head_size")
+    shift = hyper.number("token_shift") or 2
+    return Recurrent(
+        cell=Cell.RWKV,
+        conv_elements=shift * hidden,
+        state_elements=hidden * head,
+        inner=hidden,
+        state_size=head,
+        heads=hidden // max(head, 1),
+    )
+
+
+def rg_lru(hyper: Hyper) -> Recurrent:
+    width = hyper.number("lru_width") or hyper.need("hidden")
+    kernel = hyper.number("conv_kernel") or 4
+    return Recurrent(
+        cell=Cell.RG_LRU,
+        conv_elements=(kernel - 1) * width,
+        state_elements=width,
+        inner=width,
+        conv_kernel=kernel,
+    )
+
+
+def _kernel(hyper: Hyper) -> int:
+    kernel = hyper.need("conv_kernel")
+    if kernel < 1:
+        raise HeaderError(f"{hyper.spelled('conv_kernel')} is {kernel}", file=hyper.header.name)
+    return kernel
