@@ -71,6 +71,7 @@ def read_geometry(header: ModelHeader) -> ModelGeometry:
         trained_context=trained,
         native_context=native_context(trained, rope, scaled=known.context_is_scaled),
         rope=rope,
+        per_layer_embedding=hyper.number("per_layer_embedding") or 0,
         mtp_layers=mtp,
         tied_embeddings=_tied(hyper, known),
         causal=known.causal if hyper.flag("causal") is None else bool(hyper.flag("causal")),

@@ -131,7 +131,7 @@ TABLE = (
          recur=recurrence.short_conv, tied=True),
     _row("qwen3next qwen35 qwen35moe",
          "qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text olmo_hybrid",
-         arrange=arrange.interval(4), recur=recurrence.gated_delta, tied=False,
+         arrange=arrange.interval(4), attend=attention.gated, recur=recurrence.gated_delta, tied=False,
          nested_defaults={"key_dim": 256, "conv_kernel": 4, "linear_key_heads": 16, "linear_value_heads": 32,
                           "linear_key_dim": 128, "linear_value_dim": 128}),
     _row("kimi-linear kimi-k3 bailingmoe3", "kimi_linear kimi_k3",

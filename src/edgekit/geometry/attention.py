@@ -40,6 +40,11 @@ def standard(hyper: Hyper, words: tuple[Word, ...]) -> tuple[Attention | None, .
     )
 
 
+def gated(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...]:
+    """Qwen3-Next: the query projection carries an output gate."""
+    return tuple(layer and replace(layer, gated=True) for layer in standard(hyper, words))
+
+
 def encoder(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...]:
     """Attention over the batch at hand: nothing is kept."""
     return tuple(NoCache(attention=layer) for layer in standard(hyper, words))
@@ -62,6 +67,8 @@ def _attention(hyper: Hyper, word: Word, heads: int, kv_heads: int, index_dim: i
         span=_SPANS.get(word, Span.ALL),
         span_tokens=hyper.need(_SPAN_KEYS[word]) if word in _SPAN_KEYS else 0,
         index_dim=index_dim,
+        # Gemma 4: only where a layer sees everything.
+        values_are_keys=word is Word.FULL and bool(hyper.flag("values_are_keys")),
     )
 
 

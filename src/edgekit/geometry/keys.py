@@ -37,6 +37,7 @@ TABLE = (
         "seq_length n_ctx context_length max_context_length",
     ),
     _key("vocabulary", "vocab_size", "vocab_size padded_vocab_size"),
+    _key("per_layer_embedding", "embedding_length_per_layer_input", "hidden_size_per_layer_input"),
     _key("tied", "", "tie_word_embeddings weight_tying"),
     _key("mtp_layers", "nextn_predict_layers", "num_nextn_predict_layers mtp_num_hidden_layers num_mtp_modules"),
     _key("causal", "attention.causal", "is_causal"),
@@ -69,6 +70,7 @@ TABLE = (
     _key("key_dim", "attention.key_length", "head_dim kv_channels attention_head_dim head_size d_kv"),
     _key("value_dim", "attention.value_length", "v_head_dim"),
     _key("rope_dim", "rope.dimension_count", "qk_rope_head_dim"),
+    _key("values_are_keys", "", "attention_k_eq_v"),
     _key("block_configs", "", "block_configs"),
     # latent attention and indexers
     _key("latent_dim", "attention.kv_lora_rank", "kv_lora_rank"),

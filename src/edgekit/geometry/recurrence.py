@@ -1,6 +1,7 @@
 """Builders of recurrent layers: the size of a state from the hyper-parameters.
 
-GGUF names are llama.cpp's (d_inner = ssm.inner_size ...); the state sizes equal llama-hparams.cpp n_embd_r and n_embd_s @ b21e4de.
+GGUF names are llama.cpp's (d_inner = ssm.inner_size ...); the state sizes equal those of
+llama-hparams.cpp n_embd_r and n_embd_s @ b21e4de.
 """
 
 from __future__ import annotations

@@ -64,6 +64,8 @@ class Attention:
     span: Span = Span.ALL
     span_tokens: int = 0
     index_dim: int = 0  # width of a sparse indexer's key, where the layer has one
+    gated: bool = False  # the query projection carries an output gate and is twice as wide
+    values_are_keys: bool = False  # no value projection: V is made from K (both are still remembered)
 
     @property
     def label(self) -> str:
@@ -329,6 +331,7 @@ class ModelGeometry:
     trained_context: int | None  # as the file states it
     native_context: int | None  # after rope scaling: what may be asked for
     rope: Rope | None = None
+    per_layer_embedding: int = 0  # width of an embedding table that every layer has for itself
     mtp_layers: int = 0  # multi-token-prediction blocks after the last layer
     tied_embeddings: bool | None = None
     causal: bool = True

@@ -1,0 +1,32 @@
+"""The grammar of the command line. Nothing heavy is imported here: --help must be instant."""
+
+from __future__ import annotations
+
+import argparse
+
+from edgekit import __version__
+from edgekit.cli import inspect_command
+
+_EXAMPLES = """\
+examples:
+  edgekit inspect model.gguf
+  edgekit inspect bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M
+  edgekit inspect mlx-community/Qwen3-8B-4bit --json
+  edgekit inspect sample:gemma-3-27b --layers
+
+exit codes: 0 done, 2 usage, 4 not found, no access or no network, 5 unreadable or unsupported
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="edgekit",
+        description="Will this model run on my machine, and how? EdgeKit reads a model's header, "
+        "never its weights, and tells before you download.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"edgekit {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    inspect_command.add_to(commands)
+    return parser

@@ -1,0 +1,1 @@
+"""An Inspection -> what a person or a program reads."""

@@ -1,0 +1,314 @@
+"""Inspection -> one screen of text: the answer first, then where the numbers come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from edgekit.basis import Basis
+from edgekit.geometry.types import (
+    Attention,
+    CompressedAttention,
+    Experts,
+    HybridLayer,
+    LatentAttention,
+    LayerKind,
+    ModelGeometry,
+    NoCache,
+    Recurrent,
+    SharedCache,
+    Span,
+)
+from edgekit.inspection import CachePart, Inspection, Share
+from edgekit.report.kinds import count_kinds, kind_name
+from edgekit.units import format_bytes, format_count
+
+CACHE_BYTES = 2  # one element of a 16-bit cache, what engines use unless told otherwise
+STATE_BYTES = 4  # recurrent states are 32-bit
+_LABEL = 9
+_MOST_SHARES = 6
+
+
+def inspection_text(found: Inspection, *, bold: bool = False) -> str:
+    """The screen. `bold` marks the first line for terminals."""
+    lines = [_strong(_title(found), bold), _headline(found)]
+    for label, body in _sections(found):
+        rows = [row for row in body if row]
+        lines += [""] if rows else []
+        lines += [
+            f"{label if i == 0 else '':<{_LABEL}}{row}".rstrip() for i, row in enumerate(rows)
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _sections(found: Inspection) -> Iterator[tuple[str, Iterable[str]]]:
+    if found.geometry is not None:
+        yield "Layers", _layer_rows(found.geometry)
+        yield "Cache", _cache_rows(found)
+    yield "Weights", _share_rows(found)
+    yield "Beside", _beside_rows(found)
+    yield "Read", _read_rows(found)
+    yield "Note", _notes(found)
+
+
+def _strong(text: str, bold: bool) -> str:  # noqa: FBT001 - two words, read where it is called
+    return f"\x1b[1m{text}\x1b[0m" if bold else text
+
+
+def _title(found: Inspection) -> str:
+    header = found.header
+    kind = "MLX" if header.quantization and header.quantization.mlx else header.container.name
+    version = f" v{header.version}" if header.version is not None else ""
+    parts = [found.files.label, found.mix or _method(found), f"{kind}{version}"]
+    if found.geometry is not None:
+        parts.append(found.geometry.architecture)
+    return "  ·  ".join(part for part in parts if part)
+
+
+def _method(found: Inspection) -> str:
+    quantization = found.header.quantization
+    if quantization is None:
+        return ""
+    bits = f" {quantization.bits:g} bit" if quantization.bits else ""
+    return f"{quantization.method}{bits}"
+
+
+def _headline(found: Inspection) -> str:
+    if found.not_a_model is not None:
+        return f"This is {found.not_a_model}."
+    parts = [_parameters(found), _size(found), _context(found.geometry)]
+    return "  ·  ".join(part for part in parts if part)
+
+
+def _parameters(found: Inspection) -> str:
+    weights = found.weights
+    if weights is None:
+        return "parameters unknown"
+    about = "" if weights.basis is Basis.EXACT else "about "
+    text = f"{about}{format_count(weights.total)} parameters"
+    if weights.active < weights.total:
+        text += f" ({format_count(weights.active)} active)"
+    return text
+
+
+def _size(found: Inspection) -> str:
+    header, weights = found.header, found.weights
+    if header.tensor_bytes is None:
+        return f"{format_bytes(header.file_bytes)} file" if header.file_bytes else ""
+    text = f"{format_bytes(header.tensor_bytes)} of weights"
+    if weights is not None and weights.total:
+        text += f", {header.tensor_bytes * 8 / weights.total:.2f} bits each"
+    return text
+
+
+def _context(geometry: ModelGeometry | None) -> str:
+    if geometry is None or geometry.native_context is None:
+        return "context unknown"
+    return f"{geometry.native_context:,} tokens of context"
+
+
+def _layer_rows(geometry: ModelGeometry) -> Iterator[str]:
+    kinds = [f"{count} {name}" for name, count in count_kinds(geometry).items()]
+    yield f"{len(geometry.layers)}: " + ", ".join(kinds)
+    yield _widths(geometry)
+    yield _experts(geometry)
+    yield _rope(geometry)
+    if geometry.mtp_layers:
+        yield f"{geometry.mtp_layers} more for multi-token prediction (not loaded unless asked for)"
+
+
+def _widths(geometry: ModelGeometry) -> str:
+    vocabulary = "unknown" if geometry.vocabulary is None else f"{geometry.vocabulary:,}"
+    tied = {True: ", tied embeddings", False: ", own output head", None: ""}
+    parts = [
+        f"hidden {geometry.hidden:,}",
+        *dict.fromkeys(text for layer in geometry.layers if (text := _heads(layer.mixer))),
+    ]
+    dense = sorted({layer.dense.width for layer in geometry.layers if layer.dense is not None})
+    if dense:
+        parts.append(
+            "feed-forward " + " to ".join(f"{w:,}" for w in dict.fromkeys((dense[0], dense[-1])))
+        )
+    return ", ".join(parts) + f", vocabulary {vocabulary}{tied[geometry.tied_embeddings]}"
+
+
+def _heads(kind: LayerKind) -> str:
+    match kind:
+        case Attention():
+            widths = dict.fromkeys((kind.key_dim, kind.value_dim))
+            return f"{kind.heads}/{kind.kv_heads} heads of {'+'.join(map(str, widths))}"
+        case SharedCache() | HybridLayer():
+            return _heads(kind.attention)
+        case NoCache():
+            return "" if kind.attention is None else _heads(kind.attention)
+        case LatentAttention():
+            return f"{kind.heads} heads on a latent of {kind.latent_dim}+{kind.rope_dim}"
+        case CompressedAttention():
+            return f"{kind.heads}/1 heads of {kind.key_dim}"
+        case Recurrent():
+            return f"{kind.label} {kind.inner:,} x {kind.state_size}" if kind.state_size else ""
+        case _:
+            return ""
+
+
+def _experts(geometry: ModelGeometry) -> str:
+    routed = [layer.experts for layer in geometry.layers if layer.experts is not None]
+    if not routed:
+        return ""
+    one: Experts = routed[0]
+    shared = f", shared {one.shared_width:,} wide" if one.shared_width else ""
+    where = "" if len(routed) == len(geometry.layers) else f" in {len(routed)} layers"
+    return f"{one.used} of {one.count} experts of {one.width:,}{shared}{where}"
+
+
+def _rope(geometry: ModelGeometry) -> str:
+    rope = geometry.rope
+    if rope is None:
+        return ""
+    factor = f" x{rope.factor:g}" if rope.factor else ""
+    start = f" from {rope.original_context:,}" if rope.original_context else ""
+    return f"rope scaling {rope.type}{factor}{start}"
+
+
+def _cache_rows(found: Inspection) -> Iterator[str]:
+    if not found.cache and not found.state_elements:
+        yield "none: the whole input is in the batch"
+    for part in found.cache:
+        yield _cache_row(part)
+    if found.state_elements:
+        size = format_bytes(found.state_elements * STATE_BYTES)
+        yield f"{size} of states for each sequence (32 bit), however long it is"
+    context = found.geometry.native_context if found.geometry is not None else None
+    if found.cache and context:
+        size = format_bytes(sum(_held(part, context) for part in found.cache))
+        yield f"{size} for one sequence that fills the context, before an engine's padding"
+
+
+def _cache_row(part: CachePart) -> str:
+    each = format_bytes(part.elements_per_row * CACHE_BYTES)
+    per = "token" if part.tokens_per_row == 1 else f"{part.tokens_per_row} tokens"
+    text = f"{each} for each {per} (16 bit), {part.layers} layers"
+    if part.span is Span.ALL:
+        return text
+    most = format_bytes(_held(part, part.span_tokens))
+    return f"{text}, the last {part.span_tokens:,} only: {most} at most"
+
+
+def _held(part: CachePart, context: int) -> int:
+    tokens = context if part.span is Span.ALL else min(context, part.span_tokens)
+    rows = -(-tokens // part.tokens_per_row)
+    return rows * part.elements_per_row * CACHE_BYTES
+
+
+def _share_rows(found: Inspection) -> Iterator[str]:
+    if found.header.tensors is None:
+        size = found.header.tensor_bytes or found.header.file_bytes
+        if size is not None:
+            yield f"{format_bytes(size)}; the tensor directory was not read"
+        return
+    left = _column(found.by_role, found.header.tensor_bytes or 0)
+    right = _column(found.by_type, found.header.tensor_bytes or 0)
+    width = max((len(row) for row in left), default=0)
+    for i in range(max(len(left), len(right))):
+        first = left[i] if i < len(left) else ""
+        yield f"{first:<{width}}   {right[i] if i < len(right) else ''}".rstrip()
+
+
+def _column(shares: tuple[Share, ...], total: int) -> list[str]:
+    shown = [(share.name, share.size_bytes) for share in shares[:_MOST_SHARES]]
+    rest = sum(share.size_bytes for share in shares[_MOST_SHARES:])
+    if rest:
+        shown.append((f"{len(shares) - _MOST_SHARES} more", rest))
+    width = max((len(name) for name, _ in shown), default=0)
+    return [
+        f"{name:<{width}} {format_bytes(size):>11} {size / total if total else 0:>6.1%}"
+        for name, size in shown
+    ]
+
+
+def _beside_rows(found: Inspection) -> Iterator[str]:
+    geometry = found.geometry
+    for tower in geometry.towers if geometry is not None else ():
+        size = f", {tower.layers} layers" if tower.layers else ""
+        yield f"{tower.kind} tower{size}"
+    if found.files.projectors:
+        yield "projector: " + ", ".join(file.name for file in found.files.projectors)
+    if found.files.alternatives:
+        yield "other files: " + ", ".join(found.files.alternatives)
+
+
+def _read_rows(found: Inspection) -> Iterator[str]:
+    traffic, header = found.traffic, found.header
+    size = format_bytes(header.header_bytes) if header.header_bytes is not None else None
+    what = f"{size} of header" if size else "what was needed"
+    if not traffic.requests:
+        yield f"{what}, nothing over the network"
+        return
+    count = f"{traffic.requests} request{'s' if traffic.requests != 1 else ''}"
+    saved = f", {format_bytes(traffic.cached_bytes)} from the cache" if traffic.cached_bytes else ""
+    yield f"{what}, {format_bytes(traffic.received_bytes)} over the network in {count}{saved}"
+
+
+def _notes(found: Inspection) -> Iterator[str]:
+    geometry, weights = found.geometry, found.weights
+    if geometry is not None and geometry.because:
+        yield f"{geometry.basis.name}: {geometry.because}"
+    if weights is not None and weights.basis is not Basis.EXACT:
+        yield f"{weights.basis.name}: parameters counted from the geometry, not from tensors"
+    if not found.header.complete:
+        yield "only the architecture was read: without --light the tensors are listed too"
+
+
+def layers_text(geometry: ModelGeometry) -> str:
+    """One row a layer."""
+    rows = []
+    for layer in geometry.layers:
+        experts = layer.experts
+        halves = [f"{layer.dense.width:,}"] if layer.dense is not None else []
+        halves += [f"{experts.used}/{experts.count} x {experts.width:,}"] if experts else []
+        remembered = [f"{s.name} {s.elements:,}" for s in layer.mixer.streams]
+        remembered += [f"{s.name} {s.elements:,}" for s in layer.mixer.states]
+        rows.append(
+            (
+                str(layer.index),
+                kind_name(layer.mixer),
+                _heads(layer.mixer),
+                " + ".join(halves),
+                ", ".join(remembered),
+            )
+        )
+    return table(("layer", "kind", "heads", "feed-forward", "remembers"), rows)
+
+
+def tensors_text(found: Inspection) -> str:
+    """One row a tensor."""
+    rows = [
+        (t.name, t.type.name, " x ".join(map(str, t.shape)), f"{t.size_bytes:,}")
+        for t in found.header.tensors or ()
+    ]
+    return table(("tensor", "type", "shape", "bytes"), rows)
+
+
+def keys_text(found: Inspection) -> str:
+    """One row a key of the header, or of config.json."""
+    header = found.header
+    rows = [(key, _short(value)) for key, value in (*header.keys.items(), *header.config.items())]
+    rows += [(key, f"{fact.count:,} x {fact.element}") for key, fact in header.arrays.items()]
+    return table(("key", "value"), rows)
+
+
+def _short(value: object) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """Columns as wide as what stands in them."""
+    every = [head, *rows]
+    widths = [max(len(row[i]) for row in every) for i in range(len(head))]
+    return (
+        "\n".join(
+            "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in every
+        )
+        + "\n"
+    )

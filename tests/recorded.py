@@ -1,0 +1,77 @@
+"""Recorded facts -> headers and rows for the tests, and where more of them may lie."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from edgekit.header import read_header
+from edgekit.header.types import ModelHeader
+from edgekit.source.types import Container, ModelFile, ModelFiles, Origin
+
+DATA = Path(__file__).parent / "data"
+# A larger collection (configs, headers with vocabularies) that is not part of the project.
+TRUTH = Path(os.environ.get("EDGEKIT_TRUTH", Path(__file__).parents[2] / "shared" / "truth"))
+
+
+class HeaderOnly:
+    """A file whose header is here and whose weights are a hole."""
+
+    def __init__(self, name: str, header: bytes, size_bytes: int) -> None:
+        self.name = name
+        self.header = header
+        self.size_bytes = size_bytes
+
+    def read(self, offset: int, length: int, *, ahead: int = 0) -> bytes:
+        assert offset <= len(self.header), "weights were read"
+        length = min(length, self.size_bytes - offset)
+        return self.header[offset : offset + length].ljust(length, b"\0")
+
+    def close(self) -> None:
+        pass
+
+
+@cache
+def models() -> tuple[dict[str, Any], ...]:
+    return tuple(json.loads(gzip.decompress((DATA / "models.json.gz").read_bytes())))
+
+
+def header_bytes(file: str, folder: Path = DATA / "headers") -> bytes:
+    return gzip.decompress((folder / file).read_bytes())
+
+
+def padded(length: int) -> int:
+    return -(-length // 32) * 32
+
+
+def gguf_files(name: str, header: bytes, data_bytes: int) -> ModelFiles:
+    size = padded(len(header)) + data_bytes
+    file = ModelFile(name=name, open=lambda: HeaderOnly(name, header, size), size_bytes=size)
+    return ModelFiles(
+        reference=name, label=name, origin=Origin.LOCAL, container=Container.GGUF, weights=(file,)
+    )
+
+
+@cache
+def model_header(index: int) -> ModelHeader:
+    model = models()[index]
+    file = model["header_without_vocabulary"]
+    return read_header(gguf_files(file, header_bytes(file), model["data_section_bytes"]))
+
+
+def config_header(config: dict[str, Any], name: str = "config.json") -> ModelHeader:
+    return ModelHeader(name=name, container=Container.CONFIG, config=config)
+
+
+def gguf_header(keys: dict[str, Any], name: str = "model.gguf") -> ModelHeader:
+    return ModelHeader(name=name, container=Container.GGUF, keys=keys)
+
+
+def rows(file: str) -> Iterator[dict[str, Any]]:
+    with gzip.open(DATA / file, "rt", encoding="utf-8") as lines:
+        yield from map(json.loads, lines)

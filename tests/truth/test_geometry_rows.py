@@ -1,0 +1,113 @@
+"""Geometry against what real engines allocated: what a layer remembers is what llama.cpp stored."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+
+from edgekit.errors import EdgekitError
+from edgekit.geometry import read_geometry
+from edgekit.geometry.parameters import count_parameters
+from edgekit.geometry.types import LatentAttention, ModelGeometry, Span
+from tests.recorded import TRUTH, config_header, model_header, models, rows
+
+F16_BYTES, F32_BYTES = 2, 4
+
+
+@cache
+def geometry_of(model: str) -> ModelGeometry:
+    index = next(i for i, m in enumerate(models()) if m["model"] == model)
+    return read_geometry(model_header(index))
+
+
+def plain_rows() -> list[dict[str, Any]]:
+    """Rows whose cache is 16 bit and whose layers are stored as they are."""
+    return [
+        row
+        for row in rows("llama_cpp_cpu.jsonl.gz")
+        if row["options"]["type_k"] == row["options"]["type_v"] == "f16"
+        and "error" not in row["actual"]
+        and (row["actual"]["flash_attn"] or row["arch"] != "gemma4")
+    ]
+
+
+def stored_elements(geometry: ModelGeometry, *, bounded: bool) -> int:
+    """Elements a token adds in llama.cpp's full or sliding cache."""
+    if geometry.architecture == "phi3":  # its loader switches the window off
+        return 0 if bounded else sum(s.elements for x in geometry.layers for s in x.mixer.streams)
+    total = 0
+    for layer in geometry.layers:
+        kind = layer.mixer
+        if isinstance(kind, LatentAttention) and not kind.absorbed:  # old files: every head in full
+            total += 0 if bounded else kind.heads * (kind.key_dim + kind.value_dim)
+            continue
+        total += sum(s.elements for s in kind.streams if (s.span is not Span.ALL) is bounded)
+    return total
+
+
+def test_cache_and_state_elements_are_those_llama_cpp_allocated() -> None:
+    checked = 0
+    for row in plain_rows():
+        geometry, actual = geometry_of(row["model"]), row["actual"]
+        full = actual["kv_streams"] * actual["kv_cells"] * stored_elements(geometry, bounded=False)
+        assert full * F16_BYTES == actual["kv_bytes"], row
+        streams = 1 if row["options"]["kv_unified"] else row["options"]["n_seq_max"]
+        window = streams * actual["kv_swa_cells"] * stored_elements(geometry, bounded=True)
+        assert window * F16_BYTES == actual["kv_swa_bytes"], row
+        states = sum(s.elements for x in geometry.layers for s in x.mixer.states)
+        expected = states * row["options"]["n_seq_max"] * F32_BYTES
+        assert expected == actual["recurrent_bytes"], row
+        checked += 1
+    assert checked > 2_000
+
+
+def weight_rows() -> list[Any]:
+    return [
+        pytest.param(row, id=row["model"])
+        for row in rows("mlx.jsonl.gz")
+        if row["kind"] == "weights" and row["options"]["quantization"] == "bf16"
+    ]
+
+
+@pytest.mark.parametrize("row", weight_rows())
+def test_parameters_from_config_alone_are_within_a_twentieth_of_a_percent(row: dict[str, Any]) -> None:
+    counted = count_parameters(read_geometry(config_header(row["config"])))
+    assert counted is not None
+    total, active = counted
+    assert abs(total - row["actual"]["params"]) <= row["actual"]["params"] * 0.0005
+    assert 0 < active <= total
+
+
+def test_geometry_is_the_same_from_gguf_and_from_config() -> None:
+    """The same model, two formats: what each layer remembers must agree."""
+    configs = {row["model"]: row["config"] for row in rows("mlx.jsonl.gz")}
+    both = sorted(configs.keys() & {m["model"] for m in models()} - {"mistral-7b-v0.1", "minicpm3-4b"})
+    assert len(both) > 20
+    for name in both:
+        from_gguf, from_config = geometry_of(name), read_geometry(config_header(configs[name]))
+        assert from_gguf.hidden == from_config.hidden, name
+        assert len(from_gguf.layers) == len(from_config.layers), name
+        for one, other in zip(from_gguf.layers, from_config.layers, strict=True):
+            assert one.mixer.streams == other.mixer.streams, (name, one.index)
+            assert one.mixer.states == other.mixer.states, (name, one.index)
+
+
+# Files among the 200 that hold no complete description of a language model, and why.
+INCOMPLETE = {"lukealonso_glm_5_1_nvfp4_quant.json": "does not state its heads"}
+
+
+@pytest.mark.skipif(not (TRUTH / "configs").is_dir(), reason="the collection of configs is not here")
+def test_every_collected_config_has_a_geometry_or_a_reason() -> None:
+    names = sorted(path.name for path in (TRUTH / "configs").glob("*.json"))
+    assert len(names) == 200
+    for name in names:
+        config = json.loads((TRUTH / "configs" / name).read_text(encoding="utf-8"))
+        if name in INCOMPLETE:
+            with pytest.raises(EdgekitError, match=INCOMPLETE[name]):
+                read_geometry(config_header(config, name))
+        else:
+            geometry = read_geometry(config_header(config, name))
+            assert geometry.basis.value != "assumed", (name, geometry.because)
