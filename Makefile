@@ -35,6 +35,7 @@ imports: setup
 	@$(BIN)/lint-imports --no-cache
 
 bench: setup
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group bench
 	@$(BIN)/python benchmarks/inspect_speed.py
 
 clean:

@@ -7,12 +7,12 @@ from functools import cache
 from typing import Any
 
 import pytest
+from tests.recorded import TRUTH, config_header, model_header, models, rows
 
 from edgekit.errors import EdgekitError
 from edgekit.geometry import read_geometry
 from edgekit.geometry.parameters import count_parameters
 from edgekit.geometry.types import LatentAttention, ModelGeometry, Span
-from tests.recorded import TRUTH, config_header, model_header, models, rows
 
 F16_BYTES, F32_BYTES = 2, 4
 
@@ -73,7 +73,9 @@ def weight_rows() -> list[Any]:
 
 
 @pytest.mark.parametrize("row", weight_rows())
-def test_parameters_from_config_alone_are_within_a_twentieth_of_a_percent(row: dict[str, Any]) -> None:
+def test_parameters_from_config_alone_are_within_a_twentieth_of_a_percent(
+    row: dict[str, Any],
+) -> None:
     counted = count_parameters(read_geometry(config_header(row["config"])))
     assert counted is not None
     total, active = counted
@@ -84,7 +86,9 @@ def test_parameters_from_config_alone_are_within_a_twentieth_of_a_percent(row: d
 def test_geometry_is_the_same_from_gguf_and_from_config() -> None:
     """The same model, two formats: what each layer remembers must agree."""
     configs = {row["model"]: row["config"] for row in rows("mlx.jsonl.gz")}
-    both = sorted(configs.keys() & {m["model"] for m in models()} - {"mistral-7b-v0.1", "minicpm3-4b"})
+    both = sorted(
+        configs.keys() & {m["model"] for m in models()} - {"mistral-7b-v0.1", "minicpm3-4b"}
+    )
     assert len(both) > 20
     for name in both:
         from_gguf, from_config = geometry_of(name), read_geometry(config_header(configs[name]))
@@ -99,7 +103,9 @@ def test_geometry_is_the_same_from_gguf_and_from_config() -> None:
 INCOMPLETE = {"lukealonso_glm_5_1_nvfp4_quant.json": "does not state its heads"}
 
 
-@pytest.mark.skipif(not (TRUTH / "configs").is_dir(), reason="the collection of configs is not here")
+@pytest.mark.skipif(
+    not (TRUTH / "configs").is_dir(), reason="the collection of configs is not here"
+)
 def test_every_collected_config_has_a_geometry_or_a_reason() -> None:
     names = sorted(path.name for path in (TRUTH / "configs").glob("*.json"))
     assert len(names) == 200

@@ -43,21 +43,20 @@ _LETTERS = {"M": Word.RECURRENT, "*": Word.FULL, "E": Word.NONE, "-": Word.NONE}
 
 def stated(hyper: Hyper, layers: int) -> tuple[Word, ...] | None:
     """The file's own list of layer types, when it has one."""
-    listed = hyper.items("layer_types")
+    listed = hyper.listed("layer_types", layers)
     if listed is None:
         return None
-    unknown = next((str(name) for name in listed if name not in _STATED), None)
-    if unknown is not None:
+    unknown = [name for name in listed if not _is_stated(name)]
+    if unknown:
         raise HeaderError(
-            f"layer type {unknown!r:.60} is not known: add it to geometry/arrange.py",
+            f"layer type {unknown[0]!r:.60} is not known: add it to geometry/arrange.py",
             file=hyper.header.name,
         )
-    if len(listed) < layers:
-        raise HeaderError(
-            f"layer_types lists {len(listed)} layers, the model has {layers}",
-            file=hyper.header.name,
-        )
-    return tuple(_STATED[name] for name in listed[:layers])
+    return tuple(_STATED[name] for name in listed)
+
+
+def _is_stated(name: object) -> bool:
+    return isinstance(name, (str, int)) and name in _STATED
 
 
 def uniform(hyper: Hyper, layers: int) -> tuple[Word, ...]:
@@ -122,8 +121,9 @@ def chunks(period: int) -> Arrangement:
             return words
         if hyper.raw("window") == 0 or not hyper.number("chunk"):
             return (Word.FULL,) * layers
-        if (roped := hyper.items("rope_layers")) and len(roped) >= layers:
-            return tuple(Word.CHUNK if mark else Word.FULL for mark in roped[:layers])
+        if hyper.items("rope_layers"):  # an empty list means the default
+            roped = hyper.listed("rope_layers", layers) or ()
+            return tuple(Word.CHUNK if mark else Word.FULL for mark in roped)
         step = hyper.number("rope_layer_step") or period
         return tuple(Word.FULL if (i + 1) % step == 0 else Word.CHUNK for i in range(layers))
 
@@ -206,13 +206,8 @@ def repeated(*cycle: Word) -> Arrangement:
 
 def _switched_off(hyper: Hyper, layers: int) -> tuple[Word, ...] | None:
     """Pruned models: some layers have no attention at all."""
-    if (blocks := hyper.items("block_configs")) is not None:
-        if len(blocks) < layers:
-            raise HeaderError(
-                f"block_configs lists {len(blocks)} layers, the model has {layers}",
-                file=hyper.header.name,
-            )
-        return tuple(_block_word(hyper, block) for block in blocks[:layers])
+    if (blocks := hyper.listed("block_configs", layers)) is not None:
+        return tuple(_block_word(hyper, block) for block in blocks)
     if hyper.gguf and hyper.items("kv_heads") is not None:
         heads = hyper.per_layer("kv_heads", layers) or ()
         return tuple(Word.FULL if count else Word.NONE for count in heads)

@@ -85,9 +85,9 @@ def _head_dims(hyper: Hyper, heads: int, *, sliding: bool) -> tuple[int, int]:
 
 
 def _kv_heads(hyper: Hyper, heads: tuple[int, ...]) -> tuple[int, ...]:
-    if (blocks := hyper.items("block_configs")) is not None:
+    if (blocks := hyper.listed("block_configs", len(heads))) is not None:
         return tuple(
-            _grouped(hyper, block, count) for block, count in zip(blocks, heads, strict=False)
+            _grouped(hyper, block, count) for block, count in zip(blocks, heads, strict=True)
         )
     if hyper.flag("multi_query") is False and hyper.architecture in {"chatglm", "falcon"}:
         # Both print a KV head count that only counts when the switch beside it is on.
@@ -124,10 +124,10 @@ def _grouped(hyper: Hyper, block: Any, heads: int) -> int:
 def _indexed(hyper: Hyper, layers: int) -> tuple[int, ...]:
     """The indexer's key width in each layer that has an indexer of its own."""
     width = hyper.number("index_dim") or 0
-    marks = hyper.items("index_layers")
-    if not width or marks is None or len(marks) < layers:
+    marks = hyper.listed("index_layers", layers) if width else None
+    if marks is None:
         return (width,) * layers
-    return tuple(width if mark in (1, True, "full") else 0 for mark in marks[:layers])
+    return tuple(width if mark in (1, True, "full") else 0 for mark in marks)
 
 
 def latent(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...]:
@@ -139,10 +139,17 @@ def latent(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...
         raise hyper.missing("heads")
     make = _latent_gguf if hyper.gguf else _latent_config
     indexed = _indexed(hyper, len(words))
-    return tuple(
+    layers = tuple(
         make(hyper, heads[i], indexed[i]) if word in _ATTENDING else None
         for i, word in enumerate(words)
     )
+    narrow = next((x for x in layers if x is not None and x.key_dim < x.rope_dim), None)
+    if narrow is not None:
+        raise HeaderError(
+            f"a key of {narrow.key_dim} is narrower than its rotary part of {narrow.rope_dim}",
+            file=hyper.header.name,
+        )
+    return layers
 
 
 def _latent_config(hyper: Hyper, heads: int, index_dim: int) -> LatentAttention:

@@ -65,14 +65,14 @@ def _count_of(hyper: Hyper, word: str) -> int:
     listed = hyper.items(word)
     if listed is None:
         return hyper.number(word) or 0
-    return max((item for item in listed if isinstance(item, int)), default=0)
+    return max((hyper.whole(word, item) for item in listed), default=0)
 
 
 def _routed_layers(hyper: Hyper, layers: int) -> tuple[bool, ...]:
-    if (types := hyper.items("mlp_layer_types")) is not None and len(types) >= layers:
-        return tuple(kind == "sparse" for kind in types[:layers])
-    if (marks := hyper.items("moe_step")) is not None and len(marks) >= layers:
-        return tuple(bool(mark) for mark in marks[:layers])
+    if (types := hyper.listed("mlp_layer_types", layers)) is not None:
+        return tuple(kind == "sparse" for kind in types)
+    if (marks := hyper.listed("moe_step", layers)) is not None:
+        return tuple(bool(mark) for mark in marks)
     step = hyper.number("moe_step")
     if step == 0:
         return (False,) * layers
@@ -80,7 +80,7 @@ def _routed_layers(hyper: Hyper, layers: int) -> tuple[bool, ...]:
     offset = hyper.number("moe_offset")
     routed_at = step - 1 if offset is None else offset
     lead = hyper.number("leading_dense") or 0
-    dense = set(hyper.items("mlp_only_layers") or ())
+    dense = [index for index in hyper.items("mlp_only_layers") or () if isinstance(index, int)]
     return tuple(i >= lead and i % step == routed_at and i not in dense for i in range(layers))
 
 
@@ -100,8 +100,8 @@ def _dense_widths(hyper: Hyper, layers: int) -> tuple[int, ...]:
 def _derived_widths(hyper: Hyper, layers: int) -> tuple[int, ...]:
     """Configs that give a ratio instead of a width."""
     hidden = hyper.need("hidden")
-    if (blocks := hyper.items("block_configs")) is not None:
-        return tuple(_block_width(hyper, block, hidden) for block in blocks[:layers])
+    if (blocks := hyper.listed("block_configs", layers)) is not None:
+        return tuple(_block_width(hyper, block, hidden) for block in blocks)
     config = hyper.section
     if (multiple := config.get("multiple_of")) and isinstance(multiple, int):  # Meta's params.json
         scale = config.get("ffn_dim_multiplier") or 1.0

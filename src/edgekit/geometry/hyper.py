@@ -62,7 +62,7 @@ class Hyper:
             if len(distinct) != 1:
                 return None
             value = value[0]
-        return None if value is None else self._check(word, value)
+        return None if value is None else self.whole(word, value)
 
     def need(self, word: str) -> int:
         value = self.number(word)
@@ -76,13 +76,18 @@ class Hyper:
         if value is None:
             return None
         if not isinstance(value, (list, tuple)):
-            return (self._check(word, value),) * layers
-        if len(value) < layers:
+            return (self.whole(word, value),) * layers
+        return tuple(self.whole(word, item) for item in self.listed(word, layers) or ())
+
+    def listed(self, word: str, layers: int) -> tuple[Any, ...] | None:
+        """One item for each layer, None when the file has no such list."""
+        items = self.items(word)
+        if items is not None and len(items) < layers:
             raise HeaderError(
-                f"{self.spelled(word)} lists {len(value)} layers, the model has {layers}",
+                f"{self.spelled(word)} lists {len(items)} layers, the model has {layers}",
                 file=self.header.name,
             )
-        return tuple(self._check(word, item) for item in value[:layers])
+        return None if items is None else items[:layers]
 
     def flag(self, word: str) -> bool | None:
         value = self.raw(word)
@@ -114,7 +119,8 @@ class Hyper:
             return " or ".join(f"{self.architecture}.{suffix}" for suffix in key.gguf)
         return " or ".join(key.config)
 
-    def _check(self, word: str, value: Any) -> int:
+    def whole(self, word: str, value: Any) -> int:
+        """The value as a whole number within its limit; HeaderError for anything else."""
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if not isinstance(value, int):

@@ -29,7 +29,9 @@ def count_parameters(geometry: ModelGeometry) -> tuple[int, int] | None:
     if geometry.vocabulary is None or len(known) < len(mixers):
         return None
     tables = 1 if geometry.tied_embeddings else 2
-    fixed = geometry.vocabulary * geometry.hidden * tables + _per_layer_tables(geometry) + sum(known)
+    fixed = (
+        geometry.vocabulary * geometry.hidden * tables + _per_layer_tables(geometry) + sum(known)
+    )
     halves = [_feed_forward(layer, geometry.hidden) for layer in geometry.layers]
     return fixed + sum(total for total, _ in halves), fixed + sum(active for _, active in halves)
 
@@ -65,7 +67,9 @@ def _mixer(kind: LayerKind, hidden: int) -> int | None:
         case Attention() if not kind.index_dim:
             return _attention(kind, hidden)
         case SharedCache():
-            return hidden * kind.attention.heads * (kind.attention.key_dim + kind.attention.value_dim)
+            return (
+                hidden * kind.attention.heads * (kind.attention.key_dim + kind.attention.value_dim)
+            )
         case NoCache():
             return 0 if kind.attention is None else _attention(kind.attention, hidden)
         case HybridLayer():
@@ -99,7 +103,11 @@ def _recurrent(kind: Recurrent, hidden: int) -> int | None:
     inner, keys = kind.inner, kind.groups * kind.state_size
     match kind.cell:
         case Cell.MAMBA:
-            own = inner * (kind.rank + 2 * kind.state_size) + kind.rank * inner + inner * kind.state_size
+            own = (
+                inner * (kind.rank + 2 * kind.state_size)
+                + kind.rank * inner
+                + inner * kind.state_size
+            )
             return 2 * hidden * inner + own + kind.conv_kernel * inner + inner * hidden
         case Cell.MAMBA2:
             conv = kind.conv_kernel * (inner + 2 * keys)

@@ -27,7 +27,8 @@ def _state_space(hyper: Hyper, cell: Cell, *, groups: int) -> Recurrent:
     kernel = _kernel(hyper)
     inner = _inner(hyper)
     state = hyper.need("state_size")
-    rank = hyper.raw("time_step_rank")
+    auto = hyper.text("time_step_rank") is not None  # "auto"
+    rank = None if auto else hyper.number("time_step_rank")
     return Recurrent(
         cell=cell,
         conv_elements=(kernel - 1) * (inner + 2 * groups * state),
@@ -37,7 +38,7 @@ def _state_space(hyper: Hyper, cell: Cell, *, groups: int) -> Recurrent:
         groups=groups,
         heads=_state_heads(hyper, cell),
         conv_kernel=kernel,
-        rank=rank if isinstance(rank, int) else -(-hyper.need("hidden") // 16),  # "auto"
+        rank=-(-hyper.need("hidden") // 16) if rank is None else rank,
     )
 
 

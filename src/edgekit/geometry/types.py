@@ -65,7 +65,9 @@ class Attention:
     span_tokens: int = 0
     index_dim: int = 0  # width of a sparse indexer's key, where the layer has one
     gated: bool = False  # the query projection carries an output gate and is twice as wide
-    values_are_keys: bool = False  # no value projection: V is made from K (both are still remembered)
+    values_are_keys: bool = (
+        False  # no value projection: V is made from K (both are still remembered)
+    )
 
     @property
     def label(self) -> str:

@@ -50,6 +50,7 @@ def inspection_json(
         "bytes_by_type": _shares(found.by_type),
         "projectors": [file.name for file in found.files.projectors],
         "alternatives": list(found.files.alternatives),
+        "notes": list(found.files.notes),
         "network": {
             "requests": found.traffic.requests,
             "ranges": found.traffic.ranges,

@@ -250,6 +250,7 @@ def _read_rows(found: Inspection) -> Iterator[str]:
 
 def _notes(found: Inspection) -> Iterator[str]:
     geometry, weights = found.geometry, found.weights
+    yield from found.files.notes
     if geometry is not None and geometry.because:
         yield f"{geometry.basis.name}: {geometry.because}"
     if weights is not None and weights.basis is not Basis.EXACT:

@@ -1,0 +1,70 @@
+"""Whatever a config.json or a GGUF says, geometry is a value or an EdgekitError; and its laws hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.recorded import config_header, gguf_header, models, rows
+
+from edgekit.errors import EdgekitError
+from edgekit.geometry import not_a_language_model, read_geometry
+from edgekit.geometry.keys import TABLE
+from edgekit.geometry.parameters import count_parameters
+from edgekit.geometry.types import ModelGeometry
+
+CONFIGS = tuple({r["model"]: r["config"] for r in rows("mlx.jsonl.gz")}.values())
+KEYS = tuple({m["model"]: m["hyper_parameters"] for m in models()}.values())
+SPELLINGS = sorted(
+    {s.split(".")[0] for key in TABLE for s in key.config} | {"model_type", "text_config"}
+)
+
+numbers = st.one_of(
+    st.integers(-(2**70), 2**70), st.integers(0, 300), st.floats(), st.booleans(), st.none()
+)
+values = st.recursive(
+    st.one_of(
+        numbers, st.text(max_size=8), st.sampled_from(["mamba", "full_attention", "M*E-", "LLLG"])
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def check(header: Any) -> None:
+    try:
+        if not_a_language_model(header) is not None:
+            return
+        geometry = read_geometry(header)
+    except EdgekitError:
+        return
+    check_laws(geometry)
+
+
+def check_laws(geometry: ModelGeometry) -> None:
+    assert 1 <= len(geometry.layers) <= 1024
+    for layer in geometry.layers:
+        assert layer.mixer.label
+        assert all(s.elements > 0 and s.tokens_per_row > 0 for s in layer.mixer.streams)
+        assert all(s.elements > 0 for s in layer.mixer.states)
+    counted = count_parameters(geometry)
+    assert counted is None or 0 <= counted[1] <= counted[0]
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.sampled_from(CONFIGS), st.dictionaries(st.sampled_from(SPELLINGS), values, max_size=4))
+def test_mutated_configs(config: dict[str, Any], changes: dict[str, Any]) -> None:
+    check(config_header(config | changes))
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.data())
+def test_mutated_gguf_keys(data: st.DataObject) -> None:
+    keys = dict(data.draw(st.sampled_from(KEYS)))
+    for name in data.draw(st.lists(st.sampled_from(sorted(keys)), max_size=4)):
+        value = data.draw(numbers | st.text(max_size=6) | st.lists(numbers, max_size=70).map(tuple))
+        keys[name] = value
+    check(gguf_header({k: tuple(v) if isinstance(v, list) else v for k, v in keys.items()}))

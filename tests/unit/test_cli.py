@@ -1,0 +1,219 @@
+"""The command line as a person or a program meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgekit import __version__
+from edgekit.cli import main
+from tests.recorded import header_bytes, models, padded
+
+ROOT = Path(__file__).parents[2]
+
+
+def write_model(folder: Path, model: str = "lfm2-1.2b", quant: str = "Q4_K_M") -> Path:
+    fact = next(m for m in models() if (m["model"], m["quant"]) == (model, quant))
+    raw = header_bytes(fact["header_without_vocabulary"])
+    path = folder / f"{model}.{quant}.gguf"
+    path.write_bytes(raw)
+    os.truncate(path, padded(len(raw)) + fact["data_section_bytes"])
+    return path
+
+
+def ask(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(words)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def ask_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    code, out, _ = ask(capsys, "inspect", *words, "--json")
+    assert code == 0
+    answer: dict[str, Any] = json.loads(out)
+    return answer
+
+
+def test_version_and_help() -> None:
+    for words, expected in (
+        (["--version"], __version__),
+        (["--help"], "examples:"),
+        (["inspect", "--help"], "MODEL is any of"),
+    ):
+        told = subprocess.run(
+            [sys.executable, "-m", "edgekit", *words], capture_output=True, text=True, check=True
+        )
+        assert expected in told.stdout
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys, edgekit.cli.parser as p; p.build_parser(); print(' '.join(sys.modules))"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(told.stdout.split())
+    assert loaded.isdisjoint(
+        {"httpx2", "huggingface_hub", "numpy", "json", "edgekit.geometry", "edgekit.header", "ssl"}
+    )
+
+
+def test_one_screen_for_a_person(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, err = ask(capsys, "inspect", str(write_model(tmp_path)))
+    assert (code, err) == (0, "")
+    assert len(out.splitlines()) <= 24
+    assert "10 short convolution, 6 full attention" in out
+    assert "128,000 tokens of context" in out
+    assert "nothing over the network" in out
+    assert "\x1b" not in out  # not a terminal
+
+
+def test_whole_numbers_for_a_program(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    fact = next(m for m in models() if (m["model"], m["quant"]) == ("lfm2-1.2b", "Q4_K_M"))
+    answer = ask_json(capsys, str(write_model(tmp_path)))
+    assert answer["tensor_bytes"] == fact["tensor_bytes"]
+    assert answer["parameters"] == answer["active_parameters"] == fact["n_params"]
+    assert (answer["layers"], answer["hidden"], answer["mix"]) == (16, 2048, "Q4_K_M")
+    assert (
+        sum(answer["bytes_by_role"].values())
+        == sum(answer["bytes_by_type"].values())
+        == fact["tensor_bytes"]
+    )
+    assert answer["cache"]["parts"] == [
+        {
+            "span": "all",
+            "span_tokens": None,
+            "elements_per_row": 6 * 2 * 8 * 64,
+            "tokens_per_row": 1,
+            "layers": 6,
+        }
+    ]
+    assert answer["cache"]["state_elements_per_sequence"] == 10 * 2048 * 2
+
+
+def test_active_parameters_leave_out_idle_experts(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = ask_json(capsys, "sample:qwen3-30b-a3b")
+    experts = 48 * 128 * 3 * 2048 * 768
+    assert answer["parameters"] - answer["active_parameters"] == experts * (128 - 8) // 128
+
+
+def test_long_lists_only_when_asked_for(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = str(write_model(tmp_path))
+    assert ask_json(capsys, path).keys().isdisjoint({"layer_list", "tensor_list", "keys"})
+    answer = ask_json(capsys, path, "--layers", "--tensors", "--keys")
+    assert len(answer["layer_list"]) == 16
+    assert len(answer["tensor_list"]) == answer["tensors"] == 148
+    assert answer["keys"]["lfm2.block_count"] == 16
+    _, out, _ = ask(capsys, "inspect", path, "--layers", "--tensors", "--keys")
+    assert re.search(r"^15 +short convolution", out, re.MULTILINE)
+    assert re.search(r"^blk\.0\.shortconv\.conv\.weight +F32", out, re.MULTILINE)
+    assert re.search(r"^lfm2\.context_length +128000", out, re.MULTILINE)
+
+
+def test_config_alone_is_enough_for_geometry(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+              "intermediate_size": 128, "vocab_size": 100, "max_position_embeddings": 512}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for reference in (tmp_path, tmp_path / "config.json"):
+        answer = ask_json(capsys, str(reference))
+        assert (answer["format"], answer["layers"], answer["tensor_bytes"]) == ("config", 2, None)
+        # two tables, two layers of four square matrices and three of 64 x 128
+        assert answer["parameters"] == 2 * 100 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 128)
+        assert answer["parameters_basis"] == "modelled"
+
+
+def test_a_projector_is_named_not_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    import gguf
+
+    writer = gguf.GGUFWriter(tmp_path / "mmproj-model.gguf", "clip")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    code, out, _ = ask(capsys, "inspect", str(tmp_path / "mmproj-model.gguf"))
+    assert code == 0
+    assert "projector" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (["../no/such/file.gguf"], 4, "no/such/file.gguf"),
+        (["sample:gemma-3-27"], 4, "Did you mean: gemma-3-27b"),
+        (["{folder}"], 4, "is empty"),
+        (["{folder}/empty.gguf"], 5, "empty"),
+        (["{folder}/page.gguf"], 5, "web page"),
+        (["org/na me"], 2, "org/na me"),
+        (["Qwen/Qwen3-8B", "--offline"], 4, "offline"),
+    ],
+)
+def test_errors_are_a_sentence_and_a_code(
+    words: list[str], code: int, sentence: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    if words[0].startswith("{folder}/"):
+        (tmp_path / "empty.gguf").write_bytes(b"")
+        (tmp_path / "page.gguf").write_bytes(b"<!DOCTYPE html><html>")
+    asked = [word.replace("{folder}", str(tmp_path)) for word in words]
+    found, out, err = ask(capsys, "inspect", *asked)
+    assert found == code
+    assert out == ""
+    assert err.startswith("edgekit: ")
+    assert len(err.strip().splitlines()) == 1
+    assert sentence.lower() in err.lower()
+    found, out, _ = ask(capsys, "inspect", *asked, "--json")
+    assert found == code
+    assert json.loads(out)["error"]["message"] in err
+
+
+def test_usage_errors_end_with_two() -> None:
+    for words in ([], ["inspect"], ["inspect", "a", "--nonsense"], ["nonsense"]):
+        told = subprocess.run(
+            [sys.executable, "-m", "edgekit", *words], capture_output=True, text=True, check=False
+        )
+        assert told.returncode == 2
+        assert "usage:" in told.stderr
+
+
+def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+    path = write_model(tmp_path)
+    command = f"{sys.executable} -m edgekit inspect {path} --tensors --keys | head -1"
+    told = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, check=False
+    )
+    assert told.stderr == ""
+    assert told.returncode == 0
+
+
+def report_of_sample(capsys: pytest.CaptureFixture[str]) -> str:
+    code, out, _ = ask(capsys, "inspect", "sample:gemma-3-27b")
+    assert code == 0
+    return out
+
+
+def test_readme_shows_the_real_report(capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert report_of_sample(capsys) in readme
+
+
+def test_readme_python_example_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    example = readme.split("```python\n")[1].split("```")[0]
+    expected = example.strip().splitlines()[-1].removeprefix("# ")
+    exec(compile(example, "README.md", "exec"), {})
+    assert capsys.readouterr().out.strip() == expected
+
+
+def test_json_documentation_names_every_key(capsys: pytest.CaptureFixture[str]) -> None:
+    documented = set(
+        re.findall(r"`([a-z_]+)`", (ROOT / "docs" / "json.md").read_text(encoding="utf-8"))
+    )
+    answer = ask_json(capsys, "sample:gemma-3-27b", "--layers", "--tensors", "--keys")
+    assert answer.keys() <= documented

@@ -1,0 +1,585 @@
+"""Geometry on small hand-made headers: one test for each way that real files spell things."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from tests.recorded import config_header, gguf_header
+
+from edgekit.basis import Basis
+from edgekit.errors import EdgekitError, HeaderError, HeaderLimitError, UnknownArchitectureError
+from edgekit.geometry import not_a_language_model, read_geometry
+from edgekit.geometry.types import (
+    Attention,
+    CompressedAttention,
+    HybridLayer,
+    LatentAttention,
+    ModelGeometry,
+    NoCache,
+    Recurrent,
+    SharedCache,
+    Span,
+)
+
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "max_position_embeddings": 4096,
+    "vocab_size": 1000,
+}
+
+
+def of_config(**changes: Any) -> ModelGeometry:
+    merged = {**LLAMA, **changes}
+    return read_geometry(config_header({k: v for k, v in merged.items() if v is not ...}))
+
+
+def of_gguf(architecture: str = "llama", **changes: Any) -> ModelGeometry:
+    keys = {
+        "block_count": 4,
+        "embedding_length": 64,
+        "context_length": 4096,
+        "feed_forward_length": 128,
+        "attention.head_count": 8,
+        "attention.head_count_kv": 2,
+    } | {name.replace("__", "."): value for name, value in changes.items()}
+    spelled = {f"{architecture}.{key}": value for key, value in keys.items() if value is not ...}
+    return read_geometry(gguf_header({"general.architecture": architecture, **spelled}))
+
+
+def kinds(geometry: ModelGeometry) -> dict[str, int]:
+    return dict(Counter(layer.mixer.label for layer in geometry.layers))
+
+
+def attention(geometry: ModelGeometry, layer: int = 0) -> Attention:
+    kind = geometry.layers[layer].mixer
+    assert isinstance(kind, Attention)
+    return kind
+
+
+def per_token(geometry: ModelGeometry) -> int:
+    return sum(s.elements for layer in geometry.layers for s in layer.mixer.streams)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        pytest.param({}, 4 * 2 * (2 * 8), id="grouped queries"),
+        pytest.param(
+            {"num_key_value_heads": ...}, 4 * 2 * (8 * 8), id="no kv heads: as many as heads"
+        ),
+        pytest.param(
+            {"num_key_value_heads": ..., "n_kv_heads": 4}, 4 * 2 * (4 * 8), id="n_kv_heads"
+        ),
+        pytest.param({"num_key_value_heads": ..., "kv_heads": 1}, 4 * 2 * 8, id="kv_heads"),
+        pytest.param(
+            {"num_key_value_heads": ..., "multi_query": True}, 4 * 2 * 8, id="multi_query"
+        ),
+        pytest.param({"head_dim": 32}, 4 * 2 * (2 * 32), id="explicit head_dim wins"),
+        pytest.param({"num_hidden_layers": ..., "n_layer": 6}, 6 * 2 * 16, id="n_layer"),
+        pytest.param({"num_hidden_layers": ..., "num_layers": 5}, 5 * 2 * 16, id="num_layers"),
+        pytest.param({"hidden_size": ..., "n_embd": 128}, 4 * 2 * 32, id="n_embd"),
+        pytest.param({"hidden_size": ..., "d_model": 32}, 4 * 2 * 8, id="d_model"),
+        pytest.param({"v_head_dim": 0}, 4 * 2 * 16, id="v_head_dim 0 is none"),
+    ],
+)
+def test_elements_per_token_by_spelling(changes: dict[str, Any], expected: int) -> None:
+    assert per_token(of_config(**changes)) == expected
+
+
+@pytest.mark.parametrize("section", ["text_config", "llm_config", "language_config"])
+def test_nested_configs(section: str) -> None:
+    config = {
+        "model_type": "some_vlm",
+        section: LLAMA,
+        "vision_config": {"depth": 7, "hidden_size": 9},
+    }
+    geometry = read_geometry(config_header(config))
+    assert geometry.architecture == "llama"
+    assert [(t.kind, t.layers, t.hidden) for t in geometry.towers] == [("vision", 7, 9)]
+
+
+def test_config_nested_twice() -> None:
+    config = {"model_type": "qwen2_5_omni", "thinker_config": {"text_config": LLAMA}}
+    assert len(read_geometry(config_header(config)).layers) == 4
+
+
+def test_nested_config_that_leaves_out_the_librarys_defaults_is_not_exact() -> None:
+    config = {"model_type": "llava", "text_config": {"model_type": "llama", "vocab_size": 32064}}
+    geometry = read_geometry(config_header(config))
+    assert (len(geometry.layers), geometry.hidden, geometry.basis) == (32, 4096, Basis.MODELLED)
+    assert "hidden" in geometry.because
+
+
+def test_the_same_gap_at_the_top_is_an_error() -> None:
+    with pytest.raises(
+        UnknownArchitectureError, match=r"does not state its hidden .*hidden_size.*keys\.py"
+    ):
+        of_config(hidden_size=...)
+
+
+# Context.
+@pytest.mark.parametrize(
+    ("scaling", "expected"),
+    [
+        (None, 4096),
+        ({"type": "linear", "factor": 4.0}, 4 * 4096),
+        ({"rope_type": "dynamic", "factor": 2}, 2 * 4096),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}, 4 * 2048),
+        ({"type": "yarn", "factor": 4.0}, 4 * 4096),
+        ({"type": "su", "long_factor": [1.0]}, 4096),
+        ({"type": "longrope", "factor": 32.0}, 4096),
+        ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 512}, 4096),
+        ({"type": "mrope", "mrope_section": [16, 24, 24]}, 4096),
+        ({"type": "linear", "factor": "many"}, 4096),
+        (
+            {"full_attention": {"rope_type": "linear", "factor": 2.0}, "sliding_attention": {}},
+            2 * 4096,
+        ),
+    ],
+)
+def test_effective_context(scaling: dict[str, Any] | None, expected: int) -> None:
+    geometry = of_config(rope_scaling=scaling)
+    assert (geometry.trained_context, geometry.native_context) == (4096, expected)
+
+
+def test_rope_parameters_take_the_place_of_rope_scaling() -> None:
+    assert of_config(rope_parameters={"rope_type": "linear", "factor": 2.0}).native_context == 8192
+
+
+def test_gemma3_states_its_long_window() -> None:
+    geometry = of_config(
+        model_type="gemma3_text",
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+        sliding_window=512,
+        sliding_window_pattern=2,
+    )
+    assert geometry.native_context == 4096
+
+
+def test_max_length_is_a_generation_default_not_a_context() -> None:
+    assert of_config(max_position_embeddings=..., max_length=20).native_context is None
+
+
+# Windows.
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        pytest.param({"model_type": "gemma2"}, "WFWF", id="gemma2"),
+        pytest.param({"model_type": "gemma3_text", "num_hidden_layers": 7}, "WWWWWFW", id="gemma3"),
+        pytest.param(
+            {"model_type": "gemma3_text", "sliding_window_pattern": 2}, "WFWF", id="pattern number"
+        ),
+        pytest.param({"model_type": "cohere2", "num_hidden_layers": 5}, "WWWFW", id="cohere2"),
+        pytest.param({"model_type": "mistral"}, "WWWW", id="mistral: all"),
+        pytest.param({"model_type": "mistral", "sliding_window": None}, "FFFF", id="mistral: null"),
+        pytest.param(
+            {"model_type": "qwen2", "use_sliding_window": False, "max_window_layers": 2},
+            "FFFF",
+            id="qwen2 off",
+        ),
+        pytest.param(
+            {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 3},
+            "FFFW",
+            id="qwen2 on",
+        ),
+        pytest.param(
+            {"model_type": "exaone4", "sliding_window_pattern": "LLG"}, "WWFW", id="exaone4 letters"
+        ),
+        pytest.param(
+            {"model_type": "gpt_oss", "layer_types": ["full_attention", "sliding_attention"] * 2},
+            "FWFW",
+            id="layer_types win",
+        ),
+        pytest.param(
+            {"model_type": "mimo_v2_flash", "hybrid_layer_pattern": [0, 1, 1, 0]}, "FWWF", id="list"
+        ),
+        pytest.param({"model_type": "llama"}, "FFFF", id="llama has no windows"),
+    ],
+)
+def test_which_layers_slide(changes: dict[str, Any], expected: str) -> None:
+    geometry = of_config(**{"sliding_window": 100, **changes})
+    letters = "".join(
+        "F" if attention(geometry, i).span is Span.ALL else "W" for i in range(len(geometry.layers))
+    )
+    assert letters == expected
+
+
+def test_gguf_window_pattern_may_be_an_array() -> None:
+    geometry = of_gguf(
+        "gemma4",
+        attention__sliding_window=512,
+        attention__sliding_window_pattern=(True, True, False, True),
+    )
+    assert kinds(geometry) == {"sliding window": 3, "full attention": 1}
+
+
+def test_two_kv_geometries_in_one_model() -> None:
+    geometry = of_config(
+        model_type="gemma4_text",
+        sliding_window=16,
+        head_dim=8,
+        global_head_dim=16,
+        num_global_key_value_heads=1,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+    )
+    assert [(x.kv_heads, x.key_dim) for x in (attention(geometry, 0), attention(geometry, 1))] == [
+        (2, 8),
+        (1, 16),
+    ]
+
+
+def test_keys_and_values_of_different_width() -> None:
+    geometry = of_config(model_type="mimo_v2_flash", head_dim=24, v_head_dim=16)
+    assert [s.elements for s in geometry.layers[0].mixer.streams] == [2 * 24, 2 * 16]
+
+
+def test_shared_caches_own_nothing_and_name_their_source() -> None:
+    geometry = of_config(
+        model_type="gemma4_text",
+        sliding_window=16,
+        num_hidden_layers=6,
+        num_kv_shared_layers=2,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    )
+    late = geometry.layers[4].mixer, geometry.layers[5].mixer
+    assert all(isinstance(kind, SharedCache) and kind.streams == () for kind in late)
+    assert [kind.source_layer for kind in late if isinstance(kind, SharedCache)] == [3, 2]
+
+
+def test_llama4_chunks_three_of_four() -> None:
+    geometry = of_config(
+        model_type="llama4_text", attention_chunk_size=8192, num_hidden_layers=8, num_local_experts=16,
+        num_experts_per_tok=1, intermediate_size_mlp=256, interleave_moe_layer_step=2,
+    )  # fmt: skip
+    assert kinds(geometry) == {"chunked attention": 6, "full attention": 2}
+    assert [layer.experts is not None for layer in geometry.layers] == [False, True] * 4
+    assert geometry.layers[0].dense is not None
+    assert geometry.layers[0].dense.width == 256
+
+
+# Latent attention.
+MLA = {
+    "model_type": "deepseek_v3",
+    "kv_lora_rank": 32,
+    "q_lora_rank": 48,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "num_key_value_heads": 8,  # printed by every such config, and not what is stored
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 1,
+    "moe_layer_freq": 1,
+}
+
+
+def test_mla_remembers_one_latent_and_one_rotary_key() -> None:
+    geometry = of_config(**MLA)
+    assert per_token(geometry) == 4 * (32 + 8)
+    kind = geometry.layers[0].mixer
+    assert isinstance(kind, LatentAttention)
+    assert (kind.heads, kind.key_dim, kind.value_dim, kind.absorbed) == (8, 24, 16, True)
+    assert [layer.experts is not None for layer in geometry.layers] == [False, True, True, True]
+
+
+def test_mla_switched_off_is_plain_attention() -> None:
+    geometry = of_config(
+        **{
+            **MLA,
+            "model_type": "deepseek_v2",
+            "kv_lora_rank": None,
+            "use_mla": False,
+            "v_head_dim": 0,
+        }
+    )
+    assert per_token(geometry) == 4 * 8 * (8 + 8)
+
+
+@pytest.mark.parametrize("absorbed", [True, False])
+def test_gguf_tells_by_its_keys_whether_the_latent_can_be_used(absorbed: bool) -> None:  # noqa: FBT001
+    mla = {"attention__key_length_mla": 24, "attention__value_length_mla": 16} if absorbed else {}
+    geometry = of_gguf(
+        "deepseek2",
+        attention__kv_lora_rank=32,
+        attention__key_length=40 if absorbed else 24,
+        attention__value_length=32 if absorbed else 16,
+        rope__dimension_count=8,
+        **mla,
+    )
+    kind = geometry.layers[0].mixer
+    assert isinstance(kind, LatentAttention)
+    assert (kind.absorbed, kind.key_dim, kind.value_dim) == (absorbed, 24, 16)
+
+
+def test_indexer_adds_a_key_only_where_it_is_its_own() -> None:
+    geometry = of_config(
+        **{
+            **MLA,
+            "model_type": "glm_moe_dsa",
+            "index_head_dim": 4,
+            "indexer_types": ["full", "shared", "shared", "full"],
+        }
+    )
+    assert per_token(geometry) == 4 * 40 + 2 * 4
+
+
+def test_compressed_attention_keeps_one_row_for_many_tokens() -> None:
+    geometry = of_config(
+        model_type="deepseek_v4", head_dim=16, num_key_value_heads=1, sliding_window=8, index_head_dim=4,
+        compress_ratios=[0, 4, 128, 4, 0], n_routed_experts=4, num_experts_per_tok=1, moe_intermediate_size=8,
+    )  # fmt: skip
+    kind = geometry.layers[1].mixer
+    assert isinstance(kind, CompressedAttention)
+    assert [(s.name, s.elements, s.tokens_per_row) for s in kind.streams] == [
+        ("k", 16, 1),
+        ("compressed k", 16, 4),
+        ("index", 4, 4),
+    ]
+    assert [s.elements for s in kind.states] == [2 * 8 * 2 * 16, 2 * 8 * 2 * 4]
+    assert geometry.layers[0].mixer.label == "sliding window"
+
+
+# Recurrences.
+def test_a_layer_without_kv_heads_is_a_recurrence() -> None:
+    geometry = of_gguf(
+        "jamba",
+        attention__head_count_kv=(0, 2, 0, 0),
+        ssm__conv_kernel=4,
+        ssm__inner_size=128,
+        ssm__state_size=16,
+        ssm__time_step_rank=4,
+    )
+    assert kinds(geometry) == {"mamba": 3, "full attention": 1}
+    state = geometry.layers[0].mixer
+    assert isinstance(state, Recurrent)
+    assert (state.conv_elements, state.state_elements) == (3 * 128, 16 * 128)
+
+
+def test_gated_delta_is_the_same_in_both_dialects() -> None:
+    config = of_config(
+        model_type="qwen3_next", full_attention_interval=4, linear_conv_kernel_dim=4, linear_num_key_heads=2,
+        linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=8,
+    )  # fmt: skip
+    gguf = of_gguf(
+        "qwen3next", full_attention_interval=4, ssm__conv_kernel=4, ssm__group_count=2, ssm__state_size=16,
+        ssm__inner_size=4 * 8, ssm__time_step_rank=4,
+    )  # fmt: skip
+    assert kinds(config) == kinds(gguf) == {"gated delta net": 3, "full attention": 1}
+    assert config.layers[0].mixer.states == gguf.layers[0].mixer.states
+    assert sum(s.elements for s in config.layers[0].mixer.states) == 3 * (32 + 2 * 2 * 16) + 16 * 32
+
+
+def test_nemotron_letters() -> None:
+    geometry = of_config(
+        model_type="nemotron_h", hybrid_override_pattern="M*E-", mamba_num_heads=4, mamba_head_dim=8,
+        ssm_state_size=16, n_groups=2, conv_kernel=4, n_routed_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=16,
+    )  # fmt: skip
+    assert [layer.mixer.label for layer in geometry.layers] == [
+        "mamba-2",
+        "full attention",
+        "no cache",
+        "no cache",
+    ]
+    assert [layer.experts is not None for layer in geometry.layers] == [False, False, True, True]
+
+
+def test_layers_may_be_told_by_the_list_alone() -> None:
+    geometry = of_config(
+        model_type="nemotron_h", num_hidden_layers=..., layers_block_type=["mamba", "attention", "mlp"],
+        mamba_num_heads=4, mamba_head_dim=8, ssm_state_size=16, n_groups=2, conv_kernel=4,
+    )  # fmt: skip
+    assert len(geometry.layers) == 3
+
+
+def test_hybrid_layers_have_streams_and_states() -> None:
+    geometry = of_gguf(
+        "falcon-h1", ssm__conv_kernel=4, ssm__inner_size=64, ssm__state_size=8, ssm__group_count=1,
+        ssm__time_step_rank=4,
+    )  # fmt: skip
+    kind = geometry.layers[0].mixer
+    assert isinstance(kind, HybridLayer)
+    assert sum(s.elements for s in kind.streams) == 2 * 16
+    assert sum(s.elements for s in kind.states) == 3 * (64 + 2 * 8) + 8 * 64
+
+
+def test_kimi_counts_attention_layers_from_one() -> None:
+    geometry = of_config(
+        **{**MLA, "model_type": "kimi_linear", "n_routed_experts": ..., "num_experts": 8},
+        linear_attn_config={"full_attn_layers": [4], "kda_layers": [1, 2, 3], "head_dim": 8, "num_heads": 8,
+                            "short_conv_kernel_size": 4},
+    )  # fmt: skip
+    assert [layer.mixer.label for layer in geometry.layers] == ["kimi delta attention"] * 3 + [
+        "latent attention (MLA)"
+    ]
+
+
+def test_rwkv_and_short_convolutions() -> None:
+    assert (
+        sum(s.elements for s in of_gguf("rwkv7", wkv__head_size=16).layers[0].mixer.states)
+        == 2 * 64 + 64 * 16
+    )
+    lfm = of_gguf("lfm2", attention__head_count_kv=(0, 2, 0, 2), shortconv__l_cache=3)
+    assert [s.elements for s in lfm.layers[0].mixer.states] == [64 * 2]
+
+
+# Pruned models, prediction blocks, counts that are not what they seem.
+def test_block_configs_switch_attention_off() -> None:
+    blocks = [
+        {"attention": {"n_heads_in_group": 4, "no_op": False}, "ffn": {"ffn_mult": 1.5}},
+        {"attention": {"no_op": True, "n_heads_in_group": None}, "ffn": {"no_op": True}},
+    ]
+    geometry = of_config(
+        model_type="nemotron-nas",
+        num_key_value_heads=None,
+        intermediate_size=None,
+        block_configs=blocks * 2,
+    )
+    assert [layer.mixer.label for layer in geometry.layers] == ["full attention", "no cache"] * 2
+    assert attention(geometry).kv_heads == 8 // 4
+    assert geometry.layers[0].dense is not None
+    assert geometry.layers[0].dense.width == 256  # 2 x 1.5 x 64 / 3 = 64, rounded up to 256
+    assert geometry.layers[1].dense is None
+
+
+def test_gguf_counts_prediction_blocks_among_its_layers_and_configs_do_not() -> None:
+    assert (
+        len(of_gguf("glm4moe", nextn_predict_layers=1).layers),
+        of_gguf("glm4moe", nextn_predict_layers=1).mtp_layers,
+    ) == (3, 1)
+    geometry = of_config(model_type="glm4_moe", num_nextn_predict_layers=1)
+    assert (len(geometry.layers), geometry.mtp_layers) == (4, 1)
+
+
+def test_leading_dense_block_count_is_not_block_count() -> None:
+    geometry = of_gguf("glm4moe", leading_dense_block_count=1, expert_count=4, expert_used_count=2)
+    assert len(geometry.layers) == 4
+    assert [layer.experts is not None for layer in geometry.layers] == [False, True, True, True]
+
+
+def test_general_keys_are_never_structure() -> None:
+    keys = {"general.architecture": "qwen2", "general.block_count": 9, "llama.block_count": 4,
+            "llama.embedding_length": 64, "llama.attention.head_count": 8}  # fmt: skip
+    assert len(read_geometry(gguf_header(keys)).layers) == 4
+
+
+def test_llama_keys_stand_in_for_missing_ones() -> None:
+    geometry = of_gguf("qwen2", attention__head_count_kv=...)
+    assert attention(geometry).kv_heads == 8
+    keys = {"general.architecture": "qwen2", "qwen2.block_count": 2, "llama.block_count": 9,
+            "llama.embedding_length": 64, "llama.attention.head_count": 8}  # fmt: skip
+    assert len(read_geometry(gguf_header(keys)).layers) == 2
+
+
+def test_moe_layer_freq_as_a_list() -> None:
+    geometry = of_config(
+        model_type="mimo_v2_flash", n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+        moe_layer_freq=[0, 1, 1, 0], n_shared_experts=None,
+    )  # fmt: skip
+    assert [layer.experts is not None for layer in geometry.layers] == [False, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("changes", "width"),
+    [
+        ({"intermediate_size": ..., "multiple_of": 32, "ffn_dim_multiplier": 1.3}, 224),  # 170 x 1.3 = 221
+        ({"model_type": "gpt2", "intermediate_size": None}, 4 * 64),
+        ({"model_type": "qwen", "intermediate_size": 300}, 150),
+        ({"model_type": "gla", "intermediate_size": None, "hidden_ratio": 4}, 256),
+        ({"model_type": "lfm2", "layer_types": ["full_attention"] * 4, "block_ff_dim": 96, "intermediate_size": ...,
+          "block_auto_adjust_ff_dim": True, "block_multiple_of": 32}, 64),
+    ],
+)  # fmt: skip
+def test_widths_that_are_derived(changes: dict[str, Any], width: int) -> None:
+    half = of_config(**changes).layers[0].dense
+    assert half is not None
+    assert half.width == width
+
+
+def test_encoders_remember_nothing() -> None:
+    geometry = of_gguf(
+        "bert", attention__causal=False, pooling_type=1, attention__head_count_kv=...
+    )
+    assert isinstance(geometry.layers[0].mixer, NoCache)
+    assert (geometry.causal, geometry.pooling, per_token(geometry)) == (False, "mean", 0)
+
+
+def test_falcon_prints_a_head_count_it_does_not_use() -> None:
+    old = of_config(model_type="falcon", num_key_value_heads=..., num_kv_heads=8, multi_query=True)
+    new = of_config(
+        model_type="falcon", num_key_value_heads=..., num_kv_heads=4, new_decoder_architecture=True
+    )
+    assert (attention(old).kv_heads, attention(new).kv_heads) == (1, 4)
+
+
+# The unknown and the impossible.
+def test_unknown_architecture_with_standard_keys_is_assumed() -> None:
+    geometry = of_config(model_type="brand_new")
+    assert geometry.basis is Basis.ASSUMED
+    assert "geometry/architectures.py" in geometry.because
+    assert per_token(geometry) == 4 * 2 * 16
+
+
+def test_unknown_architecture_with_states_is_refused() -> None:
+    with pytest.raises(UnknownArchitectureError, match=r"brand-new.*architectures\.py"):
+        of_gguf("brand-new", ssm__conv_kernel=4)
+
+
+def test_unknown_layer_type_is_refused() -> None:
+    with pytest.raises(HeaderError, match="warp_attention"):
+        of_config(layer_types=["warp_attention"] * 4)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        gguf_header({"general.architecture": "clip"}),
+        gguf_header({"general.architecture": "llama", "general.type": "adapter"}),
+        config_header({"model_type": "whisper"}),
+    ],
+)
+def test_what_is_not_a_language_model_has_a_name(header: Any) -> None:
+    assert not_a_language_model(header)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"num_hidden_layers": 2**40}, HeaderLimitError),
+        ({"num_hidden_layers": -1}, HeaderError),
+        ({"num_hidden_layers": 0}, HeaderError),
+        ({"num_hidden_layers": "many"}, HeaderError),
+        ({"hidden_size": [1, 2]}, UnknownArchitectureError),
+        ({"hidden_size": 2**63}, HeaderLimitError),
+        ({"num_attention_heads": 0}, EdgekitError),
+        ({"num_key_value_heads": 3}, HeaderError),
+        ({"num_key_value_heads": 0}, HeaderError),
+        ({"num_attention_heads": [8, 8]}, HeaderError),
+        ({"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 9}, HeaderError),
+        (
+            {"model_type": "gemma2", "sliding_window": 16, "sliding_window_pattern": "??"},
+            HeaderError,
+        ),
+        ({"block_configs": [1]}, HeaderError),
+        ({"block_configs": [{"attention": {"n_heads_in_group": 3}}] * 4}, HeaderError),
+        ({"model_type": "mamba2", "conv_kernel": 0, "state_size": 4}, HeaderError),
+        ({"model_type": ...}, UnknownArchitectureError),
+        ({"layer_types": ["full_attention"]}, HeaderError),
+        (
+            {"model_type": "gemma4_text", "sliding_window": 4, "num_kv_shared_layers": 4},
+            HeaderError,
+        ),
+    ],
+)
+def test_impossible_numbers_are_errors(changes: dict[str, Any], error: type[EdgekitError]) -> None:
+    with pytest.raises(error):
+        of_config(**changes)
