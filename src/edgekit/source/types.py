@@ -72,6 +72,7 @@ class ModelFiles:
     quantization: ModelFile | None = None  # hf_quant_config.json or quantize_config.json
     projectors: tuple[ModelFile, ...] = ()  # mmproj files that lie beside a GGUF
     alternatives: tuple[str, ...] = ()  # other quantisations of the same repository
+    notes: tuple[str, ...] = ()  # what the reader should know about the choice, a sentence each
 
 
 @dataclass(slots=True)

@@ -1,0 +1,196 @@
+"""What a person typed -> the files of a model, wherever they are. Nothing of them is read yet.
+
+Everything that reaches the network is imported on first use: a local file needs none of it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgekit.errors import (
+    EdgekitError,
+    NotFoundError,
+    RemoteAccessError,
+    RemoteInspectError,
+    RemoteNotFoundError,
+    UsageError,
+)
+from edgekit.source.reference import (
+    HUB_HOSTS,
+    BareName,
+    HubModel,
+    OllamaModel,
+    SampleName,
+    WebFile,
+    clean_text,
+    ollama_model,
+    parse_reference,
+)
+from edgekit.source.types import ModelFiles, Reach
+
+if TYPE_CHECKING:
+    from edgekit.source.reference import Reference
+
+__all__ = ["hub_hosts", "is_hub_offline", "locate"]
+
+_PATH_START = re.compile(r"[/~]|\.{1,2}(?:[/\\]|$)|[A-Za-z]:[/\\]|.*\\", re.DOTALL)
+_FILE = (".gguf", ".safetensors", ".json")
+
+
+def locate(reference: str, *, reach: Reach | None = None) -> ModelFiles:
+    """The files that `reference` means: a path, sample:name, org/name, name:tag or an address.
+
+    A path comes first. A name is looked for in the stores on this machine, then on the network;
+    a hub id on the network, then in the hub's cache. UsageError for what can be no model,
+    NotFoundError with candidates for what is not there, RemoteInspectError for what the network
+    did not give.
+    """
+    text = clean_text(reference)
+    if (path := _path_of(text)) is not None:
+        from edgekit.source.local import locate_path
+
+        return locate_path(path, text)
+    wanted = parse_reference(text, hub_hosts=hub_hosts())
+    return replace(_locate_name(wanted, reach or Reach()), reference=text)
+
+
+def hub_hosts() -> frozenset[str]:
+    """The hub's hosts, and the one that HF_ENDPOINT puts in their place."""
+    endpoint = os.environ.get("HF_ENDPOINT", "").lower()
+    place = endpoint.rpartition("://")[2].strip("/")
+    return HUB_HOSTS | {place} if place else HUB_HOSTS
+
+
+def is_hub_offline(reach: Reach) -> bool:
+    """By the rule of huggingface_hub/constants.py @ 2.4.0, read now and not at its import."""
+    from edgekit.source.endpoint import env_is_true
+
+    own = bool(os.environ.get("HF_HUB_OFFLINE"))
+    return not reach.network or env_is_true("HF_HUB_OFFLINE" if own else "TRANSFORMERS_OFFLINE")
+
+
+def _path_of(text: str) -> Path | None:
+    """The path that `text` is: it exists, or it can be nothing else. None for a name."""
+    if "://" in text:
+        return None
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError:  # "~nobody/model.gguf": no such user
+        path = Path(text)
+    if _PATH_START.match(text) or os.path.lexists(path):
+        return path
+    # "org/name/file.gguf" and "org/name:file.gguf" are names, "folder/file.gguf" is not.
+    named = ":" in text or text.count("/") > 1
+    return path if text.lower().endswith(_FILE) and not named else None
+
+
+def _locate_name(wanted: Reference, reach: Reach) -> ModelFiles:
+    match wanted:
+        case SampleName(name=name):
+            from edgekit.source.samples import locate_sample
+
+            return locate_sample(name)
+        case HubModel():
+            return _locate_hub(wanted, reach)
+        case OllamaModel():
+            return _locate_ollama(wanted, reach)
+        case BareName():
+            return _locate_bare(wanted, reach)
+        case WebFile(url=url):
+            _require_network(reach, "the file at that address")
+            from edgekit.source.web import locate_url
+
+            return locate_url(url, reach)
+
+
+def _locate_hub(model: HubModel, reach: Reach) -> ModelFiles:
+    if is_hub_offline(reach):
+        return _locate_hub_offline(model)
+    from edgekit.source.hub import locate_hub
+
+    try:
+        return locate_hub(model, reach)
+    except (RemoteNotFoundError, RemoteAccessError):
+        raise  # the hub was reached, and it said no
+    except RemoteInspectError as error:
+        found = _cached_in_need(model)
+        if found is None:
+            raise
+        note = f"the hub did not answer, so these are the files in its cache ({error})"
+        return replace(found, notes=(*found.notes, note))
+
+
+def _locate_hub_offline(model: HubModel) -> ModelFiles:
+    from edgekit.source import stores
+
+    cache = stores.hub_cache_folder()
+    found = stores.find_hub_cached(model, cache)
+    if found is None and model.filename is None and model.revision is None:
+        found = stores.find_lm_studio(model.repo, quant=model.quant)
+    if found is None:
+        raise RemoteInspectError(
+            f"{model.repo} is not in the hub's cache ({cache}), and the network is switched off: "
+            "unset HF_HUB_OFFLINE or allow the network, or download the model first"
+        )
+    return found
+
+
+def _cached_in_need(model: HubModel) -> ModelFiles | None:
+    """From the hub's cache; None also for what is in it but cannot be used."""
+    from edgekit.source.stores import find_hub_cached, hub_cache_folder
+
+    try:
+        return find_hub_cached(model, hub_cache_folder())
+    except EdgekitError:
+        return None  # the network's error says more
+
+
+def _locate_ollama(model: OllamaModel, reach: Reach) -> ModelFiles:
+    from edgekit.source.stores import find_ollama
+
+    return find_ollama(model) or _from_registry(model, reach)
+
+
+def _from_registry(model: OllamaModel, reach: Reach) -> ModelFiles:
+    _require_network(reach, f"{model.name}:{model.tag}, which is not in Ollama's store,")
+    from edgekit.source.registry import locate_ollama
+
+    return locate_ollama(model, reach)
+
+
+def _locate_bare(wanted: BareName, reach: Reach) -> ModelFiles:
+    from edgekit.source import stores
+
+    name, cache = wanted.name, stores.hub_cache_folder()
+    found = stores.find_ollama(wanted) or stores.find_lm_studio(name)
+    found = found or stores.find_hub_cached_name(name, cache)
+    if found is not None:
+        return found
+    try:
+        if reach.network:
+            return _from_registry(ollama_model(wanted), reach)
+    except (UsageError, RemoteNotFoundError, RemoteAccessError) as error:
+        raise _unknown_name(name, cache, "and not in Ollama's registry") from error
+    raise _unknown_name(name, cache, "and the network is switched off")
+
+
+def _unknown_name(name: str, cache: Path, network: str) -> NotFoundError:
+    from edgekit.source.naming import close_names  # only a mistake needs it
+    from edgekit.source.samples import sample_names
+    from edgekit.source.stores import known_names
+
+    known = (*known_names(cache), *(f"sample:{sample}" for sample in sample_names()))
+    return NotFoundError(
+        f"there is no file {name}, and no model of that name with Ollama, in LM Studio or in the "
+        f"hub's cache on this machine, {network}: give a path, org/name or name:tag",
+        candidates=close_names(name, known),
+    )
+
+
+def _require_network(reach: Reach, what: str) -> None:
+    if not reach.network:
+        raise RemoteInspectError(f"{what} is on the network, which is switched off: allow it")

@@ -1,0 +1,70 @@
+"""The hub's own address and the token for it, as huggingface_hub finds them."""
+
+from __future__ import annotations
+
+import os
+
+from edgekit.errors import RemoteAccessError, UsageError
+from edgekit.source.address import is_private_way, shown, site_of
+
+_TRUE = {"1", "ON", "YES", "TRUE"}  # huggingface_hub/constants.py: ENV_VARS_TRUE_VALUES
+
+
+def env_is_true(name: str) -> bool:
+    """Read now, not when huggingface_hub was imported: a program may set it later."""
+    return os.environ.get(name, "").upper() in _TRUE
+
+
+def is_offline() -> bool:
+    """The rule of huggingface_hub/constants.py @ 2.4.0; its client then refuses every host."""
+    asked = "HF_HUB_OFFLINE" if os.environ.get("HF_HUB_OFFLINE") else "TRANSFORMERS_OFFLINE"
+    return env_is_true(asked)
+
+
+def hub_endpoint() -> str:
+    """HF_ENDPOINT, or the public hub; without a slash at the end."""
+    address = os.environ.get("HF_ENDPOINT")
+    if not address:
+        from huggingface_hub import constants  # on first use: a local file needs none
+
+        address = constants.ENDPOINT
+    try:
+        site_of(address)
+    except ValueError as error:
+        raise UsageError(
+            f"HF_ENDPOINT={shown(address)!r} is not a web address: write https:// and the host"
+        ) from error
+    return address.rstrip("/")
+
+
+def hub_token() -> str | None:
+    """HF_TOKEN, then the file that `hf auth login` writes; None when implicit tokens are off."""
+    if env_is_true("HF_HUB_DISABLE_IMPLICIT_TOKEN"):
+        return None
+    from huggingface_hub import get_token  # on first use: a local file needs none
+
+    try:
+        token = get_token()
+    except Exception as error:  # a login provider failed: its errors share no class but this
+        raise RemoteAccessError(
+            f"the token for the hub cannot be had ({type(error).__name__}): "
+            "log in again with `hf auth login`, or set HF_TOKEN"
+        ) from error
+    if token is not None and not (token.isascii() and token.isprintable()):
+        raise RemoteAccessError(
+            "the token for the hub (HF_TOKEN or `hf auth login`) holds characters that no token "
+            "has: set it again"
+        )
+    return token
+
+
+def token_for(url: str) -> str | None:
+    """The token, if `url` is on the hub's own site and nobody on the way can read it."""
+    site = site_of(url)
+    if site != site_of(hub_endpoint()) or not is_private_way(site):
+        return None
+    return hub_token()
+
+
+def is_hub(url: str) -> bool:
+    return site_of(url) == site_of(hub_endpoint())

@@ -1,0 +1,144 @@
+"""What a server or the network answered, turned into the error that says what to do about it."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edgekit.errors import RemoteAccessError, RemoteInspectError, RemoteNotFoundError
+from edgekit.source.address import host_of
+from edgekit.source.endpoint import is_hub
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# Worth another try; every other status is an answer.
+PASSING_STATUSES = frozenset({429, 500, 502, 503, 504})
+
+_LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
+_NO_ACCESS = "the token that was sent has no access: ask for it on the model's page, or use another"
+
+# The hub's X-Error-Code says more than its status: it answers 401 for a repository that does not
+# exist. Names from huggingface_hub/utils/_http.py, hf_raise_for_status @ 2.4.0.
+_MISSING = {
+    "RepoNotFound": "no such repository (or a private one)",
+    "RevisionNotFound": "the repository has no such revision",
+    "EntryNotFound": "the repository has no such file",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The head of an HTTP answer."""
+
+    status: int
+    headers: Mapping[str, str]  # names in lower case
+    url: str  # may carry a signature: use it, never show or store it
+    token_sent: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """Why a request has to be made again."""
+
+    what: str
+    advice: str = "try again later"
+    timed_out: bool = False
+    retry_after_s: float | None = None  # what the server asked for
+
+
+def status_error(answer: Answer, *, name: str) -> RemoteInspectError:
+    """The error for a status that another try will not change."""
+    code = answer.headers.get("x-error-code", "")
+    if code in _MISSING:
+        return _missing(answer, _MISSING[code], name=name)
+    if code == "GatedRepo" or answer.status in {401, 403}:
+        return _refused(answer, gated=code == "GatedRepo", name=name)
+    if answer.status in {404, 410}:
+        return _missing(answer, "not found", name=name)
+    return RemoteInspectError(
+        f"{name}: {host_of(answer.url)} answered {answer.status}, which is no model file; "
+        "check the address, or download the file and give its path"
+    )
+
+
+def _missing(answer: Answer, what: str, *, name: str) -> RemoteNotFoundError:
+    advice = "check the spelling"
+    if "private" in what:
+        no_access = "the token that was sent has no access to it"
+        advice += f"; if it is private, {no_access if answer.token_sent else _LOG_IN}"
+    return RemoteNotFoundError(f"{name}: {what} on {host_of(answer.url)}; {advice}")
+
+
+def _refused(answer: Answer, *, gated: bool, name: str) -> RemoteAccessError:
+    what = "the model is gated" if gated else "private or gated"
+    where = f"{name}: {what} ({host_of(answer.url)} answered {answer.status})"
+    if answer.token_sent:
+        return RemoteAccessError(f"{where}; {_NO_ACCESS}")
+    if is_hub(answer.url):
+        return RemoteAccessError(f"{where}; accept its terms on its page, then {_LOG_IN}")
+    return RemoteAccessError(f"{where}; no token was sent: tokens go to the hub only")
+
+
+def status_trouble(answer: Answer) -> Trouble | None:
+    """For a status that may pass: what to say, and how long the server asks us to wait."""
+    if answer.status not in PASSING_STATUSES:
+        return None
+    too_many = " (too many requests)" if answer.status == 429 else ""
+    return Trouble(
+        what=f"{host_of(answer.url)} answered {answer.status}{too_many}",
+        retry_after_s=_retry_after_s(answer.headers),
+    )
+
+
+def _retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Retry-After in seconds or as a date, else the time to the next window of the rate limit."""
+    from email.utils import parsedate_to_datetime
+
+    text = headers.get("retry-after", "").strip()
+    if re.fullmatch(r"[0-9]{1,9}", text):
+        return float(text)
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except (ValueError, OverflowError, OSError):
+        pass
+    # The hub's own form: RateLimit: "api";r=0;t=55
+    limit = re.search(r";\s*t\s*=\s*([0-9]{1,9})\b", headers.get("ratelimit", "")[:1000])
+    return float(limit[1]) if limit else None
+
+
+def lost(url: str, received_bytes: int, *, timed_out: bool = False) -> Trouble:
+    how = "stopped sending" if timed_out else "broke the connection off"
+    return Trouble(what=f"{host_of(url)} {how} after {received_bytes:,} bytes", timed_out=timed_out)
+
+
+def unreachable(url: str, reason: str) -> Trouble:
+    printable = "".join(letter for letter in reason if letter.isprintable())[:120]
+    return Trouble(
+        what=f"cannot reach {host_of(url)} ({printable or 'no reason given'})",
+        advice="no network, a wrong host, or a proxy is needed (HTTPS_PROXY); "
+        "models that are already on this machine still work",
+    )
+
+
+def bad_certificate(url: str, *, name: str) -> RemoteInspectError:
+    return RemoteInspectError(
+        f"{name}: the certificate of {host_of(url)} is not trusted here; "
+        "set SSL_CERT_FILE to the certificate authority's file if you trust it"
+    )
+
+
+def encoded(answer: Answer, *, name: str) -> RemoteInspectError:
+    return RemoteInspectError(
+        f"{name}: {host_of(answer.url)} sends it compressed though asked not to, so no offset in "
+        "it is right; download the file and give its path"
+    )
+
+
+def offline(*, name: str) -> RemoteInspectError:
+    return RemoteInspectError(
+        f"{name}: not on this machine, and the network is switched off (HF_HUB_OFFLINE); "
+        "switch it on, or give a path"
+    )

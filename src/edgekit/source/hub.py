@@ -1,0 +1,198 @@
+"""A model on the hub -> its files, from the repository's listing."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
+
+from edgekit.errors import EdgekitError, RemoteInspectError, RemoteNotFoundError, UsageError
+from edgekit.source.address import host_of, redirect_target, site_of
+from edgekit.source.choose import choose_files
+from edgekit.source.endpoint import hub_endpoint
+from edgekit.source.naming import SHOWN, close_names, shard_names
+from edgekit.source.reference import MAX_PATH_CHARS
+from edgekit.source.remote import HttpFile, stride_of
+from edgekit.source.transport import Transport
+from edgekit.source.types import ByteSource, ModelFile, ModelFiles, Origin, Reach
+from edgekit.units import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from edgekit.source.reference import HubModel
+
+# A page of the listing is 1,000 files of about 400 bytes each.
+MAX_PAGE_BYTES = 2 * MIB
+# The largest public model repositories list some 2,000 files.
+MAX_PAGES = 20
+
+_NEXT = re.compile(r"<([^>]{1,4096})>\s*;\s*rel=\"?next\"?")
+_ODD = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]|(?:^|/)\.{0,2}(?:/|$)")
+_REPO = re.compile(r"[A-Za-z0-9_.-]{1,96}/[A-Za-z0-9_.-]{1,96}")
+
+
+def locate_hub(model: HubModel, reach: Reach) -> ModelFiles:
+    """The files of a repository that make the model. A GGUF that is named needs no listing."""
+    _check_repo(model)
+    transport = Transport(reach)
+    if model.filename is not None and model.filename.lower().endswith(".gguf"):
+        files = list(_named_files(model, model.filename, transport))
+    else:
+        files = _listed_files(model, transport)
+    return choose_files(
+        files,
+        reference=_spelt(model),
+        label=model.repo,
+        origin=Origin.HUB,
+        quant=model.quant,
+        filename=model.filename,
+    )
+
+
+def _check_repo(model: HubModel) -> None:
+    """The hub's own rules: no "--", no dot at an end."""
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        _file_url(model, "config.json")
+    except HFValidationError as error:
+        raise UsageError(f"{model.repo} cannot be a repository on the hub: {error}") from error
+
+
+def _spelt(model: HubModel) -> str:
+    revision = f"@{model.revision}" if model.revision else ""
+    tag = f":{model.quant}" if model.quant else ""
+    path = f"/{model.filename}" if model.filename else ""
+    return f"{model.repo}{revision}{tag}{path}"
+
+
+def _file_url(model: HubModel, path: str) -> str:
+    from huggingface_hub import hf_hub_url  # on first use: a local file needs none
+
+    return hf_hub_url(model.repo, path, revision=model.revision, endpoint=hub_endpoint())
+
+
+def _open(
+    model: HubModel, path: str, transport: Transport, size_bytes: int | None = None
+) -> HttpFile:
+    return HttpFile(
+        transport,
+        _file_url(model, path),
+        name=f"{model.repo}/{path}",
+        stride=stride_of(path),
+        expected_bytes=size_bytes,
+    )
+
+
+def _named_files(model: HubModel, filename: str, transport: Transport) -> Iterator[ModelFile]:
+    """The file, or all shards of its set: GGUF sets count from 1."""
+    names = shard_names(filename)
+    for name in names[1:] or names:
+        yield ModelFile(name=name, open=partial(_open_named, model, name, transport))
+
+
+def _open_named(model: HubModel, name: str, transport: Transport) -> ByteSource:
+    """A name that was typed may be wrong: then the listing says what there is."""
+    try:
+        return _open(model, name, transport)
+    except RemoteNotFoundError as error:
+        try:
+            known = [file.name for file in _listed_files(model, transport)]
+        except EdgekitError as closer:
+            raise closer from error
+        ggufs = [one for one in known if one.lower().endswith(".gguf")]
+        near = close_names(name, ggufs) or tuple(ggufs[:SHOWN])
+        raise _with_candidates(error, near) from error
+
+
+def _listed_files(model: HubModel, transport: Transport) -> list[ModelFile]:
+    revision = quote(model.revision or "main", safe="")
+    url = f"{hub_endpoint()}/api/models/{quote(model.repo)}/tree/{revision}?recursive=true"
+    try:
+        entries = list(_tree_entries(url, model, transport))
+    except RemoteNotFoundError as error:
+        raise _with_candidates(error, _repos_like(model.repo, transport)) from error
+    return [
+        ModelFile(
+            name=path,
+            open=partial(_open, model, path, transport, size_bytes),
+            size_bytes=size_bytes,
+        )
+        for path, size_bytes in entries
+    ]
+
+
+def _tree_entries(
+    url: str, model: HubModel, transport: Transport
+) -> Iterator[tuple[str, int | None]]:
+    """(path, size) of every file; pages are linked, RFC 8288."""
+    name = f"{model.repo}@{model.revision}" if model.revision else model.repo
+    for _ in range(MAX_PAGES):
+        reply = transport.get(url, name=name, limit_bytes=MAX_PAGE_BYTES)
+        for item in _json_list(reply.body, url, name=name):
+            if (entry := _file_entry(item)) is not None:
+                yield entry
+        links = reply.answer.headers.get("link", "") if reply.answer else ""
+        following = _NEXT.search(links)
+        if following is None:
+            return
+        target = redirect_target(url, following[1], name=name)
+        if site_of(target) != site_of(url):
+            raise RemoteInspectError(
+                f"{name}: the listing goes on at another host ({host_of(target)}); not followed, "
+                "name a file of the repository instead"
+            )
+        url = target
+    raise RemoteInspectError(
+        f"{name}: the listing has more than {MAX_PAGES} pages; name a file of the repository instead"
+    )
+
+
+def _file_entry(item: Any) -> tuple[str, int | None] | None:
+    """None for a folder, and for a path that no file in a repository can have."""
+    if not isinstance(item, dict) or item.get("type") != "file":
+        return None
+    path, lfs = item.get("path"), item.get("lfs")
+    if not isinstance(path, str) or len(path) > MAX_PATH_CHARS or _ODD.search(path):
+        return None
+    # For a large file `size` may be that of its pointer.
+    size_bytes = lfs.get("size") if isinstance(lfs, dict) else item.get("size")
+    is_size = type(size_bytes) is int and size_bytes >= 0
+    return path, size_bytes if is_size else None
+
+
+def _json_list(body: bytes | bytearray, url: str, *, name: str) -> list[Any]:
+    try:
+        items = json.loads(body)
+    except (ValueError, RecursionError):
+        items = None
+    if not isinstance(items, list):
+        raise RemoteInspectError(
+            f"{name}: {host_of(url)} answered with something that is no listing; "
+            "check HF_ENDPOINT, or name a file of the repository"
+        )
+    return items
+
+
+def _repos_like(repo: str, transport: Transport) -> tuple[str, ...]:
+    """Names to suggest; none is fine, and so is a hub that cannot search."""
+    author, _, name = repo.rpartition("/")
+    for query in ({"search": name, "limit": 5}, {"author": author, "limit": 200}):
+        url = f"{hub_endpoint()}/api/models?{urlencode(query)}"
+        try:
+            reply = transport.ask(url, {}, name=repo, want=lambda _: MAX_PAGE_BYTES)
+            items = _json_list(reply.body, url, name=repo)
+        except RemoteInspectError:
+            return ()
+        known = [str(item.get("id")) for item in items if isinstance(item, dict)]
+        known = [one for one in known if _REPO.fullmatch(one) and one != repo]
+        if found := close_names(repo, known) or (tuple(known[:SHOWN]) if "search" in query else ()):
+            return found
+    return ()
+
+
+def _with_candidates(error: RemoteNotFoundError, names: tuple[str, ...]) -> RemoteNotFoundError:
+    return RemoteNotFoundError(f"{error}. Did you mean: {', '.join(names)}?") if names else error

@@ -1,0 +1,107 @@
+"""The address of a file on any web server -> the files of the model it belongs to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+from edgekit.errors import HeaderError, RemoteAccessError, RemoteNotFoundError, UsageError
+from edgekit.source.address import shown, site_of
+from edgekit.source.choose import choose_files
+from edgekit.source.naming import base_of, shard_names
+from edgekit.source.remote import HttpFile, stride_of
+from edgekit.source.transport import Transport
+from edgekit.source.types import Container, ModelFile, ModelFiles, Origin, Reach
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_GGUF_MAGIC = b"GGUF"
+_INDEX = "model.safetensors.index.json"
+
+
+def locate_url(url: str, reach: Reach) -> ModelFiles:
+    """A .gguf or .safetensors with the rest of its shard set, or a config.json.
+
+    What lies beside a .safetensors is asked for by name: a plain server has no listing.
+    """
+    try:
+        site_of(url)
+    except ValueError as error:
+        raise UsageError(f"{shown(url)!r} is not the address of a file on the web") from error
+    transport = Transport(reach)
+    filename = base_of(unquote(urlsplit(url).path))
+    lowered = filename.lower()
+    if not lowered.endswith((".gguf", ".safetensors", ".json")):
+        return _by_magic(url, filename, transport)
+    files = [_file(name, _sibling(url, name), transport) for name in _set_names(filename)]
+    if lowered.endswith((".safetensors", ".index.json")):
+        beside = ["config.json"] + [_INDEX] * (len(files) > 1)
+        files += filter(None, (_probed(name, _sibling(url, name), transport) for name in beside))
+    found = choose_files(
+        files, reference=shown(url), label=filename, origin=Origin.URL, filename=filename
+    )
+    return replace(found, label=filename)
+
+
+def _set_names(filename: str) -> list[str]:
+    """GGUF sets count from 1; of a safetensors set that counts from 0, the first shard says so."""
+    names = shard_names(filename)
+    if len(names) == 1:
+        return names
+    return names[:-1] if filename == names[0] else names[1:]
+
+
+def _sibling(url: str, name: str) -> str:
+    parts = urlsplit(url)
+    folder = parts.path.rpartition("/")[0]
+    return urlunsplit(parts._replace(path=f"{folder}/{quote(name)}"))
+
+
+def _open(name: str, url: str, transport: Transport) -> HttpFile:
+    return HttpFile(transport, url, name=shown(url), stride=stride_of(name))
+
+
+def _file(name: str, url: str, transport: Transport) -> ModelFile:
+    return ModelFile(name=name, open=partial(_open, name, url, transport))
+
+
+def _probed(name: str, url: str, transport: Transport) -> ModelFile | None:
+    """The file if the server has it. Opened once to see, and handed on as it is."""
+    try:
+        first = _open(name, url, transport)
+    except (RemoteNotFoundError, RemoteAccessError):
+        return None
+    return _opened(name, first, partial(_open, name, url, transport))
+
+
+def _opened(name: str, first: HttpFile, again: Callable[[], HttpFile]) -> ModelFile:
+    waiting = [first]
+    return ModelFile(
+        name=name,
+        open=lambda: waiting.pop() if waiting else again(),
+        size_bytes=first.size_bytes,
+    )
+
+
+def _by_magic(url: str, filename: str, transport: Transport) -> ModelFiles:
+    """An address that ends in no known suffix (a download link): its first bytes say what it is."""
+    first = _open(filename, url, transport)
+    if first.read(0, len(_GGUF_MAGIC)) != _GGUF_MAGIC:
+        first.close()
+        raise HeaderError(
+            "neither the address ends in .gguf, .safetensors or .json nor does the file start like a "
+            "GGUF; give the address of such a file",
+            file=shown(url),
+        )
+    name = filename or "model"
+    file = _opened(name, first, partial(_open, filename, url, transport))
+    return ModelFiles(
+        reference=shown(url),
+        label=name,
+        origin=Origin.URL,
+        container=Container.GGUF,
+        weights=(file,),
+    )

@@ -1,0 +1,62 @@
+"""The servers, and an environment in which nothing of this machine's own is found."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from huggingface_hub import close_session
+from tests.hub.nginx_hub import Hub, start
+from tests.hub.raw_server import RawServer, Script, serve
+
+from edgekit.source import transport
+from edgekit.source.types import Reach
+
+_FOREIGN = ("HF_", "HUGGING", "TRANSFORMERS_", "EDGEKIT_", "SSL_CERT")
+
+
+@pytest.fixture(scope="session")
+def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    if shutil.which("nginx") is None:
+        pytest.skip("nginx is not installed (Debian: apt install nginx-light)")
+    hub, process = start(tmp_path_factory.mktemp("nginx"))
+    yield hub
+    process.terminate()
+    process.wait(10)
+
+
+@pytest.fixture(autouse=True)
+def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    for name in os.environ:
+        if name.upper().startswith(_FOREIGN) or name.upper().endswith("_PROXY"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")  # the token of whoever runs the tests
+    monkeypatch.setattr(transport, "FIRST_PAUSE_S", 0.02)  # waits of 1.4 s would add up
+    close_session()  # proxies and certificates are read when it opens
+    yield
+    close_session()
+
+
+@pytest.fixture
+def hub(nginx: Hub, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """The hub, and HF_ENDPOINT and the Ollama registry pointing at it."""
+    monkeypatch.setenv("HF_ENDPOINT", nginx.endpoint)
+    monkeypatch.setenv("EDGEKIT_OLLAMA_REGISTRY", nginx.endpoint)
+    nginx.clear_logs()
+    return nginx
+
+
+@pytest.fixture
+def raw_server() -> Iterator[Callable[[Script], RawServer]]:
+    with ExitStack() as stack:
+        yield lambda script: stack.enter_context(serve(script))
+
+
+@pytest.fixture
+def reach() -> Reach:
+    return Reach(cache=False, connect_timeout_s=2.0, read_timeout_s=2.0, total_timeout_s=10.0)

@@ -1,0 +1,249 @@
+"""A hub and its CDN as two servers of one real nginx, serving files from a folder."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import socket
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.hub.hub_files import gguf_header, safetensors_header, write_gguf, write_json
+
+TOKEN = "hf_good"
+SIGNATURE = "X-Signature=s3cr3t"  # what the hub's redirect to the CDN carries
+
+_CONFIG = """
+daemon off;
+master_process off;
+pid {root}/nginx.pid;
+error_log {root}/error.log warn;
+events {{}}
+http {{
+    access_log off;
+    default_type application/octet-stream;
+    types {{ application/json json; text/html html; }}
+    log_format asked '$request_method $uri $status $http_range auth=[$http_authorization]';
+    client_body_temp_path {root}/temp;
+    proxy_temp_path {root}/temp;
+    fastcgi_temp_path {root}/temp;
+    uwsgi_temp_path {root}/temp;
+    scgi_temp_path {root}/temp;
+
+    map_hash_bucket_size 512;
+    map $http_authorization $door {{ "" closed; "Bearer hf_good" open; default wrong; }}
+    map $uri $linked_etag {{ default ""; {linked} }}
+    map $request_uri $following {{
+        default "";
+        "/api/models/acme/paged-GGUF/tree/main?recursive=true"
+            '<http://127.0.0.1:{hub}/api/models/acme/paged-GGUF/tree/main?cursor=2>; rel="next"';
+        ~^/api/models/acme/endless-GGUF/
+            '<http://127.0.0.1:{hub}/api/models/acme/endless-GGUF/tree/main?cursor=1>; rel="next"';
+        ~^/api/models/acme/strange-GGUF/ '<http://localhost:{cdn}/elsewhere>; rel="next"';
+    }}
+
+    server {{
+        listen 127.0.0.1:{hub};
+        access_log {root}/hub.log asked;
+        root {root}/hub;
+
+        location /api/models/ {{
+            default_type application/json;
+            add_header Link $following;
+            error_page 404 = @no_repo;
+            try_files $uri/page$arg_cursor.json =404;
+        }}
+        location = /api/models {{
+            default_type application/json;
+            try_files /search/$arg_search.json /search/none.json =404;
+        }}
+        location @no_repo {{
+            add_header X-Error-Code RepoNotFound always;
+            if ($door = open) {{ return 404; }}
+            return 401;
+        }}
+        location ~ ^/acme/gated-GGUF/resolve/main/(?<file>.+)$ {{
+            if ($door = closed) {{ add_header X-Error-Code GatedRepo always; return 401; }}
+            if ($door = wrong) {{ add_header X-Error-Code GatedRepo always; return 403; }}
+            add_header X-Linked-ETag $linked_etag always;
+            return 302 http://localhost:{cdn}/acme/gated-GGUF/$file?{signature};
+        }}
+        location ~ ^/(?<repo>[^/]+/[^/]+)/resolve/[^/]+/(?<file>.+\\.json)$ {{
+            error_page 404 = @no_entry;
+            try_files /files/$repo/$file =404;
+        }}
+        location ~ ^/(?<repo>[^/]+/[^/]+)/resolve/[^/]+/(?<file>.+)$ {{
+            error_page 404 = @no_entry;
+            if ($linked_etag = "") {{ return 404; }}
+            add_header X-Linked-ETag $linked_etag always;
+            return 302 http://localhost:{cdn}/$repo/$file?{signature};
+        }}
+        location @no_entry {{
+            add_header X-Error-Code EntryNotFound always;
+            return 404;
+        }}
+        location /v2/ {{
+            location ~ ^/v2/(?<model>.+)/blobs/(?<digest>sha256:[0-9a-f]+)$ {{
+                return 307 http://localhost:{cdn}/blobs/$digest?{signature};
+            }}
+            location ~ ^/v2/.+/manifests/ {{
+                default_type application/vnd.docker.distribution.manifest.v2+json;
+                error_page 404 = @no_manifest;
+                try_files $uri =404;
+            }}
+        }}
+        location @no_manifest {{
+            default_type application/json;
+            return 404 '{{"errors":[{{"code":"MANIFEST_UNKNOWN","message":"manifest unknown"}}]}}';
+        }}
+    }}
+
+    server {{
+        listen 127.0.0.1:{cdn};
+        access_log {root}/cdn.log asked;
+        root {root}/cdn;
+        location /whole/ {{ alias {root}/cdn/; max_ranges 0; }}
+        location = /page.gguf {{ default_type text/html; return 200 "<html>sign in</html>"; }}
+        location = /broken.gguf {{ return 500; }}
+        location = /teapot.gguf {{ return 418; }}
+        location = /loop.gguf {{ return 302 /loop.gguf; }}
+        location ~ ^/hops/(?<rest>y*)$ {{ return 302 /hops/y$rest; }}
+        location = /disk.gguf {{ return 302 file:///etc/passwd; }}
+        location = /named.gguf {{ return 302 /acme/tiny-GGUF/tiny-Q4_K_M.gguf; }}
+    }}
+}}
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hub:
+    root: Path
+    endpoint: str  # http://127.0.0.1:...
+    cdn: str  # http://localhost:...
+
+    def log(self, server: str) -> list[str]:
+        """What the hub or the cdn was asked, a line each, once nginx has written it."""
+        time.sleep(0.05)
+        return (self.root / f"{server}.log").read_text().splitlines()
+
+    def clear_logs(self) -> None:
+        for server in ("hub", "cdn"):
+            with (self.root / f"{server}.log").open("r+") as file:
+                file.truncate()
+
+
+def build(root: Path) -> dict[str, str]:
+    """Fills the folder; returns the hub's X-Linked-ETag for each /resolve/ path."""
+    listings: dict[str, list[dict[str, object]]] = {}
+    linked: dict[str, str] = {}
+
+    def add(repo: str, name: str, header: bytes, weights_bytes: int = 1 << 20) -> None:
+        write_gguf(root / "cdn" / repo / name, header, weights_bytes=weights_bytes)
+        size_bytes = len(header) + weights_bytes
+        digest = hashlib.sha256(repo.encode() + name.encode() + header).hexdigest()
+        linked[f"/{repo}/resolve/main/{name}"] = digest
+        lfs = {"oid": digest, "size": size_bytes, "pointerSize": 134}
+        listings.setdefault(repo, []).append(
+            {"type": "file", "path": name, "size": size_bytes, "lfs": lfs}
+        )
+
+    def add_json(repo: str, name: str, value: object) -> None:
+        path = root / "hub" / "files" / repo / name
+        write_json(path, value)
+        listings.setdefault(repo, []).append(
+            {"type": "file", "path": name, "size": path.stat().st_size}
+        )
+
+    for quant in ("Q4_K_M", "Q8_0"):
+        add("acme/tiny-GGUF", f"tiny-{quant}.gguf", gguf_header())
+    add("acme/tiny-GGUF", "mmproj-tiny-F16.gguf", gguf_header(architecture="clip"))
+    add("acme/large-GGUF", "large-Q4_K_M.gguf", gguf_header(vocabulary=100_000), 64 << 20)
+    for number in (1, 2, 3):
+        add("acme/split-GGUF", f"Q8_0/split-Q8_0-{number:05d}-of-00003.gguf", gguf_header())
+    add("acme/gated-GGUF", "gated-Q4_K_M.gguf", gguf_header())
+    add("acme/paged-GGUF", "paged-Q8_0.gguf", gguf_header())
+    add("acme/endless-GGUF", "a.gguf", gguf_header())
+    add("acme/strange-GGUF", "a.gguf", gguf_header())
+    for number in (1, 2):
+        name = f"model-{number:05d}-of-00002.safetensors"
+        add("acme/tensors", name, safetensors_header(), 128)
+    add_json("acme/tensors", "config.json", {"model_type": "llama", "hidden_size": 4})
+    add_json("acme/tensors", "model.safetensors.index.json", {"metadata": {"total_size": 256}})
+    _write_listings(root, listings)
+    _write_registry(root)
+    shutil.copytree(root / "hub/files/acme/tensors", root / "cdn/acme/tensors", dirs_exist_ok=True)
+    (root / "cdn/empty.gguf").write_bytes(b"")
+    return linked
+
+
+def _write_listings(root: Path, listings: dict[str, list[dict[str, object]]]) -> None:
+    for repo, files in listings.items():
+        folder = root / "hub/api/models" / repo / "tree/main"
+        write_json(folder / "page.json", [{"type": "directory", "path": "Q8_0", "size": 0}, *files])
+    more = {"type": "file", "path": "paged-Q4_K_M.gguf", "size": 5}
+    write_json(root / "hub/api/models/acme/paged-GGUF/tree/main/page2.json", [more])
+    endless = root / "hub/api/models/acme/endless-GGUF/tree/main"
+    shutil.copy(endless / "page.json", endless / "page1.json")
+    page = root / "hub/api/models/acme/page-GGUF/tree/main/page.json"
+    page.parent.mkdir(parents=True)
+    page.write_text("<html>maintenance</html>")
+    ids = [{"id": "acme/tiny-GGUF"}, {"id": "acme/tensors"}, {"id": "<script>"}, 3]
+    write_json(root / "hub/search/tiny-GGFU.json", ids)
+    write_json(root / "hub/search/none.json", [])
+
+
+def _write_registry(root: Path) -> None:
+    layers = []
+    for kind in ("model", "projector", "license"):
+        header = gguf_header(architecture=kind)
+        digest = f"sha256:{hashlib.sha256(header).hexdigest()}"
+        write_gguf(root / "cdn/blobs" / digest, header, weights_bytes=4096)
+        layers.append(
+            {
+                "mediaType": f"application/vnd.ollama.image.{kind}",
+                "digest": digest,
+                "size": len(header) + 4096,
+            }
+        )
+    manifests = root / "hub/v2/library/tiny/manifests"
+    write_json(manifests / "latest", {"schemaVersion": 2, "layers": layers})
+    write_json(manifests / "cloud", {"schemaVersion": 2, "layers": layers[2:]})
+    bad = {"mediaType": layers[0]["mediaType"], "digest": "sha256:../../etc/passwd", "size": 1}
+    write_json(manifests / "bad", {"layers": [bad]})
+    write_json(manifests / "list", [1, 2])
+
+
+def start(root: Path) -> tuple[Hub, subprocess.Popen[bytes]]:
+    (root / "temp").mkdir(parents=True)
+    linked = build(root)
+    hub_port, cdn_port = _free_ports()
+    lines = "".join(f'"{path}" \'"{digest}"\';\n' for path, digest in linked.items())
+    config = _CONFIG.format(
+        root=root, hub=hub_port, cdn=cdn_port, linked=lines, signature=SIGNATURE
+    )
+    (root / "nginx.conf").write_text(config)
+    command = ["nginx", "-p", str(root), "-c", str(root / "nginx.conf"), "-e", f"{root}/error.log"]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    _wait_for(cdn_port, process, root)
+    endpoint, cdn = f"http://127.0.0.1:{hub_port}", f"http://localhost:{cdn_port}"
+    return Hub(root=root, endpoint=endpoint, cdn=cdn), process
+
+
+def _free_ports() -> tuple[int, int]:
+    with socket.socket() as one, socket.socket() as other:
+        one.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", 0))
+        return one.getsockname()[1], other.getsockname()[1]
+
+
+def _wait_for(port: int, process: subprocess.Popen[bytes], root: Path) -> None:
+    for _ in range(200):
+        if process.poll() is not None:
+            break
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.02)
+    raise RuntimeError("nginx did not start: " + (root / "error.log").read_text())

@@ -1,0 +1,251 @@
+"""Models on the hub: listings, names, shards, and what is said when there is no such thing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from tests.hub.nginx_hub import Hub
+from tests.hub.raw_server import RawServer, Script, answer
+
+from edgekit.errors import (
+    NotFoundError,
+    RemoteInspectError,
+    RemoteNotFoundError,
+    UsageError,
+)
+from edgekit.source.hub import locate_hub
+from edgekit.source.reference import HubModel
+from edgekit.source.types import Container, Origin, Reach
+
+Server = Callable[[Script], RawServer]
+
+
+def test_a_repository_without_a_tag_is_its_q4_k_m(hub: Hub, reach: Reach) -> None:
+    found = locate_hub(HubModel(repo="acme/tiny-GGUF"), reach)
+    assert (found.label, found.origin, found.container) == (
+        "acme/tiny-GGUF:Q4_K_M",
+        Origin.HUB,
+        Container.GGUF,
+    )
+    assert [file.name for file in found.weights] == ["tiny-Q4_K_M.gguf"]
+    assert [file.name for file in found.projectors] == ["mmproj-tiny-F16.gguf"]
+    assert found.alternatives == ("Q8_0",)
+    assert reach.traffic.requests == 1
+    assert reach.traffic.ranges == 0
+
+
+def test_a_tag_names_a_quantisation_whatever_its_case(hub: Hub, reach: Reach) -> None:
+    found = locate_hub(HubModel(repo="acme/tiny-GGUF", quant="q8_0"), reach)
+    assert [file.name for file in found.weights] == ["tiny-Q8_0.gguf"]
+
+
+def test_a_tag_that_is_not_there_names_those_that_are(hub: Hub, reach: Reach) -> None:
+    with pytest.raises(NotFoundError, match=r"no Q5_K_M in acme/tiny-GGUF.*Q4_K_M"):
+        locate_hub(HubModel(repo="acme/tiny-GGUF", quant="Q5_K_M"), reach)
+
+
+def test_the_size_in_the_listing_is_the_size_of_the_file(hub: Hub, reach: Reach) -> None:
+    (listed,) = locate_hub(HubModel(repo="acme/large-GGUF"), reach).weights
+    file = listed.open()
+    assert listed.size_bytes == file.size_bytes
+    file.close()
+
+
+def test_the_architecture_costs_one_range_and_half_a_mebibyte(hub: Hub, reach: Reach) -> None:
+    locate_hub(HubModel(repo="acme/large-GGUF"), reach).weights[0].open().close()
+    assert reach.traffic.ranges == 1
+    assert reach.traffic.requests == 3  # listing, hub, cdn
+    assert (
+        reach.traffic.received_bytes < 524_288 + 2048
+    )  # nginx's page with the redirect, a listing
+
+
+def test_later_ranges_do_not_go_through_the_hub_again(hub: Hub, reach: Reach) -> None:
+    file = locate_hub(HubModel(repo="acme/large-GGUF"), reach).weights[0].open()
+    file.read(700_000, 10)
+    file.close()
+    assert len(hub.log("hub")) == 2
+    assert len(hub.log("cdn")) == 2
+
+
+def test_a_shard_set_is_one_model(hub: Hub, reach: Reach) -> None:
+    found = locate_hub(HubModel(repo="acme/split-GGUF"), reach)
+    names = [f"Q8_0/split-Q8_0-{number:05d}-of-00003.gguf" for number in (1, 2, 3)]
+    assert [file.name for file in found.weights] == names
+    for file in found.weights:
+        opened = file.open()
+        assert opened.read(0, 4) == b"GGUF"
+        opened.close()
+
+
+def test_a_named_shard_means_its_set_and_needs_no_listing(hub: Hub, reach: Reach) -> None:
+    name = "Q8_0/split-Q8_0-00002-of-00003.gguf"
+    found = locate_hub(HubModel(repo="acme/split-GGUF", filename=name), reach)
+    assert [file.name[-19:-5] for file in found.weights] == [
+        "00001-of-00003",
+        "00002-of-00003",
+        "00003-of-00003",
+    ]
+    assert reach.traffic.requests == 0
+    opened = found.weights[2].open()
+    assert opened.read(0, 4) == b"GGUF"
+    opened.close()
+
+
+def test_a_named_file_needs_no_listing(hub: Hub, reach: Reach) -> None:
+    model = HubModel(repo="acme/tiny-GGUF", filename="tiny-Q8_0.gguf")
+    file = locate_hub(model, reach).weights[0].open()
+    assert file.name == "acme/tiny-GGUF/tiny-Q8_0.gguf"
+    assert len(hub.log("hub")) == 1
+    file.close()
+
+
+def test_a_named_file_that_is_not_there_is_looked_for_in_the_listing(
+    hub: Hub, reach: Reach
+) -> None:
+    model = HubModel(repo="acme/tiny-GGUF", filename="tiny-Q4_K_S.gguf")
+    found = locate_hub(model, reach)
+    with pytest.raises(RemoteNotFoundError) as caught:
+        found.weights[0].open()
+    assert str(caught.value).startswith(
+        f"acme/tiny-GGUF/tiny-Q4_K_S.gguf: the repository has no such file on {hub.endpoint[7:]}; "
+        "check the spelling. Did you mean: tiny-Q4_K_M.gguf"
+    )
+
+
+def test_safetensors_come_with_config_and_index(hub: Hub, reach: Reach) -> None:
+    found = locate_hub(HubModel(repo="acme/tensors"), reach)
+    assert found.container is Container.SAFETENSORS
+    assert len(found.weights) == 2
+    assert found.config is not None
+    assert found.index is not None
+    config = found.config.open()
+    assert json.loads(config.read(0, config.size_bytes))["model_type"] == "llama"
+    config.close()
+    shard = found.weights[1].open()
+    assert shard.read(8, 1) == b"{"
+    shard.close()
+
+
+def test_a_named_safetensors_file_brings_its_config(hub: Hub, reach: Reach) -> None:
+    name = "model-00001-of-00002.safetensors"
+    found = locate_hub(HubModel(repo="acme/tensors", filename=name), reach)
+    assert (len(found.weights), found.config is not None) == (2, True)
+
+
+def test_the_listing_is_read_to_its_last_page(hub: Hub, reach: Reach) -> None:
+    found = locate_hub(HubModel(repo="acme/paged-GGUF"), reach)
+    assert [file.name for file in found.weights] == ["paged-Q4_K_M.gguf"]
+    assert reach.traffic.requests == 2
+
+
+def test_a_listing_without_end_is_given_up(hub: Hub, reach: Reach) -> None:
+    with pytest.raises(RemoteInspectError, match="more than 20 pages; name a file"):
+        locate_hub(HubModel(repo="acme/endless-GGUF"), reach)
+    assert reach.traffic.requests == 20
+
+
+def test_a_listing_that_goes_on_elsewhere_is_not_followed(hub: Hub, reach: Reach) -> None:
+    with pytest.raises(RemoteInspectError, match=r"goes on at another host .localhost"):
+        locate_hub(HubModel(repo="acme/strange-GGUF"), reach)
+    assert hub.log("cdn") == []
+
+
+def test_a_listing_that_is_none(hub: Hub, reach: Reach) -> None:
+    with pytest.raises(RemoteInspectError, match="something that is no listing; check HF_ENDPOINT"):
+        locate_hub(HubModel(repo="acme/page-GGUF"), reach)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"[" * 100_000, b'{"error": 1}', b"\xff\xfe", b"", b"[1e999999]" + b" " * 10 + b"}"],
+)
+def test_a_listing_that_is_broken(
+    raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
+    server = raw_server(lambda _, say: say(answer("200 OK", {}, body)))
+    monkeypatch.setenv("HF_ENDPOINT", server.address)
+    with pytest.raises(RemoteInspectError, match="no listing"):
+        locate_hub(HubModel(repo="acme/any"), reach)
+
+
+def test_a_listing_that_is_too_large(
+    raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = raw_server(lambda _, say: say(answer("200 OK", {}, b" " * (3 << 20))))
+    monkeypatch.setenv("HF_ENDPOINT", server.address)
+    with pytest.raises(
+        RemoteInspectError, match="more than 2,097,152 bytes where a short document"
+    ):
+        locate_hub(HubModel(repo="acme/any"), reach)
+    assert reach.traffic.received_bytes < (2 << 20) + 2 * 65_536
+
+
+def test_paths_that_no_repository_has_are_left_out(
+    raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = [
+        "../a.gguf",
+        "/a.gguf",
+        "b/../a.gguf",
+        "a\x1b.gguf",
+        "x" * 2000 + ".gguf",
+        "",
+        "a//b.gguf",
+    ]
+    entries: list[object] = [{"type": "file", "path": path, "size": 1} for path in odd]
+    entries += [3, None, {"type": "file"}, {"type": "file", "path": 3}, []]
+    entries.append({"type": "file", "path": "good.gguf", "size": -1, "lfs": {"size": "many"}})
+    said = answer("200 OK", {}, json.dumps(entries).encode())
+    monkeypatch.setenv("HF_ENDPOINT", raw_server(lambda _, say: say(said)).address)
+    (file,) = locate_hub(HubModel(repo="acme/any"), reach).weights
+    assert (file.name, file.size_bytes) == ("good.gguf", None)
+
+
+def test_a_repository_that_does_not_exist(hub: Hub, reach: Reach) -> None:
+    """The hub answers 401, to tell nobody which private ones exist."""
+    with pytest.raises(RemoteNotFoundError) as caught:
+        locate_hub(HubModel(repo="acme/nothing"), reach)
+    assert str(caught.value) == (
+        f"acme/nothing: no such repository (or a private one) on {hub.endpoint[7:]}; "
+        "check the spelling; if it is private, log in with `hf auth login`, or set HF_TOKEN"
+    )
+
+
+def test_a_repository_that_does_not_exist_suggests_those_that_do(hub: Hub, reach: Reach) -> None:
+    with pytest.raises(RemoteNotFoundError, match=r"Did you mean: acme/tiny-GGUF\?$"):
+        locate_hub(HubModel(repo="acme/tiny-GGFU"), reach)
+
+
+def test_a_revision_that_does_not_exist(
+    raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = answer("404 Not Found", {"X-Error-Code": "RevisionNotFound"})
+    server = raw_server(lambda _, say: say(said))
+    monkeypatch.setenv("HF_ENDPOINT", server.address)
+    with pytest.raises(RemoteNotFoundError, match="acme/a@v9: the repository has no such revision"):
+        locate_hub(HubModel(repo="acme/a", revision="v9"), reach)
+
+
+def test_revisions_and_names_are_quoted(
+    raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = raw_server(lambda _, say: say(answer("404 Not Found")))
+    monkeypatch.setenv("HF_ENDPOINT", server.address + "/")
+    model = HubModel(repo="acme/a", revision="refs/pr/1", filename="é #1?.gguf")
+    with pytest.raises(RemoteNotFoundError):
+        locate_hub(model, reach).weights[0].open()
+    lines = [asked.line for asked in server.asked[:2]]
+    assert lines == [
+        "GET /acme/a/resolve/refs%2Fpr%2F1/%C3%A9%20%231%3F.gguf HTTP/1.1",
+        "GET /api/models/acme/a/tree/refs%2Fpr%2F1?recursive=true HTTP/1.1",
+    ]
+
+
+@pytest.mark.parametrize("repo", ["acme/a--b", "acme/a.git"])
+def test_a_name_that_the_hub_allows_nobody(hub: Hub, reach: Reach, repo: str) -> None:
+    with pytest.raises(UsageError, match="cannot be a repository on the hub"):
+        locate_hub(HubModel(repo=repo), reach)
+    assert reach.traffic.requests == 0

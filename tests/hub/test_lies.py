@@ -1,0 +1,183 @@
+"""Servers that lie, contradict themselves or send something else: one sentence, little traffic."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.hub.nginx_hub import Hub
+from tests.hub.raw_server import Asked, RawServer, Say, Script, answer, ranged
+
+from edgekit.errors import EdgekitError, RemoteInspectError
+from edgekit.source.failures import Answer
+from edgekit.source.ranges import first_piece
+from edgekit.source.remote import GGUF, HttpFile
+from edgekit.source.transport import Transport
+from edgekit.source.types import Reach
+
+Server = Callable[[Script], RawServer]
+CONTENT = bytes(range(256)) * 4096  # 1 MiB
+FIRST = CONTENT[:524_288]
+
+
+def open_file(url: str, reach: Reach) -> HttpFile:
+    return HttpFile(Transport(reach), url, name="the file", stride=GGUF)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        None,
+        "bytes */1048576",
+        "bytes 0-524287/*",
+        "bytes 1-524288/1048576",  # another start
+        "bytes 0-524288/1048576",  # one more than was asked for
+        "bytes 0-524287/524287",  # past its own end
+        "bytes 524287-0/1048576",
+        "bytes 0-524286/1048576",  # one less than the body
+        "bytes 0-99999999999999999999999/1048576",
+        "octets 0-524287/1048576",
+        "bytes -1-524287/1048576",
+        "bytes 0-524287/1048576, bytes 0-524287/1048576",
+        "\u0660-\u0661/\u0662",
+    ],
+)
+def test_a_content_range_that_lies(raw_server: Server, reach: Reach, place: str | None) -> None:
+    headers = {} if place is None else {"Content-Range": place.encode().decode("latin-1")}
+    server = raw_server(lambda _, say: say(answer("206 Partial Content", headers, FIRST)))
+    with pytest.raises(RemoteInspectError, match=r"the file: 127\.0\.0\.1:[0-9]+ .*check the addr"):
+        open_file(server.address + "/a.gguf", reach)
+    assert (reach.traffic.requests, reach.traffic.received_bytes) == (1, 0)
+
+
+@pytest.mark.parametrize("place", ["bytes 0-262143/1048576", "bytes 524289-786432/1048576"])
+def test_a_later_content_range_that_lies(raw_server: Server, reach: Reach, place: str) -> None:
+    def script(asked: Asked, say: Say) -> None:
+        lie = answer("206 Partial Content", {"Content-Range": place}, CONTENT[: 256 * 1024])
+        say(ranged(CONTENT, asked) if asked.number == 1 else lie)
+
+    file = open_file(raw_server(script).address + "/a.gguf", reach)
+    with pytest.raises(RemoteInspectError, match="was asked for bytes 524288-786431 and says"):
+        file.read(524_288, 8)
+    assert file.read(0, 524_288) == FIRST
+    file.close()
+
+
+def test_a_body_longer_than_promised(raw_server: Server, reach: Reach) -> None:
+    """Without Content-Length the body ends where the server says so, and it does not."""
+    place = {"Content-Range": "bytes 0-524287/1048576", "Content-Length": ""}
+    said = answer("206 Partial Content", place, CONTENT * 8)
+    server = raw_server(lambda _, say: say(said))
+    with pytest.raises(RemoteInspectError, match="sent more than the 524,288 bytes it promised"):
+        open_file(server.address + "/a.gguf", reach)
+    assert reach.traffic.received_bytes < 524_288 + 2 * 65_536  # at most a socket buffer more
+
+
+def test_a_body_shorter_than_promised_is_tried_again_from_there(
+    raw_server: Server, reach: Reach
+) -> None:
+    def script(asked: Asked, say: Say) -> None:
+        if asked.number > 1:
+            say(ranged(CONTENT, asked))
+            return
+        place = {"Content-Range": "bytes 0-524287/1048576", "Content-Length": ""}
+        say(answer("206 Partial Content", place, FIRST[:1000]))
+
+    server = raw_server(script)
+    file = open_file(server.address + "/a.gguf", reach)
+    assert file.read(0, 524_288) == FIRST
+    assert [asked.first_byte for asked in server.asked] == [0, 1000]
+    file.close()
+
+
+def test_gzip_is_refused_unread(raw_server: Server, reach: Reach) -> None:
+    body = gzip.compress(FIRST)
+    place = f"bytes 0-{len(body) - 1}/1048576"
+    headers = {"Content-Range": place, "Content-Encoding": "gzip"}
+    server = raw_server(lambda _, say: say(answer("206 Partial Content", headers, body)))
+    with pytest.raises(RemoteInspectError, match="sends it compressed though asked not to"):
+        open_file(server.address + "/a.gguf", reach)
+    assert server.asked[0].headers["accept-encoding"] == "identity"
+    assert reach.traffic.received_bytes == 0
+
+
+def test_a_web_page_instead_of_a_model(hub: Hub, reach: Reach) -> None:
+    with pytest.raises(RemoteInspectError, match="answered with a web page instead of a file"):
+        open_file(f"{hub.cdn}/page.gguf", reach)
+    assert reach.traffic.received_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        answer("204 No Content"),
+        answer("304 Not Modified"),
+        answer("416 Range Not Satisfiable", {"Content-Range": "bytes */1048576"}),
+        answer("206 Partial Content", {"Content-Type": "multipart/byteranges; boundary=x"}, FIRST),
+        answer("302 Found"),
+        answer("300 Multiple Choices"),
+        answer("200 OK", {"Content-Length": "99999999999999999999999"}),
+    ],
+)
+def test_an_answer_that_makes_no_sense(raw_server: Server, reach: Reach, said: bytes) -> None:
+    server = raw_server(lambda _, say: say(said))
+    with pytest.raises(RemoteInspectError, match="the file: "):
+        open_file(server.address + "/a.gguf", reach)
+    assert reach.traffic.received_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+        b"HTTP/1.1 abc OK\r\n\r\n",
+        b"HTTP/1.1 206 OK\r\nContent-Length: -5\r\n\r\n",
+        b"HTTP/1.1 206 OK\r\n" + b"X-Filler: " + b"a" * 300_000,  # a head without an end
+        b"",
+        b"\0" * 1000,
+    ],
+)
+def test_what_is_not_http(raw_server: Server, reach: Reach, said: bytes) -> None:
+    server = raw_server(lambda _, say: say(said))
+    with pytest.raises(RemoteInspectError, match=r"broke the connection off .* 4 times"):
+        open_file(server.address + "/a.gguf", reach)
+    assert len(server.asked) == 4
+
+
+def test_a_validator_that_cannot_be_sent_back_is_not(raw_server: Server, reach: Reach) -> None:
+    etag = {"ETag": '"\u00e9"', "Last-Modified": "x" * 5000}
+    server = raw_server(lambda asked, say: say(ranged(CONTENT, asked, etag)))
+    file = open_file(server.address + "/a.gguf", reach)
+    assert file.read(524_288, 8) == CONTENT[524_288:524_296]
+    assert "if-range" not in server.asked[1].headers
+    file.close()
+
+
+NUMBERS = st.integers(-2, 2**70) | st.sampled_from([0, 99, 100, 524_287, 524_288])
+PLACES = st.builds("bytes {}-{}/{}".format, NUMBERS, NUMBERS, NUMBERS | st.just("*"))
+
+
+@given(
+    status=st.sampled_from([200, 203, 204, 206, 304, 416]),
+    headers=st.fixed_dictionaries(
+        {},
+        optional={
+            "content-range": PLACES | st.text(),
+            "content-length": NUMBERS.map(str) | st.text(),
+            "content-type": st.sampled_from(["text/html; charset=utf-8", "", "application/json"]),
+            "etag": st.text(),
+        },
+    ),
+)
+def test_whatever_the_head_says_no_more_than_was_asked_for_is_taken(
+    status: int, headers: dict[str, str]
+) -> None:
+    answer = Answer(status=status, headers=headers, url="https://a.example/a.gguf")
+    with contextlib.suppress(EdgekitError):
+        piece = first_piece(answer, asked_bytes=524_288, whole_bytes=100, name="a.gguf")
+        assert 0 <= piece.length <= min(524_288, piece.version.total_bytes)
+        assert status == 206 or piece.length <= 100

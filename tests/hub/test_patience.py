@@ -1,0 +1,289 @@
+"""What is tried again, how often, how long; and what ends in time whatever the server does."""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from tests.hub.nginx_hub import Hub
+from tests.hub.raw_server import Asked, RawServer, Say, Script, answer, ranged
+
+from edgekit.errors import RemoteInspectError
+from edgekit.source import transport
+from edgekit.source.remote import GGUF, JSON, HttpFile, Stride
+from edgekit.source.transport import Transport
+from edgekit.source.types import Reach, Traffic
+
+Server = Callable[[Script], RawServer]
+CONTENT = bytes(range(256)) * 4096  # 1 MiB
+
+
+def open_file(url: str, reach: Reach, stride: Stride = GGUF) -> HttpFile:
+    return HttpFile(Transport(reach), url, name="the file", stride=stride)
+
+
+def failing(times: int, said: bytes) -> Script:
+    """Says `said` so many times, and then what it should."""
+    return lambda asked, say: say(said if asked.number <= times else ranged(CONTENT, asked))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        answer("429 Too Many Requests"),
+        answer("500 Internal Server Error", {}, b"x" * 100_000),
+        answer("502 Bad Gateway"),
+        answer("503 Service Unavailable", {"Retry-After": "soon"}),
+        answer("504 Gateway Timeout", {"Retry-After": "9" * 5000}),
+        b"",  # the connection is closed without an answer
+    ],
+)
+def test_what_may_pass_is_tried_again(raw_server: Server, reach: Reach, said: bytes) -> None:
+    server = raw_server(failing(2, said))
+    file = open_file(server.address + "/a.gguf", reach)
+    assert file.read(0, 100) == CONTENT[:100]
+    assert len(server.asked) == reach.traffic.requests == 3
+    file.close()
+
+
+def test_each_wait_is_twice_the_one_before(
+    raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "FIRST_PAUSE_S", 0.2)
+    server = raw_server(failing(2, answer("503 Service Unavailable")))
+    started = time.monotonic()
+    open_file(server.address + "/a.gguf", reach).close()
+    assert 0.2 + 0.4 <= time.monotonic() - started < 2.0
+
+
+def test_it_is_tried_four_times_and_no_more(hub: Hub, reach: Reach) -> None:
+    with pytest.raises(RemoteInspectError, match=r"answered 500, 4 times; try again later"):
+        open_file(f"{hub.cdn}/broken.gguf", reach)
+    assert reach.traffic.requests == len(hub.log("cdn")) == 4
+
+
+def test_the_server_says_how_long_to_wait(raw_server: Server, reach: Reach) -> None:
+    said = answer("429 Too Many Requests", {"Retry-After": "1"})
+    started = time.monotonic()
+    open_file(raw_server(failing(1, said)).address + "/a.gguf", reach).close()
+    assert 1.0 <= time.monotonic() - started < 2.0
+
+
+def test_the_server_says_until_when_to_wait(raw_server: Server, reach: Reach) -> None:
+    until = email.utils.formatdate(time.time() + 2, usegmt=True)  # whole seconds: 1 to 2 from now
+    said = answer("503 Service Unavailable", {"Retry-After": until})
+    started = time.monotonic()
+    open_file(raw_server(failing(1, said)).address + "/a.gguf", reach).close()
+    assert 0.9 <= time.monotonic() - started < 4.0
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Retry-After": "300"},
+        {"Retry-After": email.utils.formatdate(time.time() + 301, usegmt=True)},
+        {"RateLimit": '"api";r=0;t=300'},  # the hub's own form
+    ],
+)
+def test_a_long_wait_is_told_instead_of_waited(
+    raw_server: Server, reach: Reach, headers: dict[str, str]
+) -> None:
+    server = raw_server(lambda _, say: say(answer("429 Too Many Requests", headers)))
+    started = time.monotonic()
+    with pytest.raises(RemoteInspectError, match=r"too many requests.*try again in [23][0-9]{2} s"):
+        open_file(server.address + "/a.gguf", reach)
+    assert len(server.asked) == 1
+    assert time.monotonic() - started < 1.0
+
+
+def test_after_a_cut_the_range_goes_on_where_it_broke_off(raw_server: Server, reach: Reach) -> None:
+    def script(asked: Asked, say: Say) -> None:
+        whole = ranged(CONTENT, asked, {"ETag": '"a"'})
+        say(whole if asked.number == 3 else whole[: len(whole) - 400_000 // asked.number])
+
+    server = raw_server(script)
+    file = open_file(server.address + "/a.gguf", reach)
+    assert file.read(0, 524_288) == CONTENT[:524_288]
+    assert [asked.first_byte for asked in server.asked] == [0, 124_288, 324_288]
+    assert [asked.headers.get("if-range") for asked in server.asked] == [None, '"a"', '"a"']
+    assert reach.traffic.received_bytes == 524_288
+    file.close()
+
+
+def test_a_connection_that_always_breaks_is_given_up(raw_server: Server, reach: Reach) -> None:
+    server = raw_server(lambda asked, say: say(ranged(CONTENT, asked)[:2000]))
+    with pytest.raises(RemoteInspectError, match=r"broke the connection off after .* 4 times"):
+        open_file(server.address + "/a.gguf", reach)
+    assert len(server.asked) == 4
+    assert reach.traffic.received_bytes < 4 * 2000
+
+
+def test_a_whole_file_that_breaks_off_is_asked_for_again_from_its_start(
+    raw_server: Server, reach: Reach
+) -> None:
+    said = answer("200 OK", {"Content-Type": "application/json"}, b'{"a": 1}' * 100)
+    server = raw_server(lambda asked, say: say(said[:-300] if asked.number == 1 else said))
+    file = open_file(server.address + "/config.json", reach, JSON)
+    assert file.read(0, 5000) == b'{"a": 1}' * 100
+    file.close()
+
+
+def drip(head: bytes, rest: bytes) -> Script:
+    def script(_: Asked, say: Say) -> None:
+        say(head)
+        for byte in rest:
+            time.sleep(0.1)
+            say(bytes([byte]))
+
+    return script
+
+
+WHOLE = answer("206 Partial Content", {"Content-Range": "bytes 0-524287/1048576"}, CONTENT[:524288])
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        drip(WHOLE[:200], WHOLE[200:]),  # the body comes byte by byte
+        drip(b"", WHOLE),  # even the head does
+    ],
+    ids=["body", "head"],
+)
+def test_a_server_that_drips_ends_with_the_total_time(
+    raw_server: Server, reach: Reach, script: Script
+) -> None:
+    reach = replace(reach, total_timeout_s=1.0)
+    server = raw_server(script)
+    started = time.monotonic()
+    with pytest.raises(RemoteInspectError, match=r"not done after 1 s on the network .*too slow"):
+        open_file(server.address + "/a.gguf", reach)
+    assert time.monotonic() - started < 1.6
+    assert reach.traffic.requests == 1
+    assert reach.traffic.received_bytes < 1000
+
+
+def test_the_thread_of_a_dripping_head_ends_too(raw_server: Server, reach: Reach) -> None:
+    before = threading.active_count()
+    server = raw_server(drip(b"", WHOLE))
+    with pytest.raises(RemoteInspectError):
+        open_file(server.address + "/a.gguf", replace(reach, total_timeout_s=0.5))
+    expected = before + 1  # the server's own
+    for _ in range(50):
+        if threading.active_count() <= expected:
+            break
+        time.sleep(0.05)
+    assert threading.active_count() <= expected
+
+
+def test_a_silent_server_is_tried_twice(raw_server: Server, reach: Reach) -> None:
+    reach = replace(reach, read_timeout_s=0.3)
+    server = raw_server(lambda _asked, _say: time.sleep(1.5))
+    started = time.monotonic()
+    with pytest.raises(RemoteInspectError, match=r"stopped sending after 0 bytes, 2 times"):
+        open_file(server.address + "/a.gguf", reach)
+    assert time.monotonic() - started < 1.5
+    assert len(server.asked) == 2
+
+
+def test_a_server_that_falls_silent_keeps_what_it_sent(raw_server: Server, reach: Reach) -> None:
+    def script(asked: Asked, say: Say) -> None:
+        whole = ranged(CONTENT, asked)
+        if asked.number == 1:
+            say(whole[:-24_288])
+            time.sleep(1.0)
+        else:
+            say(whole)
+
+    server = raw_server(script)
+    file = open_file(server.address + "/a.gguf", replace(reach, read_timeout_s=0.3))
+    assert file.read(0, 524_288) == CONTENT[:524_288]
+    assert [asked.first_byte for asked in server.asked] == [0, 500_000]
+    file.close()
+
+
+def test_the_total_time_is_for_all_files_of_a_reference(raw_server: Server, reach: Reach) -> None:
+    def script(asked: Asked, say: Say) -> None:
+        time.sleep(0.3)
+        say(ranged(CONTENT, asked))
+
+    server = raw_server(script)
+    transport = Transport(replace(reach, total_timeout_s=1.0))
+    started = time.monotonic()
+
+    def open_shards() -> None:
+        for number in range(100):
+            HttpFile(transport, f"{server.address}/{number}.gguf", name="a shard").close()
+
+    with pytest.raises(RemoteInspectError, match="not done after 1 s"):
+        open_shards()
+    assert time.monotonic() - started < 1.5
+    assert 2 <= len(server.asked) <= 4  # 0.3 s each, more on a busy machine
+
+
+def test_time_on_the_network_is_counted_once_for_threads_side_by_side(
+    raw_server: Server, reach: Reach
+) -> None:
+    def script(asked: Asked, say: Say) -> None:
+        time.sleep(0.3)
+        say(ranged(CONTENT, asked))
+
+    server = raw_server(script)
+    shared = Transport(replace(reach, total_timeout_s=2.0))
+
+    def open_shard(number: int) -> bytes:
+        file = HttpFile(shared, f"{server.address}/{number}.gguf", name="a shard")
+        with contextlib.closing(file):
+            return file.read(0, 10)
+
+    with ThreadPoolExecutor(8) as pool:  # 16 x 0.3 s are 4.8 s, but two rounds of eight
+        assert list(pool.map(open_shard, range(16))) == [CONTENT[:10]] * 16
+    assert reach.traffic == Traffic(requests=16, received_bytes=16 * 524_288, ranges=16)
+
+
+def test_what_the_reader_does_meanwhile_is_not_counted(raw_server: Server, reach: Reach) -> None:
+    server = raw_server(lambda asked, say: say(ranged(CONTENT, asked)))
+    file = open_file(server.address + "/a.gguf", replace(reach, total_timeout_s=0.5))
+    time.sleep(0.6)
+    assert file.read(600_000, 5) == CONTENT[600_000:600_005]
+    file.close()
+
+
+def test_a_wait_that_would_not_fit_is_not_begun(raw_server: Server, reach: Reach) -> None:
+    said = answer("503 Service Unavailable", {"Retry-After": "5"})
+    server = raw_server(lambda _, say: say(said))
+    started = time.monotonic()
+    with pytest.raises(RemoteInspectError, match="not done after 2 s"):
+        open_file(server.address + "/a.gguf", replace(reach, total_timeout_s=2.0))
+    assert time.monotonic() - started < 1.0
+
+
+def test_nobody_listens(reach: Reach) -> None:
+    with pytest.raises(RemoteInspectError, match=r"cannot reach 127\.0\.0\.1:9 .*4 times; no netw"):
+        open_file("http://127.0.0.1:9/a.gguf", reach)
+
+
+def test_a_host_that_does_not_exist(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name server is the one thing here that is not real: there may be none."""
+
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(RemoteInspectError, match=r"cannot reach models\.invalid .* wrong host"):
+        open_file("https://models.invalid/a.gguf", reach)
+
+
+def test_a_name_server_that_never_answers(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time-out of a client reaches into the system's resolver."""
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(3.0))
+    started = time.monotonic()
+    with pytest.raises(RemoteInspectError, match=r"not done after 0\.5 s"):
+        open_file("https://models.invalid/a.gguf", replace(reach, total_timeout_s=0.5))
+    assert time.monotonic() - started < 1.5

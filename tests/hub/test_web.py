@@ -1,0 +1,110 @@
+"""Addresses of files on any web server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.hub.hub_files import gguf_header
+from tests.hub.nginx_hub import Hub
+from tests.hub.raw_server import Asked, RawServer, Say, Script, answer, ranged
+
+from edgekit.errors import HeaderError, RemoteInspectError, UsageError
+from edgekit.source.types import Container, Origin, Reach
+from edgekit.source.web import locate_url
+
+Server = Callable[[Script], RawServer]
+
+
+def test_a_gguf(hub: Hub, reach: Reach) -> None:
+    url = f"{hub.cdn}/acme/tiny-GGUF/tiny-Q4_K_M.gguf"
+    found = locate_url(url, reach)
+    assert (found.reference, found.label) == (url, "tiny-Q4_K_M.gguf")
+    assert (found.origin, found.container) == (Origin.URL, Container.GGUF)
+    assert reach.traffic.requests == 0
+    file = found.weights[0].open()
+    assert (file.name, file.read(0, 4)) == (url, b"GGUF")
+    file.close()
+
+
+def test_a_shard_means_the_whole_set(hub: Hub, reach: Reach) -> None:
+    url = f"{hub.cdn}/acme/split-GGUF/Q8_0/split-Q8_0-00002-of-00003.gguf?download=true"
+    found = locate_url(url, reach)
+    assert [file.name[-19:-5] for file in found.weights] == [
+        "00001-of-00003",
+        "00002-of-00003",
+        "00003-of-00003",
+    ]
+    for file in found.weights:
+        opened = file.open()
+        assert opened.read(0, 4) == b"GGUF"
+        opened.close()
+
+
+def test_a_safetensors_file_brings_the_config_beside_it(hub: Hub, reach: Reach) -> None:
+    url = f"{hub.cdn}/acme/tensors/model-00001-of-00002.safetensors"
+    found = locate_url(url, reach)
+    assert found.container is Container.SAFETENSORS
+    assert [file.name for file in found.weights] == [
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+    ]
+    assert found.config is not None
+    assert found.index is not None
+    requests = reach.traffic.requests
+    config = found.config.open()
+    assert config.read(0, 13) == b'{"model_type"'
+    assert reach.traffic.requests == requests  # it was opened to see whether it is there
+    config.close()
+    again = found.config.open()
+    assert again.read(0, 13) == b'{"model_type"'
+    again.close()
+
+
+def test_a_safetensors_file_without_a_config_beside_it(hub: Hub, reach: Reach) -> None:
+    lonely = hub.root / "cdn/lonely/model.safetensors"
+    lonely.parent.mkdir(exist_ok=True)
+    lonely.write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    found = locate_url(f"{hub.cdn}/lonely/model.safetensors", reach)
+    assert found.config is None
+    assert len(found.weights) == 1
+
+
+def test_a_config(hub: Hub, reach: Reach) -> None:
+    found = locate_url(f"{hub.cdn}/acme/tensors/config.json", reach)
+    assert found.container is Container.CONFIG
+    assert found.config is not None
+
+
+def test_an_address_without_a_suffix_is_known_by_its_first_bytes(
+    raw_server: Server, reach: Reach
+) -> None:
+    server = raw_server(lambda asked, say: say(ranged(gguf_header(), asked)))
+    found = locate_url(f"{server.address}/download?id=s3cr3t", reach)
+    assert found.reference == f"{server.address}/download"
+    assert found.container is Container.GGUF
+    found.weights[0].open().close()
+    assert len(server.asked) == 1
+
+
+def test_an_address_of_something_else(raw_server: Server, reach: Reach) -> None:
+    server = raw_server(lambda asked, say: say(ranged(b"PK\x03\x04" * 100, asked)))
+    with pytest.raises(HeaderError, match="nor does the file start like a GGUF"):
+        locate_url(f"{server.address}/model.zip", reach)
+
+
+def test_a_server_that_fails_at_the_config_is_not_taken_for_one_without(
+    raw_server: Server, reach: Reach
+) -> None:
+    def script(asked: Asked, say: Say) -> None:
+        say(answer("500 Internal Server Error"))
+
+    server = raw_server(script)
+    with pytest.raises(RemoteInspectError, match="answered 500"):
+        locate_url(f"{server.address}/model.safetensors", reach)
+
+
+@pytest.mark.parametrize("url", ["ftp://a.example/a.gguf", "https:///a.gguf", "http://[::/a.gguf"])
+def test_what_is_no_address(url: str, reach: Reach) -> None:
+    with pytest.raises(UsageError, match="not the address of a file"):
+        locate_url(url, reach)

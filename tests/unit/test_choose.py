@@ -1,0 +1,425 @@
+"""Which files of a listing are the model."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgekit.errors import EdgekitError, HeaderError, NotFoundError
+from edgekit.source.choose import choose_files
+from edgekit.source.naming import close_names, quant_tag, shard_names
+from edgekit.source.types import ByteSource, Container, ModelFile, ModelFiles, Origin
+
+
+def _never_opened() -> ByteSource:
+    raise AssertionError("choosing opens nothing")
+
+
+def choose(
+    *names: str,
+    quant: str | None = None,
+    filename: str | None = None,
+    origin: Origin = Origin.HUB,
+) -> ModelFiles:
+    files = [ModelFile(name=name, open=_never_opened, size_bytes=1) for name in names]
+    return choose_files(
+        files, reference="r", label="org/name", origin=origin, quant=quant, filename=filename
+    )
+
+
+def names(files: tuple[ModelFile, ...]) -> list[str]:
+    return [file.name for file in files]
+
+
+def shards(stem: str, count: int, suffix: str = "gguf", *, first: int = 1) -> list[str]:
+    last = first + count
+    return [f"{stem}-{number:05d}-of-{count:05d}.{suffix}" for number in range(first, last)]
+
+
+@pytest.mark.parametrize(
+    ("name", "tag"),
+    [
+        ("gemma-3-27b-it-Q4_K_M.gguf", "Q4_K_M"),
+        ("gemma-3-27b-it.q4_k_m.gguf", "Q4_K_M"),
+        ("model_Q8_0.gguf", "Q8_0"),
+        ("m-UD-Q4_K_XL.gguf", "UD-Q4_K_XL"),
+        ("m-UD-IQ2_XXS.gguf", "UD-IQ2_XXS"),
+        ("m-IQ4_NL.gguf", "IQ4_NL"),
+        ("m-Q4_0_4_4.gguf", "Q4_0_4_4"),
+        ("m-TQ1_0.gguf", "TQ1_0"),
+        ("gpt-oss-20b-MXFP4.gguf", "MXFP4"),
+        ("gpt-oss-20b-mxfp4_moe.gguf", "MXFP4_MOE"),
+        ("m-NVFP4.gguf", "NVFP4"),
+        ("m-BF16.gguf", "BF16"),
+        ("m.fp16.gguf", "F16"),
+        ("m-f32.gguf", "F32"),
+        ("ggml-model-i2_s.gguf", "I2_S"),
+        ("Q4_K_M/model.gguf", "Q4_K_M"),
+        ("Q4_K_M/model-Q8_0.gguf", "Q8_0"),
+        ("m-Q4_K_M_imat.gguf", "Q4_K_M"),
+        ("qwen3-8b.gguf", None),
+        ("FQ4_K_Mx.gguf", None),
+    ],
+)
+def test_the_quantisation_is_read_from_the_name(name: str, tag: str | None) -> None:
+    assert quant_tag(name) == tag
+
+
+QUANTS = ("m-Q2_K.gguf", "m-Q4_K_M.gguf", "m-Q8_0.gguf", "m-UD-Q4_K_XL.gguf", "m-f16.gguf")
+
+
+@pytest.mark.parametrize(
+    ("quant", "expected"),
+    [
+        (None, "m-Q4_K_M.gguf"),
+        ("Q8_0", "m-Q8_0.gguf"),
+        ("q8_0", "m-Q8_0.gguf"),
+        ("Q4_K_XL", "m-UD-Q4_K_XL.gguf"),
+        ("ud-q4_k_xl", "m-UD-Q4_K_XL.gguf"),
+        ("fp16", "m-f16.gguf"),
+        ("F16", "m-f16.gguf"),
+        ("Q4_K", "m-Q4_K_M.gguf"),
+    ],
+)
+def test_a_quantisation_is_found_however_it_is_spelt(quant: str | None, expected: str) -> None:
+    found = choose(*QUANTS, "README.md", quant=quant)
+    assert names(found.weights) == [expected]
+    assert found.container is Container.GGUF
+    assert found.label == f"org/name:{quant_tag(expected)}"
+    assert set(found.alternatives) == {quant_tag(name) for name in QUANTS} - {quant_tag(expected)}
+
+
+@pytest.mark.parametrize(
+    ("listing", "expected", "noted"),
+    [
+        (("m-Q2_K.gguf", "m-Q8_0.gguf"), "m-Q8_0.gguf", True),
+        (("m-Q6_K.gguf", "m-Q2_K.gguf"), "m-Q2_K.gguf", True),
+        (("z/m-Q2_K.gguf", "m-Q6_K.gguf"), "m-Q6_K.gguf", True),
+        (("m-Q6_K.gguf",), "m-Q6_K.gguf", False),
+        (("m.gguf",), "m.gguf", False),
+    ],
+)
+def test_without_a_quantisation_q4_k_m_then_q8_0_then_the_first(
+    listing: tuple[str, ...], expected: str, *, noted: bool
+) -> None:
+    found = choose(*listing)
+    assert names(found.weights) == [expected]
+    assert bool(found.notes) is noted
+
+
+def test_a_quantisation_that_is_absent_names_those_that_are_there() -> None:
+    with pytest.raises(NotFoundError, match="no Q5_K_S in org/name") as caught:
+        choose(*QUANTS, quant="Q5_K_S")
+    assert set(caught.value.candidates) == {"Q2_K", "Q4_K_M", "Q8_0", "UD-Q4_K_XL", "F16"}
+
+
+def test_a_quantisation_of_a_repository_without_gguf_is_not_found() -> None:
+    with pytest.raises(NotFoundError, match="no GGUF files"):
+        choose("config.json", "model.safetensors", quant="Q4_K_M")
+
+
+def test_shards_are_one_model_in_order() -> None:
+    listing = shards("Q4_K_M/m-Q4_K_M", 12) + shards("Q8_0/m-Q8_0", 20)
+    found = choose(*reversed(listing))
+    assert names(found.weights) == shards("Q4_K_M/m-Q4_K_M", 12)
+    assert found.alternatives == ("Q8_0",)
+
+
+def test_a_missing_shard_is_named() -> None:
+    listing = [name for name in shards("m-Q4_K_M", 5) if "00003-of" not in name]
+    with pytest.raises(NotFoundError, match=r"lacks 1 of its shards \(00003\)"):
+        choose(*listing)
+
+
+def test_a_set_that_claims_a_million_shards_costs_nothing() -> None:
+    start = time.perf_counter()
+    with pytest.raises(NotFoundError, match="lacks 999,998 of its shards"):
+        choose("m-000001-of-999999.gguf")
+    assert time.perf_counter() - start < 0.5
+    assert shard_names("m-000001-of-999999.gguf") == ["m-000001-of-999999.gguf"]
+
+
+def test_projectors_go_with_the_model_nearest_in_bits_first() -> None:
+    found = choose("m-Q4_K_M.gguf", "mmproj-F32.gguf", "mmproj-F16.gguf", "mmproj-Q8_0.gguf")
+    assert names(found.weights) == ["m-Q4_K_M.gguf"]
+    assert names(found.projectors) == ["mmproj-Q8_0.gguf", "mmproj-F16.gguf", "mmproj-F32.gguf"]
+    assert found.alternatives == ()
+
+
+def test_a_projector_in_another_folder_is_not_the_models() -> None:
+    found = choose("a/m-Q4_K_M.gguf", "a/mmproj-F16.gguf", "b/mmproj-F16.gguf", "mmproj-F16.gguf")
+    assert names(found.projectors) == ["a/mmproj-F16.gguf", "mmproj-F16.gguf"]
+
+
+def test_where_models_share_a_folder_a_projector_belongs_to_its_namesake() -> None:
+    listing = ("gemma-4b-Q4_K_M.gguf", "qwen-vl-Q4_K_M.gguf", "mmproj-qwen_vl-F16.gguf")
+    found = [choose(*listing, filename=name, origin=Origin.LOCAL) for name in listing[:2]]
+    assert [names(one.projectors) for one in found] == [[], ["mmproj-qwen_vl-F16.gguf"]]
+
+
+@pytest.mark.parametrize(
+    "companion",
+    ["imatrix.gguf", "m-imatrix.gguf", "mtp-m-Q4_K_M.gguf", "eagle3-m-Q8_0.gguf", "mmproj.gguf"],
+)
+def test_companions_are_not_models(companion: str) -> None:
+    assert names(choose("m-Q2_K.gguf", companion).weights) == ["m-Q2_K.gguf"]
+
+
+def test_a_model_made_with_an_imatrix_is_a_model() -> None:
+    assert names(choose("m-imatrix-Q2_K.gguf").weights) == ["m-imatrix-Q2_K.gguf"]
+
+
+def test_a_folder_of_several_models_lists_them() -> None:
+    with pytest.raises(NotFoundError, match="different models") as caught:
+        choose("gemma-Q4_K_M.gguf", "qwen-Q8_0.gguf", origin=Origin.LOCAL)
+    assert caught.value.candidates == ("gemma-Q4_K_M.gguf", "qwen-Q8_0.gguf")
+
+
+def test_a_repository_with_one_quantisation_of_two_models_lists_them() -> None:
+    with pytest.raises(NotFoundError, match="different models") as caught:
+        choose("m-1b-Q4_K_M.gguf", "m-4b-Q4_K_M.gguf", "m-4b-Q8_0.gguf")
+    assert caught.value.candidates == ("m-1b-Q4_K_M.gguf", "m-4b-Q4_K_M.gguf")
+    found = choose("m-1b-Q4_K_M.gguf", "m-4b-Q4_K_M.gguf", "m-4b-Q8_0.gguf", quant="Q8_0")
+    assert names(found.weights) == ["m-4b-Q8_0.gguf"]
+
+
+SIDE = ("config.json", "tokenizer.json", "README.md")
+
+
+@pytest.mark.parametrize(
+    ("listing", "weights"),
+    [
+        (["model.safetensors"], ["model.safetensors"]),
+        (shards("model", 30, "safetensors"), shards("model", 30, "safetensors")),
+        # openai/gpt-oss-20b counts 0, 1, 2 "of 2"
+        (
+            ["model-00000-of-00002.safetensors", *shards("model", 2, "safetensors")],
+            ["model-00000-of-00002.safetensors", *shards("model", 2, "safetensors")],
+        ),
+        (shards("model", 3, "safetensors", first=0), shards("model", 3, "safetensors", first=0)),
+        (["model-00001-of-000001.safetensors"], ["model-00001-of-000001.safetensors"]),
+        (["model.safetensors", "model.fp16.safetensors"], ["model.safetensors"]),
+        (["model.fp16.safetensors"], ["model.fp16.safetensors"]),
+        (["model.bf16.safetensors", "model.fp16.safetensors"], ["model.bf16.safetensors"]),
+        (
+            [*shards("model", 2, "safetensors"), "consolidated.safetensors"],
+            shards("model", 2, "safetensors"),
+        ),
+        (["consolidated.safetensors"], ["consolidated.safetensors"]),
+        (["weights.00.safetensors", "weights.01.safetensors"],) * 2,
+        (["some.safetensors"], ["some.safetensors"]),
+        (["model.safetensors", *shards("model", 2, "safetensors")], ["model.safetensors"]),
+        (["model.safetensors", "adapter_model.safetensors"], ["model.safetensors"]),
+        (["model.safetensors", "onnx/model.safetensors"], ["model.safetensors"]),
+    ],
+)
+def test_a_safetensors_set_is_what_transformers_would_load(
+    listing: list[str], weights: list[str]
+) -> None:
+    found = choose(*SIDE, *listing)
+    assert found.container is Container.SAFETENSORS
+    assert names(found.weights) == weights
+    assert found.config is not None
+    assert found.label == "org/name"
+
+
+def test_what_lies_beside_the_weights_comes_along() -> None:
+    found = choose(
+        *SIDE,
+        *shards("model", 2, "safetensors"),
+        "model.safetensors.index.json",
+        "hf_quant_config.json",
+    )
+    assert found.index is not None
+    assert found.index.name == "model.safetensors.index.json"
+    assert found.quantization is not None
+    assert found.quantization.name == "hf_quant_config.json"
+
+
+def test_with_an_index_files_of_any_name_are_one_set() -> None:
+    listing = ["layers-0.safetensors", "layers-1.safetensors", "other.safetensors"]
+    found = choose(*SIDE, *listing, "model.safetensors.index.json")
+    assert names(found.weights) == listing
+
+
+def test_without_an_index_files_of_any_name_are_listed() -> None:
+    with pytest.raises(NotFoundError, match="2 safetensors files and no index") as caught:
+        choose("a.safetensors", "b.safetensors", "config.json")
+    assert caught.value.candidates == ("a.safetensors", "b.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("listing", "quant", "container"),
+    [
+        (("model.safetensors", "config.json"), None, Container.SAFETENSORS),
+        (("model.safetensors", "config.json"), "Q8_0", Container.GGUF),
+        (("model.safetensors",), None, Container.GGUF),
+        (("config.json",), None, Container.GGUF),
+        (("model-00001-of-00002.safetensors", "config.json"), None, Container.GGUF),
+    ],
+)
+def test_in_a_mixed_repository_the_whole_original_comes_first(
+    listing: tuple[str, ...], quant: str | None, container: Container
+) -> None:
+    found = choose(*listing, "m-Q8_0.gguf", quant=quant)
+    assert found.container is container
+    assert found.alternatives == (("Q8_0",) if container is Container.SAFETENSORS else ())
+
+
+def test_a_config_alone_is_a_geometry() -> None:
+    found = choose(*SIDE)
+    assert found.container is Container.CONFIG
+    assert found.weights == ()
+    assert found.config is not None
+    assert found.notes == ()
+
+
+def test_pickled_weights_are_not_read_and_the_config_still_is() -> None:
+    found = choose(*SIDE, "pytorch_model.bin")
+    assert found.container is Container.CONFIG
+    assert "pytorch_model.bin is not read" in found.notes[0]
+
+
+def test_a_partly_cached_model_is_its_config() -> None:
+    listing = [*SIDE, *shards("model", 5, "safetensors")[1:], "model.safetensors.index.json"]
+    found = choose(*listing, origin=Origin.HUB_CACHE)
+    assert found.container is Container.CONFIG
+    assert found.index is not None
+    assert found.notes
+    with pytest.raises(NotFoundError, match="00001"):
+        choose(*listing)
+
+
+@pytest.mark.parametrize(
+    ("listing", "sentence"),
+    [
+        (("adapter_config.json", "adapter_model.safetensors"), "adapter"),
+        (("adapter_config.json", "adapter_model.bin", "config.json"), "adapter"),
+        (("model_index.json", "unet/config.json", "unet/x.safetensors"), "diffusion pipeline"),
+        (("model_index.json", "sd_xl.safetensors"), "diffusion pipeline"),
+        (("pytorch_model.bin",), "unpickling"),
+    ],
+)
+def test_what_is_not_a_language_model_is_said_to_be_something_else(
+    listing: tuple[str, ...], sentence: str
+) -> None:
+    with pytest.raises(HeaderError, match=sentence):
+        choose(*listing)
+
+
+def test_nothing_usable_lists_what_is_there() -> None:
+    with pytest.raises(NotFoundError, match=r"only a\.txt, b\.txt, x/config\.json") as caught:
+        choose("a.txt", "b.txt", "x/config.json")
+    assert caught.value.candidates == ("x",)
+    with pytest.raises(NotFoundError, match="empty"):
+        choose()
+
+
+@pytest.mark.parametrize(
+    ("filename", "weights"),
+    [
+        ("m-Q8_0.gguf", ["m-Q8_0.gguf"]),
+        ("M-q8_0.GGUF", ["m-Q8_0.gguf"]),
+        ("BF16/b-BF16-00002-of-00002.gguf", shards("BF16/b-BF16", 2)),
+        ("b-BF16-00001-of-00002.gguf", shards("BF16/b-BF16", 2)),
+        ("mmproj-F16.gguf", ["mmproj-F16.gguf"]),
+        ("model-00002-of-00002.safetensors", shards("model", 2, "safetensors")),
+        ("model.safetensors.index.json", shards("model", 2, "safetensors")),
+        ("sub/model.safetensors", ["sub/model.safetensors"]),
+        ("config.json", []),
+        ("sub/config.json", []),
+    ],
+)
+def test_a_file_that_was_named_is_taken_with_its_set(filename: str, weights: list[str]) -> None:
+    found = choose(
+        "m-Q8_0.gguf",
+        "mmproj-F16.gguf",
+        *shards("BF16/b-BF16", 2),
+        *shards("model", 2, "safetensors"),
+        "model.safetensors.index.json",
+        "config.json",
+        "sub/model.safetensors",
+        "sub/config.json",
+        filename=filename,
+    )
+    assert names(found.weights) == weights
+    if filename.startswith("sub/"):
+        assert found.config is not None
+        assert found.config.name == "sub/config.json"
+    assert (found.container is Container.CONFIG) is (weights == [])
+
+
+@pytest.mark.parametrize("filename", ["m-Q4_K_S.gguf", "nothing.gguf"])
+def test_a_file_that_is_not_there_names_the_nearest(filename: str) -> None:
+    with pytest.raises(NotFoundError, match=f"no {filename} in org/name") as caught:
+        choose("m-Q4_K_M.gguf", "README.md", filename=filename)
+    assert caught.value.candidates == ("m-Q4_K_M.gguf",)
+
+
+@pytest.mark.parametrize(
+    ("filename", "sentence"),
+    [("README.md", "not a .gguf"), ("adapter_model.safetensors", "adapter")],
+)
+def test_a_file_of_another_kind_is_refused(filename: str, sentence: str) -> None:
+    with pytest.raises(HeaderError, match=sentence):
+        choose(filename, filename=filename)
+
+
+def test_names_with_control_characters_never_reach_a_message() -> None:
+    with pytest.raises(NotFoundError) as caught:
+        choose("\x1b]0;x\x07.gguf", "a.txt")
+    assert str(caught.value).isprintable()
+
+
+def test_a_long_listing_is_chosen_from_in_no_time() -> None:
+    listing = [f"{i:05d}/m-Q8_0-{i}.gguf" for i in range(20_000)]
+    start = time.perf_counter()
+    with pytest.raises(NotFoundError):
+        choose(*listing, quant="Q5_K_M")
+    assert time.perf_counter() - start < 1.5
+    start = time.perf_counter()
+    assert len(close_names("a" * 500, (f"{i}" + "a" * 500 for i in range(50_000)))) == 6
+    assert time.perf_counter() - start < 1.5
+
+
+PART = st.sampled_from(
+    [
+        "m",
+        "Q4_K_M",
+        "-",
+        ".",
+        "/",
+        "00001",
+        "-of-",
+        "00002",
+        "mmproj",
+        "model",
+        "config",
+        "adapter_",
+    ]
+)
+SUFFIX = st.sampled_from([".gguf", ".safetensors", ".json", ".safetensors.index.json", ".bin", ""])
+NAME = st.builds(lambda parts, end: "".join(parts) + end, st.lists(PART, max_size=6), SUFFIX)
+
+
+@given(
+    st.lists(NAME, max_size=8, unique=True),
+    st.sampled_from([None, "Q4_K_M", "Q8_0", "("]),
+    st.sampled_from([None, "m.gguf", "model.safetensors", "config.json"]),
+    st.sampled_from(list(Origin)),
+)
+def test_any_listing_is_a_model_of_its_own_files_or_one_of_our_errors(
+    listing: list[str], quant: str | None, filename: str | None, origin: Origin
+) -> None:
+    try:
+        found = choose(*listing, quant=quant, filename=filename, origin=origin)
+    except EdgekitError:
+        return
+    parts = (*found.weights, *found.projectors, found.config, found.index, found.quantization)
+    assert {part.name for part in parts if part} <= set(listing)
+    assert bool(found.weights) is (found.container is not Container.CONFIG)
+    assert len(set(names(found.weights))) == len(found.weights)
+    assert not set(names(found.projectors)) & set(names(found.weights))

@@ -1,0 +1,386 @@
+"""Quantisation: how configs say it, and how many weights packed tensors stand for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.recorded import TRUTH
+
+from edgekit.errors import HeaderError
+from edgekit.header import count_parameters, effective_bits, logical_elements, read_quantization
+from edgekit.header.dtype import by_name
+from edgekit.header.types import Quantization, Tensor
+
+
+@pytest.mark.parametrize(
+    ("bits", "group_size", "mode", "expected"),
+    [
+        (2, 64, "affine", (64 * 2 + 32) / 64),
+        (3, 64, "affine", 3.5),
+        (4, 64, "affine", 4.5),
+        (4, 32, "affine", 5.0),
+        (6, 64, "affine", 6.5),
+        (8, 64, "affine", 8.5),
+        (4, 128, "affine", 4.25),
+        (4, 32, "mxfp4", 4 + 8 / 32),
+        (4, 16, "nvfp4", 4 + 8 / 16),
+        (8, 32, "mxfp8", 8 + 8 / 32),
+    ],
+)
+def test_a_group_shares_its_scale(bits: int, group_size: int, mode: str, expected: float) -> None:
+    assert effective_bits(bits, group_size, mode) == expected
+
+
+@pytest.mark.parametrize(
+    ("bits", "group", "mode"), [(4, 0, "affine"), (0, 64, "affine"), (4, 64, "x")]
+)
+def test_senseless_settings_are_refused(bits: int, group: int, mode: str) -> None:
+    with pytest.raises(HeaderError):
+        effective_bits(bits, group, mode)
+
+
+# --- configs. Each as some tool really writes it.
+
+Q = Quantization
+CONFIGS: dict[str, tuple[dict[str, Any], Quantization | None]] = {
+    "none": ({"model_type": "llama"}, None),
+    "null": ({"quantization_config": None}, None),
+    "mlx": (
+        {"quantization": {"group_size": 64, "bits": 4}},
+        Q(method="affine", bits=4, group_size=64, mlx=True),
+    ),
+    "mlx, only a mode": (
+        {"quantization": {"mode": "nvfp4"}},
+        Q(method="nvfp4", bits=4, group_size=16, mlx=True),
+    ),
+    "mlx, only the copy": (
+        {"quantization_config": {"group_size": 32, "bits": 8, "mode": "affine"}},
+        Q(method="affine", bits=8, group_size=32, mlx=True),
+    ),
+    "mlx with overrides": (
+        {
+            "quantization": {
+                "group_size": 32,
+                "bits": 4,
+                "mode": "mxfp4",
+                "model.layers.0.mlp.gate": {"group_size": 64, "bits": 8},
+                "model.embed_tokens": False,
+            }
+        },
+        Q(
+            method="mxfp4",
+            bits=4,
+            group_size=32,
+            overrides=(
+                ("model.layers.0.mlp.gate", {"group_size": 64, "bits": 8}),
+                ("model.embed_tokens", False),
+            ),
+            mlx=True,
+        ),
+    ),
+    "gptq": (
+        {"quantization_config": {"bits": 3, "group_size": -1, "quant_method": "gptq"}},
+        Q(method="gptq", bits=3),
+    ),
+    "awq": (
+        {"quantization_config": {"bits": 4, "group_size": 128, "quant_method": "awq"}},
+        Q(method="awq", bits=4, group_size=128),
+    ),
+    "fp8": (
+        {
+            "quantization_config": {
+                "quant_method": "fp8",
+                "fmt": "e4m3",
+                "weight_block_size": [128, 128],
+            }
+        },
+        Q(method="fp8", format="e4m3", bits=8),
+    ),
+    "fbgemm": (
+        {"quantization_config": {"quant_method": "fbgemm_fp8"}},
+        Q(method="fbgemm_fp8", bits=8),
+    ),
+    "gpt-oss": (
+        {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}},
+        Q(method="mxfp4", bits=4, group_size=32),
+    ),
+    "compressed-tensors": (
+        {
+            "quantization_config": {
+                "quant_method": "compressed-tensors",
+                "format": "pack-quantized",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 32}}},
+            }
+        },
+        Q(method="compressed-tensors", format="pack-quantized", bits=4, group_size=32),
+    ),
+    "two groups that differ": (
+        {
+            "quantization_config": {
+                "quant_method": "compressed-tensors",
+                "config_groups": {
+                    "a": {"weights": {"num_bits": 4}},
+                    "b": {"weights": {"num_bits": 8}},
+                },
+            }
+        },
+        Q(method="compressed-tensors"),
+    ),
+    "modelopt": (
+        {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}},
+        Q(method="modelopt", format="NVFP4", bits=4, group_size=16),
+    ),
+    "modelopt without a method": (
+        {
+            "quantization_config": {
+                "quant_algo": "FP8",
+                "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}},
+            }
+        },
+        Q(method="modelopt", format="FP8", bits=8),
+    ),
+    "modelopt, mixed": (
+        {
+            "quantization_config": {
+                "quant_method": "modelopt",
+                "quant_algo": "MIXED_PRECISION",
+                "quantized_layers": {"model.layers.0": {"quant_algo": "FP8"}},
+            }
+        },
+        Q(
+            method="modelopt",
+            format="MIXED_PRECISION",
+            overrides=(("model.layers.0", {"quant_algo": "FP8"}),),
+        ),
+    ),
+    "bitsandbytes": (
+        {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
+        Q(method="bitsandbytes", bits=4),
+    ),
+    "quark": (
+        {
+            "quantization_config": {
+                "quant_method": "quark",
+                "global_quant_config": {"weight": {"dtype": "fp4", "group_size": 32}},
+            }
+        },
+        Q(method="quark", format="fp4", bits=4, group_size=32),
+    ),
+    "nested": (
+        {"text_config": {"quantization_config": {"quant_method": "fp8"}}},
+        Q(method="fp8", bits=8),
+    ),
+    "nested twice": (
+        {"thinker_config": {"text_config": {"quantization_config": {"quant_method": "fp8"}}}},
+        Q(method="fp8", bits=8),
+    ),
+    "a method nobody knows": (
+        {"quantization_config": {"quant_method": "squeeze9"}},
+        Q(method="squeeze9"),
+    ),
+    "nonsense": (
+        {"quantization_config": {"quant_method": 7, "config_groups": 5, "quantized_layers": [1]}},
+        Q(method="unknown"),
+    ),
+    "nonsense in MLX": (
+        {"quantization": {"bits": "four", "group_size": True, "mode": ["affine"], "a": 1}},
+        Q(method="affine", mlx=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_how_configs_say_it(name: str) -> None:
+    config, expected = CONFIGS[name]
+    assert read_quantization(config) == expected
+
+
+@pytest.mark.parametrize(
+    ("extra", "expected"),
+    [
+        (
+            {
+                "producer": {"name": "modelopt"},
+                "quantization": {"quant_algo": "NVFP4", "group_size": 16},
+            },
+            Q(method="modelopt", format="NVFP4", bits=4, group_size=16),
+        ),
+        (
+            {"bits": 4, "group_size": 128, "desc_act": False},
+            Q(method="gptq", bits=4, group_size=128),
+        ),
+        ({"w_bit": 4, "q_group_size": 128}, Q(method="awq", bits=4, group_size=128)),
+        ({"something": "else"}, None),
+        ({}, None),
+    ],
+)
+def test_the_file_beside_the_config(extra: dict[str, Any], expected: Quantization | None) -> None:
+    assert read_quantization({}, extra) == expected
+
+
+def test_the_config_goes_before_the_file_beside_it() -> None:
+    found = read_quantization({"quantization": {"bits": 4, "group_size": 64}}, {"bits": 8})
+    assert found is not None
+    assert found.bits == 4
+
+
+def test_every_public_config_is_read() -> None:
+    folder = TRUTH / "configs"
+    if not folder.is_dir():
+        pytest.skip(
+            "the collection of public configs is not part of the project; set EDGEKIT_TRUTH"
+        )
+    stated = read = 0
+    for path in sorted(folder.glob("*.json")):
+        text = path.read_text()
+        stated += '"quantization_config": {' in text or '"quantization": {' in text
+        read += read_quantization(json.loads(text)) is not None
+    assert read == stated > 0
+
+
+# --- weights behind packed tensors
+
+
+def make(name: str, kind: str, *shape: int) -> Tensor:
+    elements = 1
+    for dimension in shape:
+        elements *= dimension
+    row = by_name(kind)
+    return Tensor(name=name, type=row, shape=shape, size_bytes=row.size_bytes(elements), offset=0)
+
+
+MLX4 = Q(method="affine", bits=4, group_size=64, mlx=True, overrides=(("gate", {"bits": 8}),))
+COUNTS: dict[str, tuple[Quantization | None, list[Tensor], int]] = {
+    "plain": (None, [make("a.weight", "BF16", 3, 64), make("a.scales", "F32", 5)], 3 * 64 + 5),
+    "GGUF": (None, [make("t", "Q4_K", 2, 256)], 2 * 256),
+    "MLX, 4 bits: 8 in an U32": (
+        MLX4,
+        [
+            make("q.weight", "U32", 10, 64 * 4 // 32),
+            make("q.scales", "BF16", 10, 1),
+            make("q.biases", "BF16", 10, 1),
+            make("q.bias", "BF16", 10),
+            make("norm.weight", "BF16", 64),
+        ],
+        10 * 64 + 10 + 64,
+    ),
+    "MLX, a module of its own": (MLX4, [make("gate.weight", "U32", 10, 64 * 8 // 32)], 10 * 64),
+    "MLX, 3 bits": (
+        Q(method="affine", bits=3, group_size=64, mlx=True),
+        [make("q.weight", "U32", 5, 64 * 3 // 32)],
+        5 * 64,
+    ),
+    "GPTQ": (
+        Q(method="gptq", bits=4, group_size=128),
+        [
+            make("q.qweight", "I32", 512 * 4 // 32, 96),
+            make("q.qzeros", "I32", 4, 12),
+            make("q.scales", "F16", 4, 96),
+            make("q.g_idx", "I32", 512),
+            make("q.bias", "F16", 96),
+        ],
+        512 * 96 + 96,
+    ),
+    "GPTQ, 3 bits": (
+        Q(method="gptq", bits=3),
+        [make("q.qweight", "I32", 512 * 3 // 32, 96)],
+        512 * 96,
+    ),
+    "fp8": (
+        Q(method="fp8", bits=8),
+        [
+            make("q.weight", "F8_E4M3", 256, 128),
+            make("q.weight_scale_inv", "F32", 2, 1),
+            make("q.input_scale", "F32"),
+            make("attn.k_scale", "F32"),
+        ],
+        256 * 128,
+    ),
+    "fp8 with experts in four bits": (
+        Q(method="fp8", bits=8),
+        [make("w1.weight", "I8", 64, 32), make("w1.scale", "F8_E8M0", 64, 2)],
+        64 * 64,
+    ),
+    "NVFP4 of ModelOpt": (
+        Q(method="modelopt", bits=4, group_size=16),
+        [
+            make("q.weight", "U8", 64, 32),
+            make("q.weight_scale", "F8_E4M3", 64, 4),
+            make("q.weight_scale_2", "F32"),
+            make("q.input_scale", "F32"),
+            make("k.weight", "F8_E4M3", 8, 8),
+        ],
+        64 * 64 + 8 * 8,
+    ),
+    "gpt-oss": (
+        Q(method="mxfp4", bits=4, group_size=32),
+        [
+            make("experts.gate_up_proj_blocks", "U8", 32, 60, 90, 16),
+            make("experts.gate_up_proj_scales", "U8", 32, 60, 90),
+            make("experts.gate_up_proj_bias", "BF16", 32, 60),
+        ],
+        32 * 60 * 90 * 32 + 32 * 60,
+    ),
+    "compressed-tensors, packed": (
+        Q(method="compressed-tensors", bits=4, group_size=32),
+        [
+            make("q.weight_packed", "I32", 64, 16),
+            make("q.weight_scale", "BF16", 64, 4),
+            make("q.weight_shape", "I64", 2),
+        ],
+        64 * 128,
+    ),
+    "compressed-tensors, four-bit floats": (
+        Q(method="compressed-tensors", bits=4, group_size=16),
+        [
+            make("q.weight_packed", "U8", 64, 32),
+            make("q.weight_scale", "F8_E4M3", 64, 4),
+            make("q.weight_global_scale", "F32", 1),
+            make("q.input_global_scale", "F32", 1),
+        ],
+        64 * 64,
+    ),
+    "bitsandbytes, 4 bits": (
+        Q(method="bitsandbytes", bits=4),
+        [
+            make("q.weight", "U8", 2048, 1),
+            make("q.weight.absmax", "U8", 64),
+            make("q.weight.quant_map", "F32", 16),
+            make("q.weight.nested_absmax", "F32", 1),
+            make("q.weight.nested_quant_map", "F32", 256),
+            make("q.weight.quant_state.bitsandbytes__nf4", "U8", 90),
+        ],
+        2048 * 2,
+    ),
+    "bitsandbytes, 8 bits": (
+        Q(method="bitsandbytes", bits=8),
+        [make("q.weight", "I8", 8, 8), make("q.SCB", "F32", 8)],
+        64,
+    ),
+    "a scale without a weight is a parameter": (
+        Q(method="fp8", bits=8),
+        [make("logit_scale", "F32"), make("ln.scale", "F32", 64)],
+        65,
+    ),
+    "a method nobody knows": (Q(method="squeeze9"), [make("q.weight", "U32", 4, 4)], 16),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_weights_are_counted_not_numbers(name: str) -> None:
+    quantization, tensors, expected = COUNTS[name]
+    assert count_parameters(tensors, quantization) == expected
+
+
+def test_one_tensor_alone() -> None:
+    packed = make("q.weight", "U32", 10, 8)
+    assert logical_elements(packed, MLX4) == 640
+    assert logical_elements(packed, None) == 80
+
+
+def test_hostile_bits_do_not_divide() -> None:
+    for bits in (0, -1, "4", None, 4.5, 2**70):
+        setting = Q(method="affine", bits=4, mlx=True, overrides=(("q", {"bits": bits}),))
+        assert logical_elements(make("q.weight", "U32", 10, 8), setting) == 80
