@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 _PATH = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/main/(?P<file>[^?]+)")
@@ -30,7 +31,7 @@ class Hub:
 @contextmanager
 def serve(repositories: dict[str, Path]) -> Iterator[Hub]:
     hub = Hub(repositories=repositories)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
     hub.address = f"http://127.0.0.1:{server.server_address[1]}"
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -40,55 +41,53 @@ def serve(repositories: dict[str, Path]) -> Iterator[Hub]:
         server.server_close()
 
 
-def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    hub: ClassVar[Hub]
 
-        def do_HEAD(self) -> None:
-            self._answer(send_body=False)
+    def do_HEAD(self) -> None:
+        self._answer(send_body=False)
 
-        def do_GET(self) -> None:
-            self._answer(send_body=True)
+    def do_GET(self) -> None:
+        self._answer(send_body=True)
 
-        def _answer(self, *, send_body: bool) -> None:
-            hub.requests += 1
-            if self.path.startswith("/api/models/"):
-                repo = "/".join(self.path.split("/")[3:5])
-                self._send(200, _listing(hub.repositories[repo]), send_body=send_body)
-                return
-            found = _PATH.fullmatch(self.path.split("?")[0])
-            path = hub.repositories[found["repo"]] / found["file"] if found else None
-            if path is None or not path.is_file():
-                self._send(404, b"{}", send_body=send_body)
-                return
-            self._send_file(path, send_body=send_body)
+    def _answer(self, *, send_body: bool) -> None:
+        self.hub.requests += 1
+        if self.path.startswith("/api/models/"):
+            repo = "/".join(self.path.split("/")[3:5])
+            self._send(200, _listing(self.hub.repositories[repo]), send_body=send_body)
+            return
+        found = _PATH.fullmatch(self.path.split("?")[0])
+        path = self.hub.repositories[found["repo"]] / found["file"] if found else None
+        if path is None or not path.is_file():
+            self._send(404, b"{}", send_body=send_body)
+            return
+        self._send_file(path, send_body=send_body)
 
-        def _send_file(self, path: Path, *, send_body: bool) -> None:
-            size = path.stat().st_size
-            asked = _RANGE.fullmatch(self.headers.get("Range", ""))
-            first, last = (int(asked[1]), min(int(asked[2]), size - 1)) if asked else (0, size - 1)
-            hub.ranges += asked is not None
-            with path.open("rb") as file:
-                file.seek(first)
-                body = file.read(last - first + 1) if send_body else b""
-            extra = {"Content-Range": f"bytes {first}-{last}/{size}"} if asked else {}
-            self._send(206 if asked else 200, body, send_body=send_body, **extra)
+    def _send_file(self, path: Path, *, send_body: bool) -> None:
+        size = path.stat().st_size
+        asked = _RANGE.fullmatch(self.headers.get("Range", ""))
+        first, last = (int(asked[1]), min(int(asked[2]), size - 1)) if asked else (0, size - 1)
+        self.hub.ranges += asked is not None
+        with path.open("rb") as file:
+            file.seek(first)
+            body = file.read(last - first + 1) if send_body else b""
+        extra = {"Content-Range": f"bytes {first}-{last}/{size}"} if asked else {}
+        self._send(206 if asked else 200, body, send_body=send_body, **extra)
 
-        def _send(self, status: int, body: bytes, *, send_body: bool, **extra: str) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("ETag", '"fixed"')
-            for name, value in extra.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if send_body:
-                self.wfile.write(body)
-                hub.sent_bytes += len(body)
+    def _send(self, status: int, body: bytes, *, send_body: bool, **extra: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("ETag", '"fixed"')
+        for name, value in extra.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if send_body:
+            self.wfile.write(body)
+            self.hub.sent_bytes += len(body)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    return Handler
+    def log_message(self, *_: object) -> None:
+        pass
 
 
 def _listing(folder: Path) -> bytes:

@@ -45,7 +45,7 @@ def _with_keys(raw: bytes, keys_end: int, extra: list[bytes]) -> bytes:
 
 
 def _vocabulary(tokens: int, merges: int) -> list[bytes]:
-    pick = random.Random(0)  # noqa: S311 - the same file every time
+    pick = random.Random(0)
     words = [
         pick.randbytes(pick.randint(2, 11)).hex()[: pick.randint(3, 13)].encode()
         for _ in range(tokens)

@@ -20,8 +20,9 @@ from edgekit.source.types import Container
 _HEAD = """\
 # What was read from {count} real config.json files
 
-Made by `tools/config_table.py` from config.json files found in public repositories: {known} have a geometry, {refused} a reason.
-Elements are what all layers together remember: for each token (of every layer, windows included), and once for a sequence (states).
+Made by `tools/config_table.py` from config.json files found in public repositories: {known} have a
+geometry, {refused} a reason. Elements are what all layers together remember: for each token (of every
+layer, windows included), and once for a sequence (states).
 
 | file | model_type | layers | context | elements per token | states | basis |
 |---|---|---|---|---|---|---|

@@ -79,7 +79,9 @@ class HeaderLimitError(HeaderError):
     ) -> None:
         self.value = value
         self.limit = limit
-        super().__init__(f"{what}: {value:,} is over the limit of {limit:,}", file=file, offset=offset)
+        super().__init__(
+            f"{what}: {value:,} is over the limit of {limit:,}", file=file, offset=offset
+        )
 
 
 class UnknownDtypeError(HeaderError):

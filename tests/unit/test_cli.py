@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.recorded import header_bytes, models, padded
 
 from edgekit import __version__
 from edgekit.cli import main
-from tests.recorded import header_bytes, models, padded
 
 ROOT = Path(__file__).parents[2]
 

@@ -325,6 +325,17 @@ def test_mlx_is_known_by_its_quantisation_or_by_its_files() -> None:
     assert not read_model(shard("m", "a")).mlx
 
 
+def test_the_file_beside_the_config_is_opened_only_if_the_config_says_nothing() -> None:
+    beside = BytesSource(b'{"bits": 4, "group_size": 128}', name="quantize_config.json")
+    header = read_model(shard("m", "a"), quantization=beside)
+    assert header.quantization is not None
+    assert header.quantization.method == "gptq"
+    unread = BytesSource(beside.data)
+    packed = BytesSource(b'{"quantization": {"group_size": 64, "bits": 4}}', name="config.json")
+    assert read_model(shard("m", "a"), config=packed, quantization=unread).mlx
+    assert unread.furthest == 0
+
+
 def test_a_config_alone_is_a_header() -> None:
     header = read_header(model_files(container=Container.CONFIG, config=CONFIG))
     assert (header.config, header.tensors) == ({"model_type": "llama"}, None)

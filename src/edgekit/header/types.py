@@ -17,7 +17,7 @@ Value = Scalar | tuple[Scalar, ...]
 class Depth(enum.Enum):
     """How much to read."""
 
-    ARCHITECTURE = "architecture"  # stop as soon as the geometry is known: one request, or config and index
+    ARCHITECTURE = "architecture"  # until the geometry is known: one request, or config and index
     TENSORS = "tensors"  # the whole header, tensor directory included; never the weights
 
 
@@ -25,7 +25,7 @@ class Depth(enum.Enum):
 class Tensor:
     name: str
     type: TensorType
-    shape: tuple[int, ...]  # outermost first, as safetensors and numpy write it (GGUF's order reversed)
+    shape: tuple[int, ...]  # outermost first, as safetensors and numpy have it (GGUF: reversed)
     size_bytes: int
     offset: int  # from the start of its file
     shard: int = 0
@@ -51,9 +51,10 @@ class Quantization:
     """What a config.json says about packed weights."""
 
     method: str  # "affine", "mxfp4", "gptq", "fp8", ...
+    format: str | None = None  # what the method calls its variant: "NVFP4", "pack-quantized", ...
     bits: float | None = None
     group_size: int | None = None
-    overrides: tuple[tuple[str, Mapping[str, Any] | bool], ...] = ()  # module path -> its own setting
+    overrides: tuple[tuple[str, Mapping[str, Any] | bool], ...] = ()  # module path -> its setting
     mlx: bool = False
 
 
@@ -65,8 +66,10 @@ class ModelHeader:
     container: Container
     version: int | None = None  # GGUF version
     big_endian: bool = False
+    mlx: bool = False  # safetensors that MLX wrote
     keys: Mapping[str, Value] = field(default_factory=dict)  # GGUF keys, large arrays left out
     arrays: Mapping[str, ArrayFact] = field(default_factory=dict)  # GGUF arrays walked, not held
+    long_strings: Mapping[str, int] = field(default_factory=dict)  # GGUF strings not kept: bytes
     config: Mapping[str, Any] = field(default_factory=dict)  # config.json, parsed
     quantization: Quantization | None = None
     tensors: tuple[Tensor, ...] | None = None  # None: the directory was not read
@@ -74,5 +77,5 @@ class ModelHeader:
     tensor_bytes: int | None = None  # sum over the directory, or the index's total_size
     parameters: int | None = None  # only when a file states it outright (MLX index)
     file_bytes: int | None = None  # all weight files together
-    header_bytes: int | None = None  # bytes before the data section, all shards; None if not all was read
+    header_bytes: int | None = None  # bytes before the data, all shards; None if not all was read
     complete: bool = True  # False: Depth.ARCHITECTURE stopped before the last key

@@ -35,7 +35,7 @@ from edgekit.source.types import ModelFiles, Reach
 if TYPE_CHECKING:
     from edgekit.source.reference import Reference
 
-__all__ = ["hub_hosts", "is_hub_offline", "locate"]
+__all__ = ["hub_hosts", "locate"]
 
 _PATH_START = re.compile(r"[/~]|\.{1,2}(?:[/\\]|$)|[A-Za-z]:[/\\]|.*\\", re.DOTALL)
 _FILE = (".gguf", ".safetensors", ".json")
@@ -65,14 +65,6 @@ def hub_hosts() -> frozenset[str]:
     return HUB_HOSTS | {place} if place else HUB_HOSTS
 
 
-def is_hub_offline(reach: Reach) -> bool:
-    """By the rule of huggingface_hub/constants.py @ 2.4.0, read now and not at its import."""
-    from edgekit.source.endpoint import env_is_true
-
-    own = bool(os.environ.get("HF_HUB_OFFLINE"))
-    return not reach.network or env_is_true("HF_HUB_OFFLINE" if own else "TRANSFORMERS_OFFLINE")
-
-
 def _path_of(text: str) -> Path | None:
     """The path that `text` is: it exists, or it can be nothing else. None for a name."""
     if "://" in text:
@@ -83,8 +75,9 @@ def _path_of(text: str) -> Path | None:
         path = Path(text)
     if _PATH_START.match(text) or os.path.lexists(path):
         return path
-    # "org/name/file.gguf" and "org/name:file.gguf" are names, "folder/file.gguf" is not.
-    named = ":" in text or text.count("/") > 1
+    # "org/name/file.gguf" and "org/name:file.gguf" are names, "folder/file.gguf" is not, and
+    # neither is anything that starts with a folder which is here.
+    named = ":" in text or (text.count("/") > 1 and not Path(path.parts[0]).is_dir())
     return path if text.lower().endswith(_FILE) and not named else None
 
 
@@ -108,7 +101,9 @@ def _locate_name(wanted: Reference, reach: Reach) -> ModelFiles:
 
 
 def _locate_hub(model: HubModel, reach: Reach) -> ModelFiles:
-    if is_hub_offline(reach):
+    from edgekit.source.endpoint import is_offline
+
+    if not reach.network or is_offline():
         return _locate_hub_offline(model)
     from edgekit.source.hub import locate_hub
 

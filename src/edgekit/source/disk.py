@@ -148,7 +148,7 @@ def trouble(error: OSError, path: Path) -> SourceError:
         if path.is_symlink():
             target = ascii(str(path.readlink()))
             return NotFoundError(f"{path} is a link to {target}, which is not there")
-        return NotFoundError(f"there is no {path}", candidates=_names_near(path))
+        return NotFoundError(f"no such file or folder: {path}", candidates=_names_near(path))
     reasons = {
         errno.ELOOP: "is a link that leads back to itself: remove or repair it",
         errno.EACCES: "may not be read by this user: check its permissions and its folder's",

@@ -1,0 +1,45 @@
+"""Turns the bytes of a config.json into a mapping, within bounds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from edgekit.errors import HeaderError, HeaderLimitError
+from edgekit.header import limits
+from edgekit.header.json_stream import explain
+from edgekit.header.lookalikes import LOOK_BYTES, describe
+from edgekit.source.types import ByteSource
+
+
+def read_config(source: ByteSource) -> Mapping[str, Any]:
+    """The object in the file. Of a key that occurs twice the last counts, as everywhere in Python."""
+    _check(source, "length", source.size_bytes, limits.CONFIG_BYTES)
+    raw = source.read(0, source.size_bytes)
+    # Counted before anything is built: four million empty lists would take 300 MB.
+    _check(source, "lists and objects", raw.count(b"[") + raw.count(b"{"), limits.CONFIG_CONTAINERS)
+    _check(source, "values", raw.count(b","), limits.CONFIG_VALUES)
+    try:
+        config = json.loads(raw.decode("utf-8-sig"))
+    except RecursionError as error:
+        raise HeaderError("nested too deeply", file=source.name) from error
+    except UnicodeDecodeError as error:
+        raise HeaderError("not UTF-8", file=source.name, offset=error.start) from error
+    except ValueError as error:
+        raise HeaderError(_what_it_is(raw, error), file=source.name) from error
+    if not isinstance(config, dict):
+        raise HeaderError(f"holds a {type(config).__name__}, not an object", file=source.name)
+    return config
+
+
+def _what_it_is(raw: bytes, error: ValueError) -> str:
+    if not raw.strip():
+        return "the file is empty"
+    looks = describe(raw[:LOOK_BYTES])
+    return f"not JSON: {explain(error) if looks.endswith('JSON text') else looks}"
+
+
+def _check(source: ByteSource, what: str, value: int, limit: int) -> None:
+    if value > limit:
+        raise HeaderLimitError(what, value=value, limit=limit, file=source.name)

@@ -1,0 +1,108 @@
+"""Turns the tensor directory of a GGUF file into tensors, each checked against the file."""
+
+from __future__ import annotations
+
+from edgekit.errors import HeaderError, UnknownDtypeError
+from edgekit.header import limits
+from edgekit.header.cursor import Cursor
+from edgekit.header.dtype import TensorType, by_ggml_id
+from edgekit.header.quoting import quoted
+from edgekit.header.types import Tensor
+
+ENTRY_BYTES = 64  # 57 to 60 in real files
+LEAST_ENTRY_BYTES = 8 + 0 + 4 + 0 + 4 + 8  # length, name, dimensions, shape, type, offset
+
+
+def read_directory(
+    cursor: Cursor, count: int, *, alignment: int, file_bytes: int
+) -> tuple[tuple[Tensor, ...], int]:
+    """The tensors in file order, and where the data begins."""
+    entries = _read_entries(cursor, count)
+    # A file without tensors (a vocabulary) need not be padded: gguf.cpp does not ask for it either.
+    data_offset = _align(cursor.position, alignment) if count else cursor.position
+    tensors = tuple(
+        Tensor(name=name, type=kind, shape=shape, size_bytes=size, offset=data_offset + offset)
+        for name, (kind, shape, size, offset) in entries.items()
+    )
+    for tensor in tensors:
+        if (tensor.offset - data_offset) % alignment:
+            raise cursor.error(
+                f"tensor {quoted(tensor.name)} does not begin on a multiple of {alignment}",
+                offset=tensor.offset,
+            )
+    _check_layout(cursor, tensors, file_bytes)
+    return tensors, data_offset
+
+
+_Entry = tuple["TensorType", tuple[int, ...], int, int]
+
+
+def _read_entries(cursor: Cursor, count: int) -> dict[str, _Entry]:
+    entries: dict[str, _Entry] = {}
+    for left in reversed(range(count)):
+        cursor.sure_bytes = left * LEAST_ENTRY_BYTES
+        cursor.likely_bytes = left * ENTRY_BYTES
+        offset = cursor.position
+        name = _read_name(cursor, offset)
+        if name in entries:
+            raise cursor.error(f"tensor {quoted(name)} occurs twice", offset=offset)
+        entries[name] = _read_entry(cursor, name)
+    return entries
+
+
+def _read_name(cursor: Cursor, offset: int) -> str:
+    length = cursor.u64()
+    cursor.check_limit("length of a tensor's name", length, limits.NAME_BYTES)
+    name = cursor.take(length)
+    try:
+        return name.decode()
+    except UnicodeDecodeError as error:  # names are looked up, so they must be right
+        raise cursor.error(f"tensor name {quoted(name)} is not UTF-8", offset=offset) from error
+
+
+def _read_entry(cursor: Cursor, name: str) -> _Entry:
+    offset = cursor.position
+    dimensions = cursor.u32()
+    cursor.check_limit(f"tensor {quoted(name)}: dimensions", dimensions, limits.DIMENSIONS)
+    *shape, type_id, data_offset = cursor.whole_numbers(f"{dimensions}QIQ")
+    try:
+        kind = by_ggml_id(type_id)
+        size_bytes = _size_bytes(kind, shape)
+    except UnknownDtypeError as error:
+        what = f"tensor {quoted(name)}: {error.what}"
+        raise UnknownDtypeError(what, file=cursor.name, offset=offset) from error
+    except HeaderError as error:
+        raise cursor.error(f"tensor {quoted(name)}: {error.what}", offset=offset) from error
+    return kind, tuple(reversed(shape)), size_bytes, data_offset
+
+
+def _size_bytes(kind: TensorType, shape: list[int]) -> int:
+    """GGUF writes the innermost dimension first: that is the row."""
+    rows = 1
+    for dimension in shape[1:]:
+        rows *= dimension
+    row = shape[0] if shape else 1
+    if max(row, 1) * rows > limits.ELEMENTS or max(shape, default=0) > limits.ELEMENTS:
+        raise HeaderError(f"{' x '.join(map(str, shape))} elements are more than an int64 counts")
+    return kind.row_bytes(row) * rows
+
+
+def _align(position: int, alignment: int) -> int:
+    return -(-position // alignment) * alignment
+
+
+def _check_layout(cursor: Cursor, tensors: tuple[Tensor, ...], file_bytes: int) -> None:
+    """No tensor lies on another, and all of them lie in the file."""
+    end, before = 0, ""
+    for tensor in sorted(tensors, key=lambda tensor: (tensor.offset, tensor.size_bytes)):
+        if tensor.offset < end:
+            raise cursor.error(
+                f"tensor {quoted(tensor.name)} overlaps tensor {quoted(before)}",
+                offset=tensor.offset,
+            )
+        end, before = tensor.offset + tensor.size_bytes, tensor.name
+        if end > file_bytes:
+            raise cursor.error(
+                f"file is truncated: tensor {quoted(tensor.name)} ends at byte {end:,}, the file has"
+                f" {file_bytes:,} (an interrupted download?)"
+            )

@@ -1,0 +1,56 @@
+"""Turns the first bytes of a file that is not what it should be into what it looks like."""
+
+from __future__ import annotations
+
+LOOK_BYTES = 512  # enough for an HTML doctype after blank lines, or a whole Git LFS pointer
+
+_OLD_GGML = "a GGML file from before GGUF, which no current engine loads; convert the model again"
+_PYTORCH = "a PyTorch checkpoint; convert it to safetensors or GGUF"
+_WEB_PAGE = "a web page, perhaps a login or error page saved under the model's name"
+
+# (how the file begins, what that is); text is compared without leading blanks, in lower case
+_BYTES: tuple[tuple[bytes, str], ...] = (
+    (b"GGUF", "a GGUF file"),
+    (b"FUGG", "a GGUF file with its bytes swapped"),
+    (b"lmgg", _OLD_GGML),
+    (b"fmgg", _OLD_GGML),
+    (b"tjgg", _OLD_GGML),
+    (b"algg", "a GGML LoRA adapter from before GGUF"),
+    (b"PK\x03\x04", f"a zip archive, probably {_PYTORCH}"),
+    (b"\x80\x02", f"a Python pickle, probably {_PYTORCH}"),
+    (b"\x80\x04", f"a Python pickle, probably {_PYTORCH}"),
+    (b"\x1f\x8b", "compressed with gzip; unpack it first"),
+    (b"\x28\xb5\x2f\xfd", "compressed with zstd; unpack it first"),
+    (b"\x89HDF", "an HDF5 file"),
+)
+_TEXTS: tuple[tuple[bytes, str], ...] = (
+    (
+        b"version https://git-lfs",
+        "a Git LFS pointer that stands for the model; run `git lfs pull` to get the model",
+    ),
+    (b"<!doctype", _WEB_PAGE),
+    (b"<html", _WEB_PAGE),
+    (b"<?xml", _WEB_PAGE),
+    (b"{", "JSON text"),
+)
+
+
+def describe(first: bytes) -> str:
+    """'it looks like a web page ...', for the end of a sentence. `first`: up to LOOK_BYTES."""
+    what = _look(first)
+    return f"it looks like {what}" if what else f"it begins with {first[:8]!r}"
+
+
+def _look(first: bytes) -> str:
+    for start, what in _BYTES:
+        if first.startswith(start):
+            return what
+    text = first.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    for start, what in _TEXTS:
+        if text.startswith(start):
+            return what
+    if first[8:9] == b"{" and first[7:8] == b"\0":
+        return "a safetensors file"
+    if first and not first.strip(b"\0"):
+        return "nothing but zeros (an interrupted download?)"
+    return ""

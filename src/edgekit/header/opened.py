@@ -1,0 +1,53 @@
+"""Turns a file that is not open yet into what a reader makes of it; opens, keeps and closes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from typing import TypeVar
+
+from edgekit.source.types import ByteSource, ModelFile, ModelFiles, Origin
+
+_REMOTE = frozenset({Origin.HUB, Origin.OLLAMA, Origin.URL})
+_AT_ONCE = 8  # connections: enough to hide round trips, few enough to be polite
+
+_Read = TypeVar("_Read")
+
+
+def is_remote(files: ModelFiles) -> bool:
+    return files.origin in _REMOTE
+
+
+def read_file(file: ModelFile, read: Callable[[ByteSource], _Read]) -> _Read:
+    """What `read` makes of the file. A source that can keep its bytes keeps them if all went well."""
+    with closing(file.open()) as source:
+        result = read(source)
+        keep = getattr(source, "keep", None)
+        if keep is not None:
+            keep()
+    return result
+
+
+def read_shards(
+    files: ModelFiles, shards: Sequence[int], read: Callable[[ByteSource, int], _Read]
+) -> Iterator[_Read]:
+    """What `read` makes of each of these weight files, in order; remote ones a few at a time."""
+
+    def read_one(shard: int) -> _Read:
+        return read_file(files.weights[shard], lambda source: read(source, shard))
+
+    if not is_remote(files) or len(shards) < 2:
+        yield from map(read_one, shards)
+        return
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for start in range(0, len(shards), _AT_ONCE):
+            yield from pool.map(read_one, shards[start : start + _AT_ONCE])
+
+
+def listed_bytes(files: ModelFiles) -> int | None:
+    """All weight files together, as the listing has them; None where it does not say."""
+    sizes = [file.size_bytes for file in files.weights]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if known and len(known) == len(sizes) else None

@@ -1,0 +1,129 @@
+"""Turns a safetensors or MLX model (config, index, shards) into its header."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from edgekit.errors import HeaderError
+from edgekit.header import limits
+from edgekit.header.config import read_config
+from edgekit.header.index import Totals, read_totals, walk_index
+from edgekit.header.opened import listed_bytes, read_file, read_shards
+from edgekit.header.quantization import read_quantization
+from edgekit.header.quoting import quoted
+from edgekit.header.safetensors import SafetensorsFile, read_safetensors
+from edgekit.header.types import Depth, ModelHeader, Quantization
+from edgekit.source.types import ByteSource, Container, ModelFiles
+
+
+def read_safetensors_model(files: ModelFiles, depth: Depth) -> ModelHeader:
+    """Depth.ARCHITECTURE, or no weights at all: only the config and what the index states."""
+    config = read_file(files.config, read_config) if files.config else {}
+    if depth is Depth.TENSORS and files.container is Container.SAFETENSORS:
+        return _read_shards(files, config)
+    totals = read_file(files.index, read_totals) if files.index else Totals()
+    quantization = _read_quantization(files, config)
+    return ModelHeader(
+        name=files.label,
+        container=files.container,
+        mlx=quantization is not None and quantization.mlx,
+        config=config,
+        quantization=quantization,
+        tensor_bytes=totals.tensor_bytes,
+        parameters=totals.parameters,
+        file_bytes=listed_bytes(files),
+    )
+
+
+def _read_quantization(files: ModelFiles, config: Mapping[str, Any]) -> Quantization | None:
+    """From the config; the file beside it is opened only if that says nothing."""
+    found = read_quantization(config)
+    if found is None and files.quantization:
+        found = read_quantization({}, read_file(files.quantization, read_config))
+    return found
+
+
+def _read_shards(files: ModelFiles, config: Mapping[str, Any]) -> ModelHeader:
+    shards = _read_all(files)
+    totals = Totals()
+    if files.index:
+        totals, listed = read_file(files.index, lambda source: _check_index(source, files, shards))
+        shards = {number: shards[number] for number in sorted(listed)}
+    else:
+        _check_unique(shards)
+    quantization = _read_quantization(files, config)
+    tensors = tuple(tensor for shard in shards.values() for tensor in shard.tensors)
+    return ModelHeader(
+        name=files.label,
+        container=Container.SAFETENSORS,
+        mlx=(quantization is not None and quantization.mlx)
+        or any(shard.format == "mlx" for shard in shards.values()),
+        config=config,
+        quantization=quantization,
+        tensors=tensors,
+        tensor_count=len(tensors),
+        tensor_bytes=sum(tensor.size_bytes for tensor in tensors),
+        parameters=totals.parameters,
+        file_bytes=sum(shard.file_bytes for shard in shards.values()),
+        header_bytes=sum(shard.header_bytes for shard in shards.values()),
+    )
+
+
+def _read_all(files: ModelFiles) -> dict[int, SafetensorsFile]:
+    if not files.weights:
+        raise HeaderError("there is no safetensors file to read", file=files.label)
+
+    def read(source: ByteSource, shard: int) -> SafetensorsFile:
+        return read_safetensors(source, shard=shard)
+
+    shards: dict[int, SafetensorsFile] = {}
+    tensor_count = 0
+    for number, shard in enumerate(read_shards(files, range(len(files.weights)), read)):
+        shards[number] = shard
+        tensor_count += len(shard.tensors)
+        if tensor_count > limits.TENSORS:
+            what = f"more than {limits.TENSORS:,} tensors in all shards"
+            raise HeaderError(what, file=files.label)
+    return shards
+
+
+def _check_index(
+    source: ByteSource, files: ModelFiles, shards: Mapping[int, SafetensorsFile]
+) -> tuple[Totals, set[int]]:
+    """The totals, and the shards that the index lists: each must hold what the index says.
+
+    A file that the index does not list is not part of the model (a copy in another layout).
+    """
+    numbers = {_base(file.name): number for number, file in enumerate(files.weights)}
+    holdings = {
+        number: {tensor.name for tensor in shard.tensors} for number, shard in shards.items()
+    }
+    listed: set[int] = set()
+
+    def check(name: str, file: str) -> None:
+        number = numbers.get(_base(file))
+        if number is None:
+            what = f"the index puts tensor {quoted(name)} into {quoted(file)}, which is missing"
+            raise HeaderError(what, file=source.name)
+        if name not in holdings[number]:
+            raise HeaderError(f"tensor {quoted(name)} is not in {quoted(file)}", file=source.name)
+        listed.add(number)
+
+    totals = walk_index(source, check)
+    _check_unique({number: shards[number] for number in listed})
+    return totals, listed
+
+
+def _check_unique(shards: Mapping[int, SafetensorsFile]) -> None:
+    seen: dict[str, str] = {}
+    for shard in shards.values():
+        for tensor in shard.tensors:
+            if tensor.name in seen:
+                what = f"tensor {quoted(tensor.name)} is in {seen[tensor.name]} too"
+                raise HeaderError(what, file=shard.name)
+            seen[tensor.name] = shard.name
+
+
+def _base(path: str) -> str:
+    return path.replace("\\", "/").rpartition("/")[2]

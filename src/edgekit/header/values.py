@@ -1,0 +1,151 @@
+"""Turns the key-value block of a GGUF file into values, counts of arrays, and what was left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from edgekit.header import limits
+from edgekit.header.cursor import Cursor
+from edgekit.header.quoting import quoted
+from edgekit.header.types import ArrayFact, Scalar, Value
+
+LEAST_KEY_BYTES = 8 + 1 + 4 + 1  # length, key, type, value
+_STRING, _ARRAY, _BOOL = 8, 9, 7
+
+# enum gguf_type in ggml/include/gguf.h: id -> (name, struct code, bytes); 8 and 9 have no size
+_NUMBERS: dict[int, tuple[str, str, int]] = {
+    0: ("uint8", "B", 1),
+    1: ("int8", "b", 1),
+    2: ("uint16", "H", 2),
+    3: ("int16", "h", 2),
+    4: ("uint32", "I", 4),
+    5: ("int32", "i", 4),
+    6: ("float32", "f", 4),
+    7: ("bool", "B", 1),
+    10: ("uint64", "Q", 8),
+    11: ("int64", "q", 8),
+    12: ("float64", "d", 8),
+}
+_NUMBER_COST_BYTES = 40  # a Python number and its place in a tuple
+
+
+@dataclass(slots=True)
+class Shelf:
+    """Where the values of one file are put while it is read."""
+
+    keys: dict[str, Value] = field(default_factory=dict)
+    arrays: dict[str, ArrayFact] = field(default_factory=dict)
+    long_strings: dict[str, int] = field(default_factory=dict)
+    kept_bytes: int = 0
+    strings_walked: int = 0
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.keys or key in self.arrays or key in self.long_strings
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether a value of this size may still be kept; what may not is skipped, and noted."""
+        self.kept_bytes += size_bytes
+        return self.kept_bytes <= limits.KEPT_BYTES
+
+
+def read_key(cursor: Cursor) -> str:
+    offset = cursor.position
+    length = cursor.u64()
+    cursor.check_limit("length of a key", length, limits.KEY_BYTES)
+    key = cursor.take(length)
+    if not key:
+        raise cursor.error("a key is empty", offset=offset)
+    try:
+        return key.decode()
+    except UnicodeDecodeError as error:  # a key is looked up, so it must be right
+        raise cursor.error(f"key {quoted(key)} is not UTF-8", offset=offset) from error
+
+
+def read_value(cursor: Cursor, key: str, shelf: Shelf) -> None:
+    """Puts the value that follows `key` on the shelf, or the fact that it was left out."""
+    value_type = cursor.u32()
+    if value_type == _STRING:
+        _read_string(cursor, key, shelf)
+    elif value_type == _ARRAY:
+        _read_array(cursor, key, shelf)
+    else:
+        shelf.keys[key] = _read_numbers(cursor, key, value_type, 1)[0]
+
+
+def _read_string(cursor: Cursor, key: str, shelf: Shelf) -> None:
+    length = cursor.u64()
+    if length > limits.KEPT_STRING_BYTES or not shelf.has_room(length):
+        cursor.skip(length)
+        shelf.long_strings[key] = length
+    else:
+        shelf.keys[key] = _text(cursor.take(length))
+
+
+def _text(raw: bytes) -> str:
+    """Values are shown, not looked up: a broken letter in an author's name is no reason to stop."""
+    return raw.decode(errors="replace")
+
+
+def _read_numbers(cursor: Cursor, key: str, value_type: int, count: int) -> tuple[Scalar, ...]:
+    offset = cursor.position
+    _, code, _ = _number(cursor, key, value_type)
+    values = cursor.numbers(f"{count}{code}")
+    if value_type != _BOOL:
+        return values
+    for value in values:
+        if value not in (0, 1):
+            raise cursor.error(f"{quoted(key)}: {value} is no bool", offset=offset)
+    return tuple(bool(value) for value in values)
+
+
+def _number(cursor: Cursor, key: str, value_type: int) -> tuple[str, str, int]:
+    row = _NUMBERS.get(value_type)
+    if row is None:
+        raise cursor.error(
+            f"{quoted(key)}: value type {value_type} is none of GGUF's 13", offset=cursor.position
+        )
+    return row
+
+
+def _read_array(cursor: Cursor, key: str, shelf: Shelf) -> None:
+    offset = cursor.position
+    value_type, count = cursor.u32(), cursor.u64()
+    if value_type == _ARRAY:
+        raise cursor.error(f"{quoted(key)}: arrays of arrays are not supported", offset=offset)
+    if value_type == _STRING:
+        _read_string_array(cursor, key, count, shelf)
+        return
+    name, _, size = _number(cursor, key, value_type)
+    small = count <= limits.KEPT_NUMBERS and not key.startswith("tokenizer.")
+    if small and shelf.has_room(count * _NUMBER_COST_BYTES):
+        shelf.keys[key] = _read_numbers(cursor, key, value_type, count)
+    else:
+        shelf.arrays[key] = ArrayFact(element=name, count=count)
+        cursor.skip(count * size)
+
+
+def _read_string_array(cursor: Cursor, key: str, count: int, shelf: Shelf) -> None:
+    shelf.strings_walked += count
+    cursor.check_limit(f"{quoted(key)}: array length", shelf.strings_walked, limits.STRINGS_WALKED)
+    small = count <= limits.KEPT_STRINGS and not key.startswith("tokenizer.")
+    if small and shelf.has_room(count * _NUMBER_COST_BYTES):
+        _read_short_strings(cursor, key, count, shelf)
+    else:
+        # First the count, then the walk: a walk that stops half-way has still counted.
+        shelf.arrays[key] = ArrayFact(element="string", count=count)
+        cursor.skip_strings(count)
+
+
+def _read_short_strings(cursor: Cursor, key: str, count: int, shelf: Shelf) -> None:
+    """Keeps an array such as general.tags, unless one of its strings turns out to be long."""
+    texts: list[str] = []
+    for _ in range(count):
+        length = cursor.u64()
+        if length <= limits.KEPT_ENTRY_BYTES and shelf.has_room(length):
+            texts.append(_text(cursor.take(length)))
+        else:
+            cursor.skip(length)
+    if len(texts) == count:
+        shelf.keys[key] = tuple(texts)
+    else:
+        shelf.arrays[key] = ArrayFact(element="string", count=count)

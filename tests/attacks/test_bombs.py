@@ -1,0 +1,236 @@
+"""Files built to cost: each is read under a limit of 64 MB, and takes less than a second of CPU."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.header_files import (
+    ARRAY,
+    FLOAT64,
+    STRING,
+    UINT8,
+    UINT64,
+    entry,
+    gguf,
+    key,
+    safetensors,
+    text,
+)
+
+from edgekit.header import limits
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the limit is set as Linux does it")
+
+MEMORY_BYTES = 64 * 1024**2
+CPU_S = 1.0
+MB = 1_000_000
+
+
+def lots_of_tensors(count: int = limits.TENSORS_PER_FILE) -> list[bytes]:
+    """As many as allowed, with names as long as allowed."""
+    return [entry(f"{n:0{limits.NAME_BYTES}}", [1, 1, 1, 1], UINT8, 32 * n) for n in range(count)]
+
+
+def strings(count: int) -> bytes:
+    return (
+        text("tokenizer.ggml.tokens") + struct.pack("<IIQ", ARRAY, STRING, count) + bytes(8 * count)
+    )
+
+
+def zero_tensor(n: int) -> bytes:
+    return b'"%x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' % n
+
+
+def named_tensor(n: int) -> bytes:
+    return b'"%0256x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' % n
+
+
+def header(content: bytes) -> bytes:
+    return safetensors(b"{" + content + b"}")
+
+
+def one(entry_bytes: bytes) -> bytes:
+    return header(b'"a":' + entry_bytes)
+
+
+def index(count: int, name: bytes = b"%x") -> bytes:
+    rows = b",".join(b'"' + name % n + b'":"m-1"' for n in range(count))
+    return b'{"weight_map":{' + rows + b'},"metadata":{}}'
+
+
+Build = Callable[[], bytes]
+BOMBS: dict[str, tuple[str, Build]] = {
+    # GGUF
+    "as many tensors as allowed": ("gguf", lambda: gguf([], lots_of_tensors())),
+    "one tensor more": ("gguf", lambda: gguf([], tensor_count=limits.TENSORS_PER_FILE + 1)),
+    "as many strings as allowed": ("gguf", lambda: gguf([strings(limits.STRINGS_WALKED)])),
+    "strings and tensors": (
+        "gguf",
+        lambda: gguf([strings(limits.STRINGS_WALKED)], lots_of_tensors()),
+    ),
+    "10,000 keys of 1 KiB": (
+        "gguf",
+        lambda: gguf([key(f"{n:01024}", UINT8, 0) for n in range(limits.KEYS)]),
+    ),
+    "1,500 texts of 64 KiB": (
+        "gguf",
+        lambda: gguf([key(f"{n}", STRING, bytes(65_536)) for n in range(1_500)]),
+    ),
+    "10,000 arrays of 1,024 numbers": (
+        "gguf",
+        lambda: gguf([key(f"{n}", ARRAY, (FLOAT64, [0.5] * 1_024)) for n in range(limits.KEYS)]),
+    ),
+    "10,000 arrays of 64 strings": (
+        "gguf",
+        lambda: gguf([key(f"{n}", ARRAY, (STRING, ["x"] * 64)) for n in range(limits.KEYS)]),
+    ),
+    "strings that jump": (
+        "gguf",
+        lambda: gguf(
+            [
+                text("tokenizer.t")
+                + struct.pack("<IIQ", ARRAY, STRING, 300)
+                + (struct.pack("<Q", 300_000) + bytes(300_000)) * 300
+            ]
+        ),
+    ),
+    "90 MB of numbers": (
+        "gguf",
+        lambda: gguf([text("a") + struct.pack("<IIQ", ARRAY, UINT64, 11_000_000) + bytes(88 * MB)]),
+    ),
+    # safetensors
+    "tensors with the longest names": (
+        "safetensors",
+        lambda: header(b",".join(map(named_tensor, range(limits.TENSORS_PER_FILE)))),
+    ),
+    "1.5 million tensors": (
+        "safetensors",
+        lambda: header(b",".join(map(zero_tensor, range(1_500_000)))),
+    ),
+    "90 MB of blanks": ("safetensors", lambda: header(b" " * 90 * MB)),
+    "90 MB of brackets": ("safetensors", lambda: one(b"[" * 90 * MB)),
+    "90 MB of braces": ("safetensors", lambda: one(b'{"a":' * 18 * MB)),
+    "90 MB in a name": ("safetensors", lambda: header(b'"' + b"n" * 90 * MB + b'":1')),
+    "90 MB in a text": ("safetensors", lambda: one(b'"' + b"n" * 90 * MB + b'"')),
+    "90 MB that never end": ("safetensors", lambda: safetensors(b'{"a":"' + b"n" * 90 * MB)),
+    "90 MB of zeros": ("safetensors", lambda: safetensors(b"{" + bytes(90 * MB))),
+    "a shape of 45 million": ("safetensors", lambda: one(b'{"shape":[' + b"1," * 45 * MB + b"1]}")),
+    "a shape just within an entry": (
+        "safetensors",
+        lambda: one(b'{"dtype":"U8","shape":[' + b"1," * 32_000 + b'1],"data_offsets":[0,1]}'),
+    ),
+    "numbers of 4,000 digits": (
+        "safetensors",
+        lambda: one(b'{"shape":[' + (b"9" * 4_000 + b",") * 15 + b"1]}"),
+    ),
+    "a number of 90 MB": ("safetensors", lambda: one(b"9" * 90 * MB)),
+    "metadata of a million pairs": (
+        "safetensors",
+        lambda: header(b'"__metadata__":{' + b",".join(b'"%x":""' % n for n in range(MB)) + b"}"),
+    ),
+    "metadata of one wide text": (
+        "safetensors",
+        lambda: header(
+            b'"__metadata__":{"a":"' + "\U0001f600".encode() * (4 * 1024**2 - 9) + b'"}'
+        ),
+    ),
+    "metadata of escapes": (
+        "safetensors",
+        lambda: header(b'"__metadata__":{"a":"' + b"\\u00e9" * 650_000 + b'"}'),
+    ),
+    "metadata of 90 MB": (
+        "safetensors",
+        lambda: header(b'"__metadata__":{"a":"' + b"x" * 90 * MB + b'"}'),
+    ),
+    # index
+    "an index of as many as allowed": ("index", lambda: index(limits.TENSORS)),
+    "an index of a million": ("index", lambda: index(MB)),
+    "an index of brackets": ("index", lambda: b'{"metadata":' + b"[" * 60 * MB),
+    "an index of one text": ("index", lambda: b'{"weight_map":{"a":"' + b"x" * 60 * MB + b'"}}'),
+    "an index of other things": ("index", lambda: b'{"x":{' + b'"a":1,' * 10 * MB + b'"a":1}}'),
+    # config.json
+    "a config of lists": ("config", lambda: b'{"a":[' + b"[]," * 32_000 + b"[]]}"),
+    "a config of keys": (
+        "config",
+        lambda: b"{" + b",".join(b'"%010x":1' % n for n in range(limits.CONFIG_VALUES)) + b"}",
+    ),
+    "a config of numbers": ("config", lambda: b'{"a":[' + b"1.5e9," * 262_000 + b"1]}"),
+    "a config of one text": ("config", lambda: b'{"a":"' + b"\\u4e2d" * 690_000 + b'"}'),
+    "a config of brackets": ("config", lambda: b"[" * 30_000),
+    "a config of digits": ("config", lambda: b'{"a":' + b"9" * 4 * MB + b"}"),
+}
+# The heaviest that are still read: everything else is refused.
+READ = {
+    "as many strings as allowed",
+    "10,000 keys of 1 KiB",
+    "1,500 texts of 64 KiB",
+    "10,000 arrays of 1,024 numbers",
+    "10,000 arrays of 64 strings",
+    "strings that jump",
+    "90 MB of numbers",
+    "tensors with the longest names",
+    "90 MB of blanks",
+    "metadata of one wide text",
+    "metadata of escapes",
+    "an index of as many as allowed",
+    "a config of lists",
+    "a config of keys",
+    "a config of numbers",
+    "a config of one text",
+}
+
+
+def attack(kind: str, path: Path) -> dict[str, Any]:
+    victim = Path(__file__).with_name("victim.py")
+    done = subprocess.run(
+        [sys.executable, victim, kind, path, str(MEMORY_BYTES)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2_000:]
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_costs_little(name: str, tmp_path: Path) -> None:
+    kind, build = BOMBS[name]
+    path = tmp_path / "bomb"
+    path.write_bytes(build())
+    result = attack(kind, path)
+    if result["cpu_s"] >= CPU_S:  # a busy machine can only add to it: the lower of two is nearer
+        result = attack(kind, path)
+    path.unlink()
+    print(
+        f"{name}: {result['cpu_s']:.2f} s, {result['grown_bytes'] / MB:.1f} MB, {result['message']}"
+    )
+    assert result["cpu_s"] < CPU_S
+    assert result["grown_bytes"] < MEMORY_BYTES
+    assert (result["error"] == "") == (name in READ), result["message"]
+    assert "\n" not in result["message"]
+    assert len(result["message"]) < 500
+
+
+def test_the_limit_is_real(tmp_path: Path) -> None:
+    """A reader that took the whole file would not survive: the measure is one that can fail."""
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import victim\n"
+        "victim.set_limit(64 * 1024**2); bytes(90_000_000)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(Path(__file__).parent)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "MemoryError" in done.stderr

@@ -1,0 +1,161 @@
+"""Files that break off, and counts that lie, byte by byte: an EdgekitError each time, never another."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+from tests.header_files import (
+    ARCHITECTURE,
+    ARRAY,
+    BOOL,
+    INT32,
+    STRING,
+    UINT32,
+    BytesSource,
+    GrowingSource,
+    entry,
+    gguf,
+    key,
+    model_files,
+    safetensors,
+    tensor,
+)
+from tests.recorded import header_bytes
+
+from edgekit.errors import EdgekitError, HeaderError
+from edgekit.header import Depth, read_header
+from edgekit.header.config import read_config
+from edgekit.header.gguf import read_gguf
+from edgekit.header.index import walk_index
+from edgekit.header.safetensors import read_safetensors
+from edgekit.source.types import ByteSource
+
+SMALL = header_bytes("all-minilm-l6-v2.F16.novocab.gguf.head.gz")
+HYBRID = header_bytes("lfm2-1.2b.Q4_K_M.novocab.gguf.head.gz")
+LARGE = header_bytes("deepseek-v3.Q4_K_M.novocab.gguf.head.gz")
+
+
+@pytest.mark.parametrize("header", [SMALL, HYBRID], ids=["bert", "lfm2"])
+def test_a_gguf_cut_at_every_byte(header: bytes) -> None:
+    for end in range(len(header)):
+        with pytest.raises(HeaderError):
+            read_gguf(BytesSource(header[:end]))
+
+
+def test_a_large_gguf_cut_at_many_bytes() -> None:
+    for end in random.Random(1).sample(range(len(LARGE)), 60):
+        with pytest.raises(HeaderError):
+            read_gguf(BytesSource(LARGE[:end]))
+
+
+def test_a_gguf_cut_in_its_vocabulary() -> None:
+    tokens = key("tokenizer.ggml.tokens", ARRAY, (STRING, [f"token {n}" for n in range(60_000)]))
+    types = key("tokenizer.ggml.token_type", ARRAY, (INT32, [1] * 60_000))
+    whole = gguf([*ARCHITECTURE, tokens, types], [entry("t", [32], 0, 0)], data_bytes=128)
+    for end in random.Random(2).sample(range(len(whole)), 60):
+        for source in (BytesSource(whole[:end]), GrowingSource(whole[:end])):
+            with pytest.raises(HeaderError, match=r"truncated|empty"):
+                read_gguf(source)
+
+
+def test_a_remote_gguf_cut_at_every_64th_byte() -> None:
+    for end in range(0, len(SMALL), 64):
+        for depth in Depth:
+            with pytest.raises(HeaderError):
+                read_gguf(GrowingSource(SMALL[:end]), depth)
+
+
+def test_a_whole_header_without_its_weights() -> None:
+    """The header is right, and every tensor is missing: which, and how much, is said."""
+    with pytest.raises(
+        HeaderError, match=r"truncated: tensor .* ends at byte .* interrupted download"
+    ):
+        read_gguf(BytesSource(SMALL))
+
+
+FILE = safetensors(
+    {
+        "__metadata__": {"format": "pt"},
+        "a": tensor("F16", [3], 0, 6),
+        "b.ü": tensor("F4", [2], 6, 7),
+    },
+    data_bytes=7,
+)
+INDEX = b'{"metadata": {"total_size": 7.0}, "weight_map": {"a": "1", "b": "2"}}'
+CONFIG = '{"model_type": "lläma", "rope": {"factor": 8.0}, "layers": [1, 2]}'.encode()
+
+
+def walk(source: ByteSource) -> object:
+    return walk_index(source, lambda tensor, file: None)
+
+
+@pytest.mark.parametrize(
+    ("whole", "read"), [(FILE, read_safetensors), (INDEX, walk), (CONFIG, read_config)]
+)
+def test_json_cut_at_every_byte(whole: bytes, read: Callable[[ByteSource], object]) -> None:
+    read(BytesSource(whole))
+    for end in range(len(whole)):
+        with pytest.raises(HeaderError):
+            read(BytesSource(whole[:end]))
+
+
+def test_a_safetensors_header_that_lies_about_its_length() -> None:
+    (right,) = struct.unpack("<Q", FILE[:8])
+    for length in (*range(right), right + 1, right + 7, right + 8, 2**32, 2**63 - 1, 2**64 - 1):
+        with pytest.raises(HeaderError):
+            read_safetensors(BytesSource(struct.pack("<Q", length) + FILE[8:]))
+
+
+NUMBERS = (0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**60, 2**63 - 1, 2**63, 2**64 - 1)
+
+
+def test_a_lie_in_place_of_any_number() -> None:
+    """Each aligned eight bytes of a real header replaced: most are lengths, counts and offsets."""
+    size = len(SMALL) + 10**8
+    for at in range(4, 1_200):
+        for number in NUMBERS[at % 3 :: 3]:
+            lie = SMALL[:at] + struct.pack("<Q", number) + SMALL[at + 8 :]
+            with suppress(EdgekitError):  # some lies are harmless; no other error may come out
+                read_gguf(BytesSource(lie, size_bytes=size))
+
+
+class Shrinking(BytesSource):
+    """A file that gets shorter while it is read: it says one size and gives less."""
+
+    def read(self, offset: int, length: int, *, ahead: int = 0) -> bytes:
+        return self.data[offset : offset + length]
+
+
+@pytest.mark.parametrize("end", [0, 3, 10, 30, 200, 2_000])
+def test_a_file_that_shrinks_while_it_is_read(end: int) -> None:
+    with pytest.raises(HeaderError):
+        read_gguf(Shrinking(SMALL[:end], size_bytes=10**9))
+    with pytest.raises(HeaderError):
+        read_safetensors(Shrinking(FILE[: min(end, 60)], size_bytes=len(FILE)))
+
+
+EVIL = "\x1b[2J\n" + "long" * 100
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        gguf([key(EVIL, BOOL, 7)]),
+        gguf([key(EVIL, UINT32, 7)] * 2),
+        gguf([key("general.alignment", STRING, EVIL * 100)]),
+        gguf([key("split.count", STRING, EVIL * 100)]),
+        gguf([key("split.count", ARRAY, (STRING, [EVIL[:200]] * 60))]),
+        gguf([], [entry(EVIL[:200], [1], 99, 0)]),
+        gguf([], [entry(EVIL[:200], [1], 0, 0)] * 2),
+    ],
+)
+def test_an_error_is_one_line_without_escapes(data: bytes) -> None:
+    """What a stranger wrote into a file is quoted, and cut."""
+    with pytest.raises(HeaderError) as caught:
+        read_header(model_files(BytesSource(data)))
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 600

@@ -1,0 +1,79 @@
+"""Reads one hostile file in a process of its own, under a limit, and says what it cost.
+
+Run by test_bombs.py: `python victim.py KIND PATH MEMORY_BYTES`.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from edgekit.errors import EdgekitError
+from edgekit.header.config import read_config
+from edgekit.header.gguf import read_gguf
+from edgekit.header.index import walk_index
+from edgekit.header.safetensors import read_safetensors
+from edgekit.source.types import ByteSource
+
+
+class FileSource:
+    def __init__(self, path: Path) -> None:
+        self.name = path.name
+        self.size_bytes = path.stat().st_size
+        self._file = path.open("rb", buffering=0)
+
+    def read(self, offset: int, length: int, *, ahead: int = 0) -> bytes:
+        self._file.seek(offset)
+        return self._file.read(length) or b""
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_index(source: ByteSource) -> None:
+    walk_index(source, lambda tensor, file: None)
+
+
+READERS: dict[str, Callable[[ByteSource], object]] = {
+    "gguf": read_gguf,
+    "safetensors": read_safetensors,
+    "index": read_index,
+    "config": read_config,
+}
+
+
+def memory_bytes(field: str) -> int:
+    """VmSize or VmHWM of this process. (ru_maxrss would begin with what the parent had.)"""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return int(value.split()[0]) * 1024
+    raise LookupError(field)
+
+
+def set_limit(more_bytes: int) -> None:
+    limit = memory_bytes("VmSize") + more_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def main(kind: str, path: str, more_bytes: int) -> None:
+    source = FileSource(Path(path))
+    before = memory_bytes("VmHWM")
+    set_limit(more_bytes)
+    start = time.process_time()
+    error, message = "", ""
+    try:
+        READERS[kind](source)
+    except EdgekitError as caught:
+        error, message = type(caught).__name__, str(caught)
+    cpu_s = time.process_time() - start
+    grown = memory_bytes("VmHWM") - before
+    print(json.dumps({"error": error, "message": message, "cpu_s": cpu_s, "grown_bytes": grown}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
