@@ -10,10 +10,38 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.hub.hub_files import gguf_header, safetensors_header, write_gguf, write_json
+from tests.hub.hub_files import (
+    gguf_header,
+    safetensors_header,
+    split_header,
+    tensors_header,
+    write_gguf,
+    write_json,
+)
 
 TOKEN = "hf_good"
 SIGNATURE = "X-Signature=s3cr3t"  # what the hub's redirect to the CDN carries
+
+LLAMA_CONFIG = {
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "vocab_size": 16,
+    "max_position_embeddings": 4096,
+}
+# Two shards of 16-bit weights, and the same embedding packed by MLX to 4 bits in groups of 64.
+LLAMA = (
+    {"model.embed_tokens.weight": ("BF16", [16, 32], 1024)},
+    {"model.layers.0.self_attn.q_proj.weight": ("BF16", [32, 32], 2048)},
+)
+MLX = {
+    "model.embed_tokens.weight": ("U32", [16, 16], 1024),
+    "model.embed_tokens.scales": ("BF16", [16, 4], 128),
+    "model.embed_tokens.biases": ("BF16", [16, 4], 128),
+}
 
 _CONFIG = """
 daemon off;
@@ -171,6 +199,22 @@ def build(root: Path) -> dict[str, str]:
         add("acme/tensors", name, safetensors_header(), 128)
     add_json("acme/tensors", "config.json", {"model_type": "llama", "hidden_size": 4})
     add_json("acme/tensors", "model.safetensors.index.json", {"metadata": {"total_size": 256}})
+    for number in (0, 1):
+        name = f"pair-Q4_K_M-{number + 1:05d}-of-00002.gguf"
+        add("acme/pair-GGUF", name, split_header(number, 2))
+    add("acme/llama", "model-00001-of-00002.safetensors", tensors_header(LLAMA[0]), 1024)
+    add("acme/llama", "model-00002-of-00002.safetensors", tensors_header(LLAMA[1]), 2048)
+    add_json("acme/llama", "config.json", LLAMA_CONFIG)
+    weight_map = {
+        name: f"model-{i + 1:05d}-of-00002.safetensors"
+        for i, part in enumerate(LLAMA)
+        for name in part
+    }
+    index = {"metadata": {"total_size": 3072.0}, "weight_map": weight_map}
+    add_json("acme/llama", "model.safetensors.index.json", index)
+    add("acme/llama-mlx", "model.safetensors", tensors_header(MLX), 1024 + 256)
+    quantization = {"bits": 4, "group_size": 64, "mode": "affine"}
+    add_json("acme/llama-mlx", "config.json", {**LLAMA_CONFIG, "quantization": quantization})
     _write_listings(root, listings)
     _write_registry(root)
     shutil.copytree(root / "hub/files/acme/tensors", root / "cdn/acme/tensors", dirs_exist_ok=True)

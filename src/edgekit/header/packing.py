@@ -104,5 +104,6 @@ def _packed_bits(tensor: Tensor, quantization: Quantization, overrides: _Overrid
     if last not in {"weight", "qweight", "weight_packed"}:
         return None
     setting = overrides.get(module)
-    bits = setting.get("bits") if isinstance(setting, dict) else quantization.bits
+    own = setting if isinstance(setting, dict) else {}
+    bits = own.get("bits", quantization.bits)
     return bits if isinstance(bits, int) and 0 < bits <= 32 else None
