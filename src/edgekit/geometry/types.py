@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Protocol
 
 from edgekit.basis import Basis
 
@@ -40,21 +39,26 @@ class State:
     elements: int
 
 
-class LayerKind(Protocol):
-    """What one layer remembers."""
+class LayerKind:
+    """What one layer remembers: nothing, unless its kind says otherwise."""
+
+    __slots__ = ()
 
     @property
-    def label(self) -> str: ...
+    def label(self) -> str:
+        return "no cache"
 
     @property
-    def streams(self) -> tuple[Stream, ...]: ...
+    def streams(self) -> tuple[Stream, ...]:
+        return ()
 
     @property
-    def states(self) -> tuple[State, ...]: ...
+    def states(self) -> tuple[State, ...]:
+        return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
+class Attention(LayerKind):
     """Keys and values of every KV head: full, sliding window or chunked by its span."""
 
     heads: int
@@ -83,10 +87,6 @@ class Attention:
             if elements
         )
 
-    @property
-    def states(self) -> tuple[State, ...]:
-        return ()
-
 
 _SPAN_LABELS = {
     Span.ALL: "full attention",
@@ -96,7 +96,7 @@ _SPAN_LABELS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LatentAttention:
+class LatentAttention(LayerKind):
     """MLA: one latent and one rotary key per token stand for all heads.
 
     An engine that cannot use the latent directly holds `heads` full keys and values instead; whether a GGUF allows the
@@ -129,13 +129,9 @@ class LatentAttention:
             if elements
         )
 
-    @property
-    def states(self) -> tuple[State, ...]:
-        return ()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompressedAttention:
+class CompressedAttention(LayerKind):
     """DeepSeek-V4: a short window of raw keys, and one compressed key per `ratio` tokens (K stands for V too)."""
 
     heads: int
@@ -194,7 +190,7 @@ class Cell(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recurrent:
+class Recurrent(LayerKind):
     """A state of fixed size: a short convolution's tail and the recurrence itself."""
 
     cell: Cell
@@ -212,17 +208,13 @@ class Recurrent:
         return self.cell.value
 
     @property
-    def streams(self) -> tuple[Stream, ...]:
-        return ()
-
-    @property
     def states(self) -> tuple[State, ...]:
         both = (("conv", self.conv_elements), ("state", self.state_elements))
         return tuple(State(name=name, elements=count) for name, count in both if count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HybridLayer:
+class HybridLayer(LayerKind):
     """Attention and a recurrence side by side in one layer (Falcon-H1)."""
 
     attention: Attention
@@ -242,7 +234,7 @@ class HybridLayer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharedCache:
+class SharedCache(LayerKind):
     """Attention that reads the cache of an earlier layer and owns none (Gemma 3n and 4)."""
 
     attention: Attention
@@ -252,17 +244,9 @@ class SharedCache:
     def label(self) -> str:
         return f"shared cache ({self.attention.label})"
 
-    @property
-    def streams(self) -> tuple[Stream, ...]:
-        return ()
-
-    @property
-    def states(self) -> tuple[State, ...]:
-        return ()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoCache:
+class NoCache(LayerKind):
     """Nothing is remembered: a feed-forward layer, or an encoder's attention over the batch at hand."""
 
     attention: Attention | None = None
@@ -270,14 +254,6 @@ class NoCache:
     @property
     def label(self) -> str:
         return "no cache" if self.attention is None else "encoder attention"
-
-    @property
-    def streams(self) -> tuple[Stream, ...]:
-        return ()
-
-    @property
-    def states(self) -> tuple[State, ...]:
-        return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

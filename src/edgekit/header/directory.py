@@ -34,7 +34,7 @@ def read_directory(
     return tensors, data_offset
 
 
-_Entry = tuple["TensorType", tuple[int, ...], int, int]
+_Entry = tuple[TensorType, tuple[int, ...], int, int]
 
 
 def _read_entries(cursor: Cursor, count: int) -> dict[str, _Entry]:
