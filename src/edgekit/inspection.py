@@ -10,10 +10,9 @@ from edgekit.geometry import not_a_language_model, read_geometry
 from edgekit.geometry.parameters import count_parameters
 from edgekit.geometry.roles import Role, role_of
 from edgekit.geometry.types import ModelGeometry, Span
+from edgekit.header import count_parameters as count_stored
 from edgekit.header import read_header
 from edgekit.header.mixes import mix_by_file_type
-from edgekit.header.packing import count_parameters as count_stored
-from edgekit.header.packing import logical_elements
 from edgekit.header.types import Depth, ModelHeader, Tensor
 from edgekit.source import locate
 from edgekit.source.types import ModelFiles, Reach, Traffic
@@ -113,11 +112,8 @@ def _idle_experts(header: ModelHeader, geometry: ModelGeometry) -> int:
     if routed is None:
         return 0
     layers = len(geometry.layers)
-    stored = sum(
-        logical_elements(tensor, header.quantization)
-        for tensor in header.tensors or ()
-        if role_of(tensor, layers=layers) is Role.EXPERTS
-    )
+    tensors = [t for t in header.tensors or () if role_of(t, layers=layers) is Role.EXPERTS]
+    stored = count_stored(tensors, header.quantization)
     return stored * (routed.count - routed.used) // routed.count
 
 

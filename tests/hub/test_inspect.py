@@ -85,6 +85,7 @@ def test_packed_weights_are_counted_as_weights(
     assert (answer["format"], answer["parameters"]) == ("mlx", 16 * 16 * 32 // 4)
     assert answer["quantization"] == {
         "method": "affine",
+        "format": None,
         "bits": 4,
         "group_size": 64,
         "overrides": 0,

@@ -217,3 +217,27 @@ def test_json_documentation_names_every_key(capsys: pytest.CaptureFixture[str]) 
     )
     answer = ask_json(capsys, "sample:gemma-3-27b", "--layers", "--tensors", "--keys")
     assert answer.keys() <= documented
+
+
+def test_names_from_strangers_do_not_steer_the_terminal(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    import gguf
+
+    path = tmp_path / "evil.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_string("general.name", "\x1b]0;owned\x07\x1b[2J")
+    writer.add_block_count(1)
+    writer.add_embedding_length(32)
+    writer.add_head_count(2)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    code, out, _ = ask(capsys, "inspect", str(path), "--keys")
+    assert code == 0
+    assert "owned" in out
+    assert "\x1b" not in out
+    assert "\x07" not in out
+    _, _, err = ask(capsys, "inspect", "/\x1b[2J.gguf")
+    assert "\x1b" not in err

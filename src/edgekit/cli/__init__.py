@@ -33,5 +33,7 @@ def _report(error: EdgekitError, *, as_json: bool) -> int:
         import json
 
         print(json.dumps({"error": {"type": type(error).__name__, "message": str(error)}}))
-    print(f"edgekit: {error}", file=sys.stderr)
+    from edgekit.report.lines import printable
+
+    print(f"edgekit: {printable(str(error))}", file=sys.stderr)
     return error.exit_code

@@ -68,8 +68,7 @@ def inspection_json(
 
 
 def _format(header: ModelHeader) -> str:
-    mlx = header.quantization is not None and header.quantization.mlx
-    return "mlx" if mlx else header.container.value
+    return "mlx" if header.mlx else header.container.value
 
 
 def _weights(weights: Weights | None, header: ModelHeader) -> dict[str, Any]:
@@ -97,6 +96,7 @@ def _quantization(header: ModelHeader) -> dict[str, Any] | None:
         return None
     return {
         "method": found.method,
+        "format": found.format,
         "bits": found.bits,
         "group_size": found.group_size,
         "overrides": len(found.overrides),
@@ -241,4 +241,5 @@ def _keys(header: ModelHeader) -> dict[str, Any]:
     walked = {
         key: {"array_of": fact.element, "count": fact.count} for key, fact in header.arrays.items()
     }
-    return kept | walked | dict(header.config)
+    skipped = {key: {"string_bytes": size} for key, size in header.long_strings.items()}
+    return kept | walked | skipped | dict(header.config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from edgekit.basis import Basis
 from edgekit.geometry.types import (
@@ -20,6 +20,7 @@ from edgekit.geometry.types import (
 )
 from edgekit.inspection import CachePart, Inspection, Share
 from edgekit.report.kinds import count_kinds, kind_name
+from edgekit.report.lines import printable, table
 from edgekit.units import format_bytes, format_count
 
 CACHE_BYTES = 2  # one element of a 16-bit cache, what engines use unless told otherwise
@@ -30,12 +31,13 @@ _MOST_SHARES = 6
 
 def inspection_text(found: Inspection, *, bold: bool = False) -> str:
     """The screen. `bold` marks the first line for terminals."""
-    lines = [_strong(_title(found), bold), _headline(found)]
+    lines = [_strong(printable(_title(found)), bold), printable(_headline(found))]
     for label, body in _sections(found):
         rows = [row for row in body if row]
         lines += [""] if rows else []
         lines += [
-            f"{label if i == 0 else '':<{_LABEL}}{row}".rstrip() for i, row in enumerate(rows)
+            f"{label if i == 0 else '':<{_LABEL}}{printable(row)}".rstrip()
+            for i, row in enumerate(rows)
         ]
     return "\n".join(lines) + "\n"
 
@@ -56,7 +58,7 @@ def _strong(text: str, bold: bool) -> str:  # noqa: FBT001 - two words, read whe
 
 def _title(found: Inspection) -> str:
     header = found.header
-    kind = "MLX" if header.quantization and header.quantization.mlx else header.container.name
+    kind = "MLX" if header.mlx else header.container.name
     version = f" v{header.version}" if header.version is not None else ""
     parts = [found.files.label, found.mix or _method(found), f"{kind}{version}"]
     if found.geometry is not None:
@@ -68,8 +70,8 @@ def _method(found: Inspection) -> str:
     quantization = found.header.quantization
     if quantization is None:
         return ""
-    bits = f" {quantization.bits:g} bit" if quantization.bits else ""
-    return f"{quantization.method}{bits}"
+    bits = f"{quantization.bits:g} bit" if quantization.bits else ""
+    return " ".join(part for part in (quantization.method, quantization.format, bits) if part)
 
 
 def _headline(found: Inspection) -> str:
@@ -294,22 +296,10 @@ def keys_text(found: Inspection) -> str:
     header = found.header
     rows = [(key, _short(value)) for key, value in (*header.keys.items(), *header.config.items())]
     rows += [(key, f"{fact.count:,} x {fact.element}") for key, fact in header.arrays.items()]
+    rows += [(key, f"a text of {size:,} bytes") for key, size in header.long_strings.items()]
     return table(("key", "value"), rows)
 
 
 def _short(value: object) -> str:
     text = " ".join(str(value).split())
     return text if len(text) <= 100 else text[:97] + "..."
-
-
-def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """Columns as wide as what stands in them."""
-    every = [head, *rows]
-    widths = [max(len(row[i]) for row in every) for i in range(len(head))]
-    return (
-        "\n".join(
-            "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in every
-        )
-        + "\n"
-    )

@@ -1,0 +1,23 @@
+"""Words -> lines fit for a terminal: no stray control characters, columns that line up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def printable(text: str) -> str:
+    """What a stranger wrote, on one line and without the sequences that steer a terminal."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """Columns as wide as what stands in them."""
+    every = [head, *(tuple(map(printable, row)) for row in rows)]
+    widths = [max(len(row[i]) for row in every) for i in range(len(head))]
+    return (
+        "\n".join(
+            "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in every
+        )
+        + "\n"
+    )
