@@ -241,3 +241,32 @@ def test_names_from_strangers_do_not_steer_the_terminal(
     assert "\x07" not in out
     _, _, err = ask(capsys, "inspect", "/\x1b[2J.gguf")
     assert "\x1b" not in err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_an_answer_that_cannot_be_written_is_said() -> None:
+    command = f"{sys.executable} -m edgekit inspect sample:gemma-3-27b > /dev/full"
+    told = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert told.returncode == 1
+    assert told.stderr.startswith("edgekit: the answer could not be written: ")
+    assert len(told.stderr.splitlines()) == 1
+
+
+def test_json_is_valid_whatever_a_config_holds(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config = '{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, '
+    config += '"limit": [0.0, Infinity], "name": "\\ud800", "nothing": NaN}'
+    (tmp_path / "config.json").write_text(config)
+    main(["inspect", str(tmp_path), "--json", "--keys"])
+    out = capsys.readouterr().out
+    answer = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert answer["keys"]["limit"] == [0.0, "inf"]
+
+
+def test_a_narrow_encoding_is_no_error() -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "edgekit", "inspect", "sample:gemma-3-27b"],
+        capture_output=True, text=True, check=True, env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert "gemma3" in told.stdout

@@ -82,14 +82,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _render(found: Inspection, arguments: argparse.Namespace) -> str:
     if arguments.json:
-        import json
-
-        from edgekit.report.as_json import inspection_json
+        from edgekit.report.as_json import inspection_json, json_text
 
         answer = inspection_json(
             found, tensors=arguments.tensors, layers=arguments.layers, keys=arguments.keys
         )
-        return json.dumps(answer, indent=2, ensure_ascii=False) + "\n"
+        return json_text(answer)
     return _render_text(found, arguments)
 
 

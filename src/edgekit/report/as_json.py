@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from edgekit.geometry.types import (
@@ -65,6 +68,21 @@ def inspection_json(
     if keys:
         answer["keys"] = _keys(header)
     return answer
+
+
+def json_text(value: Any) -> str:
+    """One valid document for any reader: ASCII only, and what JSON has no number for as a word."""
+    return json.dumps(_sayable(value), indent=2, allow_nan=False) + "\n"
+
+
+def _sayable(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # "inf", "nan": real configs hold them
+    if isinstance(value, Mapping):
+        return {key: _sayable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_sayable(item) for item in value]
+    return value
 
 
 def _format(header: ModelHeader) -> str:
