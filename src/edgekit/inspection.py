@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from edgekit.basis import Basis
 from edgekit.geometry import not_a_language_model, read_geometry
 from edgekit.geometry.parameters import count_parameters
-from edgekit.geometry.roles import Role, role_of
-from edgekit.geometry.types import ModelGeometry, Span
+from edgekit.geometry.roles import Role, block_of, roles_of
+from edgekit.geometry.types import Experts, ModelGeometry, Span
 from edgekit.header import count_parameters as count_stored
 from edgekit.header import read_header
 from edgekit.header.mixes import mix_by_file_type
@@ -17,13 +16,16 @@ from edgekit.header.types import Depth, ModelHeader, Tensor
 from edgekit.source import locate
 from edgekit.source.types import ModelFiles, Reach, Traffic
 
+CACHE_ELEMENT_BYTES = 2  # 16 bit, what engines use unless told otherwise
+STATE_ELEMENT_BYTES = 4  # recurrent states are 32 bit
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
     """How many weights there are, and how that is known."""
 
     total: int
-    active: int  # those that work on one token
+    active: int | None  # those that work on one token of text: no idle experts, towers, MTP blocks
     basis: Basis
 
 
@@ -36,6 +38,11 @@ class CachePart:
     elements_per_row: int
     tokens_per_row: int
     layers: int
+
+    def held_bytes(self, tokens: int) -> int:
+        """What a sequence of so many tokens holds at 16 bit."""
+        held = tokens if self.span is Span.ALL else min(tokens, self.span_tokens)
+        return -(-held // self.tokens_per_row) * self.elements_per_row * CACHE_ELEMENT_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +68,19 @@ class Inspection:
     traffic: Traffic
 
     @property
+    def state_bytes(self) -> int:
+        """What every sequence holds, however long it is."""
+        return self.state_elements * STATE_ELEMENT_BYTES
+
+    @property
+    def full_context_bytes(self) -> int | None:
+        """What one sequence that fills the native context must hold, before an engine's padding."""
+        context = self.geometry.native_context if self.geometry is not None else None
+        if context is None:
+            return None
+        return self.state_bytes + sum(part.held_bytes(context) for part in self.cache)
+
+    @property
     def mix(self) -> str | None:
         """The name of the file's mix of types, where it states one."""
         number = self.header.keys.get("general.file_type")
@@ -78,43 +98,58 @@ def inspect_model(
     other = not_a_language_model(header)
     geometry = read_geometry(header) if other is None else None
     layers = len(geometry.layers) if geometry is not None else None
+    roles = roles_of(header.tensors or (), layers=layers)
     return Inspection(
         files=files,
         header=header,
         geometry=geometry,
         not_a_model=other,
-        weights=_weights(header, geometry),
+        weights=_weights(header, geometry, roles),
         cache=_cache(geometry) if geometry is not None else (),
         state_elements=_state_elements(geometry) if geometry is not None else 0,
-        by_role=_shares((role_of(t, layers=layers).value, t) for t in header.tensors or ()),
-        by_type=_shares((t.type.name, t) for t in header.tensors or ()),
+        by_role=_shares([role.value for role in roles], header),
+        by_type=_shares([tensor.type.name for tensor in header.tensors or ()], header),
         traffic=reach.traffic,
     )
 
 
-def _weights(header: ModelHeader, geometry: ModelGeometry | None) -> Weights | None:
+def _weights(
+    header: ModelHeader, geometry: ModelGeometry | None, roles: tuple[Role, ...]
+) -> Weights | None:
     if header.tensors is not None:
         total = count_stored(header.tensors, header.quantization)
-        idle = _idle_experts(header, geometry) if geometry is not None else 0
-        return Weights(total=total, active=total - idle, basis=Basis.EXACT)
+        return Weights(total=total, active=_active(header, geometry, roles), basis=Basis.EXACT)
     modelled = count_parameters(geometry) if geometry is not None else None
     if modelled is None:
         return None
     total, active = modelled
-    if header.parameters is not None:
-        return Weights(total=header.parameters, active=active, basis=Basis.MODELLED)
-    return Weights(total=total, active=active, basis=Basis.MODELLED)
+    return Weights(total=header.parameters or total, active=active, basis=Basis.MODELLED)
 
 
-def _idle_experts(header: ModelHeader, geometry: ModelGeometry) -> int:
-    """Weights of the experts that a token does not visit."""
-    routed = next((layer.experts for layer in geometry.layers if layer.experts is not None), None)
-    if routed is None:
-        return 0
-    layers = len(geometry.layers)
-    tensors = [t for t in header.tensors or () if role_of(t, layers=layers) is Role.EXPERTS]
-    stored = count_stored(tensors, header.quantization)
-    return stored * (routed.count - routed.used) // routed.count
+def _active(
+    header: ModelHeader, geometry: ModelGeometry | None, roles: tuple[Role, ...]
+) -> int | None:
+    """Weights that work on one token of text; None when the experts cannot be told from the rest."""
+    working: dict[Experts | None, list[Tensor]] = {}
+    for tensor, role in zip(header.tensors or (), roles, strict=True):
+        if role not in {Role.MTP, Role.TOWER}:
+            routed = _experts_of(tensor, geometry) if role is Role.EXPERTS else None
+            working.setdefault(routed, []).append(tensor)
+    has_experts = geometry is not None and any(x.experts for x in geometry.layers)
+    if has_experts and working.keys() <= {None}:
+        return None
+    counts = {routed: count_stored(own, header.quantization) for routed, own in working.items()}
+    return sum(
+        count if routed is None else count * routed.used // routed.count
+        for routed, count in counts.items()
+    )
+
+
+def _experts_of(tensor: Tensor, geometry: ModelGeometry | None) -> Experts | None:
+    block = block_of(tensor.name)
+    if geometry is None or block is None or block >= len(geometry.layers):
+        return None
+    return geometry.layers[block].experts
 
 
 def _cache(geometry: ModelGeometry) -> tuple[CachePart, ...]:
@@ -148,9 +183,9 @@ def _state_elements(geometry: ModelGeometry) -> int:
     return sum(state.elements for layer in geometry.layers for state in layer.mixer.states)
 
 
-def _shares(named: Iterable[tuple[str, Tensor]]) -> tuple[Share, ...]:
+def _shares(names: list[str], header: ModelHeader) -> tuple[Share, ...]:
     sums: dict[str, tuple[int, int]] = {}
-    for name, tensor in named:
+    for name, tensor in zip(names, header.tensors or (), strict=True):
         size, count = sums.get(name, (0, 0))
         sums[name] = (size + tensor.size_bytes, count + 1)
     return tuple(

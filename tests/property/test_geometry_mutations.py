@@ -10,19 +10,32 @@ from tests.recorded import config_header, gguf_header, models, rows
 
 from edgekit.errors import EdgekitError
 from edgekit.geometry import not_a_language_model, read_geometry
+from edgekit.geometry.architectures import BY_CONFIG
 from edgekit.geometry.keys import TABLE
 from edgekit.geometry.parameters import count_parameters
 from edgekit.geometry.types import ModelGeometry
 
-CONFIGS = tuple({r["model"]: r["config"] for r in rows("mlx.jsonl.gz")}.values())
+RECORDED = tuple({r["model"]: r["config"] for r in rows("mlx.jsonl.gz")}.values())
+PLAIN = {"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 8, "intermediate_size": 128, "vocab_size": 9,
+         "conv_kernel": 4, "state_size": 8, "sliding_window": 16}  # fmt: skip
+CONFIGS = (*RECORDED, *({**PLAIN, "model_type": name} for name in sorted(BY_CONFIG)))
 KEYS = tuple({m["model"]: m["hyper_parameters"] for m in models()}.values())
 SPELLINGS = sorted(
     {s.split(".")[0] for key in TABLE for s in key.config} | {"model_type", "text_config"}
 )
 
 numbers = st.one_of(
-    st.integers(-(2**70), 2**70), st.integers(0, 300), st.floats(), st.booleans(), st.none()
+    st.integers(-(2**70), 2**70),
+    st.sampled_from([10**400, 0.5, -1]),
+    st.integers(0, 300),
+    st.floats(),
+    st.booleans(),
+    st.none(),
 )
+inner_keys = st.text(max_size=8) | st.sampled_from(
+    ["attention", "ffn", "n_heads_in_group", "no_op", "ffn_mult", "intermediate_size", "factor", "type", "rope_type",
+     "original_max_position_embeddings", "full_attention", "head_dim", "num_heads", "full_attn_layers", "kv_n_heads"]
+)  # fmt: skip
 values = st.recursive(
     st.one_of(
         numbers, st.text(max_size=8), st.sampled_from(["mamba", "full_attention", "M*E-", "LLLG"])
@@ -55,7 +68,7 @@ def check_laws(geometry: ModelGeometry) -> None:
 
 
 @settings(max_examples=600, deadline=None)
-@given(st.sampled_from(CONFIGS), st.dictionaries(st.sampled_from(SPELLINGS), values, max_size=4))
+@given(st.sampled_from(CONFIGS), st.dictionaries(st.sampled_from(SPELLINGS), values, max_size=5))
 def test_mutated_configs(config: dict[str, Any], changes: dict[str, Any]) -> None:
     check(config_header(config | changes))
 

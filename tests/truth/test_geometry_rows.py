@@ -12,7 +12,7 @@ from tests.recorded import TRUTH, config_header, model_header, models, rows
 from edgekit.errors import EdgekitError
 from edgekit.geometry import read_geometry
 from edgekit.geometry.parameters import count_parameters
-from edgekit.geometry.types import LatentAttention, ModelGeometry, Span
+from edgekit.geometry.types import ModelGeometry, Span
 
 F16_BYTES, F32_BYTES = 2, 4
 
@@ -30,7 +30,6 @@ def plain_rows() -> list[dict[str, Any]]:
         for row in rows("llama_cpp_cpu.jsonl.gz")
         if row["options"]["type_k"] == row["options"]["type_v"] == "f16"
         and "error" not in row["actual"]
-        and (row["actual"]["flash_attn"] or row["arch"] != "gemma4")
     ]
 
 
@@ -38,14 +37,8 @@ def stored_elements(geometry: ModelGeometry, *, bounded: bool) -> int:
     """Elements a token adds in llama.cpp's full or sliding cache."""
     if geometry.architecture == "phi3":  # its loader switches the window off
         return 0 if bounded else sum(s.elements for x in geometry.layers for s in x.mixer.streams)
-    total = 0
-    for layer in geometry.layers:
-        kind = layer.mixer
-        if isinstance(kind, LatentAttention) and not kind.absorbed:  # old files: every head in full
-            total += 0 if bounded else kind.heads * (kind.key_dim + kind.value_dim)
-            continue
-        total += sum(s.elements for s in kind.streams if (s.span is not Span.ALL) is bounded)
-    return total
+    streams = [s for layer in geometry.layers for s in layer.mixer.streams]
+    return sum(s.elements for s in streams if (s.span is not Span.ALL) is bounded)
 
 
 def test_cache_and_state_elements_are_those_llama_cpp_allocated() -> None:
@@ -61,7 +54,7 @@ def test_cache_and_state_elements_are_those_llama_cpp_allocated() -> None:
         expected = states * row["options"]["n_seq_max"] * F32_BYTES
         assert expected == actual["recurrent_bytes"], row
         checked += 1
-    assert checked > 2_000
+    assert checked == 3_006
 
 
 def weight_rows() -> list[Any]:

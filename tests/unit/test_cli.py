@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 from tests.recorded import header_bytes, models, padded
 
@@ -25,6 +26,25 @@ def write_model(folder: Path, model: str = "lfm2-1.2b", quant: str = "Q4_K_M") -
     path = folder / f"{model}.{quant}.gguf"
     path.write_bytes(raw)
     os.truncate(path, padded(len(raw)) + fact["data_section_bytes"])
+    return path
+
+
+def write_keys(
+    path: Path,
+    architecture: str,
+    texts: dict[str, str] | None = None,
+    numbers: dict[str, int] | None = None,
+) -> Path:
+    """A GGUF without tensors, written by gguf-py."""
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, text in (texts or {}).items():
+        writer.add_string(key, text)
+    for key, number in (numbers or {}).items():
+        writer.add_uint32(key, number)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
     return path
 
 
@@ -131,14 +151,8 @@ def test_config_alone_is_enough_for_geometry(
 def test_a_projector_is_named_not_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    import gguf
-
-    writer = gguf.GGUFWriter(tmp_path / "mmproj-model.gguf", "clip")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    code, out, _ = ask(capsys, "inspect", str(tmp_path / "mmproj-model.gguf"))
+    path = write_keys(tmp_path / "mmproj-model.gguf", "clip")
+    code, out, _ = ask(capsys, "inspect", str(path))
     assert code == 0
     assert "projector" in out
 
@@ -219,21 +233,23 @@ def test_json_documentation_names_every_key(capsys: pytest.CaptureFixture[str]) 
     assert answer.keys() <= documented
 
 
+def test_json_has_the_same_names_for_every_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    projector = ask_json(capsys, str(write_keys(tmp_path / "mmproj.gguf", "clip")))
+    assert projector.keys() == ask_json(capsys, "sample:gemma-3-27b").keys()
+    assert projector["layers"] is None
+
+
 def test_names_from_strangers_do_not_steer_the_terminal(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    import gguf
-
-    path = tmp_path / "evil.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_string("general.name", "\x1b]0;owned\x07\x1b[2J")
-    writer.add_block_count(1)
-    writer.add_embedding_length(32)
-    writer.add_head_count(2)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    path = write_keys(
+        tmp_path / "evil.gguf",
+        "llama",
+        {"general.name": "\x1b]0;owned\x07\x1b[2J"},
+        {"llama.block_count": 1, "llama.embedding_length": 32, "llama.attention.head_count": 2},
+    )
     code, out, _ = ask(capsys, "inspect", str(path), "--keys")
     assert code == 0
     assert "owned" in out
@@ -256,7 +272,9 @@ def test_json_is_valid_whatever_a_config_holds(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     config = '{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, '
-    config += '"limit": [0.0, Infinity], "name": "\\ud800", "nothing": NaN}'
+    config += (
+        '"intermediate_size": 128, "limit": [0.0, Infinity], "name": "\\ud800", "nothing": NaN}'
+    )
     (tmp_path / "config.json").write_text(config)
     main(["inspect", str(tmp_path), "--json", "--keys"])
     out = capsys.readouterr().out

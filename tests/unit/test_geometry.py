@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from edgekit.geometry.types import (
     SharedCache,
     Span,
 )
+from edgekit.header.types import ArrayFact
 
 LLAMA = {
     "model_type": "llama",
@@ -137,7 +139,6 @@ def test_the_same_gap_at_the_top_is_an_error() -> None:
         ({"type": "longrope", "factor": 32.0}, 4096),
         ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 512}, 4096),
         ({"type": "mrope", "mrope_section": [16, 24, 24]}, 4096),
-        ({"type": "linear", "factor": "many"}, 4096),
         (
             {"full_attention": {"rope_type": "linear", "factor": 2.0}, "sliding_attention": {}},
             2 * 4096,
@@ -318,6 +319,7 @@ def test_gguf_tells_by_its_keys_whether_the_latent_can_be_used(absorbed: bool) -
     kind = geometry.layers[0].mixer
     assert isinstance(kind, LatentAttention)
     assert (kind.absorbed, kind.key_dim, kind.value_dim) == (absorbed, 24, 16)
+    assert sum(s.elements for s in kind.streams) == (32 + 8 if absorbed else 8 * (24 + 16))
 
 
 def test_indexer_adds_a_key_only_where_it_is_its_own() -> None:
@@ -519,6 +521,17 @@ def test_falcon_prints_a_head_count_it_does_not_use() -> None:
         model_type="falcon", num_key_value_heads=..., num_kv_heads=4, new_decoder_architecture=True
     )
     assert (attention(old).kv_heads, attention(new).kv_heads) == (1, 4)
+    glm = {"model_type": "chatglm", "num_key_value_heads": ..., "multi_query_group_num": 2}
+    assert attention(of_config(**glm, multi_query_attention=True)).kv_heads == 2
+    assert attention(of_config(**glm, multi_query_attention=False)).kv_heads == 8
+
+
+def test_a_key_that_was_too_long_to_keep_is_not_an_absent_one() -> None:
+    keys = {"general.architecture": "llama", "llama.block_count": 4, "llama.embedding_length": 64,
+            "llama.attention.head_count": 8}  # fmt: skip
+    arrays = {"llama.attention.head_count_kv": ArrayFact(element="uint32", count=5_000)}
+    with pytest.raises(HeaderError, match="head_count_kv is too long"):
+        read_geometry(replace(gguf_header(keys), arrays=arrays))
 
 
 # The unknown and the impossible.
@@ -558,7 +571,38 @@ def test_what_is_not_a_language_model_has_a_name(header: Any) -> None:
         ({"num_hidden_layers": -1}, HeaderError),
         ({"num_hidden_layers": 0}, HeaderError),
         ({"num_hidden_layers": "many"}, HeaderError),
-        ({"hidden_size": [1, 2]}, UnknownArchitectureError),
+        ({"hidden_size": [1, 2]}, HeaderError),
+        ({"intermediate_size": ...}, UnknownArchitectureError),
+        ({"rope_scaling": {"type": "linear", "factor": "many"}}, HeaderError),
+        ({"rope_scaling": {"type": "linear", "factor": 10**400}}, HeaderError),
+        ({"rope_scaling": {"type": "linear", "factor": float("nan")}}, HeaderError),
+        (
+            {"model_type": "mamba2", "conv_kernel": 4, "state_size": 4, "expand": 10**400},
+            HeaderError,
+        ),
+        (
+            {"model_type": "mamba2", "conv_kernel": 4, "state_size": 4, "expand": float("inf")},
+            HeaderError,
+        ),
+        ({"model_type": "gla", "expand_k": float("nan")}, HeaderError),
+        (
+            {
+                "model_type": "lfm2",
+                "layer_types": ["full_attention"] * 4,
+                "block_auto_adjust_ff_dim": True,
+                "block_multiple_of": 0.5,
+            },
+            HeaderError,
+        ),
+        (
+            {
+                "block_configs": [{"attention": {}, "ffn": {"intermediate_size": "abc"}}] * 4,
+                "intermediate_size": None,
+            },
+            HeaderError,
+        ),
+        ({"sliding_window": [1, 2], "model_type": "mistral"}, HeaderError),
+        ({"num_local_experts": [8, 4], "model_type": "mixtral"}, HeaderError),
         ({"hidden_size": 2**63}, HeaderLimitError),
         ({"num_attention_heads": 0}, EdgekitError),
         ({"num_key_value_heads": 3}, HeaderError),

@@ -18,6 +18,7 @@ from edgekit.geometry.feedforward import feed_forwards, halved
 from edgekit.geometry.hyper import MAX_LAYERS, Hyper
 from edgekit.geometry.keys import TOWER_HIDDEN, TOWER_LAYERS, TOWER_SECTIONS
 from edgekit.geometry.positions import native_context, read_rope
+from edgekit.geometry.roles import has_output_head
 from edgekit.geometry.types import (
     Attention,
     HybridLayer,
@@ -91,7 +92,12 @@ def _defaults(hyper: Hyper, row: Architecture) -> Mapping[str, object]:
 def _layers(hyper: Hyper, row: Architecture, words: tuple[Word, ...]) -> tuple[Layer, ...]:
     mixers = _share(hyper, _mixers(hyper, row, words))
     halves = feed_forwards(
-        hyper, words, gated=row.gated, beside=row.beside, alternating=row.alternating
+        hyper,
+        words,
+        gated=row.gated,
+        beside=row.beside,
+        alternating=row.alternating,
+        width=row.width,
     )
     if row.halved:
         halves = halved(halves)
@@ -171,17 +177,15 @@ def _vocabulary(hyper: Hyper) -> int | None:
 
 
 def _tied(hyper: Hyper, row: Architecture) -> bool | None:
-    if hyper.header.tensors is not None:
-        heads = ("output.weight", "lm_head.weight", "lm_head.qweight", "model.lm_head.weight",
-                 "language_model.lm_head.weight", "embed_out.weight")  # fmt: skip
-        names = {tensor.name for tensor in hyper.header.tensors}
-        return names.isdisjoint(heads) if names else None
-    if hyper.gguf:
-        return None
+    """As config.json states it, else by whether there is an output head, else as the family does it."""
     stated = hyper.top("tie_word_embeddings")
-    if stated is None:
+    if not isinstance(stated, bool):
         stated = hyper.raw("tied")
-    return row.tied if stated is None else bool(stated)
+    if isinstance(stated, bool):
+        return stated
+    if hyper.header.tensors:
+        return not has_output_head(hyper.header.tensors)
+    return None if hyper.gguf else row.tied
 
 
 def _pooling(hyper: Hyper) -> str | None:

@@ -14,6 +14,7 @@ from typing import Any
 from edgekit.geometry import arrange, attention, recurrence
 from edgekit.geometry.arrange import Arrangement, Word
 from edgekit.geometry.attention import AttentionBuilder
+from edgekit.geometry.feedforward import WidthRule, four_times_hidden, stated_width, two_thirds
 from edgekit.geometry.recurrence import RecurrentBuilder
 
 
@@ -27,6 +28,7 @@ class Architecture:
     gated: bool = True  # three matrices in a feed-forward, not two
     beside: bool = False  # experts stand beside a dense feed-forward in one layer
     alternating: bool = False  # a layer is either a mixer or a feed-forward
+    width: WidthRule = stated_width  # of a feed-forward that the file does not state
     halved: bool = False  # the stated width is gate and up together
     causal: bool = True
     tied: bool | None = None  # when config.json does not say
@@ -55,9 +57,11 @@ TABLE = (
         "arcee bitnet internlm internlm2 internlm3 minicpm orion xverse baichuan "
         "aquila refact stablelm chameleon apertus seed_oss smollm3 PanguEmbedded nemotron-nas deci "
         "exaone hunyuan_v1_dense ernie4_5 granite helium olmo yi decilm llava llava_llama "
-        "multi_modality transformer chatglm glm glm4 glm4v glm_ocr ministral3 nanochat hyperclovax cwm",
+        "multi_modality glm glm4 glm4v glm_ocr ministral3 nanochat hyperclovax cwm",
         tied=False,
     ),
+    _row("", "transformer", width=two_thirds),
+    _row("", "chatglm", attend=attention.chatglm, tied=False),
     _row("llama4", "llama4 llama4_text", arrange=arrange.chunks(4), tied=False,
          gguf_defaults={"chunk": 8192, "shared_experts": 1},
          config_defaults={"chunk": 8192, "shared_experts": 1}),
@@ -76,11 +80,13 @@ TABLE = (
          "solar_open", tied=False),
     _row("", "arctic", beside=True),
     # Two matrices in the feed-forward.
-    _row("falcon", "falcon RefinedWeb RefinedWebModel", gated=False, tied=True,
-         config_defaults={"multi_query": True}),
-    _row("gpt2 gptj gptneox mpt starcoder bloom phi2 codeshell jais nemotron",
-         "gpt2 gptj gpt_neox gpt_neox_reward_model mpt gpt_bigcode bloom phi phi-msft mixformer-sequential "
-         "codeshell nemotron opt codegen gpt_neo persimmon", gated=False),
+    _row("falcon", "falcon RefinedWeb RefinedWebModel", attend=attention.falcon, gated=False, tied=True,
+         width=four_times_hidden, config_defaults={"multi_query": True}),
+    _row("gpt2 mpt starcoder bloom", "gpt2 mpt gpt_bigcode bloom opt gpt_neo", gated=False, width=four_times_hidden,
+         tied=True),
+    _row("gptj gptneox phi2 codeshell jais nemotron",
+         "gptj gpt_neox gpt_neox_reward_model phi phi-msft mixformer-sequential codeshell nemotron codegen "
+         "persimmon", gated=False, width=four_times_hidden, tied=False),
     _row("starcoder2", "starcoder2", gated=False, arrange=arrange.windows(0), tied=True),
     # Sliding windows.
     _row("gemma", "gemma", tied=True, config_defaults={"key_dim": 256}),
@@ -101,7 +107,7 @@ TABLE = (
     _row("gpt-oss", "gpt_oss", arrange=arrange.windows(2), tied=False),
     _row("olmo2 exaone4 exaone-moe afmoe plamo3 mellum muse-glimmer granite_swa",
          "olmo2 olmo3 exaone4 exaone_moe afmoe plamo3 mellum granite_swa granitemoe_swa",
-         arrange=arrange.windows(4)),
+         arrange=arrange.windows(4), tied=False),
     _row("smallthinker laguna", "smallthinker laguna", arrange=arrange.windows(4, full_first=True),
          config_defaults={"shared_experts": 0}),
     _row("mimo2 step35", "mimo_v2_flash step3p5 step3p7", arrange=arrange.windows(0), tied=False),
@@ -112,18 +118,18 @@ TABLE = (
          attend=attention.latent, tied=False),
     _row("minicpm3", "minicpm3", attend=attention.latent, tied=True),
     _row("deepseek4", "deepseek_v4 deepseek_ref", attend=attention.compressed, tied=False),
-    _row("minimax-m3", "minimax_m3 minimax_m3_vl minimax_m3_vl_text", attend=attention.indexed_after_dense),
+    _row("minimax-m3", "minimax_m3 minimax_m3_vl minimax_m3_vl_text", attend=attention.indexed_after_dense, tied=False),
     # Recurrences, alone or between attention layers.
     _row("mamba", "mamba falcon_mamba", arrange=arrange.repeated(Word.RECURRENT), recur=recurrence.mamba,
          alternating=True, tied=True),
     _row("mamba2", "mamba2", arrange=arrange.repeated(Word.RECURRENT), recur=recurrence.mamba2,
          alternating=True, tied=True),
     _row("jamba", "jamba", arrange=arrange.by_kv_heads(arrange.interval(8, offset=4)), recur=recurrence.mamba,
-         gguf_defaults={"moe_step": 2, "moe_offset": 1},
+         tied=False, gguf_defaults={"moe_step": 2, "moe_offset": 1},
          config_defaults={"moe_step": 2, "moe_offset": 1, "experts": 16, "experts_used": 2}),
     _row("granitehybrid", "granitemoehybrid bamba", arrange=arrange.by_kv_heads(arrange.uniform),
          recur=recurrence.mamba2, tied=True),
-    _row("falcon-h1", "falcon_h1", arrange=arrange.repeated(Word.BOTH), recur=recurrence.mamba2),
+    _row("falcon-h1", "falcon_h1", arrange=arrange.repeated(Word.BOTH), recur=recurrence.mamba2, tied=False),
     _row("nemotron_h nemotron_h_moe", "nemotron_h V4X", arrange=arrange.letters, recur=recurrence.mamba2,
          gated=False, alternating=True, tied=False),
     _row("plamo2", "plamo2", arrange=arrange.by_kv_heads(arrange.interval(2)), recur=recurrence.mamba2),
@@ -143,7 +149,7 @@ TABLE = (
          gated=False, tied=False),
     _row("rwkv6qwen2 arwkv7", "rwkv6qwen2", arrange=arrange.repeated(Word.RECURRENT), recur=recurrence.rwkv,
          tied=False, gguf_defaults={"token_shift": 1}),
-    _row("", "gla", arrange=arrange.repeated(Word.RECURRENT), recur=recurrence.gated_linear),
+    _row("", "gla", arrange=arrange.repeated(Word.RECURRENT), recur=recurrence.gated_linear, width=two_thirds, tied=False),
     _row("", "recurrent_gemma", arrange=arrange.repeated(Word.RECURRENT, Word.RECURRENT, Word.WINDOW),
          recur=recurrence.rg_lru, tied=True),
     # Encoders, and diffusion models that see the whole batch: no cache.

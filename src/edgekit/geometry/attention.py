@@ -28,11 +28,39 @@ _ATTENDING = (Word.FULL, Word.WINDOW, Word.CHUNK, Word.BOTH)
 
 def standard(hyper: Hyper, words: tuple[Word, ...]) -> tuple[Attention | None, ...]:
     """Grouped-query attention, with its own widths for sliding layers where the file gives them."""
-    count = len(words)
-    heads = hyper.per_layer("heads", count)
+    heads = _heads(hyper, len(words))
+    return _with_heads(hyper, words, heads, _kv_heads(hyper, heads))
+
+
+def falcon(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...]:
+    """Falcon: one KV head, whatever is printed, unless a switch says that the printed count holds."""
+    heads = _heads(hyper, len(words))
+    one = hyper.flag("multi_query") and not hyper.flag("new_decoder") and not hyper.gguf
+    return _with_heads(hyper, words, heads, (1,) * len(heads) if one else _printed(hyper, heads))
+
+
+def chatglm(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...]:
+    """ChatGLM: the printed count of KV heads holds only when multi_query_attention is on."""
+    heads = _heads(hyper, len(words))
+    off = hyper.flag("multi_query") is False
+    return _with_heads(hyper, words, heads, heads if off else _printed(hyper, heads))
+
+
+def _printed(hyper: Hyper, heads: tuple[int, ...]) -> tuple[int, ...]:
+    return hyper.per_layer("kv_heads", len(heads)) or heads
+
+
+def _heads(hyper: Hyper, layers: int) -> tuple[int, ...]:
+    heads = hyper.per_layer("heads", layers)
     if heads is None:
         raise hyper.missing("heads")
-    kv_heads = _kv_heads(hyper, heads)
+    return heads
+
+
+def _with_heads(
+    hyper: Hyper, words: tuple[Word, ...], heads: tuple[int, ...], kv_heads: tuple[int, ...]
+) -> tuple[Attention | None, ...]:
+    count = len(words)
     indexed = _indexed(hyper, count)
     return tuple(
         _attention(hyper, word, heads[i], kv_heads[i], indexed[i]) if word in _ATTENDING else None
@@ -89,19 +117,6 @@ def _kv_heads(hyper: Hyper, heads: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(
             _grouped(hyper, block, count) for block, count in zip(blocks, heads, strict=True)
         )
-    if hyper.flag("multi_query") is False and hyper.architecture in {"chatglm", "falcon"}:
-        # Both print a KV head count that only counts when the switch beside it is on.
-        return (
-            (hyper.number("kv_heads") or heads[0],) * len(heads)
-            if hyper.flag("new_decoder")
-            else heads
-        )
-    if (
-        hyper.flag("multi_query")
-        and hyper.architecture == "falcon"
-        and not hyper.flag("new_decoder")
-    ):
-        return (1,) * len(heads)  # falcon-7b prints 71 and has one
     stated = hyper.per_layer("kv_heads", len(heads))
     if stated is not None:
         return stated
@@ -134,9 +149,7 @@ def latent(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...
     """MLA where the file states a latent, plain attention where it does not (DeepSeek-VL2 tiny)."""
     if not hyper.number("latent_dim") or hyper.flag("use_mla") is False:
         return standard(hyper, words)
-    heads = hyper.per_layer("heads", len(words))
-    if heads is None:
-        raise hyper.missing("heads")
+    heads = _heads(hyper, len(words))
     make = _latent_gguf if hyper.gguf else _latent_config
     indexed = _indexed(hyper, len(words))
     layers = tuple(

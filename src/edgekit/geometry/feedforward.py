@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,14 +12,21 @@ from edgekit.geometry.hyper import Hyper
 from edgekit.geometry.types import Experts, FeedForward
 
 Pair = tuple[FeedForward | None, Experts | None]
+WidthRule = Callable[[Hyper], int]  # the width that a family has when its file states none
 
 
 def feed_forwards(
-    hyper: Hyper, words: tuple[Word, ...], *, gated: bool, beside: bool, alternating: bool
+    hyper: Hyper,
+    words: tuple[Word, ...],
+    *,
+    gated: bool,
+    beside: bool,
+    alternating: bool,
+    width: WidthRule,
 ) -> tuple[Pair, ...]:
     """One pair a layer. `beside`: experts stand beside a dense half; `alternating`: a layer is a mixer or this."""
     count = len(words)
-    dense = tuple(_dense(width, gated=gated) for width in _dense_widths(hyper, count))
+    dense = tuple(_dense(width, gated=gated) for width in _dense_widths(hyper, count, width))
     experts = _experts(hyper, gated=gated)
     routed = _routed_layers(hyper, count) if experts is not None else (False,) * count
     if alternating:
@@ -84,60 +92,68 @@ def _routed_layers(hyper: Hyper, layers: int) -> tuple[bool, ...]:
     return tuple(i >= lead and i % step == routed_at and i not in dense for i in range(layers))
 
 
-def _dense_widths(hyper: Hyper, layers: int) -> tuple[int, ...]:
+def _dense_widths(hyper: Hyper, layers: int, rule: WidthRule) -> tuple[int, ...]:
     stated = hyper.per_layer("dense_feed_forward", layers) or hyper.per_layer(
         "feed_forward", layers
     )
     if stated is None:
-        stated = _derived_widths(hyper, layers)
-    stated = tuple(_adjusted(hyper, width) for width in stated)
+        stated = _derived_widths(hyper, layers, rule)
+    if hyper.flag("width_is_raw"):
+        stated = tuple(_adjusted(hyper, width) for width in stated)
     if hyper.flag("wide_shared_ffn"):
         shared = hyper.number("shared_cache_layers") or 0
         return tuple(w * 2 if i >= layers - shared else w for i, w in enumerate(stated))
     return stated
 
 
-def _derived_widths(hyper: Hyper, layers: int) -> tuple[int, ...]:
-    """Configs that give a ratio instead of a width."""
-    hidden = hyper.need("hidden")
+def _derived_widths(hyper: Hyper, layers: int, rule: WidthRule) -> tuple[int, ...]:
+    """Files that give a ratio instead of a width, or rely on what their family always does."""
     if (blocks := hyper.listed("block_configs", layers)) is not None:
-        return tuple(_block_width(hyper, block, hidden) for block in blocks)
-    config = hyper.section
-    if (multiple := config.get("multiple_of")) and isinstance(multiple, int):  # Meta's params.json
-        scale = config.get("ffn_dim_multiplier") or 1.0
-        return (_round_up(int(int(8 * hidden / 3) * _positive(hyper, scale)), multiple),) * layers
-    if "hidden_ratio" in config or hyper.architecture in {
-        "transformer",
-        "gla",
-    }:  # flash-linear-attention
-        ratio = _positive(hyper, config.get("hidden_ratio") or 4)
-        return (_round_up(int(hidden * ratio * 2 / 3), 256),) * layers
-    return (4 * hidden,) * layers  # GPT-2, Bloom, Falcon, Phi and their kin never state it
+        return tuple(_block_width(hyper, block) for block in blocks)
+    if hyper.number("width_multiple"):
+        return (_metas_width(hyper),) * layers
+    return (rule(hyper),) * layers
 
 
-def _block_width(hyper: Hyper, block: Any, hidden: int) -> int:
+def stated_width(hyper: Hyper) -> int:
+    """The rule of most families: the file says it, or has experts in every layer and no such half."""
+    if hyper.number("experts") or hyper.gguf:
+        return 0
+    raise hyper.missing("feed_forward")
+
+
+def four_times_hidden(hyper: Hyper) -> int:
+    """GPT-2 and its kin never state it."""
+    return 4 * hyper.need("hidden")
+
+
+def two_thirds(hyper: Hyper) -> int:
+    """flash-linear-attention: a ratio, of which a gated half takes two thirds."""
+    ratio = hyper.ratio("width_ratio") or 4
+    return _round_up(int(hyper.need("hidden") * ratio * 2 / 3), 256)
+
+
+def _metas_width(hyper: Hyper) -> int:
+    """Meta's params.json: 8/3 of the hidden width, scaled, rounded up."""
+    scaled = int(8 * hyper.need("hidden") / 3) * (hyper.ratio("width_scale") or 1.0)
+    return _round_up(int(scaled), hyper.need("width_multiple"))
+
+
+def _block_width(hyper: Hyper, block: Any) -> int:
     half = block.get("ffn") if isinstance(block, dict) else None
     if not isinstance(half, dict) or half.get("no_op") or half.get("replace_with_linear"):
         return 0
     scale = half.get("ffn_mult")
     if scale is None:
-        return int(half.get("intermediate_size") or 0)
-    return _round_up(int(2 * _positive(hyper, scale) * hidden / 3), 256)
+        return hyper.whole("feed_forward", half.get("intermediate_size") or 0)
+    hidden = hyper.need("hidden")
+    return _round_up(int(2 * hyper.real("ffn_mult", scale) * hidden / 3), 256)
 
 
 def _adjusted(hyper: Hyper, width: int) -> int:
     """LFM2 states a width that its own code shrinks by a third and rounds."""
-    config = hyper.section
-    if not config.get("block_auto_adjust_ff_dim"):
-        return width
-    scaled = int(2 * width / 3) * _positive(hyper, config.get("block_ffn_dim_multiplier") or 1.0)
-    return _round_up(int(scaled), int(_positive(hyper, config.get("block_multiple_of") or 1)))
-
-
-def _positive(hyper: Hyper, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 2**20:
-        raise HeaderError(f"{value!r:.40} is not a ratio of widths", file=hyper.header.name)
-    return float(value)
+    scaled = int(2 * width / 3) * (hyper.ratio("width_scale") or 1.0)
+    return _round_up(int(scaled), hyper.number("width_multiple") or 1)
 
 
 def _round_up(value: int, multiple: int) -> int:

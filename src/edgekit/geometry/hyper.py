@@ -20,10 +20,10 @@ SUPER_ARCHITECTURE = "llama"  # its keys stand in where an architecture's own ar
 class Hyper:
     """Hyper-parameters by our words. GGUF and config.json look the same from outside."""
 
-    def __init__(self, header: ModelHeader, defaults: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, header: ModelHeader) -> None:
         self.header = header
         self.gguf = header.container is Container.GGUF
-        self.defaults = defaults or {}
+        self.defaults: Mapping[str, Any] = {}
         self.defaulted: set[str] = set()  # words that came from a default, to be told
         self.architecture, self.section = _identify(header)
         self.nested = not self.gguf and self.section is not header.config
@@ -46,8 +46,11 @@ class Hyper:
         keys = self.header.keys
         for prefix in (self.architecture, SUPER_ARCHITECTURE):
             for suffix in suffixes:
-                if (value := keys.get(f"{prefix}.{suffix}")) is not None:
+                name = f"{prefix}.{suffix}"
+                if (value := keys.get(name)) is not None:
                     return value
+                if name in self.header.arrays or name in self.header.long_strings:
+                    raise HeaderError(f"{name} is too long to be kept", file=self.header.name)
         return None
 
     def top(self, spelling: str) -> Any:
@@ -58,9 +61,11 @@ class Hyper:
         """A whole number, or None. A per-layer list of equal numbers is that number."""
         value = self.raw(word)
         if isinstance(value, (list, tuple)):
-            distinct = set(map(repr, value))
-            if len(distinct) != 1:
-                return None
+            if len(set(map(repr, value))) != 1:
+                raise HeaderError(
+                    f"{self.spelled(word)} is a list where one number is needed",
+                    file=self.header.name,
+                )
             value = value[0]
         return None if value is None else self.whole(word, value)
 
@@ -99,9 +104,7 @@ class Hyper:
 
     def ratio(self, word: str) -> float | None:
         value = self.raw(word)
-        if value is None or isinstance(value, bool) or not isinstance(value, (int, float)):
-            return None
-        return float(value)
+        return None if value is None else self.real(word, value)
 
     def items(self, word: str) -> tuple[Any, ...] | None:
         value = self.raw(word)
@@ -119,9 +122,16 @@ class Hyper:
             return " or ".join(f"{self.architecture}.{suffix}" for suffix in key.gguf)
         return " or ".join(key.config)
 
+    def real(self, what: str, value: Any) -> float:
+        """The value as a finite number that a width can be multiplied by; HeaderError otherwise."""
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not abs(value) <= MAX_NUMBER:  # NaN is not <= either
+            raise HeaderError(f"{what} is {value!r:.60}, not a ratio", file=self.header.name)
+        return float(value)
+
     def whole(self, word: str, value: Any) -> int:
         """The value as a whole number within its limit; HeaderError for anything else."""
-        if isinstance(value, float) and value.is_integer():
+        if isinstance(value, float) and value.is_integer() and abs(value) <= MAX_NUMBER:
             value = int(value)
         if not isinstance(value, int):
             raise HeaderError(

@@ -26,7 +26,7 @@ def count_parameters(geometry: ModelGeometry) -> tuple[int, int] | None:
     """(total, active for one token), without towers and MTP blocks; None where it cannot be told."""
     mixers = [_mixer(layer.mixer, geometry.hidden) for layer in geometry.layers]
     known = [count for count in mixers if count is not None]
-    if geometry.vocabulary is None or len(known) < len(mixers):
+    if geometry.vocabulary is None or geometry.tied_embeddings is None or len(known) < len(mixers):
         return None
     tables = 1 if geometry.tied_embeddings else 2
     fixed = (

@@ -36,7 +36,9 @@ def _from_config(scaling: Mapping[str, Any], hyper: Hyper) -> Rope | None:
     original = scaling.get("original_max_position_embeddings")
     if not _whole(original):
         original = hyper.number("rope_original")
-    return Rope(type=kind, factor=_real(scaling.get("factor")), original_context=original)
+    factor = scaling.get("factor")
+    known = None if factor is None else hyper.real("the rope scaling's factor", factor)
+    return Rope(type=kind, factor=known, original_context=original)
 
 
 def native_context(trained: int | None, rope: Rope | None, *, scaled: bool) -> int | None:
@@ -49,11 +51,6 @@ def native_context(trained: int | None, rope: Rope | None, *, scaled: bool) -> i
     if rope.type in {"yarn", "deepseek_yarn"} and rope.original_context:
         return max(trained, int(rope.original_context * factor))
     return int(trained * factor)
-
-
-def _real(value: Any) -> float | None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number else None
 
 
 def _whole(value: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Iterable
 
 from edgekit.header.types import Tensor
 
@@ -26,11 +27,11 @@ class Role(enum.Enum):
 # fmt: off
 _TABLE = (
     (r"\.nextn\.|(^|\.)mtp[._]|(^|\.)eh_proj", Role.MTP),
-    (r"^(v|a|mm)\.|visual|vision|image_newline|audio|multi_modal_projector|mm_projector|vit\.|aligner|resampler", Role.TOWER),
-    (r"_(ch)?exps\b|\.experts\.|experts\.#|\.experts_|expert_bias", Role.EXPERTS),
+    (r"^(v|a|mm|vpm|apm)\.|visual|vision|image_newline|audio|multi_modal_projector|mm_projector|vit\.|aligner|resampler", Role.TOWER),
+    (r"_(ch)?exps\b|\.experts\.|experts\.#|\.experts_|expert_bias|switch_mlp|switch_glu|block_sparse_moe\.(in|out)put_linear|\.experts$", Role.EXPERTS),
     (r"ffn_gate_inp|\.router\b|\.gate\.(weight|wg|e_score)|block_sparse_moe\.gate|mlp\.gate\.|exp_probs|e_score_correction|shared_expert_gate", Role.ROUTER),
     (r"^(token_embd|position_embd|token_types|per_layer_token_embd|per_layer_model_proj)|embed_tokens|word_embeddings|\bwte\b|\bwpe\b|tok_embeddings|embed_in|position_embeddings|token_type_embeddings|embedding\.", Role.EMBEDDING),
-    (r"^output\.|lm_head|embed_out|output_layer|^cls\b|^cls\.", Role.OUTPUT),
+    (r"^output\.|lm_head|embed_out|output_layer|^cls\b|^cls\.|^(model\.)?head\.weight", Role.OUTPUT),
     (r"norm|ln_[f#]|layer_norm|\bln\b|LayerNorm", Role.NORM),
     (r"ssm_|shortconv|time_mix|channel_mix|linear_attn|mamba|\.mixer\.(A_log|D|dt|conv|in_proj|out_proj)|\.conv\.|A_log|dt_bias|rg_lru|kda", Role.RECURRENT),
     (r"attn|attention|self_attn|\.wq|\.wk|\.wv|\.wo\b|query_key_value|indexer|\.mixer\.[qkvo]_proj", Role.ATTENTION),
@@ -39,29 +40,40 @@ _TABLE = (
 # fmt: on
 _RULES = tuple((re.compile(pattern), role) for pattern, role in _TABLE)
 _NUMBERS = re.compile(r"\d+")
-_BLOCK = re.compile(r"(?:^|\.)(?:blk|layers|h|blocks)\.(\d+)\.")
+_BLOCK = re.compile(r"(?:^|\.)(?:blk|layers?|h|blocks)\.(\d{1,9})\.")
 
-_known: dict[str, Role] = {}
-_MOST_KNOWN = 65_536  # names without their numbers are a few hundred in a real file
+_MOST_SHAPES = (
+    2_048  # names without their numbers: a few hundred in a real file; the rest is "other"
+)
 
 
-def role_of(tensor: Tensor, *, layers: int | None = None) -> Role:
-    """What the tensor is for; blocks past the last layer predict further tokens."""
-    if layers is not None:
-        block = _BLOCK.search(tensor.name)
-        if block is not None and int(block[1]) >= layers and not _is_tower(tensor.name):
-            return Role.MTP
-    shape = _NUMBERS.sub("#", tensor.name)
-    if shape not in _known:
-        if len(_known) >= _MOST_KNOWN:
-            _known.clear()
-        _known[shape] = _match(shape)
-    return _known[shape]
+def roles_of(tensors: Iterable[Tensor], *, layers: int | None = None) -> tuple[Role, ...]:
+    """What each tensor is for; blocks past the last layer predict further tokens."""
+    known: dict[str, Role] = {}
+    return tuple(_role(tensor.name, layers, known) for tensor in tensors)
+
+
+def block_of(name: str) -> int | None:
+    """The number of the layer that a tensor belongs to."""
+    found = _BLOCK.search(name)
+    return int(found[1]) if found is not None else None
+
+
+def has_output_head(tensors: Iterable[Tensor]) -> bool:
+    return Role.OUTPUT in roles_of(tensors)
+
+
+def _role(name: str, layers: int | None, known: dict[str, Role]) -> Role:
+    shape = _NUMBERS.sub("#", name)
+    role = known.get(shape)
+    if role is None:
+        role = _match(shape) if len(known) < _MOST_SHAPES else Role.OTHER
+        known[shape] = role
+    if layers is None or role is Role.TOWER:
+        return role
+    block = block_of(name)
+    return Role.MTP if block is not None and block >= layers else role
 
 
 def _match(shape: str) -> Role:
     return next((role for rule, role in _RULES if rule.search(shape)), Role.OTHER)
-
-
-def _is_tower(name: str) -> bool:
-    return _match(_NUMBERS.sub("#", name)) is Role.TOWER

@@ -99,8 +99,8 @@ _SPAN_LABELS = {
 class LatentAttention(LayerKind):
     """MLA: one latent and one rotary key per token stand for all heads.
 
-    An engine that cannot use the latent directly holds `heads` full keys and values instead; whether a GGUF allows the
-    direct use is `absorbed` (files from before April 2025 do not).
+    A GGUF from before April 2025 does not allow it (`absorbed` is False): every head's key and value must be held. Some
+    engines hold them always; both widths are here for them.
     """
 
     heads: int
@@ -116,16 +116,16 @@ class LatentAttention(LayerKind):
 
     @property
     def label(self) -> str:
-        return "latent attention (MLA)" + (" + indexer" if self.index_dim else "")
+        expanded = "" if self.absorbed else " in full heads"
+        return "latent attention (MLA)" + expanded + (" + indexer" if self.index_dim else "")
 
     @property
     def streams(self) -> tuple[Stream, ...]:
+        latent = (("latent", self.latent_dim + self.rope_dim),)
+        full = (("k", self.heads * self.key_dim), ("v", self.heads * self.value_dim))
         return tuple(
             Stream(name=name, elements=elements, span=self.span, span_tokens=self.span_tokens)
-            for name, elements in (
-                ("latent", self.latent_dim + self.rope_dim),
-                ("index", self.index_dim),
-            )
+            for name, elements in (*(latent if self.absorbed else full), ("index", self.index_dim))
             if elements
         )
 

@@ -24,6 +24,11 @@ from edgekit.inspection import CachePart, Inspection, Share, Weights
 from edgekit.report.kinds import count_kinds
 
 SCHEMA = 1
+GEOMETRY_KEYS = (
+    "architecture", "geometry_basis", "geometry_because", "layers", "mtp_layers", "layer_kinds", "hidden",
+    "vocabulary", "experts", "trained_context", "native_context", "rope_scaling", "tied_embeddings", "causal",
+    "pooling", "towers",
+)  # fmt: skip
 
 
 def inspection_json(
@@ -123,7 +128,7 @@ def _quantization(header: ModelHeader) -> dict[str, Any] | None:
 
 def _geometry(geometry: ModelGeometry | None) -> dict[str, Any]:
     if geometry is None:
-        return {"architecture": None, "layers": None}
+        return dict.fromkeys(GEOMETRY_KEYS)
     experts = next((x.experts for x in geometry.layers if x.experts is not None), None)
     rope = geometry.rope
     return {
@@ -163,6 +168,8 @@ def _cache(found: Inspection) -> dict[str, Any] | None:
     return {
         "parts": [_part(part) for part in found.cache],
         "state_elements_per_sequence": found.state_elements,
+        "state_bytes_per_sequence": found.state_bytes,
+        "full_context_bytes": found.full_context_bytes,
     }
 
 

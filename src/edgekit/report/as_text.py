@@ -18,13 +18,11 @@ from edgekit.geometry.types import (
     SharedCache,
     Span,
 )
-from edgekit.inspection import CachePart, Inspection, Share
+from edgekit.inspection import CACHE_ELEMENT_BYTES, CachePart, Inspection, Share
 from edgekit.report.kinds import count_kinds, kind_name
 from edgekit.report.lines import printable, table
 from edgekit.units import format_bytes, format_count
 
-CACHE_BYTES = 2  # one element of a 16-bit cache, what engines use unless told otherwise
-STATE_BYTES = 4  # recurrent states are 32-bit
 _LABEL = 9
 _MOST_SHARES = 6
 
@@ -87,7 +85,7 @@ def _parameters(found: Inspection) -> str:
         return "parameters unknown"
     about = "" if weights.basis is Basis.EXACT else "about "
     text = f"{about}{format_count(weights.total)} parameters"
-    if weights.active < weights.total:
+    if weights.active is not None and weights.active < weights.total:
         text += f" ({format_count(weights.active)} active)"
     return text
 
@@ -177,28 +175,21 @@ def _cache_rows(found: Inspection) -> Iterator[str]:
     for part in found.cache:
         yield _cache_row(part)
     if found.state_elements:
-        size = format_bytes(found.state_elements * STATE_BYTES)
-        yield f"{size} of states for each sequence (32 bit), however long it is"
-    context = found.geometry.native_context if found.geometry is not None else None
-    if found.cache and context:
-        size = format_bytes(sum(_held(part, context) for part in found.cache))
+        yield f"{format_bytes(found.state_bytes)} of states for each sequence (32 bit), however long it is"
+    if found.full_context_bytes:
+        size = format_bytes(found.full_context_bytes)
         yield f"{size} for one sequence that fills the context, before an engine's padding"
 
 
 def _cache_row(part: CachePart) -> str:
-    each = format_bytes(part.elements_per_row * CACHE_BYTES)
+    each = format_bytes(part.elements_per_row * CACHE_ELEMENT_BYTES)
     per = "token" if part.tokens_per_row == 1 else f"{part.tokens_per_row} tokens"
     text = f"{each} for each {per} (16 bit), {part.layers} layers"
     if part.span is Span.ALL:
         return text
-    most = format_bytes(_held(part, part.span_tokens))
-    return f"{text}, the last {part.span_tokens:,} only: {most} at most"
-
-
-def _held(part: CachePart, context: int) -> int:
-    tokens = context if part.span is Span.ALL else min(context, part.span_tokens)
-    rows = -(-tokens // part.tokens_per_row)
-    return rows * part.elements_per_row * CACHE_BYTES
+    most = format_bytes(part.held_bytes(part.span_tokens))
+    which = "the last" if part.span is Span.WINDOW else "those of a chunk of"
+    return f"{text}, {which} {part.span_tokens:,} only: {most} at most"
 
 
 def _share_rows(found: Inspection) -> Iterator[str]:

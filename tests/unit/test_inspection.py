@@ -1,0 +1,159 @@
+"""What is added up over a tensor directory: roles, working weights, tied embeddings, what a sequence holds."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.hub.hub_files import tensors_header
+
+from edgekit.geometry.roles import Role, roles_of
+from edgekit.header.dtype import by_name
+from edgekit.header.types import Tensor
+from edgekit.inspection import inspect_model
+
+MOE = {
+    "model_type": "qwen3_moe", "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "head_dim": 4,
+    "num_key_value_heads": 1, "num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 4, "vocab_size": 10,
+    "max_position_embeddings": 64, "intermediate_size": 16,
+}  # fmt: skip
+
+
+def tensor(name: str) -> Tensor:
+    return Tensor(name=name, type=by_name("F16"), shape=(2,), size_bytes=4, offset=0)
+
+
+def write_model(folder: Path, config: dict[str, Any], shapes: dict[str, list[int]]) -> str:
+    tensors = {}
+    for name, shape in shapes.items():
+        elements = 1
+        for dimension in shape:
+            elements *= dimension
+        tensors[name] = ("F16", shape, 2 * elements)
+    header = tensors_header(tensors)
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = sum(size for _, _, size in tensors.values())
+    (folder / "model.safetensors").write_bytes(header + bytes(weights))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("names", "role"),
+    [
+        (["blk.0.ffn_up_exps.weight", "model.layers.1.mlp.experts.7.up_proj.weight", "model.layers.0.mlp.switch_mlp.up_proj.weight",
+          "model.layers.0.block_sparse_moe.experts.1.w1.weight", "model.layers.0.block_sparse_moe.input_linear.weight",
+          "model.layers.3.mlp.experts.gate_up_proj_blocks"], Role.EXPERTS),
+        (["blk.0.ffn_gate_inp.weight", "model.layers.1.mlp.gate.weight", "model.layers.0.block_sparse_moe.gate.weight",
+          "model.layers.0.mlp.router.weight"], Role.ROUTER),
+        (["output.weight", "lm_head.weight", "thinker.lm_head.weight", "embed_out.weight", "head.weight",
+          "transformer.output_layer.weight"], Role.OUTPUT),
+        (["token_embd.weight", "model.embed_tokens.weight", "transformer.wte.weight", "per_layer_token_embd.weight"],
+         Role.EMBEDDING),
+        (["blk.0.attn_q.weight", "model.layers.0.self_attn.q_proj.weight", "h.1.attn.c_attn.weight",
+          "transformer.h.0.self_attention.query_key_value.weight", "encoder.layer.1.attention.self.query.weight"],
+         Role.ATTENTION),
+        (["blk.0.ffn_up.weight", "model.layers.0.mlp.down_proj.weight", "blk.1.ffn_up_shexp.weight",
+          "model.layers.0.mlp.shared_expert.up_proj.weight", "encoder.layer.0.intermediate.dense.weight"], Role.FEED_FORWARD),
+        (["blk.0.attn_norm.weight", "model.norm.weight", "model.layers.0.input_layernorm.weight", "h.0.ln_1.weight"],
+         Role.NORM),
+        (["blk.0.ssm_in.weight", "model.layers.0.linear_attn.in_proj_qkvz.weight", "backbone.layers.0.mixer.in_proj.weight",
+          "model.layers.0.mamba.A_log", "blk.3.shortconv.conv.weight"], Role.RECURRENT),
+        (["visual.blocks.0.attn.qkv.weight", "vision_tower.vision_model.encoder.layers.30.mlp.fc1.weight",
+          "v.blk.0.attn_q.weight", "vpm.encoder.layers.40.self_attn.q_proj.weight"], Role.TOWER),
+    ],
+)  # fmt: skip
+def test_roles_by_name(names: list[str], role: Role) -> None:
+    assert roles_of([tensor(name) for name in names], layers=28) == (role,) * len(names)
+
+
+def test_blocks_past_the_last_layer_predict() -> None:
+    names = [
+        "model.layers.61.mlp.experts.0.up_proj.weight",
+        "blk.61.nextn.eh_proj.weight",
+        "mtp.layers.0.mlp.gate.weight",
+    ]
+    assert set(roles_of([tensor(name) for name in names], layers=61)) == {Role.MTP}
+
+
+def test_a_name_for_every_tensor_costs_no_time() -> None:
+    """A real file has a few hundred shapes of names; one made to be slow has as many as tensors."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    names = [
+        "".join(letters[(i >> shift) % 26] for shift in range(240)) + letters[i % 26]
+        for i in range(49_152)
+    ]
+    started = time.process_time()
+    roles_of(
+        [
+            tensor(f"{i:x}{name}".translate(str.maketrans("0123456789", "ghijklmnop")))
+            for i, name in enumerate(names)
+        ]
+    )
+    assert time.process_time() - started < 2
+
+
+@pytest.mark.parametrize(
+    "name", ["mlp.experts.{e}.up_proj.weight", "mlp.switch_mlp.up_proj.weight"]
+)
+def test_working_weights_leave_out_experts_prediction_and_towers(name: str, tmp_path: Path) -> None:
+    shapes: dict[str, list[int]] = {
+        "model.embed_tokens.weight": [10, 8],
+        "visual.patch.weight": [6, 6],
+    }
+    for layer in (0, 1, 2):  # layer 2 predicts
+        if "{e}" in name:
+            shapes |= {f"model.layers.{layer}.{name.format(e=e)}": [4, 8] for e in range(4)}
+        else:
+            shapes[f"model.layers.{layer}.{name}"] = [4, 4, 8]
+    found = inspect_model(write_model(tmp_path, MOE, shapes))
+    assert found.weights is not None
+    assert found.weights.total == 10 * 8 + 6 * 6 + 3 * 4 * 4 * 8
+    assert found.weights.active == 10 * 8 + 2 * 1 * 4 * 8
+
+
+def test_experts_that_cannot_be_told_apart_leave_the_active_count_unknown(tmp_path: Path) -> None:
+    found = inspect_model(
+        write_model(tmp_path, MOE, {"model.embed_tokens.weight": [10, 8], "blob": [999]})
+    )
+    assert found.weights is not None
+    assert (found.weights.total, found.weights.active) == (10 * 8 + 999, None)
+
+
+@pytest.mark.parametrize(
+    ("stated", "names", "tied"),
+    [
+        (True, ["lm_head.weight"], True),
+        (False, ["model.embed_tokens.weight"], False),
+        (None, ["thinker.lm_head.weight"], False),
+        (None, ["model.embed_tokens.weight"], True),
+        ("false", ["lm_head.weight"], False),
+    ],
+)
+def test_tied_embeddings(stated: object, names: list[str], tied: bool, tmp_path: Path) -> None:  # noqa: FBT001
+    config = MOE if stated is None else {**MOE, "tie_word_embeddings": stated}
+    found = inspect_model(write_model(tmp_path, config, {name: [10, 8] for name in names}))
+    assert found.geometry is not None
+    assert found.geometry.tied_embeddings is tied
+
+
+def test_a_sequence_holds_streams_and_states() -> None:
+    found = inspect_model("sample:gemma-3-27b")
+    full, sliding = 10 * 2 * 16 * 128, 52 * 2 * 16 * 128
+    assert found.full_context_bytes == 2 * (131_072 * full + 1_024 * sliding)
+
+
+def test_states_count_once(tmp_path: Path) -> None:
+    config = {
+        **MOE,
+        "model_type": "mamba2",
+        "conv_kernel": 4,
+        "state_size": 4,
+        "n_groups": 1,
+        "num_heads": 4,
+        "head_dim": 4,
+    }
+    found = inspect_model(write_model(tmp_path, config, {"backbone.embeddings.weight": [10, 8]}))
+    assert found.full_context_bytes == found.state_bytes == 4 * 2 * (3 * (16 + 2 * 4) + 4 * 16)
