@@ -12,6 +12,7 @@ from tests.recorded import config_header, gguf_header
 from edgekit.basis import Basis
 from edgekit.errors import EdgekitError, HeaderError, HeaderLimitError, UnknownArchitectureError
 from edgekit.geometry import not_a_language_model, read_geometry
+from edgekit.geometry.parameters import count_parameters
 from edgekit.geometry.types import (
     Attention,
     CompressedAttention,
@@ -392,7 +393,8 @@ def test_nemotron_letters() -> None:
         "no cache",
         "no cache",
     ]
-    assert [layer.experts is not None for layer in geometry.layers] == [False, False, True, True]
+    assert [layer.experts is not None for layer in geometry.layers] == [False, False, True, False]
+    assert geometry.layers[3].dense is not None
 
 
 def test_layers_may_be_told_by_the_list_alone() -> None:
@@ -423,6 +425,19 @@ def test_kimi_counts_attention_layers_from_one() -> None:
     assert [layer.mixer.label for layer in geometry.layers] == ["kimi delta attention"] * 3 + [
         "latent attention (MLA)"
     ]
+
+
+def test_a_model_of_states_alone_needs_no_feed_forward() -> None:
+    geometry = of_config(
+        model_type="mamba2",
+        intermediate_size=...,
+        state_size=8,
+        conv_kernel=4,
+        num_heads=4,
+        head_dim=32,
+        n_groups=1,
+    )
+    assert all(layer.dense is None and layer.experts is None for layer in geometry.layers)
 
 
 def test_rwkv_and_short_convolutions() -> None:
@@ -534,6 +549,182 @@ def test_a_key_that_was_too_long_to_keep_is_not_an_absent_one() -> None:
         read_geometry(replace(gguf_header(keys), arrays=arrays))
 
 
+# What newer configs write, and families with a rule of their own.
+def test_a_layers_own_numbers_win() -> None:
+    geometry = of_config(
+        model_type="gemma4_text",
+        head_dim=8,
+        sliding_window=16,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        per_layer_config={
+            "01": {"head_dim": 32, "num_key_value_heads": 1},
+            "3": {"intermediate_size": 256},
+        },
+    )
+    assert [
+        (attention(geometry, i).kv_heads, attention(geometry, i).key_dim) for i in range(4)
+    ] == [
+        (2, 8),
+        (1, 32),
+        (2, 8),
+        (2, 512),  # the library's default for a layer that sees everything
+    ]
+    assert [layer.dense.width for layer in geometry.layers if layer.dense] == [128, 128, 128, 256]
+
+
+def test_gemma4_counts_global_kv_heads_only_when_values_are_keys() -> None:
+    gemma = {"model_type": "gemma4_text", "sliding_window": 16, "num_global_key_value_heads": 1,
+             "layer_types": ["sliding_attention", "full_attention"] * 2}  # fmt: skip
+    assert attention(of_config(**gemma, attention_k_eq_v=False), 1).kv_heads == 2
+    assert attention(of_config(**gemma, attention_k_eq_v=True), 1).kv_heads == 1
+
+
+def test_refined_web_is_the_new_falcon() -> None:
+    old = {"num_key_value_heads": ..., "n_head_kv": 4, "multi_query": True}
+    assert attention(of_config(model_type="RefinedWeb", **old)).kv_heads == 4
+    assert attention(of_config(model_type="RefinedWebModel", **old)).kv_heads == 1
+
+
+def test_every_round_of_a_looped_model_has_a_cache() -> None:
+    looped, once = of_config(model_type="nanbeige", num_loops=3), of_config(model_type="nanbeige")
+    assert (per_token(looped), looped.loops) == (3 * per_token(once), 3)
+    assert count_parameters(looped) == count_parameters(once)
+    assert per_token(of_gguf("nanbeige", num_loops=2)) == 2 * per_token(of_gguf("nanbeige"))
+
+
+def test_longcat_has_two_attentions_in_a_layer() -> None:
+    geometry = of_config(
+        **{
+            **MLA,
+            "model_type": "longcat_flash",
+            "num_hidden_layers": ...,
+            "num_layers": 4,
+            "first_k_dense_replace": ...,
+            "moe_layer_freq": ...,
+        }
+    )
+    assert per_token(geometry) == 8 * (32 + 8)
+    assert [layer.experts is not None for layer in geometry.layers] == [True, False] * 4
+    assert all(layer.dense is not None for layer in geometry.layers)
+
+
+def test_bamba_lists_its_attention_layers() -> None:
+    mamba = {
+        "mamba_n_heads": 4,
+        "mamba_d_head": 8,
+        "mamba_d_state": 16,
+        "mamba_n_groups": 1,
+        "mamba_d_conv": 4,
+    }
+    geometry = of_config(model_type="bamba", attn_layer_indices=[1], **mamba)
+    assert kinds(geometry) == {"mamba-2": 3, "full attention": 1}
+    assert kinds(of_config(model_type="bamba", **mamba)) == {"mamba-2": 4}
+
+
+def test_step_names_groups_and_expert_layers() -> None:
+    geometry = of_config(
+        model_type="step3p5", num_key_value_heads=..., num_attention_groups=2, moe_layers_enum="1, 3",
+        num_experts=4, num_experts_per_tok=1, moe_intermediate_size=16, sliding_window=8,
+        layer_types=["full_attention", "sliding_attention"] * 2,
+        attention_other_setting={"num_attention_heads": 4, "num_attention_groups": 1, "head_dim": 8},
+    )  # fmt: skip
+    assert [(attention(geometry, i).heads, attention(geometry, i).kv_heads) for i in (0, 1)] == [
+        (8, 2),
+        (4, 1),
+    ]
+    assert [layer.experts is not None for layer in geometry.layers] == [False, True, False, True]
+
+
+def test_hunyuan_shares_caches_in_pairs() -> None:
+    geometry = of_config(model_type="hunyuan", use_cla=True, cla_share_factor=2)
+    assert [type(layer.mixer) for layer in geometry.layers] == [Attention, SharedCache] * 2
+
+
+def test_compression_may_be_told_by_layer_type() -> None:
+    geometry = of_config(
+        model_type="deepseek_v4", head_dim=16, num_key_value_heads=1, sliding_window=8, index_head_dim=4,
+        layer_types=["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention",
+                     "compressed_sparse_attention"],
+        compress_rates={"heavily_compressed_attention": 64}, mlp_layer_types=["hash_moe", "moe", "moe", "moe"],
+        n_routed_experts=4, num_experts_per_tok=1, moe_intermediate_size=8,
+    )  # fmt: skip
+    assert [
+        kind.ratio
+        for layer in geometry.layers
+        if isinstance(kind := layer.mixer, CompressedAttention)
+    ] == [0, 4, 64, 4]
+    assert all(layer.experts is not None for layer in geometry.layers)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "layers", "expected"),
+    [
+        pytest.param("phi3", 4, {"full attention": 4}, id="phi3: llama.cpp switches it off"),
+        pytest.param("starcoder2", 4, {"full attention": 4}, id="starcoder2: never read"),
+        pytest.param("exaone4", 4, {"full attention": 4}, id="exaone4: only the 32B slides"),
+        pytest.param("exaone4", 64, {"sliding window": 48, "full attention": 16}, id="exaone4 32B"),
+        pytest.param(
+            "plamo3", 8, {"sliding window": 7, "full attention": 1}, id="plamo3: every eighth"
+        ),
+        pytest.param(
+            "brand-new", 4, {"full attention": 4}, id="unknown: a bare window is not trusted"
+        ),
+    ],
+)
+def test_windows_that_a_gguf_states(
+    architecture: str, layers: int, expected: dict[str, int]
+) -> None:
+    assert (
+        kinds(of_gguf(architecture, block_count=layers, attention__sliding_window=100)) == expected
+    )
+
+
+def test_gemma3n_gguf_always_has_twenty_owners() -> None:
+    geometry = of_gguf("gemma3n", block_count=30, attention__sliding_window=100)
+    assert sum(isinstance(layer.mixer, SharedCache) for layer in geometry.layers) == 10
+
+
+def test_a_negative_window_is_none() -> None:
+    assert kinds(of_config(model_type="mistral", sliding_window=-1)) == {"full attention": 4}
+
+
+def test_a_bidirectional_decoder_is_an_encoder() -> None:
+    geometry = of_config(
+        model_type="gemma3_text", sliding_window=16, use_bidirectional_attention=True
+    )
+    assert (geometry.causal, per_token(geometry)) == (False, 0)
+
+
+def test_a_model_of_mamba_alone_states_its_inner_width() -> None:
+    geometry = of_config(
+        model_type="falcon_mamba", intermediate_size=96, expand=16, state_size=4, conv_kernel=4
+    )
+    assert sum(s.elements for s in geometry.layers[0].mixer.states) == 3 * 96 + 4 * 96
+
+
+def test_a_gguf_keeps_the_context_that_llama_cpp_reads() -> None:
+    stretched = of_gguf(rope__scaling__type="linear", rope__scaling__factor=4.0)
+    assert stretched.native_context == 4096
+    yarn: dict[str, Any] = {
+        "rope__scaling__type": "yarn",
+        "rope__scaling__factor": 4.0,
+        "rope__scaling__original_context_length": 4096,
+    }
+    assert of_gguf(**yarn).native_context == 4 * 4096
+
+
+def test_a_list_of_expert_widths_is_its_widest() -> None:
+    geometry = of_config(
+        model_type="ernie4_5_vl_moe",
+        moe_num_experts=4,
+        moe_k=1,
+        moe_intermediate_size=[32, 16],
+        moe_layer_interval=1,
+    )
+    assert geometry.layers[0].experts is not None
+    assert geometry.layers[0].experts.width == 32
+
+
 # The unknown and the impossible.
 def test_unknown_architecture_with_standard_keys_is_assumed() -> None:
     geometry = of_config(model_type="brand_new")
@@ -558,6 +749,7 @@ def test_unknown_layer_type_is_refused() -> None:
         gguf_header({"general.architecture": "clip"}),
         gguf_header({"general.architecture": "llama", "general.type": "adapter"}),
         config_header({"model_type": "whisper"}),
+        config_header({"model_type": "mbart", "is_encoder_decoder": True}),
     ],
 )
 def test_what_is_not_a_language_model_has_a_name(header: Any) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from edgekit.basis import Basis
-from edgekit.errors import HeaderError, UnknownArchitectureError
+from edgekit.errors import HeaderError, HeaderLimitError, UnknownArchitectureError
+from edgekit.geometry import attention
 from edgekit.geometry.architectures import (
     BY_CONFIG,
     BY_GGUF,
@@ -16,9 +18,13 @@ from edgekit.geometry.architectures import (
 from edgekit.geometry.arrange import Word
 from edgekit.geometry.feedforward import feed_forwards, halved
 from edgekit.geometry.hyper import MAX_LAYERS, Hyper
-from edgekit.geometry.keys import TOWER_HIDDEN, TOWER_LAYERS, TOWER_SECTIONS
+from edgekit.geometry.outside import (
+    pooling_of,
+    tied_embeddings,
+    towers_of,
+    vocabulary_of,
+)
 from edgekit.geometry.positions import native_context, read_rope
-from edgekit.geometry.roles import has_output_head
 from edgekit.geometry.types import (
     Attention,
     HybridLayer,
@@ -26,20 +32,31 @@ from edgekit.geometry.types import (
     LayerKind,
     ModelGeometry,
     NoCache,
+    Rope,
     SharedCache,
-    Tower,
 )
 from edgekit.header.types import ModelHeader
 
 __all__ = ["not_a_language_model", "read_geometry"]
 
-_POOLING = ("none", "mean", "cls", "last", "rank")  # llama.h LLAMA_POOLING_TYPE_*
+
+# Words that speak of memory for which a row must say the rule.
+_HINTS = (
+    "conv_kernel",
+    "state_size",
+    "kda_head_dim",
+    "compress_ratios",
+    "window_latent_dim",
+    "loop_window",
+)
 
 
 def not_a_language_model(header: ModelHeader) -> str | None:
     """A sentence saying what else the file is, None for everything that may be a language model."""
     if header.keys.get("general.type") == "adapter":
         return "a LoRA adapter: it changes a base model and does not run alone"
+    if header.config.get("is_encoder_decoder") is True:
+        return "an encoder-decoder model: its cross-attention cache is not modelled"
     name = header.keys.get("general.architecture") or header.config.get("model_type")
     return NOT_LANGUAGE_MODELS.get(name) if isinstance(name, str) else None
 
@@ -53,6 +70,7 @@ def read_geometry(header: ModelHeader) -> ModelGeometry:
     hyper.defaults = _defaults(hyper, known)
     mtp = _mtp_layers(hyper)
     count = _layer_count(hyper) - (mtp if hyper.gguf else 0)  # GGUF counts them in, configs do not
+    count *= known.sublayers
     if count < 1:
         raise HeaderError(f"{count} layers besides {mtp} for prediction", file=header.name)
     words = known.arrange(hyper, count)
@@ -60,7 +78,9 @@ def read_geometry(header: ModelHeader) -> ModelGeometry:
         _refuse_unreadable(hyper, words)
     rope = read_rope(hyper)
     trained = hyper.number("context")
-    layers = _layers(hyper, known, words)
+    loops = hyper.number("loops") or 1
+    layers = _looped(hyper, _layers(hyper, known, words), loops)
+    encodes = known.attend is attention.encoder or hyper.raw("bidirectional") is True
     basis, because = _how_known(
         hyper, row
     )  # after the layers: now every default that was used is noted
@@ -68,16 +88,19 @@ def read_geometry(header: ModelHeader) -> ModelGeometry:
         architecture=hyper.architecture,
         layers=layers,
         hidden=hyper.need("hidden"),
-        vocabulary=_vocabulary(hyper),
+        vocabulary=vocabulary_of(hyper),
         trained_context=trained,
-        native_context=native_context(trained, rope, scaled=known.context_is_scaled),
+        native_context=native_context(
+            trained, rope, scaled=known.context_is_scaled or (hyper.gguf and not _is_yarn(rope))
+        ),
         rope=rope,
+        loops=loops,
         per_layer_embedding=hyper.number("per_layer_embedding") or 0,
         mtp_layers=mtp,
-        tied_embeddings=_tied(hyper, known),
-        causal=known.causal if hyper.flag("causal") is None else bool(hyper.flag("causal")),
-        pooling=_pooling(hyper),
-        towers=_towers(header.config),
+        tied_embeddings=tied_embeddings(hyper, known),
+        causal=not encodes if hyper.flag("causal") is None else bool(hyper.flag("causal")),
+        pooling=pooling_of(hyper),
+        towers=towers_of(header.config),
         basis=basis,
         because=because,
     )
@@ -90,7 +113,9 @@ def _defaults(hyper: Hyper, row: Architecture) -> Mapping[str, object]:
 
 
 def _layers(hyper: Hyper, row: Architecture, words: tuple[Word, ...]) -> tuple[Layer, ...]:
-    mixers = _share(hyper, _mixers(hyper, row, words))
+    mixers = _share(hyper, row, _mixers(hyper, row, words))
+    if hyper.raw("bidirectional") is True:  # an embedder made of a decoder: nothing is kept
+        mixers = tuple(NoCache(attention=m) if isinstance(m, Attention) else m for m in mixers)
     halves = feed_forwards(
         hyper,
         words,
@@ -108,14 +133,14 @@ def _layers(hyper: Hyper, row: Architecture, words: tuple[Word, ...]) -> tuple[L
 
 
 def _mixers(hyper: Hyper, row: Architecture, words: tuple[Word, ...]) -> tuple[LayerKind, ...]:
-    attends = any(word not in {Word.RECURRENT, Word.NONE} for word in words)
-    attention = row.attend(hyper, words) if attends else (None,) * len(words)
+    attends = any(word not in {Word.RECURRENT, Word.NONE, Word.EXPERTS} for word in words)
+    attending = row.attend(hyper, words) if attends else (None,) * len(words)
     needs_state = Word.RECURRENT in words or Word.BOTH in words
     if needs_state and row.recur is None:
         raise _no_recurrence(hyper)
     recurrent = row.recur(hyper) if row.recur is not None and needs_state else None
     mixers: list[LayerKind] = []
-    for word, layer in zip(words, attention, strict=True):
+    for word, layer in zip(words, attending, strict=True):
         if word is Word.RECURRENT and recurrent is not None:
             mixers.append(recurrent)
         elif word is Word.BOTH and recurrent is not None and isinstance(layer, Attention):
@@ -125,15 +150,34 @@ def _mixers(hyper: Hyper, row: Architecture, words: tuple[Word, ...]) -> tuple[L
     return tuple(mixers)
 
 
-def _share(hyper: Hyper, mixers: tuple[LayerKind, ...]) -> tuple[LayerKind, ...]:
-    """The last layers of Gemma 3n and 4 read the cache of the last layer of their kind that owns one."""
-    owners = len(mixers) - (hyper.number("shared_cache_layers") or 0)
-    if owners >= len(mixers):
-        return mixers
+def _share(hyper: Hyper, row: Architecture, mixers: tuple[LayerKind, ...]) -> tuple[LayerKind, ...]:
+    """Layers that read another's cache: the last ones of Gemma 3n and 4, every other one of Hunyuan."""
+    factor = hyper.number("share_factor") if hyper.flag("share_caches") else None
+    if factor is not None and factor > 1:
+        return tuple(
+            SharedCache(attention=m, source_layer=i - i % factor)
+            if i % factor and isinstance(m, Attention)
+            else m
+            for i, m in enumerate(mixers)
+        )
+    shared = hyper.number("shared_cache_layers") or 0
+    if hyper.gguf and row.gguf_cache_owners:
+        shared = max(len(mixers) - row.gguf_cache_owners, 0)
+    owners = len(mixers) - shared
     if owners < 1:
         raise HeaderError("every layer shares a cache and none owns one", file=hyper.header.name)
     source = {m.label: i for i, m in enumerate(mixers[:owners])}
     return mixers[:owners] + tuple(_reader(mixer, source) for mixer in mixers[owners:])
+
+
+def _looped(hyper: Hyper, layers: tuple[Layer, ...], loops: int) -> tuple[Layer, ...]:
+    """Models that run their layers several times hold a cache for every round."""
+    count = len(layers) * loops
+    if count > MAX_LAYERS:
+        raise HeaderLimitError(
+            hyper.spelled("loops"), value=count, limit=MAX_LAYERS, file=hyper.header.name
+        )
+    return tuple(replace(layers[i % len(layers)], index=i) for i in range(count))
 
 
 def _reader(mixer: LayerKind, source: Mapping[str, int]) -> LayerKind:
@@ -166,67 +210,16 @@ def _mtp_layers(hyper: Hyper) -> int:
     return count
 
 
-def _vocabulary(hyper: Hyper) -> int | None:
-    tokens = hyper.header.arrays.get("tokenizer.ggml.tokens")
-    if tokens is not None and tokens.count:
-        return tokens.count
-    if (stated := hyper.number("vocabulary")) is not None:
-        return stated
-    embedding = next((t for t in hyper.header.tensors or () if t.name == "token_embd.weight"), None)
-    return embedding.shape[0] if embedding is not None else None
-
-
-def _tied(hyper: Hyper, row: Architecture) -> bool | None:
-    """As config.json states it, else by whether there is an output head, else as the family does it."""
-    stated = hyper.top("tie_word_embeddings")
-    if not isinstance(stated, bool):
-        stated = hyper.raw("tied")
-    if isinstance(stated, bool):
-        return stated
-    if hyper.header.tensors:
-        return not has_output_head(hyper.header.tensors)
-    return None if hyper.gguf else row.tied
-
-
-def _pooling(hyper: Hyper) -> str | None:
-    number = hyper.number("pooling")
-    return _POOLING[number] if number is not None and number < len(_POOLING) else None
-
-
-def _towers(config: Mapping[str, object]) -> tuple[Tower, ...]:
-    inner = config.get("thinker_config")
-    places = (config, inner) if isinstance(inner, Mapping) else (config,)
-    found: dict[str, Tower] = {}
-    for place in places:
-        for section, kind in TOWER_SECTIONS:
-            part = place.get(section)
-            if isinstance(part, Mapping) and part:
-                found.setdefault(
-                    kind,
-                    Tower(
-                        kind=kind,
-                        layers=_first(part, TOWER_LAYERS),
-                        hidden=_first(part, TOWER_HIDDEN),
-                    ),
-                )
-    return tuple(found.values())
-
-
-def _first(part: Mapping[str, object], spellings: tuple[str, ...]) -> int | None:
-    return next((v for s in spellings if isinstance(v := part.get(s), int)), None)
-
-
 def _refuse_unreadable(hyper: Hyper, words: tuple[Word, ...]) -> None:
-    """An unknown architecture is only read when nothing in it hints at a state we would not count."""
-    hints = ("conv_kernel", "state_size", "kda_head_dim", "compress_ratios")
-    if Word.RECURRENT in words or any(hyper.raw(word) is not None for word in hints):
+    """An unknown architecture is only read when nothing in it hints at memory we would not count."""
+    if Word.RECURRENT in words or any(hyper.raw(word) is not None for word in _HINTS):
         raise _no_recurrence(hyper)
 
 
 def _no_recurrence(hyper: Hyper) -> UnknownArchitectureError:
     return UnknownArchitectureError(
-        f"{hyper.header.name}: architecture {hyper.architecture!r} has recurrent or compressed layers "
-        "that are not described yet: add a row to geometry/architectures.py"
+        f"{hyper.header.name}: architecture {hyper.architecture!r} has layers of a kind that are not "
+        "described yet: add a row to geometry/architectures.py"
     )
 
 
@@ -243,3 +236,7 @@ def _how_known(hyper: Hyper, row: Architecture | None) -> tuple[Basis, str]:
             f"{hyper.architecture} stand in"
         )
     return Basis.EXACT, ""
+
+
+def _is_yarn(rope: Rope | None) -> bool:
+    return rope is not None and rope.type == "yarn"

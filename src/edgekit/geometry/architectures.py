@@ -30,7 +30,8 @@ class Architecture:
     alternating: bool = False  # a layer is either a mixer or a feed-forward
     width: WidthRule = stated_width  # of a feed-forward that the file does not state
     halved: bool = False  # the stated width is gate and up together
-    causal: bool = True
+    sublayers: int = 1  # attentions in what the file counts as one layer
+    gguf_cache_owners: int = 0  # llama.cpp: only the first so many layers own a cache
     tied: bool | None = None  # when config.json does not say
     context_is_scaled: bool = False  # the stated window already counts rope scaling
     gguf_defaults: Mapping[str, Any] = field(default_factory=dict)  # llama.cpp's own constants
@@ -45,27 +46,33 @@ def _row(gguf: str = "", config: str = "", **more: Any) -> Architecture:
 
 
 # fmt: off
+_IGNORED_BY_LLAMA_CPP = arrange.by_format(arrange.uniform, arrange.windows(0))
+
 TABLE = (
     # Full attention in every layer.
     _row("llama llama-embed", "llama LLaMAForCausalLM", tied=False,
          nested_defaults={"layers": 32, "hidden": 4096, "heads": 32, "feed_forward": 11_008, "context": 2048,
                           "vocabulary": 32_000}),
     _row(
-        "deci arcee bitnet internlm2 minicpm orion xverse baichuan refact stablelm "
-        "chameleon cogvlm apertus seed_oss smollm3 pangu-embedded mistral3 maincoder talkie "
-        "hunyuan-dense hunyuan_vl ernie4_5 paddleocr exaone jais2 plamo nanbeige granite chatglm glm4",
-        "arcee bitnet internlm internlm2 internlm3 minicpm orion xverse baichuan "
-        "aquila refact stablelm chameleon apertus seed_oss smollm3 PanguEmbedded nemotron-nas deci "
+        "deci bitnet internlm2 minicpm orion xverse baichuan refact stablelm "
+        "chameleon cogvlm seed_oss smollm3 pangu-embedded mistral3 maincoder talkie "
+        "hunyuan-dense hunyuan_vl ernie4_5 paddleocr exaone plamo nanbeige granite chatglm glm4",
+        "bitnet internlm internlm2 internlm3 minicpm orion xverse baichuan "
+        "aquila refact stablelm stablelm_epoch chameleon seed_oss smollm3 PanguEmbedded nemotron-nas deci "
         "exaone hunyuan_v1_dense ernie4_5 granite helium olmo yi decilm llava llava_llama "
-        "multi_modality glm glm4 glm4v glm_ocr ministral3 nanochat hyperclovax cwm",
+        "multi_modality glm glm4 glm4v glm_ocr ministral3 hyperclovax cwm nanbeige glm4v_text glm_ocr_text glm46v glmga hunyuan_vl "
+        "paddleocr_vl ernie4_5_vl granite4_vision aria_text vaultgemma plamo",
         tied=False,
     ),
+    _row("apertus arcee jais2", "apertus arcee jais2 nanochat", gated=False, tied=False),
+    _row("jais", "jais", tied=True),
     _row("", "transformer", width=two_thirds),
     _row("", "chatglm", attend=attention.chatglm, tied=False),
     _row("llama4", "llama4 llama4_text", arrange=arrange.chunks(4), tied=False,
          gguf_defaults={"chunk": 8192, "shared_experts": 1},
          config_defaults={"chunk": 8192, "shared_experts": 1}),
-    _row("", "mistral mixtral pixtral ministral MistralForCausalLM", arrange=arrange.windows(0), tied=False),
+    _row("", "mistral mixtral pixtral ministral MistralForCausalLM", arrange=arrange.windows(0), tied=False,
+         nested_defaults={"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "feed_forward": 14_336}),
     _row("qwen", "qwen", halved=True, tied=False),
     _row("qwen2 qwen2vl qwen3 qwen3vl qwen2moe qwen3moe qwen3vlmoe",
          "qwen2 qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text qwen2_moe qwen3 qwen3_moe qwen3_vl qwen3_vl_text "
@@ -73,21 +80,23 @@ TABLE = (
          "qwen3_omni_moe_thinker mimo youtu_dense",
          arrange=arrange.late_windows, tied=False),
     _row("command-r", "cohere", tied=True),
-    _row("olmo olmoe grok dbrx arctic openelm granitemoe graniteswitch bailingmoe bailingmoe2 dots1 "
+    _row("olmo olmoe grok dbrx openelm granitemoe graniteswitch bailingmoe bailingmoe2 dots1 "
          "hunyuan-moe hy_v3 ernie4_5-moe glm4moe grovemoe minimax-m2 deepseek",
          "olmoe grok-1 grok dbrx granitemoe granitemoeshared bailing_moe bailing_moe_v2 dots1 "
-         "hunyuan hunyuan_v1_moe hy_v3 ernie4_5_moe glm4_moe glm4v_moe glm4v_moe_text minimax_m2 deepseek flex_olmo "
+         "ernie4_5_vl_moe hunyuan hunyuan_v1_moe hy_v3 ernie4_5_moe glm4_moe glm4v_moe glm4v_moe_text minimax_m2 deepseek flex_olmo "
          "solar_open", tied=False),
-    _row("", "arctic", beside=True),
+    _row("arctic", "arctic", beside=True),
     # Two matrices in the feed-forward.
-    _row("falcon", "falcon RefinedWeb RefinedWebModel", attend=attention.falcon, gated=False, tied=True,
+    _row("", "RefinedWeb", attend=attention.falcon, gated=False, tied=True, width=four_times_hidden,
+         config_defaults={"multi_query": True, "new_decoder": True}),
+    _row("falcon", "falcon RefinedWebModel", attend=attention.falcon, gated=False, tied=True,
          width=four_times_hidden, config_defaults={"multi_query": True}),
     _row("gpt2 mpt starcoder bloom", "gpt2 mpt gpt_bigcode bloom opt gpt_neo", gated=False, width=four_times_hidden,
          tied=True),
-    _row("gptj gptneox phi2 codeshell jais nemotron",
+    _row("gptj gptneox phi2 codeshell nemotron",
          "gptj gpt_neox gpt_neox_reward_model phi phi-msft mixformer-sequential codeshell nemotron codegen "
          "persimmon", gated=False, width=four_times_hidden, tied=False),
-    _row("starcoder2", "starcoder2", gated=False, arrange=arrange.windows(0), tied=True),
+    _row("starcoder2", "starcoder2", gated=False, arrange=_IGNORED_BY_LLAMA_CPP, tied=True),
     # Sliding windows.
     _row("gemma", "gemma", tied=True, config_defaults={"key_dim": 256}),
     _row("gemma2", "gemma2", arrange=arrange.windows(2), tied=True,
@@ -96,38 +105,46 @@ TABLE = (
          nested_defaults={"heads": 8, "kv_heads": 4, "key_dim": 256, "vocabulary": 262_208,
                           "context": 131_072}),
     _row("gemma3n", "gemma3n gemma3n_text", arrange=arrange.windows(5), tied=True,
-         gguf_defaults={"shared_cache_layers": 15}, config_defaults={"key_dim": 256}),
-    _row("gemma4", "gemma4 gemma4_text gemma4_unified gemma4_unified_text",
-         arrange=arrange.windows(6), beside=True, tied=True),
-    _row("gemma-embedding", "", arrange=arrange.windows(6), attend=attention.encoder, causal=False, tied=True),
-    _row("phi3 phimoe", "phi3 phi4 phi3_v phimoe phi4mm phi4_multimodal", arrange=arrange.windows(0), tied=False),
+         gguf_cache_owners=20, config_defaults={"key_dim": 256}),
+    _row("gemma4", "gemma4 gemma4_text gemma4_unified gemma4_unified_text diffusion_gemma",
+         arrange=arrange.windows(6), beside=True, tied=True, config_defaults={"global_key_dim": 512}),
+    _row("gemma-embedding", "", arrange=arrange.windows(6), attend=attention.encoder, tied=True),
+    _row("phi3 phimoe", "phi3 phi4 phi3_v phimoe phi4mm phi4_multimodal", arrange=_IGNORED_BY_LLAMA_CPP, tied=False),
     _row("", "phi3small", tied=True),
     _row("cohere2", "cohere2", arrange=arrange.windows(4), tied=True),
     _row("cohere2moe", "cohere2_moe", arrange=arrange.windows(4, full_first=True), tied=True),
     _row("gpt-oss", "gpt_oss", arrange=arrange.windows(2), tied=False),
-    _row("olmo2 exaone4 exaone-moe afmoe plamo3 mellum muse-glimmer granite_swa",
-         "olmo2 olmo3 exaone4 exaone_moe afmoe plamo3 mellum granite_swa granitemoe_swa",
+    _row("exaone4", "exaone4 exaone4_5", tied=False, gguf_defaults={"window": 4096},
+         arrange=arrange.by_format(arrange.only_with(64, arrange.windows(4)), arrange.windows(4))),
+    _row("plamo3", "plamo3", arrange=arrange.windows(8)),
+    _row("olmo2 exaone-moe afmoe mellum muse-glimmer granite_swa",
+         "olmo2 olmo3 exaone_moe afmoe mellum muse_glimmer granite_swa granitemoe_swa",
          arrange=arrange.windows(4), tied=False),
-    _row("smallthinker laguna", "smallthinker laguna", arrange=arrange.windows(4, full_first=True),
-         config_defaults={"shared_experts": 0}),
-    _row("mimo2 step35", "mimo_v2_flash step3p5 step3p7", arrange=arrange.windows(0), tied=False),
+    _row("smallthinker", "smallthinker", arrange=arrange.windows(4, full_first=True)),
+    _row("laguna", "laguna", arrange=arrange.windows(4, full_first=True), gguf_defaults={"shared_experts": 1}),
+    _row("mimo2 step35", "mimo_v2_flash step3p5 step3p7 step3_text step3", arrange=arrange.windows(0), tied=False),
     # Latent attention.
-    _row("deepseek2 deepseek2-ocr deepseek32 glm-dsa mistral4 plm",
+    _row("deepseek2 deepseek2-ocr deepseek32 glm-dsa mistral4",
          "deepseek_v2 deepseek_v3 deepseek_v32 deepseek_vl_v2 deepseek_ocr2 DeepseekV2ForCausalLM kimi_k2 kimi_k25 "
-         "glm_moe_dsa glm4_moe_lite mistral4 youtu axk1",
+         "glm_moe_dsa glm4_moe_lite mistral4 youtu axk1 axk2",
          attend=attention.latent, tied=False),
     _row("minicpm3", "minicpm3", attend=attention.latent, tied=True),
+    _row("plm", "plm", attend=attention.latent, gated=False),
+    _row("", "longcat_flash", attend=attention.latent, sublayers=2, beside=True, tied=False,
+         config_defaults={"moe_step": 2, "moe_offset": 0}),
     _row("deepseek4", "deepseek_v4 deepseek_ref", attend=attention.compressed, tied=False),
     _row("minimax-m3", "minimax_m3 minimax_m3_vl minimax_m3_vl_text", attend=attention.indexed_after_dense, tied=False),
     # Recurrences, alone or between attention layers.
-    _row("mamba", "mamba falcon_mamba", arrange=arrange.repeated(Word.RECURRENT), recur=recurrence.mamba,
+    _row("mamba", "mamba falcon_mamba", arrange=arrange.repeated(Word.RECURRENT), recur=recurrence.pure_mamba,
          alternating=True, tied=True),
     _row("mamba2", "mamba2", arrange=arrange.repeated(Word.RECURRENT), recur=recurrence.mamba2,
          alternating=True, tied=True),
     _row("jamba", "jamba", arrange=arrange.by_kv_heads(arrange.interval(8, offset=4)), recur=recurrence.mamba,
          tied=False, gguf_defaults={"moe_step": 2, "moe_offset": 1},
          config_defaults={"moe_step": 2, "moe_offset": 1, "experts": 16, "experts_used": 2}),
-    _row("granitehybrid", "granitemoehybrid bamba", arrange=arrange.by_kv_heads(arrange.uniform),
+    _row("", "bamba", arrange=arrange.full_at_indices(first=0, none_is_empty=True), recur=recurrence.mamba2,
+         tied=False),
+    _row("granitehybrid", "granitemoehybrid", arrange=arrange.by_kv_heads(arrange.uniform),
          recur=recurrence.mamba2, tied=True),
     _row("falcon-h1", "falcon_h1", arrange=arrange.repeated(Word.BOTH), recur=recurrence.mamba2, tied=False),
     _row("nemotron_h nemotron_h_moe", "nemotron_h V4X", arrange=arrange.letters, recur=recurrence.mamba2,
@@ -148,18 +165,19 @@ TABLE = (
     _row("rwkv6 rwkv7", "rwkv5 rwkv6 rwkv7", arrange=arrange.repeated(Word.RECURRENT), recur=recurrence.rwkv,
          gated=False, tied=False),
     _row("rwkv6qwen2 arwkv7", "rwkv6qwen2", arrange=arrange.repeated(Word.RECURRENT), recur=recurrence.rwkv,
-         tied=False, gguf_defaults={"token_shift": 1}),
+         tied=False),
     _row("", "gla", arrange=arrange.repeated(Word.RECURRENT), recur=recurrence.gated_linear, width=two_thirds, tied=False),
     _row("", "recurrent_gemma", arrange=arrange.repeated(Word.RECURRENT, Word.RECURRENT, Word.WINDOW),
          recur=recurrence.rg_lru, tied=True),
     # Encoders, and diffusion models that see the whole batch: no cache.
-    _row("bert jina-bert-v3 nomic-bert-moe", "bert roberta xlm-roberta camembert electra distilbert",
-         attend=attention.encoder, causal=False, gated=False, tied=True),
+    _row("bert jina-bert-v3 nomic-bert-moe", "bert roberta xlm-roberta camembert electra distilbert mpnet deberta deberta-v2 ernie roberta-prelayernorm "
+         "xlm-roberta-xl data2vec-text xmod roformer rembert megatron-bert",
+         attend=attention.encoder, gated=False, tied=True),
     _row("nomic-bert jina-bert-v2 neo-bert eurobert", "nomic_bert neobert eurobert new",
-         attend=attention.encoder, causal=False, tied=True),
-    _row("modern-bert", "modernbert", attend=attention.encoder, causal=False, tied=True,
+         attend=attention.encoder, tied=True),
+    _row("modern-bert", "modernbert", attend=attention.encoder, tied=True,
          arrange=arrange.windows(3, full_first=True)),
-    _row("dream llada llada-moe rnd1", "Dream dream llada llada_moe rnd1", attend=attention.encoder, causal=False),
+    _row("dream llada llada-moe rnd1", "Dream dream llada llada_moe rnd1", attend=attention.encoder),
 )
 # fmt: on
 
@@ -190,4 +208,4 @@ BY_GGUF = {name: row for row in TABLE for name in row.gguf}
 BY_CONFIG = {name: row for row in TABLE for name in row.config}
 
 # An unknown name with standard keys: windows and latents as the file states them, no recurrence.
-STANDARD = Architecture(arrange=arrange.windows(0), attend=attention.latent)
+STANDARD = Architecture(arrange=arrange.stated_windows, attend=attention.latent)

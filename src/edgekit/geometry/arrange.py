@@ -15,6 +15,7 @@ class Word(enum.Enum):
     CHUNK = "chunk"
     RECURRENT = "recurrent"
     BOTH = "both"
+    EXPERTS = "experts"  # a layer of experts alone
     NONE = "none"
 
 
@@ -28,17 +29,20 @@ _STATED = {
     "chunked_attention": Word.CHUNK,
     "linear_attention": Word.RECURRENT,
     "deepseek_sparse_attention": Word.FULL,
+    "indexed_attention": Word.FULL,
+    "compressed_sparse_attention": Word.FULL,
+    "heavily_compressed_attention": Word.FULL,
     "mamba": Word.RECURRENT,
     "mamba2": Word.RECURRENT,
     "conv": Word.RECURRENT,
     "recurrent": Word.RECURRENT,
     "hybrid": Word.BOTH,
-    "moe": Word.NONE,
+    "moe": Word.EXPERTS,
     "mlp": Word.NONE,
     0: Word.RECURRENT,  # attn_type_list of MiniMax-01: 0 lightning, 1 softmax
     1: Word.FULL,
 }
-_LETTERS = {"M": Word.RECURRENT, "*": Word.FULL, "E": Word.NONE, "-": Word.NONE}
+_LETTERS = {"M": Word.RECURRENT, "*": Word.FULL, "E": Word.EXPERTS, "-": Word.NONE}
 
 
 def stated(hyper: Hyper, layers: int) -> tuple[Word, ...] | None:
@@ -103,6 +107,31 @@ def _every(layers: int, period: int, *, full_first: bool) -> tuple[Word, ...]:
     return tuple(Word.FULL if i % period == full_at else Word.WINDOW for i in range(layers))
 
 
+def stated_windows(hyper: Hyper, layers: int) -> tuple[Word, ...]:
+    """Only what the file says layer by layer: a bare window may be one that nobody uses."""
+    if hyper.raw("window_pattern") is None:
+        return uniform(hyper, layers)
+    return windows(0)(hyper, layers)
+
+
+def by_format(gguf: Arrangement, config: Arrangement) -> Arrangement:
+    """llama.cpp's loader ignores a window that others honour, or has a rule of its own."""
+
+    def arrange(hyper: Hyper, layers: int) -> tuple[Word, ...]:
+        return (gguf if hyper.gguf else config)(hyper, layers)
+
+    return arrange
+
+
+def only_with(count: int, arrangement: Arrangement) -> Arrangement:
+    """EXAONE 4 slides only in the size that has `count` layers."""
+
+    def arrange(hyper: Hyper, layers: int) -> tuple[Word, ...]:
+        return arrangement(hyper, layers) if layers == count else (Word.FULL,) * layers
+
+    return arrange
+
+
 def late_windows(hyper: Hyper, layers: int) -> tuple[Word, ...]:
     """Qwen2: a window only when it is switched on, and only from a given layer."""
     if (words := stated(hyper, layers)) is not None:
@@ -160,16 +189,16 @@ def by_kv_heads(fallback: Arrangement) -> Arrangement:
     return arrange
 
 
-def full_at_indices(*, first: int) -> Arrangement:
+def full_at_indices(*, first: int, none_is_empty: bool = False) -> Arrangement:
     """config.json lists the attention layers by number, counted from `first`."""
 
     def arrange(hyper: Hyper, layers: int) -> tuple[Word, ...]:
         if (words := stated(hyper, layers)) is not None:
             return words
         listed = hyper.items("full_layer_indices")
-        if listed is None:
+        if listed is None and not none_is_empty:
             raise hyper.missing("full_layer_indices")
-        full = {index - first for index in listed if isinstance(index, int)}
+        full = {index - first for index in listed or () if isinstance(index, int)}
         return tuple(Word.FULL if i in full else Word.RECURRENT for i in range(layers))
 
     return arrange

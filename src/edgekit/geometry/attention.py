@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ AttentionBuilder = Callable[[Hyper, tuple[Word, ...]], tuple[LayerKind | None, .
 
 _SPANS = {Word.WINDOW: Span.WINDOW, Word.CHUNK: Span.CHUNK}
 _SPAN_KEYS = {Word.WINDOW: "window", Word.CHUNK: "chunk"}
+_RATES = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 _ATTENDING = (Word.FULL, Word.WINDOW, Word.CHUNK, Word.BOTH)
 
 
@@ -63,7 +64,9 @@ def _with_heads(
     count = len(words)
     indexed = _indexed(hyper, count)
     return tuple(
-        _attention(hyper, word, heads[i], kv_heads[i], indexed[i]) if word in _ATTENDING else None
+        _attention(hyper, i, word, (heads[i], kv_heads[i]), indexed[i])
+        if word in _ATTENDING
+        else None
         for i, word in enumerate(words)
     )
 
@@ -78,32 +81,46 @@ def encoder(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ..
     return tuple(NoCache(attention=layer) for layer in standard(hyper, words))
 
 
-def _attention(hyper: Hyper, word: Word, heads: int, kv_heads: int, index_dim: int) -> Attention:
-    sliding = word is Word.WINDOW
-    own_heads = (hyper.number("window_heads") if sliding else None) or heads
-    own_kv = hyper.number("window_kv_heads" if sliding else "global_kv_heads") or kv_heads
-    if own_heads == 0 or own_kv == 0 or own_heads % own_kv:
+def _attention(
+    hyper: Hyper, layer: int, word: Word, counts: tuple[int, int], index_dim: int
+) -> Attention:
+    heads, kv_heads = _counts(hyper, layer, word, counts)
+    if heads == 0 or kv_heads == 0 or heads % kv_heads:
         raise HeaderError(
-            f"{own_heads} heads do not share {own_kv} KV heads evenly", file=hyper.header.name
+            f"{heads} heads do not share {kv_heads} KV heads evenly", file=hyper.header.name
         )
-    key_dim, value_dim = _head_dims(hyper, heads, sliding=sliding)
+    key_dim, value_dim = _head_dims(hyper, layer, word, heads=counts[0])
+    window = hyper.own("window", layer) if word is Word.WINDOW else None
     return Attention(
-        heads=own_heads,
-        kv_heads=own_kv,
+        heads=heads,
+        kv_heads=kv_heads,
         key_dim=key_dim,
         value_dim=value_dim,
         span=_SPANS.get(word, Span.ALL),
-        span_tokens=hyper.need(_SPAN_KEYS[word]) if word in _SPAN_KEYS else 0,
+        span_tokens=(window or hyper.need(_SPAN_KEYS[word])) if word in _SPAN_KEYS else 0,
         index_dim=index_dim,
         # Gemma 4: only where a layer sees everything.
         values_are_keys=word is Word.FULL and bool(hyper.flag("values_are_keys")),
     )
 
 
-def _head_dims(hyper: Hyper, heads: int, *, sliding: bool) -> tuple[int, int]:
+def _counts(hyper: Hyper, layer: int, word: Word, counts: tuple[int, int]) -> tuple[int, int]:
+    """Heads and KV heads: the layer's own, those of its kind, those of the model."""
+    heads, kv_heads = counts
+    if word is Word.WINDOW:
+        heads = hyper.number("window_heads") or heads
+        kv_heads = hyper.number("window_kv_heads") or kv_heads
+    elif hyper.flag("values_are_keys") is not False:  # Gemma 4 counts them only then
+        kv_heads = hyper.number("global_kv_heads") or kv_heads
+    return hyper.own("heads", layer) or heads, hyper.own("kv_heads", layer) or kv_heads
+
+
+def _head_dims(hyper: Hyper, layer: int, word: Word, *, heads: int) -> tuple[int, int]:
+    sliding = word is Word.WINDOW
     special = "window_key_dim" if sliding else "global_key_dim"
     even_share = hyper.need("hidden") // heads if heads else 0
-    key_dim = hyper.number(special) or hyper.number("key_dim") or even_share
+    own = hyper.own("key_dim", layer)
+    key_dim = own or hyper.number(special) or hyper.number("key_dim") or even_share
     own_value = hyper.number("window_value_dim") if sliding else None
     # llama.cpp defaults each to E / heads on its own; transformers has one head_dim for both.
     value_dim = own_value or hyper.number("value_dim") or (even_share if hyper.gguf else key_dim)
@@ -212,9 +229,7 @@ def indexed_after_dense(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKin
 
 def compressed(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...]:
     """DeepSeek-V4: the ratio of each layer is listed; only ratio 4 has an indexer."""
-    ratios = hyper.per_layer("compress_ratios", len(words))
-    if ratios is None:
-        raise hyper.missing("compress_ratios")
+    ratios = hyper.per_layer("compress_ratios", len(words)) or _rated(hyper, len(words))
     index_dim = hyper.number("index_dim") or 0
     return tuple(
         CompressedAttention(
@@ -226,3 +241,13 @@ def compressed(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None,
         )
         for ratio in ratios
     )
+
+
+def _rated(hyper: Hyper, layers: int) -> tuple[int, ...]:
+    """Newer configs name each layer's type, and the ratio of each type."""
+    types = hyper.listed("layer_types", layers)
+    if types is None:
+        raise hyper.missing("compress_ratios")
+    stated = hyper.raw("compress_rates")
+    rates = {**_RATES, **(stated if isinstance(stated, Mapping) else {})}
+    return tuple(hyper.whole("compress_rates", rates.get(kind, 0)) for kind in types)

@@ -26,12 +26,14 @@ def feed_forwards(
 ) -> tuple[Pair, ...]:
     """One pair a layer. `beside`: experts stand beside a dense half; `alternating`: a layer is a mixer or this."""
     count = len(words)
-    dense = tuple(_dense(width, gated=gated) for width in _dense_widths(hyper, count, width))
+    none_here = alternating and Word.NONE not in words  # a model of recurrences and experts alone
+    widths = (0,) * count if none_here else _dense_widths(hyper, count, width)
+    dense = tuple(FeedForward(width=w, gated=gated) if w else None for w in widths)
     experts = _experts(hyper, gated=gated)
     routed = _routed_layers(hyper, count) if experts is not None else (False,) * count
     if alternating:
         return tuple(
-            _alternate(word, pair, experts) for word, pair in zip(words, dense, strict=True)
+            _alternate(hyper, word, pair, experts) for word, pair in zip(words, dense, strict=True)
         )
     return tuple(
         (half if beside or not moe else None, experts if moe else None)
@@ -39,14 +41,12 @@ def feed_forwards(
     )
 
 
-def _dense(width: int, *, gated: bool) -> FeedForward | None:
-    return FeedForward(width=width, gated=gated) if width else None
-
-
-def _alternate(word: Word, dense: FeedForward | None, experts: Experts | None) -> Pair:
-    if word is not Word.NONE:
-        return (None, None)
-    return (None, experts) if experts is not None else (dense, None)
+def _alternate(
+    hyper: Hyper, word: Word, dense: FeedForward | None, experts: Experts | None
+) -> Pair:
+    if word is Word.EXPERTS or (word is Word.NONE and hyper.gguf and experts is not None):
+        return (None, experts)  # a GGUF does not tell the two apart
+    return (dense, None) if word is Word.NONE else (None, None)
 
 
 def _experts(hyper: Hyper, *, gated: bool) -> Experts | None:
@@ -56,7 +56,7 @@ def _experts(hyper: Hyper, *, gated: bool) -> Experts | None:
     used = hyper.number("experts_used") or 0
     if not 0 < used <= count:
         raise HeaderError(f"{used} of {count} experts are used", file=hyper.header.name)
-    width = hyper.number("expert_feed_forward") or hyper.number("feed_forward")
+    width = _count_of(hyper, "expert_feed_forward") or hyper.number("feed_forward")
     if not width:
         raise hyper.missing("expert_feed_forward")
     shared = hyper.number("shared_feed_forward")
@@ -69,7 +69,7 @@ def _experts(hyper: Hyper, *, gated: bool) -> Experts | None:
 
 
 def _count_of(hyper: Hyper, word: str) -> int:
-    """A count that some configs write as a list (Hunyuan): the largest of it."""
+    """A number that some configs write as a list (Hunyuan, ERNIE-VL): the largest of it."""
     listed = hyper.items(word)
     if listed is None:
         return hyper.number(word) or 0
@@ -78,9 +78,11 @@ def _count_of(hyper: Hyper, word: str) -> int:
 
 def _routed_layers(hyper: Hyper, layers: int) -> tuple[bool, ...]:
     if (types := hyper.listed("mlp_layer_types", layers)) is not None:
-        return tuple(kind == "sparse" for kind in types)
+        return tuple(kind != "dense" for kind in types)
     if (marks := hyper.listed("moe_step", layers)) is not None:
         return tuple(bool(mark) for mark in marks)
+    if (named := _named_layers(hyper)) is not None:
+        return tuple(i in named for i in range(layers))
     step = hyper.number("moe_step")
     if step == 0:
         return (False,) * layers
@@ -92,12 +94,24 @@ def _routed_layers(hyper: Hyper, layers: int) -> tuple[bool, ...]:
     return tuple(i >= lead and i % step == routed_at and i not in dense for i in range(layers))
 
 
+def _named_layers(hyper: Hyper) -> frozenset[int] | None:
+    """Step writes the layers with experts as text: "4,5,6"."""
+    text = hyper.text("moe_layers")
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(part.isdecimal() and len(part) < 9 for part in parts):
+        raise HeaderError(f"moe_layers_enum is {text!r:.60}", file=hyper.header.name)
+    return frozenset(map(int, parts))
+
+
 def _dense_widths(hyper: Hyper, layers: int, rule: WidthRule) -> tuple[int, ...]:
     stated = hyper.per_layer("dense_feed_forward", layers) or hyper.per_layer(
         "feed_forward", layers
     )
     if stated is None:
         stated = _derived_widths(hyper, layers, rule)
+    stated = tuple(hyper.own("feed_forward", i) or width for i, width in enumerate(stated))
     if hyper.flag("width_is_raw"):
         stated = tuple(_adjusted(hyper, width) for width in stated)
     if hyper.flag("wide_shared_ffn"):

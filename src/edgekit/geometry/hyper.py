@@ -31,6 +31,8 @@ class Hyper:
     def raw(self, word: str) -> Any:
         """The value as it stands in the file, None when it is absent or null."""
         found = self._find(word)
+        if word == "window" and isinstance(found, int) and found < 0:
+            found = 0  # -1 and the like: no window
         if found is None and word in self.defaults:
             self.defaulted.add(word)
             return self.defaults[word]
@@ -93,6 +95,17 @@ class Hyper:
                 file=self.header.name,
             )
         return None if items is None else items[:layers]
+
+    def own(self, word: str, layer: int) -> int | None:
+        """A number that config.json gives for this one layer (per_layer_config)."""
+        overrides = self.raw("layer_overrides")
+        if not isinstance(overrides, Mapping):
+            return None
+        mine = next((v for k, v in overrides.items() if k.isdecimal() and int(k) == layer), None)
+        if not isinstance(mine, Mapping):
+            return None
+        found = next((v for s in BY_WORD[word].config if (v := mine.get(s)) is not None), None)
+        return None if found is None else self.whole(word, found)
 
     def flag(self, word: str) -> bool | None:
         value = self.raw(word)
@@ -173,7 +186,7 @@ def _identify(header: ModelHeader) -> tuple[str, Mapping[str, Any]]:
     if isinstance(classes, list) and classes and isinstance(classes[0], str):
         return classes[0], section
     if "dim" in section and "n_layers" in section:  # Meta's and Mistral's own params.json
-        return SUPER_ARCHITECTURE, section
+        return "deepseek_v3" if "kv_lora_rank" in section else SUPER_ARCHITECTURE, section
     raise UnknownArchitectureError(
         f"{header.name}: config.json names no model_type and no architectures: "
         "not the config of a model"

@@ -24,7 +24,8 @@ from edgekit.geometry.types import (
 
 def count_parameters(geometry: ModelGeometry) -> tuple[int, int] | None:
     """(total, active for one token), without towers and MTP blocks; None where it cannot be told."""
-    mixers = [_mixer(layer.mixer, geometry.hidden) for layer in geometry.layers]
+    layers = geometry.layers[: len(geometry.layers) // geometry.loops]
+    mixers = [_mixer(layer.mixer, geometry.hidden) for layer in layers]
     known = [count for count in mixers if count is not None]
     if geometry.vocabulary is None or geometry.tied_embeddings is None or len(known) < len(mixers):
         return None
@@ -32,7 +33,7 @@ def count_parameters(geometry: ModelGeometry) -> tuple[int, int] | None:
     fixed = (
         geometry.vocabulary * geometry.hidden * tables + _per_layer_tables(geometry) + sum(known)
     )
-    halves = [_feed_forward(layer, geometry.hidden) for layer in geometry.layers]
+    halves = [_feed_forward(layer, geometry.hidden) for layer in layers]
     return fixed + sum(total for total, _ in halves), fixed + sum(active for _, active in halves)
 
 

@@ -19,13 +19,20 @@ def mamba(hyper: Hyper) -> Recurrent:
     return _state_space(hyper, Cell.MAMBA, groups=0)  # the first Mamba has no groups
 
 
+def pure_mamba(hyper: Hyper) -> Recurrent:
+    """A model of nothing else states its inner width where others have a feed-forward."""
+    stated = None if hyper.gguf else hyper.number("feed_forward")
+    return _state_space(hyper, Cell.MAMBA, groups=0, inner=stated)
+
+
 def mamba2(hyper: Hyper) -> Recurrent:
-    return _state_space(hyper, Cell.MAMBA2, groups=hyper.number("state_groups") or 1)
+    groups = hyper.number("state_groups")
+    return _state_space(hyper, Cell.MAMBA2, groups=1 if groups is None else groups)
 
 
-def _state_space(hyper: Hyper, cell: Cell, *, groups: int) -> Recurrent:
+def _state_space(hyper: Hyper, cell: Cell, *, groups: int, inner: int | None = None) -> Recurrent:
     kernel = _kernel(hyper)
-    inner = _inner(hyper)
+    inner = inner or _inner(hyper)
     state = hyper.need("state_size")
     auto = hyper.text("time_step_rank") is not None  # "auto"
     rank = None if auto else hyper.number("time_step_rank")

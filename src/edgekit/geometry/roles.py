@@ -27,15 +27,16 @@ class Role(enum.Enum):
 # fmt: off
 _TABLE = (
     (r"\.nextn\.|(^|\.)mtp[._]|(^|\.)eh_proj", Role.MTP),
-    (r"^(v|a|mm|vpm|apm)\.|visual|vision|image_newline|audio|multi_modal_projector|mm_projector|vit\.|aligner|resampler", Role.TOWER),
-    (r"_(ch)?exps\b|\.experts\.|experts\.#|\.experts_|expert_bias|switch_mlp|switch_glu|block_sparse_moe\.(in|out)put_linear|\.experts$", Role.EXPERTS),
-    (r"ffn_gate_inp|\.router\b|\.gate\.(weight|wg|e_score)|block_sparse_moe\.gate|mlp\.gate\.|exp_probs|e_score_correction|shared_expert_gate", Role.ROUTER),
+    (r"^(v|a|mm|vpm|apm)\.|visual|vision|image_newline|audio|multi_modal_projector|mm_projector|vit\.|^(model\.)?(talker|token2wav|sam_model|mlp1|connector|patch_merger)\b|aligner|resampler", Role.TOWER),
+    (r"_(ch)?exps\b|\.experts\.|experts\.#|\.experts_|switch_mlp|switch_glu|\.moe\.(gate|up|down)_proj|ffn_(gate|up|down)\.#\.|block_sparse_moe\.(in|out)put_linear|\.experts$", Role.EXPERTS),
+    (r"ffn_gate_inp|\.router\b|\.gate\.(weight|wg|e_score)|block_sparse_moe\.gate|mlp\.gate\.|exp_probs|e_score_correction|shared_expert_gate|expert_bias", Role.ROUTER),
     (r"^(token_embd|position_embd|token_types|per_layer_token_embd|per_layer_model_proj)|embed_tokens|word_embeddings|\bwte\b|\bwpe\b|tok_embeddings|embed_in|position_embeddings|token_type_embeddings|embedding\.", Role.EMBEDDING),
     (r"^output\.|lm_head|embed_out|output_layer|^cls\b|^cls\.|^(model\.)?head\.weight", Role.OUTPUT),
+    (r"Wqkv|norm_attn_norm\.attn", Role.ATTENTION),
     (r"norm|ln_[f#]|layer_norm|\bln\b|LayerNorm", Role.NORM),
-    (r"ssm_|shortconv|time_mix|channel_mix|linear_attn|mamba|\.mixer\.(A_log|D|dt|conv|in_proj|out_proj)|\.conv\.|A_log|dt_bias|rg_lru|kda", Role.RECURRENT),
+    (r"ssm_|shortconv|time_mix|channel_mix|linear_attn|mamba|\.mixer\.(A_log|D|dt|conv|in_proj|out_proj|x_proj)|\.conv\.|A_log|dt_bias|rg_lru|kda|temporal_block", Role.RECURRENT),
     (r"attn|attention|self_attn|\.wq|\.wk|\.wv|\.wo\b|query_key_value|indexer|\.mixer\.[qkvo]_proj", Role.ATTENTION),
-    (r"ffn_|mlp|feed_forward|shared_expert|\.fc#|\.w#\.|intermediate\.dense|output\.dense|dense_h|mixer\.(up|down)_proj|laurel|altup|per_layer", Role.FEED_FORWARD),
+    (r"ffn_|mlp|feed_forward|shared?_expert|ffn\.|\.fc#|\.w#\.|intermediate\.dense|output\.dense|dense_h|mixer\.(up|down)_proj|laurel|altup|per_layer", Role.FEED_FORWARD),
 )
 # fmt: on
 _RULES = tuple((re.compile(pattern), role) for pattern, role in _TABLE)

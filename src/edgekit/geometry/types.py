@@ -309,6 +309,7 @@ class ModelGeometry:
     trained_context: int | None  # as the file states it
     native_context: int | None  # after rope scaling: what may be asked for
     rope: Rope | None = None
+    loops: int = 1  # how often the weights are run through; every round is among the layers
     per_layer_embedding: int = 0  # width of an embedding table that every layer has for itself
     mtp_layers: int = 0  # multi-token-prediction blocks after the last layer
     tied_embeddings: bool | None = None

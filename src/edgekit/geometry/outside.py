@@ -1,0 +1,63 @@
+"""What stands outside the layers: vocabulary, tied embeddings, pooling, towers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edgekit.geometry.architectures import Architecture
+from edgekit.geometry.hyper import Hyper
+from edgekit.geometry.keys import TOWER_HIDDEN, TOWER_LAYERS, TOWER_SECTIONS
+from edgekit.geometry.roles import has_output_head
+from edgekit.geometry.types import Tower
+
+_POOLING = ("none", "mean", "cls", "last", "rank")  # llama.h LLAMA_POOLING_TYPE_*
+
+
+def vocabulary_of(hyper: Hyper) -> int | None:
+    tokens = hyper.header.arrays.get("tokenizer.ggml.tokens")
+    if tokens is not None and tokens.count:
+        return tokens.count
+    if (stated := hyper.number("vocabulary")) is not None:
+        return stated
+    embedding = next((t for t in hyper.header.tensors or () if t.name == "token_embd.weight"), None)
+    return embedding.shape[0] if embedding is not None else None
+
+
+def tied_embeddings(hyper: Hyper, row: Architecture) -> bool | None:
+    """As config.json states it, else by whether there is an output head, else as the family does it."""
+    stated = hyper.top("tie_word_embeddings")
+    if not isinstance(stated, bool):
+        stated = hyper.raw("tied")
+    if isinstance(stated, bool):
+        return stated
+    if hyper.header.tensors:
+        return not has_output_head(hyper.header.tensors)
+    return None if hyper.gguf else row.tied
+
+
+def pooling_of(hyper: Hyper) -> str | None:
+    number = hyper.number("pooling")
+    return _POOLING[number] if number is not None and number < len(_POOLING) else None
+
+
+def towers_of(config: Mapping[str, object]) -> tuple[Tower, ...]:
+    inner = config.get("thinker_config")
+    places = (config, inner) if isinstance(inner, Mapping) else (config,)
+    found: dict[str, Tower] = {}
+    for place in places:
+        for section, kind in TOWER_SECTIONS:
+            part = place.get(section)
+            if isinstance(part, Mapping) and part:
+                found.setdefault(
+                    kind,
+                    Tower(
+                        kind=kind,
+                        layers=_first(part, TOWER_LAYERS),
+                        hidden=_first(part, TOWER_HIDDEN),
+                    ),
+                )
+    return tuple(found.values())
+
+
+def _first(part: Mapping[str, object], spellings: tuple[str, ...]) -> int | None:
+    return next((v for s in spellings if isinstance(v := part.get(s), int)), None)
