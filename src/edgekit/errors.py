@@ -10,8 +10,8 @@ EdgekitError
 │       ├── RangeNotSupportedError
 │       └── RemoteChangedError   the file changed between two ranges
 ├── HeaderError                  the bytes are not what they claim to be
-│   └── HeaderLimitError         a count in the file is beyond a named limit
-├── UnknownDtypeError            a tensor type without a row in header/dtype.py
+│   ├── HeaderLimitError         a count in the file is beyond a named limit
+│   └── UnknownDtypeError        a tensor type without a row in header/dtype.py
 └── UnknownArchitectureError     no row in geometry/architectures.py and no standard keys
 """
 

@@ -119,7 +119,7 @@ def test_a_header_over_100_megabytes_is_refused_unread(hub: Hub, reach: Reach) -
 def test_asking_ahead_of_the_limit_stops_at_it(
     hub: Hub, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "MAX_PREFIX_BYTES", 600_000)
+    monkeypatch.setattr(remote, "MAX_HEADER_BYTES", 600_000)
     file = open_file(hub.cdn + LARGE, reach)
     file.read(550_000, 10, ahead=10 * MIB)
     assert file.available_bytes == reach.traffic.received_bytes == 600_000

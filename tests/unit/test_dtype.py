@@ -13,7 +13,8 @@ from tests.header_files import tensor
 
 from edgekit.errors import HeaderError, UnknownDtypeError
 from edgekit.header import dtype
-from edgekit.header.mixes import ALIASES, MIXES, mix_by_file_type, mix_by_name
+from edgekit.header.mixes import MIXES, mix_by_file_type, mix_by_name
+from edgekit.source.naming import SHORT_MIXES
 
 _DESERIALIZE: Any = safetensors.deserialize  # untyped
 
@@ -184,4 +185,4 @@ def test_a_mix_is_found_by_name_alias_and_file_type() -> None:
     assert mix_by_file_type(15 + 1024) is q4_k_m  # guessed by a tool
     assert mix_by_name("Q4_K_XL") is None
     assert mix_by_file_type(4) is None
-    assert all(mix_by_name(alias) for alias in ALIASES)
+    assert all(mix_by_name(alias) for alias in SHORT_MIXES)

@@ -30,7 +30,8 @@ examples:
   edgekit inspect model.gguf --json | jq .tensor_bytes
 
 environment: HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_HUB_OFFLINE, OLLAMA_MODELS, NO_COLOR,
-HTTPS_PROXY, SSL_CERT_FILE and EDGEKIT_CACHE are honoured.
+HTTPS_PROXY, SSL_CERT_FILE, EDGEKIT_CACHE (where header bytes are kept) and EDGEKIT_OLLAMA_REGISTRY (a
+mirror of Ollama's registry) are honoured.
 """
 
 
@@ -56,6 +57,13 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--no-cache", action="store_true", help="neither use nor keep header bytes on disk"
     )
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=_seconds,
+        default=120.0,
+        help="how long the network may take, all requests together (default 120)",
+    )
     parser.add_argument("--offline", action="store_true", help="local files and caches only")
     parser.set_defaults(run=run)
 
@@ -68,6 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     reach = Reach(
         network=not arguments.offline,
         cache=not arguments.no_cache,
+        total_timeout_s=arguments.timeout,
         progress=_show_progress if _is_terminal(sys.stderr) and not arguments.json else None,
     )
     depth = Depth.ARCHITECTURE if arguments.light and not arguments.tensors else Depth.TENSORS
@@ -78,6 +87,16 @@ def run(arguments: argparse.Namespace) -> int:
             _show_progress("")
     print(_render(found, arguments), end="")
     return 0
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds up to a day")
+    return seconds
 
 
 def _render(found: Inspection, arguments: argparse.Namespace) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgekit.errors import HeaderError, HeaderLimitError, UnknownArchitectureError
-from edgekit.geometry.keys import BY_WORD, TEXT_SECTIONS
+from edgekit.geometry.keys import BY_WORD
+from edgekit.header.config import TEXT_SECTIONS
 from edgekit.header.types import ModelHeader
 from edgekit.source.types import Container
 

@@ -146,15 +146,6 @@ TABLE = (
 
 BY_WORD = {key.word: key for key in TABLE}
 
-# Parts of a config.json that hold the language model, outermost first; they may nest (thinker_config.text_config).
-TEXT_SECTIONS = (
-    "thinker_config",
-    "text_config",
-    "llm_config",
-    "language_config",
-    "language_model_config",
-)
-
 # Parts that hold an encoder, and what it encodes.
 TOWER_SECTIONS = (
     ("vision_config", "vision"),

@@ -9,7 +9,7 @@ from typing import cast
 
 from edgekit.errors import HeaderError, HeaderLimitError
 from edgekit.header import limits
-from edgekit.source.types import ByteSource
+from edgekit.source.types import ByteSource, GrowingSource
 from edgekit.units import KIB, MIB
 
 WINDOW_BYTES = 256 * KIB
@@ -146,7 +146,7 @@ class Cursor:
         self._check_end(length)
         position = self.position
         wanted = max(length, min(WINDOW_BYTES, length + sure + self.sure_bytes))
-        here = getattr(self._source, "available_bytes", None)
+        here = self._source.available_bytes if isinstance(self._source, GrowingSource) else None
         if here is not None and here < position + wanted:
             # What is here costs nothing; what is not is asked for in one go, and only if needed.
             wanted = max(length, here - position)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from edgekit.errors import HeaderError
 from edgekit.header.gguf import GgufFile, read_gguf
-from edgekit.header.opened import is_remote, listed_bytes, read_shards
+from edgekit.header.opened import listed_bytes, read_shards
 from edgekit.header.split import check_count, join_shards, stated_tensors
 from edgekit.header.types import Depth, ModelHeader
 from edgekit.source.types import ByteSource, Container, ModelFiles
@@ -44,7 +44,7 @@ def _read_files(files: ModelFiles, depth: Depth) -> tuple[GgufFile, int | None]:
     ((first, first_bytes),) = read_shards(files, [0], read)
     if not others:
         return join_shards([first]), first_bytes
-    if depth is Depth.ARCHITECTURE and is_remote(files):
+    if depth is Depth.ARCHITECTURE and files.origin.is_remote:
         check_count(first, len(files.weights))
         alone = replace(first, tensors=None, header_bytes=None, tensor_count=stated_tensors(first))
         return alone, listed_bytes(files)

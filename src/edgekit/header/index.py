@@ -66,8 +66,7 @@ def _pass(stream: JsonStream, key: str, visit: Callable[[str, str], None]) -> No
         stream.value(quoted(key), limits.ENTRY_BYTES)
         return
     for count, tensor in enumerate(stream.pairs()):
-        if count >= limits.TENSORS:
-            raise stream.error(f"the index lists more than {limits.TENSORS:,} tensors")
+        stream.check_limit("tensors in the index", count + 1, limits.TENSORS)
         visit(tensor, stream.string("name of a shard", limits.KEY_BYTES))
 
 

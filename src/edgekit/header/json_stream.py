@@ -99,6 +99,10 @@ class JsonStream:
         offset = self._text_start + len(self._text[: self._at].encode())
         return HeaderError(what, file=self._source.name, offset=offset)
 
+    def check_limit(self, what: str, value: int, limit: int) -> None:
+        if value > limit:
+            raise HeaderLimitError(what, value=value, limit=limit, file=self._source.name)
+
     @property
     def _held(self) -> int:
         return len(self._text) - self._at

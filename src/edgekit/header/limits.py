@@ -5,12 +5,17 @@ Together they keep the worst single file under a second and under 64 MB.
 
 from __future__ import annotations
 
+from edgekit.source.naming import MAX_SHARDS
+from edgekit.source.types import MAX_HEADER_BYTES
+
 # --- both formats
-HEADER_BYTES = 100_000_000  # Gemma 4's GGUF has 15.8 MB; safetensors' own limit is the same number
+HEADER_BYTES = (
+    MAX_HEADER_BYTES  # Gemma 4's GGUF has 15.8 MB; safetensors' own limit is the same number
+)
 NAME_BYTES = 256  # a tensor or module name: about 150 in the longest of nested vision models
 TENSORS_PER_FILE = 49_152  # about 40,000 in a GGUF with unmerged experts; 37,300 in Qwen3-30B-FP8
 TENSORS = 262_144  # all shards: 60 layers x 384 experts x 9 tensors of a packed Kimi-K2 are 207,360
-SHARDS = 4_096  # DeepSeek-V3 has 163
+SHARDS = MAX_SHARDS  # DeepSeek-V3 has 163
 
 # --- GGUF
 KEYS = 10_000  # real files have 20 to 60

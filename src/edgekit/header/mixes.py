@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgekit.header.dtype import by_name
+from edgekit.source.naming import SHORT_MIXES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +74,6 @@ MIXES: tuple[Mix, ...] = (
     _mostly("NVFP4", 39),
 )
 
-# What people type for short: tools/quantize/quantize.cpp.
-ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "MXFP4": "MXFP4_MOE"}
-
 _GUESSED = 1024  # LLAMA_FTYPE_GUESSED: added by a tool that was not told
 _BY_NAME = {mix.name: mix for mix in MIXES}
 _BY_FILE_TYPE = {mix.file_type: mix for mix in MIXES}
@@ -84,7 +82,7 @@ _BY_FILE_TYPE = {mix.file_type: mix for mix in MIXES}
 def mix_by_name(name: str) -> Mix | None:
     """None for a name that is no mix: it may still be a tensor type."""
     name = name.upper()
-    return _BY_NAME.get(ALIASES.get(name, name))
+    return _BY_NAME.get(SHORT_MIXES.get(name, name))
 
 
 def mix_by_file_type(file_type: int) -> Mix | None:

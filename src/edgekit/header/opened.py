@@ -6,25 +6,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import TypeVar
 
-from edgekit.source.types import ByteSource, ModelFile, ModelFiles, Origin
+from edgekit.source.types import ByteSource, GrowingSource, ModelFile, ModelFiles
 
-_REMOTE = frozenset({Origin.HUB, Origin.OLLAMA, Origin.URL})
 _AT_ONCE = 8  # connections: enough to hide round trips, few enough to be polite
 
 _Read = TypeVar("_Read")
-
-
-def is_remote(files: ModelFiles) -> bool:
-    return files.origin in _REMOTE
 
 
 def read_file(file: ModelFile, read: Callable[[ByteSource], _Read]) -> _Read:
     """What `read` makes of the file. A source that can keep its bytes keeps them if all went well."""
     with closing(file.open()) as source:
         result = read(source)
-        keep = getattr(source, "keep", None)
-        if keep is not None:
-            keep()
+        if isinstance(source, GrowingSource):
+            source.keep()
     return result
 
 
@@ -36,7 +30,7 @@ def read_shards(
     def read_one(shard: int) -> _Read:
         return read_file(files.weights[shard], lambda source: read(source, shard))
 
-    if not is_remote(files) or len(shards) < 2:
+    if not files.origin.is_remote or len(shards) < 2:
         yield from map(read_one, shards)
         return
     from concurrent.futures import ThreadPoolExecutor

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from edgekit.errors import HeaderError
+from edgekit.header.config import TEXT_SECTIONS
 from edgekit.header.types import Quantization
 
 _Number = TypeVar("_Number", int, float)
 
-_NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
 _MLX_SETTINGS = frozenset({"bits", "group_size", "mode"})
 
 # Modes of MLX: bits and group where the mode fixes them, and what each group holds beside its weights,
@@ -77,7 +77,7 @@ def read_quantization(
 def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The config and the configs of a language model nested in it, at most two deep."""
     yield config
-    for name in _NESTED:
+    for name in TEXT_SECTIONS:
         inner = config.get(name)
         if isinstance(inner, dict):
             yield inner

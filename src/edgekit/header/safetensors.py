@@ -92,8 +92,8 @@ def _read_format(stream: JsonStream) -> str | None:
     for key in stream.pairs():
         text = stream.string(f"{_METADATA} {quoted(key)}", limits.METADATA_BYTES)
         entries, length = entries + 1, length + len(key) + len(text)
-        if entries > limits.METADATA_ENTRIES or length > limits.METADATA_BYTES:
-            raise stream.error(f"{_METADATA} is longer than any real one")
+        stream.check_limit(f"entries of {_METADATA}", entries, limits.METADATA_ENTRIES)
+        stream.check_limit(f"length of {_METADATA}", length, limits.METADATA_BYTES)
         if key == "format":
             written_by = text[: limits.KEPT_ENTRY_BYTES]
     return written_by
@@ -102,14 +102,12 @@ def _read_format(stream: JsonStream) -> str | None:
 def _check_name(stream: JsonStream, name: str, tensors: dict[str, Tensor]) -> None:
     if name in tensors:
         raise stream.error(f"tensor {quoted(name)} occurs twice")
-    if len(tensors) >= limits.TENSORS_PER_FILE:
-        raise stream.error(f"more than {limits.TENSORS_PER_FILE:,} tensors in one file")
+    stream.check_limit("tensors in one file", len(tensors) + 1, limits.TENSORS_PER_FILE)
     try:
         length = len(name.encode())
     except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair
         raise stream.error(f"tensor name {quoted(name)} is not Unicode") from error
-    if length > limits.NAME_BYTES:
-        raise stream.error(f"tensor name {quoted(name)} has {length} bytes")
+    stream.check_limit(f"length of tensor name {quoted(name)}", length, limits.NAME_BYTES)
 
 
 def _tensor(file: str, name: str, entry: Any, header_bytes: int, shard: int) -> Tensor:
@@ -161,7 +159,7 @@ def _offsets(entry: Any) -> tuple[int, int]:
 
 def _elements(shape: tuple[int, ...]) -> int:
     if len(shape) > limits.SAFETENSORS_DIMENSIONS:
-        raise HeaderError(f"{len(shape)} dimensions are more than {limits.SAFETENSORS_DIMENSIONS}")
+        raise HeaderLimitError("dimensions", value=len(shape), limit=limits.SAFETENSORS_DIMENSIONS)
     count = 1
     for dimension in shape:
         count *= dimension

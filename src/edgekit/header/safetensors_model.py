@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edgekit.errors import HeaderError
+from edgekit.errors import HeaderError, HeaderLimitError
 from edgekit.header import limits
 from edgekit.header.config import read_config
 from edgekit.header.index import Totals, read_totals, walk_index
@@ -14,6 +14,7 @@ from edgekit.header.quantization import read_quantization
 from edgekit.header.quoting import quoted
 from edgekit.header.safetensors import SafetensorsFile, read_safetensors
 from edgekit.header.types import Depth, ModelHeader, Quantization
+from edgekit.source.naming import base_of
 from edgekit.source.types import ByteSource, Container, ModelFiles
 
 
@@ -83,8 +84,9 @@ def _read_all(files: ModelFiles) -> dict[int, SafetensorsFile]:
         shards[number] = shard
         tensor_count += len(shard.tensors)
         if tensor_count > limits.TENSORS:
-            what = f"more than {limits.TENSORS:,} tensors in all shards"
-            raise HeaderError(what, file=files.label)
+            raise HeaderLimitError(
+                "tensors in all shards", value=tensor_count, limit=limits.TENSORS, file=files.label
+            )
     return shards
 
 
@@ -95,14 +97,14 @@ def _check_index(
 
     A file that the index does not list is not part of the model (a copy in another layout).
     """
-    numbers = {_base(file.name): number for number, file in enumerate(files.weights)}
+    numbers = {base_of(file.name): number for number, file in enumerate(files.weights)}
     holdings = {
         number: {tensor.name for tensor in shard.tensors} for number, shard in shards.items()
     }
     listed: set[int] = set()
 
     def check(name: str, file: str) -> None:
-        number = numbers.get(_base(file))
+        number = numbers.get(base_of(file))
         if number is None:
             what = f"the index puts tensor {quoted(name)} into {quoted(file)}, which is missing"
             raise HeaderError(what, file=source.name)
@@ -123,7 +125,3 @@ def _check_unique(shards: Mapping[int, SafetensorsFile]) -> None:
                 what = f"tensor {quoted(tensor.name)} is in {seen[tensor.name]} too"
                 raise HeaderError(what, file=shard.name)
             seen[tensor.name] = shard.name
-
-
-def _base(path: str) -> str:
-    return path.replace("\\", "/").rpartition("/")[2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from edgekit.errors import HeaderError
+from edgekit.errors import HeaderError, HeaderLimitError
 from edgekit.header import limits
 from edgekit.header.gguf import GgufFile
 from edgekit.header.quoting import quoted
@@ -76,7 +76,9 @@ def _check_shard(first: GgufFile, shard: GgufFile, index: int) -> None:
 
 def _check_tensors(first: GgufFile, names: list[str]) -> None:
     if len(names) > limits.TENSORS:
-        raise HeaderError(f"more than {limits.TENSORS:,} tensors in all shards", file=first.name)
+        raise HeaderLimitError(
+            "tensors in all shards", value=len(names), limit=limits.TENSORS, file=first.name
+        )
     seen: set[str] = set()
     for name in names:
         if name in seen:

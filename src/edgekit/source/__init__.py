@@ -19,6 +19,7 @@ from edgekit.errors import (
     RemoteNotFoundError,
     UsageError,
 )
+from edgekit.source.naming import MODEL_SUFFIXES
 from edgekit.source.reference import (
     HUB_HOSTS,
     BareName,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 __all__ = ["hub_hosts", "locate"]
 
 _PATH_START = re.compile(r"[/~]|\.{1,2}(?:[/\\]|$)|[A-Za-z]:[/\\]|.*\\", re.DOTALL)
-_FILE = (".gguf", ".safetensors", ".json")
 
 
 def locate(reference: str, *, reach: Reach | None = None) -> ModelFiles:
@@ -78,7 +78,7 @@ def _path_of(text: str) -> Path | None:
     # "org/name/file.gguf" and "org/name:file.gguf" are names, "folder/file.gguf" is not, and
     # neither is anything that starts with a folder which is here.
     named = ":" in text or (text.count("/") > 1 and not Path(path.parts[0]).is_dir())
-    return path if text.lower().endswith(_FILE) and not named else None
+    return path if text.lower().endswith(MODEL_SUFFIXES) and not named else None
 
 
 def _locate_name(wanted: Reference, reach: Reach) -> ModelFiles:
@@ -170,6 +170,8 @@ def _locate_bare(wanted: BareName, reach: Reach) -> ModelFiles:
             return _from_registry(ollama_model(wanted), reach)
     except (UsageError, RemoteNotFoundError, RemoteAccessError) as error:
         raise _unknown_name(name, cache, "and not in Ollama's registry") from error
+    except RemoteInspectError as error:
+        raise _unknown_name(name, cache, "and Ollama's registry cannot be asked") from error
     raise _unknown_name(name, cache, "and the network is switched off")
 
 

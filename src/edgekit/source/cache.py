@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from edgekit.source.ranges import Version, usable_validator
+from edgekit.source.types import MAX_HEADER_BYTES
 from edgekit.units import KIB, MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# No header is longer: the largest seen is 15.8 MB (a vocabulary of 262,144 with its merges).
-MAX_PREFIX_BYTES = 100_000_000
 MAX_CACHE_BYTES = 512 * MIB  # about a hundred models; the ones not used for longest go first
 MAX_MEMORY_BYTES = 2 * MIB  # of one prefix; a longer one lies in a temporary file
 MAX_TITLE_BYTES = 8 * KIB  # the line of JSON: an address and two validators
@@ -146,7 +145,7 @@ def _checked_title(title: Any, url: str) -> int:
         (title["format"], title["url"]) != (FORMAT, url)
         or any(text is not None and usable_validator(text) is None for text in texts)
         or not (type(length) is type(total_bytes) is int and 0 <= length <= total_bytes)
-        or length > MAX_PREFIX_BYTES
+        or length > MAX_HEADER_BYTES
     ):
         raise ValueError(title)
     return length

@@ -18,7 +18,11 @@ from typing import TYPE_CHECKING
 
 from edgekit.errors import EdgekitError, HeaderError, NotFoundError
 from edgekit.source.naming import (
+    CONFIG_NAME,
+    INDEX_NAME,
     INDEX_SUFFIX,
+    PICKLE_SUFFIXES,
+    QUANT_CONFIG_NAMES,
     SHOWN,
     FileSet,
     base_of,
@@ -36,8 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
-_QUANT_CONFIGS = ("hf_quant_config.json", "quantize_config.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +175,7 @@ def _choose_safetensors(
     root: list[ModelFile], listing: Sequence[ModelFile], request: _Request
 ) -> ModelFiles:
     """The safetensors set in `root`, else its config.json, else the reason why there is neither."""
-    config = _file_called("config.json", root)
+    config = _file_called(CONFIG_NAME, root)
     if config is None and _file_called("model_index.json", root):
         raise HeaderError("a diffusion pipeline, not a language model", file=request.label)
     chosen = safetensors_set(root, request.label)
@@ -183,7 +185,7 @@ def _choose_safetensors(
     if chosen is not None and not excused:
         chosen.require_whole(request.label)
         return _safetensors_files(root, request, chosen.files)
-    pickles = [file.name for file in root if file.name.lower().endswith(_PICKLES)]
+    pickles = [file.name for file in root if file.name.lower().endswith(PICKLE_SUFFIXES)]
     if config is None or any(file.name.startswith("adapter_") for file in root):
         raise _nothing_usable(listing, pickles, request.label)
     notes = [f"{pickles[0]} is not read (unpickling runs code): no weights"] if pickles else []
@@ -200,7 +202,7 @@ def _nothing_usable(listing: Sequence[ModelFile], pickles: list[str], label: str
         return HeaderError(f"{pickles[0]} is not read (unpickling runs code)", file=label)
     if not names:
         return NotFoundError(f"{label} is empty: no GGUF, no safetensors, no config.json")
-    folders = [folder_of(name) for name in names if base_of(name) == "config.json"]
+    folders = [folder_of(name) for name in names if base_of(name) == CONFIG_NAME]
     shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
     return NotFoundError(
         f"{label} holds no GGUF, no safetensors and no config.json, only {shown}",
@@ -213,15 +215,15 @@ def _safetensors_files(
 ) -> ModelFiles:
     """Weights with the JSON files that lie in their folder."""
     indexes = [file for file in folder if base_of(file.name).endswith(INDEX_SUFFIX)]
-    quant_configs = (_file_called(name, folder) for name in _QUANT_CONFIGS)
+    quant_configs = (_file_called(name, folder) for name in QUANT_CONFIG_NAMES)
     return ModelFiles(
         reference=request.reference,
         label=request.label,
         origin=request.origin,
         container=Container.SAFETENSORS,
         weights=weights,
-        config=_file_called("config.json", folder),
-        index=_file_called(f"model{INDEX_SUFFIX}", folder) or next(iter(indexes), None),
+        config=_file_called(CONFIG_NAME, folder),
+        index=_file_called(INDEX_NAME, folder) or next(iter(indexes), None),
         quantization=next(filter(None, quant_configs), None),
     )
 
@@ -233,7 +235,7 @@ def _is_whole(root: list[ModelFile]) -> bool:
     except NotFoundError:
         return False
     whole = chosen is not None and not chosen.missing_count
-    return whole and _file_called("config.json", root) is not None
+    return whole and _file_called(CONFIG_NAME, root) is not None
 
 
 def _choose_named(listing: Sequence[ModelFile], filename: str, request: _Request) -> ModelFiles:

@@ -21,18 +21,19 @@ from edgekit.source.disk import (
     read_small,
     require_regular,
 )
-from edgekit.source.naming import shard_names
+from edgekit.source.naming import (
+    CONFIG_NAME,
+    INDEX_NAME,
+    MODEL_SUFFIXES,
+    PICKLE_SUFFIXES,
+    QUANT_CONFIG_NAMES,
+    shard_names,
+)
 from edgekit.source.types import Container, ModelFile, ModelFiles, Origin
 
 __all__ = ["LocalFile", "locate_path", "snapshot_folder"]
 
-_BESIDE = (
-    "config.json",
-    "model.safetensors.index.json",
-    "hf_quant_config.json",
-    "quantize_config.json",
-)
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+_BESIDE = (CONFIG_NAME, INDEX_NAME, *QUANT_CONFIG_NAMES)
 _COMMIT = re.compile(r"[A-Za-z0-9_.-]{1,64}(?<!\.)")
 _MAX_REF_BYTES = 256  # a ref holds one commit of 40 characters
 
@@ -48,7 +49,7 @@ def locate_path(path: Path | str, reference: str) -> ModelFiles:
         return _locate_folder(path, reference)
     require_regular(path, status)
     lowered = path.name.lower()
-    if lowered.endswith((".gguf", ".safetensors", ".json")):
+    if lowered.endswith(MODEL_SUFFIXES):
         return choose_files(
             _files_with(path),
             reference=reference,
@@ -111,7 +112,7 @@ def _locate_unnamed(path: Path, reference: str) -> ModelFiles:
         return found
     if start[8:] == b"{" and int.from_bytes(start[:8], "little") <= size_bytes - 8:
         return replace(found, container=Container.SAFETENSORS)
-    if path.name.lower().endswith(_PICKLES):
+    if path.name.lower().endswith(PICKLE_SUFFIXES):
         raise HeaderError("not read (unpickling runs code): give its config.json", file=str(path))
     what = f"starts with {start[:4]!r}" if start else "is empty"
     raise HeaderError(f"neither GGUF nor safetensors: it {what}", file=str(path))

@@ -20,6 +20,11 @@ MAX_COMPARED = 500
 MAX_COMPARED_CHARS = 96
 SHOWN = 6  # names in one message
 INDEX_SUFFIX = ".safetensors.index.json"
+INDEX_NAME = f"model{INDEX_SUFFIX}"
+CONFIG_NAME = "config.json"
+QUANT_CONFIG_NAMES = ("hf_quant_config.json", "quantize_config.json")
+MODEL_SUFFIXES = (".gguf", ".safetensors", ".json")
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
 # The largest public set has 191 shards.
 MAX_SHARDS = 4096
 
@@ -30,14 +35,9 @@ _QUANT = re.compile(
     re.IGNORECASE | re.ASCII,
 )
 _SPELT_FP = re.compile(r"\bFP(?=(?:16|32)$)")
-# Other names of one mix, for when the name itself is absent: quantize.cpp:33 @ b21e4de
-_ALIASES = {
-    "Q3_K": "Q3_K_M",
-    "Q4_K": "Q4_K_M",
-    "Q5_K": "Q5_K_M",
-    "MXFP4": "MXFP4_MOE",
-    "MXFP4_MOE": "MXFP4",
-}
+# What people type for short: tools/quantize/quantize.cpp:33 @ b21e4de
+SHORT_MIXES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "MXFP4": "MXFP4_MOE"}
+_ALIASES = {**SHORT_MIXES, "MXFP4_MOE": "MXFP4"}
 # llama-gguf-split writes 5 digits; safetensors sets are numbered up to "00001-of-000163".
 _SHARD = re.compile(
     r"(?P<stem>.*)-(?P<index>[0-9]{5,6})-of-(?P<count>[0-9]{5,6})(?P<suffix>\.gguf|\.safetensors)",

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from edgekit.errors import UsageError
+from edgekit.source.naming import MODEL_SUFFIXES
 
 # Also spelt with www.; the host of HF_ENDPOINT joins them in `edgekit.source.hub_hosts`.
 # An entry is host[:port][/prefix], in lower case.
@@ -49,6 +50,13 @@ class OllamaModel:
     tag: str = "latest"
     host: str | None = None  # None: Ollama's own registry
 
+    @property
+    def label(self) -> str:
+        """As `ollama list` shows it: the registry and `library` go without saying."""
+        own = self.host is None or self.host in OLLAMA_HOSTS
+        space = "" if own and self.namespace == "library" else f"{self.namespace}/"
+        return f"{'' if own else f'{self.host}/'}{space}{self.name}:{self.tag}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BareName:
@@ -73,7 +81,6 @@ _OTHER_KINDS = {
     "kernels": "a kernel",
     "buckets": "a bucket",
 }
-_FILE_SUFFIXES = (".gguf", ".safetensors", ".json")
 # ollama types/model/name.go @ fb30760: which characters and how many in each part.
 _OLLAMA_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}")
 _OLLAMA_NAMESPACE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,79}")
@@ -189,9 +196,9 @@ def _parse_hub_id(body: str, text: str) -> HubModel:
             )
         found[kind] = value
     quant, filename = found.get("tag"), found.get("path")
-    if quant is not None and quant.lower().endswith(_FILE_SUFFIXES):
+    if quant is not None and quant.lower().endswith(MODEL_SUFFIXES):
         quant, filename = None, filename or quant
-    if filename is not None and not filename.lower().endswith(_FILE_SUFFIXES):
+    if filename is not None and not filename.lower().endswith(MODEL_SUFFIXES):
         raise UsageError(
             f"{text!r}: {filename!r} after org/name is no .gguf, .safetensors or .json file"
         )

@@ -27,7 +27,7 @@ def locate_ollama(model: OllamaModel, reach: Reach) -> ModelFiles:
     transport = Transport(reach)
     registry = _registry(model)
     repository = f"{registry}/v2/{model.namespace}/{model.name}"
-    label = _label(model)
+    label = model.label
     try:
         reply = transport.get(
             f"{repository}/manifests/{model.tag}",
@@ -70,10 +70,3 @@ def _registry(model: OllamaModel) -> str:
             "write https:// and the host"
         ) from error
     return address.rstrip("/")
-
-
-def _label(model: OllamaModel) -> str:
-    """As `ollama list` writes it: the registry and `library` go without saying."""
-    host = f"{model.host}/" if model.host else ""
-    namespace = "" if model.namespace == "library" and not host else f"{model.namespace}/"
-    return f"{host}{namespace}{model.name}:{model.tag}"

@@ -8,7 +8,6 @@ from typing import IO
 from edgekit.errors import HeaderLimitError, RemoteChangedError, RemoteInspectError, SourceError
 from edgekit.source import cache
 from edgekit.source.address import has_secrets
-from edgekit.source.cache import MAX_PREFIX_BYTES
 from edgekit.source.failures import Answer, lost
 from edgekit.source.ranges import (
     Piece,
@@ -19,10 +18,11 @@ from edgekit.source.ranges import (
     usable_validator,
 )
 from edgekit.source.transport import Patience, Reply, Transport
+from edgekit.source.types import MAX_HEADER_BYTES
 from edgekit.units import KIB, MIB, format_bytes
 
 MAX_RANGE_BYTES = 8 * MIB  # one range is held in memory while it comes in
-MAX_RANGES = 512  # MAX_PREFIX_BYTES in steps of 256 KiB are 382
+MAX_RANGES = 512  # MAX_HEADER_BYTES in steps of 256 KiB are 382
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,15 +161,15 @@ class HttpFile:
             )
 
     def _grow(self, end: int, ahead: int) -> None:
-        if end > MAX_PREFIX_BYTES:
+        if end > MAX_HEADER_BYTES:
             raise HeaderLimitError(
                 "bytes needed from the start of the file",
                 value=end,
-                limit=MAX_PREFIX_BYTES,
+                limit=MAX_HEADER_BYTES,
                 file=self._name,
             )
         stop = max(end + ahead, self._available_bytes + self._stride.step_bytes)
-        self._fetch(min(stop, MAX_PREFIX_BYTES))
+        self._fetch(min(stop, MAX_HEADER_BYTES))
 
     def _fetch(self, stop: int, entry: cache.Entry | None = None) -> None:
         """Append until the prefix reaches `stop` or the end of the file.

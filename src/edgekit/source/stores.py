@@ -79,7 +79,7 @@ def _without_case(root: Path, parts: tuple[str, ...]) -> Path | None:
 
 
 def _ollama_files(model: OllamaModel, store: Path, manifest: bytes) -> ModelFiles:
-    label = _ollama_name(model.host, model.namespace, model.name, model.tag)
+    label = model.label
 
     def opener(layer: Layer) -> Callable[[], ByteSource]:
         # The digest was checked to be hexadecimal: this path stays in the store.
@@ -91,13 +91,6 @@ def _ollama_files(model: OllamaModel, store: Path, manifest: bytes) -> ModelFile
     return files_of_manifest(
         manifest, reference=label, label=label, origin=Origin.OLLAMA_STORE, opener=opener
     )
-
-
-def _ollama_name(host: str | None, namespace: str, name: str, tag: str) -> str:
-    """As `ollama list` shows it."""
-    own = host in {None, _OLLAMA_REGISTRY}
-    space = "" if own and namespace == "library" else f"{namespace}/"
-    return f"{'' if own else f'{host}/'}{space}{name}:{tag}"
 
 
 def find_lm_studio(name: str, *, quant: str | None = None) -> ModelFiles | None:
@@ -222,7 +215,7 @@ def hub_cache_folder() -> Path:
 def known_names(hub_cache: Path) -> tuple[str, ...]:
     """Every model that has a name on this machine, for "did you mean"."""
     ollama = (
-        _ollama_name(host.name, namespace.name, name.name, tag)
+        OllamaModel(host=host.name, namespace=namespace.name, name=name.name, tag=tag).label
         for store in _ollama_stores()
         for host in folders_in(store / "manifests")
         for namespace in folders_in(host)

@@ -191,7 +191,7 @@ class Transport:
         return RemoteInspectError(
             f"{name}: not done after {self.reach.total_timeout_s:g} s on the network "
             f"({self.reach.traffic.requests} requests); the server or the line is too slow: "
-            "try again with a longer time limit, or download the file and give its path"
+            "allow more time (--timeout), or download the file and give its path"
         )
 
 

@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from edgekit.errors import HeaderError, RemoteAccessError, RemoteNotFoundError, UsageError
 from edgekit.source.address import shown, site_of
 from edgekit.source.choose import choose_files
-from edgekit.source.naming import base_of, shard_names
+from edgekit.source.naming import CONFIG_NAME, INDEX_NAME, MODEL_SUFFIXES, base_of, shard_names
 from edgekit.source.remote import HttpFile, stride_of
 from edgekit.source.transport import Transport
 from edgekit.source.types import Container, ModelFile, ModelFiles, Origin, Reach
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _GGUF_MAGIC = b"GGUF"
-_INDEX = "model.safetensors.index.json"
 
 
 def locate_url(url: str, reach: Reach) -> ModelFiles:
@@ -34,11 +33,11 @@ def locate_url(url: str, reach: Reach) -> ModelFiles:
     transport = Transport(reach)
     filename = base_of(unquote(urlsplit(url).path))
     lowered = filename.lower()
-    if not lowered.endswith((".gguf", ".safetensors", ".json")):
+    if not lowered.endswith(MODEL_SUFFIXES):
         return _by_magic(url, filename, transport)
     files = [_file(name, _sibling(url, name), transport) for name in _set_names(filename)]
     if lowered.endswith((".safetensors", ".index.json")):
-        beside = ["config.json"] + [_INDEX] * (len(files) > 1)
+        beside = [CONFIG_NAME] + [INDEX_NAME] * (len(files) > 1)
         files += filter(None, (_probed(name, _sibling(url, name), transport) for name in beside))
     found = choose_files(
         files, reference=shown(url), label=filename, origin=Origin.URL, filename=filename
