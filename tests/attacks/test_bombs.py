@@ -16,6 +16,7 @@ from tests.header_files import (
     FLOAT64,
     STRING,
     UINT8,
+    UINT32,
     UINT64,
     entry,
     gguf,
@@ -63,6 +64,31 @@ def one(entry_bytes: bytes) -> bytes:
 def index(count: int, name: bytes = b"%x") -> bytes:
     rows = b",".join(b'"' + name % n + b'":"m-1"' for n in range(count))
     return b'{"weight_map":{' + rows + b'},"metadata":{}}'
+
+
+def model_keys(layers: int = 2) -> list[bytes]:
+    return [
+        key("general.architecture", STRING, "llama"),
+        key("llama.block_count", UINT32, layers),
+        key("llama.embedding_length", UINT32, 64),
+        key("llama.attention.head_count", UINT32, 4),
+    ]
+
+
+def whole(name: Callable[[int], str]) -> bytes:
+    """A model with as many tensors as allowed, whose names are as long as allowed."""
+    count = limits.TENSORS_PER_FILE
+    tensors = [entry(name(n), [1, 1, 1, 1], 0, 32 * n) for n in range(count)]
+    return gguf(model_keys(), tensors, data_bytes=32 * count)
+
+
+def lettered(n: int) -> str:
+    digits = f"{n:x}".translate(str.maketrans("0123456789", "ghijklmnop"))
+    return digits.rjust(limits.NAME_BYTES, "x")
+
+
+def alluring(n: int) -> str:
+    return (lettered(n)[-8:] + ".blk.layers.h.experts.norm.attn.ffn." * 7)[: limits.NAME_BYTES]
 
 
 Build = Callable[[], bytes]
@@ -165,9 +191,16 @@ BOMBS: dict[str, tuple[str, Build]] = {
     "a config of one text": ("config", lambda: b'{"a":"' + b"\\u4e2d" * 690_000 + b'"}'),
     "a config of brackets": ("config", lambda: b"[" * 30_000),
     "a config of digits": ("config", lambda: b'{"a":' + b"9" * 4 * MB + b"}"),
+    # the whole way to the report
+    "names without a number in them": ("whole", lambda: whole(lettered)),
+    "names that look like every role": ("whole", lambda: whole(alluring)),
+    "a model of 1,024 layers": ("whole", lambda: gguf(model_keys(layers=1_024))),
 }
 # The heaviest that are still read: everything else is refused.
 READ = {
+    "names without a number in them",
+    "names that look like every role",
+    "a model of 1,024 layers",
     "as many strings as allowed",
     "10,000 keys of 1 KiB",
     "1,500 texts of 64 KiB",

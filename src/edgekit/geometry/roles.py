@@ -23,7 +23,7 @@ class Role(enum.Enum):
     OTHER = "other"
 
 
-# '#' stands for any number: names are matched after their numbers are replaced.
+# '#' stands for any number: names are matched after their digits are replaced.
 # fmt: off
 _TABLE = (
     (r"\.nextn\.|(^|\.)mtp[._]|(^|\.)eh_proj", Role.MTP),
@@ -39,12 +39,13 @@ _TABLE = (
     (r"ffn_|mlp|feed_forward|shared?_expert|ffn\.|\.fc#|\.w#\.|intermediate\.dense|output\.dense|dense_h|mixer\.(up|down)_proj|laurel|altup|per_layer", Role.FEED_FORWARD),
 )
 # fmt: on
-_RULES = tuple((re.compile(pattern), role) for pattern, role in _TABLE)
-_NUMBERS = re.compile(r"\d+")
+_RULES = tuple((re.compile(pattern.replace("#", "#+")), role) for pattern, role in _TABLE)
+_NUMBERS = str.maketrans("0123456789", "#" * 10)
+_HEADS = ("head", "output", "embed_out", "cls")  # in every name that the output's rule matches
 _BLOCK = re.compile(r"(?:^|\.)(?:blk|layers?|h|blocks)\.(\d{1,9})\.")
 
 _MOST_SHAPES = (
-    2_048  # names without their numbers: a few hundred in a real file; the rest is "other"
+    2_048  # names with their digits hidden: a few hundred in a real file; the rest is "other"
 )
 
 
@@ -61,11 +62,12 @@ def block_of(name: str) -> int | None:
 
 
 def has_output_head(tensors: Iterable[Tensor]) -> bool:
-    return Role.OUTPUT in roles_of(tensors)
+    likely = (tensor for tensor in tensors if any(part in tensor.name for part in _HEADS))
+    return Role.OUTPUT in roles_of(likely)
 
 
 def _role(name: str, layers: int | None, known: dict[str, Role]) -> Role:
-    shape = _NUMBERS.sub("#", name)
+    shape = name.translate(_NUMBERS)
     role = known.get(shape)
     if role is None:
         role = _match(shape) if len(known) < _MOST_SHAPES else Role.OTHER
