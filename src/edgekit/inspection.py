@@ -116,9 +116,11 @@ def inspect_model(
 def _weights(
     header: ModelHeader, geometry: ModelGeometry | None, roles: tuple[Role, ...]
 ) -> Weights | None:
-    if header.tensors is not None:
-        total = count_stored(header.tensors, header.quantization)
-        return Weights(total=total, active=_active(header, geometry, roles), basis=Basis.EXACT)
+    stored = (
+        count_stored(header.tensors, header.quantization) if header.tensors is not None else None
+    )
+    if stored is not None:
+        return Weights(total=stored, active=_active(header, geometry, roles), basis=Basis.EXACT)
     modelled = count_parameters(geometry) if geometry is not None else None
     if modelled is None:
         return None
@@ -138,7 +140,9 @@ def _active(
     has_experts = geometry is not None and any(x.experts for x in geometry.layers)
     if has_experts and working.keys() <= {None}:
         return None
-    counts = {routed: count_stored(own, header.quantization) for routed, own in working.items()}
+    counts = {
+        routed: count_stored(own, header.quantization) or 0 for routed, own in working.items()
+    }  # all are known: the sum over everything was
     return sum(
         count if routed is None else count * routed.used // routed.count
         for routed, count in counts.items()

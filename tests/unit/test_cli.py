@@ -12,6 +12,7 @@ from typing import Any
 
 import gguf
 import pytest
+from tests import header_files
 from tests.recorded import header_bytes, models, padded
 
 from edgekit import __version__
@@ -288,3 +289,79 @@ def test_a_narrow_encoding_is_no_error() -> None:
         capture_output=True, text=True, check=True, env={**os.environ, "PYTHONIOENCODING": "ascii"},
     )  # fmt: skip
     assert "gemma3" in told.stdout
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("ALL_PROXY", "socks5://127.0.0.1:1"),
+        ("HTTP_PROXY", "nonsense://x"),
+        ("HTTPS_PROXY", "http://[::1"),
+        ("HF_ENDPOINT", "http://[::1"),
+        ("HF_HUB_ETAG_TIMEOUT", "abc"),
+        ("SSL_CERT_FILE", "/nonexistent"),
+    ],
+)
+def test_a_variable_that_cannot_be_used_is_named(variable: str, value: str) -> None:
+    command = [sys.executable, "-m", "edgekit", "inspect", "org/name", "--timeout", "5"]
+    told = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, variable: value}
+    )
+    assert told.returncode == 2, told.stderr
+    assert variable in told.stderr or (
+        variable.startswith("HF_HUB") and "HF_HUB_..." in told.stderr
+    )
+    assert len(told.stderr.splitlines()) == 1
+
+
+def test_an_error_that_cannot_be_written_ends_quietly() -> None:
+    for redirection in ("> /dev/full", "| true", "2>&-", ">&- 2>&-"):
+        command = f"{sys.executable} -m edgekit inspect ./nothing.gguf --json {redirection}"
+        told = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+        assert "Traceback" not in told.stderr + told.stdout
+        assert told.stdout == "" or json.loads(told.stdout)["error"]
+
+
+def test_a_vocabulary_of_no_dimensions_is_unknown(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    keys = [
+        header_files.key("general.architecture", header_files.STRING, "llama"),
+        header_files.key("llama.block_count", header_files.UINT32, 1),
+        header_files.key("llama.embedding_length", header_files.UINT32, 32),
+        header_files.key("llama.attention.head_count", header_files.UINT32, 2),
+    ]
+    tensor = header_files.entry("token_embd.weight", [], header_files.F32, 0)
+    path = tmp_path / "odd.gguf"
+    path.write_bytes(header_files.gguf(keys, [tensor], data_bytes=32))
+    assert ask_json(capsys, str(path))["vocabulary"] is None
+
+
+def test_a_config_nested_too_deeply_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "llama", "a": ' + "[" * 900 + "]" * 900 + "}"
+    )
+    code, _, err = ask(capsys, "inspect", str(tmp_path), "--keys", "--json")
+    assert code == 5
+    assert "nesting: 901 is over the limit of 64" in err
+
+
+def test_an_index_of_shards_does_not_disturb_a_single_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2,
+              "intermediate_size": 8}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    whole = header_files.safetensors({"a": header_files.tensor("F16", [4], 0, 8)}, data_bytes=8)
+    names = (
+        "model.safetensors",
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+    )
+    for name in names:
+        (tmp_path / name).write_bytes(whole)
+    index = {"weight_map": {"a": names[1], "b": names[2]}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert ask_json(capsys, str(tmp_path))["parameters"] == 4

@@ -9,7 +9,7 @@ import pytest
 from tests.recorded import TRUTH
 
 from edgekit.errors import HeaderError
-from edgekit.header import count_parameters, effective_bits, logical_elements, read_quantization
+from edgekit.header import count_parameters, effective_bits, read_quantization
 from edgekit.header.dtype import by_name
 from edgekit.header.types import Quantization, Tensor
 
@@ -252,7 +252,7 @@ def make(name: str, kind: str, *shape: int) -> Tensor:
 
 
 MLX4 = Q(method="affine", bits=4, group_size=64, mlx=True, overrides=(("gate", {"bits": 8}),))
-COUNTS: dict[str, tuple[Quantization | None, list[Tensor], int]] = {
+COUNTS: dict[str, tuple[Quantization | None, list[Tensor], int | None]] = {
     "plain": (None, [make("a.weight", "BF16", 3, 64), make("a.scales", "F32", 5)], 3 * 64 + 5),
     "GGUF": (None, [make("t", "Q4_K", 2, 256)], 2 * 256),
     "MLX, 4 bits: 8 in an U32": (
@@ -364,7 +364,7 @@ COUNTS: dict[str, tuple[Quantization | None, list[Tensor], int]] = {
         [make("logit_scale", "F32"), make("ln.scale", "F32", 64)],
         65,
     ),
-    "a method nobody knows": (Q(method="squeeze9"), [make("q.weight", "U32", 4, 4)], 16),
+    "a method nobody knows": (Q(method="squeeze9"), [make("q.weight", "U32", 4, 4)], None),
 }
 
 
@@ -376,11 +376,37 @@ def test_weights_are_counted_not_numbers(name: str) -> None:
 
 def test_one_tensor_alone() -> None:
     packed = make("q.weight", "U32", 10, 8)
-    assert logical_elements(packed, MLX4) == 640
-    assert logical_elements(packed, None) == 80
+    assert count_parameters([packed], MLX4) == 640
+    assert count_parameters([packed], None) == 80
 
 
 def test_hostile_bits_do_not_divide() -> None:
-    for bits in (0, -1, "4", None, 4.5, 2**70):
+    for bits in (0, -1, "many", None, 4.5, 2**70, True):
         setting = Q(method="affine", bits=4, mlx=True, overrides=(("q", {"bits": bits}),))
-        assert logical_elements(make("q.weight", "U32", 10, 8), setting) == 80
+        assert count_parameters([make("q.weight", "U32", 10, 8)], setting) is None
+
+
+@pytest.mark.parametrize("bits", [4, 4.0, "4"])
+def test_four_bits_may_be_spelled_three_ways(bits: object) -> None:
+    found = read_quantization({"quantization_config": {"quant_method": "gptq", "bits": bits}})
+    assert found is not None
+    assert count_parameters([make("q.qweight", "I32", 10, 8)], found) == 640
+
+
+def test_bits_that_differ_by_pattern_are_told_by_the_scales() -> None:
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "dynamic": {".*q": {"bits": 8}}}
+    found = read_quantization({"quantization_config": config})
+    packed, scales = make("q.qweight", "I32", 16, 8), make("q.scales", "F16", 2, 8)
+    assert count_parameters([packed, scales], found) == 2 * 32 * 8
+    assert count_parameters([packed], found) is None
+
+
+def test_groups_of_different_bits_are_told_by_the_scales() -> None:
+    groups = {
+        name: {"weights": {"num_bits": bits, "group_size": 32}}
+        for name, bits in (("a", 4), ("b", 8))
+    }
+    config = {"quant_method": "compressed-tensors", "config_groups": groups}
+    found = read_quantization({"quantization_config": config})
+    tensors = [make("q.weight_packed", "I32", 8, 16), make("q.weight_scale", "F16", 8, 2)]
+    assert count_parameters(tensors, found) == 8 * 2 * 32

@@ -6,6 +6,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 from edgekit.cli.parser import build_parser
 from edgekit.errors import EdgekitError
@@ -19,27 +20,55 @@ def main(argv: Sequence[str] | None = None) -> int:
     _survive_narrow_encodings()
     arguments = build_parser().parse_args(argv)
     try:
-        code: int = arguments.run(arguments)
-        if sys.stdout is not None:  # None: it was closed before we started
-            sys.stdout.flush()
+        return _write(arguments.run(arguments), 0)
     except EdgekitError as error:
         return _report(error, as_json=getattr(arguments, "json", False))
     except KeyboardInterrupt:
-        print("edgekit: interrupted", file=sys.stderr)
+        _say("interrupted")
         return INTERRUPTED
-    except BrokenPipeError:  # the reader has seen enough: `edgekit inspect ... | head`
-        _drop_output()
-        return 0
-    except OSError as error:  # those of reading are EdgekitErrors: this is the answer's way out
-        _drop_output()
-        print(f"edgekit: the answer could not be written: {error.strerror}", file=sys.stderr)
+
+
+def _report(error: EdgekitError, *, as_json: bool) -> int:
+    from edgekit.report.lines import printable
+
+    _say(printable(str(error)))
+    if not as_json:
+        return error.exit_code
+    from edgekit.report.as_json import json_text
+
+    told = {"error": {"type": type(error).__name__, "message": str(error)}}
+    return _write(json_text(told), error.exit_code)
+
+
+def _write(answer: str, code: int) -> int:
+    """Print the answer. A reader that has seen enough (`| head`) is no error, a full disk is one."""
+    if sys.stdout is None:  # it was closed before we started
+        return code
+    try:
+        sys.stdout.write(answer)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _drop(sys.stdout)
+    except OSError as error:
+        _drop(sys.stdout)
+        _say(f"the answer could not be written: {error.strerror}")
         return UNWRITTEN
     return code
 
 
-def _drop_output() -> None:
+def _say(sentence: str) -> None:
+    """One line on standard error, if there is any."""
+    if sys.stderr is None:
+        return
+    try:
+        print(f"edgekit: {sentence}", file=sys.stderr, flush=True)
+    except OSError:
+        _drop(sys.stderr)
+
+
+def _drop(stream: TextIO) -> None:
     """What is still in the buffer goes nowhere, so that the end of the process does not fail on it."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _survive_narrow_encodings() -> None:
@@ -47,14 +76,3 @@ def _survive_narrow_encodings() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-
-
-def _report(error: EdgekitError, *, as_json: bool) -> int:
-    if as_json:
-        import json
-
-        print(json.dumps({"error": {"type": type(error).__name__, "message": str(error)}}))
-    from edgekit.report.lines import printable
-
-    print(f"edgekit: {printable(str(error))}", file=sys.stderr)
-    return error.exit_code

@@ -68,7 +68,8 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> str:
+    """The answer as text."""
     from edgekit.header.types import Depth
     from edgekit.inspection import inspect_model
     from edgekit.source.types import Reach
@@ -85,8 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         if reach.progress is not None:
             _show_progress("")
-    print(_render(found, arguments), end="")
-    return 0
+    return _render(found, arguments)
 
 
 def _seconds(text: str) -> float:

@@ -83,7 +83,7 @@ def windows(period: int, *, full_first: bool = False) -> Arrangement:
 
 def _pattern(hyper: Hyper, layers: int, period: int, *, full_first: bool) -> tuple[Word, ...]:
     if hyper.items("window_pattern") is not None:
-        marks = hyper.per_layer("window_pattern", layers) or ()
+        marks = hyper.listed("window_pattern", layers) or ()
         return tuple(Word.WINDOW if mark else Word.FULL for mark in marks)
     if (text := hyper.text("window_pattern")) is not None:  # EXAONE 4: "LLLG", repeated
         return _spelled_out(hyper, text, layers)
@@ -166,7 +166,7 @@ def interval(period: int, *, offset: int | None = None) -> Arrangement:
         if (words := stated(hyper, layers)) is not None:
             return words
         if hyper.items("recurrent_layers") is not None:
-            marks = hyper.per_layer("recurrent_layers", layers) or ()
+            marks = hyper.listed("recurrent_layers", layers) or ()
             return tuple(Word.RECURRENT if mark else Word.FULL for mark in marks)
         step = hyper.number("full_interval") or period
         stated_offset = hyper.number("full_offset")

@@ -139,7 +139,7 @@ class Hyper:
     def real(self, what: str, value: Any) -> float:
         """The value as a finite number that a width can be multiplied by; HeaderError otherwise."""
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not abs(value) <= MAX_NUMBER:  # NaN is not <= either
+        if not is_number or not 0 <= value <= MAX_NUMBER:  # NaN is neither
             raise HeaderError(f"{what} is {value!r:.60}, not a ratio", file=self.header.name)
         return float(value)
 
@@ -147,7 +147,7 @@ class Hyper:
         """The value as a whole number within its limit; HeaderError for anything else."""
         if isinstance(value, float) and value.is_integer() and abs(value) <= MAX_NUMBER:
             value = int(value)
-        if not isinstance(value, int):
+        if not isinstance(value, int) or isinstance(value, bool):
             raise HeaderError(
                 f"{self.spelled(word)} is {value!r:.60}, not a whole number", file=self.header.name
             )

@@ -20,7 +20,7 @@ def vocabulary_of(hyper: Hyper) -> int | None:
     if (stated := hyper.number("vocabulary")) is not None:
         return stated
     embedding = next((t for t in hyper.header.tensors or () if t.name == "token_embd.weight"), None)
-    return embedding.shape[0] if embedding is not None else None
+    return embedding.shape[0] if embedding is not None and embedding.shape else None
 
 
 def tied_embeddings(hyper: Hyper, row: Architecture) -> bool | None:

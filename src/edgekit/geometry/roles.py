@@ -44,9 +44,8 @@ _NUMBERS = str.maketrans("0123456789", "#" * 10)
 _HEADS = ("head", "output", "embed_out", "cls")  # in every name that the output's rule matches
 _BLOCK = re.compile(r"(?:^|\.)(?:blk|layers?|h|blocks)\.(\d{1,9})\.")
 
-_MOST_SHAPES = (
-    2_048  # names with their digits hidden: a few hundred in a real file; the rest is "other"
-)
+# Names with their digits hidden: a few hundred in a real file; what comes after these is "other".
+_MOST_SHAPES = 1_024
 
 
 def roles_of(tensors: Iterable[Tensor], *, layers: int | None = None) -> tuple[Role, ...]:
@@ -72,7 +71,7 @@ def _role(name: str, layers: int | None, known: dict[str, Role]) -> Role:
     if role is None:
         role = _match(shape) if len(known) < _MOST_SHAPES else Role.OTHER
         known[shape] = role
-    if layers is None or role is Role.TOWER:
+    if layers is None or role is Role.TOWER or shape == name:  # no digits: in no block
         return role
     block = block_of(name)
     return Role.MTP if block is not None and block >= layers else role

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from edgekit.errors import HeaderLimitError
 from edgekit.header import limits
 from edgekit.header.gguf_model import read_gguf_model
-from edgekit.header.packing import count_parameters, logical_elements
+from edgekit.header.packing import count_parameters
 from edgekit.header.quantization import effective_bits, read_quantization
 from edgekit.header.safetensors_model import read_safetensors_model
 from edgekit.header.types import ArrayFact, Depth, ModelHeader, Quantization, Tensor
@@ -21,7 +21,6 @@ __all__ = [
     "Tensor",
     "count_parameters",
     "effective_bits",
-    "logical_elements",
     "read_header",
     "read_quantization",
 ]

@@ -39,7 +39,18 @@ def read_config(source: ByteSource) -> Mapping[str, Any]:
         raise HeaderError(_what_it_is(raw, error), file=source.name) from error
     if not isinstance(config, dict):
         raise HeaderError(f"holds a {type(config).__name__}, not an object", file=source.name)
+    _check(source, "nesting", _depth(config), limits.CONFIG_DEPTH)
     return config
+
+
+def _depth(value: Any) -> int:
+    """How many lists and objects lie in one another; counted level by level, not by recursion."""
+    depth, level = 0, [value]
+    while level:
+        depth += 1
+        inner = [v for one in level for v in (one.values() if isinstance(one, dict) else one)]
+        level = [v for v in inner if isinstance(v, (dict, list))]
+    return depth
 
 
 def _what_it_is(raw: bytes, error: ValueError) -> str:

@@ -38,15 +38,14 @@ def read_totals(source: ByteSource) -> Totals:
 def walk_index(source: ByteSource, visit: Callable[[str, str], None]) -> Totals:
     """Calls `visit(tensor, file name of its shard)` for each tensor; HeaderError if none are listed."""
     stream = _open(source, eager=True)
-    totals, found = Totals(), False
+    totals, found = Totals(), 0
     for key in stream.pairs():
         if key == "metadata":
             totals = _totals(stream.value("metadata", limits.ENTRY_BYTES))
         else:
-            found |= key == "weight_map"
-            _pass(stream, key, visit)
+            found += _pass(stream, key, visit)
     if not found:
-        raise HeaderError("the index has no weight_map", file=source.name)
+        raise HeaderError("the index lists no tensors (weight_map)", file=source.name)
     return totals
 
 
@@ -61,13 +60,17 @@ def _open(source: ByteSource, *, eager: bool) -> JsonStream:
     return JsonStream(source, start=0, end=source.size_bytes, chunk_bytes=_FIRST_BYTES, eager=eager)
 
 
-def _pass(stream: JsonStream, key: str, visit: Callable[[str, str], None]) -> None:
+def _pass(stream: JsonStream, key: str, visit: Callable[[str, str], None]) -> int:
+    """How many tensors stood there."""
     if key != "weight_map":
         stream.value(quoted(key), limits.ENTRY_BYTES)
-        return
-    for count, tensor in enumerate(stream.pairs()):
-        stream.check_limit("tensors in the index", count + 1, limits.TENSORS)
+        return 0
+    count = 0
+    for tensor in stream.pairs():
+        count += 1
+        stream.check_limit("tensors in the index", count, limits.TENSORS)
         visit(tensor, stream.string("name of a shard", limits.KEY_BYTES))
+    return count
 
 
 def _ignore(tensor: str, file: str) -> None:

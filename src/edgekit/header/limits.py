@@ -37,4 +37,5 @@ SAFETENSORS_DIMENSIONS = 64  # what torch and numpy allow
 INDEX_BYTES = 64 * 1024**2  # 207,360 names of 110 bytes are 23 MB
 CONFIG_BYTES = 4 * 1024**2  # a ModelOpt config that lists every layer has 0.09 MB
 CONFIG_CONTAINERS = 32_768  # brackets and braces: 422 in the same file
+CONFIG_DEPTH = 64  # brackets in brackets: 7 in the deepest real one
 CONFIG_VALUES = 262_144  # commas: 1,141 in the same file

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from edgekit.header.quantization import whole_bits
 from edgekit.header.types import Quantization, Tensor
 
 # Scales and the like: (how the name ends, how the packed weight it belongs to ends instead). A tensor
@@ -15,6 +16,7 @@ _COMPANIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (".qzeros", (".qweight",)),
     (".g_idx", (".qweight",)),
     ("_scales", ("_blocks",)),  # gpt-oss
+    ("_scales", ("",)),  # EETQ: weight_scales
     ("_scale", ("", "_packed")),  # fp8, ModelOpt, compressed-tensors: weight_scale
     ("_scale_2", ("",)),
     ("_scale_inv", ("",)),
@@ -57,25 +59,48 @@ _BITS_IN_A_BYTE: Mapping[tuple[str, str], int] = {
 }
 
 
-def count_parameters(tensors: Iterable[Tensor], quantization: Quantization | None) -> int:
-    """The weights of a model: packed ones unpacked, their scales left out. None: nothing is packed."""
+# Methods whose tensors are told apart above and below. Others pack weights in ways of their own.
+_KNOWN_METHODS = frozenset(
+    {
+        "affine",
+        "auto-round",
+        "awq",
+        "bitnet",
+        "bitsandbytes",
+        "compressed-tensors",
+        "eetq",
+        "fbgemm_fp8",
+        "fp8",
+        "fp_quant",
+        "gptq",
+        "modelopt",
+        "mxfp4",
+        "mxfp8",
+        "nvfp4",
+        "quark",
+        "torchao",
+    }
+)
+_WHOLE_NUMBERS = frozenset({"U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"})
+
+
+def count_parameters(tensors: Iterable[Tensor], quantization: Quantization | None) -> int | None:
+    """The weights of a model: packed ones unpacked, their scales left out.
+
+    `quantization` None: nothing is packed. The answer is None where it cannot be told how many weights
+    a packed tensor holds.
+    """
     if quantization is None:
         return sum(tensor.elements for tensor in tensors)
-    tensors = tuple(tensors)
-    names = {tensor.name for tensor in tensors}
+    named = {tensor.name: tensor for tensor in tensors}
     overrides = dict(quantization.overrides)
-    return sum(
-        _unpacked(tensor, quantization, overrides)
-        for tensor in tensors
-        if not is_companion(tensor.name, names)
-    )
-
-
-def logical_elements(tensor: Tensor, quantization: Quantization | None) -> int:
-    """How many weights one tensor stands for."""
-    if quantization is None:
-        return tensor.elements
-    return _unpacked(tensor, quantization, dict(quantization.overrides))
+    counts = [
+        _unpacked(tensor, quantization, overrides, named)
+        for tensor in named.values()
+        if not is_companion(tensor.name, named)
+    ]
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
 
 
 def is_companion(name: str, names: Collection[str]) -> bool:
@@ -91,19 +116,33 @@ def is_companion(name: str, names: Collection[str]) -> bool:
 _Overrides = dict[str, "Mapping[str, Any] | bool"]
 
 
-def _unpacked(tensor: Tensor, quantization: Quantization, overrides: _Overrides) -> int:
-    bits = _packed_bits(tensor, quantization, overrides)
-    return tensor.elements if bits is None else tensor.size_bytes * 8 // bits
-
-
-def _packed_bits(tensor: Tensor, quantization: Quantization, overrides: _Overrides) -> int | None:
-    """Bits of one weight in a packed tensor; None for a tensor of plain numbers."""
-    if tensor.type.name not in {"U32", "I32"}:
-        return _BITS_IN_A_BYTE.get((tensor.type.name, quantization.method))
-    module, _, last = tensor.name.rpartition(".")
-    if last not in {"weight", "qweight", "weight_packed"}:
+def _unpacked(
+    tensor: Tensor, quantization: Quantization, overrides: _Overrides, named: Mapping[str, Tensor]
+) -> int | None:
+    """How many weights one tensor stands for; None for a packing that is not known."""
+    kind = tensor.type.name
+    if kind not in _WHOLE_NUMBERS:
+        return tensor.elements
+    if quantization.method not in _KNOWN_METHODS:
         return None
+    module, _, last = tensor.name.rpartition(".")
+    if kind in {"U32", "I32"} and last in {"weight", "qweight", "weight_packed"}:
+        bits = _bits_of(module, quantization, overrides)
+        return tensor.size_bytes * 8 // bits if bits else _scaled(module, quantization, named)
+    in_a_byte = _BITS_IN_A_BYTE.get((kind, quantization.method))
+    return tensor.elements if in_a_byte is None else tensor.size_bytes * 8 // in_a_byte
+
+
+def _scaled(module: str, quantization: Quantization, named: Mapping[str, Tensor]) -> int | None:
+    """By the scales beside it: one for each group of weights."""
+    scales = named.get(f"{module}.scales") or named.get(f"{module}.weight_scale")
+    if scales is None or quantization.group_size is None or quantization.mlx:
+        return None
+    return scales.elements * quantization.group_size
+
+
+def _bits_of(module: str, quantization: Quantization, overrides: _Overrides) -> int | None:
     setting = overrides.get(module)
     own = setting if isinstance(setting, dict) else {}
-    bits = own.get("bits", quantization.bits)
-    return bits if isinstance(bits, int) and 0 < bits <= 32 else None
+    bits = whole_bits(own.get("bits", quantization.bits))
+    return bits if bits is not None and bits <= 32 else None

@@ -126,12 +126,21 @@ def _read_method(method: str, algorithm: str | None, settings: Mapping[str, Any]
     return Quantization(
         method=method,
         format=algorithm or dtype or _text(settings, "format") or _text(settings, "fmt"),
-        bits=_stated_bits(settings)
+        bits=None
+        if _differs(settings, "bits")
+        else _stated_bits(settings)
         or _agreed(_number(weight, "num_bits") for weight in weights)
         or _first(names, _BITS_OF),
-        group_size=_group(settings) or _agreed(map(_group, weights)) or _first(names, _GROUP_OF),
+        group_size=None
+        if _differs(settings, "group_size")
+        else _group(settings) or _agreed(map(_group, weights)) or _first(names, _GROUP_OF),
         overrides=_overrides(settings.get("quantized_layers")),
     )
+
+
+def _differs(settings: Mapping[str, Any], key: str) -> bool:
+    """GPTQModel: patterns of module names that have a setting of their own."""
+    return any(key in rule for rule in _objects(settings.get("dynamic")))
 
 
 def _first(names: list[str], table: Mapping[str, int]) -> int | None:
@@ -189,9 +198,20 @@ def _text(settings: Mapping[str, Any], key: str) -> str | None:
 
 def _number(settings: Mapping[str, Any], key: str) -> float | None:
     value = settings.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if (whole := whole_bits(value)) is not None:
+        return whole
+    if isinstance(value, bool) or not isinstance(value, float):
         return None
     return value if 0 < value <= 64 else None
+
+
+def whole_bits(value: Any) -> int | None:
+    """4, 4.0 and "4" are four bits; True is none."""
+    if isinstance(value, str) and value.isdecimal() and len(value) < 3:
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 64:
+        return None
+    return int(value) if value == int(value) else None
 
 
 def _group(settings: Mapping[str, Any]) -> int | None:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 def printable(text: str) -> str:
     """What a stranger wrote, on one line and without the sequences that steer a terminal."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 

@@ -74,6 +74,8 @@ def load(url: str) -> Entry | None:
     if path is None:
         return None
     try:
+        if not path.is_file():  # a FIFO in its place would never end
+            return None
         with path.open("rb") as file:
             entry = _read_entry(file, url)
     except OSError:

@@ -3,11 +3,43 @@
 from __future__ import annotations
 
 import os
+from types import ModuleType
+from typing import TYPE_CHECKING
 
-from edgekit.errors import RemoteAccessError, UsageError
+from edgekit.errors import EdgekitError, RemoteAccessError, UsageError
 from edgekit.source.address import is_private_way, shown, site_of
 
+if TYPE_CHECKING:
+    import httpx2
+
 _TRUE = {"1", "ON", "YES", "TRUE"}  # huggingface_hub/constants.py: ENV_VARS_TRUE_VALUES
+
+
+def hub_library() -> ModuleType:
+    """huggingface_hub, on first use: a local file needs none."""
+    try:
+        import huggingface_hub
+        from huggingface_hub import constants  # noqa: F401 - reads its settings when it is imported
+    except ValueError as error:
+        raise UsageError(
+            f"a setting of huggingface_hub cannot be read ({error}): check HF_ENDPOINT and the HF_HUB_... variables"
+        ) from error
+    return huggingface_hub
+
+
+def hub_client() -> httpx2.Client:
+    """The hub's own client: its proxies, its certificates, the factory a program may have set."""
+    try:
+        client: httpx2.Client = hub_library().get_session()
+    except EdgekitError:
+        raise
+    except Exception as error:  # a factory may raise anything; the words may hold a password
+        said = "" if "@" in str(error) else f": {error}"
+        raise UsageError(
+            f"the network cannot be set up ({type(error).__name__}{said}); check HTTP_PROXY, "
+            "HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE"
+        ) from error
+    return client
 
 
 def env_is_true(name: str) -> bool:
@@ -25,9 +57,7 @@ def hub_endpoint() -> str:
     """HF_ENDPOINT, or the public hub; without a slash at the end."""
     address = os.environ.get("HF_ENDPOINT")
     if not address:
-        from huggingface_hub import constants  # on first use: a local file needs none
-
-        address = constants.ENDPOINT
+        address = str(hub_library().constants.ENDPOINT)
     try:
         site_of(address)
     except ValueError as error:
@@ -41,10 +71,9 @@ def hub_token() -> str | None:
     """HF_TOKEN, then the file that `hf auth login` writes; None when implicit tokens are off."""
     if env_is_true("HF_HUB_DISABLE_IMPLICIT_TOKEN"):
         return None
-    from huggingface_hub import get_token  # on first use: a local file needs none
-
+    library = hub_library()
     try:
-        token = get_token()
+        token: str | None = library.get_token()
     except Exception as error:  # a login provider failed: its errors share no class but this
         raise RemoteAccessError(
             f"the token for the hub cannot be had ({type(error).__name__}): "

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit import __version__
 from edgekit.errors import RemoteInspectError
-from edgekit.source.endpoint import token_for
+from edgekit.source.endpoint import hub_client, token_for
 from edgekit.source.failures import (
     Answer,
     Trouble,
@@ -67,10 +67,7 @@ class Exchange:
 
     def run(self, limit_s: float) -> bool:
         """False when it was not done in time; raises what the exchange raised."""
-        from huggingface_hub import get_session  # on first use: a local file needs none
-
-        # The hub's own client: its proxies, its certificates, the factory a program may have set.
-        client, token = get_session(), token_for(self._url)
+        client, token = hub_client(), token_for(self._url)
         threading.Thread(target=self._work, args=(client, token), daemon=True).start()
         try:
             finished = self._done.wait(min(limit_s, threading.TIMEOUT_MAX))

@@ -98,7 +98,7 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
     from email.utils import parsedate_to_datetime
 
     text = headers.get("retry-after", "").strip()
-    if re.fullmatch(r"[0-9]{1,9}", text):
+    if re.fullmatch(r"[0-9]{1,20}", text):
         return float(text)
     try:
         return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())

@@ -11,12 +11,12 @@ from urllib.parse import quote, urlencode
 from edgekit.errors import EdgekitError, RemoteInspectError, RemoteNotFoundError, UsageError
 from edgekit.source.address import host_of, redirect_target, site_of
 from edgekit.source.choose import choose_files
-from edgekit.source.endpoint import hub_endpoint
+from edgekit.source.endpoint import hub_endpoint, hub_library
 from edgekit.source.naming import SHOWN, close_names, shard_names
 from edgekit.source.reference import MAX_PATH_CHARS
 from edgekit.source.remote import HttpFile, stride_of
 from edgekit.source.transport import Transport
-from edgekit.source.types import ByteSource, ModelFile, ModelFiles, Origin, Reach
+from edgekit.source.types import MAX_FILE_BYTES, ByteSource, ModelFile, ModelFiles, Origin, Reach
 from edgekit.units import MIB
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 MAX_PAGE_BYTES = 2 * MIB
 # The largest public model repositories list some 2,000 files.
 MAX_PAGES = 20
+MAX_ENTRIES = 20_000  # as many as in a local folder; the largest model repositories have hundreds
 
 _NEXT = re.compile(r"<([^>]{1,4096})>\s*;\s*rel=\"?next\"?")
 _ODD = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]|(?:^|/)\.{0,2}(?:/|$)")
@@ -54,6 +55,7 @@ def locate_hub(model: HubModel, reach: Reach) -> ModelFiles:
 
 def _check_repo(model: HubModel) -> None:
     """The hub's own rules: no "--", no dot at an end."""
+    hub_library()  # says it in words when it cannot be imported
     from huggingface_hub.errors import HFValidationError
 
     try:
@@ -70,9 +72,10 @@ def _spelt(model: HubModel) -> str:
 
 
 def _file_url(model: HubModel, path: str) -> str:
-    from huggingface_hub import hf_hub_url  # on first use: a local file needs none
-
-    return hf_hub_url(model.repo, path, revision=model.revision, endpoint=hub_endpoint())
+    url: str = hub_library().hf_hub_url(
+        model.repo, path, revision=model.revision, endpoint=hub_endpoint()
+    )
+    return url
 
 
 def _open(
@@ -130,11 +133,15 @@ def _tree_entries(
 ) -> Iterator[tuple[str, int | None]]:
     """(path, size) of every file; pages are linked, RFC 8288."""
     name = f"{model.repo}@{model.revision}" if model.revision else model.repo
+    seen = 0
     for _ in range(MAX_PAGES):
         reply = transport.get(url, name=name, limit_bytes=MAX_PAGE_BYTES)
         for item in _json_list(reply.body, url, name=name):
             if (entry := _file_entry(item)) is not None:
+                seen += 1
                 yield entry
+        if seen > MAX_ENTRIES:
+            break
         links = reply.answer.headers.get("link", "") if reply.answer else ""
         following = _NEXT.search(links)
         if following is None:
@@ -147,7 +154,8 @@ def _tree_entries(
             )
         url = target
     raise RemoteInspectError(
-        f"{name}: the listing has more than {MAX_PAGES} pages; name a file of the repository instead"
+        f"{name}: the listing has more than {MAX_PAGES} pages or {MAX_ENTRIES:,} files; "
+        "name a file of the repository instead"
     )
 
 
@@ -160,7 +168,7 @@ def _file_entry(item: Any) -> tuple[str, int | None] | None:
         return None
     # For a large file `size` may be that of its pointer.
     size_bytes = lfs.get("size") if isinstance(lfs, dict) else item.get("size")
-    is_size = type(size_bytes) is int and size_bytes >= 0
+    is_size = type(size_bytes) is int and 0 <= size_bytes <= MAX_FILE_BYTES
     return path, size_bytes if is_size else None
 
 

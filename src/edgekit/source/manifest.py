@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from edgekit.errors import HeaderError, NotFoundError
-from edgekit.source.types import Container, ModelFile, ModelFiles, Origin
+from edgekit.source.types import MAX_FILE_BYTES, Container, ModelFile, ModelFiles, Origin
 from edgekit.units import MIB, format_bytes
 
 if TYPE_CHECKING:
@@ -91,7 +91,8 @@ def _layers(body: bytes, label: str) -> list[Layer]:
 
 def _layer(item: Any) -> Layer:
     digest, size_bytes = item["digest"], item["size"]
-    if _DIGEST.fullmatch(digest) is None or type(size_bytes) is not int or size_bytes < 0:
+    is_size = type(size_bytes) is int and 0 <= size_bytes <= MAX_FILE_BYTES
+    if _DIGEST.fullmatch(digest) is None or not is_size:
         raise ValueError(digest)
     kind = str(item["mediaType"]).partition(";")[0].strip().removeprefix(_TYPE)
     return Layer(kind=kind, digest=digest, size_bytes=size_bytes, title=str(item.get("name", "")))

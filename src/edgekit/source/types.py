@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+MAX_FILE_BYTES = 2**63 - 1  # what a file system can hold: a larger size is a lie
+
 # No header is longer: the largest seen is 15.8 MB (a vocabulary of 262,144 with its merges).
 MAX_HEADER_BYTES = 100_000_000
 
