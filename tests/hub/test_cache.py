@@ -328,3 +328,13 @@ def test_where_the_cache_is(
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(Path, "home", lambda: Path("/home/me"))
     assert cache.cache_folder() == Path(expected)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
+def test_a_fifo_in_place_of_an_entry_is_no_entry(nginx: Hub, reach: Reach, folder: Path) -> None:
+    url = f"{nginx.cdn}/acme/large-GGUF/large-Q4_K_M.gguf"
+    read_and_keep(url, fresh(reach))
+    (entry,) = folder.glob("*.header")
+    entry.unlink()
+    os.mkfifo(entry)
+    assert cache.load(url) is None

@@ -204,6 +204,28 @@ def test_paths_that_no_repository_has_are_left_out(
     assert (file.name, file.size_bytes) == ("good.gguf", None)
 
 
+@pytest.mark.parametrize("size", [2**63, 10**400])
+def test_a_size_that_no_file_has_is_unknown(
+    size: int, raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = f'[{{"type": "file", "path": "a.gguf", "size": {"9" * len(str(size))}}}]'
+    said = answer("200 OK", {}, entry.encode())
+    monkeypatch.setenv("HF_ENDPOINT", raw_server(lambda _, say: say(said)).address)
+    (file,) = locate_hub(HubModel(repo="acme/any"), reach).weights
+    assert file.size_bytes is None
+
+
+def test_a_listing_of_too_many_files_is_given_up(
+    raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = [{"type": "file", "path": f"{n}.txt", "size": 1} for n in range(20_001)]
+    said = answer("200 OK", {"Link": '<?cursor=1>; rel="next"'}, json.dumps(entries).encode())
+    monkeypatch.setenv("HF_ENDPOINT", raw_server(lambda _, say: say(said)).address)
+    with pytest.raises(RemoteInspectError, match="20,000 files"):
+        locate_hub(HubModel(repo="acme/any"), reach)
+    assert reach.traffic.requests == 1
+
+
 def test_a_repository_that_does_not_exist(hub: Hub, reach: Reach) -> None:
     """The hub answers 401, to tell nobody which private ones exist."""
     with pytest.raises(RemoteNotFoundError) as caught:
