@@ -142,6 +142,28 @@ def write_safetensors_70b(folder: Path) -> None:
             file.truncate(141107412992 // 30)
 
 
+def write_mlx_7b(folder: Path) -> None:
+    """An MLX conversion in one file: config, index, and a hole where 4 GB would be."""
+    folder.mkdir(parents=True)
+    config = {
+        "model_type": "qwen2", "num_hidden_layers": 28, "hidden_size": 3584, "num_attention_heads": 28,
+        "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064, "max_position_embeddings": 32768,
+        "quantization": {"group_size": 64, "bits": 4}, "quantization_config": {"group_size": 64, "bits": 4},
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config, indent=4))
+    names = [
+        f"model.layers.{i}.{part}"
+        for i in range(28)
+        for part in ("q.weight", "q.scales", "q.biases") * 7
+    ]
+    weight_map = {f"{name}.{i}": "model.safetensors" for i, name in enumerate(names)}
+    total = {"total_size": 4284211200, "total_parameters": 7615616512}
+    index = {"metadata": total, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=4))
+    with (folder / "model.safetensors").open("wb") as file:
+        file.truncate(4_284_300_000)
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder, other = Path(scratch) / "llama", Path(scratch) / "gemma"
@@ -150,16 +172,21 @@ def main() -> None:
         local_table(llama)
         big = Path(scratch) / "safetensors"
         write_safetensors_70b(big)
-        with serve(
-            {"bench/llama": folder, "bench/gemma": other, "bench/safetensors-70b": big}
-        ) as hub:
+        small = Path(scratch) / "mlx"
+        write_mlx_7b(small)
+        repositories = {
+            "bench/llama": folder,
+            "bench/gemma": other,
+            "bench/70b": big,
+            "bench/mlx-7b": small,
+        }
+        with serve(repositories) as hub:
             remote_table(hub, "bench/llama", llama)
             remote_table(hub, "bench/gemma", gemma)
-            print(
-                "\n| safetensors 70B | requests | ranged | bytes received | | CPU s |\n|---|---|---|---|---|---|"
-            )
-            command = [*EDGEKIT, "inspect", "bench/safetensors-70b", "--light", "--no-cache"]
-            remote_row(hub, "edgekit inspect --light", command, None)
+            print("\n| safetensors, --light | requests | ranged | bytes received | | CPU s |")
+            print("|---|---|---|---|---|---|")
+            for name, repo in (("70B in 30 shards", "bench/70b"), ("MLX 7B", "bench/mlx-7b")):
+                remote_row(hub, name, [*EDGEKIT, "inspect", repo, "--light", "--no-cache"], None)
 
 
 if __name__ == "__main__":
