@@ -15,7 +15,9 @@ from edgekit.header.quoting import quoted
 from edgekit.header.safetensors import SafetensorsFile, read_safetensors
 from edgekit.header.types import Depth, ModelHeader, Quantization
 from edgekit.source.naming import base_of
-from edgekit.source.types import ByteSource, Container, ModelFiles
+from edgekit.source.types import ByteSource, Container, ModelFile, ModelFiles
+
+_WHOLE = "model.safetensors"
 
 
 def read_safetensors_model(files: ModelFiles, depth: Depth) -> ModelHeader:
@@ -48,7 +50,7 @@ def _read_quantization(files: ModelFiles, config: Mapping[str, Any]) -> Quantiza
 def _read_shards(files: ModelFiles, config: Mapping[str, Any]) -> ModelHeader:
     shards = _read_all(files)
     totals = Totals()
-    if files.index:
+    if files.index and _is_indexed(files, files.index):
         totals, listed = read_file(files.index, lambda source: _check_index(source, files, shards))
         shards = {number: shards[number] for number in sorted(listed)}
     else:
@@ -88,6 +90,16 @@ def _read_all(files: ModelFiles) -> dict[int, SafetensorsFile]:
                 "tensors in all shards", value=tensor_count, limit=limits.TENSORS, file=files.label
             )
     return shards
+
+
+def _is_indexed(files: ModelFiles, index: ModelFile) -> bool:
+    """False for a whole model.safetensors beside the index of a copy of it in shards."""
+    names = [base_of(file.name) for file in files.weights]
+    if names != [_WHOLE]:
+        return True
+    listed: set[str] = set()
+    read_file(index, lambda source: walk_index(source, lambda _, file: listed.add(base_of(file))))
+    return _WHOLE in listed
 
 
 def _check_index(

@@ -32,7 +32,6 @@ from edgekit.source.naming import (
     plain_words,
     quant_tag,
     safetensors_set,
-    shard_names,
     with_quant,
 )
 from edgekit.source.types import Container, ModelFile, ModelFiles, Origin
@@ -215,6 +214,7 @@ def _safetensors_files(
     folder: Sequence[ModelFile], request: _Request, weights: tuple[ModelFile, ...]
 ) -> ModelFiles:
     """Weights with the JSON files that lie in their folder."""
+    indexes = [file for file in folder if base_of(file.name).endswith(INDEX_SUFFIX)]
     quant_configs = (_file_called(name, folder) for name in QUANT_CONFIG_NAMES)
     return ModelFiles(
         reference=request.reference,
@@ -223,17 +223,9 @@ def _safetensors_files(
         container=Container.SAFETENSORS,
         weights=weights,
         config=_file_called(CONFIG_NAME, folder),
-        index=_index_of(weights, folder),
+        index=_file_called(INDEX_NAME, folder) or next(iter(indexes), None),
         quantization=next(filter(None, quant_configs), None),
     )
-
-
-def _index_of(weights: tuple[ModelFile, ...], folder: Sequence[ModelFile]) -> ModelFile | None:
-    """A single file needs none: an index beside it is of the same model in shards."""
-    if len(weights) == 1 and shard_names(base_of(weights[0].name)) == [base_of(weights[0].name)]:
-        return None
-    indexes = [file for file in folder if base_of(file.name).endswith(INDEX_SUFFIX)]
-    return _file_called(INDEX_NAME, folder) or next(iter(indexes), None)
 
 
 def _is_whole(root: list[ModelFile]) -> bool:
