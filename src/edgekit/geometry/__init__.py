@@ -81,9 +81,7 @@ def read_geometry(header: ModelHeader) -> ModelGeometry:
     loops = hyper.number("loops") or 1
     layers = _looped(hyper, _layers(hyper, known, words), loops)
     encodes = known.attend is attention.encoder or hyper.raw("bidirectional") is True
-    basis, because = _how_known(
-        hyper, row
-    )  # after the layers: now every default that was used is noted
+    basis, because = _how_known(hyper, row)  # after the layers, which note the defaults they used
     return ModelGeometry(
         architecture=hyper.architecture,
         layers=layers,
@@ -200,14 +198,10 @@ def _layer_count(hyper: Hyper) -> int:
 def _mtp_layers(hyper: Hyper) -> int:
     count = hyper.number("mtp_layers") or 0
     tensors = hyper.header.tensors
-    if (
-        count
-        and hyper.gguf
-        and tensors is not None
-        and not any(".nextn." in t.name for t in tensors)
-    ):
-        return 0  # the key is there, the blocks were left out of the file
-    return count
+    if not count or not hyper.gguf or tensors is None:
+        return count
+    # The key may be there and the blocks left out of the file.
+    return count if any(".nextn." in tensor.name for tensor in tensors) else 0
 
 
 def _refuse_unreadable(hyper: Hyper, words: tuple[Word, ...]) -> None:

@@ -36,9 +36,8 @@ class Architecture:
     context_is_scaled: bool = False  # the stated window already counts rope scaling
     gguf_defaults: Mapping[str, Any] = field(default_factory=dict)  # llama.cpp's own constants
     config_defaults: Mapping[str, Any] = field(default_factory=dict)  # transformers' own constants
-    nested_defaults: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # left out of a text_config when equal
+    # What a nested text_config leaves out when it equals transformers' default.
+    nested_defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _row(gguf: str = "", config: str = "", **more: Any) -> Architecture:
