@@ -58,7 +58,9 @@ def _title(found: Inspection) -> str:
     header = found.header
     kind = "MLX" if header.mlx else header.container.name
     version = f" v{header.version}" if header.version is not None else ""
-    parts = [found.files.label, found.mix or _method(found), f"{kind}{version}"]
+    mix = found.mix or _method(found)
+    told = mix.lower() in found.files.label.lower()  # most names end with it
+    parts = [found.files.label, "" if told else mix, f"{kind}{version}"]
     if found.geometry is not None:
         parts.append(found.geometry.architecture)
     return "  ·  ".join(part for part in parts if part)
