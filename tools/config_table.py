@@ -14,7 +14,7 @@ from edgekit.errors import EdgekitError
 from edgekit.geometry import read_geometry
 from edgekit.geometry.types import ModelGeometry
 from edgekit.header.types import ModelHeader
-from edgekit.report.kinds import count_kinds
+from edgekit.report.kinds import count_kinds, kind_name
 from edgekit.source.types import Container
 
 _HEAD = """\
@@ -53,7 +53,7 @@ def _row(path: Path) -> tuple[str, bool]:
 
 
 def _known(name: str, geometry: ModelGeometry) -> str:
-    kinds = ", ".join(f"{count} {kind}" for kind, count in count_kinds(geometry).items())
+    kinds = ", ".join(f"{n} {kind_name(*kind)}" for kind, n in count_kinds(geometry).items())
     context = f"{geometry.native_context:,}" if geometry.native_context else "unknown"
     streams = [s for layer in geometry.layers for s in layer.mixer.streams]
     per_token = sum(s.elements / s.tokens_per_row for s in streams)

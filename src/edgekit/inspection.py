@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 
 from edgekit.basis import Basis
 from edgekit.geometry import not_a_language_model, read_geometry
 from edgekit.geometry.parameters import count_parameters
 from edgekit.geometry.roles import Role, block_of, roles_of
-from edgekit.geometry.types import Experts, ModelGeometry, Span
-from edgekit.header import count_parameters as count_stored
-from edgekit.header import read_header
+from edgekit.geometry.types import Experts, ModelGeometry, Recurrent, Span
+from edgekit.header import count_weights, read_header
 from edgekit.header.mixes import mix_by_file_type
 from edgekit.header.types import Depth, ModelHeader, Tensor
 from edgekit.source import locate
@@ -56,9 +56,9 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    files: ModelFiles
-    header: ModelHeader
-    geometry: ModelGeometry | None  # None when the file is not a language model
+    files: ModelFiles = field(repr=False)
+    header: ModelHeader = field(repr=False)
+    geometry: ModelGeometry | None = field(repr=False)  # None when the file is not a language model
     not_a_model: str | None  # and then this says what it is
     weights: Weights | None
     cache: tuple[CachePart, ...]
@@ -89,16 +89,16 @@ class Inspection:
 
 
 def inspect_model(
-    reference: str, *, depth: Depth = Depth.TENSORS, reach: Reach | None = None
+    reference: str | os.PathLike[str], *, depth: Depth = Depth.TENSORS, reach: Reach | None = None
 ) -> Inspection:
     """Look at a path, hub id, URL or name. Raises EdgekitError; never reads weights."""
     reach = reach or Reach()
-    files = locate(reference, reach=reach)
+    files = locate(os.fspath(reference), reach=reach)
     header = read_header(files, depth=depth)
     other = not_a_language_model(header)
     geometry = read_geometry(header) if other is None else None
     layers = len(geometry.layers) if geometry is not None else None
-    roles = roles_of(header.tensors or (), layers=layers)
+    roles = _settled(header, geometry, roles_of(header.tensors or (), layers=layers))
     return Inspection(
         files=files,
         header=header,
@@ -113,19 +113,35 @@ def inspect_model(
     )
 
 
+def _settled(
+    header: ModelHeader, geometry: ModelGeometry | None, roles: tuple[Role, ...]
+) -> tuple[Role, ...]:
+    """A recurrent layer's projections are called attention in a GGUF (attn_qkv of a delta net)."""
+    recurrent = {
+        layer.index
+        for layer in (geometry.layers if geometry is not None else ())
+        if isinstance(layer.mixer, Recurrent)
+    }
+    return tuple(
+        Role.RECURRENT
+        if role is Role.ATTENTION and recurrent and block_of(tensor.name) in recurrent
+        else role
+        for tensor, role in zip(header.tensors or (), roles, strict=True)
+    )
+
+
 def _weights(
     header: ModelHeader, geometry: ModelGeometry | None, roles: tuple[Role, ...]
 ) -> Weights | None:
     stored = (
-        count_stored(header.tensors, header.quantization) if header.tensors is not None else None
+        count_weights(header.tensors, header.quantization) if header.tensors is not None else None
     )
     if stored is not None:
         return Weights(total=stored, active=_active(header, geometry, roles), basis=Basis.EXACT)
-    modelled = count_parameters(geometry) if geometry is not None else None
-    if modelled is None:
-        return None
-    total, active = modelled
-    return Weights(total=header.parameters or total, active=active, basis=Basis.MODELLED)
+    total, active = (count_parameters(geometry) if geometry is not None else None) or (None, None)
+    if header.parameters is not None:  # the index of an MLX model states it
+        return Weights(total=header.parameters, active=active, basis=Basis.EXACT)
+    return Weights(total=total, active=active, basis=Basis.MODELLED) if total is not None else None
 
 
 def _active(
@@ -141,7 +157,7 @@ def _active(
     if has_experts and working.keys() <= {None}:
         return None
     counts = {
-        routed: count_stored(own, header.quantization) or 0 for routed, own in working.items()
+        routed: count_weights(own, header.quantization) or 0 for routed, own in working.items()
     }  # all are known: the sum over everything was
     return sum(
         count if routed is None else count * routed.used // routed.count
@@ -160,15 +176,13 @@ def _cache(geometry: ModelGeometry) -> tuple[CachePart, ...]:
     """The streams of all layers, those of equal reach added up; unbounded ones first."""
     parts: dict[tuple[Span, int, int], tuple[int, int]] = {}
     for layer in geometry.layers:
-        reaches = {(s.span, s.span_tokens, s.tokens_per_row) for s in layer.mixer.streams}
-        for reach in reaches:
+        own: dict[tuple[Span, int, int], int] = {}
+        for stream in layer.mixer.streams:
+            reach = (stream.span, stream.span_tokens, stream.tokens_per_row)
+            own[reach] = own.get(reach, 0) + stream.elements
+        for reach, more in own.items():
             elements, layers = parts.get(reach, (0, 0))
-            own = sum(
-                s.elements
-                for s in layer.mixer.streams
-                if (s.span, s.span_tokens, s.tokens_per_row) == reach
-            )
-            parts[reach] = (elements + own, layers + 1)
+            parts[reach] = (elements + more, layers + 1)
     return tuple(
         CachePart(
             span=span,

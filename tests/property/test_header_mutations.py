@@ -28,7 +28,7 @@ from tests.header_files import (
 from tests.recorded import header_bytes
 
 from edgekit.errors import EdgekitError
-from edgekit.header import Depth, count_parameters, read_header, read_quantization
+from edgekit.header import Depth, count_weights, read_header, read_quantization
 from edgekit.header.config import read_config
 from edgekit.header.dtype import by_safetensors
 from edgekit.header.gguf import read_gguf
@@ -216,7 +216,7 @@ SETTINGS = st.recursive(
 def test_any_quantisation_is_read_and_counted_with(settings: Any, extra: Any, place: str) -> None:
     found = read_quantization({place: settings}, extra if isinstance(extra, dict) else None)
     tensors = read_safetensors(BytesSource(SAFETENSORS[0])).tensors
-    assert (count_parameters(tensors, found) or 0) >= 0
+    assert (count_weights(tensors, found) or 0) >= 0
     header = read_header(
         model_files(
             container=Container.CONFIG, config=BytesSource(json.dumps({place: settings}).encode())

@@ -9,7 +9,7 @@ import pytest
 from tests.recorded import TRUTH, gguf_files, header_bytes, model_header, models
 
 from edgekit.header import read_header
-from edgekit.header.packing import count_parameters
+from edgekit.header.packing import count_weights
 from edgekit.header.types import ModelHeader
 
 INDICES = [pytest.param(i, id=f"{m['model']}.{m['quant']}") for i, m in enumerate(models())]
@@ -19,7 +19,7 @@ def check(header: ModelHeader, model: dict[str, Any]) -> None:
     assert header.tensor_bytes == model["tensor_bytes"]
     assert header.tensor_count == model["n_tensors"]
     assert header.tensors is not None
-    assert count_parameters(header.tensors, header.quantization) == model["n_params"]
+    assert count_weights(header.tensors, header.quantization) == model["n_params"]
     assert Counter(tensor.type.name for tensor in header.tensors) == model["types"]
 
 

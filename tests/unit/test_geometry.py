@@ -695,6 +695,66 @@ def test_a_bidirectional_decoder_is_an_encoder() -> None:
     assert (geometry.causal, per_token(geometry)) == (False, 0)
 
 
+def test_a_bidirectional_decoder_beside_a_tower_still_generates() -> None:
+    text = {**LLAMA, "model_type": "gemma", "use_bidirectional_attention": True}
+    config = {"model_type": "paligemma", "text_config": text, "vision_config": {"depth": 2}}
+    geometry = read_geometry(config_header(config))
+    assert geometry.causal
+    assert per_token(geometry) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "tied"),
+    [
+        ("smollm3", True),
+        ("gemma2", True),
+        ("llama", False),
+        ("granitemoehybrid", False),
+        ("new_one", None),
+    ],
+)
+def test_tied_embeddings_by_default(name: str, tied: bool | None) -> None:  # noqa: FBT001
+    assert of_config(model_type=name).tied_embeddings is tied
+
+
+def test_prediction_blocks_that_were_not_looked_for_leave_a_doubt() -> None:
+    geometry = of_gguf("glm4moe", nextn_predict_layers=1)
+    assert (geometry.basis, geometry.mtp_layers) == (Basis.MODELLED, 1)
+    assert of_gguf("glm4moe").basis is Basis.EXACT
+
+
+def test_a_latent_may_slide() -> None:
+    geometry = of_config(
+        **MLA, sliding_window=16, layer_types=["sliding_attention", "full_attention"] * 2
+    )
+    assert [layer.mixer.streams[0].span for layer in geometry.layers] == [Span.WINDOW, Span.ALL] * 2
+    assert geometry.layers[0].mixer.streams[0].span_tokens == 16
+
+
+def test_a_nested_section_that_leaves_out_kv_heads_is_not_exact() -> None:
+    text = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
+    geometry = read_geometry(
+        config_header({"model_type": "vlm", "text_config": {**text, "model_type": "qwen3"}})
+    )
+    assert geometry.basis is Basis.MODELLED
+    assert "kv_heads" in geometry.because
+    assert of_config(num_key_value_heads=...).basis is Basis.EXACT
+
+
+def test_a_gated_bert_says_so() -> None:
+    half = of_config(model_type="bert", feed_forward_type="geglu").layers[0].dense
+    assert half is not None
+    assert half.gated
+    plain = of_config(model_type="bert").layers[0].dense
+    assert plain is not None
+    assert not plain.gated
+
+
+def test_an_unknown_name_without_a_vocabulary_is_refused() -> None:
+    with pytest.raises(UnknownArchitectureError, match="does not state its vocabulary"):
+        of_config(model_type="brand_new", vocab_size=...)
+
+
 def test_a_model_of_mamba_alone_states_its_inner_width() -> None:
     geometry = of_config(
         model_type="falcon_mamba", intermediate_size=96, expand=16, state_size=4, conv_kernel=4

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.hub.hub_files import tensors_header
+from tests.recorded import gguf_files, header_bytes, model_header, models
 
+from edgekit.basis import Basis
+from edgekit.geometry import read_geometry
 from edgekit.geometry.roles import Role, roles_of
 from edgekit.header.dtype import by_name
-from edgekit.header.types import Tensor
-from edgekit.inspection import inspect_model
+from edgekit.header.types import Depth, Tensor
+from edgekit.inspection import _settled, inspect_model
+from edgekit.report.as_text import inspection_text
 
 MOE = {
     "model_type": "qwen3_moe", "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "head_dim": 4,
@@ -157,3 +162,61 @@ def test_states_count_once(tmp_path: Path) -> None:
     }
     found = inspect_model(write_model(tmp_path, config, {"backbone.embeddings.weight": [10, 8]}))
     assert found.full_context_bytes == found.state_bytes == 4 * 2 * (3 * (16 + 2 * 4) + 4 * 16)
+
+
+def test_a_recurrent_layers_projections_are_not_attention() -> None:
+    names = ["blk.0.attn_qkv.weight", "blk.3.attn_q.weight", "blk.0.ssm_out.weight"]
+    index = next(i for i, m in enumerate(models()) if m["model"] == "qwen3-next-80b-a3b")
+    header = model_header(index)
+    geometry = read_geometry(header)
+    named = replace(header, tensors=tuple(tensor(name) for name in names))
+    roles = _settled(named, geometry, roles_of(named.tensors or (), layers=48))
+    assert roles == (Role.RECURRENT, Role.ATTENTION, Role.RECURRENT)
+
+
+def test_a_path_may_be_a_path(tmp_path: Path) -> None:
+    write_model(tmp_path, MOE, {"model.embed_tokens.weight": [10, 8]})
+    assert inspect_model(tmp_path).header.tensor_count == 1
+    assert len(repr(inspect_model(tmp_path))) < 1_000
+
+
+def test_a_count_that_the_index_states_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**MOE, "vocab_size": None}))
+    index = {
+        "metadata": {"total_size": 8, "total_parameters": 744},
+        "weight_map": {"a": "model.safetensors"},
+    }
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    write = tensors_header({"a": ("F16", [4], 8)}) + bytes(8)
+    (tmp_path / "model.safetensors").write_bytes(write)
+    light = inspect_model(tmp_path, depth=Depth.ARCHITECTURE).weights
+    assert light is not None
+    assert (light.total, light.active, light.basis) == (744, None, Basis.EXACT)
+    whole = inspect_model(tmp_path).weights
+    assert whole is not None
+    assert whole.total == 4
+
+
+def test_a_window_wider_than_the_context_holds_no_more_than_the_context(tmp_path: Path) -> None:
+    config = {**MOE, "model_type": "mistral", "sliding_window": 4096}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    text = inspection_text(inspect_model(tmp_path))
+    assert "2 sliding window 4,096" in text
+    assert "2.00 KiB at most" in text  # 64 tokens x 2 layers x (4 + 4) elements x 2 bytes
+
+
+def test_an_encoder_says_how_it_pools() -> None:
+    index = next(i for i, m in enumerate(models()) if m["model"] == "all-minilm-l6-v2")
+    files = gguf_files(
+        "minilm",
+        header_bytes(models()[index]["header_without_vocabulary"]),
+        models()[index]["data_section_bytes"],
+    )
+    found = replace(
+        inspect_model("sample:gemma-3-27b"),
+        files=files,
+        header=model_header(index),
+        geometry=read_geometry(model_header(index)),
+        cache=(),
+    )
+    assert "an encoder, pooling mean" in inspection_text(found)

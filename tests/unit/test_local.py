@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edgekit.errors import HeaderError, NotFoundError, SourceError
+from edgekit.errors import HeaderError, NotFoundError, RemoteInspectError, SourceError
 from edgekit.source import disk, locate
 from edgekit.source.disk import LocalFile, list_folder
 from edgekit.source.local import locate_path, snapshot_folder
-from edgekit.source.types import Container, ModelFiles, Origin
+from edgekit.source.types import Container, ModelFiles, Origin, Reach
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -437,3 +437,13 @@ def test_a_cache_folder_without_a_snapshot_is_not_found(tmp_path: Path) -> None:
     (tmp_path / "models--org--name" / "snapshots").mkdir(parents=True)
     with pytest.raises(NotFoundError, match="without a snapshot"):
         locate(str(tmp_path / "models--org--name"))
+
+
+def test_a_slip_in_a_path_that_looks_like_a_hub_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "model.gguf").write_bytes(b"GGUF")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RemoteInspectError, match=r"On this machine there is: .*model\.gguf"):
+        locate("folder/model.ggu", reach=Reach(network=False))

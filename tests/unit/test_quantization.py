@@ -9,7 +9,7 @@ import pytest
 from tests.recorded import TRUTH
 
 from edgekit.errors import HeaderError
-from edgekit.header import count_parameters, effective_bits, read_quantization
+from edgekit.header import count_weights, effective_bits, read_quantization
 from edgekit.header.dtype import by_name
 from edgekit.header.types import Quantization, Tensor
 
@@ -371,34 +371,34 @@ COUNTS: dict[str, tuple[Quantization | None, list[Tensor], int | None]] = {
 @pytest.mark.parametrize("name", COUNTS)
 def test_weights_are_counted_not_numbers(name: str) -> None:
     quantization, tensors, expected = COUNTS[name]
-    assert count_parameters(tensors, quantization) == expected
+    assert count_weights(tensors, quantization) == expected
 
 
 def test_one_tensor_alone() -> None:
     packed = make("q.weight", "U32", 10, 8)
-    assert count_parameters([packed], MLX4) == 640
-    assert count_parameters([packed], None) == 80
+    assert count_weights([packed], MLX4) == 640
+    assert count_weights([packed], None) == 80
 
 
 def test_hostile_bits_do_not_divide() -> None:
     for bits in (0, -1, "many", None, 4.5, 2**70, True):
         setting = Q(method="affine", bits=4, mlx=True, overrides=(("q", {"bits": bits}),))
-        assert count_parameters([make("q.weight", "U32", 10, 8)], setting) is None
+        assert count_weights([make("q.weight", "U32", 10, 8)], setting) is None
 
 
 @pytest.mark.parametrize("bits", [4, 4.0, "4"])
 def test_four_bits_may_be_spelled_three_ways(bits: object) -> None:
     found = read_quantization({"quantization_config": {"quant_method": "gptq", "bits": bits}})
     assert found is not None
-    assert count_parameters([make("q.qweight", "I32", 10, 8)], found) == 640
+    assert count_weights([make("q.qweight", "I32", 10, 8)], found) == 640
 
 
 def test_bits_that_differ_by_pattern_are_told_by_the_scales() -> None:
     config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "dynamic": {".*q": {"bits": 8}}}
     found = read_quantization({"quantization_config": config})
     packed, scales = make("q.qweight", "I32", 16, 8), make("q.scales", "F16", 2, 8)
-    assert count_parameters([packed, scales], found) == 2 * 32 * 8
-    assert count_parameters([packed], found) is None
+    assert count_weights([packed, scales], found) == 2 * 32 * 8
+    assert count_weights([packed], found) is None
 
 
 def test_groups_of_different_bits_are_told_by_the_scales() -> None:
@@ -409,4 +409,4 @@ def test_groups_of_different_bits_are_told_by_the_scales() -> None:
     config = {"quant_method": "compressed-tensors", "config_groups": groups}
     found = read_quantization({"quantization_config": config})
     tensors = [make("q.weight_packed", "I32", 8, 16), make("q.weight_scale", "F16", 8, 2)]
-    assert count_parameters(tensors, found) == 8 * 2 * 32
+    assert count_weights(tensors, found) == 8 * 2 * 32

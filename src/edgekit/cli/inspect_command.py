@@ -26,7 +26,7 @@ MODEL is any of
 examples:
   edgekit inspect Qwen/Qwen3-8B
   edgekit inspect unsloth/gemma-3-27b-it-GGUF:Q4_K_M --light
-  edgekit inspect model.gguf --tensors | sort -k4
+  edgekit inspect model.gguf --layers --tensors
   edgekit inspect model.gguf --json | jq .tensor_bytes
 
 environment: HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_HUB_OFFLINE, OLLAMA_MODELS, NO_COLOR,

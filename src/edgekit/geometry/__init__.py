@@ -74,19 +74,22 @@ def read_geometry(header: ModelHeader) -> ModelGeometry:
     if count < 1:
         raise HeaderError(f"{count} layers besides {mtp} for prediction", file=header.name)
     words = known.arrange(hyper, count)
+    vocabulary = vocabulary_of(hyper)
     if row is None:
         _refuse_unreadable(hyper, words)
+        if vocabulary is None and not hyper.gguf:
+            raise hyper.missing("vocabulary")
     rope = read_rope(hyper)
     trained = hyper.number("context")
     loops = hyper.number("loops") or 1
     layers = _looped(hyper, _layers(hyper, known, words), loops)
-    encodes = known.attend is attention.encoder or hyper.raw("bidirectional") is True
+    encodes = known.attend is attention.encoder or _is_embedder(hyper)
     basis, because = _how_known(hyper, row)  # after the layers, which note the defaults they used
     return ModelGeometry(
         architecture=hyper.architecture,
         layers=layers,
         hidden=hyper.need("hidden"),
-        vocabulary=vocabulary_of(hyper),
+        vocabulary=vocabulary,
         trained_context=trained,
         native_context=native_context(
             trained, rope, scaled=known.context_is_scaled or (hyper.gguf and not _is_yarn(rope))
@@ -95,7 +98,7 @@ def read_geometry(header: ModelHeader) -> ModelGeometry:
         loops=loops,
         per_layer_embedding=hyper.number("per_layer_embedding") or 0,
         mtp_layers=mtp,
-        tied_embeddings=tied_embeddings(hyper, known),
+        tied_embeddings=tied_embeddings(hyper),
         causal=not encodes if hyper.flag("causal") is None else bool(hyper.flag("causal")),
         pooling=pooling_of(hyper),
         towers=towers_of(header.config),
@@ -112,12 +115,12 @@ def _defaults(hyper: Hyper, row: Architecture) -> Mapping[str, object]:
 
 def _layers(hyper: Hyper, row: Architecture, words: tuple[Word, ...]) -> tuple[Layer, ...]:
     mixers = _share(hyper, row, _mixers(hyper, row, words))
-    if hyper.raw("bidirectional") is True:  # an embedder made of a decoder: nothing is kept
+    if _is_embedder(hyper):
         mixers = tuple(NoCache(attention=m) if isinstance(m, Attention) else m for m in mixers)
     halves = feed_forwards(
         hyper,
         words,
-        gated=row.gated,
+        gated=row.gated or "glu" in (hyper.text("ffn_kind") or ""),
         beside=row.beside,
         alternating=row.alternating,
         width=row.width,
@@ -143,6 +146,8 @@ def _mixers(hyper: Hyper, row: Architecture, words: tuple[Word, ...]) -> tuple[L
             mixers.append(recurrent)
         elif word is Word.BOTH and recurrent is not None and isinstance(layer, Attention):
             mixers.append(HybridLayer(attention=layer, recurrent=recurrent))
+        elif word is Word.BOTH:
+            raise _no_recurrence(hyper)
         else:
             mixers.append(layer or NoCache())
     return tuple(mixers)
@@ -223,13 +228,22 @@ def _how_known(hyper: Hyper, row: Architecture | None) -> tuple[Basis, str]:
             f"architecture {hyper.architecture!r} is not in geometry/architectures.py; "
             "read by its standard keys"
         )
-    defaulted = sorted(hyper.defaulted & row.nested_defaults.keys())
+    if hyper.gguf and hyper.number("mtp_layers") and hyper.header.tensors is None:
+        return Basis.MODELLED, (
+            "whether the blocks for token prediction are in the file was not read: one layer more or less"
+        )
+    defaulted = sorted(hyper.defaulted & (row.nested_defaults.keys() | {"kv_heads"}))
     if defaulted and not hyper.gguf:
         return Basis.MODELLED, (
             f"config.json does not state {', '.join(defaulted)}: the library's defaults for "
             f"{hyper.architecture} stand in"
         )
     return Basis.EXACT, ""
+
+
+def _is_embedder(hyper: Hyper) -> bool:
+    """A decoder that was made to look both ways keeps nothing; beside a tower it still generates."""
+    return hyper.raw("bidirectional") is True and not hyper.nested
 
 
 def _is_yarn(rope: Rope | None) -> bool:

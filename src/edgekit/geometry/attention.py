@@ -137,7 +137,11 @@ def _kv_heads(hyper: Hyper, heads: tuple[int, ...]) -> tuple[int, ...]:
     stated = hyper.per_layer("kv_heads", len(heads))
     if stated is not None:
         return stated
-    return (1,) * len(heads) if hyper.flag("multi_query") else heads
+    if hyper.flag("multi_query"):
+        return (1,) * len(heads)
+    if hyper.nested:  # a section that leaves out defaults: not every library default is this one
+        hyper.defaulted.add("kv_heads")
+    return heads
 
 
 def _grouped(hyper: Hyper, block: Any, heads: int) -> int:
@@ -170,7 +174,9 @@ def latent(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...
     make = _latent_gguf if hyper.gguf else _latent_config
     indexed = _indexed(hyper, len(words))
     layers = tuple(
-        make(hyper, heads[i], indexed[i]) if word in _ATTENDING else None
+        replace(make(hyper, heads[i], indexed[i]), **_span(hyper, word))
+        if word in _ATTENDING
+        else None
         for i, word in enumerate(words)
     )
     narrow = next((x for x in layers if x is not None and x.key_dim < x.rope_dim), None)
@@ -180,6 +186,13 @@ def latent(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...
             file=hyper.header.name,
         )
     return layers
+
+
+def _span(hyper: Hyper, word: Word) -> dict[str, Any]:
+    return {
+        "span": _SPANS.get(word, Span.ALL),
+        "span_tokens": hyper.need(_SPAN_KEYS[word]) if word in _SPAN_KEYS else 0,
+    }
 
 
 def _latent_config(hyper: Hyper, heads: int, index_dim: int) -> LatentAttention:

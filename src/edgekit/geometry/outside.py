@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from edgekit.geometry.architectures import Architecture
+from edgekit.geometry.architectures import BY_CONFIG, TIED_BY_DEFAULT
 from edgekit.geometry.hyper import Hyper
 from edgekit.geometry.keys import TOWER_HIDDEN, TOWER_LAYERS, TOWER_SECTIONS
 from edgekit.geometry.roles import has_output_head
@@ -23,7 +23,7 @@ def vocabulary_of(hyper: Hyper) -> int | None:
     return embedding.shape[0] if embedding is not None and embedding.shape else None
 
 
-def tied_embeddings(hyper: Hyper, row: Architecture) -> bool | None:
+def tied_embeddings(hyper: Hyper) -> bool | None:
     """As config.json states it, else by whether there is an output head, else as the family does it."""
     stated = hyper.top("tie_word_embeddings")
     if not isinstance(stated, bool):
@@ -32,7 +32,9 @@ def tied_embeddings(hyper: Hyper, row: Architecture) -> bool | None:
         return stated
     if hyper.header.tensors:
         return not has_output_head(hyper.header.tensors)
-    return None if hyper.gguf else row.tied
+    if hyper.gguf or hyper.architecture not in BY_CONFIG:
+        return None
+    return hyper.architecture in TIED_BY_DEFAULT
 
 
 def pooling_of(hyper: Hyper) -> str | None:

@@ -7,7 +7,7 @@ engine stores them (cells, pages, padding, cache type) is not known here.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edgekit.basis import Basis
 
@@ -303,7 +303,7 @@ class Tower:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelGeometry:
     architecture: str  # exactly what the file calls it
-    layers: tuple[Layer, ...]
+    layers: tuple[Layer, ...] = field(repr=False)
     hidden: int
     vocabulary: int | None  # None: lies beyond what was read
     trained_context: int | None  # as the file states it

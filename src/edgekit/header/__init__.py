@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from edgekit.errors import HeaderLimitError
 from edgekit.header import limits
 from edgekit.header.gguf_model import read_gguf_model
-from edgekit.header.packing import count_parameters
+from edgekit.header.packing import count_weights
 from edgekit.header.quantization import effective_bits, read_quantization
 from edgekit.header.safetensors_model import read_safetensors_model
 from edgekit.header.types import ArrayFact, Depth, ModelHeader, Quantization, Tensor
@@ -19,7 +19,7 @@ __all__ = [
     "ModelHeader",
     "Quantization",
     "Tensor",
-    "count_parameters",
+    "count_weights",
     "effective_bits",
     "read_header",
     "read_quantization",

@@ -84,7 +84,7 @@ _KNOWN_METHODS = frozenset(
 _WHOLE_NUMBERS = frozenset({"U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"})
 
 
-def count_parameters(tensors: Iterable[Tensor], quantization: Quantization | None) -> int | None:
+def count_weights(tensors: Iterable[Tensor], quantization: Quantization | None) -> int | None:
     """The weights of a model: packed ones unpacked, their scales left out.
 
     `quantization` None: nothing is packed. The answer is None where it cannot be told how many weights

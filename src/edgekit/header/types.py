@@ -67,12 +67,20 @@ class ModelHeader:
     version: int | None = None  # GGUF version
     big_endian: bool = False
     mlx: bool = False  # safetensors that MLX wrote
-    keys: Mapping[str, Value] = field(default_factory=dict)  # GGUF keys, large arrays left out
-    arrays: Mapping[str, ArrayFact] = field(default_factory=dict)  # GGUF arrays walked, not held
-    long_strings: Mapping[str, int] = field(default_factory=dict)  # GGUF strings not kept: bytes
-    config: Mapping[str, Any] = field(default_factory=dict)  # config.json, parsed
+    keys: Mapping[str, Value] = field(
+        default_factory=dict, repr=False
+    )  # GGUF keys, large arrays left out
+    arrays: Mapping[str, ArrayFact] = field(
+        default_factory=dict, repr=False
+    )  # GGUF arrays walked, not held
+    long_strings: Mapping[str, int] = field(
+        default_factory=dict, repr=False
+    )  # GGUF strings not kept: bytes
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False)  # config.json, parsed
     quantization: Quantization | None = None
-    tensors: tuple[Tensor, ...] | None = None  # None: the directory was not read
+    tensors: tuple[Tensor, ...] | None = field(
+        default=None, repr=False
+    )  # None: the directory was not read
     tensor_count: int | None = None
     tensor_bytes: int | None = None  # sum over the directory, or the index's total_size
     parameters: int | None = None  # only when a file states it outright (MLX index)

@@ -137,12 +137,21 @@ def _geometry(geometry: ModelGeometry | None) -> dict[str, Any]:
         "geometry_because": geometry.because or None,
         "layers": len(geometry.layers),
         "mtp_layers": geometry.mtp_layers,
-        "layer_kinds": count_kinds(geometry),
+        "layer_kinds": [
+            {"kind": label, "window": window or None, "layers": count}
+            for (label, window), count in count_kinds(geometry).items()
+        ],
         "hidden": geometry.hidden,
         "vocabulary": geometry.vocabulary,
         "experts": None
         if experts is None
-        else {"count": experts.count, "used": experts.used, "width": experts.width},
+        else {
+            "count": experts.count,
+            "used": experts.used,
+            "width": experts.width,
+            "shared_width": experts.shared_width,
+            "layers": sum(layer.experts is not None for layer in geometry.layers),
+        },
         "trained_context": geometry.trained_context,
         "native_context": geometry.native_context,
         "rope_scaling": None

@@ -19,8 +19,9 @@ from edgekit.geometry.types import (
     Span,
 )
 from edgekit.inspection import CACHE_ELEMENT_BYTES, CachePart, Inspection, Share
-from edgekit.report.kinds import count_kinds, kind_name
+from edgekit.report.kinds import count_kinds, kind_name, window_of
 from edgekit.report.lines import printable, table
+from edgekit.source.types import Container
 from edgekit.units import format_bytes, format_count
 
 _LABEL = 9
@@ -97,7 +98,7 @@ def _size(found: Inspection) -> str:
     if header.tensor_bytes is None:
         return f"{format_bytes(header.file_bytes)} file" if header.file_bytes else ""
     text = f"{format_bytes(header.tensor_bytes)} of weights"
-    if weights is not None and weights.total:
+    if weights is not None and weights.total and weights.basis is Basis.EXACT:
         text += f", {header.tensor_bytes * 8 / weights.total:.2f} bits each"
     return text
 
@@ -109,7 +110,7 @@ def _context(geometry: ModelGeometry | None) -> str:
 
 
 def _layer_rows(geometry: ModelGeometry) -> Iterator[str]:
-    kinds = [f"{count} {name}" for name, count in count_kinds(geometry).items()]
+    kinds = [f"{count} {kind_name(*kind)}" for kind, count in count_kinds(geometry).items()]
     yield f"{len(geometry.layers)}: " + ", ".join(kinds)
     yield _widths(geometry)
     yield _experts(geometry)
@@ -130,7 +131,11 @@ def _widths(geometry: ModelGeometry) -> str:
         parts.append(
             "feed-forward " + " to ".join(f"{w:,}" for w in dict.fromkeys((dense[0], dense[-1])))
         )
-    return ", ".join(parts) + f", vocabulary {vocabulary}{tied[geometry.tied_embeddings]}"
+    parts.append(f"vocabulary {vocabulary}")
+    if geometry.causal:
+        return ", ".join(parts) + tied[geometry.tied_embeddings]
+    pooled = f", an encoder, pooling {geometry.pooling}" if geometry.pooling else ", an encoder"
+    return ", ".join(parts) + pooled
 
 
 def _heads(kind: LayerKind) -> str:
@@ -157,15 +162,15 @@ def _experts(geometry: ModelGeometry) -> str:
     if not routed:
         return ""
     one: Experts = routed[0]
-    shared = f", shared {one.shared_width:,} wide" if one.shared_width else ""
-    where = "" if len(routed) == len(geometry.layers) else f" in {len(routed)} layers"
-    return f"{one.used} of {one.count} experts of {one.width:,}{shared}{where}"
+    shared = f" and a shared one of {one.shared_width:,}" if one.shared_width else ""
+    where = "" if len(routed) == len(geometry.layers) else f"in {len(routed)} layers "
+    return f"{where}{one.used} of {one.count} experts of {one.width:,}{shared}"
 
 
 def _rope(geometry: ModelGeometry) -> str:
     rope = geometry.rope
-    if rope is None:
-        return ""
+    if rope is None or (rope.factor is None and rope.original_context is None):
+        return ""  # a kind of rotation that stretches nothing
     factor = f" x{rope.factor:g}" if rope.factor else ""
     start = f" from {rope.original_context:,}" if rope.original_context else ""
     return f"rope scaling {rope.type}{factor}{start}"
@@ -175,7 +180,7 @@ def _cache_rows(found: Inspection) -> Iterator[str]:
     if not found.cache and not found.state_elements:
         yield "none: the whole input is in the batch"
     for part in found.cache:
-        yield _cache_row(part)
+        yield _cache_row(part, found.geometry.native_context if found.geometry else None)
     if found.state_elements:
         yield f"{format_bytes(found.state_bytes)} of states for each sequence (32 bit), however long it is"
     if found.full_context_bytes:
@@ -183,13 +188,13 @@ def _cache_rows(found: Inspection) -> Iterator[str]:
         yield f"{size} for one sequence that fills the context, before an engine's padding"
 
 
-def _cache_row(part: CachePart) -> str:
+def _cache_row(part: CachePart, context: int | None) -> str:
     each = format_bytes(part.elements_per_row * CACHE_ELEMENT_BYTES)
     per = "token" if part.tokens_per_row == 1 else f"{part.tokens_per_row} tokens"
     text = f"{each} for each {per} (16 bit), {part.layers} layers"
     if part.span is Span.ALL:
         return text
-    most = format_bytes(part.held_bytes(part.span_tokens))
+    most = format_bytes(part.held_bytes(min(part.span_tokens, context or part.span_tokens)))
     which = "the last" if part.span is Span.WINDOW else "those of a chunk of"
     return f"{text}, {which} {part.span_tokens:,} only: {most} at most"
 
@@ -248,6 +253,8 @@ def _notes(found: Inspection) -> Iterator[str]:
     yield from found.files.notes
     if geometry is not None and geometry.because:
         yield f"{geometry.basis.name}: {geometry.because}"
+    if found.header.container is Container.CONFIG:
+        yield "the weights are not here: what is known of them comes from config.json"
     if weights is not None and weights.basis is not Basis.EXACT:
         yield f"{weights.basis.name}: parameters counted from the geometry, not from tensors"
     if not found.header.complete:
@@ -266,7 +273,7 @@ def layers_text(geometry: ModelGeometry) -> str:
         rows.append(
             (
                 str(layer.index),
-                kind_name(layer.mixer),
+                kind_name(layer.mixer.label, window_of(layer.mixer)),
                 _heads(layer.mixer),
                 " + ".join(halves),
                 ", ".join(remembered),

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
-from edgekit.geometry.types import Attention, LayerKind, ModelGeometry, SharedCache
+from edgekit.geometry.types import (
+    Attention,
+    CompressedAttention,
+    HybridLayer,
+    LatentAttention,
+    LayerKind,
+    ModelGeometry,
+    NoCache,
+    SharedCache,
+)
 
 
-def count_kinds(geometry: ModelGeometry) -> dict[str, int]:
-    """In the order in which the kinds first appear."""
-    counts: dict[str, int] = {}
+def count_kinds(geometry: ModelGeometry) -> dict[tuple[str, int], int]:
+    """(kind, its window) -> how many layers, in the order in which they first appear."""
+    counts: dict[tuple[str, int], int] = {}
     for layer in geometry.layers:
-        name = kind_name(layer.mixer)
-        counts[name] = counts.get(name, 0) + 1
+        kind = (layer.mixer.label, window_of(layer.mixer))
+        counts[kind] = counts.get(kind, 0) + 1
     return counts
 
 
-def kind_name(kind: LayerKind) -> str:
-    attention = kind.attention if isinstance(kind, SharedCache) else kind
-    if isinstance(attention, Attention) and attention.span_tokens:
-        return f"{kind.label} {attention.span_tokens:,}"
-    return kind.label
+def kind_name(label: str, window: int) -> str:
+    return f"{label} {window:,}" if window else label
+
+
+def window_of(kind: LayerKind) -> int:
+    """How many tokens back a layer sees, 0 where that has no end."""
+    match kind:
+        case SharedCache() | HybridLayer() | NoCache():
+            return kind.attention.span_tokens if kind.attention is not None else 0
+        case Attention() | LatentAttention():
+            return kind.span_tokens
+        case CompressedAttention():
+            return 0 if kind.ratio else kind.window_tokens
+        case _:
+            return 0

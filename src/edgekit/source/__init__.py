@@ -55,7 +55,21 @@ def locate(reference: str, *, reach: Reach | None = None) -> ModelFiles:
 
         return locate_path(path, text)
     wanted = parse_reference(text, hub_hosts=hub_hosts())
-    return replace(_locate_name(wanted, reach or Reach()), reference=text)
+    try:
+        return replace(_locate_name(wanted, reach or Reach()), reference=text)
+    except RemoteInspectError as error:
+        raise _with_local_names(error, text) from error
+
+
+def _with_local_names(error: RemoteInspectError, text: str) -> RemoteInspectError:
+    """A name that the network does not have may be a path with a slip in it."""
+    from edgekit.source.disk import names_near
+
+    path = Path(text)
+    near = names_near(path) if "/" in text and path.parent.is_dir() else ()
+    if not near:
+        return error
+    return type(error)(f"{error}. On this machine there is: {', '.join(near)}")
 
 
 def hub_hosts() -> frozenset[str]:
@@ -128,8 +142,8 @@ def _locate_hub_offline(model: HubModel) -> ModelFiles:
         found = stores.find_lm_studio(model.repo, quant=model.quant)
     if found is None:
         raise RemoteInspectError(
-            f"{model.repo} is not in the hub's cache ({cache}), and the network is switched off: "
-            "unset HF_HUB_OFFLINE or allow the network, or download the model first"
+            f"{model.repo} is not in the hub's cache ({cache}), and the network is switched off "
+            "(--offline or HF_HUB_OFFLINE): switch it on, or download the model first"
         )
     return found
 

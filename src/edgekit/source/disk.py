@@ -148,7 +148,7 @@ def trouble(error: OSError, path: Path) -> SourceError:
         if path.is_symlink():
             target = ascii(str(path.readlink()))
             return NotFoundError(f"{path} is a link to {target}, which is not there")
-        return NotFoundError(f"no such file or folder: {path}", candidates=_names_near(path))
+        return NotFoundError(f"no such file or folder: {path}", candidates=names_near(path))
     reasons = {
         errno.ELOOP: "is a link that leads back to itself: remove or repair it",
         errno.EACCES: "may not be read by this user: check its permissions and its folder's",
@@ -161,7 +161,7 @@ def trouble(error: OSError, path: Path) -> SourceError:
     return SourceError(f"{str(path)[:500]} {reason}")
 
 
-def _names_near(path: Path) -> tuple[str, ...]:
+def names_near(path: Path) -> tuple[str, ...]:
     """Names in the folder of a path that is not there, which look like it."""
     folder = path.parent
     try:
