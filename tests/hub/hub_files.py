@@ -3,50 +3,36 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.header_files import (
+    ARRAY,
+    F32,
+    INT32,
+    STRING,
+    UINT16,
+    UINT32,
+    entry,
+    gguf,
+    key,
+    safetensors,
+    tensor,
+)
+
 MIB = 1024**2
-
-
-def _text(value: str) -> bytes:
-    raw = value.encode()
-    return struct.pack("<Q", len(raw)) + raw
-
-
-def _uint32(key: str, value: int) -> bytes:
-    return _text(key) + struct.pack("<II", 4, value)
-
-
-def _string(key: str, value: str) -> bytes:
-    return _text(key) + struct.pack("<I", 8) + _text(value)
-
-
-def _strings(key: str, values: list[str]) -> bytes:
-    head = _text(key) + struct.pack("<IIQ", 9, 8, len(values))
-    return head + b"".join(map(_text, values))
-
-
-def _uint16(key: str, value: int) -> bytes:
-    return _text(key) + struct.pack("<IH", 2, value)
-
-
-def _int32(key: str, value: int) -> bytes:
-    return _text(key) + struct.pack("<Ii", 5, value)
 
 
 def split_header(number: int, count: int) -> bytes:
     """One shard of a split GGUF as llama-gguf-split writes it: only the first has the architecture."""
     split = [
-        _uint16("split.no", number),
-        _uint16("split.count", count),
-        _int32("split.tensors.count", count),
+        key("split.no", UINT16, number),
+        key("split.count", UINT16, count),
+        key("split.tensors.count", INT32, count),
     ]
     if number == 0:
         return gguf_header(keys=split)
-    tensor = _text(f"blk.{number}.attn_q.weight") + struct.pack("<IQQIQ", 2, 64, 4, 0, 0)
-    return b"GGUF" + struct.pack("<IQQ", 3, 1, len(split)) + b"".join(split) + tensor
+    return gguf(split, [entry(f"blk.{number}.attn_q.weight", [64, 4], F32, 0)])
 
 
 def gguf_header(
@@ -57,18 +43,21 @@ def gguf_header(
     keys: Sequence[bytes] = (),
 ) -> bytes:
     """A GGUF v3 header with one F32 tensor of 64 x 4 and a vocabulary of `vocabulary` tokens."""
+    tokens = [f"token{number:07d}" for number in range(vocabulary)]
+    numbers = {
+        "block_count": 2,
+        "embedding_length": 64,
+        "attention.head_count": 4,
+        "context_length": 2048,
+        "feed_forward_length": 128,
+    }
     all_keys = [
-        _string("general.architecture", architecture),
-        _uint32(f"{architecture}.block_count", 2),
-        _uint32(f"{architecture}.embedding_length", 64),
-        _uint32(f"{architecture}.attention.head_count", 4),
-        _uint32(f"{architecture}.context_length", 2048),
-        _uint32(f"{architecture}.feed_forward_length", 128),
-        _strings("tokenizer.ggml.tokens", [f"token{number:07d}" for number in range(vocabulary)]),
+        key("general.architecture", STRING, architecture),
+        *(key(f"{architecture}.{name}", UINT32, value) for name, value in numbers.items()),
+        key("tokenizer.ggml.tokens", ARRAY, (STRING, tokens)),
         *keys,
     ]
-    tensor = _text("token_embd.weight") + struct.pack("<IQQIQ", 2, 64, 4, 0, 0)
-    return b"GGUF" + struct.pack("<IQQ", 3, 1, len(all_keys)) + b"".join(all_keys) + tensor + extra
+    return gguf(all_keys, [entry("token_embd.weight", [64, 4], F32, 0)]) + extra
 
 
 def write_gguf(path: Path, header: bytes, *, weights_bytes: int) -> bytes:
@@ -88,11 +77,9 @@ def tensors_header(tensors: dict[str, tuple[str, list[int], int]]) -> bytes:
     """A safetensors header: name -> dtype, shape, bytes, one after another."""
     table, begin = {}, 0
     for name, (dtype, shape, size) in tensors.items():
-        offsets = [begin, begin + size]
-        table[name] = {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+        table[name] = tensor(dtype, shape, begin, begin + size)
         begin += size
-    text = json.dumps(table).encode()
-    return struct.pack("<Q", len(text)) + text
+    return safetensors(table)
 
 
 def write_json(path: Path, value: object) -> None:
