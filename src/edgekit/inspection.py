@@ -16,6 +16,8 @@ from edgekit.header.types import Depth, ModelHeader, Tensor
 from edgekit.source import locate
 from edgekit.source.types import ModelFiles, Reach, Traffic
 
+_IDLE = frozenset({Role.MTP, Role.TOWER})  # they do not work on a token of text
+
 CACHE_ELEMENT_BYTES = 2  # 16 bit, what engines use unless told otherwise
 STATE_ELEMENT_BYTES = 4  # recurrent states are 32 bit
 
@@ -122,10 +124,10 @@ def _settled(
         for layer in (geometry.layers if geometry is not None else ())
         if isinstance(layer.mixer, Recurrent)
     }
+    if not recurrent:
+        return roles
     return tuple(
-        Role.RECURRENT
-        if role is Role.ATTENTION and recurrent and block_of(tensor.name) in recurrent
-        else role
+        Role.RECURRENT if role is Role.ATTENTION and block_of(tensor.name) in recurrent else role
         for tensor, role in zip(header.tensors or (), roles, strict=True)
     )
 
@@ -137,7 +139,10 @@ def _weights(
         count_weights(header.tensors, header.quantization) if header.tensors is not None else None
     )
     if stored is not None:
-        return Weights(total=stored, active=_active(header, geometry, roles), basis=Basis.EXACT)
+        has_experts = geometry is not None and any(layer.experts for layer in geometry.layers)
+        all_work = not has_experts and _IDLE.isdisjoint(roles)
+        active = stored if all_work else _active(header, geometry, roles)
+        return Weights(total=stored, active=active, basis=Basis.EXACT)
     total, active = (count_parameters(geometry) if geometry is not None else None) or (None, None)
     if header.parameters is not None:  # the index of an MLX model states it
         return Weights(total=header.parameters, active=active, basis=Basis.EXACT)
@@ -150,7 +155,7 @@ def _active(
     """Weights that work on one token of text; None when the experts cannot be told from the rest."""
     working: dict[Experts | None, list[Tensor]] = {}
     for tensor, role in zip(header.tensors or (), roles, strict=True):
-        if role not in {Role.MTP, Role.TOWER}:
+        if role not in _IDLE:
             routed = _experts_of(tensor, geometry) if role is Role.EXPERTS else None
             working.setdefault(routed, []).append(tensor)
     has_experts = geometry is not None and any(x.experts for x in geometry.layers)

@@ -63,7 +63,8 @@ def _read_name(cursor: Cursor, offset: int) -> str:
 def _read_entry(cursor: Cursor, name: str) -> _Entry:
     offset = cursor.position
     dimensions = cursor.u32()
-    cursor.check_limit(f"tensor {quoted(name)}: dimensions", dimensions, limits.DIMENSIONS)
+    if dimensions > limits.DIMENSIONS:  # the words cost more than the check: 49,152 times
+        cursor.check_limit(f"tensor {quoted(name)}: dimensions", dimensions, limits.DIMENSIONS)
     *shape, type_id, data_offset = cursor.whole_numbers(f"{dimensions}QIQ")
     try:
         kind = by_ggml_id(type_id)
