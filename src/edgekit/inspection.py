@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from edgekit.basis import Basis
 from edgekit.geometry import not_a_language_model, read_geometry
+from edgekit.geometry.outside import towers_of
 from edgekit.geometry.parameters import count_parameters
 from edgekit.geometry.roles import Role, block_of, roles_of
-from edgekit.geometry.types import Experts, ModelGeometry, Recurrent, Span
+from edgekit.geometry.types import Experts, ModelGeometry, Recurrent, Span, Tower
 from edgekit.header import count_weights, read_header
 from edgekit.header.mixes import mix_by_file_type
 from edgekit.header.types import Depth, ModelHeader, Tensor
@@ -62,6 +63,7 @@ class Inspection:
     header: ModelHeader = field(repr=False)
     geometry: ModelGeometry | None = field(repr=False)  # None when the file is not a language model
     not_a_model: str | None  # and then this says what it is
+    towers: tuple[Tower, ...]  # beside a language model, or in a projector's file
     weights: Weights | None
     cache: tuple[CachePart, ...]
     state_elements: int  # per sequence
@@ -106,6 +108,7 @@ def inspect_model(
         header=header,
         geometry=geometry,
         not_a_model=other,
+        towers=towers_of(header),
         weights=_weights(header, geometry, roles),
         cache=_cache(geometry) if geometry is not None else (),
         state_elements=_state_elements(geometry) if geometry is not None else 0,

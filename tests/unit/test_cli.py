@@ -152,10 +152,15 @@ def test_config_alone_is_enough_for_geometry(
 def test_a_projector_is_named_not_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    path = write_keys(tmp_path / "mmproj-model.gguf", "clip")
+    numbers = {"clip.vision.block_count": 27, "clip.vision.embedding_length": 1152}
+    path = write_keys(tmp_path / "mmproj-model.gguf", "clip", numbers=numbers)
     code, out, _ = ask(capsys, "inspect", str(path))
     assert code == 0
     assert "projector" in out
+    assert "vision tower, 27 layers of 1,152" in out
+    assert ask_json(capsys, str(path))["towers"] == [
+        {"kind": "vision", "layers": 27, "hidden": 1152}
+    ]
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def read_geometry(header: ModelHeader) -> ModelGeometry:
         tied_embeddings=tied_embeddings(hyper),
         causal=not encodes if hyper.flag("causal") is None else bool(hyper.flag("causal")),
         pooling=pooling_of(hyper),
-        towers=towers_of(header.config),
+        towers=towers_of(header),
         basis=basis,
         because=because,
     )

@@ -9,6 +9,7 @@ from edgekit.geometry.hyper import Hyper
 from edgekit.geometry.keys import TOWER_HIDDEN, TOWER_LAYERS, TOWER_SECTIONS
 from edgekit.geometry.roles import has_output_head
 from edgekit.geometry.types import Tower
+from edgekit.header.types import ModelHeader
 
 _POOLING = ("none", "mean", "cls", "last", "rank")  # llama.h LLAMA_POOLING_TYPE_*
 
@@ -42,23 +43,28 @@ def pooling_of(hyper: Hyper) -> str | None:
     return _POOLING[number] if number is not None and number < len(_POOLING) else None
 
 
-def towers_of(config: Mapping[str, object]) -> tuple[Tower, ...]:
-    inner = config.get("thinker_config")
-    places = (config, inner) if isinstance(inner, Mapping) else (config,)
+def towers_of(header: ModelHeader) -> tuple[Tower, ...]:
+    """Encoders of pictures and sound: parts of a config.json, or the content of an mmproj GGUF."""
+    inner = header.config.get("thinker_config")
+    places = (header.config, inner) if isinstance(inner, Mapping) else (header.config,)
     found: dict[str, Tower] = {}
     for place in places:
         for section, kind in TOWER_SECTIONS:
             part = place.get(section)
             if isinstance(part, Mapping) and part:
-                found.setdefault(
-                    kind,
-                    Tower(
-                        kind=kind,
-                        layers=_first(part, TOWER_LAYERS),
-                        hidden=_first(part, TOWER_HIDDEN),
-                    ),
-                )
+                found.setdefault(kind, _tower(kind, part, TOWER_LAYERS, TOWER_HIDDEN))
+    for kind in ("vision", "audio"):
+        prefix = f"clip.{kind}."
+        part = {k.removeprefix(prefix): v for k, v in header.keys.items() if k.startswith(prefix)}
+        if part:
+            found[kind] = _tower(kind, part, ("block_count",), ("embedding_length",))
     return tuple(found.values())
+
+
+def _tower(
+    kind: str, part: Mapping[str, object], layers: tuple[str, ...], hidden: tuple[str, ...]
+) -> Tower:
+    return Tower(kind=kind, layers=_first(part, layers), hidden=_first(part, hidden))
 
 
 def _first(part: Mapping[str, object], spellings: tuple[str, ...]) -> int | None:

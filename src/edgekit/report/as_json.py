@@ -27,7 +27,7 @@ SCHEMA = 1
 GEOMETRY_KEYS = (
     "architecture", "geometry_basis", "geometry_because", "layers", "mtp_layers", "layer_kinds", "hidden",
     "vocabulary", "experts", "trained_context", "native_context", "rope_scaling", "tied_embeddings", "causal",
-    "pooling", "towers",
+    "pooling",
 )  # fmt: skip
 
 
@@ -52,6 +52,10 @@ def inspection_json(
         "mix": found.mix,
         "quantization": _quantization(header),
         **_geometry(geometry),
+        "towers": [
+            {"kind": tower.kind, "layers": tower.layers, "hidden": tower.hidden}
+            for tower in found.towers
+        ],
         "not_a_language_model": found.not_a_model,
         "cache": _cache(found),
         "bytes_by_role": _shares(found.by_role),
@@ -164,10 +168,6 @@ def _geometry(geometry: ModelGeometry | None) -> dict[str, Any]:
         "tied_embeddings": geometry.tied_embeddings,
         "causal": geometry.causal,
         "pooling": geometry.pooling,
-        "towers": [
-            {"kind": tower.kind, "layers": tower.layers, "hidden": tower.hidden}
-            for tower in geometry.towers
-        ],
     }
 
 

@@ -46,7 +46,7 @@ def _sections(found: Inspection) -> Iterator[tuple[str, Iterable[str]]]:
         yield "Layers", _layer_rows(found.geometry)
         yield "Cache", _cache_rows(found)
     yield "Weights", _share_rows(found)
-    yield "Beside", _beside_rows(found)
+    yield "Beside" if found.geometry is not None else "Holds", _beside_rows(found)
     yield "Read", _read_rows(found)
     yield "Note", _notes(found)
 
@@ -226,10 +226,10 @@ def _column(shares: tuple[Share, ...], total: int) -> list[str]:
 
 
 def _beside_rows(found: Inspection) -> Iterator[str]:
-    geometry = found.geometry
-    for tower in geometry.towers if geometry is not None else ():
+    for tower in found.towers:
         size = f", {tower.layers} layers" if tower.layers else ""
-        yield f"{tower.kind} tower{size}"
+        width = f" of {tower.hidden:,}" if tower.hidden else ""
+        yield f"{tower.kind} tower{size}{width}"
     if found.files.projectors:
         yield "projector: " + ", ".join(file.name for file in found.files.projectors)
     if found.files.alternatives:
