@@ -79,9 +79,8 @@ class HeaderLimitError(HeaderError):
     ) -> None:
         self.value = value
         self.limit = limit
-        super().__init__(
-            f"{what}: {value:,} is over the limit of {limit:,}", file=file, offset=offset
-        )
+        told = f"{value:,}" if value < 10**30 else "a number of more than 30 digits"
+        super().__init__(f"{what}: {told} is over the limit of {limit:,}", file=file, offset=offset)
 
 
 class UnknownDtypeError(HeaderError):

@@ -28,8 +28,9 @@ class Weights:
     """How many weights there are, and how that is known."""
 
     total: int
-    active: int | None  # those that work on one token of text: no idle experts, towers, MTP blocks
     basis: Basis
+    active: int | None  # those that work on one token of text: no idle experts, towers, MTP blocks
+    active_basis: Basis  # by which of them an expert is told: the tensors, or the geometry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,26 +143,33 @@ def _weights(
         count_weights(header.tensors, header.quantization) if header.tensors is not None else None
     )
     if stored is not None:
-        has_experts = geometry is not None and any(layer.experts for layer in geometry.layers)
-        all_work = not has_experts and _IDLE.isdisjoint(roles)
-        active = stored if all_work else _active(header, geometry, roles)
-        return Weights(total=stored, active=active, basis=Basis.EXACT)
+        active = _active(header, geometry, roles, stored)
+        basis = geometry.basis if geometry is not None else Basis.EXACT
+        return Weights(total=stored, basis=Basis.EXACT, active=active, active_basis=basis)
     total, active = (count_parameters(geometry) if geometry is not None else None) or (None, None)
-    if header.parameters is not None:  # the index of an MLX model states it
-        return Weights(total=header.parameters, active=active, basis=Basis.EXACT)
-    return Weights(total=total, active=active, basis=Basis.MODELLED) if total is not None else None
+    stated = header.parameters  # the index of an MLX model has it
+    if stated is None and total is None:
+        return None
+    return Weights(
+        total=stated or total or 0,
+        basis=Basis.MODELLED if stated is None else Basis.EXACT,
+        active=active,
+        active_basis=Basis.MODELLED,
+    )
 
 
 def _active(
-    header: ModelHeader, geometry: ModelGeometry | None, roles: tuple[Role, ...]
+    header: ModelHeader, geometry: ModelGeometry | None, roles: tuple[Role, ...], stored: int
 ) -> int | None:
     """Weights that work on one token of text; None when the experts cannot be told from the rest."""
+    has_experts = geometry is not None and any(layer.experts for layer in geometry.layers)
+    if not has_experts and _IDLE.isdisjoint(roles):
+        return stored
     working: dict[Experts | None, list[Tensor]] = {}
     for tensor, role in zip(header.tensors or (), roles, strict=True):
         if role not in _IDLE:
             routed = _experts_of(tensor, geometry) if role is Role.EXPERTS else None
             working.setdefault(routed, []).append(tensor)
-    has_experts = geometry is not None and any(x.experts for x in geometry.layers)
     if has_experts and working.keys() <= {None}:
         return None
     counts = {

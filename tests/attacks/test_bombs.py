@@ -76,6 +76,17 @@ def model_keys(layers: int = 2) -> list[bytes]:
     ]
 
 
+def deep(**more: Any) -> bytes:
+    """A config.json with as many layers as allowed."""
+    config = {
+        "model_type": "llama",
+        "num_hidden_layers": 1_024,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+    }
+    return json.dumps({**config, "intermediate_size": 8, "vocab_size": 9, **more}).encode()
+
+
 def whole(name: Callable[[int], str]) -> bytes:
     """A model with as many tensors as allowed, whose names are as long as allowed."""
     count = limits.TENSORS_PER_FILE
@@ -196,12 +207,40 @@ BOMBS: dict[str, tuple[str, Build]] = {
     "names without a number in them": ("whole", lambda: whole(lettered)),
     "names that look like every role": ("whole", lambda: whole(alluring)),
     "a model of 1,024 layers": ("whole", lambda: gguf(model_keys(layers=1_024))),
+    "a list where a number is asked for in every layer": (
+        "whole",
+        lambda: deep(head_dim=[16] * 200_000),
+    ),
+    "settings for a hundred thousand layers": (
+        "whole",
+        lambda: deep(per_layer_config={str(10**6 + n): 1 for n in range(100_000)}),
+    ),
+    "settings for a layer of 5,000 digits": (
+        "whole",
+        lambda: deep(per_layer_config={"9" * 5_000: {"head_dim": 8}}),
+    ),
+    "two hundred thousand layers without experts": (
+        "whole",
+        lambda: deep(
+            model_type="qwen3_moe",
+            num_experts=4,
+            num_experts_per_tok=1,
+            moe_intermediate_size=8,
+            mlp_only_layers=[5_000] * 200_000,
+        ),
+    ),
+    "a width of 4,000 digits": ("whole", lambda: deep(head_dim=int("9" * 4_000))),
+    "a negative width of 4,000 digits": ("whole", lambda: deep(head_dim=-int("9" * 4_000))),
 }
 # The heaviest that are still read: everything else is refused.
 READ = {
     "names without a number in them",
     "names that look like every role",
     "a model of 1,024 layers",
+    "a list where a number is asked for in every layer",
+    "settings for a hundred thousand layers",
+    "settings for a layer of 5,000 digits",
+    "two hundred thousand layers without experts",
     "as many strings as allowed",
     "10,000 keys of 1 KiB",
     "1,500 texts of 64 KiB",
@@ -239,8 +278,9 @@ def attack(kind: str, path: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_costs_little(name: str, tmp_path: Path) -> None:
     kind, build = BOMBS[name]
-    path = tmp_path / "bomb"
-    path.write_bytes(build())
+    content = build()
+    path = tmp_path / ("config.json" if kind == "whole" and content.startswith(b"{") else "bomb")
+    path.write_bytes(content)
     result = attack(kind, path)
     for _ in range(2):  # a busy machine can only add to it: the lowest of three is nearest
         if result["cpu_s"] >= CPU_S:

@@ -191,7 +191,8 @@ def test_a_count_that_the_index_states_is_taken(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(write)
     light = inspect_model(tmp_path, depth=Depth.ARCHITECTURE).weights
     assert light is not None
-    assert (light.total, light.active, light.basis) == (744, None, Basis.EXACT)
+    assert (light.total, light.basis) == (744, Basis.EXACT)
+    assert (light.active, light.active_basis) == (None, Basis.MODELLED)
     whole = inspect_model(tmp_path).weights
     assert whole is not None
     assert whole.total == 4

@@ -90,7 +90,7 @@ def _routed_layers(hyper: Hyper, layers: int) -> tuple[bool, ...]:
     offset = hyper.number("moe_offset")
     routed_at = step - 1 if offset is None else offset
     lead = hyper.number("leading_dense") or 0
-    dense = [index for index in hyper.items("mlp_only_layers") or () if isinstance(index, int)]
+    dense = {index for index in hyper.items("mlp_only_layers") or () if isinstance(index, int)}
     return tuple(i >= lead and i % step == routed_at and i not in dense for i in range(layers))
 
 

@@ -26,6 +26,8 @@ class Hyper:
         self.gguf = header.container is Container.GGUF
         self.defaults: Mapping[str, Any] = {}
         self.defaulted: set[str] = set()  # words that came from a default, to be told
+        self._numbers: dict[str, int | None] = {}  # builders ask for the same word in every layer
+        self._overrides: dict[int, Mapping[str, Any]] | None = None
         self.architecture, self.section = _identify(header)
         self.nested = not self.gguf and self.section is not header.config
 
@@ -62,6 +64,11 @@ class Hyper:
 
     def number(self, word: str) -> int | None:
         """A whole number, or None. A per-layer list of equal numbers is that number."""
+        if word not in self._numbers:
+            self._numbers[word] = self._number(word)
+        return self._numbers[word]
+
+    def _number(self, word: str) -> int | None:
         value = self.raw(word)
         if isinstance(value, (list, tuple)):
             if len(set(map(repr, value))) != 1:
@@ -99,12 +106,9 @@ class Hyper:
 
     def own(self, word: str, layer: int) -> int | None:
         """A number that config.json gives for this one layer (per_layer_config)."""
-        overrides = self.raw("layer_overrides")
-        if not isinstance(overrides, Mapping):
-            return None
-        mine = next((v for k, v in overrides.items() if k.isdecimal() and int(k) == layer), None)
-        if not isinstance(mine, Mapping):
-            return None
+        if self._overrides is None:
+            self._overrides = _by_layer(self.raw("layer_overrides"))
+        mine = self._overrides.get(layer, {})
         found = next((v for s in BY_WORD[word].config if (v := mine.get(s)) is not None), None)
         return None if found is None else self.whole(word, found)
 
@@ -152,13 +156,25 @@ class Hyper:
                 f"{self.spelled(word)} is {value!r:.60}, not a whole number", file=self.header.name
             )
         if value < 0:
-            raise HeaderError(f"{self.spelled(word)} is {value}", file=self.header.name)
+            raise HeaderError(f"{self.spelled(word)} is {value!r:.60}", file=self.header.name)
         limit = MAX_LAYERS if word == "layers" else MAX_NUMBER
         if value > limit:
             raise HeaderLimitError(
                 self.spelled(word), value=value, limit=limit, file=self.header.name
             )
         return int(value)
+
+
+def _by_layer(overrides: Any) -> dict[int, Mapping[str, Any]]:
+    """{"05": {...}} -> {5: {...}}, what no layer can have left out."""
+    if not isinstance(overrides, Mapping):
+        return {}
+    digits = len(str(MAX_LAYERS))
+    return {
+        int(key): mine
+        for key, mine in overrides.items()
+        if key.isdecimal() and len(key) <= digits and isinstance(mine, Mapping)
+    }
 
 
 def _dig(section: Mapping[str, Any], path: str) -> Any:

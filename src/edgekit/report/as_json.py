@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from edgekit.basis import Basis
 from edgekit.geometry.types import (
     Attention,
     CompressedAttention,
@@ -104,15 +105,19 @@ def _weights(weights: Weights | None, header: ModelHeader) -> dict[str, Any]:
             "parameters": None,
             "active_parameters": None,
             "parameters_basis": None,
+            "active_parameters_basis": None,
             "bits_per_weight": None,
         }
     bits = None
-    if header.tensor_bytes is not None and weights.total:
+    if header.tensor_bytes is not None and weights.total and weights.basis is Basis.EXACT:
         bits = round(header.tensor_bytes * 8 / weights.total, 4)
     return {
         "parameters": weights.total,
         "active_parameters": weights.active,
         "parameters_basis": weights.basis.value,
+        "active_parameters_basis": weights.active_basis.value
+        if weights.active is not None
+        else None,
         "bits_per_weight": bits,
     }
 

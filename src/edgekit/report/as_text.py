@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 from edgekit.basis import Basis
@@ -60,7 +61,8 @@ def _title(found: Inspection) -> str:
     kind = "MLX" if header.mlx else header.container.name
     version = f" v{header.version}" if header.version is not None else ""
     mix = found.mix or _method(found)
-    told = mix.lower() in found.files.label.lower()  # most names end with it
+    words = re.split(r"[^a-z0-9_]+", found.files.label.lower())
+    told = mix.lower() in words  # most names end with it
     parts = [found.files.label, "" if told else mix, f"{kind}{version}"]
     if found.geometry is not None:
         parts.append(found.geometry.architecture)
