@@ -485,8 +485,16 @@ def test_an_architecture_that_lies_behind_the_vocabulary_is_fetched() -> None:
     assert len(source.requests) > 1
 
 
+def test_keys_of_the_architecture_behind_something_long_are_fetched() -> None:
+    filler = key("llama.notes", ARRAY, (UINT8, [0] * 600_000))
+    last = key("llama.attention.head_count_kv", UINT32, 2)
+    source = GrowingSource(gguf([*ARCHITECTURE, filler, last]))
+    assert read_gguf(source, Depth.ARCHITECTURE).keys["llama.attention.head_count_kv"] == 2
+    assert len(source.requests) > 1
+
+
 def test_a_directory_that_lies_beyond_the_first_request_is_left_there() -> None:
-    filler = key("llama.notes", ARRAY, (UINT8, [0] * 524_288))
+    filler = key("tokenizer.notes", ARRAY, (UINT8, [0] * 524_288))
     source = GrowingSource(gguf([*ARCHITECTURE, filler], [ONE], data_bytes=128))
     file = read_gguf(source, Depth.ARCHITECTURE)
     assert (file.complete, file.tensors) == (True, None)

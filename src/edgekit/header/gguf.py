@@ -124,14 +124,17 @@ def _read_keys(cursor: Cursor, count: int, tensor_count: int, shelf: Shelf) -> N
         key = read_key(cursor)
         if key in shelf:
             raise cursor.error(f"key {quoted(key)} occurs twice", offset=offset)
+        shelf.reading = key
         read_value(cursor, key, shelf)
+    shelf.reading = None
 
 
 def _knows_architecture(shelf: Shelf) -> bool:
+    """Whether its keys lie behind us: converters write them together, and the vocabulary after them."""
     architecture = shelf.keys.get("general.architecture")
-    return architecture is not None and (
-        f"{architecture}.block_count" in shelf.keys or "llama.block_count" in shelf.keys
-    )
+    stated = f"{architecture}.block_count" in shelf.keys or "llama.block_count" in shelf.keys
+    past = shelf.reading is None or shelf.reading.startswith("tokenizer.")
+    return architecture is not None and stated and past
 
 
 def _alignment(cursor: Cursor, shelf: Shelf) -> int:

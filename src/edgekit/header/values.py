@@ -36,6 +36,7 @@ class Shelf:
     keys: dict[str, Value] = field(default_factory=dict)
     arrays: dict[str, ArrayFact] = field(default_factory=dict)
     long_strings: dict[str, int] = field(default_factory=dict)
+    reading: str | None = None  # the key whose value comes next; None outside the keys
     kept_bytes: int = 0
     strings_walked: int = 0
 
