@@ -120,6 +120,11 @@ def test_nested_config_that_leaves_out_the_librarys_defaults_is_not_exact() -> N
     assert "hidden" in geometry.because
 
 
+def test_a_wrong_value_is_told_by_the_name_it_has_in_the_file() -> None:
+    with pytest.raises(HeaderError, match=r"^config\.json: n_layer is 'many', not a whole number$"):
+        of_config(num_hidden_layers=..., n_layer="many")
+
+
 def test_the_same_gap_at_the_top_is_an_error() -> None:
     with pytest.raises(
         UnknownArchitectureError, match=r"does not state its hidden .*hidden_size.*keys\.py"

@@ -73,7 +73,7 @@ class Hyper:
         if isinstance(value, (list, tuple)):
             if len(set(map(repr, value))) != 1:
                 raise HeaderError(
-                    f"{self.spelled(word)} is a list where one number is needed",
+                    f"{self.named(word)} is a list where one number is needed",
                     file=self.header.name,
                 )
             value = value[0]
@@ -99,7 +99,7 @@ class Hyper:
         items = self.items(word)
         if items is not None and len(items) < layers:
             raise HeaderError(
-                f"{self.spelled(word)} lists {len(items)} layers, the model has {layers}",
+                f"{self.named(word)} lists {len(items)} layers, the model has {layers}",
                 file=self.header.name,
             )
         return None if items is None else items[:layers]
@@ -134,7 +134,15 @@ class Hyper:
             f"({self.spelled(word)}). If it spells it differently, add the word to geometry/keys.py"
         )
 
+    def named(self, word: str) -> str:
+        """How this file spells it."""
+        if self.gguf:
+            return self.spelled(word)
+        found = (s for s in BY_WORD[word].config if _dig(self.section, s) is not None)
+        return next(found, None) or self.spelled(word)
+
     def spelled(self, word: str) -> str:
+        """How any file may spell it."""
         key = BY_WORD[word]
         if self.gguf:
             return " or ".join(f"{self.architecture}.{suffix}" for suffix in key.gguf)
@@ -153,14 +161,14 @@ class Hyper:
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool):
             raise HeaderError(
-                f"{self.spelled(word)} is {value!r:.60}, not a whole number", file=self.header.name
+                f"{self.named(word)} is {value!r:.60}, not a whole number", file=self.header.name
             )
         if value < 0:
-            raise HeaderError(f"{self.spelled(word)} is {value!r:.60}", file=self.header.name)
+            raise HeaderError(f"{self.named(word)} is {value!r:.60}", file=self.header.name)
         limit = MAX_LAYERS if word == "layers" else MAX_NUMBER
         if value > limit:
             raise HeaderLimitError(
-                self.spelled(word), value=value, limit=limit, file=self.header.name
+                self.named(word), value=value, limit=limit, file=self.header.name
             )
         return int(value)
 
