@@ -12,7 +12,9 @@ EdgekitError
 ├── HeaderError                  the bytes are not what they claim to be
 │   ├── HeaderLimitError         a count in the file is beyond a named limit
 │   └── UnknownDtypeError        a tensor type without a row in header/dtype.py
-└── UnknownArchitectureError     no row in geometry/architectures.py and no standard keys
+├── UnknownArchitectureError     no row in geometry/architectures.py and no standard keys
+├── RefusedError                 the engine itself would refuse these options or this model
+└── EngineError                  the real engine did not come up: its last words
 """
 
 from __future__ import annotations
@@ -89,3 +91,13 @@ class UnknownDtypeError(HeaderError):
 
 class UnknownArchitectureError(EdgekitError):
     pass
+
+
+class RefusedError(EdgekitError):
+    """The engine would not run this. The message is the engine's reason."""
+
+    exit_code = 2
+
+
+class EngineError(EdgekitError):
+    """The real engine did not come up."""

@@ -1,0 +1,1 @@
+"""What must be held: the bill and its lines."""

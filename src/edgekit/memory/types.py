@@ -1,0 +1,155 @@
+"""Nouns of the fourth room: what must be held, as a bill."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from edgekit.basis import Basis
+from edgekit.memory.cache_types import CacheType
+from edgekit.units import GIB
+
+
+class Component(enum.Enum):
+    """What a line pays for."""
+
+    WEIGHTS = "weights"
+    KV_CACHE = "kv cache"
+    SLIDING_KV_CACHE = "sliding kv cache"
+    STATE = "recurrent state"
+    OUTPUT = "output"  # logits and embeddings handed to the caller
+    COMPUTE = "compute"  # intermediate results
+    RUNTIME = "runtime"  # the engine and its driver: contexts, libraries, graphs
+    PROMPT_CACHE = "prompt cache"  # remembered prompts, outside the engine's own buffers
+    CHECKPOINTS = "checkpoints"  # saved states of sliding and recurrent caches
+
+
+CACHES = frozenset({Component.KV_CACHE, Component.SLIDING_KV_CACHE, Component.STATE})
+
+
+class PoolKind(enum.Enum):
+    DEVICE = "device"
+    HOST = "host"
+
+
+@dataclass(frozen=True, slots=True, order=False)
+class Pool:
+    """Where memory is taken from. Unified memory is a matter of the hardware, not of the bill."""
+
+    kind: PoolKind
+    index: int = 0
+
+    @property
+    def label(self) -> str:
+        return f"{self.kind.value} {self.index}" if self.index else self.kind.value
+
+
+DEVICE = Pool(PoolKind.DEVICE)
+HOST = Pool(PoolKind.HOST)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLine:
+    """One line of the bill."""
+
+    component: Component
+    size_bytes: int
+    pool: Pool
+    layer: int | None = None  # None: belongs to no single layer
+    basis: Basis = Basis.EXACT
+    because: str = ""  # the arithmetic with this model's numbers
+    within: float | None = None  # MODELLED: how far off it may be, as a share of the line
+    reserved: bool = True  # False: may grow up to this (a prompt cache), is not taken at the start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What the engine is asked to hold at once. None: the engine's own default."""
+
+    context_tokens: int | None = None  # None: the native window
+    sequences: int | None = None
+    batch_tokens: int | None = None
+    microbatch_tokens: int | None = None
+    output_rows: int | None = None  # rows of logits kept in one micro-batch
+    cache_k: CacheType | None = None
+    cache_v: CacheType | None = None
+    flash_attention: bool | None = None
+    unified: bool | None = None  # all sequences share one cache
+    full_window: bool = False  # sliding layers keep the whole context
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEstimate:
+    """The bill: every total, table and decision is a sum or a filter over its lines."""
+
+    engine: str
+    backend: str
+    lines: tuple[MemoryLine, ...] = field(repr=False)
+    facts: tuple[tuple[str, object], ...] = ()  # what the engine resolved: cells, blocks, groups
+    notes: tuple[str, ...] = ()
+
+    def total(self, keep: Callable[[MemoryLine], bool] | None = None) -> int:
+        """Bytes of the reserved lines that `keep` lets through."""
+        return sum(
+            line.size_bytes for line in self.lines if line.reserved and (keep is None or keep(line))
+        )
+
+    def of(self, *components: Component) -> int:
+        return self.total(lambda line: line.component in components)
+
+    def in_pool(self, kind: PoolKind) -> int:
+        return self.total(lambda line: line.pool.kind is kind)
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        """Those that something is taken from: devices first, in their order."""
+        found = {line.pool for line in self.lines if line.size_bytes}
+        return tuple(sorted(found, key=lambda pool: (pool.kind is PoolKind.HOST, pool.index)))
+
+    @property
+    def total_bytes(self) -> int:
+        return self.total()
+
+    @property
+    def weights_bytes(self) -> int:
+        return self.of(Component.WEIGHTS)
+
+    @property
+    def kv_cache_bytes(self) -> int:
+        """All that is remembered of the tokens: caches and states."""
+        return self.of(*CACHES)
+
+    @property
+    def overhead_bytes(self) -> int:
+        """All the rest."""
+        return self.total_bytes - self.weights_bytes - self.kv_cache_bytes
+
+    @property
+    def basis(self) -> Basis:
+        """That of the weakest line."""
+        return weakest(line.basis for line in self.lines if line.size_bytes)
+
+    @property
+    def weights_gb(self) -> float:
+        return self.weights_bytes / GIB
+
+    @property
+    def kv_cache_gb(self) -> float:
+        return self.kv_cache_bytes / GIB
+
+    @property
+    def overhead_gb(self) -> float:
+        return self.overhead_bytes / GIB
+
+    @property
+    def total_gb(self) -> float:
+        return self.total_bytes / GIB
+
+
+_STRENGTH = (Basis.EXACT, Basis.MODELLED, Basis.ASSUMED)
+
+
+def weakest(bases: Iterable[Basis]) -> Basis:
+    """The one to tell when numbers of several bases are added up."""
+    return max(bases, key=_STRENGTH.index, default=Basis.EXACT)
