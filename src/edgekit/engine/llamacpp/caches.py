@@ -1,0 +1,103 @@
+"""A resolved context -> the lines of its caches and states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from edgekit.basis import Basis
+from edgekit.engine.llamacpp.context import Heads, pad
+from edgekit.engine.llamacpp.placement import Placement, device_bytes
+from edgekit.engine.llamacpp.types import Context
+from edgekit.engine.types import Model
+from edgekit.geometry.types import CompressedAttention, Layer, Span, State, Stream
+from edgekit.memory.cache_types import CacheType
+from edgekit.memory.types import Component, MemoryLine, Pool, PoolKind
+
+HOST_ALIGNMENT = 32
+STATE_BYTES = 4  # states are f32, whatever the cache type
+
+
+def cache_lines(model: Model, context: Context, placement: Placement) -> tuple[MemoryLine, ...]:
+    heads = model.keep("heads", lambda: Heads.of(model.geometry))
+    return tuple(
+        line
+        for layer in model.geometry.layers
+        for line in _layer_lines(layer, context, placement.cache_pool(layer.index), heads)
+    )
+
+
+def _layer_lines(layer: Layer, context: Context, pool: Pool, heads: Heads) -> Iterator[MemoryLine]:
+    basis = Basis.MODELLED if isinstance(layer.mixer, CompressedAttention) else Basis.EXACT
+    for component, streams in _by_reach(layer.mixer.streams).items():
+        sizes = [_stream_bytes(stream, context, pool, heads) for stream in streams]
+        yield MemoryLine(
+            component=component,
+            size_bytes=sum(sizes),
+            pool=pool,
+            layer=layer.index,
+            basis=basis,
+            because=_told(component, streams, context, heads),
+            within=0.05 if basis is Basis.MODELLED else None,
+        )
+    if layer.mixer.states:
+        yield _state_line(layer, context, pool)
+
+
+def _by_reach(streams: tuple[Stream, ...]) -> dict[Component, list[Stream]]:
+    found: dict[Component, list[Stream]] = {}
+    for stream in streams:
+        sliding = stream.span is not Span.ALL
+        key = Component.SLIDING_KV_CACHE if sliding else Component.KV_CACHE
+        found.setdefault(key, []).append(stream)
+    return found
+
+
+def _cells(stream: Stream, context: Context) -> int:
+    cells = context.cells if stream.span is Span.ALL else context.swa_cells
+    return -(-cells // stream.tokens_per_row)
+
+
+def _kept_as(stream: Stream, context: Context) -> CacheType:
+    return context.type_v if stream.name == "v" else context.type_k
+
+
+def _width(stream: Stream, context: Context, heads: Heads) -> int:
+    if stream.name == "v" and not context.flash_attn:
+        return heads.widest_value  # stored transposed: every layer is as wide as the widest
+    return stream.elements
+
+
+def _stream_bytes(stream: Stream, context: Context, pool: Pool, heads: Heads) -> int:
+    width, kept_as = _width(stream, context, heads), _kept_as(stream, context)
+    size = kept_as.row_bytes(width) * _cells(stream, context) * context.streams
+    if pool.kind is PoolKind.HOST:
+        return pad(size, HOST_ALIGNMENT)
+    return device_bytes(size, width, kept_as.block_elements, kept_as.block_bytes)
+
+
+def _told(component: Component, streams: list[Stream], context: Context, heads: Heads) -> str:
+    cells = _cells(streams[0], context)
+    rows = " + ".join(
+        f"{stream.name.upper()} {_kept_as(stream, context).name} {_width(stream, context, heads)}"
+        for stream in streams
+    )
+    sharing = f"{context.streams} streams x " if context.streams > 1 else ""
+    slid = " of its window" if component is Component.SLIDING_KV_CACHE else ""
+    return f"{sharing}{cells} cells{slid} x ({rows})"
+
+
+def _state_line(layer: Layer, context: Context, pool: Pool) -> MemoryLine:
+    sizes = [_state_bytes(state, context, pool) for state in layer.mixer.states]
+    told = " + ".join(f"{state.name} {state.elements}" for state in layer.mixer.states)
+    return MemoryLine(
+        component=Component.STATE,
+        size_bytes=sum(sizes),
+        pool=pool,
+        layer=layer.index,
+        because=f"{context.n_seq_max} sequences x ({told}) x {STATE_BYTES} bytes",
+    )
+
+
+def _state_bytes(state: State, context: Context, pool: Pool) -> int:
+    size = STATE_BYTES * state.elements * context.n_seq_max
+    return pad(size, HOST_ALIGNMENT) if pool.kind is PoolKind.HOST else device_bytes(size, 1, 1, 4)

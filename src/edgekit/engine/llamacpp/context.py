@@ -1,0 +1,219 @@
+"""A load and a setup -> what llama_context makes of them, or the reason it refuses.
+
+Follows llama-context.cpp (constructor and llama_init_from_model) @ 0c1e570.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgekit.engine.llamacpp.types import (
+    CELL_PADDING,
+    DEFAULT_BATCH,
+    DEFAULT_UBATCH,
+    SERVER_SLOTS,
+    Context,
+    LlamaCppSetup,
+    Mode,
+)
+from edgekit.engine.types import Model
+from edgekit.errors import RefusedError, UsageError
+from edgekit.geometry.types import (
+    Attention,
+    HybridLayer,
+    LatentAttention,
+    LayerKind,
+    ModelGeometry,
+    NoCache,
+    SharedCache,
+    Span,
+)
+from edgekit.memory.cache_types import F16, CacheType
+from edgekit.memory.types import Load
+
+MAX_SEQUENCES = 256  # llama-cparams.h: LLAMA_MAX_SEQ
+MAX_TOKENS = 2**31 - 1  # contexts and batches are 32-bit numbers in llama.cpp
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")  # arg.cpp
+ALWAYS_WITHOUT_FLASH_ATTENTION = frozenset({"grok"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """What the options are checked against."""
+
+    key_dims: frozenset[int]
+    value_dims: frozenset[int]
+    latent: bool  # K stands for V too: both must have one type
+    window: int  # tokens a sliding layer sees, 0 without any
+    widest_value: int  # numbers of one token's V in the widest layer
+
+    @classmethod
+    def of(cls, geometry: ModelGeometry) -> Heads:
+        attentions = [found for layer in geometry.layers if (found := attention_of(layer.mixer))]
+        latent = any(isinstance(one, LatentAttention) and one.absorbed for one in attentions)
+        return cls(
+            key_dims=frozenset(_cached_key_dim(one) for one in attentions),
+            value_dims=frozenset() if latent else frozenset(one.value_dim for one in attentions),
+            latent=latent,
+            window=max((one.span_tokens for one in attentions if one.span is not Span.ALL), default=0),
+            widest_value=max((_value_width(one) for one in attentions), default=0),
+        )
+
+
+def attention_of(kind: LayerKind) -> Attention | LatentAttention | None:
+    """The attention in a layer of any kind, whether or not it owns a cache."""
+    match kind:
+        case Attention() | LatentAttention():
+            return kind
+        case HybridLayer() | SharedCache() | NoCache():
+            return kind.attention
+        case _:
+            return None
+
+
+def _cached_key_dim(attention: Attention | LatentAttention) -> int:
+    if isinstance(attention, LatentAttention) and attention.absorbed:
+        return attention.latent_dim + attention.rope_dim
+    return attention.key_dim
+
+
+def _value_width(attention: Attention | LatentAttention) -> int:
+    heads = attention.heads if isinstance(attention, LatentAttention) else attention.kv_heads
+    return heads * attention.value_dim
+
+
+def resolve(model: Model, load: Load, setup: LlamaCppSetup) -> Context:
+    """Raises RefusedError where llama.cpp would not come up, UsageError where the load makes no sense."""
+    geometry = model.geometry
+    heads = model.keep("heads", lambda: Heads.of(geometry))
+    _check_numbers(load)
+    type_k, type_v = load.cache_k or F16, load.cache_v or F16
+    flash_attn = _flash_attention(geometry, load, type_v)
+    _check_types(heads, type_k, type_v, flash_attn=flash_attn)
+    return _sized(geometry, heads, load, setup, type_k, type_v, flash_attn=flash_attn)
+
+
+def _check_numbers(load: Load) -> None:
+    for name, value in (
+        ("context", load.context_tokens),
+        ("sequences", load.sequences),
+        ("batch", load.batch_tokens),
+        ("micro-batch", load.microbatch_tokens),
+        ("output rows", load.output_rows),
+    ):
+        if value is not None and not 0 <= value <= MAX_TOKENS:
+            raise UsageError(f"{name} {value} is not between 0 and {MAX_TOKENS:,}")
+    if load.sequences is not None and load.sequences > MAX_SEQUENCES:
+        raise RefusedError(f"llama.cpp: n_seq_max must be <= {MAX_SEQUENCES}")
+
+
+def _flash_attention(geometry: ModelGeometry, load: Load, type_v: CacheType) -> bool:
+    if geometry.architecture in ALWAYS_WITHOUT_FLASH_ATTENTION:
+        wanted = False
+    else:
+        wanted = load.flash_attention is not False  # None: auto, which is on where it can be
+    if not wanted and type_v.is_quantized:
+        raise RefusedError(
+            "llama.cpp: a quantised V cache requires flash attention (-fa on); "
+            "without it only f32, f16 and bf16 work"
+        )
+    return wanted
+
+
+def _check_types(heads: Heads, type_k: CacheType, type_v: CacheType, *, flash_attn: bool) -> None:
+    for side, kind in (("K", type_k), ("V", type_v)):
+        if kind.name not in CACHE_TYPES:
+            raise RefusedError(
+                f"llama.cpp has no cache type {kind.name} for {side}; it has {', '.join(CACHE_TYPES)}"
+            )
+    if heads.latent and type_k != type_v:
+        raise RefusedError(
+            f"llama.cpp: the model does not support different K ({type_k.name}) and V "
+            f"({type_v.name}) cache types: K stands for V too"
+        )
+    if not flash_attn:
+        return
+    for side, kind, dims in (("K", type_k, heads.key_dims), ("V", type_v, heads.value_dims)):
+        for dim in sorted(dims):
+            if not kind.divides(dim):
+                raise RefusedError(
+                    f"llama.cpp: {side} cache type {kind.name} with block size "
+                    f"{kind.block_elements} does not divide the head size {dim}"
+                )
+
+
+def _sized(  # noqa: PLR0917 - one call, each value worked out just above
+    geometry: ModelGeometry,
+    heads: Heads,
+    load: Load,
+    setup: LlamaCppSetup,
+    type_k: CacheType,
+    type_v: CacheType,
+    *,
+    flash_attn: bool,
+) -> Context:
+    asked = load.context_tokens or geometry.trained_context or 0
+    if not asked:
+        raise UsageError("the model does not say its context length; ask for one (-c)")
+    sequences, unified = _sequences(load, setup)
+    n_batch, n_ubatch = _batches(geometry, load, setup, asked)
+    padded = pad(asked, CELL_PADDING)
+    per_sequence = padded if unified else pad(padded // sequences, CELL_PADDING)
+    if not per_sequence:
+        raise RefusedError("llama.cpp: the context holds no tokens for each sequence")
+    return Context(
+        n_ctx=padded if unified else per_sequence * sequences,
+        n_ctx_seq=per_sequence,
+        n_seq_max=sequences,
+        n_batch=n_batch,
+        n_ubatch=n_ubatch,
+        n_outputs_max=_output_rows(load, setup, n_batch, sequences),
+        streams=1 if unified else sequences,
+        cells=per_sequence,
+        swa_cells=_sliding_cells(
+            heads.window, per_sequence, n_ubatch, sequences if unified else 1, full=load.full_window
+        ),
+        flash_attn=flash_attn,
+        type_k=type_k,
+        type_v=type_v,
+        embeddings=setup.embeddings,
+    )
+
+
+def _sequences(load: Load, setup: LlamaCppSetup) -> tuple[int, bool]:
+    """How many, and whether they share one cache. llama-server: four that do, unless told how many."""
+    if setup.mode is Mode.SERVER and not load.sequences:
+        return SERVER_SLOTS, load.unified is not False
+    return max(1, load.sequences or 1), bool(load.unified)
+
+
+def _batches(geometry: ModelGeometry, load: Load, setup: LlamaCppSetup, asked: int) -> tuple[int, int]:
+    n_batch = load.batch_tokens or DEFAULT_BATCH
+    n_ubatch = load.microbatch_tokens or (
+        n_batch if load.microbatch_tokens == 0 else DEFAULT_UBATCH
+    )
+    if setup.mode is Mode.SERVER and setup.embeddings:
+        n_batch = min(n_batch, n_ubatch)  # server.cpp:150: a text must fit in one micro-batch
+    if geometry.causal:
+        n_batch = min(asked, n_batch)  # the context as asked for, before padding
+    return n_batch, min(n_batch, n_ubatch)
+
+
+def _output_rows(load: Load, setup: LlamaCppSetup, n_batch: int, sequences: int) -> int:
+    if load.output_rows:
+        return load.output_rows
+    if setup.mode is Mode.SERVER and not setup.embeddings:
+        return min(n_batch, sequences * (1 + setup.draft_max))  # speculative.cpp
+    return n_batch
+
+
+def _sliding_cells(window: int, cells: int, n_ubatch: int, sharing: int, *, full: bool) -> int:
+    if not window:
+        return 0
+    if full:
+        return cells
+    return pad(min(cells, window * sharing + n_ubatch), CELL_PADDING)  # llama-kv-cache-iswa.cpp:76
+
+
+def pad(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

@@ -1,0 +1,25 @@
+"""A resolved context -> the buffer in which logits and embeddings are handed over."""
+
+from __future__ import annotations
+
+from edgekit.basis import Basis
+from edgekit.engine.llamacpp.types import Context
+from edgekit.engine.types import Model
+from edgekit.memory.types import HOST, Component, MemoryLine
+
+FLOAT_BYTES = 4
+ASSUMED_VOCABULARY = 262_144  # Gemma's, about the largest there is
+
+
+def output_line(model: Model, context: Context) -> MemoryLine:
+    known = model.geometry.vocabulary
+    vocabulary = ASSUMED_VOCABULARY if known is None else known
+    hidden = model.geometry.hidden if context.embeddings else 0
+    wide = f"{vocabulary} logits" + (f" + {hidden} embedding" if hidden else "")
+    return MemoryLine(
+        component=Component.OUTPUT,
+        size_bytes=FLOAT_BYTES * context.n_seq_max * (vocabulary + hidden),
+        pool=HOST,
+        basis=Basis.EXACT if known is not None else Basis.ASSUMED,
+        because=f"{context.n_seq_max} sequences x ({wide}) x {FLOAT_BYTES} bytes",
+    )

@@ -1,0 +1,180 @@
+"""A setup -> which block, tensor and cache lies where, and what a tensor takes there.
+
+Follows llama-model.cpp (load_tensors) and llama-model-loader.cpp (create_tensor) @ 0c1e570.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+from edgekit.engine.llamacpp.context import pad
+from edgekit.engine.llamacpp.types import LlamaCppSetup
+from edgekit.engine.types import Model
+from edgekit.errors import UsageError
+from edgekit.header.types import Tensor
+from edgekit.memory.types import HOST, Pool, PoolKind
+
+DEVICE_ALIGNMENT = 128  # ggml-cuda.cu: ggml_backend_cuda_buffer_type_get_alignment
+MATRIX_ROW_PADDING = 512  # ggml-cuda.cu: quantised rows may be read this far
+
+# llama-arch.cpp: LLM_TENSOR_LAYER_INPUT; they stay on the host.
+INPUT_TENSORS = frozenset({"token_embd", "position_embd", "token_types", "per_layer_token_embd"})
+# LLM_TENSOR_LAYER_REPEATING without a block number in their name: they belong to block 0.
+FIRST_BLOCK_TENSORS = frozenset({"token_embd_norm", "per_layer_model_proj", "per_layer_proj_norm"})
+# ... and those that every block uses: one copy wherever a block is.
+SHARED_TENSORS = frozenset({"rope_freqs", "rope_factors_long", "rope_factors_short"})
+# No head of its own, and none made of the token embedding either.
+WITHOUT_HEAD = frozenset(
+    {
+        "bert",
+        "bitnet",
+        "eurobert",
+        "jina-bert-v2",
+        "jina-bert-v3",
+        "modern-bert",
+        "neo-bert",
+        "nomic-bert",
+        "nomic-bert-moe",
+    }
+)
+# The head is made of the token embedding before that is loaded itself: two copies even in one place.
+HEAD_MADE_FIRST = frozenset({"gemma3n", "gemma4"})
+# LFM2 calls its output norm by the name of an embedding norm.
+OUTPUT_NORM_ALIASES = {"lfm2": "token_embd_norm", "lfm2moe": "token_embd_norm"}
+
+_BLOCK = re.compile(r"(?:^|\.)blk\.(\d+)\.")
+_EXPERTS = re.compile(r"\.ffn_(up|down|gate|gate_up)_(ch|)exps")  # arg.cpp: --cpu-moe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where each block is. The output counts as the block after the last."""
+
+    blocks: tuple[Pool, ...]  # of every block in the file, those of multi-token prediction included
+    output: Pool
+    offload_kqv: bool = True
+    host_expert_blocks: int = 0  # experts of the first so many blocks are on the host
+
+    def cache_pool(self, block: int) -> Pool:
+        return self.blocks[block] if self.offload_kqv else HOST
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        return tuple(dict.fromkeys(self.blocks))
+
+    @property
+    def is_host_only(self) -> bool:
+        return self.output is HOST and all(pool is HOST for pool in self.blocks)
+
+
+def place(model: Model, setup: LlamaCppSetup) -> Placement:
+    """Raises UsageError for a split that names no device."""
+    blocks = len(model.geometry.layers) // model.geometry.loops + model.geometry.mtp_layers
+    pools = tuple(_block_pools(blocks, setup))
+    return Placement(
+        blocks=pools[:-1],
+        output=pools[-1],
+        offload_kqv=setup.offload_kqv,
+        host_expert_blocks=blocks if setup.cpu_moe else min(setup.n_cpu_moe, blocks),
+    )
+
+
+def _block_pools(blocks: int, setup: LlamaCppSetup) -> Iterator[Pool]:
+    """One for each block and one for the output: the last n_gpu_layers of them are offloaded."""
+    if not setup.has_device:
+        yield from [HOST] * (blocks + 1)
+        return
+    start = max(blocks + 1 - setup.n_gpu_layers, 0)
+    offloaded = min(setup.n_gpu_layers, blocks + 1)
+    ends = _split_ends(setup)
+    for index in range(blocks + 1):
+        if index < start:
+            yield HOST
+        else:
+            yield Pool(PoolKind.DEVICE, bisect_right(ends, (index - start) / offloaded))
+
+
+def _split_ends(setup: LlamaCppSetup) -> list[float]:
+    """Where each device's share ends, of 1. Without a split asked for: by free memory."""
+    shares = setup.tensor_split or tuple(float(one.free_bytes or 1) for one in setup.devices)
+    if any(share < 0 for share in shares) or not sum(shares):
+        raise UsageError(f"a tensor split needs positive shares, not {shares}")
+    total = sum(shares)
+    return [end / total for end in accumulate(shares)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """One copy of a tensor somewhere."""
+
+    tensor: Tensor
+    pool: Pool
+    block: int | None
+
+    @property
+    def size_bytes(self) -> int:
+        tensor = self.tensor
+        if self.pool.kind is PoolKind.HOST:
+            return pad(tensor.size_bytes, 32)
+        row = tensor.shape[-1] if tensor.shape else 1
+        return device_bytes(
+            tensor.size_bytes, row, tensor.type.block_elements, tensor.type.block_bytes
+        )
+
+
+def device_bytes(size_bytes: int, row_elements: int, block_elements: int, block_bytes: int) -> int:
+    """What a tensor takes on a CUDA device: quantised rows are padded to 512 elements, all to 128 bytes."""
+    missing = -row_elements % MATRIX_ROW_PADDING if block_elements > 1 else 0
+    extra = missing * block_bytes // block_elements
+    return pad(size_bytes + extra, DEVICE_ALIGNMENT)
+
+
+def placed_tensors(model: Model, placement: Placement, *, load_mtp: bool) -> tuple[Placed, ...]:
+    """Every copy of every tensor the engine loads."""
+    tensors = model.header.tensors or ()
+    alias = OUTPUT_NORM_ALIASES.get(model.geometry.architecture)
+    blocks = len(placement.blocks) - (0 if load_mtp else model.geometry.mtp_layers)
+    found: list[Placed] = []
+    for tensor in tensors:
+        found.extend(_copies(tensor, placement, blocks, alias))
+    found.extend(_tied_head(model, placement))
+    return tuple(found)
+
+
+def _copies(tensor: Tensor, placement: Placement, blocks: int, alias: str | None) -> Iterator[Placed]:
+    matched = _BLOCK.search(tensor.name)
+    stem = tensor.name.rsplit(".", 1)[0]
+    if matched:
+        block = int(matched.group(1))
+        if block < blocks:
+            yield Placed(tensor=tensor, pool=_block_pool(tensor, placement, block), block=block)
+    elif stem in INPUT_TENSORS:
+        yield Placed(tensor=tensor, pool=HOST, block=None)
+    elif stem in SHARED_TENSORS:
+        for pool in placement.pools:
+            yield Placed(tensor=tensor, pool=pool, block=None)
+    elif stem in FIRST_BLOCK_TENSORS and stem != alias and placement.blocks:
+        yield Placed(tensor=tensor, pool=placement.blocks[0], block=None)
+    else:
+        yield Placed(tensor=tensor, pool=placement.output, block=None)
+
+
+def _block_pool(tensor: Tensor, placement: Placement, block: int) -> Pool:
+    if block < placement.host_expert_blocks and _EXPERTS.search(tensor.name):
+        return HOST
+    return placement.blocks[block]
+
+
+def _tied_head(model: Model, placement: Placement) -> Iterator[Placed]:
+    """The token embedding once more, as the head, where the file has none and it lies elsewhere."""
+    architecture = model.geometry.architecture
+    names = {tensor.name: tensor for tensor in model.header.tensors or ()}
+    embedding = names.get("token_embd.weight")
+    if embedding is None or "output.weight" in names or architecture in WITHOUT_HEAD:
+        return
+    if placement.output is not HOST or architecture in HEAD_MADE_FIRST:
+        yield Placed(tensor=embedding, pool=placement.output, block=None)

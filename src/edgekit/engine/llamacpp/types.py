@@ -1,0 +1,92 @@
+"""How llama.cpp is started, in its own words."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from edgekit.memory.cache_types import F16, CacheType
+from edgekit.units import MIB
+
+
+class Mode(enum.Enum):
+    """Who calls llama.cpp: it decides how many rows of logits are kept and how sequences share the cache."""
+
+    LIBRARY = "library"  # llama-cli, llama-bench, bindings: every token of a micro-batch may have logits
+    SERVER = "server"  # llama-server: one row per sequence, four sequences in one cache
+
+
+class Backend(enum.Enum):
+    CPU = "cpu"
+    CUDA = "cuda"
+    METAL = "metal"
+    VULKAN = "vulkan"
+
+
+ALL_LAYERS = 999
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A GPU as far as placement cares."""
+
+    free_bytes: int | None = None  # layers are split by it where no split is asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaCppSetup:
+    mode: Mode = Mode.LIBRARY
+    backend: Backend = Backend.CPU
+    n_gpu_layers: int = ALL_LAYERS
+    n_cpu_moe: int = 0  # experts of the first so many blocks stay on the host
+    cpu_moe: bool = False  # those of all blocks do
+    devices: tuple[Device, ...] = (Device(),)
+    tensor_split: tuple[float, ...] = ()
+    offload_kqv: bool = True
+    use_mmap: bool = True
+    repack: bool = False  # a native ARM or AVX build keeps a second, rearranged copy of the weights
+    embeddings: bool = False
+    load_mtp: bool = False  # blocks of multi-token prediction are loaded and run
+    cache_ram_mib: int = 8192  # llama-server --cache-ram
+    ctx_checkpoints: int = 32  # llama-server --ctx-checkpoints, of each slot
+    draft_max: int = 0  # tokens a drafter proposes: that many more rows of logits per sequence
+
+    @property
+    def has_device(self) -> bool:
+        return self.backend is not Backend.CPU
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What llama_context makes of the options."""
+
+    n_ctx: int
+    n_ctx_seq: int
+    n_seq_max: int
+    n_batch: int
+    n_ubatch: int
+    n_outputs_max: int
+    streams: int  # 1 when all sequences share one cache
+    cells: int  # of one stream
+    swa_cells: int  # of one stream of the sliding layers; 0 without any
+    flash_attn: bool
+    type_k: CacheType = F16
+    type_v: CacheType = F16
+    embeddings: bool = False
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of the worst-case graph: a micro-batch, rounded up to whole sequences."""
+        tokens = min(self.n_ctx, self.n_ubatch)
+        return -(-tokens // self.n_seq_max) * self.n_seq_max
+
+    @property
+    def n_outputs(self) -> int:
+        return min(min(self.n_ctx, self.n_ubatch), self.n_outputs_max)
+
+
+DEFAULT_BATCH = 2048  # common.h @ 0c1e570: n_batch, n_ubatch
+DEFAULT_UBATCH = 512
+SERVER_SLOTS = 4  # server.cpp:156 @ 0c1e570: n_parallel auto
+PROMPT_CACHE_BYTES = 8192 * MIB
+CELL_PADDING = 256

@@ -1,0 +1,29 @@
+"""Nouns of the fifth room: what an engine is asked about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from edgekit.geometry.types import ModelGeometry
+from edgekit.header.types import ModelHeader
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Model:
+    """A header and what it means. Engines keep with it what they worked out, so that a second question is cheap."""
+
+    header: ModelHeader
+    geometry: ModelGeometry = field(repr=False)
+    _kept: dict[Hashable, Any] = field(default_factory=dict, repr=False)
+
+    def keep(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` gave when it was first asked for under this key."""
+        try:
+            kept: T = self._kept[key]
+        except KeyError:
+            kept = self._kept[key] = make()
+        return kept
