@@ -1,6 +1,10 @@
-"""The only place where bytes become text."""
+"""The only place where bytes become text and text becomes bytes."""
 
 from __future__ import annotations
+
+import re
+
+from edgekit.errors import UsageError
 
 KIB = 1024
 MIB = 1024**2
@@ -24,3 +28,28 @@ def format_count(count: int) -> str:
         if count >= step:
             return f"{count / step:.2f} {name}"
     return str(count)
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b?)", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+LARGEST = 2**62  # beyond it no file, memory or context is meant
+
+
+def parse_size(text: str) -> int:
+    """'24G', '24 GiB', '1.5g' -> bytes; every unit is binary, as in every report here."""
+    return _parsed(text, "a size such as 24G or 512MiB")
+
+
+def parse_tokens(text: str) -> int:
+    """'32k' -> 32768, '4096' -> 4096: people mean powers of two by it."""
+    return _parsed(text, "a number of tokens such as 8192 or 32k")
+
+
+def _parsed(text: str, wanted: str) -> int:
+    found = _SIZE.fullmatch(text.strip().replace("_", "").replace(",", ""))
+    if found is None or len(text) > 40:
+        raise UsageError(f"{text[:40]!r} is not {wanted}")
+    number = int(float(found[1]) * KIB ** _POWERS[found[2].lower()])
+    if number > LARGEST:
+        raise UsageError(f"{text[:40]!r} is beyond any machine")
+    return number

@@ -1,1 +1,55 @@
-"""What each engine allocates."""
+"""What each engine allocates. TABLE of engines; each is imported when it is asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, Protocol, cast
+
+from edgekit.engine.types import Model
+from edgekit.errors import UsageError
+from edgekit.memory.types import Load, MemoryEstimate
+from edgekit.source.types import Container
+
+ENGINES = {
+    "llama.cpp": "edgekit.engine.llamacpp",
+    "vllm": "edgekit.engine.vllm",
+    "mlx": "edgekit.engine.mlx",
+}
+_ALIASES = {
+    "llamacpp": "llama.cpp",
+    "llama-cpp": "llama.cpp",
+    "llama_cpp": "llama.cpp",
+    "gguf": "llama.cpp",
+    "ollama": "llama.cpp",
+    "mlx-lm": "mlx",
+    "mlx_lm": "mlx",
+}
+
+
+class Engine(Protocol):
+    """What the module of an engine has."""
+
+    NAME: str
+    VERSION: str
+
+    def estimate(self, model: Model, load: Load, setup: Any) -> MemoryEstimate: ...
+
+
+def engine_name(name: str) -> str:
+    """The engine's name as the table has it. Raises UsageError."""
+    wanted = name.lower()
+    wanted = _ALIASES.get(wanted, wanted)
+    if wanted not in ENGINES:
+        raise UsageError(f"unknown engine {name[:40]!r}; there are {', '.join(ENGINES)}")
+    return wanted
+
+
+def engine_named(name: str) -> Engine:
+    return cast("Engine", import_module(ENGINES[engine_name(name)]))
+
+
+def engine_for(model: Model) -> str:
+    """The engine that a model's files are made for."""
+    if model.header.container is Container.GGUF:
+        return "llama.cpp"
+    return "mlx" if model.header.mlx else "vllm"

@@ -9,38 +9,64 @@ from edgekit.engine.llamacpp.context import Heads, pad
 from edgekit.engine.llamacpp.placement import Placement, device_bytes
 from edgekit.engine.llamacpp.types import Context
 from edgekit.engine.types import Model
-from edgekit.geometry.types import CompressedAttention, Layer, Span, State, Stream
+from edgekit.geometry.types import (
+    CompressedAttention,
+    LayerKind,
+    Span,
+    State,
+    Stream,
+)
 from edgekit.memory.cache_types import CacheType
 from edgekit.memory.types import Component, MemoryLine, Pool, PoolKind
 
 HOST_ALIGNMENT = 32
 STATE_BYTES = 4  # states are f32, whatever the cache type
+COMPRESSED_WITHIN = 0.05
+
+_Entry = tuple[Component, int, str, Basis]
 
 
 def cache_lines(model: Model, context: Context, placement: Placement) -> tuple[MemoryLine, ...]:
+    """Layers that are alike and lie together are worked out once."""
     heads = model.keep("heads", lambda: Heads.of(model.geometry))
-    return tuple(
-        line
-        for layer in model.geometry.layers
-        for line in _layer_lines(layer, context, placement.cache_pool(layer.index), heads)
-    )
+    groups = model.keep(("cache groups", placement), lambda: _groups(model, placement))
+    lines: list[MemoryLine] = []
+    for (mixer, pool), layers in groups.items():
+        for component, size_bytes, because, basis in _entries(mixer, context, pool, heads):
+            within = None if basis is Basis.EXACT else COMPRESSED_WITHIN
+            lines.extend(
+                MemoryLine(
+                    component=component,
+                    size_bytes=size_bytes,
+                    pool=pool,
+                    layer=layer,
+                    basis=basis,
+                    because=because,
+                    within=within,
+                )
+                for layer in layers
+            )
+    return tuple(lines)
 
 
-def _layer_lines(layer: Layer, context: Context, pool: Pool, heads: Heads) -> Iterator[MemoryLine]:
-    basis = Basis.MODELLED if isinstance(layer.mixer, CompressedAttention) else Basis.EXACT
-    for component, streams in _by_reach(layer.mixer.streams).items():
-        sizes = [_stream_bytes(stream, context, pool, heads) for stream in streams]
-        yield MemoryLine(
-            component=component,
-            size_bytes=sum(sizes),
-            pool=pool,
-            layer=layer.index,
-            basis=basis,
-            because=_told(component, streams, context, heads),
-            within=0.05 if basis is Basis.MODELLED else None,
-        )
-    if layer.mixer.states:
-        yield _state_line(layer, context, pool)
+def _groups(model: Model, placement: Placement) -> dict[tuple[LayerKind, Pool], list[int]]:
+    """The layers that remember something."""
+    found: dict[tuple[LayerKind, Pool], list[int]] = {}
+    for layer in model.geometry.layers:
+        if layer.mixer.streams or layer.mixer.states:
+            key = (layer.mixer, placement.cache_pool(layer.index))
+            found.setdefault(key, []).append(layer.index)
+    return found
+
+
+def _entries(mixer: LayerKind, context: Context, pool: Pool, heads: Heads) -> Iterator[_Entry]:
+    basis = Basis.MODELLED if isinstance(mixer, CompressedAttention) else Basis.EXACT
+    for component, streams in _by_reach(mixer.streams).items():
+        size = sum(_stream_bytes(stream, context, pool, heads) for stream in streams)
+        yield component, size, _told(component, streams, context, heads), basis
+    if mixer.states:
+        size = sum(_state_bytes(state, context, pool) for state in mixer.states)
+        yield Component.STATE, size, _told_states(mixer.states, context), basis
 
 
 def _by_reach(streams: tuple[Stream, ...]) -> dict[Component, list[Stream]]:
@@ -86,16 +112,9 @@ def _told(component: Component, streams: list[Stream], context: Context, heads: 
     return f"{sharing}{cells} cells{slid} x ({rows})"
 
 
-def _state_line(layer: Layer, context: Context, pool: Pool) -> MemoryLine:
-    sizes = [_state_bytes(state, context, pool) for state in layer.mixer.states]
-    told = " + ".join(f"{state.name} {state.elements}" for state in layer.mixer.states)
-    return MemoryLine(
-        component=Component.STATE,
-        size_bytes=sum(sizes),
-        pool=pool,
-        layer=layer.index,
-        because=f"{context.n_seq_max} sequences x ({told}) x {STATE_BYTES} bytes",
-    )
+def _told_states(states: tuple[State, ...], context: Context) -> str:
+    told = " + ".join(f"{state.name} {state.elements}" for state in states)
+    return f"{context.n_seq_max} sequences x ({told}) x {STATE_BYTES} bytes"
 
 
 def _state_bytes(state: State, context: Context, pool: Pool) -> int:

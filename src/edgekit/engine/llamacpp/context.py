@@ -55,7 +55,9 @@ class Heads:
             key_dims=frozenset(_cached_key_dim(one) for one in attentions),
             value_dims=frozenset() if latent else frozenset(one.value_dim for one in attentions),
             latent=latent,
-            window=max((one.span_tokens for one in attentions if one.span is not Span.ALL), default=0),
+            window=max(
+                (one.span_tokens for one in attentions if one.span is not Span.ALL), default=0
+            ),
             widest_value=max((_value_width(one) for one in attentions), default=0),
         )
 
@@ -108,10 +110,8 @@ def _check_numbers(load: Load) -> None:
 
 
 def _flash_attention(geometry: ModelGeometry, load: Load, type_v: CacheType) -> bool:
-    if geometry.architecture in ALWAYS_WITHOUT_FLASH_ATTENTION:
-        wanted = False
-    else:
-        wanted = load.flash_attention is not False  # None: auto, which is on where it can be
+    able = geometry.architecture not in ALWAYS_WITHOUT_FLASH_ATTENTION
+    wanted = able and load.flash_attention is not False  # None: auto, which is on where it can be
     if not wanted and type_v.is_quantized:
         raise RefusedError(
             "llama.cpp: a quantised V cache requires flash attention (-fa on); "
@@ -142,7 +142,7 @@ def _check_types(heads: Heads, type_k: CacheType, type_v: CacheType, *, flash_at
                 )
 
 
-def _sized(  # noqa: PLR0917 - one call, each value worked out just above
+def _sized(
     geometry: ModelGeometry,
     heads: Heads,
     load: Load,
@@ -187,7 +187,9 @@ def _sequences(load: Load, setup: LlamaCppSetup) -> tuple[int, bool]:
     return max(1, load.sequences or 1), bool(load.unified)
 
 
-def _batches(geometry: ModelGeometry, load: Load, setup: LlamaCppSetup, asked: int) -> tuple[int, int]:
+def _batches(
+    geometry: ModelGeometry, load: Load, setup: LlamaCppSetup, asked: int
+) -> tuple[int, int]:
     n_batch = load.batch_tokens or DEFAULT_BATCH
     n_ubatch = load.microbatch_tokens or (
         n_batch if load.microbatch_tokens == 0 else DEFAULT_UBATCH

@@ -50,7 +50,7 @@ _BLOCK = re.compile(r"(?:^|\.)blk\.(\d+)\.")
 _EXPERTS = re.compile(r"\.ffn_(up|down|gate|gate_up)_(ch|)exps")  # arg.cpp: --cpu-moe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Placement:
     """Where each block is. The output counts as the block after the last."""
 
@@ -145,7 +145,9 @@ def placed_tensors(model: Model, placement: Placement, *, load_mtp: bool) -> tup
     return tuple(found)
 
 
-def _copies(tensor: Tensor, placement: Placement, blocks: int, alias: str | None) -> Iterator[Placed]:
+def _copies(
+    tensor: Tensor, placement: Placement, blocks: int, alias: str | None
+) -> Iterator[Placed]:
     matched = _BLOCK.search(tensor.name)
     stem = tensor.name.rsplit(".", 1)[0]
     if matched:

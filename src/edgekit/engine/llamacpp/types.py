@@ -12,7 +12,9 @@ from edgekit.units import MIB
 class Mode(enum.Enum):
     """Who calls llama.cpp: it decides how many rows of logits are kept and how sequences share the cache."""
 
-    LIBRARY = "library"  # llama-cli, llama-bench, bindings: every token of a micro-batch may have logits
+    LIBRARY = (
+        "library"  # llama-cli, llama-bench, bindings: every token of a micro-batch may have logits
+    )
     SERVER = "server"  # llama-server: one row per sequence, four sequences in one cache
 
 
@@ -82,7 +84,7 @@ class Context:
 
     @property
     def n_outputs(self) -> int:
-        return min(min(self.n_ctx, self.n_ubatch), self.n_outputs_max)
+        return min(self.n_ctx, self.n_ubatch, self.n_outputs_max)
 
 
 DEFAULT_BATCH = 2048  # common.h @ 0c1e570: n_batch, n_ubatch

@@ -8,9 +8,12 @@ from edgekit.engine.types import Model
 from edgekit.memory.types import Component, MemoryLine, Pool
 
 
-def weight_lines(model: Model, placement: Placement, setup: LlamaCppSetup) -> tuple[MemoryLine, ...]:
-    key = ("weights", placement, setup.load_mtp)
-    return model.keep(key, lambda: _lines(model, placement, load_mtp=setup.load_mtp))
+def weight_lines(
+    model: Model, placement: Placement, setup: LlamaCppSetup
+) -> tuple[MemoryLine, ...]:
+    return model.keep(
+        ("weights", placement), lambda: _lines(model, placement, load_mtp=setup.load_mtp)
+    )
 
 
 def _lines(model: Model, placement: Placement, *, load_mtp: bool) -> tuple[MemoryLine, ...]:

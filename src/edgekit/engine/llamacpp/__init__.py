@@ -1,0 +1,46 @@
+"""What llama.cpp allocates."""
+
+from __future__ import annotations
+
+from edgekit.engine.llamacpp.caches import cache_lines
+from edgekit.engine.llamacpp.compute import compute_lines
+from edgekit.engine.llamacpp.context import resolve
+from edgekit.engine.llamacpp.output import output_line
+from edgekit.engine.llamacpp.placement import place
+from edgekit.engine.llamacpp.types import Context, LlamaCppSetup
+from edgekit.engine.llamacpp.weights import weight_lines
+from edgekit.engine.types import Model
+from edgekit.memory.types import Load, MemoryEstimate
+
+NAME = "llama.cpp"
+VERSION = "0.5.0-dev (0c1e570)"
+
+
+def estimate(model: Model, load: Load, setup: LlamaCppSetup) -> MemoryEstimate:
+    """The bill. Raises RefusedError where llama.cpp would not come up."""
+    context = resolve(model, load, setup)
+    placement = model.keep(("placement", setup), lambda: place(model, setup))
+    lines = (
+        *weight_lines(model, placement, setup),
+        *cache_lines(model, context, placement),
+        output_line(model, context),
+        *compute_lines(model, context, placement, setup),
+    )
+    return MemoryEstimate(
+        engine=NAME, backend=setup.backend.value, lines=lines, facts=_facts(context)
+    )
+
+
+def _facts(context: Context) -> tuple[tuple[str, object], ...]:
+    return (
+        ("n_ctx", context.n_ctx),
+        ("n_ctx_seq", context.n_ctx_seq),
+        ("n_seq_max", context.n_seq_max),
+        ("n_batch", context.n_batch),
+        ("n_ubatch", context.n_ubatch),
+        ("n_outputs_max", context.n_outputs_max),
+        ("flash_attn", context.flash_attn),
+        ("kv_cells", context.cells),
+        ("kv_swa_cells", context.swa_cells),
+        ("kv_streams", context.streams),
+    )

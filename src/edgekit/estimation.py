@@ -1,0 +1,49 @@
+"""A reference -> a model an engine can be asked about: source, header and geometry in one screen."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgekit.engine.types import Model
+from edgekit.errors import UsageError
+from edgekit.geometry import not_a_language_model, read_geometry
+from edgekit.header import read_header, read_quantization
+from edgekit.header.types import ModelHeader
+from edgekit.source import locate
+from edgekit.source.types import Container, ModelFiles, Reach
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A model and where it was found."""
+
+    label: str
+    model: Model = field(repr=False)
+    files: ModelFiles | None = field(default=None, repr=False)  # None: only a config was given
+
+
+def open_model(reference: str | os.PathLike[str], *, reach: Reach | None = None) -> Opened:
+    """Read the header of a path, hub id, URL or name. Raises EdgekitError; never reads weights."""
+    files = locate(os.fspath(reference), reach=reach or Reach())
+    return Opened(label=files.label, model=_model(read_header(files)), files=files)
+
+
+def open_config(config: Mapping[str, Any], *, label: str = "config.json") -> Opened:
+    """A config.json that is at hand already."""
+    header = ModelHeader(
+        name=label,
+        container=Container.CONFIG,
+        config=config,
+        quantization=read_quantization(config),
+    )
+    return Opened(label=label, model=_model(header))
+
+
+def _model(header: ModelHeader) -> Model:
+    other = not_a_language_model(header)
+    if other is not None:
+        raise UsageError(f"{header.name} is {other}; only a language model has a bill")
+    return Model(header=header, geometry=read_geometry(header))
