@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from edgekit.engine.types import Model
+from edgekit.geometry import read_geometry
 from edgekit.header import read_header
 from edgekit.header.types import ModelHeader
 from edgekit.source.types import Container, ModelFile, ModelFiles, Origin
@@ -62,6 +64,21 @@ def model_header(index: int) -> ModelHeader:
     model = models()[index]
     file = model["header_without_vocabulary"]
     return read_header(gguf_files(file, header_bytes(file), model["data_section_bytes"]))
+
+
+class EngineModels(dict[tuple[str, str], Model]):
+    """(model, quantisation) -> the model, read when it is first asked for."""
+
+    def __missing__(self, key: tuple[str, str]) -> Model:
+        index = next(i for i, one in enumerate(models()) if (one["model"], one["quant"]) == key)
+        header = model_header(index)
+        model = self[key] = Model(header=header, geometry=read_geometry(header))
+        return model
+
+
+@cache
+def engine_models() -> EngineModels:
+    return EngineModels()
 
 
 def config_header(config: dict[str, Any], name: str = "config.json") -> ModelHeader:
