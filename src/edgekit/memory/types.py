@@ -61,6 +61,7 @@ class MemoryLine:
     because: str = ""  # the arithmetic with this model's numbers
     within: float | None = None  # MODELLED: how far off it may be, as a share of the line
     reserved: bool = True  # False: may grow up to this (a prompt cache), is not taken at the start
+    part: str = ""  # what stands beside the model: "drafter", "projector", "adapter"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from edgekit.engine.llamacpp.compute import compute_lines
 from edgekit.engine.llamacpp.context import resolve
 from edgekit.engine.llamacpp.output import output_line
 from edgekit.engine.llamacpp.placement import place
+from edgekit.engine.llamacpp.runtime import runtime_lines, server_lines
 from edgekit.engine.llamacpp.types import Context, LlamaCppSetup
 from edgekit.engine.llamacpp.weights import weight_lines
 from edgekit.engine.types import Model
@@ -20,11 +21,14 @@ def estimate(model: Model, load: Load, setup: LlamaCppSetup) -> MemoryEstimate:
     """The bill. Raises RefusedError where llama.cpp would not come up."""
     context = resolve(model, load, setup)
     placement = model.keep(("placement", setup), lambda: place(model, setup))
+    caches = cache_lines(model, context, placement)
     lines = (
         *weight_lines(model, placement, setup),
-        *cache_lines(model, context, placement),
+        *caches,
         output_line(model, context),
         *compute_lines(model, context, placement, setup),
+        *runtime_lines(model, context, placement, setup),
+        *server_lines(context, setup, caches),
     )
     return MemoryEstimate(
         engine=NAME, backend=setup.backend.value, lines=lines, facts=_facts(context)

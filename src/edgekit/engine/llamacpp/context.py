@@ -142,7 +142,7 @@ def _check_types(heads: Heads, type_k: CacheType, type_v: CacheType, *, flash_at
                 )
 
 
-def _sized(
+def _sized(  # noqa: PLR0917 - each worked out by the one caller
     geometry: ModelGeometry,
     heads: Heads,
     load: Load,

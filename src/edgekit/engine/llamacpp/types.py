@@ -6,7 +6,6 @@ import enum
 from dataclasses import dataclass
 
 from edgekit.memory.cache_types import F16, CacheType
-from edgekit.units import MIB
 
 
 class Mode(enum.Enum):
@@ -90,5 +89,4 @@ class Context:
 DEFAULT_BATCH = 2048  # common.h @ 0c1e570: n_batch, n_ubatch
 DEFAULT_UBATCH = 512
 SERVER_SLOTS = 4  # server.cpp:156 @ 0c1e570: n_parallel auto
-PROMPT_CACHE_BYTES = 8192 * MIB
 CELL_PADDING = 256

@@ -1,0 +1,108 @@
+"""What is loaded beside a model: the projector of a vision model, adapters, a drafter -> further lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from edgekit.basis import Basis
+from edgekit.engine.llamacpp.context import pad
+from edgekit.engine.llamacpp.placement import Placed, Placement
+from edgekit.engine.llamacpp.types import LlamaCppSetup
+from edgekit.errors import UsageError
+from edgekit.geometry.roles import block_of
+from edgekit.header.types import ModelHeader
+from edgekit.memory.types import (
+    DEVICE,
+    HOST,
+    Component,
+    MemoryEstimate,
+    MemoryLine,
+    Pool,
+)
+
+FLOAT_BYTES = 4
+PATCHES = 4096  # clip.cpp warms up with at most so many where pictures may have any size
+PROJECTOR_WITHIN = 1.0
+
+
+def with_drafter(main: MemoryEstimate, drafter: MemoryEstimate) -> MemoryEstimate:
+    """One bill for both. The driver's context is paid once."""
+    own = (
+        replace(line, part="drafter")
+        for line in drafter.lines
+        if line.reserved and line.component is not Component.RUNTIME
+    )
+    return replace(main, lines=(*main.lines, *own))
+
+
+def projector_lines(header: ModelHeader, setup: LlamaCppSetup) -> tuple[MemoryLine, ...]:
+    """--mmproj: its weights to the byte, its compute buffer as an upper bound."""
+    if header.keys.get("general.architecture") != "clip" or not header.tensors:
+        raise UsageError(f"{header.name} is not a projector (a GGUF of architecture clip)")
+    pool = DEVICE if setup.has_device else HOST
+    weights = sum(
+        Placed(tensor=tensor, pool=pool, block=None).size_bytes for tensor in header.tensors
+    )
+    return (
+        MemoryLine(
+            component=Component.WEIGHTS,
+            size_bytes=weights,
+            pool=pool,
+            because=f"{len(header.tensors)} tensors of the projector",
+            part="projector",
+        ),
+        _projector_compute(header, pool),
+    )
+
+
+def _projector_compute(header: ModelHeader, pool: Pool) -> MemoryLine:
+    vision = "clip.vision."
+    hidden = _number(header, vision + "embedding_length", 1024)
+    forward = _number(header, vision + "feed_forward_length", 4 * hidden)
+    heads = _number(header, vision + "attention.head_count", 16)
+    side = _number(header, vision + "image_size", 0) // max(
+        1, _number(header, vision + "patch_size", 14)
+    )
+    patches = max(side * side, PATCHES)
+    size = FLOAT_BYTES * patches * (2 * forward + 8 * hidden) + 2 * patches * patches * heads
+    return MemoryLine(
+        component=Component.COMPUTE,
+        size_bytes=pad(size, 128),
+        pool=pool,
+        basis=Basis.MODELLED,
+        because=f"{patches} patches x ({forward} x 2 + {hidden} x 8) floats, scores of {heads} heads at 16 bit",
+        within=PROJECTOR_WITHIN,
+        part="projector",
+    )
+
+
+def _number(header: ModelHeader, key: str, otherwise: int) -> int:
+    value = header.keys.get(key)
+    return (
+        value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else otherwise
+    )
+
+
+def adapter_lines(headers: Iterable[ModelHeader], placement: Placement) -> tuple[MemoryLine, ...]:
+    """--lora: each pair of matrices lies with the tensor it changes."""
+    sums: dict[Pool, int] = {}
+    for header in headers:
+        if header.keys.get("general.type") != "adapter" or not header.tensors:
+            raise UsageError(f"{header.name} is not an adapter (a GGUF of type adapter)")
+        for tensor in header.tensors:
+            block = block_of(tensor.name)
+            inside = block is not None and block < len(placement.blocks)
+            pool = placement.blocks[block] if inside and block is not None else placement.output
+            size = Placed(tensor=tensor, pool=pool, block=block).size_bytes
+            sums[pool] = sums.get(pool, 0) + size
+    return tuple(
+        MemoryLine(
+            component=Component.WEIGHTS,
+            size_bytes=size,
+            pool=pool,
+            because="matrices of the adapters, beside the tensors they change",
+            part="adapter",
+        )
+        for pool, size in sums.items()
+    )

@@ -1,0 +1,104 @@
+"""What is taken outside the engine's buffers: the driver's context, what the first decode loads, a server's caches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from edgekit.basis import Basis
+from edgekit.engine.llamacpp.placement import Placement
+from edgekit.engine.llamacpp.types import Backend, Context, LlamaCppSetup, Mode
+from edgekit.engine.types import Model
+from edgekit.memory.types import HOST, Component, MemoryLine, Pool, PoolKind
+from edgekit.units import MIB
+
+# Measured on an H200 with CUDA 13: 526.8 MiB before anything is loaded; smaller cards take 0.3 to 0.6 GB.
+CUDA_CONTEXT_BYTES = 527 * MIB
+# After 600 tokens: 75 to 98 MiB more in dense models, 178 to 186 with experts, 124 without flash attention.
+FIRST_DECODE_BYTES = 98 * MIB
+FIRST_DECODE_EXPERTS_BYTES = 186 * MIB
+FIRST_DECODE_SCORES_BYTES = 28 * MIB
+# Metal and Vulkan were not measured: pipelines and command buffers, as reported by users.
+OTHER_CONTEXT_BYTES = 256 * MIB
+
+
+def runtime_lines(
+    model: Model, context: Context, placement: Placement, setup: LlamaCppSetup
+) -> Iterator[MemoryLine]:
+    devices = {
+        pool for pool in (*placement.blocks, placement.output) if pool.kind is PoolKind.DEVICE
+    }
+    if setup.has_device and not devices:
+        devices = {Pool(PoolKind.DEVICE)}  # the driver is woken even for no layers
+    for pool in sorted(devices, key=lambda one: one.index):
+        yield from _device_lines(model, context, pool, setup)
+
+
+def _device_lines(
+    model: Model, context: Context, pool: Pool, setup: LlamaCppSetup
+) -> Iterator[MemoryLine]:
+    if setup.backend is Backend.CUDA:
+        yield _line(pool, CUDA_CONTEXT_BYTES, "CUDA context, as an H200 takes it", 0.5)
+        yield _line(pool, *_first_decode(model, context), 0.5)
+    else:
+        told = f"{setup.backend.value} context: pipelines and command buffers, not measured"
+        yield _line(pool, OTHER_CONTEXT_BYTES, told, 1.0)
+
+
+def _first_decode(model: Model, context: Context) -> tuple[int, str]:
+    experts = any(layer.experts for layer in model.geometry.layers)
+    size = FIRST_DECODE_EXPERTS_BYTES if experts else FIRST_DECODE_BYTES
+    told = "kernels and scratch memory loaded by the first decode"
+    if context.flash_attn:
+        return size, told
+    return size + FIRST_DECODE_SCORES_BYTES, f"{told}, without flash attention"
+
+
+def _line(pool: Pool, size_bytes: int, because: str, within: float) -> MemoryLine:
+    return MemoryLine(
+        component=Component.RUNTIME,
+        size_bytes=size_bytes,
+        pool=pool,
+        basis=Basis.MODELLED,
+        because=because,
+        within=within,
+    )
+
+
+def server_lines(
+    context: Context, setup: LlamaCppSetup, caches: Iterable[MemoryLine]
+) -> Iterator[MemoryLine]:
+    """What llama-server may come to hold on the host as prompts arrive; nothing of it is taken at the start."""
+    if setup.mode is not Mode.SERVER or setup.embeddings:
+        return
+    if setup.cache_ram_mib:
+        yield _grows(
+            Component.PROMPT_CACHE,
+            setup.cache_ram_mib * MIB,
+            f"prompts of finished requests, up to --cache-ram {setup.cache_ram_mib} MiB",
+        )
+    saved = _saved_bytes(caches) // context.n_seq_max
+    if saved and setup.ctx_checkpoints:
+        count = setup.ctx_checkpoints * context.n_seq_max
+        yield _grows(
+            Component.CHECKPOINTS,
+            count * saved,
+            f"up to {setup.ctx_checkpoints} checkpoints of {context.n_seq_max} slots x {saved} bytes "
+            "of windows and states",
+        )
+
+
+def _saved_bytes(caches: Iterable[MemoryLine]) -> int:
+    """A checkpoint holds what cannot be rolled back: sliding windows and recurrent states."""
+    partial = (Component.SLIDING_KV_CACHE, Component.STATE)
+    return sum(line.size_bytes for line in caches if line.component in partial)
+
+
+def _grows(component: Component, size_bytes: int, because: str) -> MemoryLine:
+    return MemoryLine(
+        component=component,
+        size_bytes=size_bytes,
+        pool=HOST,
+        basis=Basis.MODELLED,
+        because=because,
+        reserved=False,
+    )
