@@ -2,31 +2,70 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from edgekit.basis import Basis
 from edgekit.engine.llamacpp.closed import WITHIN, bound_bytes
+from edgekit.engine.llamacpp.graph import CPU_ONLY, NoGraphError, compute_bytes
 from edgekit.engine.llamacpp.placement import Placement
-from edgekit.engine.llamacpp.types import Context, LlamaCppSetup
+from edgekit.engine.llamacpp.schedule.target import pools, spread
+from edgekit.engine.llamacpp.types import Backend, Context, LlamaCppSetup
 from edgekit.engine.types import Model
 from edgekit.memory.types import HOST, Component, MemoryLine, Pool
 
 
+class _Known(NamedTuple):
+    basis: Basis
+    within: float | None
+    because: str
+
+
+_EXACT = _Known(Basis.EXACT, None, "the engine's largest graph in its own allocator, node by node")
+# Right to the byte on every recorded row too, but of one GPU generation only.
+_SPLIT = _Known(
+    Basis.MODELLED, 0.05, "the engine's largest graph, split between device and host as it does it"
+)
+_SEVERAL = _Known(
+    Basis.MODELLED, 0.1, "the engine's largest graph over several devices, inputs kept four times"
+)
+_OTHER = _Known(Basis.MODELLED, 0.2, "the engine's largest graph, as CUDA would place it")
+_BOUND = _Known(
+    Basis.MODELLED, WITHIN, "what is alive at once in the widest step of a layer, as an upper bound"
+)
+
+
 def compute_lines(
     model: Model, context: Context, placement: Placement, setup: LlamaCppSetup
-) -> tuple[MemoryLine, ...]:
-    return tuple(_bounds(model, context, placement))
+) -> list[MemoryLine]:
+    where = pools(len(setup.devices)) if setup.has_device else (HOST,)
+    try:
+        target = spread(context, placement, len(setup.devices)) if setup.has_device else CPU_ONLY
+        sizes = compute_bytes(model, context, target)
+        known = _known(placement, setup)
+    except NoGraphError as error:
+        sizes = (bound_bytes(model, context),) * len(where)
+        known = _BOUND._replace(because=f"{_BOUND.because} ({error})")
+    return [_line(pool, size, known) for pool, size in zip(where, sizes, strict=True)]
 
 
-def _bounds(model: Model, context: Context, placement: Placement) -> list[MemoryLine]:
-    size = bound_bytes(model, context)
-    pools: list[Pool] = list(dict.fromkeys((*placement.blocks, placement.output, HOST)))
-    return [
-        MemoryLine(
-            component=Component.COMPUTE,
-            size_bytes=size,
-            pool=pool,
-            basis=Basis.MODELLED,
-            because="what is alive at once in the widest step of a layer, as an upper bound",
-            within=WITHIN,
-        )
-        for pool in pools
-    ]
+def _known(placement: Placement, setup: LlamaCppSetup) -> _Known:
+    if not setup.has_device:
+        return _EXACT
+    if setup.backend is not Backend.CUDA:
+        return _OTHER
+    if len(setup.devices) > 1:
+        return _SEVERAL
+    whole = placement.output is not HOST and HOST not in placement.blocks
+    together = whole and placement.offload_kqv and not placement.host_expert_blocks
+    return _EXACT if together else _SPLIT
+
+
+def _line(pool: Pool, size_bytes: int, known: _Known) -> MemoryLine:
+    return MemoryLine(
+        component=Component.COMPUTE,
+        size_bytes=size_bytes,
+        pool=pool,
+        basis=known.basis,
+        because=known.because,
+        within=known.within,
+    )

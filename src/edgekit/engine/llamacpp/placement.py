@@ -135,40 +135,35 @@ def device_bytes(size_bytes: int, row_elements: int, block_elements: int, block_
 
 def placed_tensors(model: Model, placement: Placement, *, load_mtp: bool) -> tuple[Placed, ...]:
     """Every copy of every tensor the engine loads."""
-    tensors = model.header.tensors or ()
-    alias = OUTPUT_NORM_ALIASES.get(model.geometry.architecture)
     blocks = len(placement.blocks) - (0 if load_mtp else model.geometry.mtp_layers)
     found: list[Placed] = []
-    for tensor in tensors:
-        found.extend(_copies(tensor, placement, blocks, alias))
+    for tensor in model.header.tensors or ():
+        block = block_number(tensor.name)
+        if block is None or block < blocks:
+            pools = pools_of(tensor.name, placement, model.geometry.architecture)
+            found.extend(Placed(tensor=tensor, pool=pool, block=block) for pool in pools)
     found.extend(_tied_head(model, placement))
     return tuple(found)
 
 
-def _copies(
-    tensor: Tensor, placement: Placement, blocks: int, alias: str | None
-) -> Iterator[Placed]:
-    matched = _BLOCK.search(tensor.name)
-    stem = tensor.name.rsplit(".", 1)[0]
-    if matched:
-        block = int(matched.group(1))
-        if block < blocks:
-            yield Placed(tensor=tensor, pool=_block_pool(tensor, placement, block), block=block)
-    elif stem in INPUT_TENSORS:
-        yield Placed(tensor=tensor, pool=HOST, block=None)
-    elif stem in SHARED_TENSORS:
-        for pool in placement.pools:
-            yield Placed(tensor=tensor, pool=pool, block=None)
-    elif stem in FIRST_BLOCK_TENSORS and stem != alias and placement.blocks:
-        yield Placed(tensor=tensor, pool=placement.blocks[0], block=None)
-    else:
-        yield Placed(tensor=tensor, pool=placement.output, block=None)
+def block_number(name: str) -> int | None:
+    matched = _BLOCK.search(name)
+    return int(matched.group(1)) if matched else None
 
 
-def _block_pool(tensor: Tensor, placement: Placement, block: int) -> Pool:
-    if block < placement.host_expert_blocks and _EXPERTS.search(tensor.name):
-        return HOST
-    return placement.blocks[block]
+def pools_of(name: str, placement: Placement, architecture: str) -> tuple[Pool, ...]:
+    """Where a tensor of that name lies: more than one pool for what every block uses."""
+    block = block_number(name)
+    if block is not None:
+        on_host = block < placement.host_expert_blocks and _EXPERTS.search(name)
+        return (HOST if on_host else placement.blocks[block],)
+    stem = name.rsplit(".", 1)[0]
+    if stem in INPUT_TENSORS:
+        return (HOST,)
+    if stem in SHARED_TENSORS:
+        return placement.pools
+    first = stem in FIRST_BLOCK_TENSORS and stem != OUTPUT_NORM_ALIASES.get(architecture)
+    return (placement.blocks[0] if first and placement.blocks else placement.output,)
 
 
 def _tied_head(model: Model, placement: Placement) -> Iterator[Placed]:

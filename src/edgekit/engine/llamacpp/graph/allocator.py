@@ -1,0 +1,111 @@
+"""A program and a load's numbers -> the bytes a buffer needs: best fit in a sorted free list (ggml_dyn_tallocr).
+
+ggml-alloc.c @ 0c1e570.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from edgekit.engine.llamacpp.graph.program import Program, Section
+from edgekit.engine.llamacpp.graph.trace import Event
+
+ENDLESS = 2**63 - 1  # the last free block: SIZE_MAX / 2
+
+
+def high_water(program: Program, values: Mapping[str, int]) -> int:
+    align = program.alignment
+    sizes = [-(-size // align) * align for size in program.sizes.at(values)]
+    heap = _Heap(sizes)
+    places = [0] * program.slots
+    for section in program.sections:
+        if section.repeats == 1 and not section.slots:
+            heap.play(section.events, places)
+        else:
+            _repeat(heap, section, places)
+    return heap.top
+
+
+def _repeat(heap: _Heap, section: Section, places: list[int]) -> None:
+    """Runs a section as often as it says, or until the heap comes back to a state it was in: then only the rest."""
+    slots, base = section.slots, section.base
+    before = places[max(0, base - slots) : base]
+    window = [0] * (slots - len(before)) + before + [0] * slots
+    left = section.repeats
+    seen = {_state(heap, section, window): left}
+    while left:
+        heap.play(section.events, window)
+        window[:slots] = window[slots:]
+        left -= 1
+        state = _state(heap, section, window)
+        if state in seen:
+            left %= seen[state] - left
+            seen.clear()
+        seen[state] = left
+    places[base + slots : base + 2 * slots] = window[:slots]
+
+
+def _state(heap: _Heap, section: Section, window: Sequence[int]) -> tuple[int, ...]:
+    """All that the next run depends on: what is free, and where lies what it will free."""
+    return (*heap.starts, *heap.lengths, *(window[i] for i in section.carried))
+
+
+class _Heap:
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = sizes
+        self.starts = [0]
+        self.lengths = [ENDLESS]
+        self.top = 0
+
+    def play(self, events: Sequence[Event], places: list[int]) -> None:
+        starts, lengths, sizes, top = self.starts, self.lengths, self.sizes, self.top
+        for kind, slot, index, tail in events:
+            size = sizes[index]
+            if kind:
+                place = places[slot]
+                if tail >= 0:
+                    place += sizes[tail]
+                    size -= sizes[tail]
+                    if not size:
+                        continue
+                _free(starts, lengths, place, size)
+                continue
+            # Of blocks that fit equally well the last one is taken.
+            best, fit = 0, ENDLESS + 1
+            for i, length in enumerate(lengths):
+                if size <= length <= fit:
+                    best, fit = i, length
+            place = starts[best]
+            places[slot] = place
+            if fit == size:
+                del starts[best], lengths[best]
+            else:
+                starts[best] = place + size
+                lengths[best] = fit - size
+            top = max(top, place + size)
+        self.top = top
+
+
+def _free(starts: list[int], lengths: list[int], place: int, size: int) -> None:
+    """Joins the first neighbour in the list, and that one the next; a block without any is put in its place."""
+    end = place + size
+    for i, start in enumerate(starts):
+        stop = start + lengths[i]
+        if stop == place:
+            lengths[i] += size
+            if i + 1 < len(starts) and starts[i + 1] == end:
+                lengths[i] += lengths[i + 1]
+                del starts[i + 1], lengths[i + 1]
+            return
+        if start == end:
+            starts[i] = place
+            lengths[i] += size
+            if i and starts[i - 1] + lengths[i - 1] == place:
+                lengths[i - 1] += lengths[i]
+                del starts[i], lengths[i]
+            return
+    i = 0
+    while i < len(starts) and starts[i] < place:
+        i += 1
+    starts.insert(i, place)
+    lengths.insert(i, size)

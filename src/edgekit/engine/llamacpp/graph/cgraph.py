@@ -1,0 +1,70 @@
+"""A graph in the making: nodes and leafs in the order in which ggml would have them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from edgekit.engine.llamacpp.graph.dims import Size
+from edgekit.engine.llamacpp.graph.tensor import Tensor
+
+
+class Mark(NamedTuple):
+    nodes: int
+    leafs: int
+
+
+class Graph:
+    """`marks` are the counts of nodes and leafs when a layer began; `unequal`: sizes that were taken to differ.
+
+    Sizes that are polynomials are compared as such. Two that differ may still meet at some load: the graph is built
+    anew with that load's numbers then.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[Tensor] = []
+        self.leafs: list[Tensor] = []
+        self.marks: list[Mark] = []
+        self.unequal: set[tuple[Size, Size]] = set()
+        self._seen: set[int] = set()
+
+    def expand(self, tensor: Tensor) -> None:
+        """ggml_build_forward_expand: what it is made from, left to right, then itself."""
+        if id(tensor) in self._seen:
+            return
+        self._seen.add(id(tensor))
+        stack = [(tensor, iter(tensor.src))]
+        while stack:
+            current, sources = stack[-1]
+            for source in sources:
+                if id(source) not in self._seen:
+                    self._seen.add(id(source))
+                    stack.append((source, iter(source.src)))
+                    break
+            else:
+                stack.pop()
+                (self.leafs if current.op == "NONE" else self.nodes).append(current)
+
+    def mark(self) -> None:
+        self.marks.append(Mark(len(self.nodes), len(self.leafs)))
+
+    def same(self, one: Size, other: Size) -> bool:
+        if one == other:
+            return True
+        if not (isinstance(one, int) and isinstance(other, int)):
+            self.unequal.add((one, other))
+        return False
+
+    def is_contiguous(self, tensor: Tensor) -> bool:
+        """ggml_is_contiguous: a dimension of one element may lie anywhere."""
+        kind, nb = tensor.type, tensor.strides
+        if nb is None:
+            return True
+        follows: Size = kind.block_bytes
+        if not self.same(tensor.ne[0], kind.block_elements) and not self.same(nb[0], follows):
+            return False
+        follows = follows * tensor.ne[0] // kind.block_elements
+        for i in (1, 2, 3):
+            if not self.same(tensor.ne[i], 1) and not self.same(nb[i], follows):
+                return False
+            follows = follows * tensor.ne[i]
+        return True

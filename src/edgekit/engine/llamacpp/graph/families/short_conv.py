@@ -1,0 +1,31 @@
+"""LFM 2: short convolutions beside attention, and no logits where embeddings are asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgekit.engine.llamacpp.graph.families.hybrid import Hybrid
+from edgekit.engine.llamacpp.graph.llama.attention import AttnInput, input_kv, input_kv_iswa
+from edgekit.engine.llamacpp.graph.llama.build import Build
+from edgekit.engine.llamacpp.graph.llama.matrices import normalize, project
+from edgekit.engine.llamacpp.graph.tensor import Tensor
+
+
+def input_lfm2(build: Build) -> AttnInput:
+    """build_inp_mem_hybrid, or build_inp_mem_hybrid_iswa, which rotates nothing."""
+    if build.hparams.has_swa:
+        return input_kv_iswa(build, rotate=False)
+    return input_kv(build)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConvolution(Hybrid):
+    def head(self, build: Build, cur: Tensor) -> None:
+        cur = normalize(cur, build["token_embd_norm"])
+        build.embd = cur
+        build.output(cur)
+        if not build.options.embeddings:
+            matrix = build.weight("output") or build["token_embd"]
+            cur = project(matrix, cur, scale=build.tensor("output.scale"))
+            build.output(cur)
+        build.expand(cur)

@@ -1,0 +1,1 @@
+"""The building blocks of llama-graph.cpp, on tensors without data."""

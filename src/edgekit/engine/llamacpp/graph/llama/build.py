@@ -1,0 +1,185 @@
+"""One graph being built: the model's weights, the load's sizes, and what the blocks share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from edgekit.engine.llamacpp.graph import ggml
+from edgekit.engine.llamacpp.graph.cgraph import Graph
+from edgekit.engine.llamacpp.graph.dims import Size
+from edgekit.engine.llamacpp.graph.llama.hparams import Hparams, LayerFacts
+from edgekit.engine.llamacpp.graph.tensor import F32, I32, Home, Tensor, shape
+from edgekit.engine.llamacpp.graph.types import MissingTensorError, NoGraphError
+from edgekit.header.dtype import TensorType
+
+MAX_NODES = 65_536  # DeepSeek-V3's has 7,000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What llama_context reserves a graph for; numbers, or polynomials that stand for them."""
+
+    n_tokens: Size
+    n_seqs: Size
+    n_outputs: Size
+    n_kv: Size
+    n_kv_swa: Size
+    n_stream: Size  # 1 or n_seqs
+
+    @property
+    def n_seq_tokens(self) -> Size:
+        return self.n_tokens // self.n_seqs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What changes the graph's nodes, not only their sizes."""
+
+    flash_attn: bool
+    type_k: TensorType
+    type_v: TensorType
+    embeddings: bool
+    streams: bool  # sequences have caches of their own
+
+
+class Layer:
+    """One block and its weights. `index` names it; nothing else may depend on it: facts say what differs."""
+
+    def __init__(self, build: Build, index: int, facts: LayerFacts) -> None:
+        self.build, self.index, self.facts = build, index, facts
+        self._shapes = dict(facts.shapes)
+        self._made: dict[str, Tensor] = {}
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the file has blk.N.NAME.weight."""
+        return f"{name}.weight" in self._shapes
+
+    def tensor(self, name: str) -> Tensor | None:
+        """blk.N.NAME, None when the file does not have it."""
+        made = self._made.get(name)
+        if made is None and name in self._shapes:
+            full = f"blk.{self.index}.{name}"
+            kind = self.build.hparams.by_layer[self.index][name].type
+            made = self._made[name] = weight(full, kind, self._shapes[name])
+        return made
+
+    def weight(self, name: str) -> Tensor | None:
+        return self.tensor(f"{name}.weight")
+
+    def bias(self, name: str) -> Tensor | None:
+        return self.tensor(f"{name}.bias")
+
+    def scale(self, name: str) -> Tensor | None:
+        return self.tensor(f"{name}.scale")
+
+    def __getitem__(self, name: str) -> Tensor:
+        """A weight that must be there: llama.cpp would not load the file without it."""
+        return self.need(f"{name}.weight")
+
+    def need(self, name: str) -> Tensor:
+        """The same for blk.N.NAME."""
+        found = self.tensor(name)
+        if found is None:
+            raise MissingTensorError(f"no tensor blk.{self.index}.{name}")
+        return found
+
+
+class Build:
+    def __init__(
+        self, hparams: Hparams, facts: Mapping[int, LayerFacts], options: Options, sizes: Sizes
+    ) -> None:
+        self.hparams = hparams
+        self.facts = facts
+        self.options = options
+        self.sizes = sizes
+        self.graph = Graph()
+        self.caches: dict[str, Tensor] = {}
+        self._made: dict[str, Tensor] = {}
+        self.embd: Tensor | None = None  # res->t_embd: what embeddings are made from
+
+    @property
+    def n_tokens(self) -> Size:
+        return self.sizes.n_tokens
+
+    def tensor(self, name: str) -> Tensor | None:
+        """A weight outside the layers, None when the file does not have it."""
+        made = self._made.get(name)
+        if made is None and (found := self.hparams.globals.get(name)) is not None:
+            made = self._made[name] = weight(name, found.type, found.shape[::-1])
+        return made
+
+    def weight(self, name: str) -> Tensor | None:
+        return self.tensor(f"{name}.weight")
+
+    def __getitem__(self, name: str) -> Tensor:
+        found = self.weight(name)
+        if found is None:
+            raise MissingTensorError(f"no tensor {name}.weight")
+        return found
+
+    def cache(self, name: str, kind: TensorType, *dims: Size) -> Tensor:
+        """A cache tensor: one and the same for all who ask by its name."""
+        found = self.caches.get(name)
+        if found is None:
+            found = self.caches[name] = Tensor(
+                op="NONE", type=kind, ne=shape(*dims), home=Home.CACHE, name=name
+            )
+        return found
+
+    def layers(self) -> Iterator[Layer]:
+        """Those that are to be built, one after another."""
+        for index, facts in self.facts.items():
+            if len(self.graph.nodes) > MAX_NODES:
+                raise NoGraphError(f"the graph has more than {MAX_NODES:,} nodes")
+            self.graph.mark()
+            yield Layer(self, index, facts)
+
+    def expand(self, tensor: Tensor) -> None:
+        self.graph.expand(tensor)
+
+    def output(self, tensor: Tensor) -> None:
+        """One of the graph's results: it is never freed."""
+        tensor.is_output = True
+
+    # Inputs: leafs that are placed first, in the order in which the graph comes across them.
+
+    def input_embd(self, *, scaled: bool = False, width: int | None = None) -> Tensor:
+        """build_inp_embd: tokens looked up, or embeddings given; both ways are in the graph.
+
+        `width` is n_embd_inp where it is more than n_embd (deepstack); `scaled` where f_embedding_scale is set.
+        """
+        table = self["token_embd"]
+        n_embd = self.hparams.n_embd
+        tokens = ggml.graph_input(I32, self.n_tokens, name="inp_tokens")
+        given = ggml.graph_input(F32, width or n_embd, self.n_tokens, name="inp_embd")
+        found = ggml.get_rows(table, tokens)
+        if width:
+            found = ggml.pad(found, width - n_embd)
+        self.expand(found)
+        self.expand(given)
+        if width:
+            found = ggml.view(found, n_embd, self.n_tokens, strides=(found.nb[1],))
+        if scaled:
+            found = ggml.scale(found if self.graph.is_contiguous(found) else ggml.cont(found))
+        self.expand(found)
+        return found
+
+    def input_pos(self, per_token: int = 1) -> Tensor:
+        return ggml.graph_input(I32, self.n_tokens * per_token, name="inp_pos")
+
+    def input_attn_scale(self) -> Tensor:
+        return ggml.graph_input(F32, 1, 1, self.n_tokens, name="inp_attn_scale")
+
+    def input_out_ids(self) -> Tensor:
+        return ggml.graph_input(I32, self.sizes.n_outputs, name="out_ids")
+
+    def input_mean(self) -> Tensor:
+        return ggml.graph_input(F32, self.n_tokens, self.sizes.n_seqs, name="mean")
+
+    def input_cls(self) -> Tensor:
+        return ggml.graph_input(I32, self.sizes.n_seqs, name="cls")
+
+
+def weight(name: str, kind: TensorType, ne: tuple[int, ...]) -> Tensor:
+    return Tensor(op="NONE", type=kind, ne=shape(*ne), home=Home.WEIGHTS, name=name)

@@ -1,0 +1,213 @@
+"""A graph -> what is allocated and freed in each buffer, in order: ggml_gallocr_alloc_graph_impl @ 0c1e570.
+
+Which tensor takes which block does not depend on numbers, only on who reads whom; where the block lies does, and is
+found by running the events (allocator.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from edgekit.engine.llamacpp.graph.cgraph import Graph
+from edgekit.engine.llamacpp.graph.dims import Size
+from edgekit.engine.llamacpp.graph.tensor import Tensor
+
+# ggml_op_can_inplace: these may write over a source that nobody else reads.
+IN_PLACE = frozenset(
+    {
+        "ADD",
+        "ADD1",
+        "ADD_ID",
+        "CLAMP",
+        "DIAG_MASK_INF",
+        "DIAG_MASK_ZERO",
+        "DIV",
+        "FILL",
+        "LOG",
+        "MUL",
+    }
+    | {"RMS_NORM", "ROPE", "SCALE", "SOFT_MAX", "SQR", "SQRT", "SUB", "UNARY"}
+)
+
+ALLOCATE, FREE = 0, 1
+
+
+class Event(NamedTuple):
+    """A block is taken or given back. `tail`: only what lies beyond that size is given back."""
+
+    kind: int
+    slot: int  # number of the block, counted as they are taken
+    size: int  # index into the sizes of its buffer
+    tail: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer:
+    """A place to allocate in, with its rules. `extra`: bytes that a tensor takes there beyond its own."""
+
+    name: str
+    alignment: int
+    extra: Callable[[Tensor], Size] | None = None
+
+
+CPU = Buffer(name="CPU", alignment=32)  # ggml-impl.h: TENSOR_ALIGNMENT
+
+
+@dataclass(slots=True, kw_only=True)
+class Log:
+    """What happens in one buffer, cut where the layers begin."""
+
+    buffer: Buffer
+    sizes: list[Size] = field(default_factory=list)
+    parts: list[list[Event]] = field(default_factory=lambda: [[]])
+    slots: int = 0
+    _known: dict[Hashable, int] = field(default_factory=dict)
+
+    def size_of(self, tensor: Tensor) -> int:
+        """Equal sizes have one index, whatever they are the sizes of."""
+        extra = self.buffer.extra
+        more = 0 if extra is None else extra(tensor)
+        key = (tensor.type.name, tensor.ne, tensor.strides, more)
+        index = self._known.get(key)
+        if index is None:
+            size = tensor.bytes + more
+            index = self._known.setdefault(size, len(self.sizes))
+            if index == len(self.sizes):
+                self.sizes.append(size)
+            self._known[key] = index
+        return index
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A graph and the buffer of each of its nodes and leafs."""
+
+    nodes: Sequence[Tensor]
+    leafs: Sequence[Tensor]
+    node_buffers: Sequence[int]
+    leaf_buffers: Sequence[int]
+    buffers: tuple[Buffer, ...]
+    marks: Sequence[int] = ()  # indices of the nodes where the layers begin
+
+    @classmethod
+    def in_one(cls, graph: Graph, buffer: Buffer) -> Placed:
+        return cls(
+            nodes=graph.nodes,
+            leafs=graph.leafs,
+            node_buffers=(0,) * len(graph.nodes),
+            leaf_buffers=(0,) * len(graph.leafs),
+            buffers=(buffer,),
+            marks=[mark.nodes for mark in graph.marks],
+        )
+
+
+class Block(NamedTuple):
+    buffer: int
+    slot: int
+
+
+def trace(placed: Placed, same: Callable[[Size, Size], bool]) -> tuple[Log, ...]:
+    """`same` decides whether two sizes are equal."""
+    run = _Run(placed, same)
+    run.leafs()
+    run.count()
+    run.nodes()
+    return run.logs
+
+
+class _Run:
+    def __init__(self, placed: Placed, same: Callable[[Size, Size], bool]) -> None:
+        self.placed = placed
+        self.same = same
+        self.logs = tuple(Log(buffer=buffer) for buffer in placed.buffers)
+        self.children: dict[Tensor, int] = {}
+        self.views: dict[Tensor, int] = {}
+        self.owned: dict[Tensor, Block] = {}
+
+    def leafs(self) -> None:
+        for leaf, buffer in zip(self.placed.leafs, self.placed.leaf_buffers, strict=True):
+            self.allocate(leaf, buffer)
+
+    def count(self) -> None:
+        """Who reads whom; inputs that are not leafs are placed before anything else."""
+        children, views = self.children, self.views
+        for node, buffer in zip(self.placed.nodes, self.placed.node_buffers, strict=True):
+            if node.view_src is not None and node.op != "NONE":
+                views[node.view_src] = views.get(node.view_src, 0) + 1
+            if node.is_input:
+                self.allocate(node, buffer)
+            for source in node.src:
+                children[source] = children.get(source, 0) + 1
+                if source.is_input:
+                    self.allocate(source, buffer)
+
+    def nodes(self) -> None:
+        marks = set(self.placed.marks)
+        for i, node in enumerate(self.placed.nodes):
+            if i in marks:
+                for log in self.logs:
+                    log.parts.append([])
+            buffer = self.placed.node_buffers[i]
+            for source in node.src:
+                self.allocate(source, buffer)
+            self.allocate(node, buffer)
+            for source in node.src:
+                self.read(source)
+
+    def allocate(self, tensor: Tensor, buffer: int) -> None:
+        if tensor.view_src is not None or tensor.home is not None or tensor in self.owned:
+            return
+        if tensor.op in IN_PLACE and self.reuse(tensor):
+            return
+        log = self.logs[buffer]
+        self.owned[tensor] = Block(buffer, log.slots)
+        log.parts[-1].append(Event(ALLOCATE, log.slots, log.size_of(tensor)))
+        log.slots += 1
+
+    def reuse(self, tensor: Tensor) -> bool:
+        """The block of a source that this op alone reads becomes its own."""
+        for source in tensor.src:
+            block = self.owned.get(source)
+            if block is None or source.is_output or not self.alike(tensor, source):
+                continue
+            if self.children[source] == 1 and not self.views.get(source):
+                del self.owned[source]
+                self.owned[tensor] = block
+                self.trim(tensor, source, block)
+                return True
+        return False
+
+    def alike(self, one: Tensor, other: Tensor) -> bool:
+        """ggml_are_same_layout."""
+        return (
+            one.type is other.type
+            and all(map(self.same, one.ne, other.ne))
+            and (one.strides is other.strides is None or all(map(self.same, one.nb, other.nb)))
+        )
+
+    def trim(self, tensor: Tensor, source: Tensor, block: Block) -> None:
+        log = self.logs[block.buffer]
+        new, old = log.size_of(tensor), log.size_of(source)
+        if new != old:
+            log.parts[-1].append(Event(FREE, block.slot, old, new))
+
+    def read(self, source: Tensor) -> None:
+        """One reader less; the last one frees it, or what it is a view of."""
+        self.children[source] -= 1
+        if self.children[source] or self.views.get(source):
+            return
+        whole = source.view_src
+        if whole is None:
+            self.free(source)
+            return
+        self.views[whole] -= 1
+        if not self.views[whole] and not self.children.get(whole):
+            self.free(whole)
+
+    def free(self, tensor: Tensor) -> None:
+        block = None if tensor.is_output else self.owned.pop(tensor, None)
+        if block is not None:
+            log = self.logs[block.buffer]
+            log.parts[-1].append(Event(FREE, block.slot, log.size_of(tensor)))

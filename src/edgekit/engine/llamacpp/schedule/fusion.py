@@ -1,0 +1,186 @@
+"""Nodes that CUDA runs as one: their sources stay alive until the last of them (ggml_backend_cuda_graph_optimize)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from edgekit.engine.llamacpp.graph.tensor import Tensor
+
+MOST_EXPERTS = 15  # ggml-cuda.cu: MOE_WEIGHTED_REDUCTION_MAX_EXPERTS
+EXPERT_COUNTS = frozenset({*(2**power for power in range(10)), 288, 576})  # topk-moe.cu
+
+Kept = dict[Tensor, list[Tensor]]
+
+
+class Uses:
+    """How often each node is read, in the whole graph."""
+
+    def __init__(self, nodes: Sequence[Tensor]) -> None:
+        self.counts: dict[Tensor, int] = {}
+        for node in nodes:
+            for source in node.src:
+                self.counts[source] = self.counts.get(source, 0) + 1
+
+
+def kept_alive(nodes: Sequence[Tensor], uses: Uses) -> Kept:
+    """Node -> what may not be freed before it has run."""
+    kept: Kept = {}
+    i = 0
+    while i < len(nodes):
+        reduced = _weighted_sum(nodes, i, uses)
+        if reduced is not None:
+            length, sources = reduced
+            _add(kept, nodes[i + length - 1], sources)
+            i += length - 1
+        if nodes[i].op in {"UNARY", "SOFT_MAX"}:
+            length = _routing(nodes, i, uses)
+            if length and i + length < len(nodes):
+                for node in nodes[i : i + length]:
+                    _add(kept, nodes[i + length], (node, *node.src))
+                i += length - 1
+        i += 1
+    return kept
+
+
+def _add(kept: Kept, until: Tensor, tensors: Sequence[Tensor]) -> None:
+    held = kept.setdefault(until, [])
+    held.extend(tensor for tensor in dict.fromkeys(tensors) if tensor not in held)
+
+
+def _weighted_sum(nodes: Sequence[Tensor], i: int, uses: Uses) -> tuple[int, list[Tensor]] | None:
+    """Experts x weights, a view for each expert, their sum: how many nodes, and what must stay."""
+    first = nodes[i]
+    parts = _parts(first)
+    if first.op != "MUL" or parts is None:
+        return None
+    weighted, multiplied, held = first, 1, list(parts)
+    if i + 1 < len(nodes) and nodes[i + 1].op == "MUL":
+        outer = _parts(nodes[i + 1])
+        if outer is not None and outer[0] is first:
+            weighted, multiplied = nodes[i + 1], 2
+            held = [parts[0], outer[1], parts[1]]
+    experts = weighted.ne[1]
+    if not isinstance(experts, int) or not 2 <= experts <= MOST_EXPERTS:
+        return None
+    length = 2 * experts + multiplied - 1
+    run = nodes[i : i + length]
+    if len(run) < length or not _is_sum(run[multiplied:], weighted, experts):
+        return None
+    return (length, held) if _only_within(run, (run[-1],), uses) else None
+
+
+def _parts(node: Tensor) -> tuple[Tensor, Tensor] | None:
+    """A product of something as wide as the result and of one number per expert and token."""
+    if node.op != "MUL" or len(node.src) != 2:
+        return None
+    for full, weights in (node.src, node.src[::-1]):
+        if full.ne == node.ne and weights.ne == (1, *node.ne[1:]):
+            return full, weights
+    return None
+
+
+def _is_sum(run: Sequence[Tensor], weighted: Tensor, experts: int) -> bool:
+    views: list[Tensor] = []
+    total: Tensor | None = None
+    added = 0
+    for node in run:
+        if node.op == "VIEW" and node.src[0] is weighted:
+            views.append(node)
+            continue
+        if node.op != "ADD" or len(views) < 2 or added + 1 >= len(views):
+            return False
+        left = views[0] if total is None else total
+        if node.src[0] is not left or node.src[1] is not views[added + 1]:
+            return False
+        total, added = node, added + 1
+    return len(views) == experts and added == experts - 1
+
+
+def _routing(nodes: Sequence[Tensor], i: int, uses: Uses) -> int:
+    """Probabilities, their order, the weights of the best: how many nodes, 0 where they are not fused."""
+    found = list(_routing_nodes(nodes, i))
+    if not found:
+        return 0
+    chosen = next(j for j, node in enumerate(found) if node.op == "ARGSORT") + 1
+    ids, weights = found[chosen], found[-1]
+    if found[0].op == "SOFT_MAX" and len(found[0].src) > 1:
+        return 0
+    if found[chosen - 1].ne[0] not in EXPERT_COUNTS:
+        return 0
+    return len(found) if _only_within(found, (ids, weights), uses) else 0
+
+
+def _routing_nodes(nodes: Sequence[Tensor], i: int) -> Iterator[Tensor]:
+    walk = _Walk(nodes, i)
+    walk.take(nodes[i].op)
+    if nodes[i].op == "UNARY":
+        walk.take_if("SQRT", nodes[i])
+    probabilities = walk.last
+    if not walk.take_if("RESHAPE", probabilities):
+        return
+    reshaped = walk.last
+    sorted_by = probabilities
+    if walk.take_if("ADD", probabilities):
+        sorted_by = walk.last
+    if not (walk.take_if("ARGSORT", sorted_by) and walk.take_if("VIEW", walk.last)):
+        return
+    if not walk.take_if("GET_ROWS", reshaped):
+        return
+    _take_norm(walk)
+    walk.take_if("SCALE", walk.last)
+    yield from nodes[i : walk.at]
+
+
+def _take_norm(walk: _Walk) -> None:
+    """RESHAPE, SUM_ROWS, CLAMP, DIV, RESHAPE: all of them or none."""
+    start = walk.at
+    for op in ("RESHAPE", "SUM_ROWS", "CLAMP"):
+        if not walk.take_if(op, walk.last):
+            walk.at = start
+            return
+    summed = walk.nodes[start]
+    if not (walk.take_if("DIV", summed) and walk.take_if("RESHAPE", walk.last)):
+        walk.at = start
+
+
+class _Walk:
+    """A position in a list of nodes."""
+
+    def __init__(self, nodes: Sequence[Tensor], at: int) -> None:
+        self.nodes = nodes
+        self.at = at
+
+    @property
+    def last(self) -> Tensor:
+        return self.nodes[self.at - 1]
+
+    def take(self, op: str) -> bool:
+        if self.at < len(self.nodes) and self.nodes[self.at].op == op:
+            self.at += 1
+            return True
+        return False
+
+    def take_if(self, op: str, source: Tensor) -> bool:
+        fits = self.at < len(self.nodes) and self.nodes[self.at].src[:1] == (source,)
+        return fits and self.take(op)
+
+
+def _only_within(run: Sequence[Tensor], outputs: Sequence[Tensor], uses: Uses) -> bool:
+    """ggml_can_fuse_subgraph: nobody outside reads what lies between."""
+    inside: dict[Tensor, int] = {}
+    for node in run:
+        for source in node.src:
+            inside[source] = inside.get(source, 0) + 1
+    members = set(run)
+    for node in run:
+        if any(node is output for output in outputs):
+            continue
+        if node.is_output or inside.get(node, 0) != uses.counts.get(node, 0):
+            return False
+        if (
+            node.view_src is not None
+            and node.view_src not in members
+            and node.view_src.home is None
+        ):
+            return False
+    return True

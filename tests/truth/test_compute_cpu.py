@@ -1,0 +1,35 @@
+"""The compute buffer of every recorded CPU row whose architecture has a graph: 0 bytes off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.recorded import engine_models, rows
+
+from edgekit.engine.llamacpp.context import resolve
+from edgekit.engine.llamacpp.graph import compute_bytes
+from edgekit.engine.llamacpp.graph.families import FAMILIES
+from edgekit.engine.llamacpp.rows import read_row
+from edgekit.errors import RefusedError
+
+
+def _by_model() -> list[Any]:
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows("llama_cpp_cpu.jsonl.gz"):
+        if row["arch"] in FAMILIES:
+            found.setdefault((row["model"], row["quant"]), []).append(row)
+    return [pytest.param(name, own, id="-".join(name)) for name, own in found.items()]
+
+
+@pytest.mark.parametrize(("name", "recorded"), _by_model())
+def test_compute_buffer(name: tuple[str, str], recorded: list[dict[str, Any]]) -> None:
+    model = engine_models()[name]
+    for row in recorded:
+        load, setup = read_row(row["options"], "cpu")
+        if "error" in row["actual"]:
+            with pytest.raises(RefusedError):
+                compute_bytes(model, resolve(model, load, setup))
+        else:
+            (predicted,) = compute_bytes(model, resolve(model, load, setup))
+            assert predicted == row["actual"]["compute_bytes"], row["options"]

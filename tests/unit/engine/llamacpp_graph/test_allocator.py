@@ -1,0 +1,137 @@
+"""Best fit in a sorted free list, and sections that repeat."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgekit.engine.llamacpp.graph.allocator import high_water
+from edgekit.engine.llamacpp.graph.program import Program, Section, Sizes
+from edgekit.engine.llamacpp.graph.trace import ALLOCATE, FREE, Event
+
+UNIT = 32
+
+
+def program(text: str, *, repeated: str = "", repeats: int = 1, after: str = "") -> Program:
+    """Like "a4 b2 -a": `a` takes 4 units, `b` 2, `a` is given back; names are slots in their order."""
+    sizes: list[int] = []
+    slots: dict[str, int] = {}
+
+    def events(words: str) -> tuple[Event, ...]:
+        return tuple(map(event, words.split()))
+
+    def event(word: str) -> Event:
+        if word.startswith("-"):
+            return Event(FREE, slots[word[1:]], slots[word[1:]])
+        slots[word[0]] = len(slots)
+        sizes.append(int(word[1:]) * UNIT)
+        return Event(ALLOCATE, slots[word[0]], slots[word[0]])
+
+    sections = (Section(events=events(text)),)
+    return Program(alignment=UNIT, sections=sections, sizes=Sizes(sizes), slots=len(slots))
+
+
+def units(text: str) -> int:
+    return high_water(program(text), {}) // UNIT
+
+
+def test_side_by_side() -> None:
+    assert units("a4 b2 c1") == 7
+
+
+def test_the_best_hole_is_taken() -> None:
+    # a2 b1 c3 d1 leaves holes of 2 and 3; 2 fits the first, 3 the other
+    assert units("a2 b1 c3 d1 -a -c e2 f3") == 7
+    assert units("a2 b1 c3 d1 -a -c f3 e2") == 7
+    assert units("a2 b1 c3 d1 -a -c e1 f3") == 7
+
+
+def test_of_equal_holes_the_last() -> None:
+    # holes of 2 at 0 and at 3; g goes to the second, so that b and the first make 3
+    assert units("a2 b1 c2 d1 -a -c g2 -b h3") == 6
+
+
+def test_neighbours_become_one() -> None:
+    assert units("a1 b1 c1 d1 -a -c -b e3") == 4
+    assert units("a1 b1 c1 d1 -b -a -c e3") == 4
+    assert units("a1 b1 c1 -c -b d2") == 3
+
+
+def test_the_end_grows_when_nothing_fits() -> None:
+    assert units("a2 b1 -a c3") == 6
+
+
+def test_nothing_takes_nothing() -> None:
+    assert units("a0 b2 -a c0 -b -c d2") == 2
+
+
+class Reference:
+    """ggml_dyn_tallocr read literally: one list of [start, length]."""
+
+    def __init__(self) -> None:
+        self.free = [[0, 2**62]]
+        self.top = 0
+
+    def take(self, size: int) -> int:
+        best = len(self.free) - 1
+        for i, (_, length) in enumerate(self.free[:-1]):
+            if length >= size and (best == len(self.free) - 1 or length <= self.free[best][1]):
+                best = i
+        start = self.free[best][0]
+        self.free[best][0] += size
+        self.free[best][1] -= size
+        if not self.free[best][1]:
+            del self.free[best]
+        self.top = max(self.top, start + size)
+        return start
+
+    def give(self, start: int, size: int) -> None:
+        self.free.append([start, size])
+        self.free.sort()
+        joined = [self.free[0]]
+        for block in self.free[1:]:
+            if joined[-1][0] + joined[-1][1] == block[0]:
+                joined[-1][1] += block[1]
+            else:
+                joined.append(block)
+        self.free = joined
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> tuple[list[Event], int, list[int]]:
+    """Events of one round: slots of its own from `n` on, those of the round before it below."""
+    n = draw(st.integers(1, 6))
+    sizes = draw(st.lists(st.integers(1, 9).map(lambda u: u * UNIT), min_size=n, max_size=n))
+    carried = draw(st.lists(st.integers(0, n - 1), unique=True, max_size=3))
+    own = [i for i in range(n) if i not in carried]
+    events = [Event(ALLOCATE, n + i, i) for i in range(n)]
+    for i in own:
+        after = draw(st.integers(events.index(Event(ALLOCATE, n + i, i)) + 1, len(events)))
+        events.insert(after, Event(FREE, n + i, i))
+    for i in carried:
+        events.insert(draw(st.integers(0, len(events))), Event(FREE, i, i))
+    return events, n, sizes
+
+
+@given(bodies(), st.integers(1, 40))
+def test_rounds_that_are_skipped_change_nothing(
+    body: tuple[list[Event], int, list[int]], repeats: int
+) -> None:
+    events, n, sizes = body
+    carried = tuple(event.slot for event in events if event.slot < n)
+    first = tuple(Event(ALLOCATE, i, i) for i in range(n) if i in carried)
+    again = Section(events=tuple(events), repeats=repeats, base=n, slots=n, carried=carried)
+    folded = Program(
+        alignment=UNIT, sections=(Section(events=first), again), sizes=Sizes(sizes), slots=3 * n
+    )
+    heap, places = Reference(), {}
+    for _, slot, size, _ in first:
+        places[slot] = heap.take(sizes[size])
+    for _ in range(repeats):
+        for kind, slot, size, _ in events:
+            if kind == ALLOCATE:
+                places[slot] = heap.take(sizes[size])
+            else:
+                heap.give(places[slot], sizes[size])
+        places = {slot - n: start for slot, start in places.items() if slot >= n}
+    assert high_water(folded, {}) == heap.top

@@ -1,0 +1,77 @@
+"""Polynomials over a load's numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgekit.engine.llamacpp.graph.dims import Dim, Size, product, value, variable
+from edgekit.engine.llamacpp.graph.program import Sizes
+
+T, S, C = variable("T"), variable("S"), variable("C")
+AT = {"T": 512, "S": 4, "C": 4096}
+
+sizes = st.recursive(
+    st.integers(-9, 9) | st.sampled_from([T, S, C]),
+    lambda smaller: (
+        st.tuples(smaller, smaller).map(lambda two: two[0] + two[1] * 2)
+        | st.tuples(smaller, smaller).map(lambda two: two[0] * two[1])
+    ),
+    max_leaves=6,
+)
+
+
+@pytest.mark.parametrize(
+    ("size", "number"),
+    [
+        (7, 7),
+        (T * S, 512 * 4),
+        (T * S + 3, 512 * 4 + 3),
+        (3 * T - 1, 3 * 512 - 1),
+        (2 - T, 2 - 512),
+        (T * S // S, 512),
+        (8 * T * C // (4 * T), 2 * 4096),
+        (product((T, 2, S)), 512 * 2 * 4),
+    ],
+)
+def test_value(size: Size, number: int) -> None:
+    assert value(size, AT) == number
+    assert Sizes([size]).at(AT) == [number]
+
+
+def test_what_is_a_plain_number_again() -> None:
+    assert T - T == 0
+    assert T * 0 == 0
+    assert T // T == 1
+    assert 0 // T == 0
+
+
+def test_the_same_polynomial_compares_equal() -> None:
+    assert T * S == S * T
+    assert (T + S) * 2 == 2 * S + 2 * T
+    assert hash(T * S + 1) == hash(1 + S * T)
+    assert T != S
+    assert T != 512
+
+
+@pytest.mark.parametrize("quotient", [lambda: T // S, lambda: 3 * T // 2, lambda: 5 // T])
+def test_what_does_not_divide(quotient: Callable[[], Size]) -> None:
+    with pytest.raises(ValueError):
+        quotient()
+
+
+def test_shown() -> None:
+    assert repr(2 * T * S + 3) == "3 + 2*S*T"
+
+
+@given(sizes, sizes)
+def test_arithmetic_is_that_of_numbers(one: Size, other: Size) -> None:
+    a, b = value(one, AT), value(other, AT)
+    assert value(one + other, AT) == a + b
+    assert value(one - other, AT) == a - b
+    assert value(one * other, AT) == a * b
+    if isinstance(one, Dim) and one == other:
+        assert a == b

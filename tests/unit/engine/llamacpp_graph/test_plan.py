@@ -1,0 +1,164 @@
+"""Few layers stand for all, and polynomials for numbers; what cannot be built is told."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.recorded import engine_models, models
+
+from edgekit.engine.llamacpp.context import resolve
+from edgekit.engine.llamacpp.graph import NoGraphError, compute_bytes
+from edgekit.engine.llamacpp.graph.allocator import high_water
+from edgekit.engine.llamacpp.graph.families import FAMILIES
+from edgekit.engine.llamacpp.graph.plan import (
+    CPU_ONLY,
+    _folded,
+    built,
+    known,
+    load_values,
+    options_of,
+    plan_for,
+    sizes_of,
+)
+from edgekit.engine.llamacpp.graph.stretches import keep_all
+from edgekit.engine.llamacpp.types import Context, LlamaCppSetup
+from edgekit.engine.types import Model
+from edgekit.errors import RefusedError
+from edgekit.memory.cache_types import cache_type
+from edgekit.memory.types import Load
+
+NAMES = sorted(
+    {one["model"] for one in models() if one["quant"] == "Q4_K_M" and one["arch"] in FAMILIES}
+)
+
+
+def model_of(name: str) -> Model:
+    return engine_models()[name, "Q4_K_M"]
+
+
+def context(model: Model, **load: Any) -> Context:
+    return resolve(model, Load(**load), LlamaCppSetup())
+
+
+def by_the_book(model: Model, at: Context) -> int:
+    """Every layer is built, with this load's numbers."""
+    have = known(model)
+    every = keep_all(len(have.layers))
+    values = load_values(at)
+    build = built(have, every, options_of(at), sizes_of(at, values))
+    plan = _folded(build, every, CPU_ONLY)
+    assert plan is not None
+    assert plan.tensors == plan_for(model, at)[0].tensors
+    return high_water(plan.programs[0], values)
+
+
+loads = st.fixed_dictionaries(
+    {
+        "context_tokens": st.sampled_from([100, 256, 777, 4096, 32_768]),
+        "microbatch_tokens": st.sampled_from([1, 7, 32, 256, 512]),
+        "sequences": st.sampled_from([1, 1, 3, 4]),
+        "output_rows": st.sampled_from([None, 4, 16]),
+        "unified": st.booleans(),
+        "flash_attention": st.booleans(),
+        "full_window": st.booleans(),
+    }
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.sampled_from(NAMES), loads, st.sampled_from(["f16", "f32", "q8_0"]))
+def test_short_cuts_change_nothing(name: str, load: dict[str, Any], kind: str) -> None:
+    if not load["flash_attention"] and kind == "q8_0":
+        kind = "f16"
+    model = model_of(name)
+    try:
+        at = context(model, **load, cache_k=cache_type(kind), cache_v=cache_type(kind))
+        (short,) = compute_bytes(model, at)
+    except RefusedError:
+        return
+    assert short == by_the_book(model, at)
+
+
+def test_sizes_that_meet_are_built_with_their_numbers() -> None:
+    """At 128 tokens of 128 experts the router's scores are square; a plan for other numbers does not hold there."""
+    model = model_of("qwen3-30b-a3b")
+    for tokens in (64, 128, 8, 2048):
+        at = context(model, context_tokens=4096, microbatch_tokens=tokens, output_rows=8)
+        assert compute_bytes(model, at) == (by_the_book(model, at),)
+
+
+def test_a_graph_that_llama_cpp_has_no_room_for() -> None:
+    model = model_of("phi-3-medium-4k")
+    q8 = cache_type("q8_0")
+    four = {"context_tokens": 4096, "sequences": 4, "cache_k": q8, "cache_v": q8}
+    with pytest.raises(RefusedError, match="2,058 tensors for a table of 2,053"):
+        compute_bytes(model, context(model, **four))
+    assert compute_bytes(model, context(model, **four, unified=True))
+
+
+def without(model: Model, name: str) -> Model:
+    tensors = tuple(one for one in model.header.tensors or () if one.name != name)
+    return Model(header=replace(model.header, tensors=tensors), geometry=model.geometry)
+
+
+def with_keys(model: Model, **keys: Any) -> Model:
+    changed = {f"{model.geometry.architecture}.{name}": value for name, value in keys.items()}
+    header = replace(model.header, keys={**model.header.keys, **changed})
+    return Model(header=header, geometry=model.geometry)
+
+
+LLAMA = model_of("llama-3.2-1b")
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (without(LLAMA, "blk.3.ffn_down.weight"), None),
+        (without(LLAMA, "blk.3.attn_q.weight"), "no tensor blk.3.attn_q.weight"),
+        (without(LLAMA, "token_embd.weight"), "no tensor token_embd.weight"),
+        (
+            Model(header=replace(LLAMA.header, tensors=None), geometry=LLAMA.geometry),
+            "was not read",
+        ),
+        (
+            Model(header=LLAMA.header, geometry=replace(LLAMA.geometry, architecture="unheard-of")),
+            "no graph is known for the architecture unheard-of",
+        ),
+        (with_keys(LLAMA, embedding_length="wide"), "embedding_length is not a whole number"),
+        (with_keys(LLAMA, embedding_length=2048, **{"attention.head_count": 7}), "cannot become"),
+        (with_keys(LLAMA, **{"attention.head_count": (32,)}), "is not one number a layer"),
+        (with_keys(LLAMA, expert_count=2**20, expert_used_count=2**20), "at most 1024 experts"),
+        (
+            with_keys(model_of("deepseek-v2-lite"), expert_gating_func=99),
+            "does not describe a graph",
+        ),
+    ],
+)
+def test_what_cannot_be_built(model: Model, told: str | None) -> None:
+    with pytest.raises(NoGraphError, match=told):
+        compute_bytes(model, context(LLAMA, context_tokens=4096))
+
+
+def test_many_experts_in_layers_that_all_differ_cost_bounded_time() -> None:
+    model = model_of("mixtral-8x7b")
+    hostile = with_keys(model, expert_count=1024, expert_used_count=tuple(range(993, 1025)))
+    begin = time.perf_counter()
+    with pytest.raises((NoGraphError, RefusedError)):
+        compute_bytes(hostile, context(model, context_tokens=4096))
+    assert time.perf_counter() - begin < 20
+
+
+def test_a_second_question_is_cheap() -> None:
+    """Not a benchmark: a second build would take a hundred times as long."""
+    model = model_of("llama-3.1-70b")
+    compute_bytes(model, context(model, context_tokens=4096))
+    asked = [context(model, context_tokens=8192 + 256 * i) for i in range(20)]
+    kept = len(model._kept)
+    for at in asked:
+        compute_bytes(model, at)
+    assert len(model._kept) == kept

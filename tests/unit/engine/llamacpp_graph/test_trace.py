@@ -1,0 +1,116 @@
+"""What is allocated, written over and freed, on graphs of a few nodes."""
+
+from __future__ import annotations
+
+from edgekit.engine.llamacpp.graph import ggml
+from edgekit.engine.llamacpp.graph.allocator import high_water
+from edgekit.engine.llamacpp.graph.cgraph import Graph
+from edgekit.engine.llamacpp.graph.dims import Size, variable
+from edgekit.engine.llamacpp.graph.program import fold
+from edgekit.engine.llamacpp.graph.tensor import F32, Home, Tensor, shape
+from edgekit.engine.llamacpp.graph.trace import CPU, Buffer, Log, Placed, trace
+
+T = variable("T")
+
+
+def leaf(*dims: Size) -> Tensor:
+    return ggml.graph_input(F32, *dims, name="x")
+
+
+def weight(*dims: int) -> Tensor:
+    return Tensor(op="NONE", type=F32, ne=shape(*dims), home=Home.WEIGHTS)
+
+
+def traced(*tensors: Tensor, buffer: Buffer = CPU) -> Log:
+    graph = Graph()
+    for tensor in tensors:
+        graph.expand(tensor)
+    (log,) = trace(Placed.in_one(graph, buffer), graph.same)
+    return log
+
+
+def told(log: Log) -> list[str]:
+    """+N: block N is taken, -N: given back."""
+    return [f"{'-' if kind else '+'}{slot}" for kind, slot, *_ in log.parts[0]]
+
+
+def test_a_chain_is_written_over() -> None:
+    assert told(traced(ggml.unary(ggml.scale(leaf(8, T))))) == ["+0"]
+
+
+def test_other_ops_take_a_new_block_and_free_the_old_one() -> None:
+    assert told(traced(ggml.norm(ggml.norm(leaf(8, T))))) == ["+0", "+1", "-0", "+2", "-1"]
+
+
+def test_weights_are_not_ours() -> None:
+    assert told(traced(ggml.mul_mat(weight(8, 4), leaf(8, T)))) == ["+0", "+1", "-0"]
+
+
+def test_a_second_reader_prevents_it() -> None:
+    x = ggml.norm(leaf(8, T))
+    assert told(traced(ggml.add(ggml.scale(x), x))) == ["+0", "+1", "-0", "+2", "-1"]
+
+
+def test_a_view_prevents_it_and_keeps_the_whole_alive() -> None:
+    x = ggml.norm(leaf(8, T))
+    rotated = ggml.scale(ggml.reshape(x, 4, 2, T))
+    assert told(traced(rotated)) == ["+0", "+1", "-0", "+2", "-1"]
+
+
+def test_another_shape_prevents_it() -> None:
+    assert told(traced(ggml.mul(ggml.norm(leaf(8, 1)), leaf(8, T)))) == [
+        *("+0", "+1", "+2", "-0"),
+        "-1",
+    ]
+
+
+def test_results_are_never_freed() -> None:
+    x = ggml.norm(leaf(8, T))
+    x.is_output = True
+    assert told(traced(ggml.scale(x))) == ["+0", "+1", "-0", "+2"]
+
+
+def test_inputs_that_nobody_reads_stay() -> None:
+    unused = leaf(8, T)
+    assert told(traced(unused, ggml.norm(leaf(8, T)))) == ["+0", "+1", "+2", "-1"]
+
+
+def test_inputs_come_first() -> None:
+    """The mask is read by the last node only, and is there from the start."""
+    mask = leaf(4, T)
+    log = traced(ggml.soft_max(ggml.norm(ggml.norm(leaf(4, T))), mask))
+    assert told(log) == ["+0", "+1", "+2", "-0", "+3", "-2", "-1"]
+
+
+def test_a_block_that_shrinks_gives_its_tail_back() -> None:
+    """Flash attention on a GPU takes more than its result; who writes over it does not."""
+    buffer = Buffer(name="GPU", alignment=128, extra=lambda one: 1000 if one.op == "NORM" else 0)
+    log = traced(ggml.scale(ggml.norm(leaf(32, T))), buffer=buffer)
+    taken, kept, tail = log.parts[0][1], log.parts[0][-1], log.parts[0][-1].tail
+    assert (told(log), log.sizes[taken.size], log.sizes[tail]) == (
+        ["+0", "+1", "-0", "-1"],
+        128 * T + 1000,
+        128 * T,
+    )
+    assert kept.slot == taken.slot
+    program = fold(log, ())
+    assert program is not None
+    # 4 input, 4 + 1000 to be rounded up to 12
+    assert high_water(program, {"T": 1}) == 128 + 1152
+
+
+def test_nodes_in_two_buffers() -> None:
+    x = leaf(8, 4)
+    made, copy = ggml.norm(x), ggml.norm(x)
+    graph = Graph()
+    graph.expand(ggml.add(made, copy))
+    placed = Placed(
+        nodes=graph.nodes,
+        leafs=graph.leafs,
+        node_buffers=(0, 1, 0),
+        leaf_buffers=(0,),
+        buffers=(CPU, Buffer(name="GPU", alignment=128)),
+    )
+    host, device = trace(placed, graph.same)
+    assert told(host) == ["+0", "+1", "-0"]
+    assert told(device) == ["+0", "-0"]
