@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from edgekit.basis import Basis
 from edgekit.engine.llamacpp.context import Heads, pad
 from edgekit.engine.llamacpp.placement import Placement, device_bytes
-from edgekit.engine.llamacpp.types import Context
+from edgekit.engine.llamacpp.types import CELL_PADDING, Context
 from edgekit.engine.types import Model
 from edgekit.geometry.types import (
-    CompressedAttention,
+    Attention,
     LayerKind,
     Span,
     State,
@@ -21,9 +21,38 @@ from edgekit.memory.types import Component, MemoryLine, Pool, PoolKind
 
 HOST_ALIGNMENT = 32
 STATE_BYTES = 4  # states are f32, whatever the cache type
-COMPRESSED_WITHIN = 0.05
 
-_Entry = tuple[Component, int, str, Basis]
+INDEX_V = "index v"
+INDEX_VALUES = frozenset({"minimax-m3"})  # llama-kv-cache-msa.cpp: the indexer's cache has a V too
+# Layers without attention are in the cache as well: nothing wide, unless V must be as wide as the widest.
+EMPTY_LAYERS = frozenset({"deci"})
+
+_Entry = tuple[Component, int, str]
+
+
+class _ValuesOnly(LayerKind):
+    """Room for V, as wide as that of other layers."""
+
+    __slots__ = ()
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        return (Stream(name="v", elements=0),)
+
+
+_EMPTY = _ValuesOnly()
+
+
+@dataclass(frozen=True, slots=True)
+class _IndexedValues(LayerKind):
+    """Attention whose indexer has values as well as keys."""
+
+    attention: Attention
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        own = self.attention.streams
+        return (*own, Stream(name=INDEX_V, elements=self.attention.index_dim))
 
 
 def cache_lines(model: Model, context: Context, placement: Placement) -> tuple[MemoryLine, ...]:
@@ -32,17 +61,14 @@ def cache_lines(model: Model, context: Context, placement: Placement) -> tuple[M
     groups = model.keep(("cache groups", placement), lambda: _groups(model, placement))
     lines: list[MemoryLine] = []
     for (mixer, pool), layers in groups.items():
-        for component, size_bytes, because, basis in _entries(mixer, context, pool, heads):
-            within = None if basis is Basis.EXACT else COMPRESSED_WITHIN
+        for component, size_bytes, because in _entries(mixer, context, pool, heads):
             lines.extend(
                 MemoryLine(
                     component=component,
                     size_bytes=size_bytes,
                     pool=pool,
                     layer=layer,
-                    basis=basis,
                     because=because,
-                    within=within,
                 )
                 for layer in layers
             )
@@ -50,23 +76,33 @@ def cache_lines(model: Model, context: Context, placement: Placement) -> tuple[M
 
 
 def _groups(model: Model, placement: Placement) -> dict[tuple[LayerKind, Pool], list[int]]:
-    """The layers that remember something."""
+    """The layers that have a cache."""
     found: dict[tuple[LayerKind, Pool], list[int]] = {}
     for layer in model.geometry.layers:
-        if layer.mixer.streams or layer.mixer.states:
-            key = (layer.mixer, placement.cache_pool(layer.index))
-            found.setdefault(key, []).append(layer.index)
+        mixer = _as_cached(layer.mixer, model.geometry.architecture)
+        if mixer.streams or mixer.states:
+            found.setdefault((mixer, placement.cache_pool(layer.index)), []).append(layer.index)
     return found
 
 
+def _as_cached(mixer: LayerKind, architecture: str) -> LayerKind:
+    """What llama.cpp keeps for a layer, where that is more than the layer remembers."""
+    if architecture in INDEX_VALUES and isinstance(mixer, Attention) and mixer.index_dim:
+        return _IndexedValues(mixer)
+    if architecture in EMPTY_LAYERS and not mixer.streams:
+        return _EMPTY
+    return mixer
+
+
 def _entries(mixer: LayerKind, context: Context, pool: Pool, heads: Heads) -> Iterator[_Entry]:
-    basis = Basis.MODELLED if isinstance(mixer, CompressedAttention) else Basis.EXACT
     for component, streams in _by_reach(mixer.streams).items():
         size = sum(_stream_bytes(stream, context, pool, heads) for stream in streams)
-        yield component, size, _told(component, streams, context, heads), basis
+        if not size:
+            continue
+        yield component, size, _told(component, streams, context, heads)
     if mixer.states:
         size = sum(_state_bytes(state, context, pool) for state in mixer.states)
-        yield Component.STATE, size, _told_states(mixer.states, context), basis
+        yield Component.STATE, size, _told_states(mixer.states, context)
 
 
 def _by_reach(streams: tuple[Stream, ...]) -> dict[Component, list[Stream]]:
@@ -80,11 +116,13 @@ def _by_reach(streams: tuple[Stream, ...]) -> dict[Component, list[Stream]]:
 
 def _cells(stream: Stream, context: Context) -> int:
     cells = context.cells if stream.span is Span.ALL else context.swa_cells
-    return -(-cells // stream.tokens_per_row)
+    if stream.tokens_per_row == 1:
+        return cells
+    return pad(-(-cells // stream.tokens_per_row), CELL_PADDING)  # llama-kv-cache-dsv4.cpp:1294
 
 
 def _kept_as(stream: Stream, context: Context) -> CacheType:
-    return context.type_v if stream.name == "v" else context.type_k
+    return context.type_v if stream.name in {"v", INDEX_V} else context.type_k
 
 
 def _width(stream: Stream, context: Context, heads: Heads) -> int:

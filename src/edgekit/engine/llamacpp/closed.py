@@ -18,7 +18,7 @@ from edgekit.geometry.types import (
 )
 
 FLOAT_BYTES = 4
-WITHIN = 1.7  # how far above the engine's own figure the bound may lie (small encoders; decoders 0.3 in the middle)
+WITHIN = 2.0  # how far above the engine's own figure the bound may lie (small encoders; decoders 0.3 in the middle)
 ASSUMED_VOCABULARY = 262_144
 
 
@@ -31,11 +31,11 @@ def bound_bytes(model: Model, context: Context) -> int:
     aside = geometry.per_layer_embedding * len(geometry.layers) + (
         8 * hidden if geometry.per_layer_embedding else 0
     )  # Gemma 3n keeps four streams of the hidden state and a slice for every layer
-    body = always + FLOAT_BYTES * tokens * (widest + 4 * hidden + aside)
+    body = always + FLOAT_BYTES * tokens * (widest + 5 * hidden + aside)
     has_head = geometry.causal or not geometry.pooling
     vocabulary = (geometry.vocabulary or ASSUMED_VOCABULARY) if has_head else 0
     logits = FLOAT_BYTES * (context.n_outputs * (vocabulary + 2 * hidden) + 2 * tokens * hidden)
-    return max(body, always + logits) * 6 // 5  # blocks do not fit each other exactly
+    return max(body, always + logits) * 5 // 4  # blocks do not fit each other exactly
 
 
 def _mask_bytes(geometry: ModelGeometry, context: Context) -> int:

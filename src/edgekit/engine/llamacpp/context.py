@@ -20,6 +20,7 @@ from edgekit.engine.types import Model
 from edgekit.errors import RefusedError, UsageError
 from edgekit.geometry.types import (
     Attention,
+    CompressedAttention,
     HybridLayer,
     LatentAttention,
     LayerKind,
@@ -44,20 +45,24 @@ class Heads:
     key_dims: frozenset[int]
     value_dims: frozenset[int]
     latent: bool  # K stands for V too: both must have one type
+    apart: bool  # sequences have caches of their own, asked for or not (DeepSeek-V4)
     window: int  # tokens a sliding layer sees, 0 without any
     widest_value: int  # numbers of one token's V in the widest layer
 
     @classmethod
     def of(cls, geometry: ModelGeometry) -> Heads:
         attentions = [found for layer in geometry.layers if (found := attention_of(layer.mixer))]
+        mixers = [layer.mixer for layer in geometry.layers]
+        compressed = [one for one in mixers if isinstance(one, CompressedAttention)]
         latent = any(isinstance(one, LatentAttention) and one.absorbed for one in attentions)
+        windows = [one.span_tokens for one in attentions if one.span is not Span.ALL]
+        windows += [one.window_tokens for one in compressed]
         return cls(
             key_dims=frozenset(_cached_key_dim(one) for one in attentions),
             value_dims=frozenset() if latent else frozenset(one.value_dim for one in attentions),
-            latent=latent,
-            window=max(
-                (one.span_tokens for one in attentions if one.span is not Span.ALL), default=0
-            ),
+            latent=latent or bool(compressed),
+            apart=bool(compressed),
+            window=max(windows, default=0),
             widest_value=max((_value_width(one) for one in attentions), default=0),
         )
 
@@ -91,8 +96,10 @@ def resolve(model: Model, load: Load, setup: LlamaCppSetup) -> Context:
     _check_numbers(load)
     type_k, type_v = load.cache_k or F16, load.cache_v or F16
     flash_attn = _flash_attention(geometry, load, type_v)
-    _check_types(heads, type_k, type_v, flash_attn=flash_attn)
-    return _sized(geometry, heads, load, setup, type_k, type_v, flash_attn=flash_attn)
+    _check_types(heads, type_k, type_v)
+    context = _sized(geometry, heads, load, setup, type_k, type_v, flash_attn=flash_attn)
+    _check_rows(geometry, context)
+    return context
 
 
 def _check_numbers(load: Load) -> None:
@@ -120,7 +127,7 @@ def _flash_attention(geometry: ModelGeometry, load: Load, type_v: CacheType) -> 
     return wanted
 
 
-def _check_types(heads: Heads, type_k: CacheType, type_v: CacheType, *, flash_attn: bool) -> None:
+def _check_types(heads: Heads, type_k: CacheType, type_v: CacheType) -> None:
     for side, kind in (("K", type_k), ("V", type_v)):
         if kind.name not in CACHE_TYPES:
             raise RefusedError(
@@ -131,8 +138,6 @@ def _check_types(heads: Heads, type_k: CacheType, type_v: CacheType, *, flash_at
             f"llama.cpp: the model does not support different K ({type_k.name}) and V "
             f"({type_v.name}) cache types: K stands for V too"
         )
-    if not flash_attn:
-        return
     for side, kind, dims in (("K", type_k, heads.key_dims), ("V", type_v, heads.value_dims)):
         for dim in sorted(dims):
             if not kind.divides(dim):
@@ -140,6 +145,21 @@ def _check_types(heads: Heads, type_k: CacheType, type_v: CacheType, *, flash_at
                     f"llama.cpp: {side} cache type {kind.name} with block size "
                     f"{kind.block_elements} does not divide the head size {dim}"
                 )
+
+
+def _check_rows(geometry: ModelGeometry, context: Context) -> None:
+    """Options that llama.cpp does not refuse in words: it aborts on them."""
+    if context.n_outputs_max < context.n_seq_max:
+        raise RefusedError(
+            f"llama.cpp aborts: {context.n_outputs_max} output rows for {context.n_seq_max} sequences;"
+            " each sequence needs one"
+        )
+    pooled = context.embeddings and geometry.pooling == "mean"
+    if pooled and context.n_outputs != context.n_tokens:
+        raise RefusedError(
+            f"llama.cpp aborts: a mean over {context.n_tokens} tokens needs as many output rows, "
+            f"not {context.n_outputs}; choose a micro-batch that the {context.n_seq_max} sequences divide"
+        )
 
 
 def _sized(  # noqa: PLR0917 - each worked out by the one caller
@@ -156,6 +176,7 @@ def _sized(  # noqa: PLR0917 - each worked out by the one caller
     if not asked:
         raise UsageError("the model does not say its context length; ask for one (-c)")
     sequences, unified = _sequences(load, setup)
+    apart = not unified or heads.apart
     n_batch, n_ubatch = _batches(geometry, load, setup, asked)
     padded = pad(asked, CELL_PADDING)
     per_sequence = padded if unified else pad(padded // sequences, CELL_PADDING)
@@ -168,10 +189,10 @@ def _sized(  # noqa: PLR0917 - each worked out by the one caller
         n_batch=n_batch,
         n_ubatch=n_ubatch,
         n_outputs_max=_output_rows(load, setup, n_batch, sequences),
-        streams=1 if unified else sequences,
+        streams=sequences if apart else 1,
         cells=per_sequence,
         swa_cells=_sliding_cells(
-            heads.window, per_sequence, n_ubatch, sequences if unified else 1, full=load.full_window
+            heads.window, per_sequence, n_ubatch, 1 if apart else sequences, full=load.full_window
         ),
         flash_attn=flash_attn,
         type_k=type_k,

@@ -8,13 +8,15 @@ from edgekit.engine.types import Model
 from edgekit.memory.types import HOST, Component, MemoryLine
 
 FLOAT_BYTES = 4
+ALWAYS_EMBEDS = frozenset({"t5"})  # llama-context.cpp: output_reserve
 ASSUMED_VOCABULARY = 262_144  # Gemma's, about the largest there is
 
 
 def output_line(model: Model, context: Context) -> MemoryLine:
     known = model.geometry.vocabulary
     vocabulary = ASSUMED_VOCABULARY if known is None else known
-    hidden = model.geometry.hidden if context.embeddings else 0
+    embeds = context.embeddings or model.geometry.architecture in ALWAYS_EMBEDS
+    hidden = model.geometry.hidden if embeds else 0
     wide = f"{vocabulary} logits" + (f" + {hidden} embedding" if hidden else "")
     return MemoryLine(
         component=Component.OUTPUT,

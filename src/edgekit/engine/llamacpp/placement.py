@@ -43,6 +43,8 @@ WITHOUT_HEAD = frozenset(
 )
 # The head is made of the token embedding before that is loaded itself: two copies even in one place.
 HEAD_MADE_FIRST = frozenset({"gemma3n", "gemma4"})
+# Without a token embedding in the file the head is loaded twice, once in its place.
+HEAD_AS_EMBEDDING = frozenset({"codeshell"})
 # LFM2 calls its output norm by the name of an embedding norm.
 OUTPUT_NORM_ALIASES = {"lfm2": "token_embd_norm", "lfm2moe": "token_embd_norm"}
 
@@ -171,6 +173,8 @@ def _tied_head(model: Model, placement: Placement) -> Iterator[Placed]:
     architecture = model.geometry.architecture
     names = {tensor.name: tensor for tensor in model.header.tensors or ()}
     embedding = names.get("token_embd.weight")
+    if embedding is None and architecture in HEAD_AS_EMBEDDING and "output.weight" in names:
+        yield Placed(tensor=names["output.weight"], pool=placement.output, block=None)
     if embedding is None or "output.weight" in names or architecture in WITHOUT_HEAD:
         return
     if placement.output is not HOST or architecture in HEAD_MADE_FIRST:
