@@ -17,9 +17,7 @@ INDIFFERENT = frozenset({"ROPE", "FLASH_ATTN_EXT"})
 def assign(graph: Graph, machine: Machine) -> Assignment:
     found: Assignment = {}
     for tensor in (*graph.leafs, *graph.nodes):
-        chosen = machine.pinned(tensor)
-        if chosen is None:
-            chosen = _by_location(tensor, machine)
+        chosen = _by_location(tensor, machine)
         if chosen is not None:
             found[tensor] = chosen
     working = [node for node in graph.nodes if node.op not in VIEW_OPS]

@@ -19,7 +19,6 @@ from edgekit.engine.llamacpp.schedule.types import COPIES, Backend, Machine
 from edgekit.engine.llamacpp.types import Context
 from edgekit.memory.types import HOST, Pool, PoolKind
 
-SMALL_BATCH = 32  # below it norms are kept with their layer (llama-context.cpp: graph_get_cb)
 EMBEDDING = "token_embd.weight"
 HEAD = "output.weight"
 SEPARATED = frozenset({"MUL_MAT", "ROPE"})  # ops that read what lies in several places
@@ -31,16 +30,19 @@ def pools(devices: int) -> tuple[Pool, ...]:
 
 
 def spread(context: Context, placement: Placement, devices: int) -> Target:
-    """The target for a placement on so many devices and the host."""
+    """The target for a placement on so many devices and the host.
+
+    As llama.cpp's own dry run (llama-fit-params) has it. A real load keeps the norm of a layer that begins another
+    device with that layer, which saves a copy of the hidden state there.
+    """
     full = placement.output is not HOST and HOST not in placement.blocks
-    small = context.n_tokens < SMALL_BATCH
     batches = tuple(
         min(number, cuda.OFFLOAD_BATCH)
         for number in (context.n_tokens, context.n_outputs, context.n_seq_max)
     )
     return Target(
         key=("spread", placement, devices, batches),
-        place=_placer(context, placement, devices, pin_norms=full or small, full=full),
+        place=_placer(context, placement, devices, full=full),
         layer_key=lambda hparams, il: _layer_key(hparams, il, placement),
     )
 
@@ -56,7 +58,7 @@ def _layer_key(hparams: Hparams, il: int, placement: Placement) -> Hashable:
 
 
 def _placer(
-    context: Context, placement: Placement, devices: int, *, pin_norms: bool, full: bool
+    context: Context, placement: Placement, devices: int, *, full: bool
 ) -> Callable[[Build], Placed]:
     values = load_values(context)
     order = {pool: i for i, pool in enumerate(pools(devices))}
@@ -89,14 +91,7 @@ def _placer(
                 home = homes[tensor] = order[_home(tensor, placement, architecture)]
             return home
 
-        def pinned(tensor: Tensor) -> int | None:
-            if not pin_norms or tensor.name != "norm" or tensor.layer is None:
-                return None
-            return order[placement.blocks[tensor.layer]]
-
-        machine = Machine(
-            backends=backends, where=where, pinned=pinned, copies=COPIES if piped else 1
-        )
+        machine = Machine(backends=backends, where=where, copies=COPIES if piped else 1)
         return split(build.graph, assign(build.graph, machine), machine)
 
     return place

@@ -28,11 +28,10 @@ class Backend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """`where`: the backend in whose memory a weight or a cache lies; `pinned`: nodes the caller has assigned."""
+    """`where`: the backend in whose memory a weight or a cache lies; `copies` of every input that is copied."""
 
     backends: tuple[Backend, ...]
     where: Callable[[Tensor], int]
-    pinned: Callable[[Tensor], int | None] = lambda _: None
     copies: int = 1
 
     @property
