@@ -1,0 +1,82 @@
+"""Compute buffers on device and host of the recorded CUDA rows: 0 bytes off, partial offload included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.recorded import engine_models, rows
+
+from edgekit.basis import Basis
+from edgekit.engine import llamacpp
+from edgekit.engine.llamacpp.graph.families import FAMILIES
+from edgekit.engine.llamacpp.rows import read_row
+from edgekit.memory.types import Component, MemoryEstimate, PoolKind
+
+HOST_BUFFERS = ("CUDA_Host", "CPU", "CPU_Mapped")
+# Every placement is worked out anew: a third of the rows says as much as all of them.
+SAMPLED = 3
+
+
+def _rows() -> list[Any]:
+    by_model: dict[str, list[dict[str, Any]]] = {}
+    for i, row in enumerate(rows("llama_cpp_cuda.jsonl.gz")):
+        if (
+            "breakdown" in row
+            and row["arch"] in FAMILIES
+            and (row["tag"] == "full" or i % SAMPLED == 0)
+        ):
+            by_model.setdefault(row["model"], []).append(row)
+    return [pytest.param(own, id=name) for name, own in by_model.items()]
+
+
+@pytest.mark.parametrize("recorded", _rows())
+def test_rows(recorded: list[dict[str, Any]]) -> None:
+    for row in recorded:
+        model = engine_models()[row["model"], row["quant"]]
+        bill = llamacpp.estimate(model, *read_row(row["options"], "cuda"))
+        breakdown = row["breakdown"]
+        assert _compute(bill, PoolKind.DEVICE) == breakdown.get("CUDA0", [0, 0, 0])[2], row[
+            "options"
+        ]
+        host = sum(breakdown.get(name, [0, 0, 0])[2] for name in HOST_BUFFERS)
+        assert _compute(bill, PoolKind.HOST) == host, row["options"]
+
+
+def _compute(bill: MemoryEstimate, kind: PoolKind) -> int:
+    return bill.total(lambda line: line.component is Component.COMPUTE and line.pool.kind is kind)
+
+
+def _real_rows() -> list[Any]:
+    found = []
+    for row in rows("llama_cpp_cuda.jsonl.gz"):
+        if row["tag"] == "real" and "breakdown" in row:
+            found.append(
+                pytest.param(
+                    row, id=f"{row['model']}-{row['n_ctx']}-{row['options']['type_k']}-{len(found)}"
+                )
+            )
+    return found
+
+
+@pytest.mark.parametrize("row", _real_rows())
+def test_what_the_driver_reports_gone(row: dict[str, Any]) -> None:
+    """Within 2 % or 150 MB: weights, cache, compute, CUDA context and what the first decode loads."""
+    model = engine_models()[row["model"], row["quant"]]
+    bill = llamacpp.estimate(model, *read_row(row["options"], "cuda"))
+    free, total = row["free_decoded"]["CUDA0"]
+    predicted, gone = bill.in_pool(PoolKind.DEVICE), total - free
+    assert abs(predicted - gone) <= max(0.02 * gone, 150e6)
+    assert predicted >= gone - 0.005 * gone - 8e6  # never much below
+
+
+def test_only_what_is_split_is_modelled() -> None:
+    model = engine_models()["llama-3.1-8b", "Q4_K_M"]
+    for options, basis in (
+        ({"n_ctx": 4096}, Basis.EXACT),
+        ({"n_ctx": 4096, "n_gpu_layers": 10}, Basis.MODELLED),
+        ({"n_ctx": 4096, "offload_kqv": False}, Basis.MODELLED),
+        ({"n_ctx": 4096, "tensor_split": [1, 1]}, Basis.MODELLED),
+    ):
+        bill = llamacpp.estimate(model, *read_row(options, "cuda"))
+        assert {line.basis for line in bill.lines if line.component is Component.COMPUTE} == {basis}
