@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from edgekit.basis import Basis
+from edgekit.errors import HeaderError
 from edgekit.memory.cache_types import CacheType
 from edgekit.units import GIB
 
@@ -25,6 +26,7 @@ class Component(enum.Enum):
     CHECKPOINTS = "checkpoints"  # saved states of sliding and recurrent caches
 
 
+LARGEST_BYTES = 2**63 - 1
 CACHES = frozenset({Component.KV_CACHE, Component.SLIDING_KV_CACHE, Component.STATE})
 
 
@@ -89,6 +91,12 @@ class MemoryEstimate:
     lines: tuple[MemoryLine, ...] = field(repr=False)
     facts: tuple[tuple[str, object], ...] = ()  # what the engine resolved: cells, blocks, groups
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.total_bytes > LARGEST_BYTES:
+            raise HeaderError(
+                "the sizes in the header add up to more than 64-bit arithmetic can hold"
+            )
 
     def total(self, keep: Callable[[MemoryLine], bool] | None = None) -> int:
         """Bytes of the reserved lines that `keep` lets through."""

@@ -1,0 +1,303 @@
+"""llama.cpp's own arithmetic, on numbers a reader can check on paper."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.recorded import engine_models
+
+from edgekit.basis import Basis
+from edgekit.engine import llamacpp
+from edgekit.engine.llamacpp.context import resolve
+from edgekit.engine.llamacpp.placement import device_bytes, place
+from edgekit.engine.llamacpp.types import Backend, Device, LlamaCppSetup, Mode
+from edgekit.engine.types import Model
+from edgekit.errors import HeaderError, RefusedError, UsageError
+from edgekit.memory.cache_types import TABLE, cache_type
+from edgekit.memory.types import (
+    DEVICE,
+    HOST,
+    Component,
+    Load,
+    MemoryEstimate,
+    MemoryLine,
+    Pool,
+    PoolKind,
+)
+from edgekit.units import MIB
+
+LIBRARY = LlamaCppSetup()
+SERVER = LlamaCppSetup(mode=Mode.SERVER)
+CUDA = LlamaCppSetup(backend=Backend.CUDA)
+
+
+def llama() -> Model:
+    return engine_models()["llama-3.1-8b", "Q4_K_M"]  # 32 layers of 8 x 128 keys and values
+
+
+def gemma() -> Model:
+    return engine_models()["gemma-3-27b", "Q4_K_M"]  # windows of 1024
+
+
+def deepseek() -> Model:
+    return engine_models()["deepseek-v3", "Q4_K_M"]
+
+
+# What llama_context makes of a load.
+
+
+def test_cells_are_padded_to_256_and_rounded_up_for_each_sequence() -> None:
+    context = resolve(llama(), Load(context_tokens=5000, sequences=3), LIBRARY)
+    assert (context.n_ctx_seq, context.n_ctx, context.streams) == (1792, 3 * 1792, 3)
+
+
+def test_the_batch_is_cut_by_the_context_as_asked_for_not_as_padded() -> None:
+    context = resolve(llama(), Load(context_tokens=100), LIBRARY)
+    assert (context.n_batch, context.n_ubatch, context.n_ctx) == (100, 100, 256)
+
+
+def test_no_context_means_the_trained_one() -> None:
+    assert resolve(llama(), Load(), LIBRARY).n_ctx == 131_072
+
+
+def test_a_window_takes_itself_and_a_micro_batch_for_all_sequences_that_share() -> None:
+    shared = resolve(gemma(), Load(context_tokens=32768, sequences=4, unified=True), LIBRARY)
+    alone = resolve(gemma(), Load(context_tokens=32768, sequences=4), LIBRARY)
+    assert shared.swa_cells == 4 * 1024 + 512
+    assert alone.swa_cells == 1536  # 1024 + 512, of each of four streams
+    full = Load(context_tokens=32768, full_window=True)
+    assert resolve(gemma(), full, LIBRARY).swa_cells == 32768
+
+
+def test_a_server_has_four_sequences_in_one_cache_and_a_row_of_logits_for_each() -> None:
+    context = resolve(llama(), Load(context_tokens=8192), SERVER)
+    assert (context.n_seq_max, context.streams, context.n_outputs) == (4, 1, 4)
+    drafting = replace(SERVER, draft_max=6)
+    assert resolve(llama(), Load(context_tokens=8192), drafting).n_outputs == 4 * 7
+
+
+def test_a_server_that_embeds_holds_the_batch_in_one_micro_batch() -> None:
+    context = resolve(llama(), Load(context_tokens=8192), replace(SERVER, embeddings=True))
+    assert context.n_batch == context.n_ubatch == 512
+
+
+@pytest.mark.parametrize(
+    ("model", "load", "reason"),
+    [
+        (
+            llama,
+            Load(cache_v=cache_type("q8_0"), flash_attention=False),
+            "requires flash attention",
+        ),
+        (deepseek, Load(cache_k=cache_type("q8_0")), "different K .q8_0. and V .f16."),
+        (llama, Load(cache_k=cache_type("fp8")), "has no cache type fp8 for K; it has f32, f16"),
+        (llama, Load(cache_v=cache_type("q4_polar")), "has no cache type q4_polar for V"),
+        (llama, Load(sequences=257), "n_seq_max must be <= 256"),
+        (
+            llama,
+            Load(context_tokens=4096, sequences=4, output_rows=1),
+            "aborts: 1 output rows for 4",
+        ),
+    ],
+)
+def test_what_the_engine_refuses_is_refused(model, load: Load, reason: str) -> None:
+    with pytest.raises(RefusedError, match=reason):
+        llamacpp.estimate(model(), load, LIBRARY)
+
+
+def test_a_block_that_does_not_divide_the_heads_is_refused() -> None:
+    phi = engine_models()["phi-3-mini-4k", "Q4_K_M"]  # heads of 96
+    llamacpp.estimate(phi, Load(context_tokens=4096, cache_k=cache_type("q8_0")), LIBRARY)
+    narrow = replace(
+        phi.geometry,
+        layers=tuple(
+            replace(layer, mixer=replace(layer.mixer, key_dim=80)) for layer in phi.geometry.layers
+        ),
+    )
+    with pytest.raises(RefusedError, match="block size 32 does not divide the head size 80"):
+        resolve(
+            Model(header=phi.header, geometry=narrow),
+            Load(context_tokens=4096, cache_k=cache_type("q8_0")),
+            LIBRARY,
+        )
+
+
+def test_an_engine_that_would_abort_says_so() -> None:
+    phi = engine_models()["phi-3-medium-4k", "Q4_K_M"]
+    q8 = cache_type("q8_0")
+    with pytest.raises(
+        RefusedError, match=r"aborts: its graph has 2,058 tensors for a table of 2,053"
+    ):
+        llamacpp.estimate(
+            phi, Load(context_tokens=32768, sequences=4, cache_k=q8, cache_v=q8), LIBRARY
+        )
+
+
+@pytest.mark.parametrize(
+    "load", [Load(context_tokens=-1), Load(batch_tokens=2**40), Load(sequences=-3)], ids=repr
+)
+def test_numbers_that_make_no_sense_are_usage_errors(load: Load) -> None:
+    with pytest.raises(UsageError, match="is not between 0 and"):
+        resolve(llama(), load, LIBRARY)
+
+
+def test_a_lying_header_gives_no_number_beyond_64_bits() -> None:
+    vast = replace(
+        llama().geometry,
+        layers=tuple(
+            replace(layer, mixer=replace(layer.mixer, kv_heads=2**40))
+            for layer in llama().geometry.layers
+        ),
+    )
+    with pytest.raises(HeaderError, match="64-bit"):
+        llamacpp.estimate(
+            Model(header=llama().header, geometry=vast), Load(context_tokens=2**20), LIBRARY
+        )
+
+
+# Where things lie.
+
+
+def test_offloaded_blocks_are_the_last_ones_and_the_output_counts_first() -> None:
+    blocks = place(llama(), replace(CUDA, n_gpu_layers=10)).blocks
+    assert blocks.count(DEVICE) == 9
+    assert blocks[:23] == (HOST,) * 23
+    assert place(llama(), replace(CUDA, n_gpu_layers=1)).output == DEVICE
+    assert place(llama(), replace(CUDA, n_gpu_layers=0)).is_host_only
+
+
+def test_layers_are_split_by_free_memory_or_by_the_shares_asked_for() -> None:
+    two = (Device(free_bytes=24 * MIB), Device(free_bytes=8 * MIB))
+    by_memory = place(llama(), replace(CUDA, devices=two))
+    assert (
+        by_memory.blocks.count(Pool(PoolKind.DEVICE, 0)) == 25
+    )  # three quarters of 33, rounded up
+    equal = place(llama(), replace(CUDA, devices=two, tensor_split=(1, 1)))
+    assert equal.blocks.count(DEVICE) == 17
+    assert equal.output == Pool(PoolKind.DEVICE, 1)
+    with pytest.raises(UsageError, match="positive shares"):
+        place(llama(), replace(CUDA, tensor_split=(0, 0)))
+
+
+def test_experts_of_some_blocks_stay_on_the_host() -> None:
+    model = engine_models()["qwen3-30b-a3b", "Q4_K_M"]
+    load = Load(context_tokens=4096)
+
+    def host_weights(setup: LlamaCppSetup) -> int:
+        bill = llamacpp.estimate(model, load, setup)
+        return bill.total(lambda x: x.component is Component.WEIGHTS and x.pool == HOST)
+
+    none, ten, every = (
+        host_weights(replace(CUDA, n_cpu_moe=0)),
+        host_weights(replace(CUDA, n_cpu_moe=10)),
+        host_weights(replace(CUDA, cpu_moe=True)),
+    )
+    assert none < ten < every
+    assert every == host_weights(replace(CUDA, n_cpu_moe=48))
+
+
+def test_a_quantised_row_is_padded_to_512_elements_on_a_device() -> None:
+    assert device_bytes(2880 * 34 // 32, 2880, 32, 34) == -(-(3060 + 192 * 34 // 32) // 128) * 128
+    assert device_bytes(4096, 1024, 1, 4) == 4096
+
+
+def test_rows_that_do_not_fit_a_512_grid_cost_a_little_more_on_a_device() -> None:
+    model = engine_models()["gpt-oss-20b", "MXFP4_MOE"]
+    q8 = cache_type("q8_0")
+    load = Load(context_tokens=4096, cache_k=q8, cache_v=q8)
+    host = llamacpp.estimate(model, load, LIBRARY).kv_cache_bytes
+    device = llamacpp.estimate(model, load, CUDA).kv_cache_bytes
+    assert host <= device <= host + 24 * 2 * 1024
+
+
+# The bill.
+
+
+def test_the_cache_on_paper() -> None:
+    bill = llamacpp.estimate(llama(), Load(context_tokens=8192), LIBRARY)
+    assert bill.of(Component.KV_CACHE) == 32 * 8192 * (1024 + 1024) * 2
+    q8 = Load(context_tokens=8192, cache_k=cache_type("q8_0"), cache_v=cache_type("q8_0"))
+    assert (
+        llamacpp.estimate(llama(), q8, LIBRARY).of(Component.KV_CACHE)
+        == 32 * 8192 * 2048 * 34 // 32
+    )
+
+
+def test_mla_keeps_one_latent() -> None:
+    bill = llamacpp.estimate(deepseek(), Load(context_tokens=131072), LIBRARY)
+    assert bill.of(Component.KV_CACHE) == 61 * 131072 * 576 * 2
+
+
+def test_a_server_lists_what_may_grow_without_adding_it() -> None:
+    bill = llamacpp.estimate(gemma(), Load(context_tokens=8192), SERVER)
+    later = {line.component: line for line in bill.lines if not line.reserved}
+    assert later[Component.PROMPT_CACHE].size_bytes == 8192 * MIB
+    window = bill.of(Component.SLIDING_KV_CACHE) // 4
+    assert later[Component.CHECKPOINTS].size_bytes == 32 * 4 * window
+    assert bill.total_bytes == sum(line.size_bytes for line in bill.lines if line.reserved)
+    assert Component.CHECKPOINTS not in {
+        line.component
+        for line in llamacpp.estimate(llama(), Load(context_tokens=8192), SERVER).lines
+    }
+
+
+def test_a_device_pays_for_its_context_and_the_first_decode() -> None:
+    dense = llamacpp.estimate(llama(), Load(context_tokens=4096), CUDA)
+    assert dense.of(Component.RUNTIME) == (527 + 98) * MIB
+    experts = llamacpp.estimate(
+        engine_models()["mixtral-8x7b", "Q4_K_M"], Load(context_tokens=4096), CUDA
+    )
+    assert experts.of(Component.RUNTIME) == (527 + 186) * MIB
+    assert {line.basis for line in dense.lines if line.component is Component.RUNTIME} == {
+        Basis.MODELLED
+    }
+    assert not llamacpp.estimate(llama(), Load(context_tokens=4096), LIBRARY).of(Component.RUNTIME)
+
+
+def test_other_backends_are_modelled() -> None:
+    for backend in (Backend.METAL, Backend.VULKAN):
+        bill = llamacpp.estimate(llama(), Load(context_tokens=4096), replace(CUDA, backend=backend))
+        assert bill.basis is Basis.MODELLED
+        assert bill.in_pool(PoolKind.DEVICE) > bill.weights_bytes
+
+
+def test_an_estimate_has_the_face_of_three_parts() -> None:
+    bill = llamacpp.estimate(llama(), Load(context_tokens=8192), LIBRARY)
+    assert bill.weights_gb + bill.kv_cache_gb + bill.overhead_gb == pytest.approx(bill.total_gb)
+    assert bill.kv_cache_gb == 1.0
+    assert bill.basis is Basis.EXACT
+    assert [pool.label for pool in bill.pools] == ["host"]
+
+
+def test_the_basis_of_a_bill_is_that_of_its_weakest_line() -> None:
+    lines = tuple(
+        MemoryLine(component=Component.WEIGHTS, size_bytes=1, pool=HOST, basis=basis)
+        for basis in (Basis.EXACT, Basis.ASSUMED, Basis.MODELLED)
+    )
+    assert MemoryEstimate(engine="x", backend="cpu", lines=lines).basis is Basis.ASSUMED
+    assert MemoryEstimate(engine="x", backend="cpu", lines=()).basis is Basis.EXACT
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [
+        ("f32", 32),
+        ("f16", 16),
+        ("q8_0", 8.5),
+        ("q5_1", 6),
+        ("q4_0", 4.5),
+        ("iq4_nl", 4.5),
+        ("qjl1_256", 2.125),
+        ("turbo3_0", 3.5),
+        ("q4_polar", 4.5),
+    ],
+)
+def test_cache_types_by_their_blocks(name: str, bits: float) -> None:
+    assert cache_type(name).bits == bits
+
+
+def test_an_unknown_cache_type_names_those_there_are() -> None:
+    with pytest.raises(UsageError, match="unknown cache type 'q3_7'; there are f32, f16, bf16"):
+        cache_type("q3_7")
+    assert len({row.name for row in TABLE}) == len(TABLE)
