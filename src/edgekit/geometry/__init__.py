@@ -201,12 +201,8 @@ def _layer_count(hyper: Hyper) -> int:
 
 
 def _mtp_layers(hyper: Hyper) -> int:
-    count = hyper.number("mtp_layers") or 0
-    tensors = hyper.header.tensors
-    if not count or not hyper.gguf or tensors is None:
-        return count
-    # The key may be there and the blocks left out of the file.
-    return count if any(".nextn." in tensor.name for tensor in tensors) else 0
+    """llama.cpp takes them off block_count whether or not the file has them (n_layer, llama-hparams.cpp @ 0c1e570)."""
+    return hyper.number("mtp_layers") or 0
 
 
 def _refuse_unreadable(hyper: Hyper, words: tuple[Word, ...]) -> None:

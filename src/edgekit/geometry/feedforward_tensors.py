@@ -1,0 +1,66 @@
+"""The feed-forward half of one layer -> its tensors."""
+
+from __future__ import annotations
+
+from edgekit.geometry.tensor_family import Family, Rows, array, linear
+from edgekit.geometry.tensor_roles import ExpectedTensor, TensorKind, TensorRole
+from edgekit.geometry.types import Experts, FeedForward
+
+_DENSE = (TensorRole.GATE, TensorRole.UP, TensorRole.DOWN)
+_SHARED = (TensorRole.SHARED_GATE, TensorRole.SHARED_UP, TensorRole.SHARED_DOWN)
+
+
+def dense(half: FeedForward, family: Family) -> Rows:
+    yield from _half(_DENSE, half.width, family, gated=half.gated)
+    if family.recipe.sub_norms:
+        yield array(TensorRole.DOWN, TensorKind.NORM, half.width)
+    for _ in range(family.recipe.activation):
+        yield array(TensorRole.SCALE, TensorKind.RAW, 1)
+
+
+def _half(
+    roles: tuple[TensorRole, TensorRole, TensorRole], width: int, family: Family, *, gated: bool
+) -> Rows:
+    gate, up, down = roles
+    bias = family.says(family.recipe.ffn_bias)
+    if gated:
+        yield from linear(gate, width, family.hidden, bias=bias)
+    yield from linear(up, width, family.hidden, bias=bias)
+    yield from linear(down, family.hidden, width, bias=bias)
+
+
+def experts(half: Experts, family: Family, *, layer: int) -> Rows:
+    yield from _router(half, family, layer)
+    within = half.latent or family.hidden
+    if half.latent:
+        yield from linear(TensorRole.EXPERTS_IN, within, family.hidden)
+        yield from linear(TensorRole.EXPERTS_OUT, family.hidden, within)
+    if half.gated:
+        yield from _expert(TensorRole.EXPERT_GATE, half.width, within, half.count, family)
+    yield from _expert(TensorRole.EXPERT_UP, half.width, within, half.count, family)
+    yield from _expert(TensorRole.EXPERT_DOWN, within, half.width, half.count, family)
+    if half.shared_width:
+        yield from _half(_SHARED, half.shared_width, family, gated=half.gated)
+        if family.says(family.recipe.shared_switch):
+            yield from linear(TensorRole.SHARED_SWITCH, 1, family.hidden)
+
+
+def _router(half: Experts, family: Family, layer: int) -> Rows:
+    recipe = family.recipe
+    rows = half.count + family.number("zero_expert_num", 0)  # LongCat: experts that do nothing
+    kind = TensorKind.RAW if recipe.router_is_raw else TensorKind.LINEAR
+    yield array(TensorRole.ROUTER, kind, rows, family.hidden)
+    if family.says(recipe.router_bias):
+        yield array(TensorRole.ROUTER, TensorKind.BIAS, rows)
+    hashed = layer < family.number("num_hash_layers", 0)  # DeepSeek-V4 chooses by token there
+    if family.says(recipe.correction) and not hashed:
+        yield array(TensorRole.ROUTER, TensorKind.BIAS, rows)
+    if recipe.router_scales:
+        yield array(TensorRole.SCALE, TensorKind.RAW, family.hidden)
+        yield array(TensorRole.SCALE, TensorKind.RAW, half.count)
+
+
+def _expert(role: TensorRole, out: int, into: int, count: int, family: Family) -> Rows:
+    yield ExpectedTensor(role=role, kind=TensorKind.EXPERT, shape=(out, into), count=count)
+    if family.says(family.recipe.expert_bias):
+        yield ExpectedTensor(role=role, kind=TensorKind.BIAS, shape=(out,), count=count)

@@ -1,0 +1,55 @@
+"""A recipe with the words of one config: what the builders of tensors ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edgekit.errors import HeaderError, UnknownArchitectureError
+from edgekit.geometry.hyper import MAX_NUMBER
+from edgekit.geometry.tensor_roles import ExpectedTensor, TensorKind, TensorRole
+from edgekit.geometry.tensor_rows import Recipe, Said
+
+Rows = Iterator[ExpectedTensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    name: str  # the architecture, as its file calls it
+    recipe: Recipe
+    section: Mapping[str, Any]  # the language model's part of config.json; empty without one
+    hidden: int
+
+    def says(self, switch: Said) -> bool:
+        return switch.holds(self.section)
+
+    def number(self, word: str, default: int | None = None) -> int:
+        """A width that geometry has no place for."""
+        value = self.section.get(word, default)
+        if value is None:
+            raise UnknownArchitectureError(
+                f"the tensors of {self.name!r} need {word}, which only its config.json states"
+            )
+        if not isinstance(value, int) or not 0 <= value <= MAX_NUMBER:
+            raise HeaderError(f"{word} is {value!r:.60}, not a width", file="config.json")
+        return value
+
+
+def linear(role: TensorRole, out: int, into: int, *, bias: bool = False) -> Rows:
+    """A matrix, and its bias if it has one; nothing where it has no size."""
+    if out and into:
+        yield ExpectedTensor(role=role, kind=TensorKind.LINEAR, shape=(out, into))
+        if bias:
+            yield ExpectedTensor(role=role, kind=TensorKind.BIAS, shape=(out,))
+
+
+def array(role: TensorRole, kind: TensorKind, *shape: int) -> ExpectedTensor:
+    return ExpectedTensor(role=role, kind=kind, shape=shape)
+
+
+def norm(family: Family, role: TensorRole = TensorRole.NORM, width: int = 0) -> Rows:
+    """A norm as wide as the hidden stream, or as said."""
+    yield array(role, TensorKind.NORM, width or family.hidden)
+    if family.says(family.recipe.norm_bias):
+        yield array(role, TensorKind.BIAS, width or family.hidden)

@@ -1,0 +1,84 @@
+"""Mixes against llama.cpp's own choice of types, and against the files it made."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+from typing import Any
+
+import pytest
+from tests.recorded import config_header, model_header, models, rows
+
+from edgekit.errors import RefusedError
+from edgekit.geometry import read_geometry
+from edgekit.header.types import ModelHeader
+from edgekit.memory.mix_table import MixFacts
+from edgekit.memory.mixing import LaidTensor, facts_of_header, laid_tensors, mix_tensors
+from edgekit.memory.what_if import at_mix
+
+
+@cache
+def header_at(model: str, quant: str = "F16") -> ModelHeader:
+    (index,) = (i for i, m in enumerate(models()) if (m["model"], m["quant"]) == (model, quant))
+    return model_header(index)
+
+
+@cache
+def plain_tensors(model: str) -> tuple[tuple[LaidTensor, ...], MixFacts]:
+    header = header_at(model)
+    return laid_tensors(header), facts_of_header(header)
+
+
+def test_every_tensor_gets_the_type_that_llama_cpp_gives_it() -> None:
+    """47 models, 35 mixes, by llama_quant_compute_types (which knows no importance matrix)."""
+    checked = 0
+    for row in rows("mixes.jsonl.gz"):
+        laid, facts = plain_tensors(row["model"])
+        if "refused" in row:
+            with pytest.raises(RefusedError, match="nothing to stand in"):
+                mix_tensors(laid, row["mix"], facts, imatrix=False)
+            continue
+        mixed = mix_tensors(laid, row["mix"], facts, imatrix=False)
+        assert sum(tensor.size_bytes for tensor in mixed) == row["bytes"], row
+        assert Counter(tensor.type.name for tensor in mixed) == row["types"], row
+        checked += 1
+    assert checked == 1_641
+
+
+def quantised_files() -> list[Any]:
+    twins = {model["model"] for model in models() if model["quant"] == "F16"}
+    return [
+        pytest.param(index, id=f"{model['model']} {model['quant']}")
+        for index, model in enumerate(models())
+        if model["quant"] != "F16" and model["model"] in twins
+    ]
+
+
+@pytest.mark.parametrize("index", quantised_files())
+def test_a_file_at_f16_tells_the_size_of_its_quantised_twin(index: int) -> None:
+    model, made = models()[index], model_header(index)
+    plain = header_at(model["model"])
+    mixed = at_mix(plain, read_geometry(plain), model["quant"])
+    assert mixed.tensor_bytes == sum(tensor.size_bytes for tensor in made.tensors or ())
+    types = {tensor.name: tensor.type.name for tensor in made.tensors or ()}
+    assert {tensor.name: tensor.type.name for tensor in mixed.tensors} == types
+
+
+def config_twins() -> list[Any]:
+    configs = {
+        row["model"]: row["config"] for file in ("mlx", "vllm") for row in rows(f"{file}.jsonl.gz")
+    }
+    return [
+        pytest.param(index, configs[model["model"]], id=f"{model['model']} {model['quant']}")
+        for index, model in enumerate(models())
+        if model["model"] in configs
+    ]
+
+
+@pytest.mark.parametrize(("index", "config"), config_twins())
+def test_a_config_alone_tells_the_size_of_a_gguf(index: int, config: dict[str, Any]) -> None:
+    """To the byte but for the tables of rope factors, which a converter adds."""
+    header = config_header(config)
+    mixed = at_mix(header, read_geometry(header), models()[index]["quant"])
+    made = model_header(index).tensors or ()
+    assert mixed.tensor_bytes == sum(t.size_bytes for t in made if not t.name.startswith("rope_"))

@@ -1,0 +1,115 @@
+"""Expected tensors against what the engines and libraries really hold."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.recorded import TRUTH, config_header, model_header, models, rows
+
+from edgekit.errors import EdgekitError
+from edgekit.geometry import read_geometry
+from edgekit.geometry.expected import ExpectedTensor, TensorRole, expected_tensors
+
+BF16_BYTES = 2
+
+
+def of_config(config: dict[str, Any]) -> tuple[ExpectedTensor, ...]:
+    return expected_tensors(read_geometry(config_header(config)), config)
+
+
+def count(tensors: tuple[ExpectedTensor, ...]) -> int:
+    return sum(tensor.elements for tensor in tensors)
+
+
+def mlx_rows() -> list[Any]:
+    return [
+        pytest.param(row, id=row["model"])
+        for row in rows("mlx.jsonl.gz")
+        if row["kind"] == "weights" and row["options"]["quantization"] == "bf16"
+    ]
+
+
+# Numbers that MLX keeps at 32 bits: A of the delta nets, the bias that chooses experts.
+WIDE = {"qwen3.5-9b-text": 24 * 32, "qwen3.5-27b-text": 48 * 48, "deepseek-v3": 58 * 256}
+
+
+@pytest.mark.parametrize("row", mlx_rows())
+def test_mlx_holds_exactly_these(row: dict[str, Any]) -> None:
+    wide = BF16_BYTES * WIDE.get(row["model"], 0)
+    assert BF16_BYTES * count(of_config(row["config"])) + wide == row["actual"]["bytes"]
+
+
+# Rows that vLLM pads the vocabulary by, to a multiple of 64, and numbers it keeps at 32 bits.
+VOCABULARY_PADDING = {"falcon-h1-0.5b", "mamba2-2.7b", "minicpm3-4b"}
+WIDE_STATES = {
+    "falcon-h1-0.5b",
+    "granite-4.0-h-tiny",
+    "jamba-v0.1",
+    "mamba2-2.7b",
+    "qwen3-next-80b-a3b",
+    "qwen3.5-9b-text",
+    "qwen3.5-27b-text",
+}
+
+
+def vllm_rows() -> list[Any]:
+    plain = {
+        row["model"]: row
+        for row in rows("vllm.jsonl.gz")
+        if row["kind"] == "spec"
+        and row["options"]["quantization"] is None
+        and row["options"]["tensor_parallel_size"] == 1
+        and row["options"]["dtype"] != "float32"
+        and "weights_param_bytes" in row["actual"]
+    }
+    return [pytest.param(row, id=model) for model, row in plain.items()]
+
+
+@pytest.mark.parametrize("row", vllm_rows())
+def test_vllm_holds_these_and_what_it_pads(row: dict[str, Any]) -> None:
+    expected, actual = BF16_BYTES * count(of_config(row["config"])), row["actual"]
+    difference = actual["weights_param_bytes"] - expected
+    if row["model"] in VOCABULARY_PADDING | WIDE_STATES:
+        assert 0 < difference <= expected * 0.0005
+    else:
+        assert difference == 0
+
+
+def test_gguf_directories_hold_exactly_these() -> None:
+    """From the keys of a GGUF alone. Tables of rope factors are no weights."""
+    for index, model in enumerate(models()):
+        header = model_header(index)
+        held = sum(t.elements for t in header.tensors or () if not t.name.startswith("rope_"))
+        # One name for V2 and V3: that V3 has a bias that chooses experts is in no key we keep.
+        missing = 58 * 256 if model["model"] == "deepseek-v3" else 0
+        assert count(expected_tensors(read_geometry(header))) + missing == held, model["model"]
+
+
+def test_the_libraries_own_classes_hold_exactly_these() -> None:
+    """149 model types of transformers and mlx-lm, by default and with every switch on and off.
+
+    Not among the rows, as the two sides mean different things: Gemma 3n and 4 with shared caches (files carry keys and
+    values that transformers drops), LongCat (transformers has matrices for experts that do nothing), heads of encoders.
+    """
+    checked = set()
+    for row in rows("parameters.jsonl.gz"):
+        tensors = of_config(row["config"])
+        kept = tuple(t for t in tensors if row["head"] or t.role is not TensorRole.HEAD)
+        assert count(kept) == row["parameters"], row["config"]["model_type"]
+        checked.add(row["config"]["model_type"])
+    assert len(checked) == 149
+
+
+@pytest.mark.skipif(
+    not (TRUTH / "configs").is_dir(), reason="the collection of configs is not here"
+)
+def test_every_collected_config_has_tensors() -> None:
+    for path in sorted((TRUTH / "configs").glob("*.json")):
+        config = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            geometry = read_geometry(config_header(config, path.name))
+        except EdgekitError:
+            continue  # told elsewhere
+        assert 10**7 < count(expected_tensors(geometry, config)) < 3 * 10**12, path.name

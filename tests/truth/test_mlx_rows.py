@@ -1,0 +1,130 @@
+"""MLX against what mlx-lm really allocated: caches, refusals, weights of every quantisation, to the byte."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from functools import cache
+from statistics import median
+from typing import Any
+
+import pytest
+from tests.recorded import config_header, rows
+
+from edgekit.engine.mlx import estimate
+from edgekit.engine.mlx.cache_lines import Prices
+from edgekit.engine.mlx.caches import holdings
+from edgekit.engine.mlx.compute import compute_lines, read_work
+from edgekit.engine.mlx.models import mlx_model
+from edgekit.engine.mlx.rows import read_row
+from edgekit.engine.mlx.session import read_session
+from edgekit.engine.mlx.types import MlxSetup
+from edgekit.engine.types import Model
+from edgekit.errors import RefusedError
+from edgekit.geometry import read_geometry
+from edgekit.memory.types import Component, Load
+
+BF16_BYTES = 2
+
+
+@cache
+def recorded(kind: str) -> tuple[dict[str, Any], ...]:
+    return tuple(row for row in rows("mlx.jsonl.gz") if row["kind"] == kind)
+
+
+def model_of(config: dict[str, Any]) -> Model:
+    header = config_header(config)
+    return Model(header=header, geometry=read_geometry(header))
+
+
+@cache
+def named_models() -> dict[str, Model]:
+    found: dict[str, Model] = {}
+    for row in rows("mlx.jsonl.gz"):
+        if row["model"] not in found:
+            found[row["model"]] = model_of(row["config"])
+    return found
+
+
+def cache_bytes(row: dict[str, Any]) -> int | str:
+    options = {name: value for name, value in row["options"].items() if name != "weights"}
+    try:
+        bill = estimate(named_models()[row["model"]], *read_row(options))
+    except RefusedError:
+        return "refused"
+    facts = dict(bill.facts)
+    assert facts["cache_bytes"] == bill.kv_cache_bytes
+    return int(str(facts["cache_bytes"]))
+
+
+def test_every_cache_is_exact_and_every_refusal_is_one() -> None:
+    wrong = [
+        (row["model"], row["options"], cache_bytes(row))
+        for row in recorded("cache")
+        if cache_bytes(row) != row["actual"].get("cache_bytes", "refused")
+    ]
+    assert wrong == []
+    assert len(recorded("cache")) == 434
+
+
+def test_caches_of_sessions_that_really_ran_are_exact() -> None:
+    for row in recorded("generate"):
+        assert cache_bytes(row) == row["actual"]["cache_nbytes"], (row["model"], row["options"])
+
+
+@pytest.mark.parametrize(("kind", "key"), [("weights", "bytes"), ("file", "param_bytes")])
+def test_weights_of_every_quantisation_are_exact(kind: str, key: str) -> None:
+    for row in recorded(kind):
+        bill = estimate(named_models()[row["model"]], *read_row(row["options"]))
+        assert bill.weights_bytes == row["actual"][key], (row["model"], row["options"])
+
+
+def test_weights_follow_from_the_config_that_the_converter_wrote() -> None:
+    """Overrides for single modules included: 8-bit routers, and recipes that list every module."""
+    converted = [row for row in recorded("file") if row["actual"]["config_quantization"]]
+    for row in converted:
+        quantization = row["actual"]["config_quantization"]
+        model = model_of({**row["config"], "quantization": quantization})
+        bill = estimate(model, Load(context_tokens=64), MlxSetup())
+        assert bill.weights_bytes == row["actual"]["param_bytes"], (row["model"], row["options"])
+    assert len(converted) == 66
+
+
+@pytest.mark.parametrize(
+    "index",
+    [i for i, row in enumerate(recorded("generate")) if row["options"]["prompt_tokens"] > 99],
+)
+def test_the_prompts_peak_has_the_measured_size(index: int) -> None:
+    """On the CPU, where no attention is fused and norms take several steps."""
+    row = recorded("generate")[index]
+    model = named_models()[row["model"]]
+    load, setup = read_row({k: v for k, v in row["options"].items() if k != "weights"})
+    session = read_session(model.geometry, load, setup)
+    work = read_work(model.geometry)
+    work = replace(work, heads=tuple(replace(heads, width=0) for heads in work.heads))
+    held = holdings(model.geometry, mlx_model(model.header.config), setup, BF16_BYTES, listed=False)
+    prices = Prices(session=session, setup=setup, item_bytes=BF16_BYTES, sequences=1)
+    predicted = sum(line.size_bytes for line in compute_lines(work, held, prices))
+    measured = row["actual"]["peak_delta"] - row["actual"]["cache_nbytes"]
+    assert 0.75 * measured < predicted < 1.75 * measured
+
+
+def test_a_further_estimate_takes_less_than_a_millisecond() -> None:
+    model = named_models()["llama-3.1-70b"]
+    took = []
+    for context in range(1_000, 21_000, 100):
+        start = time.perf_counter()
+        estimate(model, Load(context_tokens=context), MlxSetup())
+        took.append(time.perf_counter() - start)
+    assert median(took[1:]) < 0.001
+
+
+def test_the_bill_has_a_line_for_every_layer() -> None:
+    bill = estimate(named_models()["gemma-3-1b"], Load(context_tokens=4096), MlxSetup())
+    layers = [
+        line.layer
+        for line in bill.lines
+        if line.component in {Component.KV_CACHE, Component.SLIDING_KV_CACHE}
+    ]
+    assert layers == list(range(26))
+    assert bill.total_bytes == sum(line.size_bytes for line in bill.lines)

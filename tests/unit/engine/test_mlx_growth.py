@@ -1,0 +1,116 @@
+"""Lengths of mlx-lm's caches: the closed forms against the caches, played step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgekit.engine.mlx.growth import (
+    Session,
+    chunked_length,
+    full_length,
+    rotating_length,
+    widest_rotating,
+)
+
+BLOCK = 256
+
+
+def session(prompt: int, new: int = 0, step: int = 2048) -> Session:
+    return Session(prompt_tokens=prompt, new_tokens=new, step=step)
+
+
+sessions = st.builds(
+    session,
+    st.integers(1, 3_000),
+    st.integers(0, 600),
+    st.sampled_from([1, 2, 3, 100, 192, 256, 300, 500, 512, 2048]) | st.integers(1, 3_000),
+)
+
+
+def calls(run: Session) -> Iterator[int]:
+    """Tokens of each call of the model."""
+    left = run.prompt_tokens - 1
+    while left > 0:
+        yield min(run.step, left)
+        left -= run.step
+    yield from (1 for _ in range(1 + run.new_tokens))
+
+
+def played(run: Session, keep: int | None = None) -> int:
+    """KVCache; with `keep` a ChunkedKVCache."""
+    used = rows = 0
+    for tokens in calls(run):
+        if keep is not None and used > keep:
+            used = rows = keep
+        if used + tokens > rows:
+            if used % BLOCK:
+                rows = used
+            rows += -(-tokens // BLOCK) * BLOCK
+        used += tokens
+    return rows
+
+
+def rotated(run: Session, window: int) -> tuple[int, int]:
+    """RotatingKVCache: rows at the end, and the most there were."""
+    rows = seen = most = 0
+    for tokens in calls(run):
+        if tokens > 1:
+            rows = min(rows, window - 1) + tokens
+        elif rows <= seen and rows < window:
+            rows += min(BLOCK, window - seen)
+        else:
+            rows = min(rows, window)
+        seen += tokens
+        most = max(most, rows)
+    return rows, most
+
+
+@given(sessions)
+def test_full_caches_grow_by_blocks(run: Session) -> None:
+    assert full_length(run) == played(run)
+
+
+@given(sessions, st.integers(1, 2_000))
+def test_chunked_caches_are_cut_before_each_call(run: Session, chunk: int) -> None:
+    assert chunked_length(run, chunk) == played(run, keep=chunk)
+
+
+@given(sessions, st.integers(5, 2_000))
+def test_rotating_caches_overwrite(run: Session, window: int) -> None:
+    rows, most = rotated(run, window)
+    assert rotating_length(run, window) == rows
+    assert widest_rotating(run, window) == most
+
+
+@pytest.mark.parametrize(
+    ("prompt", "new", "step", "rows"),
+    [
+        (1, 0, 2048, 256),
+        (256, 0, 2048, 256),
+        (257, 0, 2048, 512),
+        (1000, 60, 2048, 1280),
+        (32_768, 0, 2048, 32_768),
+        (1_000_000, 0, 500, 1_000_012),  # 999,999 = 1,999 x 500 + 499: 999,500 + 512
+    ],
+)
+def test_known_lengths(prompt: int, new: int, step: int, rows: int) -> None:
+    assert full_length(session(prompt, new, step)) == rows
+
+
+@given(sessions, st.integers(1, 4), st.integers(1, 2_000))
+def test_more_tokens_never_hold_less_with_whole_blocks(
+    run: Session, blocks: int, more: int
+) -> None:
+    step = blocks * BLOCK
+    short = session(run.prompt_tokens, run.new_tokens, step)
+    long = session(run.prompt_tokens + more, run.new_tokens, step)
+    assert full_length(short) <= full_length(long)
+    assert rotating_length(short, 1024) <= rotating_length(long, 1024)
+
+
+def test_a_hostile_step_takes_no_longer() -> None:
+    assert full_length(session(10**12, 10**12, 3)) >= 2 * 10**12

@@ -1,0 +1,218 @@
+"""The tensors a model has, on small configs: every number can be checked on paper."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.recorded import config_header, gguf_header
+
+from edgekit.errors import HeaderError, UnknownArchitectureError
+from edgekit.geometry import read_geometry
+from edgekit.geometry.architectures import BY_CONFIG, BY_GGUF
+from edgekit.geometry.expected import (
+    ExpectedTensor,
+    TensorKind,
+    TensorRole,
+    expected_tensors,
+    prediction_tensors,
+)
+from edgekit.geometry.tensor_rows import TABLE
+
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "intermediate_size": 160,
+    "max_position_embeddings": 512,
+    "vocab_size": 1000,
+}
+MLA = {
+    "model_type": "deepseek_v3",
+    "kv_lora_rank": 32,
+    "q_lora_rank": 48,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+}
+
+
+def tensors(**changes: Any) -> tuple[ExpectedTensor, ...]:
+    config = {**LLAMA, **changes}
+    return expected_tensors(read_geometry(config_header(config)), config)
+
+
+def of(
+    rows: tuple[ExpectedTensor, ...], role: TensorRole, kind: TensorKind | None = None
+) -> list[tuple[int, ...]]:
+    return [row.shape for row in rows if row.role is role and kind in {None, row.kind}]
+
+
+def count(rows: tuple[ExpectedTensor, ...]) -> int:
+    return sum(row.elements for row in rows)
+
+
+def test_a_llama_is_two_tables_and_nine_tensors_a_layer() -> None:
+    rows = tensors()
+    layer = (64 * 64, 16 * 64, 16 * 64, 64 * 64, 3 * 64 * 160, 64, 64)
+    assert count(rows) == 2 * 1000 * 64 + 2 * sum(layer) + 64
+    assert Counter(row.layer for row in rows) == {None: 3, 0: 9, 1: 9}
+    assert of(rows, TensorRole.KEY) == [(16, 64), (16, 64)]
+    assert of(rows, TensorRole.DOWN) == [(64, 160), (64, 160)]
+
+
+def test_a_tied_head_is_no_tensor() -> None:
+    assert of(tensors(), TensorRole.HEAD) == [(1000, 64)]
+    assert of(tensors(tie_word_embeddings=True), TensorRole.HEAD) == []
+
+
+def test_biases_stand_where_the_config_says() -> None:
+    biased = tensors(attention_bias=True)
+    assert of(biased, TensorRole.QUERY, TensorKind.BIAS) == [(64,), (64,)]
+    assert of(biased, TensorRole.OUTPUT, TensorKind.BIAS) == [(64,), (64,)]
+    assert count(biased) - count(tensors()) == 2 * (64 + 16 + 16 + 64)
+    always = tensors(model_type="qwen2")
+    assert of(always, TensorRole.VALUE, TensorKind.BIAS) == [(16,), (16,)]
+    assert of(always, TensorRole.OUTPUT, TensorKind.BIAS) == []
+
+
+@pytest.mark.parametrize(
+    ("model_type", "more", "widths"),
+    [
+        ("qwen3", {}, {8}),  # one head, shared by all
+        ("olmo2", {}, {64, 16}),  # all heads together
+        ("cohere", {"use_qk_norm": True}, {64, 16}),
+        ("cohere", {}, set()),
+    ],
+)
+def test_norms_of_queries_and_keys(model_type: str, more: dict[str, Any], widths: set[int]) -> None:
+    rows = tensors(model_type=model_type, **more)
+    roles = {TensorRole.QUERY, TensorRole.KEY}
+    found = {row.shape[0] for row in rows if row.kind is TensorKind.NORM and row.role in roles}
+    assert found == widths
+
+
+@pytest.mark.parametrize(
+    ("model_type", "norms"), [("llama", 2), ("cohere", 1), ("gemma2", 4), ("olmo", 0)]
+)
+def test_norms_of_a_layer(model_type: str, norms: int) -> None:
+    rows = tensors(model_type=model_type)
+    assert len([r for r in rows if r.role is TensorRole.NORM and r.layer == 0]) == norms
+
+
+def test_experts_are_one_row_with_a_count() -> None:
+    rows = tensors(model_type="mixtral", num_local_experts=4, num_experts_per_tok=2)
+    (up, _) = [row for row in rows if row.role is TensorRole.EXPERT_UP]
+    assert (up.shape, up.count, up.elements) == ((160, 64), 4, 4 * 160 * 64)
+    assert up.kind is TensorKind.EXPERT
+    assert of(rows, TensorRole.ROUTER) == [(4, 64), (4, 64)]
+    assert of(rows, TensorRole.GATE) == []
+
+
+def test_latent_attention_and_a_leading_dense_layer() -> None:
+    rows = tensors(**MLA)
+    assert of(rows, TensorRole.QUERY_DOWN) == [(48, 64), (48,)] * 2  # with its norm
+    assert of(rows, TensorRole.QUERY_UP) == [(8 * 24, 48)] * 2
+    assert of(rows, TensorRole.LATENT_DOWN) == [(32 + 8, 64), (32,)] * 2
+    assert of(rows, TensorRole.LATENT_UP) == [(8 * (16 + 16), 32)] * 2
+    assert of(rows, TensorRole.OUTPUT) == [(64, 8 * 16)] * 2
+    assert of(rows, TensorRole.GATE) == [(160, 64)]
+    assert of(rows, TensorRole.ROUTER, TensorKind.RAW) == [(4, 64)]
+    assert of(rows, TensorRole.ROUTER, TensorKind.BIAS) == [(4,)]  # chooses, does not weigh
+
+
+def test_an_indexer_reads_the_compressed_queries() -> None:
+    sparse = {**MLA, "model_type": "deepseek_v32", "index_head_dim": 16, "index_n_heads": 2}
+    rows = tensors(**sparse)
+    assert of(rows, TensorRole.INDEX_QUERY) == [(2 * 16, 48)] * 2
+    assert of(rows, TensorRole.INDEX_KEY, TensorKind.LINEAR) == [(16, 64)] * 2
+    with pytest.raises(UnknownArchitectureError, match="index_n_heads"):
+        tensors(**{**sparse, "index_n_heads": None})
+
+
+def test_a_mamba2_layer() -> None:
+    rows = tensors(
+        model_type="bamba",
+        mamba_n_heads=4,
+        mamba_d_head=32,
+        mamba_d_state=16,
+        mamba_n_groups=1,
+        mamba_d_conv=4,
+        attn_layer_indices=[1],
+    )
+    inner, conv = 4 * 32, 4 * 32 + 2 * 16
+    assert of(rows, TensorRole.STATE_IN) == [(2 * inner + 2 * 16 + 4, 64)]
+    assert of(rows, TensorRole.CONV) == [(conv, 4), (conv,)]
+    assert of(rows, TensorRole.STATE_OUT) == [(64, inner)]
+    assert of(rows, TensorRole.STATE_NORM) == [(inner,)]
+    assert [row.layer for row in rows if row.role is TensorRole.QUERY] == [1]
+
+
+def test_gpt_oss_has_biases_in_its_experts_and_sinks() -> None:
+    rows = tensors(
+        model_type="gpt_oss", num_local_experts=4, num_experts_per_tok=2, sliding_window=128
+    )
+    down = [r for r in rows if r.role is TensorRole.EXPERT_DOWN and r.kind is TensorKind.BIAS]
+    assert [(row.shape, row.count) for row in down] == [((64,), 4)] * 2
+    assert of(rows, TensorRole.SINKS) == [(8,), (8,)]
+
+
+def test_rounds_of_a_looped_model_share_their_weights() -> None:
+    assert count(tensors(model_type="nanbeige", num_loops=3)) == count(tensors())
+
+
+def test_prediction_blocks_stand_apart() -> None:
+    config = {**LLAMA, **MLA, "num_nextn_predict_layers": 1}
+    geometry = read_geometry(config_header(config))
+    rows = prediction_tensors(geometry, config)
+    assert {row.layer for row in rows} == {2}
+    assert of(rows, TensorRole.PREDICTION) == [(64, 128)]
+    layer = [row for row in expected_tensors(geometry, config) if row.layer == 1]
+    assert count(rows) == count(tuple(layer)) + 64 * 128 + 3 * 64
+
+
+def test_without_a_vocabulary_there_is_no_list() -> None:
+    geometry = read_geometry(config_header(LLAMA))
+    with pytest.raises(UnknownArchitectureError, match="vocabulary"):
+        expected_tensors(replace(geometry, vocabulary=None))
+    with pytest.raises(UnknownArchitectureError, match="output head"):
+        expected_tensors(replace(geometry, tied_embeddings=None))
+
+
+def test_a_family_without_rows_says_so() -> None:
+    keys = {
+        "general.architecture": "rwkv7",
+        "rwkv7.block_count": 2,
+        "rwkv7.embedding_length": 64,
+        "rwkv7.feed_forward_length": 128,
+        "rwkv7.wkv.head_size": 16,
+        "rwkv7.vocab_size": 1000,
+    }
+    geometry = replace(read_geometry(gguf_header(keys)), tied_embeddings=False)
+    with pytest.raises(UnknownArchitectureError, match=r"rwkv .* geometry/state_tensors.py"):
+        expected_tensors(geometry)
+
+
+@pytest.mark.parametrize("wrong", [-1, 2**40, "many", 1.5])
+def test_a_width_that_is_none_is_refused(wrong: object) -> None:
+    config = {**LLAMA, **MLA, "model_type": "deepseek_v32", "index_head_dim": 16}
+    geometry = read_geometry(config_header(config))
+    with pytest.raises(HeaderError, match="index_n_heads"):
+        expected_tensors(geometry, {**config, "index_n_heads": wrong})
+
+
+def test_every_name_of_the_table_stands_once() -> None:
+    names = [name for row in TABLE for name in row.names]
+    assert len(names) == len(set(names))
+    # Sections of a config whose geometry is read by standard keys.
+    sections = {"paddleocr_vl_text", "ernie4_5_vl_moe_text", "muse_glimmer_text"}
+    assert set(names) - sections <= BY_CONFIG.keys() | BY_GGUF.keys()
