@@ -11,6 +11,8 @@ from edgekit.header.types import ModelHeader
 
 T = TypeVar("T")
 
+MOST_KEPT = 2048  # a search over placements of a large model; the oldest go first
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Model:
@@ -25,5 +27,7 @@ class Model:
         try:
             kept: T = self._kept[key]
         except KeyError:
+            while len(self._kept) >= MOST_KEPT:
+                self._kept.pop(next(iter(self._kept)))
             kept = self._kept[key] = make()
         return kept

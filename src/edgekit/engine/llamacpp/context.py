@@ -35,6 +35,7 @@ from edgekit.memory.types import Load
 MAX_SEQUENCES = 256  # llama-cparams.h: LLAMA_MAX_SEQ
 MAX_TOKENS = 2**31 - 1  # contexts and batches are 32-bit numbers in llama.cpp
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")  # arg.cpp
+WITH_ENCODER = frozenset({"t5", "t5encoder"})  # llama_model_has_encoder: all rows are kept
 ALWAYS_WITHOUT_FLASH_ATTENTION = frozenset({"grok"})
 
 
@@ -188,7 +189,9 @@ def _sized(  # noqa: PLR0917 - each worked out by the one caller
         n_seq_max=sequences,
         n_batch=n_batch,
         n_ubatch=n_ubatch,
-        n_outputs_max=_output_rows(load, setup, n_batch, sequences),
+        n_outputs_max=n_batch
+        if geometry.architecture in WITH_ENCODER
+        else _output_rows(load, setup, n_batch, sequences),
         streams=sequences if apart else 1,
         cells=per_sequence,
         swa_cells=_sliding_cells(

@@ -48,6 +48,14 @@ HEAD_AS_EMBEDDING = frozenset({"codeshell"})
 # LFM2 calls its output norm by the name of an embedding norm.
 OUTPUT_NORM_ALIASES = {"lfm2": "token_embd_norm", "lfm2moe": "token_embd_norm"}
 
+# Of a block of multi-token prediction, what is loaded although nothing runs it.
+_SHARED_HEAD = r"nextn\.(embed_tokens|shared_head_head|shared_head_norm)\."
+LOADED_IDLE = {
+    "cohere2moe": re.compile(_SHARED_HEAD),
+    "hy_v3": re.compile(rf"{_SHARED_HEAD}|\.ffn_|\.exp_probs_b"),
+    "step35": re.compile(_SHARED_HEAD),
+}
+
 _BLOCK = re.compile(r"(?:^|\.)blk\.(\d+)\.")
 _EXPERTS = re.compile(r"\.ffn_(up|down|gate|gate_up)_(ch|)exps")  # arg.cpp: --cpu-moe
 
@@ -138,10 +146,12 @@ def device_bytes(size_bytes: int, row_elements: int, block_elements: int, block_
 def placed_tensors(model: Model, placement: Placement, *, load_mtp: bool) -> tuple[Placed, ...]:
     """Every copy of every tensor the engine loads."""
     blocks = len(placement.blocks) - (0 if load_mtp else model.geometry.mtp_layers)
+    idle = LOADED_IDLE.get(model.geometry.architecture)
     found: list[Placed] = []
     for tensor in model.header.tensors or ():
         block = block_number(tensor.name)
-        if block is None or block < blocks:
+        loaded = block is None or block < blocks or (idle and idle.search(tensor.name))
+        if loaded and (block is None or block < len(placement.blocks)):
             pools = pools_of(tensor.name, placement, model.geometry.architecture)
             found.extend(Placed(tensor=tensor, pool=pool, block=block) for pool in pools)
     found.extend(_tied_head(model, placement))

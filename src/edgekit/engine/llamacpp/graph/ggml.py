@@ -137,6 +137,10 @@ def add(a: Tensor, b: Tensor) -> Tensor:
     return _like("ADD", a, b)
 
 
+def add_inplace(a: Tensor, b: Tensor) -> Tensor:
+    return _view("ADD", a, a.ne, a.strides, a, b)
+
+
 def sub(a: Tensor, b: Tensor) -> Tensor:
     return _like("SUB", a, b)
 
@@ -201,6 +205,10 @@ def rope(a: Tensor, positions: Tensor, factors: Tensor | None = None) -> Tensor:
     return _like("ROPE", a, positions, factors)
 
 
+def rope_back(a: Tensor, positions: Tensor) -> Tensor:
+    return _like("ROPE_BACK", a, positions)
+
+
 def solve_tri(a: Tensor, b: Tensor) -> Tensor:
     return new("SOLVE_TRI", F32, b.ne, a, b)
 
@@ -249,6 +257,11 @@ def pad(a: Tensor, *more: Size) -> Tensor:
         for have, extra in zip(a.ne, shape(*more, *(0,) * (4 - len(more))), strict=True)
     ]
     return new("PAD", a.type, shape(*ne), a)
+
+
+def pool_rows(a: Tensor, width: int) -> Tensor:
+    """ggml_pool_2d along the first dimension: one number for each `width` of them."""
+    return new("POOL_2D", F32, (a.ne[0] // width, *a.ne[1:]), a)
 
 
 def roll(a: Tensor) -> Tensor:

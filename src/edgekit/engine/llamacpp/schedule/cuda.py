@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from edgekit.engine.llamacpp.graph.dims import Size, value
+from edgekit.engine.llamacpp.graph.llama.feed_forward import PRECISE
 from edgekit.engine.llamacpp.graph.tensor import Tensor
 from edgekit.engine.llamacpp.graph.trace import Buffer
 from edgekit.engine.llamacpp.schedule.types import strided_bytes
@@ -93,6 +94,7 @@ def _divides(by: int, size: Size) -> bool:
 
 _RULES: dict[str, Callable[[Tensor], bool]] = {
     "FLASH_ATTN_EXT": _supports_flash,
+    "MUL_MAT_ID": lambda node: node.name != PRECISE,
     "SSM_SCAN": _supports_scan,
     "SSM_CONV": lambda node: _divides(128, node.src[0].ne[1]),
 }

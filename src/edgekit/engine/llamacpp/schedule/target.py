@@ -10,7 +10,13 @@ from edgekit.engine.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engine.llamacpp.graph.plan import load_values
 from edgekit.engine.llamacpp.graph.tensor import Home, Tensor
 from edgekit.engine.llamacpp.graph.trace import CPU, Placed
-from edgekit.engine.llamacpp.placement import SHARED_TENSORS, Placement, block_number, pools_of
+from edgekit.engine.llamacpp.placement import (
+    SHARED_TENSORS,
+    WITHOUT_HEAD,
+    Placement,
+    block_number,
+    pools_of,
+)
 from edgekit.engine.llamacpp.schedule import cuda
 from edgekit.engine.llamacpp.schedule.assign import assign
 from edgekit.engine.llamacpp.schedule.fusion import Uses, kept_alive
@@ -109,6 +115,7 @@ def _home(tensor: Tensor, placement: Placement, architecture: str) -> Pool:
 def _separate(build: Build, placement: Placement) -> None:
     """What is one tensor in the file and several in memory becomes several: a tied head, factors of every block."""
     copies: dict[str, Tensor] = {}
+    tied = build.hparams.arch not in WITHOUT_HEAD  # those read the embedding where it is
     layers = list(build.facts)
     marks = [mark.nodes for mark in build.graph.marks]
     current = -1
@@ -118,7 +125,7 @@ def _separate(build: Build, placement: Placement) -> None:
         layer = layers[current] if current >= 0 else 0
         if node.op in SEPARATED:
             node.src = tuple(
-                _own_copy(node, source, placement, layer, copies) for source in node.src
+                _own_copy(node, source, placement, layer, copies, tied=tied) for source in node.src
             )
     build.graph.leafs.extend(copies.values())
 
@@ -129,10 +136,12 @@ def _own_copy(
     placement: Placement,
     layer: int,
     copies: dict[str, Tensor],
+    *,
+    tied: bool,
 ) -> Tensor:
     if source.home is not Home.WEIGHTS or block_number(source.name) is not None:
         return source
-    if source.name == EMBEDDING and node.op == "MUL_MAT":
+    if source.name == EMBEDDING and node.op == "MUL_MAT" and tied:
         name = HEAD
     elif source.name.rsplit(".", 1)[0] in SHARED_TENSORS:
         name = f"{source.name}@{placement.pools.index(placement.blocks[layer])}"

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgekit.engine.llamacpp.graph import ggml
+from edgekit.engine.llamacpp.graph.families.heads import results, rows_after_norm
 from edgekit.engine.llamacpp.graph.families.hybrid import Hybrid
 from edgekit.engine.llamacpp.graph.families.mamba import Ssm, keep_tail, linear
 from edgekit.engine.llamacpp.graph.families.transformer import Shared
 from edgekit.engine.llamacpp.graph.llama.attention import attend
 from edgekit.engine.llamacpp.graph.llama.build import Build, Layer
 from edgekit.engine.llamacpp.graph.llama.feed_forward import experts, feed_forward, shared_expert
-from edgekit.engine.llamacpp.graph.llama.matrices import normalize, project
+from edgekit.engine.llamacpp.graph.llama.matrices import normalize
 from edgekit.engine.llamacpp.graph.llama.qkv import Heads, qkv
 from edgekit.engine.llamacpp.graph.llama.recurrent import StateInput, read_states, state
 from edgekit.engine.llamacpp.graph.tensor import Tensor, row_bytes
@@ -147,8 +148,6 @@ def _repeated(build: Build, ssm: Ssm, cur: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNet(Hybrid):
-    """All tokens pass the last norm: what follows is predicted from it. Rows are chosen afterwards."""
-
     late_gate: bool = False  # the gate of attention is cut out after attention, not before
 
     def block(self, build: Build, layer: Layer, shared: Shared, stream: Tensor) -> Tensor:
@@ -196,13 +195,4 @@ class DeltaNet(Hybrid):
         shared = self.shared(build)
         for layer in build.layers():
             cur = self.block(build, layer, shared, cur)
-        cur = normalize(cur, build["output_norm"])
-        build.output(cur)  # t_h_nextn
-        cur = ggml.get_rows(cur, shared.out_ids)
-        build.embd = cur
-        build.output(cur)
-        cur = project(
-            build.weight("output") or build["token_embd"], cur, scale=build.tensor("output.scale")
-        )
-        build.output(cur)
-        build.expand(cur)
+        results(build, rows_after_norm(build, cur, shared.out_ids))

@@ -6,10 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from edgekit.engine.llamacpp.graph import ggml
+from edgekit.engine.llamacpp.graph.families.heads import results, rows_after_norm
 from edgekit.engine.llamacpp.graph.families.transformer import Shared, Transformer, never
+from edgekit.engine.llamacpp.graph.llama.attention import attend
 from edgekit.engine.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engine.llamacpp.graph.llama.feed_forward import experts, feed_forward, shared_expert
 from edgekit.engine.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engine.llamacpp.graph.llama.matrices import normalize
+from edgekit.engine.llamacpp.graph.llama.qkv import qkv
 from edgekit.engine.llamacpp.graph.llama.recurrent import StateInput, input_rs
 from edgekit.engine.llamacpp.graph.tensor import Tensor
 
@@ -41,8 +45,7 @@ class Hybrid(Transformer):
         return Transformer.attention(self, build, layer, shared, cur)
 
     def recur(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
-        assert shared.rs is not None, "shared() makes it"
-        return self.mixer(build, layer, shared.rs, cur)
+        return self.mixer(build, layer, shared.rs or input_rs(build), cur)
 
     def after_attention(
         self, build: Build, layer: Layer, shared: Shared, cur: Tensor, stream: Tensor
@@ -74,3 +77,65 @@ class SideBySide(Hybrid):
             stream = ggml.get_rows(stream, shared.out_ids)
         cur = normalize(stream, layer.need("ffn_norm"), layer=layer.index)  # not ffn_norm.weight
         return ggml.add(self.feed_forward(build, layer, shared, cur), stream)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneEach(Hybrid):
+    """Nemotron H: a layer attends, carries a state or is a feed-forward, one of the three.
+
+    `layer.facts.more`: it is a feed-forward.
+    """
+
+    def more(self, hparams: Hparams, il: int) -> bool:
+        return hparams.per_layer("feed_forward_length", 0)[il] != 0
+
+    def build(self, build: Build) -> None:
+        cur = build.input_embd()
+        shared = self.shared(build)
+        for layer in build.layers():
+            cur = self.block(build, layer, shared, cur)
+        results(build, rows_after_norm(build, cur, shared.out_ids))
+
+    def block(self, build: Build, layer: Layer, shared: Shared, stream: Tensor) -> Tensor:
+        cur = self.normalized(layer, stream, "attn_norm")
+        kind = self.feed_forward if layer.facts.more is True else self.attention
+        return ggml.add(kind(build, layer, shared, cur), stream)
+
+    def attention(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+        if layer.facts.is_recr:
+            return self.recur(build, layer, shared, cur)
+        return attend(build, layer, shared.attn, *qkv(build, layer, cur))
+
+    def feed_forward(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+        """Experts may work at a width of their own, of which the router knows nothing."""
+        if "ffn_gate_inp" not in layer:
+            return feed_forward(layer, cur, act=self.act, gated=False)
+        narrow, wide = layer.weight("ffn_latent_down"), layer.weight("ffn_latent_up")
+        latent = cur if narrow is None else ggml.mul_mat(narrow, cur)
+        router = ggml.mul_mat(layer["ffn_gate_inp"], cur)
+        result = experts(build, layer, latent, shared.routing, probs_in=router)
+        result = result if wide is None else ggml.mul_mat(wide, result)
+        return ggml.add(result, shared_expert(layer, cur, act=self.act))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plamo2(Hybrid):
+    """Norms after attention and feed-forward, whose names do not end in .weight."""
+
+    def attention(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+        if layer.facts.is_recr:
+            return self.recur(build, layer, shared, cur)
+        q, k, v = qkv(build, layer, cur)
+        q, k = self.normalized(layer, q, "attn_q_norm"), self.normalized(layer, k, "attn_k_norm")
+        q, k = ggml.rope(q, shared.pos), ggml.rope(k, shared.pos)
+        return attend(build, layer, shared.attn, q, k, v)
+
+    def after_attention(
+        self, build: Build, layer: Layer, shared: Shared, cur: Tensor, stream: Tensor
+    ) -> Tensor:
+        cur = normalize(cur, layer.need("post_attention_norm"), layer=layer.index)
+        stream = ggml.add(cur, stream)
+        cur = self.normalized(layer, stream, "ffn_norm")
+        cur = self.feed_forward(build, layer, shared, cur)
+        cur = normalize(cur, layer.need("post_ffw_norm"), layer=layer.index)
+        return ggml.add(cur, stream)

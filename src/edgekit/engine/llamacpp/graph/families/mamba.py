@@ -63,15 +63,6 @@ def some(cur: Tensor, width: Size) -> Tensor:
     return ggml.view(cur, width, *cur.ne[1:3], strides=cur.nb[1:3])
 
 
-def window(
-    build: Build, rs: StateInput, cache: Tensor, kept: int, channels: int, cur: Tensor
-) -> Tensor:
-    """The last inputs of each sequence before those of the batch; what is left over goes back to the cache."""
-    seqs = build.sizes.n_seqs
-    before = read_states(build, rs, cache, kept * channels)
-    return ggml.concat(ggml.reshape(before, kept, channels, seqs), ggml.transpose(cur), 0)
-
-
 def keep_tail(build: Build, cache: Tensor, seen: Tensor, kept: int) -> None:
     tail = ggml.view(seen, kept, *seen.ne[1:3], strides=seen.nb[1:3])
     width = kept * seen.ne[1]
@@ -178,6 +169,61 @@ def _scanned2(
     return ggml.view(
         found, width, heads, tokens, seqs, strides=(head, heads * head, tokens * heads * head)
     )
+
+
+def plamo2_mamba(build: Build, layer: Layer, rs: StateInput, cur: Tensor) -> Tensor:
+    """build_plamo2_mamba_layer: heads as in Mamba 2; step, B and C made from x as in Mamba 1."""
+    ssm = Ssm.of(build.hparams, grouped=True)
+    heads, width = ssm.dt_rank, ssm.d_inner // ssm.dt_rank
+    tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
+    r_cache = state(build, layer, "r", ssm.n_embd_r)
+    before = read_states(build, rs, r_cache, ssm.n_embd_r)
+    before = ggml.reshape(before, ssm.d_conv - 1, ssm.channels, seqs)
+    zx = ggml.mul_mat(layer["ssm_in"], ggml.reshape(cur, cur.ne[0], tokens, seqs))
+    zx = ggml.cont(ggml.permute(zx, 0, 2, 1, 3), 2 * width, heads, tokens, seqs)
+    x, z = (ggml.view(zx, width, heads, tokens, seqs, strides=zx.nb[1:]) for _ in range(2))
+    seen = ggml.concat(before, ggml.transpose(ggml.cont(x, ssm.d_inner, tokens, seqs)), 0)
+    tail = ggml.view(seen, ssm.d_conv - 1, ssm.d_inner, seqs, strides=seen.nb[1:3])
+    build.expand(ggml.cpy(tail, ggml.view(r_cache, ssm.n_embd_r * seqs)))
+    x = ggml.unary(ggml.ssm_conv(seen, layer["ssm_conv1d"]))
+    x, y = _plamo2_scanned(build, layer, rs, ssm, x)
+    y = ggml.add(y, ggml.mul(x, ggml.reshape(layer.need("ssm_d"), 1, heads)))
+    y = ggml.glu(ggml.cont(z), y)
+    y = ggml.view(y, ssm.d_inner, tokens, seqs, strides=y.nb[2:4])
+    cur = ggml.mul_mat(layer["ssm_out"], y)
+    return ggml.reshape(cur, cur.ne[0], build.n_tokens)
+
+
+PLAMO2_LEAST_STEP = 64  # plamo2.cpp: dt_dim
+
+
+def _plamo2_scanned(
+    build: Build, layer: Layer, rs: StateInput, ssm: Ssm, cur: Tensor
+) -> tuple[Tensor, Tensor]:
+    heads, width = ssm.dt_rank, ssm.d_inner // ssm.dt_rank
+    tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
+    both = ggml.mul_mat(layer["ssm_x"], cur)
+    rank = max(PLAMO2_LEAST_STEP, build.hparams.n_embd // 16)
+    b, c, dt = (
+        normalize(some(both, count), layer.need(f"ssm_{side}_norm"), layer=layer.index)
+        for side, count in (("b", ssm.d_state), ("c", ssm.d_state), ("dt", rank))
+    )
+    dt = ggml.add(ggml.mul_mat(layer["ssm_dt"], dt), layer.need("ssm_dt.bias"))
+    decay = ggml.reshape(layer.need("ssm_a"), 1, heads)
+    head = cur.type.block_bytes * width
+    strides = (head, head * heads, head * heads * tokens)
+    x = ggml.view(cur, width, heads, tokens, seqs, strides=strides)
+    b, c = (parts(one, ssm.d_state, 1, tokens, seqs) for one in (b, c))
+    cache = state(build, layer, "s", ssm.n_embd_s)
+
+    def scan(states: Tensor, ids: Tensor) -> Tensor:
+        states = ggml.reshape(states, ssm.d_state, width, heads, cache.ne[1])
+        return ggml.ssm_scan(states, x, dt, decay, b, c, ids)
+
+    found = read_states(build, rs, cache, ssm.n_embd_s, get_rows=scan)
+    count = ssm.n_embd_s * seqs
+    build.expand(ggml.cpy(ggml.view(found, count), ggml.view(cache, count)))
+    return x, ggml.view(found, width, heads, tokens, seqs, strides=strides)
 
 
 def short_convolution(build: Build, layer: Layer, rs: StateInput, cur: Tensor) -> Tensor:

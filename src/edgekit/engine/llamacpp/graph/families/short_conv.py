@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgekit.engine.llamacpp.graph.families.heads import logits
 from edgekit.engine.llamacpp.graph.families.hybrid import Hybrid
 from edgekit.engine.llamacpp.graph.llama.attention import AttnInput, input_kv, input_kv_iswa
 from edgekit.engine.llamacpp.graph.llama.build import Build
-from edgekit.engine.llamacpp.graph.llama.matrices import normalize, project
+from edgekit.engine.llamacpp.graph.llama.matrices import normalize
 from edgekit.engine.llamacpp.graph.tensor import Tensor
 
 
@@ -25,7 +26,6 @@ class ShortConvolution(Hybrid):
         build.embd = cur
         build.output(cur)
         if not build.options.embeddings:
-            matrix = build.weight("output") or build["token_embd"]
-            cur = project(matrix, cur, scale=build.tensor("output.scale"))
+            cur = logits(build, cur)
             build.output(cur)
         build.expand(cur)

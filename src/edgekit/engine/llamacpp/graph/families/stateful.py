@@ -6,21 +6,33 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from edgekit.engine.llamacpp.graph.families.delta_net import DeltaNet, linear_attention
+from edgekit.engine.llamacpp.graph.families.granite import if_trained
 from edgekit.engine.llamacpp.graph.families.hybrid import (
     Hybrid,
+    OneEach,
+    Plamo2,
     SideBySide,
     logit_scale,
     residual_scale,
 )
-from edgekit.engine.llamacpp.graph.families.mamba import mamba, mamba2, short_convolution
+from edgekit.engine.llamacpp.graph.families.kimi import Kimi, Ling3, kimi_delta, ling_delta
+from edgekit.engine.llamacpp.graph.families.lightning import MiniMax01
+from edgekit.engine.llamacpp.graph.families.mamba import (
+    mamba,
+    mamba2,
+    plamo2_mamba,
+    short_convolution,
+)
 from edgekit.engine.llamacpp.graph.families.short_conv import ShortConvolution, input_lfm2
 from edgekit.engine.llamacpp.graph.families.transformer import (
     MROPE_SECTIONS,
     Transformer,
     plain_routing,
+    sections_if_stated,
+    stated_routing,
 )
-from edgekit.engine.llamacpp.graph.llama.attention import input_kv
-from edgekit.engine.llamacpp.graph.llama.feed_forward import Routing, Gating
+from edgekit.engine.llamacpp.graph.llama.attention import input_k, input_kv
+from edgekit.engine.llamacpp.graph.llama.feed_forward import Act, Gating, Routing
 from edgekit.engine.llamacpp.graph.llama.hparams import Hparams
 
 
@@ -32,9 +44,8 @@ def no_layer(_hparams: Hparams, _il: int) -> bool:
     return False
 
 
-def if_trained(hparams: Hparams, _il: int) -> bool:
-    """rope.scaling.finetuned is said of models that were trained without positions at all."""
-    return hparams.flag("rope.scaling.finetuned", default=True)
+def nemotron_routing(hparams: Hparams) -> Routing:
+    return replace(stated_routing(hparams), gating=Gating.SIGMOID, act=Act.SQUARED)
 
 
 STATEFUL: Mapping[str, Transformer] = {
@@ -73,6 +84,24 @@ STATEFUL: Mapping[str, Transformer] = {
         attn_input=input_lfm2,
         mixer=short_convolution,
         stream_first=True,
-        routing=lambda hparams: Routing(gating=Gating(hparams.whole("expert_gating_func"))),
+        routing=lambda hparams: replace(
+            plain_routing(hparams), gating=Gating(hparams.whole("expert_gating_func"))
+        ),
     ),
+    "nemotron_h": OneEach(
+        attn_input=input_kv, mixer=mamba2, act=Act.SQUARED, routing=nemotron_routing
+    ),
+    "nemotron_h_moe": OneEach(
+        attn_input=input_kv, mixer=mamba2, act=Act.SQUARED, routing=nemotron_routing
+    ),
+    "plamo2": Plamo2(attn_input=input_kv, mixer=plamo2_mamba, act=Act.FUSED, gated=False),
+    "kimi-linear": Kimi(
+        attn_input=input_k,
+        mixer=kimi_delta,
+        routing=lambda hparams: replace(stated_routing(hparams), norm_w=True),
+    ),
+    "bailingmoe3": Ling3(
+        attn_input=input_k, mixer=ling_delta, n_pos=sections_if_stated, routing=stated_routing
+    ),
+    "minimax-01": MiniMax01(attn_input=input_kv),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
 from edgekit.engine.llamacpp.graph import ggml
@@ -22,9 +22,15 @@ from edgekit.engine.llamacpp.graph.llama.qkv import qkv
 from edgekit.engine.llamacpp.graph.llama.recurrent import StateInput
 from edgekit.engine.llamacpp.graph.tensor import Tensor
 
+QKV = tuple[Tensor, Tensor, Tensor]
+
 
 def every_layer(_hparams: Hparams, _il: int) -> bool:
     return True
+
+
+def no_layer(_hparams: Hparams, _il: int) -> bool:
+    return False
 
 
 def sliding_layers(hparams: Hparams, il: int) -> bool:
@@ -73,6 +79,15 @@ def never(_hparams: Hparams) -> bool:
     return False
 
 
+def stream_then_attention(result: Tensor, stream: Tensor, attended: Tensor) -> Tensor:
+    """What parallel layers add to the result of the feed-forward, in this order."""
+    return ggml.add(ggml.add(result, stream), attended)
+
+
+def attention_then_stream(result: Tensor, stream: Tensor, attended: Tensor) -> Tensor:
+    return ggml.add(ggml.add(result, attended), stream)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transformer:
     """One architecture's arrangement. What a file does not have (a bias, a norm of the queries) is left out anyway."""
@@ -81,27 +96,31 @@ class Transformer:
     norm: Norm = Norm.RMS
     scaled_embd: bool = False  # the embeddings are multiplied by a number
     embedding_scale: bool = False  # the same, where the file has the key (f_embedding_scale)
+    positions_added: bool = False  # learned ones, to the embeddings, where the file has them
     n_pos: Callable[[Hparams], int] = one_position
     rope: Callable[[Hparams, int], bool] = every_layer  # which layers rotate
     flat_qk_norm: bool = False  # queries and keys are normalised before they are cut into heads
+    late_qk_norm: bool = False  # they are normalised after they are rotated
     scaled_q: bool = False
     softcap: int = 0
     late_out_ids: bool = (
         False  # rows are chosen after the last layer; the whole last state is a result
     )
     parallel: bool = False  # attention and feed-forward see the same norm
+    parallel_sum: Callable[[Tensor, Tensor, Tensor], Tensor] = stream_then_attention
     post_norms: bool = False  # the results of attention and feed-forward are normalised
     ffn_norm: str | None = "ffn_norm"
     act: Act = Act.UNARY
     gated: bool = True
     residual_first: bool = False  # the feed-forward is added to the stream, not the stream to it
     scaled_residual: bool = False
+    residual_scale: Callable[[Hparams], bool] = never  # the same, but not before the logits
     routing: Callable[[Hparams], Routing] = plain_routing
     temperature: Callable[[Hparams], bool] = never  # queries are scaled by position
     logit_scale: Callable[[Hparams], bool] = never
     logit_softcap: Callable[[Hparams], bool] = never
 
-    def more(self, hparams: Hparams, il: int) -> bool:
+    def more(self, hparams: Hparams, il: int) -> Hashable:
         """What a layer depends on besides the facts of every layer."""
         return self.rope(hparams, il)
 
@@ -111,6 +130,8 @@ class Transformer:
         if self.scaled_embd:
             cur = ggml.scale(cur)
         shared = self.shared(build)
+        if self.positions_added and (table := build.weight("position_embd")) is not None:
+            cur = ggml.add(cur, ggml.get_rows(table, shared.pos))
         for layer in build.layers():
             cur = self.block(build, layer, shared, cur)
         if self.late_out_ids:
@@ -136,7 +157,7 @@ class Transformer:
             rows = [ggml.get_rows(one, shared.out_ids) for one in kept]
         if self.parallel:
             result = self.feed_forward(build, layer, shared, rows[2])
-            return ggml.add(ggml.add(result, rows[1]), rows[0])
+            return self.parallel_sum(result, rows[1], rows[0])
         return self.after_attention(build, layer, shared, rows[0], rows[1])
 
     def after_attention(
@@ -153,7 +174,8 @@ class Transformer:
     def post(self, layer: Layer, cur: Tensor, name: str) -> Tensor:
         if self.post_norms:
             cur = self.normalized(layer, cur, name)
-        return ggml.scale(cur) if self.scaled_residual else cur
+        scaled = self.scaled_residual or self.residual_scale(layer.build.hparams)
+        return ggml.scale(cur) if scaled else cur
 
     def normalized(self, layer: Layer, cur: Tensor, name: str) -> Tensor:
         """As it is, where the file has no such norm."""
@@ -165,16 +187,36 @@ class Transformer:
 
     def attention(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
         q, k, v = qkv(build, layer, cur, flat=self.flat_qk_norm)
+        if self.late_qk_norm:
+            q, k = self.rotated(build, layer, shared, q, k)
         q, k = self.normalized(layer, q, "attn_q_norm"), self.normalized(layer, k, "attn_k_norm")
         if self.flat_qk_norm:
-            q, k, v = _in_heads(build, layer, q, k, v)
-        if layer.facts.more is True:
-            factors = rope_factors(build)
-            q, k = ggml.rope(q, shared.pos, factors), ggml.rope(k, shared.pos, factors)
+            q, k, v = in_heads(build, layer, q, k, v)
+        if not self.late_qk_norm:
+            q, k = self.rotated(build, layer, shared, q, k)
         if self.scaled_q:
             q = ggml.scale(q)
+        if shared.attn_scale is not None:
+            q = ggml.mul(q, shared.attn_scale)
+        return self.attended(build, layer, shared, cur, (q, k, v))
+
+    def attended(
+        self, build: Build, layer: Layer, shared: Shared, _cur: Tensor, heads: QKV
+    ) -> Tensor:
+        """What the heads see, and the projection afterwards. `_cur`: what the heads were made from."""
         extras = Extras(sinks=layer.weight("attn_sinks"), softcap=self.softcap)
-        return attend(build, layer, shared.attn, q, k, v, extras=extras)
+        return attend(build, layer, shared.attn, *heads, extras=extras)
+
+    def rotates(self, layer: Layer) -> bool:
+        return layer.facts.more is True
+
+    def rotated(
+        self, build: Build, layer: Layer, shared: Shared, q: Tensor, k: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        if not self.rotates(layer):
+            return q, k
+        factors = rope_factors(build)
+        return ggml.rope(q, shared.pos, factors), ggml.rope(k, shared.pos, factors)
 
     def feed_forward(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
         if "ffn_gate_inp" not in layer:
@@ -223,7 +265,7 @@ def rope_factors(build: Build) -> Tensor | None:
     return next((found for name in names if (found := build.weight(name)) is not None), None)
 
 
-def _in_heads(build: Build, layer: Layer, *qkv: Tensor) -> list[Tensor]:
+def in_heads(build: Build, layer: Layer, *qkv: Tensor) -> list[Tensor]:
     facts = layer.facts
     counts = (facts.n_head, facts.n_head_kv, facts.n_head_kv)
     widths = (facts.n_embd_head_k, facts.n_embd_head_k, facts.n_embd_head_v)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from edgekit.engine.llamacpp.graph import ggml
 from edgekit.engine.llamacpp.graph.cgraph import Graph
-from edgekit.engine.llamacpp.graph.dims import Size
+from edgekit.engine.llamacpp.graph.dims import Dim, Size
 from edgekit.engine.llamacpp.graph.llama.hparams import Hparams, LayerFacts
 from edgekit.engine.llamacpp.graph.tensor import F32, I32, Home, Tensor, shape
 from edgekit.engine.llamacpp.graph.types import MissingTensorError, NoGraphError
@@ -59,9 +59,7 @@ class Layer:
         """blk.N.NAME, None when the file does not have it."""
         made = self._made.get(name)
         if made is None and name in self._shapes:
-            full = f"blk.{self.index}.{name}"
-            kind = self.build.hparams.by_layer[self.index][name].type
-            made = self._made[name] = weight(full, kind, self._shapes[name])
+            made = self._made[name] = self.build.block_weight(self.index, name)
         return made
 
     def weight(self, name: str) -> Tensor | None:
@@ -97,6 +95,7 @@ class Build:
         self.caches: dict[str, Tensor] = {}
         self._made: dict[str, Tensor] = {}
         self.embd: Tensor | None = None  # res->t_embd: what embeddings are made from
+        self.inp_embd: Tensor | None = None  # res->t_inp_embd: with pictures behind it (deepstack)
 
     @property
     def n_tokens(self) -> Size:
@@ -107,6 +106,15 @@ class Build:
         made = self._made.get(name)
         if made is None and (found := self.hparams.globals.get(name)) is not None:
             made = self._made[name] = weight(name, found.type, found.shape[::-1])
+        return made
+
+    def block_weight(self, il: int, name: str) -> Tensor:
+        """One and the same for all layers that run through a block."""
+        full = f"blk.{il % self.hparams.n_block}.{name}"
+        made = self._made.get(full)
+        if made is None:
+            found = self.hparams.weights(il)[name]
+            made = self._made[full] = weight(full, found.type, found.shape[::-1])
         return made
 
     def weight(self, name: str) -> Tensor | None:
@@ -135,6 +143,17 @@ class Build:
             self.graph.mark()
             yield Layer(self, index, facts)
 
+    def only_numbers(self, *sizes: Size) -> bool:
+        """Whether they are known. Where not, this graph is not to be finished: it is built anew for every load."""
+        unknown = [size for size in sizes if isinstance(size, Dim)]
+        self.graph.unequal.update((size, size) for size in unknown)
+        if unknown:
+            cur = self.input_embd()
+            for _ in self.layers():
+                cur = ggml.scale(cur)
+                self.expand(cur)
+        return not unknown
+
     def expand(self, tensor: Tensor) -> None:
         self.graph.expand(tensor)
 
@@ -144,12 +163,15 @@ class Build:
 
     # Inputs: leafs that are placed first, in the order in which the graph comes across them.
 
-    def input_embd(self, *, scaled: bool = False, width: int | None = None) -> Tensor:
+    def input_embd(
+        self, *, scaled: bool = False, width: int | None = None, table: Tensor | None = None
+    ) -> Tensor:
         """build_inp_embd: tokens looked up, or embeddings given; both ways are in the graph.
 
-        `width` is n_embd_inp where it is more than n_embd (deepstack); `scaled` where f_embedding_scale is set.
+        `width` is n_embd_inp where it is more than n_embd (deepstack); `scaled` where f_embedding_scale is set;
+        `table` where it is not token_embd.
         """
-        table = self["token_embd"]
+        table = table or self["token_embd"]
         n_embd = self.hparams.n_embd
         tokens = ggml.graph_input(I32, self.n_tokens, name="inp_tokens")
         given = ggml.graph_input(F32, width or n_embd, self.n_tokens, name="inp_embd")
@@ -160,6 +182,7 @@ class Build:
         self.expand(given)
         if width:
             found = ggml.view(found, n_embd, self.n_tokens, strides=(found.nb[1],))
+        self.inp_embd = found
         if scaled:
             found = ggml.scale(found if self.graph.is_contiguous(found) else ggml.cont(found))
         self.expand(found)

@@ -72,6 +72,9 @@ def _activated(cur: Tensor, up: Tensor | None, act: Act) -> Tensor:
     return ggml.glu(cur, up)
 
 
+PRECISE = "precise"  # a product CUDA has no kernel for (ggml_prec_set_src)
+
+
 class Gating(enum.Enum):
     """llama_expert_gating_func_type, with the numbers of the key expert_gating_func."""
 
@@ -93,6 +96,7 @@ class Routing:
     select_logits: bool = False  # llama4: experts are chosen by what the router gave
     groups: int = 0  # of experts, of which `groups_used` are chosen first
     groups_used: int = 0
+    precise: bool = False  # mistral4: what the last product multiplies may exceed 16 bits
 
 
 def experts(
@@ -117,7 +121,7 @@ def experts(
     cur = ggml.reshape(cur, cur.ne[0], 1, tokens)
     if routing.weight_before:
         cur = ggml.mul(ggml.repeat(cur, cur.ne[0], used, tokens, 1), weights)
-    result = _run_experts(layer, cur, chosen, routing.act, suffix)
+    result = _run_experts(layer, cur, chosen, routing, suffix)
     if not routing.weight_before:
         result = ggml.mul(result, weights)
     build.expand(result)
@@ -133,7 +137,8 @@ def _scores(
         logits = ggml.add(logits, bias)
     probs = _gated(logits, routing.gating)
     selection = probs
-    if (bias := layer.bias("exp_probs_b")) is not None:
+    # Some loaders leave the suffix away (hy-v3.cpp).
+    if (bias := layer.bias("exp_probs_b") or layer.tensor("exp_probs_b")) is not None:
         selection = ggml.add(probs, bias)
     return probs, logits if routing.select_logits else selection
 
@@ -177,7 +182,9 @@ def _weights(probs: Tensor, chosen: Tensor, routing: Routing, used: int) -> Tens
     return ggml.scale(weights) if routing.scaled else weights
 
 
-def _run_experts(layer: Layer, cur: Tensor, chosen: Tensor, act: Act, suffix: str) -> Tensor:
+def _run_experts(
+    layer: Layer, cur: Tensor, chosen: Tensor, routing: Routing, suffix: str
+) -> Tensor:
     both = f"ffn_gate_up{suffix}"
     if both in layer:
         halves = _expert(layer, both, cur, chosen, scale=layer.scale(f"ffn_up{suffix}"))
@@ -189,8 +196,11 @@ def _run_experts(layer: Layer, cur: Tensor, chosen: Tensor, act: Act, suffix: st
         up = _expert(layer, f"ffn_up{suffix}", cur, chosen)
         has_gate = f"ffn_gate{suffix}" in layer
         gate = _expert(layer, f"ffn_gate{suffix}", cur, chosen) if has_gate else None
-    cur = _activated(up if gate is None else gate, None if gate is None else up, act)
-    return _expert(layer, f"ffn_down{suffix}", cur, chosen)
+    cur = _activated(up if gate is None else gate, None if gate is None else up, routing.act)
+    cur = _expert(layer, f"ffn_down{suffix}", cur, chosen)
+    if routing.precise:
+        cur.name = PRECISE
+    return cur
 
 
 def _expert(

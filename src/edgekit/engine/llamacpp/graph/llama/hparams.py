@@ -50,6 +50,7 @@ class Hparams:
         self.header, self.geometry = model.header, model.geometry
         self.arch = model.geometry.architecture
         self.n_layer = len(model.geometry.layers)
+        self.n_block = self.n_layer // model.geometry.loops  # those with weights of their own
         self.n_embd = self.whole("embedding_length")
         self.n_head_arr = self.per_layer("attention.head_count", 0)
         self.n_head_kv_arr = self.per_layer("attention.head_count_kv", self.n_head_arr)
@@ -96,10 +97,14 @@ class Hparams:
         value = self.key(name)
         if value is None:
             value = default
-        numbers = value if isinstance(value, tuple) else (value,) * self.n_layer
-        if len(numbers) < self.n_layer or not all(isinstance(item, int) for item in numbers):
+        numbers = value if isinstance(value, tuple) else (value,) * self.n_block
+        if len(numbers) < self.n_block or not all(isinstance(item, int) for item in numbers):
             raise NoGraphError(f"{self.header.name}: {self.arch}.{name} is not one number a layer")
-        return tuple(int(item) for item in numbers[: self.n_layer])
+        return tuple(int(item) for item in numbers[: self.n_block]) * self.geometry.loops
+
+    def weights(self, il: int) -> dict[str, Tensor]:
+        """Those of the block that layer `il` runs through."""
+        return self.by_layer.get(il % self.n_block, {})
 
     @property
     def has_swa(self) -> bool:
@@ -138,7 +143,7 @@ class Hparams:
             has_kv=self.has_kv(il),
             is_last=il == self.n_layer - 1,
             shapes=tuple(
-                (name, one.shape[::-1]) for name, one in self.by_layer.get(il, {}).items()
+                (name, one.shape[::-1]) for name, one in self.weights(il).items()
             ),
             more=more,
         )

@@ -20,6 +20,7 @@ class Pooling(enum.Enum):
     RANK = 4
 
 
+_RANK_DEFAULTS = {"modern-bert": Pooling.MEAN.value}  # modern-bert.cpp
 _SOFT_MAX_RANK = frozenset({"qwen3", "qwen3vl"})
 
 

@@ -1,0 +1,36 @@
+"""How graphs end: from the last states to logits."""
+
+from __future__ import annotations
+
+from edgekit.engine.llamacpp.graph import ggml
+from edgekit.engine.llamacpp.graph.llama.build import Build
+from edgekit.engine.llamacpp.graph.llama.matrices import Norm, normalize, project
+from edgekit.engine.llamacpp.graph.tensor import Tensor
+
+
+def logits(build: Build, cur: Tensor) -> Tensor:
+    """Files without an output matrix use the embeddings for it."""
+    matrix = build.weight("output") or build["token_embd"]
+    return project(matrix, cur, scale=build.tensor("output.scale"))
+
+
+def softcapped(cur: Tensor) -> Tensor:
+    return ggml.scale(ggml.unary(ggml.scale(cur)))
+
+
+def results(build: Build, embd: Tensor, *, scale: bool = False, softcap: bool = False) -> None:
+    """t_embd and t_logits."""
+    build.embd = embd
+    build.output(embd)
+    cur = logits(build, embd)
+    cur = ggml.scale(cur) if scale else cur
+    cur = softcapped(cur) if softcap else cur
+    build.output(cur)
+    build.expand(cur)
+
+
+def rows_after_norm(build: Build, cur: Tensor, out_ids: Tensor, *, kind: Norm = Norm.RMS) -> Tensor:
+    """All tokens pass the last norm, for blocks that predict further tokens (t_h_nextn); rows are chosen afterwards."""
+    cur = normalize(cur, build["output_norm"], kind=kind)
+    build.output(cur)
+    return ggml.get_rows(cur, out_ids)

@@ -1,0 +1,121 @@
+"""Gemma 3n and 4: layers that read a cache of others, and an embedding table that every layer has for itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgekit.engine.llamacpp.graph import ggml
+from edgekit.engine.llamacpp.graph.families.heads import results, rows_after_norm
+from edgekit.engine.llamacpp.graph.families.transformer import Shared, Transformer, rope_factors
+from edgekit.engine.llamacpp.graph.llama.attention import attend
+from edgekit.engine.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engine.llamacpp.graph.llama.feed_forward import experts, feed_forward
+from edgekit.engine.llamacpp.graph.llama.hparams import Hparams
+from edgekit.engine.llamacpp.graph.llama.matrices import normalize, project
+from edgekit.engine.llamacpp.graph.tensor import I32, Tensor
+from edgekit.geometry.types import SharedCache
+
+
+def slice_2d(cur: Tensor) -> Tensor:
+    """One of the matrices that lie behind each other."""
+    return ggml.view(cur, *cur.ne[:2], strides=(cur.nb[1],))
+
+
+def per_layer_inputs(build: Build, embd: Tensor, width: int) -> Tensor:
+    """build_inp_per_layer and project_per_layer_inputs: [width, tokens, layers]."""
+    layers, tokens = build.hparams.n_layer, build.n_tokens
+    ids = ggml.graph_input(I32, tokens, name="inp_tokens")
+    own = ggml.get_rows(build["per_layer_token_embd"], ids)
+    own = ggml.scale(ggml.reshape(own, width, layers, tokens))
+    build.expand(own)
+    made = ggml.scale(ggml.mul_mat(build["per_layer_model_proj"], embd))
+    made = normalize(ggml.reshape(made, width, layers, tokens), build["per_layer_proj_norm"])
+    return ggml.cont(ggml.permute(ggml.scale(ggml.add(made, own)), 0, 2, 1, 3))
+
+
+def owner(hparams: Hparams, il: int) -> int | None:
+    """The layer whose cache is read, where it is not this one."""
+    mixer = hparams.geometry.layers[il].mixer
+    return mixer.source_layer if isinstance(mixer, SharedCache) else None
+
+
+def attention(
+    build: Build, layer: Layer, shared: Shared, cur: Tensor, factors: Tensor | None
+) -> Tensor:
+    """Queries first; keys and values only where the layer has a cache. Values are normalised too."""
+    facts, tokens = layer.facts, build.n_tokens
+    width, index = facts.n_embd_head_k, layer.index
+    parts = _projected(build, layer, cur)
+    q = ggml.reshape(parts[0], width, facts.n_head, tokens)
+    q = normalize(q, layer["attn_q_norm"], layer=index)
+    q = ggml.rope(q, shared.pos, factors)
+    if not facts.has_kv:
+        return attend(build, layer, shared.attn, q, None, None, owner=owner(build.hparams, index))
+    k, v = (ggml.reshape(one, width, facts.n_head_kv, tokens) for one in parts[1:])
+    k = normalize(k, layer["attn_k_norm"], layer=index)
+    v = ggml.rms_norm(v)
+    return attend(build, layer, shared.attn, q, ggml.rope(k, shared.pos, factors), v)
+
+
+def _projected(build: Build, layer: Layer, cur: Tensor) -> list[Tensor]:
+    """Without a matrix for values they are the keys."""
+    facts = layer.facts
+    if "attn_qkv" in layer:
+        fused = project(layer["attn_qkv"], cur, scale=layer.scale("attn_qkv"))
+        counts = (facts.n_head, facts.n_head_kv, facts.n_head_kv)
+        return [
+            ggml.cont(
+                ggml.view(
+                    fused, facts.n_embd_head_k * count, build.n_tokens, strides=(fused.nb[1],)
+                )
+            )
+            for count in counts
+        ]
+    names = [name for name in ("attn_q", "attn_k", "attn_v") if name in layer]
+    made = [project(layer[name], cur, scale=layer.scale(name)) for name in names]
+    return made if len(made) == 3 else [*made, made[-1]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemma4(Transformer):
+    def build(self, build: Build) -> None:
+        cur = ggml.scale(build.input_embd())
+        shared = self.shared(build)
+        width = build.hparams.whole("embedding_length_per_layer_input", 0)
+        per_layer = per_layer_inputs(build, cur, width) if width else None
+        for layer in build.layers():
+            cur = self.block(build, layer, shared, cur)
+            cur = self.embedded(layer, cur, per_layer)
+        cur = rows_after_norm(build, cur, shared.out_ids)
+        results(build, cur, softcap=self.logit_softcap(build.hparams))
+
+    def attention(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+        factors = None if layer.facts.is_swa else rope_factors(build)
+        return attention(build, layer, shared, cur, factors)
+
+    def block(self, build: Build, layer: Layer, shared: Shared, stream: Tensor) -> Tensor:
+        cur = self.normalized(layer, stream, "attn_norm")
+        cur = self.attention(build, layer, shared, cur)
+        stream = ggml.add(self.normalized(layer, cur, "post_attention_norm"), stream)
+        cur = self.feed_forward(build, layer, shared, stream)
+        return ggml.add(normalize(cur, layer["post_ffw_norm"]), stream)
+
+    def feed_forward(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+        """A dense one, and experts beside it where the layer has them."""
+        dense = feed_forward(layer, self.normalized(layer, cur, "ffn_norm"))
+        if "ffn_gate_inp" not in layer:
+            return dense
+        dense = self.normalized(layer, dense, "post_ffw_norm_1")
+        moe = self.normalized(layer, cur, "pre_ffw_norm_2")
+        logits = ggml.mul(ggml.scale(ggml.rms_norm(cur)), layer.need("ffn_gate_inp.scale"))
+        logits = ggml.mul_mat(layer["ffn_gate_inp"], logits)
+        moe = experts(build, layer, moe, shared.routing, probs_in=logits)
+        return ggml.add(dense, self.normalized(layer, moe, "post_ffw_norm_2"))
+
+    def embedded(self, layer: Layer, cur: Tensor, per_layer: Tensor | None) -> Tensor:
+        if per_layer is not None:
+            gate = ggml.unary(ggml.mul_mat(layer["inp_gate"], cur))
+            made = ggml.mul_mat(layer["proj"], ggml.mul(gate, slice_2d(per_layer)))
+            cur = ggml.add(cur, normalize(made, layer["post_norm"], layer=layer.index))
+        scale = layer.weight("layer_output_scale")
+        return cur if scale is None else ggml.mul(cur, scale)

@@ -1,0 +1,55 @@
+"""Further architectures, of headers that llama.cpp 0c1e57098 loaded: 0 bytes off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.recorded import DATA, gguf_files, header_bytes, rows
+
+from edgekit.engine import llamacpp
+from edgekit.engine.llamacpp.context import resolve
+from edgekit.engine.llamacpp.graph import compute_bytes
+from edgekit.engine.llamacpp.rows import read_row
+from edgekit.engine.types import Model
+from edgekit.geometry import read_geometry
+from edgekit.header import read_header
+from edgekit.memory.types import CACHES, Component
+
+
+def _by_file() -> list[Any]:
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows("llama_cpp_more.jsonl.gz"):
+        found.setdefault((row["arch"], row["file"]), []).append(row)
+    return [
+        pytest.param(file, own, id=f"{arch}-{file}") for (arch, file), own in sorted(found.items())
+    ]
+
+
+def _model(file: str, data_bytes: int) -> Model:
+    head = header_bytes(f"{file}.head.gz", DATA / "headers_more")
+    header = read_header(gguf_files(f"{file}.gguf", head, data_bytes))
+    return Model(header=header, geometry=read_geometry(header))
+
+
+@pytest.mark.parametrize(("file", "recorded"), _by_file())
+def test_compute_buffer(file: str, recorded: list[dict[str, Any]]) -> None:
+    model = _model(file, recorded[0]["data_bytes"])
+    for row in recorded:
+        load, setup = read_row(row["options"], "cpu")
+        (predicted,) = compute_bytes(model, resolve(model, load, setup))
+        assert predicted == row["actual"]["compute_bytes"], row["options"]
+
+
+@pytest.mark.parametrize(("file", "recorded"), _by_file())
+def test_everything_else(file: str, recorded: list[dict[str, Any]]) -> None:
+    model = _model(file, recorded[0]["data_bytes"])
+    for row in recorded:
+        bill = llamacpp.estimate(model, *read_row(row["options"], "cpu"))
+        for name, components in (
+            ("model_buffer_bytes", {Component.WEIGHTS}),
+            ("context_bytes", CACHES),
+            ("output_bytes", {Component.OUTPUT}),
+        ):
+            predicted = sum(line.size_bytes for line in bill.lines if line.component in components)
+            assert predicted == row["actual"][name], (name, row["options"])
