@@ -160,7 +160,10 @@ def built(have: Known, kept: Kept, options: Options, sizes: Sizes) -> Build:
 
 
 def _folded(build: Build, kept: Kept, target: Target) -> Plan | None:
-    logs = trace(target.place(build), build.graph.same)
+    placed = target.place(build)
+    if kept.stretches and not placed.repeats:
+        return None
+    logs = trace(placed, build.graph.same)
     programs = [fold(log, kept.stretches) for log in logs]
     whole = tuple(program for program in programs if program is not None)
     if len(whole) < len(programs):

@@ -28,7 +28,7 @@ IN_PLACE = frozenset(
         "LOG",
         "MUL",
     }
-    | {"RMS_NORM", "ROPE", "SCALE", "SOFT_MAX", "SQR", "SQRT", "SUB", "UNARY"}
+    | {"RMS_NORM", "ROPE", "ROPE_BACK", "SCALE", "SOFT_MAX", "SQR", "SQRT", "SUB", "UNARY"}
 )
 
 ALLOCATE, FREE = 0, 1
@@ -90,6 +90,7 @@ class Placed:
     leaf_buffers: Sequence[int]
     buffers: tuple[Buffer, ...]
     marks: Sequence[int] = ()  # indices of the nodes where the layers begin
+    repeats: bool = True  # False: layers that were not built would add leafs of their own
 
     @classmethod
     def in_one(cls, graph: Graph, buffer: Buffer) -> Placed:

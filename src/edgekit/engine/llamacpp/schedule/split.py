@@ -120,6 +120,8 @@ def split(graph: Graph, assignment: Assignment, machine: Machine) -> Placed:
         leaf_buffers=leaf_buffers,
         buffers=tuple(backend.buffer for backend in machine.backends),
         marks=marks,
+        # One split for each backend, and the host's at the start: none lies within a layer.
+        repeats=machine.copies == 1 or len(walker.splits) <= len(machine.backends),
     )
 
 

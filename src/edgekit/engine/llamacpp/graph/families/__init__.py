@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from edgekit.engine.llamacpp.graph.families.blocks import BLOCKS
+from edgekit.engine.llamacpp.graph.families.compressed import COMPRESSED
 from edgekit.engine.llamacpp.graph.families.decoders import DECODERS
 from edgekit.engine.llamacpp.graph.families.dense import DENSE
 from edgekit.engine.llamacpp.graph.families.encoders import ENCODERS
@@ -119,6 +120,7 @@ FAMILIES: Mapping[str, Family] = {
         logit_softcap=lambda hparams: bool(hparams.real("final_logit_softcapping")),
     ),
     **BLOCKS,
+    **COMPRESSED,
     **DECODERS,
     **DENSE,
     **ENCODERS,

@@ -33,6 +33,4 @@ class SideCache:
         cache = self._tensor(build, layer)
         row = row_bytes(cache.type, self.width)
         strides = (row, row, row * self.cells)
-        return ggml.view(
-            cache, self.width, 1, self.cells, build.sizes.n_stream, strides=strides
-        )
+        return ggml.view(cache, self.width, 1, self.cells, build.sizes.n_stream, strides=strides)
