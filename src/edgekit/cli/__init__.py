@@ -16,11 +16,13 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns 0, 2 usage, 4 not found or no access, 5 unreadable or unsupported."""
+    """Run one command. Returns 0, 1 outside bounds, 2 usage or refused, 4 not found or no access, 5 unreadable."""
     _survive_narrow_encodings()
     arguments = build_parser().parse_args(argv)
     try:
-        return _write(arguments.run(arguments), 0)
+        answer = arguments.run(arguments)
+        text, code = (answer, 0) if isinstance(answer, str) else answer
+        return _write(text, code)
     except EdgekitError as error:
         return _report(error, as_json=getattr(arguments, "json", False))
     except KeyboardInterrupt:

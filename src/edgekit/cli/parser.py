@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from edgekit import __version__
-from edgekit.cli import inspect_command
+from edgekit.cli import compare_command, estimate_command, inspect_command, verify_command
 
 _EXAMPLES = """\
 examples:
@@ -13,8 +13,13 @@ examples:
   edgekit inspect bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M
   edgekit inspect mlx-community/Qwen3-8B-4bit --json
   edgekit inspect sample:gemma-3-27b --layers
+  edgekit estimate model.gguf -c 32k -ngl all -ctk q8_0 -ctv q8_0
+  edgekit estimate Qwen/Qwen3-8B --engine vllm --max-model-len 32k --gpu "RTX 4090"
+  edgekit compare mlx-community/Qwen3-8B-4bit -c 16k
+  edgekit verify model.gguf -c 32k
 
-exit codes: 0 done, 2 usage, 4 not found, no access or no network, 5 unreadable or unsupported
+exit codes: 0 done, 1 a prediction outside its bounds (verify), 2 usage or refused by the engine, 4 not found, no
+access or no network, 5 unreadable or unsupported
 """
 
 
@@ -29,4 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"edgekit {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     inspect_command.add_to(commands)
+    estimate_command.add_to(commands)
+    compare_command.add_to(commands)
+    verify_command.add_to(commands)
     return parser

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from edgekit.engine.llamacpp.graph import ggml
+from edgekit.engine.llamacpp.graph.dims import Dim, Size
 from edgekit.engine.llamacpp.graph.families.heads import results
 from edgekit.engine.llamacpp.graph.families.hyper import after, before, gathered, stream_count
 from edgekit.engine.llamacpp.graph.families.indexed import only, widest_rotation
@@ -28,6 +29,7 @@ from edgekit.engine.llamacpp.graph.llama.feed_forward import experts, shared_exp
 from edgekit.engine.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engine.llamacpp.graph.llama.matrices import hadamard, normalize, project
 from edgekit.engine.llamacpp.graph.tensor import F16, F32, I32, I64, Tensor
+from edgekit.engine.llamacpp.graph.types import NoGraphError
 from edgekit.engine.llamacpp.types import CELL_PADDING
 
 # llama-kv-cache-dsv4.cpp @ 0c1e570: DSV4_CSA_RATIO, DSV4_HCA_RATIO
@@ -152,10 +154,10 @@ class Compression:
         return ggml.concat(last, this, 1)
 
 
-def _number(size: object) -> int:
+def _number(size: Size) -> int:
     """build() makes sure that all of them are."""
-    if not isinstance(size, int):
-        raise ValueError(f"{size!r} is not known yet")
+    if isinstance(size, Dim):
+        raise NoGraphError(f"{size} is not known yet")
     return size
 
 

@@ -10,7 +10,6 @@ from edgekit.engine.llamacpp.graph.llama.build import Build, Layer
 from edgekit.engine.llamacpp.graph.tensor import F32, Tensor, shape
 from edgekit.engine.llamacpp.graph.types import NoGraphError
 
-
 MAX_STREAMS = 64  # DeepSeek 4 has 4
 
 

@@ -166,7 +166,5 @@ MIXTURES: Mapping[str, Transformer] = {
     "qwen2moe": Qwen2Moe(attn_input=input_kv, routing=unnormalized),
     "rnd1": Diffusion(attn_input=input_no_cache),
     "smallthinker": SmallThinker(rope=smallthinker_rope, routing=as_gated),
-    "step35": Step35(
-        attn_input=input_kv_iswa, late_out_ids=True, routing=sigmoid_routing
-    ),
+    "step35": Step35(attn_input=input_kv_iswa, late_out_ids=True, routing=sigmoid_routing),
 }

@@ -142,9 +142,7 @@ class Hparams:
             is_recr=self.is_recr(il),
             has_kv=self.has_kv(il),
             is_last=il == self.n_layer - 1,
-            shapes=tuple(
-                (name, one.shape[::-1]) for name, one in self.weights(il).items()
-            ),
+            shapes=tuple((name, one.shape[::-1]) for name, one in self.weights(il).items()),
             more=more,
         )
 

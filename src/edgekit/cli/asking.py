@@ -1,0 +1,165 @@
+"""Flags on a command line -> the engine they are for, what is asked of it, and its bill."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from edgekit.cli import llamacpp_options, mlx_options, vllm_options
+from edgekit.cli.flags import COMMON, Flag, add_flags, given_flags, read_flags, whole
+from edgekit.errors import UsageError
+
+if TYPE_CHECKING:  # only to name types: --help must be instant
+    from edgekit.estimation import Opened
+    from edgekit.memory.types import Load, MemoryEstimate
+    from edgekit.report.bill import Bill
+    from edgekit.source.types import ModelFiles, Reach
+
+
+class EngineOptions(Protocol):
+    """What the options file of an engine has."""
+
+    TITLE: str
+    FLAGS: tuple[Flag, ...]
+
+    def ask(self, values: Mapping[str, Any]) -> tuple[Load, Any]: ...
+
+    def told(self, load: Load, estimate: MemoryEstimate) -> str: ...
+
+    def command(
+        self, values: Mapping[str, Any], estimate: MemoryEstimate, files: ModelFiles | None
+    ) -> list[str]: ...
+
+
+OPTIONS: dict[str, EngineOptions] = {
+    "llama.cpp": llamacpp_options,
+    "vllm": vllm_options,
+    "mlx": mlx_options,
+}
+CONTEXT = Flag(
+    ("-c", "--ctx-size", "--context"),
+    "context",
+    "tokens of context: 8192, 32k (default: all the model was made for)",
+    "N",
+    whole(),
+)
+
+
+class Asked(NamedTuple):
+    """An engine, where one was chosen, and its flags as they were typed."""
+
+    engine: str | None
+    given: Mapping[str, Any]
+
+    def values(self, engine: str) -> dict[str, Any]:
+        """Raises UsageError that names the flag."""
+        return read_flags((CONTEXT, *OPTIONS[engine].FLAGS), self.given)
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--engine",
+        metavar="NAME",
+        help="llama.cpp, vllm or mlx (default: the one the files are for)",
+    )
+    add_flags(parser, COMMON, "every engine", (CONTEXT,))
+    for engine, options in OPTIONS.items():
+        add_flags(parser, engine, options.TITLE, options.FLAGS)
+
+
+def has_flags(arguments: argparse.Namespace) -> bool:
+    return bool(given_flags(arguments)) or arguments.engine is not None
+
+
+def read_asked(arguments: argparse.Namespace) -> Asked:
+    """Raises UsageError for flags of another engine than the one that is chosen by its name or its flags."""
+    from edgekit.engine import engine_name
+
+    given = given_flags(arguments)
+    common = given.pop(COMMON, {})
+    chosen = engine_name(arguments.engine) if arguments.engine is not None else None
+    foreign = [engine for engine in given if engine != (chosen or next(iter(given)))]
+    if foreign:
+        told = "; ".join(_belonging(engine, given[engine]) for engine in given if engine != chosen)
+        raise UsageError(f"{told}: {f'the engine is {chosen}' if chosen else 'choose an --engine'}")
+    chosen = chosen or next(iter(given), None)
+    asked = Asked(chosen, {**common, **given.get(chosen or COMMON, {})})
+    if chosen is not None:
+        asked.values(chosen)  # what cannot be read is told before anything is fetched
+    return asked
+
+
+def _belonging(engine: str, keys: Mapping[str, Any]) -> str:
+    named = {flag.key: flag.names[-1] for flag in reversed(OPTIONS[engine].FLAGS)}
+    words = ", ".join(named[key] for key in keys)
+    return f"{words} {'is a flag' if len(keys) == 1 else 'are flags'} of {engine}"
+
+
+def make_bill(reference: str, asked: Asked, reach: Reach) -> Bill:
+    """Raises EdgekitError: the model cannot be read, or the engine refuses it."""
+    from edgekit.engine import engine_for
+    from edgekit.estimation import open_model
+
+    opened = open_model(reference, reach=reach)
+    return bill_of(opened, asked.engine or engine_for(opened.model), asked, reach)
+
+
+def assume_bill(name: str, asked: Asked) -> Bill:
+    """By rules of thumb, of a name alone. Raises UsageError where the name does not say how large the model is."""
+    from edgekit.memory.assumed import assumed_estimate, from_name
+    from edgekit.memory.types import Load
+    from edgekit.report.bill import Bill
+
+    engine = asked.engine or "llama.cpp"
+    values = asked.values(engine)
+    model = from_name(name, mix=values.get("mix"))
+    return Bill(
+        label=model.name,
+        reference=name,
+        version="",
+        asked="by its name alone: a rule of thumb, no file was read",
+        command="",
+        estimate=assumed_estimate(model, Load(), engine=engine),
+    )
+
+
+def bill_of(opened: Opened, engine: str, asked: Asked, reach: Reach) -> Bill:
+    import shlex
+
+    from edgekit.engine import engine_named
+    from edgekit.report.bill import Bill
+
+    options, module = OPTIONS[engine], engine_named(engine)
+    values = asked.values(engine)
+    load, setup = options.ask(values)
+    if engine == "llama.cpp":  # the one that is also asked about files it does not have yet
+        from edgekit.cli.llamacpp_bill import estimate_with_companions
+
+        estimate = estimate_with_companions(opened, (load, setup), values, reach)
+    else:
+        estimate = module.estimate(opened.model, load, setup)
+    files = opened.files
+    return Bill(
+        label=opened.label,
+        reference=files.reference if files is not None else opened.label,
+        version=module.VERSION,
+        asked=options.told(load, estimate),
+        notes=tuple(_notes(opened, load, values)),
+        command=shlex.join(options.command(values, estimate, files)),
+        estimate=estimate,
+        geometry=opened.model.geometry,
+    )
+
+
+def _notes(opened: Opened, load: Load, values: Mapping[str, Any]) -> Iterator[str]:
+    geometry, files = opened.model.geometry, opened.files
+    if files is not None:
+        yield from files.notes
+    if geometry.because:
+        yield f"{geometry.basis.name}: {geometry.because}"
+    native, asked = geometry.native_context, load.context_tokens
+    if native is not None and asked is not None and asked > native:
+        yield f"the model was made for {native:,} tokens: answers beyond them are worse, or nonsense"
+    if files is not None and files.projectors and "mmproj" not in values:
+        yield f"{files.projectors[0].name} is not counted: --mmproj auto (llama.cpp) adds it"

@@ -1,0 +1,103 @@
+"""Rows of a batch -> the models they name, each read once and held within bounds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edgekit.engine.types import Model
+from edgekit.errors import EdgekitError, UsageError
+from edgekit.estimation import Opened, open_config, open_model
+from edgekit.source.types import Reach
+
+KEPT_MODELS = 512  # rows may go back and forth between all models of a collection
+KEPT_TENSORS = (
+    1_000_000  # of all of them: about 0.5 GB. Llama-3.1-70B has 724, DeepSeek-V3 unpacked 91,991
+)
+ANSWERS_BEFORE_FORGETTING = 4_096  # what an engine keeps with a model grows with the options asked
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A model, or why there is none."""
+
+    model: Model | None = None
+    failure: EdgekitError | None = None
+    answers: int = 0
+
+    @property
+    def tensors(self) -> int:
+        return 0 if self.model is None else len(self.model.header.tensors or ())
+
+    def next_model(self) -> Model:
+        assert self.model is not None  # noqa: S101 - one of the two is always there
+        self.answers += 1
+        if self.answers % ANSWERS_BEFORE_FORGETTING == 0:
+            self.model = Model(header=self.model.header, geometry=self.model.geometry)
+        return self.model
+
+
+class BatchModels:
+    """The models of a batch. The least recently asked for goes first."""
+
+    def __init__(self, reach: Reach) -> None:
+        self._reach = reach
+        self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
+        self._tensors = 0
+
+    def of_row(self, row: Mapping[str, Any]) -> Model:
+        """Raises EdgekitError: again and again for a model that could not be opened once."""
+        config, reference = row.get("config"), row.get("model")
+        if config is not None:
+            if not isinstance(config, Mapping):
+                raise UsageError("config is not an object")
+            return self._model(_config_key(config), lambda: open_config(config))
+        if not isinstance(reference, str) or not reference:
+            raise UsageError("the row has neither a model (a path or an id) nor a config")
+        return self._model(_file_key(reference), lambda: open_model(reference, reach=self._reach))
+
+    def _model(self, key: Hashable, open_it: Callable[[], Opened]) -> Model:
+        kept = self._kept.get(key)
+        if kept is None:
+            kept = self._keep(key, _opened(open_it))
+        self._kept.move_to_end(key)
+        if kept.failure is not None:
+            raise kept.failure.with_traceback(None)
+        return kept.next_model()
+
+    def _keep(self, key: Hashable, kept: _Kept) -> _Kept:
+        self._kept[key] = kept
+        self._tensors += kept.tensors
+        while len(self._kept) > KEPT_MODELS or (
+            self._tensors > KEPT_TENSORS and len(self._kept) > 1
+        ):
+            _, gone = self._kept.popitem(last=False)
+            self._tensors -= gone.tensors
+        return kept
+
+
+def _opened(open_it: Callable[[], Opened]) -> _Kept:
+    """A failure is kept too: a server that does not answer is asked once."""
+    try:
+        return _Kept(model=open_it().model)
+    except EdgekitError as error:
+        error.__cause__ = error.__context__ = None  # they hold on to what was read
+        return _Kept(failure=error.with_traceback(None))
+
+
+def _config_key(config: Mapping[str, Any]) -> Hashable:
+    return hashlib.sha256(json.dumps(config).encode()).digest()
+
+
+def _file_key(reference: str) -> Hashable:
+    """A local file that was written anew is another model."""
+    try:
+        status = os.stat(reference)  # noqa: PTH116 - once a row, and no path is wanted
+    except (OSError, ValueError):
+        return (reference,)
+    return (reference, status.st_mtime_ns, status.st_size)

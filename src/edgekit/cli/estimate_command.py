@@ -1,0 +1,109 @@
+"""`edgekit estimate MODEL`: parse, call, print."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from edgekit.cli import asking
+from edgekit.cli.reach_options import (
+    ENVIRONMENT,
+    MODEL_FORMS,
+    add_reach_options,
+    is_terminal,
+    reach_of,
+)
+from edgekit.errors import UsageError
+
+if TYPE_CHECKING:  # only to name types: --help must be instant
+    from argparse import _SubParsersAction
+
+    from edgekit.report.bill import Bill
+
+_DESCRIPTION = (
+    "The memory an engine will allocate for a model, from the model's header alone: weights, cache and "
+    "compute, in each pool, and how each number is known."
+)
+_EXAMPLES = """
+examples:
+  edgekit estimate model.gguf -c 32k -ngl all -ctk q8_0 -ctv q8_0
+  edgekit estimate unsloth/Qwen3-30B-A3B-GGUF:Q4_K_M -c 64k --cpu-moe --explain
+  edgekit estimate Qwen/Qwen3-8B --engine vllm --max-model-len 32k -tp 2 --gpu-memory 24G
+  edgekit estimate mlx-community/Qwen3-8B-4bit -c 16k --kv-bits 8
+  edgekit estimate --batch rows.jsonl > answers.jsonl
+
+"""
+
+
+def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "estimate",
+        help="the memory an engine will allocate, to the byte",
+        usage="edgekit estimate MODEL [--engine NAME] [-c N] [flags of the engine] [options]",
+        description=_DESCRIPTION,
+        epilog=MODEL_FORMS + _EXAMPLES + ENVIRONMENT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="path, hub id, URL or name")
+    parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
+    parser.add_argument("--explain", action="store_true", help="the arithmetic of every line")
+    parser.add_argument("--per-layer", action="store_true", help="what each layer takes")
+    parser.add_argument(
+        "--batch",
+        metavar="FILE",
+        help="JSONL rows of models and options, one JSON answer for each; - reads standard input",
+    )
+    parser.add_argument(
+        "--assume",
+        action="store_true",
+        help="read nothing: a rule of thumb by the name alone (Llama-3.1-70B:Q4_K_M)",
+    )
+    add_reach_options(parser)
+    asking.add_engine_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """The answer as text; a batch writes its own as it goes."""
+    if arguments.batch is not None:
+        return _run_batch(arguments)
+    if arguments.model is None:
+        raise UsageError("a MODEL is needed, or --batch FILE")
+    asked = asking.read_asked(arguments)
+    if arguments.assume:
+        return _render(asking.assume_bill(arguments.model, asked), arguments)
+    with reach_of(arguments, quiet=arguments.json) as reach:
+        bill = asking.make_bill(arguments.model, asked, reach)
+    return _render(bill, arguments)
+
+
+def _run_batch(arguments: argparse.Namespace) -> str:
+    from edgekit.cli.batch import run_batch
+
+    if arguments.model is not None or asking.has_flags(arguments):
+        raise UsageError("rows of a --batch name their own model, engine and options")
+    with reach_of(arguments, quiet=True) as reach:
+        run_batch(arguments.batch, reach)
+    return ""
+
+
+def _render(bill: Bill, arguments: argparse.Namespace) -> str:
+    if arguments.json:
+        from edgekit.report.as_json import json_text
+        from edgekit.report.bill_json import bill_json
+
+        return json_text(bill_json(bill, layers=arguments.per_layer))
+    return _render_text(bill, arguments)
+
+
+def _render_text(bill: Bill, arguments: argparse.Namespace) -> str:
+    from edgekit.report.bill_text import bill_text
+    from edgekit.report.explain import explain_text, layers_table
+
+    parts = [bill_text(bill, bold=is_terminal(sys.stdout))]
+    if arguments.explain:
+        parts.append(explain_text(bill))
+    if arguments.per_layer:
+        parts.append(layers_table(bill))
+    return "\n".join(parts)

@@ -1,0 +1,186 @@
+"""llama.cpp's flags -> a load and a setup, and the command that starts it so."""
+
+# ruff: noqa: E501 - a table: one row, one line
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from edgekit.cli.flags import Flag, flag_words, names, one_of, shares, sizes, whole
+from edgekit.cli.model_words import gguf_words
+from edgekit.errors import UsageError
+
+if TYPE_CHECKING:  # only to name types: --help must be instant
+    from edgekit.engine.llamacpp.types import Device, LlamaCppSetup
+    from edgekit.memory.types import Load, MemoryEstimate
+    from edgekit.source.types import ModelFiles
+
+TITLE = "llama.cpp"
+_ON_A_GPU = ("n_gpu_layers", "cpu_moe", "n_cpu_moe", "tensor_split", "offload_kqv", "device_memory")
+DRAFT_MAX = 3  # common.h @ 0c1e570: common_params_speculative_draft.n_max
+COMPANIONS = frozenset(
+    {"mmproj", "lora", "draft_model", "mix"}
+)  # loaded beside the model, or in its stead
+_TRUTHY = {"on": True, "enabled": True, "true": True, "1": True}  # arg.cpp: is_truthy, is_falsey
+_FLASH = _TRUTHY | {"off": False, "disabled": False, "false": False, "0": False, "auto": None}
+
+
+def _flash(text: str) -> str:
+    if text.lower() not in _FLASH:
+        raise UsageError(f"{text[:40]!r} is not one of on, off, auto")
+    return {True: "on", False: "off", None: "auto"}[_FLASH[text.lower()]]
+
+
+def _layers(text: str) -> str | int:
+    if text.lower() in {"all", "auto", "-1", "-2"}:
+        return "all"  # what fits is not known here: auto is told as if all did
+    number: int = whole(most=10**6)(text)
+    return number
+
+
+def _cache_type(text: str) -> str:
+    """A name of the table; what llama.cpp has not it refuses itself."""
+    from edgekit.engine.llamacpp.context import CACHE_TYPES
+    from edgekit.memory.cache_types import cache_type
+
+    try:
+        return cache_type(text).name
+    except UsageError as error:
+        raise UsageError(
+            f"unknown cache type {text[:40]!r}; llama.cpp has {', '.join(CACHE_TYPES)}"
+        ) from error
+
+
+FLAGS: tuple[Flag, ...] = (
+    Flag(("-b", "--batch-size"), "batch", "tokens handed over at once (default 2048)", "N", whole(1)),
+    Flag(("-ub", "--ubatch-size"), "ubatch", "tokens computed at once (default 512)", "N", whole()),
+    Flag(("-ctk", "--cache-type-k"), "type_k", "how keys are kept: f16 (default), q8_0 ...", "TYPE", _cache_type),
+    Flag(("-ctv", "--cache-type-v"), "type_v", "how values are kept", "TYPE", _cache_type),
+    Flag(("-fa", "--flash-attn"), "flash_attn", "on, off or auto (default)", "WHEN", _flash, value="on", alone=True),
+    Flag(("-np", "--parallel"), "parallel", "sequences (llama-server: 4 that share one cache)", "N", whole(1)),
+    Flag(("-kvu", "--kv-unified"), "unified", "all sequences share one cache"),
+    Flag(("-no-kvu", "--no-kv-unified"), "unified", "each has its own", value=False),
+    Flag(("--swa-full",), "swa_full", "sliding layers keep the whole context"),
+    Flag(("-ngl", "--n-gpu-layers", "--gpu-layers"), "n_gpu_layers", "layers on the GPU: a number or all (default)", "N", _layers),
+    Flag(("-cmoe", "--cpu-moe"), "cpu_moe", "experts stay on the host"),
+    Flag(("-ncmoe", "--n-cpu-moe"), "n_cpu_moe", "those of the first N layers do", "N", whole(most=10**6)),
+    Flag(("-ts", "--tensor-split"), "tensor_split", "how layers are divided among GPUs: 3,1", "N,N", shares),
+    Flag(("-nkvo", "--no-kv-offload"), "offload_kqv", "the cache stays on the host", value=False),
+    Flag(("--no-mmap",), "mmap", "weights are copied into memory, not mapped", value=False),
+    Flag(("--repack",), "repack", "weights are rearranged for the CPU"),
+    Flag(("-nr", "--no-repack"), "repack", "they are not (default)", value=False),
+    Flag(("--embeddings", "--embedding"), "embeddings", "hand over embeddings"),
+    Flag(("-cram", "--cache-ram"), "cache_ram", "llama-server's prompt cache in MiB (default 8192)", "MIB", whole()),
+    Flag(("-ctxcp", "--ctx-checkpoints"), "ctx_checkpoints", "llama-server's checkpoints of each slot (default 32)", "N", whole()),
+    Flag(("-mm", "--mmproj"), "mmproj", "a vision model's projector; auto: the one beside the model", "FILE"),
+    Flag(("--lora",), "lora", "adapters, divided by commas", "FILES", names),
+    Flag(("-md", "--model-draft", "--spec-draft-model"), "draft_model", "a drafter for speculative decoding", "MODEL"),
+    Flag(("-ctkd", "--cache-type-k-draft"), "draft_type_k", "how it keeps its keys", "TYPE", _cache_type),
+    Flag(("-ctvd", "--cache-type-v-draft"), "draft_type_v", "and its values", "TYPE", _cache_type),
+    Flag(("--spec-draft-n-max", "--draft-max"), "draft_max", "tokens it proposes (default 3)", "N", whole(most=1024)),
+    Flag(("--spec-type",), "spec_type", "draft-simple (default with a drafter), or draft-mtp: the model's own", "NAME", one_of("none", "draft-simple", "draft-mtp")),
+    Flag(("--mode",), "mode", "who calls llama.cpp: server (default) or library", "MODE", one_of("server", "library"), ours=True),
+    Flag(("--backend",), "backend", "cpu, cuda, metal or vulkan (default: cuda with a GPU flag, else cpu)", "NAME", one_of("cpu", "cuda", "metal", "vulkan"), ours=True),
+    Flag(("--mix",), "mix", "weights as if quantised so: Q4_K_M (default for files that are no GGUF), Q8_0 ...", "NAME", ours=True),
+    Flag(("--device-memory",), "device_memory", "free memory of each GPU, for the split: 24G,24G", "SIZES", sizes, ours=True),
+)  # fmt: skip
+
+
+def ask(values: Mapping[str, Any]) -> tuple[Load, LlamaCppSetup]:
+    """What is asked of llama.cpp."""
+    return _load(values), _setup(values)
+
+
+def _load(values: Mapping[str, Any]) -> Load:
+    from edgekit.memory.cache_types import cache_type
+    from edgekit.memory.types import Load
+
+    key, value = values.get("type_k"), values.get("type_v")
+    return Load(
+        context_tokens=values.get("context"),
+        sequences=values.get("parallel"),
+        batch_tokens=values.get("batch"),
+        microbatch_tokens=values.get("ubatch"),
+        cache_k=None if key is None else cache_type(key),
+        cache_v=None if value is None else cache_type(value),
+        flash_attention=_FLASH[values.get("flash_attn", "auto")],
+        unified=values.get("unified"),
+        full_window=values.get("swa_full", False),
+    )
+
+
+def _setup(values: Mapping[str, Any]) -> LlamaCppSetup:
+    from edgekit.engine.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup, Mode
+
+    wanted = values.get("backend") or ("cuda" if any(k in values for k in _ON_A_GPU) else "cpu")
+    layers = values.get("n_gpu_layers", "all")
+    plain = {
+        name: values[key]
+        for key, name in (("cache_ram", "cache_ram_mib"), ("ctx_checkpoints", "ctx_checkpoints"))
+        if key in values
+    }
+    return LlamaCppSetup(
+        mode=Mode(values.get("mode", "server")),
+        backend=Backend(wanted),
+        n_gpu_layers=ALL_LAYERS if layers == "all" else layers,
+        n_cpu_moe=values.get("n_cpu_moe", 0),
+        cpu_moe=values.get("cpu_moe", False),
+        devices=_devices(values),
+        tensor_split=values.get("tensor_split", ()),
+        offload_kqv=values.get("offload_kqv", True),
+        use_mmap=values.get("mmap", True),
+        repack=values.get("repack", False),
+        embeddings=values.get("embeddings", False),
+        load_mtp=values.get("spec_type") == "draft-mtp",
+        draft_max=_draft_max(values),
+        **plain,
+    )
+
+
+def _draft_max(values: Mapping[str, Any]) -> int:
+    drafts = "draft_model" in values or values.get("spec_type") == "draft-mtp"
+    number: int = values.get("draft_max", DRAFT_MAX) if drafts else 0
+    return number
+
+
+def _devices(values: Mapping[str, Any]) -> tuple[Device, ...]:
+    from edgekit.engine.llamacpp.types import Device
+
+    memory, split = values.get("device_memory", ()), values.get("tensor_split", ())
+    if memory and split and len(memory) != len(split):
+        raise UsageError(
+            f"--device-memory names {len(memory)} GPUs and --tensor-split {len(split)}"
+        )
+    if memory:
+        return tuple(Device(free_bytes=free) for free in memory)
+    return (Device(),) * max(1, len(split))
+
+
+def told(load: Load, estimate: MemoryEstimate) -> str:
+    """What was asked for, as llama.cpp resolved it."""
+    facts = dict(estimate.facts)
+    count, shared = facts["n_seq_max"], facts["kv_streams"] == 1
+    who = "shared by" if shared and count != 1 else "for"
+    kept = dict.fromkeys(kind.name if kind else "f16" for kind in (load.cache_k, load.cache_v))
+    return (
+        f"{facts['n_ctx']:,} tokens of context {who} {count} sequence{'s' * (count != 1)}, "
+        f"cache {' and '.join(kept)}, flash attention {'on' if facts['flash_attn'] else 'off'}"
+    )
+
+
+def command(
+    values: Mapping[str, Any], estimate: MemoryEstimate, files: ModelFiles | None
+) -> list[str]:
+    """Context and layers are always said: llama.cpp would fit what is not to the memory it finds."""
+    program = "llama-server" if values.get("mode", "server") == "server" else "llama-cli"
+    context = values.get("context") or dict(estimate.facts)["n_ctx"]
+    words = [
+        program,
+        *gguf_words(files, values.get("mix")),
+        "-c",
+        str(context),
+        *flag_words(FLAGS, values),
+    ]
+    if estimate.backend == "cpu":
+        return [*words, "-dev", "none"]
+    return words if "n_gpu_layers" in values else [*words, "-ngl", "all"]

@@ -1,0 +1,51 @@
+"""mlx-lm's flags -> a load and a setup, and the command that starts it so."""
+
+# ruff: noqa: E501 - a table: one row, one line
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from edgekit.cli.flags import Flag, flag_words, whole
+from edgekit.cli.model_words import repository_word
+
+if TYPE_CHECKING:  # only to name types: --help must be instant
+    from edgekit.engine.mlx.types import MlxSetup
+    from edgekit.memory.types import Load, MemoryEstimate
+    from edgekit.source.types import ModelFiles
+
+TITLE = "MLX"
+FLAGS: tuple[Flag, ...] = (
+    Flag(("--kv-bits",), "kv_bits", "bits of a number in the cache: 8, 4 ... (default: 16, not quantised)", "N", whole(1, 16)),
+    Flag(("--kv-group-size",), "kv_group_size", "numbers that share a scale (default 64)", "N", whole(1, 4096)),
+    Flag(("--quantized-kv-start",), "quantized_kv_start", "the token at which quantising starts (default 5000)", "N", whole()),
+    Flag(("--max-kv-size",), "max_kv_size", "tokens that a rotating cache keeps", "N", whole(1)),
+    Flag(("--prefill-step-size",), "prefill_step_size", "tokens of the prompt computed at once (default 2048)", "N", whole(1)),
+    Flag(("--max-tokens",), "max_tokens", "tokens to generate; the rest of -c is the prompt", "N", whole()),
+    Flag(("--quantize",), "quantize", "as if the weights were quantised: q4, q8_g32, mxfp4 ...", "NAME", ours=True),
+)  # fmt: skip
+
+
+def ask(values: Mapping[str, Any]) -> tuple[Load, MlxSetup]:
+    """What is asked of mlx-lm: its flags are the names of the options of a row."""
+    from edgekit.engine.mlx.rows import read_row
+
+    plain = {key: value for key, value in values.items() if key not in {"context", "quantize"}}
+    context, quantize = values.get("context") or None, values.get("quantize")
+    return read_row({**plain, "context_tokens": context, "quantization": quantize})
+
+
+def told(load: Load, estimate: MemoryEstimate) -> str:
+    """What was asked for, as mlx-lm resolved it."""
+    facts: dict[str, Any] = dict(estimate.facts)
+    several = f" for {load.sequences} sequences" if load.sequences and load.sequences > 1 else ""
+    new = f" and {facts['new_tokens']:,} new" if facts["new_tokens"] else ""
+    return f"{facts['prompt_tokens']:,} tokens of prompt{new}{several}, {facts['chunk_tokens']:,} at once"
+
+
+def command(
+    values: Mapping[str, Any], estimate: MemoryEstimate, files: ModelFiles | None
+) -> list[str]:
+    new = dict(estimate.facts)["new_tokens"]
+    asked = {**values, "max_tokens": new} if new else values
+    return ["mlx_lm.generate", "--model", repository_word(files), *flag_words(FLAGS, asked)]

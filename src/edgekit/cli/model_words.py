@@ -1,0 +1,57 @@
+"""Where a model was found -> what the engines call it on their own command lines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # only to name types: --help must be instant
+    from edgekit.source.types import ModelFiles
+
+PLACEHOLDER = "MODEL"
+UNCONVERTED = "Q4_K_M"  # as_gguf.DEFAULT_MIX
+
+
+def repository_word(files: ModelFiles | None) -> str:
+    """What vLLM and mlx-lm call the model: a hub id or a folder."""
+    from edgekit.source.types import Origin
+
+    if files is None:
+        return PLACEHOLDER
+    if files.origin is not Origin.LOCAL:
+        return files.label
+    from pathlib import Path
+
+    path = Path(files.reference)
+    return str(path.parent) if path.suffix in {".json", ".safetensors"} else files.reference
+
+
+def gguf_words(files: ModelFiles | None, mix: str | None = None) -> list[str]:
+    """What llama.cpp calls it: a file, a hub id, an address; a name for a file that is still to be made."""
+    from edgekit.source.types import Container, Origin
+
+    if files is None or files.container is not Container.GGUF or mix is not None:
+        return ["-m", f"{PLACEHOLDER}-{mix or UNCONVERTED}.gguf"]
+    if files.origin is Origin.URL:
+        return ["-mu", files.reference]
+    if files.origin in {Origin.HUB, Origin.HUB_CACHE}:
+        return _hub_words(files.label)
+    return ["-m", _local_file(files)]
+
+
+def _hub_words(label: str) -> list[str]:
+    parts = label.split("/")
+    if len(parts) <= 2:
+        return ["-hf", label]
+    return ["-hf", "/".join(parts[:2]), "-hff", "/".join(parts[2:])]
+
+
+def _local_file(files: ModelFiles) -> str:
+    """The first file of the set, in the folder that was named."""
+    from pathlib import Path
+
+    from edgekit.source.types import Origin
+
+    if files.origin is not Origin.LOCAL or not files.weights:
+        return files.label
+    path = Path(files.reference).expanduser()
+    return str(path / files.weights[0].name) if path.is_dir() else files.reference

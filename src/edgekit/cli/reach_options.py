@@ -1,0 +1,80 @@
+"""What every command that reads a model has: how to name it, how far to reach, where progress is shown."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # only to name types: --help must be instant
+    from edgekit.source.types import Reach
+
+MODEL_FORMS = """\
+MODEL is any of
+  a file or folder          model.gguf, model-00001-of-00003.gguf, ./folder, config.json
+  a Hugging Face id         org/name, org/name:Q4_K_M, org/name@revision, hf.co/org/name
+  an address                https://huggingface.co/org/name/blob/main/file.gguf, any .gguf URL
+  an Ollama or LM Studio    llama3.2:1b, a model's folder name
+  a shipped sample          sample:gemma-3-27b, sample:qwen3-30b-a3b
+"""
+ENVIRONMENT = """\
+environment: HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_HUB_OFFLINE, OLLAMA_MODELS, NO_COLOR,
+HTTPS_PROXY, SSL_CERT_FILE, EDGEKIT_CACHE (where header bytes are kept) and EDGEKIT_OLLAMA_REGISTRY (a
+mirror of Ollama's registry) are honoured.
+"""
+
+
+def add_reach_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--no-cache", action="store_true", help="neither use nor keep header bytes on disk"
+    )
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=_seconds,
+        default=120.0,
+        help="how long the network may take, all requests together (default 120)",
+    )
+    parser.add_argument("--offline", action="store_true", help="local files and caches only")
+
+
+@contextmanager
+def reach_of(arguments: argparse.Namespace, *, quiet: bool) -> Iterator[Reach]:
+    """How far these arguments let a look-up go. Progress is wiped away in the end."""
+    from edgekit.source.types import Reach
+
+    reach = Reach(
+        network=not arguments.offline,
+        cache=not arguments.no_cache,
+        total_timeout_s=arguments.timeout,
+        progress=_show_progress if is_terminal(sys.stderr) and not quiet else None,
+    )
+    try:
+        yield reach
+    finally:
+        if reach.progress is not None:
+            _show_progress("")
+
+
+def is_terminal(stream: object) -> bool:
+    """Whether a person looks at it, and wants colour."""
+    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    return not plain and bool(getattr(stream, "isatty", lambda: False)())
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds up to a day")
+    return seconds
+
+
+def _show_progress(line: str) -> None:
+    sys.stderr.write(f"\r\x1b[K{line[:100]}")
+    sys.stderr.flush()

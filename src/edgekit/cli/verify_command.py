@@ -1,0 +1,124 @@
+"""`edgekit verify MODEL`: parse, call, print."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from edgekit.cli import llamacpp_options
+from edgekit.cli.asking import CONTEXT
+from edgekit.cli.flags import COMMON, add_flags, given_flags, read_flags
+from edgekit.cli.reach_options import (
+    ENVIRONMENT,
+    MODEL_FORMS,
+    add_reach_options,
+    is_terminal,
+    reach_of,
+)
+
+if TYPE_CHECKING:  # only to name types: --help must be instant
+    from argparse import _SubParsersAction
+
+    from edgekit.verify.types import Verification
+
+OUTSIDE = 1
+
+_ENGINE = "llama.cpp"
+# What lies outside the engine's own buffers, or is not asked in a dry run of one model.
+_UNASKED = llamacpp_options.COMPANIONS | {"cache_ram", "ctx_checkpoints", "device_memory"}
+_FLAGS = tuple(flag for flag in llamacpp_options.FLAGS if flag.key not in _UNASKED)
+
+_DESCRIPTION = """\
+The prediction for a model beside what the real llama.cpp on this machine would allocate. Only the model's
+header is read: the engine gets a file of the same length with a hole for the weights, and works its buffers
+out without making room for them.
+"""
+_EXAMPLES = """
+examples:
+  edgekit verify model.gguf -c 32k
+  edgekit verify unsloth/gemma-3-27b-it-GGUF:Q4_K_M -c 64k -ctk q8_0 -ctv q8_0
+  edgekit verify model.gguf --load
+
+The engine is xllamacpp (pip install 'edgekit[llama]'; --mode server, the default), or llama-fit-params of
+llama.cpp on the PATH (--mode library, or where xllamacpp is not installed).
+
+exit codes: 0 within bounds, 1 outside, 2 usage or refused by the engine's rules, 4 not found or no access,
+5 unreadable, no engine on this machine, or the engine died (with its last words)
+"""
+
+
+def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "verify",
+        help="the prediction beside the real llama.cpp on this machine",
+        usage="edgekit verify MODEL [-c N] [flags of llama.cpp] [options]",
+        description=_DESCRIPTION,
+        epilog=MODEL_FORMS + _EXAMPLES + ENVIRONMENT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", metavar="MODEL", help="path, hub id, URL or name of a GGUF model")
+    parser.add_argument("--json", action="store_true", help="for programs (docs/verify.md)")
+    parser.add_argument(
+        "--load",
+        action="store_true",
+        help="load the model too, decode a few tokens, and tell the memory the process really held",
+    )
+    parser.add_argument(
+        "--engine-timeout",
+        metavar="SECONDS",
+        type=_seconds,
+        help="how long the engine may take (default 60, with --load 600)",
+    )
+    add_reach_options(parser)
+    add_flags(parser, COMMON, "context", (CONTEXT,))
+    add_flags(parser, _ENGINE, llamacpp_options.TITLE, _FLAGS)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> tuple[str, int]:
+    """The answer as text, and 1 where the prediction is outside its bounds."""
+    found, asked = _verify(arguments)
+    return _render(found, asked, arguments), 0 if found.within else OUTSIDE
+
+
+def _verify(arguments: argparse.Namespace) -> tuple[Verification, str]:
+    given = given_flags(arguments)
+    values = read_flags((CONTEXT, *_FLAGS), {**given.get(COMMON, {}), **given.get(_ENGINE, {})})
+    load, setup = llamacpp_options.ask(values)
+    from edgekit.source import locate
+    from edgekit.verify.check import verify_model
+    from edgekit.verify.ways import choose_way
+
+    way = choose_way(setup.mode if "mode" in values else None, really=arguments.load)
+    with reach_of(arguments, quiet=arguments.json) as reach:
+        found = verify_model(
+            locate(arguments.model, reach=reach),
+            load,
+            setup,
+            way=way,
+            timeout_s=arguments.engine_timeout,
+            really=arguments.load,
+        )
+    return found, llamacpp_options.told(load, found.estimate)
+
+
+def _render(found: Verification, asked: str, arguments: argparse.Namespace) -> str:
+    if arguments.json:
+        from edgekit.report.as_json import json_text
+        from edgekit.report.verify_json import verification_json
+
+        return json_text(verification_json(found))
+    from edgekit.report.verify_text import verification_text
+
+    return verification_text(found, asked=asked, bold=is_terminal(sys.stdout))
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds up to a day")
+    return seconds

@@ -1,0 +1,85 @@
+"""vLLM's flags -> a load and a setup, and the command that starts it so."""
+
+# ruff: noqa: E501 - a table: one row, one line
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from edgekit.cli.flags import Flag, flag_words, share, size, whole
+from edgekit.cli.model_words import repository_word
+from edgekit.cli.vllm_gpus import card_named
+
+if TYPE_CHECKING:  # only to name types: --help must be instant
+    from edgekit.engine.vllm.types import Gpu, VllmSetup
+    from edgekit.memory.types import Load, MemoryEstimate
+    from edgekit.source.types import ModelFiles
+
+TITLE = "vLLM"
+FLAGS: tuple[Flag, ...] = (
+    Flag(("--max-model-len",), "max_model_len", "the longest request, in tokens: the same as -c", "N", whole(1)),
+    Flag(("-tp", "--tensor-parallel-size"), "tensor_parallel_size", "GPUs that share each layer", "N", whole(1, 4096)),
+    Flag(("-pp", "--pipeline-parallel-size"), "pipeline_parallel_size", "groups of GPUs that share the layers", "N", whole(1, 4096)),
+    Flag(("--kv-cache-dtype",), "kv_cache_dtype", "how the cache is kept: auto (default), fp8 ...", "TYPE"),
+    Flag(("--gpu-memory-utilization",), "gpu_memory_utilization", "share of the GPU's memory it may use (default 0.92)", "SHARE", share),
+    Flag(("--kv-cache-memory-bytes",), "kv_cache_memory_bytes", "memory for the cache, instead of that share: 20G", "SIZE", size),
+    Flag(("--max-num-seqs",), "max_num_seqs", "requests at once", "N", whole(1)),
+    Flag(("--max-num-batched-tokens",), "max_num_batched_tokens", "tokens computed at once", "N", whole(1)),
+    Flag(("--block-size",), "block_size", "tokens of a block of the cache", "N", whole(1, 2**20)),
+    Flag(("--enable-prefix-caching",), "enable_prefix_caching", "keep prompts that may come again (default)"),
+    Flag(("--no-enable-prefix-caching",), "enable_prefix_caching", "do not", value=False),
+    Flag(("--disable-hybrid-kv-cache-manager",), "disable_hybrid_kv_cache_manager", "sliding layers are cached like full ones"),
+    Flag(("--dtype",), "dtype", "auto (default), bfloat16, float16, float32", "TYPE"),
+    Flag(("-q", "--quantization"), "quantization", "how the weights are packed (default: as the files say)", "NAME"),
+    Flag(("--enforce-eager",), "enforce_eager", "no CUDA graphs"),
+    Flag(("--no-async-scheduling",), "async_scheduling", "one step after the other", value=False),
+    Flag(("--mamba-ssm-cache-dtype",), "mamba_ssm_cache_dtype", "how recurrent states are kept", "TYPE"),
+    Flag(("--gpu",), "gpu", "which GPU: H100, RTX 4090 ...", "NAME", card_named, ours=True),
+    Flag(("--gpu-memory",), "gpu_memory", "memory of one GPU: 80G", "SIZE", size, ours=True),
+)  # fmt: skip
+
+
+_UNLIKE_THE_SETUP = frozenset({"context", "max_model_len", "gpu", "gpu_memory"})
+
+
+def ask(values: Mapping[str, Any]) -> tuple[Load, VllmSetup]:
+    """What is asked of vLLM: its flags are the fields of the setup."""
+    from edgekit.engine.vllm.types import VllmSetup
+    from edgekit.memory.types import Load
+
+    plain = {key: value for key, value in values.items() if key not in _UNLIKE_THE_SETUP}
+    length = values.get("max_model_len") or values.get("context") or None
+    return Load(context_tokens=length), VllmSetup(gpu=_gpu(values), **plain)
+
+
+def _gpu(values: Mapping[str, Any]) -> Gpu:
+    from edgekit.engine.vllm.types import Gpu
+
+    memory, card = values.get("gpu_memory"), values.get("gpu")
+    if card is None:
+        return Gpu(memory_bytes=memory)
+    return Gpu(name=card.name, memory_bytes=memory or card.memory_bytes, capability=card.capability)
+
+
+def told(load: Load, estimate: MemoryEstimate) -> str:
+    """What was asked for, as vLLM resolved it, and what the pool holds."""
+    facts: dict[str, Any] = dict(estimate.facts)
+    cache = facts["dtype"] if facts["kv_cache_dtype"] == "auto" else facts["kv_cache_dtype"]
+    cards = f" on each of {facts['world_size']} cards" if facts["world_size"] > 1 else ""
+    asked = f"requests of up to {facts['max_model_len']:,} tokens{cards}, cache {cache}, "
+    if facts["refused"]:
+        return f"{asked}of which not one fits"
+    if facts["max_concurrency"] is None:
+        count = load.sequences or 1
+        return f"{asked}memory of the card unknown (--gpu): the cache of {count} such request{'s' * (count > 1)}"
+    return f"{asked}blocks of {facts['block_size']}: room for {facts['max_concurrency']:,.2f} such requests at once"
+
+
+def command(
+    values: Mapping[str, Any], estimate: MemoryEstimate, files: ModelFiles | None
+) -> list[str]:
+    """The length is always said: vLLM would take the model's own, or what fits."""
+    length = dict(estimate.facts)["max_model_len"]
+    asked = {key: value for key, value in values.items() if key != "max_model_len"}
+    words = ["vllm", "serve", repository_word(files)]
+    return [*words, "--max-model-len", str(length), *flag_words(FLAGS, asked)]

@@ -1,0 +1,127 @@
+"""What vLLM allocates on one card: one rank of as many as the model is spread over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgekit.basis import Basis
+from edgekit.engine.types import Model
+from edgekit.engine.vllm.blocks import make_pool
+from edgekit.engine.vllm.budget import available_bytes, held_lines
+from edgekit.engine.vllm.models import check_has
+from edgekit.engine.vllm.options import resolve, settle_length, with_load
+from edgekit.engine.vllm.stages import stages
+from edgekit.engine.vllm.types import DEFAULT_UTILIZATION, Pool, Resolved, VllmSetup
+from edgekit.engine.vllm.weight_lines import fullest_stage, weight_lines
+from edgekit.memory.types import DEVICE, Component, Load, MemoryEstimate, MemoryLine
+
+NAME = "vllm"
+VERSION = "0.32.0"
+
+
+def estimate(model: Model, load: Load, setup: VllmSetup) -> MemoryEstimate:
+    """The bill of the fullest card. Raises RefusedError where vLLM would not start.
+
+    A request that does not fit the pool is an answer: `refused` among the facts, and no number of blocks.
+    """
+    notes = model.keep("vllm notes", lambda: check_has(model))
+    tokens = settle_length(model, load)
+    asked = with_load(setup, load)
+    setup = _without_budget(asked)
+    resolved = resolve(model, setup, tokens)
+    stage = model.keep(("vllm stage", setup), lambda: _stage(model, setup, resolved))
+    step = (resolved.max_num_batched_tokens, resolved.max_num_seqs)
+    held = model.keep(
+        ("vllm held", setup, *step),
+        lambda: (
+            *weight_lines(model, setup, resolved, stage),
+            *held_lines(model, setup, resolved, stage),
+        ),
+    )
+    budget = asked.kv_cache_memory_bytes
+    if budget is None:
+        budget = available_bytes(asked, sum(line.size_bytes for line in held))
+    pool = make_pool(resolved, tokens, budget)
+    line = _pool_line(pool, resolved, load, tokens)
+    if asked.kv_cache_memory_bytes is None and pool.num_blocks is not None:
+        line = _as_uncertain_as(line, held)
+    return MemoryEstimate(
+        engine=NAME,
+        backend="cuda",
+        lines=(*held, line),
+        facts=_facts(resolved, pool, setup, tokens),
+        notes=(*notes, *_notes(setup, pool)),
+    )
+
+
+def _without_budget(setup: VllmSetup) -> VllmSetup:
+    """The part that decides everything but the size of the pool: sliders move the rest."""
+    return replace(setup, gpu_memory_utilization=DEFAULT_UTILIZATION, kv_cache_memory_bytes=None)
+
+
+def _stage(model: Model, setup: VllmSetup, resolved: Resolved) -> range:
+    cut = stages(len(model.geometry.layers), setup.pipeline_parallel_size)
+    return cut[0] if len(cut) == 1 else fullest_stage(model, setup, resolved, cut)
+
+
+def _pool_line(pool: Pool, resolved: Resolved, load: Load, tokens: int) -> MemoryLine:
+    """The pool that is allocated at the start; what requests need where its size is not known."""
+    if pool.num_blocks is not None:
+        size = pool.num_blocks * resolved.bytes_per_block
+        because = f"{pool.num_blocks:,} blocks x {resolved.bytes_per_block:,} B, taken at the start"
+    else:
+        sequences = load.sequences or 1
+        size = pool.request_bytes * sequences
+        because = (
+            f"{sequences:,} request(s) of {tokens:,} tokens: {sum(pool.blocks_per_group):,} blocks x "
+            f"{resolved.bytes_per_block:,} B each; {pool.refused or 'the size of the pool is not known'}"
+        )
+    return MemoryLine(
+        component=Component.KV_CACHE,
+        size_bytes=size,
+        pool=DEVICE,
+        basis=Basis.EXACT,
+        because=because,
+    )
+
+
+def _as_uncertain_as(line: MemoryLine, held: tuple[MemoryLine, ...]) -> MemoryLine:
+    """A pool that is what the rest leaves free is known as well as the rest."""
+    doubt = sum(one.size_bytes * (one.within or 0.0) for one in held)
+    within = doubt / line.size_bytes if line.size_bytes else None
+    return replace(line, basis=Basis.MODELLED, within=within)
+
+
+def _facts(
+    resolved: Resolved, pool: Pool, setup: VllmSetup, tokens: int
+) -> tuple[tuple[str, object], ...]:
+    return (
+        ("block_size", resolved.block_size),
+        ("groups", tuple(len(group.members) for group in resolved.groups)),
+        ("bytes_per_block", resolved.bytes_per_block),
+        ("blocks_per_group", pool.blocks_per_group),
+        ("request_bytes", pool.request_bytes),
+        ("num_blocks", pool.num_blocks),
+        ("max_concurrency", pool.max_concurrency),
+        ("refused", pool.refused or None),
+        ("max_model_len", tokens),
+        ("max_num_batched_tokens", resolved.max_num_batched_tokens),
+        ("max_num_seqs", resolved.max_num_seqs),
+        ("max_in_flight_tokens", resolved.in_flight_tokens),
+        ("dtype", resolved.dtype),
+        ("kv_cache_dtype", resolved.cache_dtype),
+        ("enable_prefix_caching", resolved.prefix_caching),
+        ("attention_backends", resolved.backends),
+        ("available_kv_bytes", pool.available_bytes),
+        ("world_size", setup.world_size),
+    )
+
+
+def _notes(setup: VllmSetup, pool: Pool) -> tuple[str, ...]:
+    found = []
+    if setup.world_size > 1:
+        fullest = "" if setup.pipeline_parallel_size == 1 else "; this is the fullest"
+        found.append(f"one of {setup.world_size} cards{fullest}")
+    if pool.refused:
+        found.append(f"vLLM refuses to start: {pool.refused}")
+    return tuple(found)

@@ -1,0 +1,90 @@
+"""Nouns of a told bill: an estimate and what was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from edgekit.basis import Basis
+from edgekit.geometry.types import ModelGeometry
+from edgekit.memory.types import (
+    CACHES,
+    Component,
+    MemoryEstimate,
+    MemoryLine,
+    Pool,
+    PoolKind,
+    weakest,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bill:
+    """What a report is made of."""
+
+    label: str  # of the model
+    reference: str  # as it was typed
+    version: str  # of the engine that the rules were checked against
+    asked: str  # the load in words, as the engine resolved it
+    command: str  # starts the engine so
+    notes: tuple[str, ...] = ()  # on the model and the load; the estimate has its own
+    estimate: MemoryEstimate = field(repr=False)
+    geometry: ModelGeometry | None = field(default=None, repr=False)  # None: only a name is known
+
+    @property
+    def engine_title(self) -> str:
+        """'llama.cpp 0.5.0'; 'mlx-lm 0.32.2' says itself whose version it is."""
+        engine = self.estimate.engine
+        return (
+            self.version if self.version.startswith(engine) else f"{engine} {self.version}".strip()
+        )
+
+
+# The columns people know from the engines' own logs.
+COLUMNS: tuple[tuple[str, frozenset[Component]], ...] = (
+    ("model", frozenset({Component.WEIGHTS})),
+    ("context", CACHES),
+    ("compute", frozenset({Component.COMPUTE})),
+)
+_COLUMN_OF = {component: name for name, parts in COLUMNS for component in parts}
+
+
+def column_of(line: MemoryLine) -> str:
+    """model, context, compute, or other."""
+    return _COLUMN_OF.get(line.component, "other")
+
+
+def pool_sums(estimate: MemoryEstimate) -> dict[Pool, dict[str, int]]:
+    """Pool -> column -> bytes of the reserved lines; pools in their order."""
+    sums = {
+        pool: dict.fromkeys(("model", "context", "compute", "other"), 0) for pool in estimate.pools
+    }
+    for line in estimate.lines:
+        if line.reserved and line.size_bytes:
+            sums[line.pool][column_of(line)] += line.size_bytes
+    return {pool: row for pool, row in sums.items() if any(row.values())}
+
+
+def pool_names(estimate: MemoryEstimate) -> dict[Pool, str]:
+    """'device' and 'host'; 'device 0', 'device 1' where there are several."""
+    devices = [pool for pool in estimate.pools if pool.kind is PoolKind.DEVICE]
+    return {
+        pool: f"device {pool.index}" if len(devices) > 1 and pool in devices else pool.label
+        for pool in estimate.pools
+    }
+
+
+def later_lines(estimate: MemoryEstimate) -> tuple[MemoryLine, ...]:
+    """What is not taken at the start."""
+    return tuple(line for line in estimate.lines if not line.reserved and line.size_bytes)
+
+
+def how_known(lines: Iterable[MemoryLine]) -> tuple[Basis, float | None]:
+    """The weakest basis, and how far the sum may be off as a share of it."""
+    counted = [line for line in lines if line.size_bytes]
+    basis = weakest(line.basis for line in counted)
+    total = sum(line.size_bytes for line in counted)
+    if not total or any(line.within is None and line.basis is not Basis.EXACT for line in counted):
+        return basis, None
+    off = sum(line.size_bytes * line.within for line in counted if line.within is not None)
+    return basis, off / total if basis is not Basis.EXACT else None

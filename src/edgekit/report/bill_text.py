@@ -1,0 +1,139 @@
+"""A bill -> one screen of text: the answer first, then the bill, then how it is known and what to run."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+
+from edgekit.basis import Basis
+from edgekit.memory.types import Component, MemoryEstimate, MemoryLine
+from edgekit.report.bill import Bill, column_of, how_known, later_lines, pool_names, pool_sums
+from edgekit.report.lines import printable
+from edgekit.units import format_bytes
+
+WIDTH = 100
+_LABEL = 9
+_COLUMNS = ("model", "context", "compute", "other", "total")
+
+
+def bill_text(bill: Bill, *, bold: bool = False) -> str:
+    """The screen. `bold` marks the answer for terminals."""
+    answer = printable(_answer(bill.estimate))
+    lines = [f"\x1b[1m{answer}\x1b[0m" if bold else answer]
+    lines += folded(_title(bill), 0) + folded(f"{bill.asked}", 0) + [""]
+    lines += _pool_table(bill.estimate)
+    for label, rows in _sections(bill):
+        shown = [line for row in rows for line in folded(row, _LABEL)]
+        lines += (
+            ["", *(f"{label if i == 0 else '':<{_LABEL}}{row}" for i, row in enumerate(shown))]
+            if shown
+            else []
+        )
+    return "\n".join([*lines, *_command(bill.command)]) + "\n"
+
+
+def folded(text: str, indent: int) -> list[str]:
+    """Lines that fit beside an indent; what a stranger wrote does not steer the terminal."""
+    return textwrap.wrap(printable(text), WIDTH - indent, break_on_hyphens=False) or [""]
+
+
+def figures(head: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> list[str]:
+    """A table: so many columns of words to the left, numbers to the right."""
+    every = [tuple(head), *(tuple(map(printable, row)) for row in rows)]
+    widths = [max(len(row[i]) for row in every) for i in range(len(head))]
+    return [
+        "  ".join(
+            f"{cell:<{width}}" if i < words else f"{cell:>{width}}"
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in every
+    ]
+
+
+def known_words(lines: Iterable[MemoryLine]) -> str:
+    """'exact', 'modelled, within 3 %', 'assumed'."""
+    basis, within = how_known(lines)
+    if within is None or basis is Basis.EXACT:
+        return basis.value
+    return f"{basis.value}, within {percent(within)}"
+
+
+def percent(part: float) -> str:
+    return f"{part * 100:.1f} %" if part < 0.1 else f"{part * 100:.0f} %"
+
+
+def _answer(estimate: MemoryEstimate) -> str:
+    total, names = format_bytes(estimate.total_bytes), pool_names(estimate)
+    parts = [
+        f"{format_bytes(sum(row.values()))} on {_the(names[pool])}"
+        for pool, row in pool_sums(estimate).items()
+    ]
+    return f"{total}: {', '.join(parts)}" if len(parts) > 1 else "".join(parts) or total
+
+
+def _the(pool: str) -> str:
+    return pool if " " in pool else f"the {pool}"
+
+
+def _title(bill: Bill) -> str:
+    parts = (bill.label, bill.engine_title, bill.estimate.backend)
+    return "  ·  ".join(part for part in parts if part)
+
+
+def _pool_table(estimate: MemoryEstimate) -> list[str]:
+    sums, names = pool_sums(estimate), pool_names(estimate)
+    rows = [(names[pool], row) for pool, row in sums.items()]
+    if len(rows) > 1:
+        rows.append(
+            ("total", {name: sum(row[name] for row in sums.values()) for name in _COLUMNS[:-1]})
+        )
+    cells = [
+        (label, *(_cell(row[name]) for name in _COLUMNS[:-1]), _cell(sum(row.values())))
+        for label, row in rows
+    ]
+    return figures(("", *_COLUMNS), cells)
+
+
+def _cell(size_bytes: int) -> str:
+    return format_bytes(size_bytes) if size_bytes else "-"
+
+
+def _sections(bill: Bill) -> Iterator[tuple[str, Iterable[str]]]:
+    estimate, names = bill.estimate, pool_names(bill.estimate)
+    yield "Other", [_told(line, names[line.pool]) for line in estimate.lines if _is_other(line)]
+    yield "Later", [_told(line, names[line.pool]) for line in later_lines(estimate)]
+    yield "Basis", basis_rows(estimate)
+    yield "Note", (*bill.notes, *estimate.notes)
+
+
+def _is_other(line: MemoryLine) -> bool:
+    return line.reserved and bool(line.size_bytes) and column_of(line) == "other"
+
+
+def _told(line: MemoryLine, pool: str) -> str:
+    most = "" if line.reserved else "up to "
+    what = f"{line.part} {line.component.value}" if line.part else line.component.value
+    return f"{most}{format_bytes(line.size_bytes)} {what} on {_the(pool)}: {line.because}"
+
+
+def basis_rows(estimate: MemoryEstimate) -> list[str]:
+    """Parts that are known equally well, together."""
+    parts: dict[str, list[str]] = {}
+    for component in Component:
+        lines = [one for one in estimate.lines if one.component is component and one.size_bytes]
+        if lines:
+            parts.setdefault(known_words(lines), []).append(component.value)
+    return [f"{words}: {', '.join(names)}" for words, names in parts.items()]
+
+
+def _command(command: str) -> list[str]:
+    """Lines that a shell reads as one."""
+    lines = [""]
+    for word in map(shlex.quote, shlex.split(printable(command))):
+        if lines[-1] and len(lines[-1]) + len(word) + 1 > WIDTH - _LABEL - 2:
+            lines.append("")
+        lines[-1] += f" {word}" if lines[-1] else word
+    shown = [f"{line} \\" for line in lines[:-1]] + [line for line in lines[-1:] if line]
+    told = [f"{'Run' if i == 0 else '':<{_LABEL}}{line}" for i, line in enumerate(shown)]
+    return ["", *told] if told else []

@@ -1,0 +1,56 @@
+"""Verification -> the documented JSON (docs/verify.md): whole numbers, stable names, null for unknown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgekit.verify.types import Resident, Row, Verification
+
+SCHEMA = 1
+
+
+def verification_json(found: Verification) -> dict[str, Any]:
+    answer = found.answer
+    return {
+        "schema": SCHEMA,
+        "model": found.label,
+        "within": found.within,
+        "rules_version": found.rules_version,
+        "engine": {
+            "through": answer.through,
+            "version": answer.version,
+            "mode": found.setup.mode.value,
+            "backend": found.setup.backend.value,
+            "devices": list(answer.devices),
+            "resolved": dict(answer.resolved),
+            "seconds": round(answer.seconds, 3),
+        },
+        "facts": dict(found.estimate.facts),
+        "parts": [_row(row) for row in found.rows],
+        "total": _row(found.total),
+        "resident": [_resident(one) for one in found.resident],
+        "notes": list(found.notes),
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return {
+        "part": row.part,
+        "predicted_bytes": row.predicted_bytes,
+        "engine_bytes": row.measured.middle_bytes,
+        "engine_low_bytes": row.measured.low_bytes,
+        "engine_high_bytes": row.measured.high_bytes,
+        "difference_bytes": row.difference_bytes,
+        "difference_share": round(row.difference_share, 6),
+        "allowed_bytes": row.allowed_bytes,
+        "within": row.within,
+    }
+
+
+def _resident(one: Resident) -> dict[str, Any]:
+    return {
+        "when": one.when,
+        "resident_bytes": one.resident_bytes,
+        "anonymous_bytes": one.anonymous_bytes,
+        "file_bytes": one.file_bytes,
+    }

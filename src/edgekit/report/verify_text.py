@@ -1,0 +1,90 @@
+"""Verification -> one screen of text: the verdict first, then predicted beside measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from edgekit.report.bill_text import figures, folded, percent
+from edgekit.report.lines import printable
+from edgekit.units import format_bytes
+from edgekit.verify.check import COMPUTE_ALLOWED
+from edgekit.verify.types import Resident, Row, Verification
+
+_HEAD = ("", "predicted", "engine", "known to", "difference", "", "")
+
+
+def verification_text(found: Verification, *, asked: str, bold: bool = False) -> str:
+    """The screen. `asked` is what was asked for, in words; `bold` marks the verdict for terminals."""
+    verdict = printable(_verdict(found))
+    lines = [f"\x1b[1m{verdict}\x1b[0m" if bold else verdict]
+    lines += folded(_title(found), 0) + folded(asked, 0) + [""]
+    shown = [row for row in found.rows if row.predicted_bytes or row.measured.high_bytes]
+    lines += figures(_HEAD, map(_cells, (*shown, found.total)))
+    if found.resident:
+        lines += ["", *_resident_table(found.resident)]
+    lines += ["", *(line for note in _notes(found) for line in folded(note, 0))]
+    return "\n".join(lines) + "\n"
+
+
+def _verdict(found: Verification) -> str:
+    if found.within:
+        return "Within bounds: the engine makes room for what was predicted"
+    outside = ", ".join(row.part for row in found.rows if not row.within)
+    return f"OUTSIDE BOUNDS: {outside}"
+
+
+def _title(found: Verification) -> str:
+    answer = found.answer
+    return (
+        f"{found.label}  ·  predicted for llama.cpp {found.rules_version}  ·  measured through "
+        f"{answer.through} {answer.version} in {answer.seconds:.1f} s"
+    )
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    off = row.difference_bytes
+    return (
+        row.part,
+        format_bytes(row.predicted_bytes),
+        format_bytes(row.measured.middle_bytes),
+        f"±{format_bytes(row.measured.resolution_bytes)}",
+        f"{off:+,} B" if off else "0",
+        _signed(row.difference_share) if off else "",
+        "" if row.within else "outside",
+    )
+
+
+def _signed(share: float) -> str:
+    return f"{'-' if share < 0 else '+'}{percent(abs(share))}"
+
+
+def _resident_table(rows: tuple[Resident, ...]) -> list[str]:
+    return figures(
+        ("the process really held", "resident", "its own", "mapped files"),
+        (
+            (
+                row.when,
+                format_bytes(row.resident_bytes),
+                _known(row.anonymous_bytes),
+                _known(row.file_bytes),
+            )
+            for row in rows
+        ),
+    )
+
+
+def _known(size_bytes: int | None) -> str:
+    return "unknown" if size_bytes is None else format_bytes(size_bytes)
+
+
+def _notes(found: Verification) -> Iterator[str]:
+    yield (
+        "Bounds: weights, caches and output as exactly as the engine's log tells them, compute within "
+        f"{percent(COMPUTE_ALLOWED)} (its graph changes from version to version)."
+    )
+    if not found.within:
+        yield (
+            f"The rules follow llama.cpp {found.rules_version}: what differs with another version may be a "
+            "change of that version."
+        )
+    yield from found.notes

@@ -1,0 +1,70 @@
+"""A question -> the engine's answer, or its last words."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+from edgekit.errors import EngineError
+from edgekit.units import format_bytes
+from edgekit.verify.process import NO_DEVICES, Child, run_child
+from edgekit.verify.types import EngineAnswer, Limits, Question, Resident
+from edgekit.verify.ways import Way
+
+
+def ask_engine(way: Way, question: Question, limits: Limits) -> EngineAnswer:
+    """What the engine would make room for. EngineError with its last words when it does not say."""
+    begun = time.monotonic()
+    child = _run(way, question, limits)
+    devices = tuple(child.log.devices)
+    if question.setup.has_device and not devices:
+        raise EngineError(
+            f"the llama.cpp of {way.name} finds no GPU here, so only --backend cpu can be verified"
+        )
+    return EngineAnswer(
+        through=way.name,
+        version=_version(way, child),
+        parts=child.log.parts(),
+        resolved=dict(child.log.resolved),
+        devices=devices,
+        seconds=time.monotonic() - begun,
+    )
+
+
+def load_for_real(way: Way, question: Question, limits: Limits) -> tuple[Resident, ...]:
+    """The process's memory at each step: started, weights loaded, context made, tokens decoded."""
+    return tuple(_run(way, question, limits).resident)
+
+
+def _run(way: Way, question: Question, limits: Limits) -> Child:
+    request = way.request(question)
+    child = run_child(
+        request | {"timeout_s": limits.timeout_s, "memory_bytes": limits.memory_bytes},
+        timeout_s=limits.timeout_s,
+        environment={} if question.setup.has_device else NO_DEVICES,
+        to_the_end=question.really,
+    )
+    if child.enough or (child.exit_code == 0 and not child.timed_out):
+        return child
+    raise EngineError(f"{_end_of(child, limits)}: {child.log.last_words()}")
+
+
+def _version(way: Way, child: Child) -> str:
+    told = way.told_version()
+    return told if child.version is None else f"{told} (llama.cpp {child.version})"
+
+
+def _end_of(child: Child, limits: Limits) -> str:
+    if child.timed_out:
+        return f"llama.cpp did not answer within {limits.timeout_s:g} s (--engine-timeout)"
+    code, allowed = child.exit_code or 0, limits.memory_bytes
+    how = f"died of {_signal(-code)}" if code < 0 else f"gave up (exit code {code})"
+    limit = "" if allowed is None else f"; it was allowed {format_bytes(allowed)} of address space"
+    return f"llama.cpp {how}{limit}"
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

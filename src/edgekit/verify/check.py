@@ -1,0 +1,166 @@
+"""A model and how it is started -> the prediction beside the engine's own figures: `verify_model`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from edgekit.engine import llamacpp
+from edgekit.engine.llamacpp.types import LlamaCppSetup
+from edgekit.engine.types import Model
+from edgekit.errors import UsageError
+from edgekit.geometry import read_geometry
+from edgekit.header import read_header
+from edgekit.memory.types import Component, Load, MemoryEstimate
+from edgekit.source.disk import LocalFile
+from edgekit.source.types import ModelFiles
+from edgekit.units import GIB, KIB, format_bytes
+from edgekit.verify.ask import ask_engine, load_for_real
+from edgekit.verify.hollow import files_of, hollow_out, on_disk
+from edgekit.verify.types import (
+    COMPARED,
+    NOTHING,
+    EngineAnswer,
+    Limits,
+    Measured,
+    Question,
+    Resident,
+    Row,
+    Verification,
+)
+from edgekit.verify.ways import Way
+
+COMPUTE_ALLOWED = 0.10  # the graph of another version has an input more or less
+DRY_TIMEOUT_S = 60.0  # 5 s with the largest vocabulary, on a slow machine
+LOAD_TIMEOUT_S = 600.0
+_CHILD_BYTES = 4 * GIB  # address space of Python, the library and a header with its vocabulary
+
+Predict = Callable[[Model, Load, LlamaCppSetup], MemoryEstimate]
+
+
+def verify_model(
+    files: ModelFiles,
+    load: Load,
+    setup: LlamaCppSetup,
+    *,
+    way: Way,
+    timeout_s: float | None = None,
+    really: bool = False,
+    predict: Predict | None = None,
+) -> Verification:
+    """The bill beside the engine's. Raises EngineError with the engine's last words when it has none.
+
+    `setup` is taken as far as `way` can start llama.cpp so: its mode, and weights that are not mapped.
+    `really` loads the weights too, from a local file, and decodes a few tokens.
+    """
+    path = _local_path(files) if really else None
+    hollow = hollow_out(files)
+    header = read_header(files_of(files, hollow))
+    model = Model(header=header, geometry=read_geometry(header))
+    asked = replace(setup, mode=way.mode, use_mmap=False)
+    estimate = (predict or llamacpp.estimate)(model, load, asked)
+    if path is not None:
+        _require_room(estimate)
+    with on_disk(hollow) as hollow_path:
+        answer = ask_engine(
+            way,
+            Question(path=hollow_path, load=load, setup=asked),
+            Limits(timeout_s=timeout_s or DRY_TIMEOUT_S, memory_bytes=_dry_memory(estimate, setup)),
+        )
+    resident: tuple[Resident, ...] = ()
+    if path is not None:
+        question = Question(path=path, load=load, setup=setup, really=True)
+        resident = load_for_real(way, question, Limits(timeout_s=timeout_s or LOAD_TIMEOUT_S))
+    rows = compare(estimate, answer.parts)
+    return Verification(
+        label=files.label,
+        estimate=estimate,
+        rules_version=llamacpp.VERSION,
+        setup=asked,
+        answer=answer,
+        rows=rows,
+        total=_total(rows),
+        resident=resident,
+        notes=tuple(_notes(estimate, answer)),
+    )
+
+
+def compare(estimate: MemoryEstimate, parts: Mapping[Component, Measured]) -> tuple[Row, ...]:
+    """Caches, weights and output must agree as far as the log tells them, compute within a tenth."""
+    return tuple(
+        Row(
+            part=component.value,
+            predicted_bytes=estimate.of(component),
+            measured=parts.get(component, NOTHING),
+            allowed_bytes=int(parts.get(component, NOTHING).middle_bytes * COMPUTE_ALLOWED)
+            if component is Component.COMPUTE
+            else 0,
+        )
+        for component in COMPARED
+    )
+
+
+def _total(rows: tuple[Row, ...]) -> Row:
+    return Row(
+        part="total",
+        predicted_bytes=sum(row.predicted_bytes for row in rows),
+        measured=sum((row.measured for row in rows), NOTHING),
+        allowed_bytes=sum(row.allowed_bytes for row in rows),
+    )
+
+
+def _notes(estimate: MemoryEstimate, answer: EngineAnswer) -> list[str]:
+    """Where the engine understood the options otherwise, every number may differ for it."""
+    facts = {name: str(value) for name, value in estimate.facts}
+    return [
+        f"the engine has {name} = {answer.resolved[name]}, the prediction {facts[name]}"
+        for name in ("n_ctx", "n_ctx_seq", "n_seq_max", "n_batch", "n_ubatch")
+        if name in facts and answer.resolved.get(name, facts[name]) != facts[name]
+    ]
+
+
+def _dry_memory(estimate: MemoryEstimate, setup: LlamaCppSetup) -> int | None:
+    """A dry run still makes room for states and output. A GPU's driver reserves address space at will."""
+    if setup.has_device:
+        return None
+    real = estimate.of(Component.STATE, Component.OUTPUT)
+    available = available_bytes()
+    if available is not None and real > available:
+        raise UsageError(
+            f"llama.cpp makes room for states and output even in a dry run: {format_bytes(real)}, "
+            f"and {format_bytes(available)} are available; ask for fewer sequences (-np)"
+        )
+    return _CHILD_BYTES + 2 * real
+
+
+def _local_path(files: ModelFiles) -> Path:
+    source = files.weights[0].open() if files.weights and not files.origin.is_remote else None
+    if not isinstance(source, LocalFile):
+        raise UsageError(f"{files.label} is not a file on this machine, so it cannot be loaded")
+    source.close()
+    return Path(source.name)
+
+
+def _require_room(estimate: MemoryEstimate) -> None:
+    available, needed = available_bytes(), estimate.total_bytes
+    if available is not None and needed > available:
+        raise UsageError(
+            f"not loaded: it would take {format_bytes(needed)}, and {format_bytes(available)} are available"
+        )
+
+
+def available_bytes() -> int | None:
+    """Memory that programs can have without swapping; None where the system does not say."""
+    try:
+        with Path("/proc/meminfo").open(encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * KIB
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None

@@ -1,0 +1,164 @@
+"""The process that may die: `python -m edgekit.verify.child` reads a request, limits itself, asks llama.cpp.
+
+Nothing of EdgeKit is imported here. The engine's log goes to standard error; lines of standard output that
+begin with MARK are for the parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from typing import Any, NoReturn
+
+MARK = "edgekit-verify "
+
+_LOG_PATIENCE_S = 1.0
+_PROMPT = "The quick brown fox jumps over the lazy dog"
+_NEW_TOKENS = 8
+
+
+def main() -> None:
+    request = json.loads(sys.stdin.read())
+    _limit(request.get("memory_bytes"), request["timeout_s"])
+    if "command" in request:
+        _hold_back_output()
+        os.execv(request["command"][0], request["command"])  # noqa: S606 - no shell
+    _start(request)
+
+
+def _limit(memory_bytes: int | None, timeout_s: float) -> None:
+    """No core file, no more memory than allowed, and an end even if the parent is gone."""
+    if hasattr(signal, "alarm"):
+        signal.alarm(int(timeout_s) + 5)
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if memory_bytes is not None:
+        _, most = resource.getrlimit(resource.RLIMIT_AS)
+        limit = memory_bytes if most == resource.RLIM_INFINITY else min(memory_bytes, most)
+        with suppress(ValueError, OSError):  # macOS does not let it be set
+            resource.setrlimit(resource.RLIMIT_AS, (limit, most))
+
+
+def _hold_back_output() -> None:
+    """The tool would end before the thread that writes its log is done (common/log.cpp says so).
+
+    What it prints in the end goes to a pipe that is full, so it waits there until the parent has read enough.
+    """
+    unread, full = os.pipe()
+    os.set_inheritable(unread, True)
+    os.set_blocking(full, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(full, bytes(4096))
+    os.set_blocking(full, True)
+    os.dup2(full, sys.stdout.fileno())
+
+
+def _start(request: dict[str, Any]) -> None:
+    import xllamacpp
+
+    try:
+        parameters = _parameters(xllamacpp, request)
+    except (AttributeError, TypeError, ValueError) as error:
+        _fail(f"this xllamacpp does not take a parameter that it should: {error}")
+    _tell(version=_llama_version(xllamacpp), **_memory("started"))
+    try:
+        server = xllamacpp.Server(parameters)
+    except RuntimeError as error:
+        _write_out_log(xllamacpp)
+        _fail(str(error))
+    _tell(**_memory("context made"))
+    _tell(**_memory(_work(server, embeddings=request["embeddings"])))
+    os._exit(0)  # what was asked for is told: no need to take it all down in order
+
+
+def _parameters(xllamacpp: Any, request: dict[str, Any]) -> Any:
+    parameters = xllamacpp.CommonParams()
+    parameters.model.path = request["model"]
+    for name, value in request["parameters"].items():
+        setattr(parameters, name, value)
+    for name, (kind, member) in request["enums"].items():
+        setattr(parameters, name, getattr(getattr(xllamacpp, kind), member))
+    if request["stop_at"] is not None:
+        adapter = xllamacpp.CommonAdapterLoraInfo()
+        adapter.path, adapter.scale = request["stop_at"], 1.0
+        parameters.lora_adapters = [adapter]
+    return parameters
+
+
+def _fail(why: str) -> NoReturn:
+    print(f"error: {why}", file=sys.stderr)
+    sys.exit(1)
+
+
+def _work(server: Any, *, embeddings: bool) -> str:
+    """What was done with it."""
+    if embeddings:
+        return _done(server.handle_embeddings({"input": _PROMPT}), "a text embedded")
+    asked = {"prompt": _PROMPT, "n_predict": _NEW_TOKENS, "ignore_eos": True, "temperature": 0}
+    return _done(server.handle_completions(asked), f"{_NEW_TOKENS} tokens decoded")
+
+
+def _done(reply: Any, what: str) -> str:
+    if isinstance(reply, dict) and not reply.keys() & {"choices", "data"}:
+        _fail(json.dumps(reply)[:400])
+    return what
+
+
+def _tell(**words: Any) -> None:
+    print(MARK + json.dumps(words), flush=True)
+
+
+def _memory(when: str) -> dict[str, Any]:
+    return {"when": when, "memory": read_status()}
+
+
+def read_status(process: int | str = "self") -> dict[str, int]:
+    """VmRSS, RssAnon, RssFile of a process in bytes; nothing where there is no /proc."""
+    found: dict[str, int] = {}
+    try:
+        with open(f"/proc/{process}/status", encoding="ascii", errors="replace") as lines:  # noqa: PTH123
+            for line in lines:
+                name, _, rest = line.partition(":")
+                if name in {"VmRSS", "RssAnon", "RssFile"}:
+                    found[name] = int(rest.split()[0]) * 1024
+    except OSError:
+        pass
+    return found
+
+
+def _llama_version(xllamacpp: Any) -> str | None:
+    """llama_version() of the library that the binding is; other builds keep their functions to themselves."""
+    with suppress(AttributeError, OSError):
+        told = _library(xllamacpp).llama_version
+        told.restype = ctypes.c_char_p
+        return str(told().decode())
+    return None
+
+
+def _write_out_log(xllamacpp: Any) -> None:
+    """Its log is written by a thread, which is behind on a busy machine: common_log_flush(common_log_main())."""
+    try:
+        library = _library(xllamacpp)
+        log, flush = library._Z15common_log_mainv, library._Z16common_log_flushP10common_log  # noqa: SLF001
+    except (AttributeError, OSError):
+        time.sleep(_LOG_PATIENCE_S)
+        return
+    log.restype, flush.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    flush(log())
+
+
+def _library(xllamacpp: Any) -> Any:
+    return ctypes.CDLL(xllamacpp.xllamacpp.__file__)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""A request -> all that a child process told until it was done, died, or ran out of time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import edgekit
+from edgekit.errors import EngineError
+from edgekit.verify.child import MARK, read_status
+from edgekit.verify.engine_log import EngineLog
+from edgekit.verify.types import Resident
+
+_LINE_BYTES = 65_536
+_PATIENCE_S = 0.5  # llama-fit-params says nothing after its breakdown
+_WEIGHTS_LOADED = "llama_context: constructing llama_context"
+_ENVIRONMENT = {
+    "GGML_NO_BACKTRACE": "1",  # an abort would start a debugger on itself
+    "MALLOC_ARENA_MAX": "2",  # each arena reserves 64 MiB of the address space
+    "OMP_WAIT_POLICY": "passive",  # threads that wait do not spin
+}
+# A GPU that is there takes part even when no layer is offloaded: hidden from a question about the CPU.
+NO_DEVICES = dict.fromkeys(
+    ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES"), ""
+)
+
+
+@dataclass(slots=True)
+class Child:
+    """What one run has told so far."""
+
+    log: EngineLog = field(default_factory=EngineLog)
+    version: str | None = None
+    resident: list[Resident] = field(default_factory=list)
+    timed_out: bool = False
+    enough: bool = False  # ended by us: it had told everything
+    exit_code: int | None = None
+
+
+def run_child(
+    request: Mapping[str, Any],
+    *,
+    timeout_s: float,
+    environment: Mapping[str, str],
+    to_the_end: bool = False,
+) -> Child:
+    """A dry run is ended as soon as its log is complete: further on it would use memory it never got."""
+    child = Child()
+    with _process(environment) as process, _deadline(process, child, timeout_s):
+        # The engine's log and what our own side of the child tells would mix on one pipe.
+        messages = threading.Thread(target=_hear, args=(_open(process.stdout), child), daemon=True)
+        messages.start()
+        _send(process, json.dumps(dict(request)).encode())
+        _read_log(process, child, to_the_end=to_the_end)
+    messages.join()
+    child.exit_code = process.returncode
+    return child
+
+
+@contextmanager
+def _process(environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """In a session of its own: Ctrl-C reaches us alone, and we end it with all that it started."""
+    root = str(Path(edgekit.__file__).parents[1])
+    paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "edgekit.verify.child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **_ENVIRONMENT, **environment, "PYTHONPATH": paths},
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise EngineError(f"no process can be started for the engine: {error}") from error
+    try:
+        yield process
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:  # else its number may be another's by now
+        with suppress(ProcessLookupError, PermissionError):
+            _kill_group(process)
+        process.wait()
+    for stream in (process.stdin, process.stderr):
+        with suppress(BrokenPipeError):
+            _open(stream).close()
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    if hasattr(os, "killpg"):
+        os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+
+
+@contextmanager
+def _deadline(process: subprocess.Popen[bytes], child: Child, timeout_s: float) -> Iterator[None]:
+    def ring() -> None:
+        child.timed_out = True
+        process.kill()
+
+    timer = threading.Timer(timeout_s, ring)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _open(stream: IO[bytes] | None) -> IO[bytes]:
+    if stream is None:
+        raise TypeError("both ends of a child are pipes")
+    return stream
+
+
+def _send(process: subprocess.Popen[bytes], request: bytes) -> None:
+    with suppress(BrokenPipeError):  # it died at once: its last words say why
+        stream = _open(process.stdin)
+        stream.write(request)
+        stream.close()
+
+
+def _hear(stream: IO[bytes], child: Child) -> None:
+    """What the child tells of itself."""
+    with stream:
+        while raw := stream.readline(_LINE_BYTES):
+            line = raw.decode(errors="replace")
+            if line.startswith(MARK):
+                told = json.loads(line.removeprefix(MARK))
+                child.version = told.get("version", child.version)
+                _note(child, told["when"], told["memory"])
+
+
+def _read_log(process: subprocess.Popen[bytes], child: Child, *, to_the_end: bool) -> None:
+    """To its end, or until it is complete, or nothing more comes after the last that matters."""
+    patience = threading.Timer(_PATIENCE_S, process.kill)
+    patience.daemon = True
+    while not child.enough and (raw := _open(process.stderr).readline(_LINE_BYTES)):
+        _take(process, child, raw.decode(errors="replace"), to_the_end=to_the_end)
+        if child.log.answered and not to_the_end and patience.ident is None:
+            patience.start()
+    patience.cancel()
+    child.enough = not to_the_end and child.log.answered
+    if not child.enough:
+        process.wait()
+
+
+def _take(process: subprocess.Popen[bytes], child: Child, line: str, *, to_the_end: bool) -> None:
+    child.log.add(line)
+    child.enough = child.log.complete and not to_the_end
+    if to_the_end and _WEIGHTS_LOADED in line and len(child.resident) == 1:
+        # Only while nothing further was told: the log of a busy machine comes late.
+        _note(child, "weights loaded", read_status(process.pid))
+
+
+def _note(child: Child, when: str, memory: Mapping[str, int]) -> None:
+    if "VmRSS" in memory:
+        child.resident.append(
+            Resident(
+                when=when,
+                resident_bytes=memory["VmRSS"],
+                anonymous_bytes=memory.get("RssAnon"),
+                file_bytes=memory.get("RssFile"),
+            )
+        )

@@ -1,0 +1,32 @@
+"""Graphs that llama.cpp gives up on while it builds them: told as refusals."""
+
+from __future__ import annotations
+
+import pytest
+from tests.recorded import DATA, gguf_files, header_bytes
+
+from edgekit.engine import llamacpp
+from edgekit.engine.llamacpp.rows import read_row
+from edgekit.engine.types import Model
+from edgekit.errors import RefusedError
+from edgekit.geometry import read_geometry
+from edgekit.header import read_header
+
+
+@pytest.fixture(scope="module")
+def plm() -> Model:
+    file = "plm-small.Q4_K_M"
+    head = header_bytes(f"{file}.head.gz", DATA / "headers_more")
+    header = read_header(gguf_files(f"{file}.gguf", head, 1_000_000_000))
+    return Model(header=header, geometry=read_geometry(header))
+
+
+@pytest.mark.parametrize("flash_attn", ["on", "auto"])
+def test_plm_needs_flash_attention_off(plm: Model, flash_attn: str) -> None:
+    with pytest.raises(RefusedError, match="without flash attention"):
+        llamacpp.estimate(plm, *read_row({"n_ctx": 4096, "flash_attn": flash_attn}, "cpu"))
+
+
+def test_plm_one_token_at_a_time(plm: Model) -> None:
+    options = {"n_ctx": 4096, "flash_attn": "on", "n_ubatch": 1}
+    assert llamacpp.estimate(plm, *read_row(options, "cpu")).lines

@@ -1,0 +1,272 @@
+"""`edgekit estimate --batch`: one answer for each row, whatever a row holds."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.recorded import header_bytes, models, padded, rows
+
+from edgekit import estimation
+from edgekit.cli import batch, batch_models, main
+from edgekit.cli.batch import answer_line
+from edgekit.cli.batch_models import BatchModels
+from edgekit.source.types import Reach
+
+KEYS = {
+    "model_bytes", "kv_bytes", "kv_swa_bytes", "recurrent_bytes", "output_bytes", "compute_bytes",
+    "runtime_bytes", "total_bytes", "basis", "pools",
+}  # fmt: skip
+SAMPLE = {"model": "sample:gemma-3-27b", "engine": "llama.cpp", "options": {"n_ctx": 4096}}
+
+
+def write_model(folder: Path, model: str, quant: str) -> Path:
+    fact = next(m for m in models() if (m["model"], m["quant"]) == (model, quant))
+    raw = header_bytes(fact["header_without_vocabulary"])
+    path = folder / f"{model}.{quant}.gguf"
+    path.write_bytes(raw)
+    os.truncate(path, padded(len(raw)) + fact["data_section_bytes"])
+    return path
+
+
+def answers(
+    capsys: pytest.CaptureFixture[str], folder: Path, lines: list[Any]
+) -> list[dict[str, Any]]:
+    """What the command answers; a row that is no text is written as JSON."""
+    path = folder / "rows.jsonl"
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    path.write_text("\n".join(texts) + "\n", encoding="utf-8")
+    assert main(["estimate", "--batch", str(path)]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_recorded_rows_of_the_cpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    wanted = {("gemma-3-4b", "Q8_0"), ("lfm2-1.2b", "Q4_K_M"), ("deepseek-v2-lite", "Q4_K_M")}
+    recorded = [r for r in rows("llama_cpp_cpu.jsonl.gz") if (r["model"], r["quant"]) in wanted]
+    paths = {key: write_model(tmp_path, *key) for key in wanted}
+    asked = [
+        {
+            "id": i,
+            "model": str(paths[row["model"], row["quant"]]),
+            "engine": "llama.cpp",
+            "backend": row["backend"],
+            "options": row["options"],
+        }
+        for i, row in enumerate(recorded)
+    ]
+    found = answers(capsys, tmp_path, asked)
+    assert [answer["id"] for answer in found] == list(range(len(recorded)))
+    for row, answer in zip(recorded, found, strict=True):
+        actual = row["actual"]
+        if "error" in actual:
+            assert answer["type"] == "RefusedError"
+            continue
+        assert answer.keys() == KEYS | {"id"}
+        assert answer["model_bytes"] == actual["model_buffer_bytes"]
+        for name in ("kv_bytes", "kv_swa_bytes", "recurrent_bytes", "output_bytes"):
+            assert answer[name] == actual[name], (name, row)
+        assert answer["pools"]["host"]["context"] == actual["context_bytes"]
+        assert answer["total_bytes"] == sum(
+            answer[name] for name in KEYS if name.endswith("_bytes") and name != "total_bytes"
+        )
+
+
+def test_recorded_rows_of_the_gpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = write_model(tmp_path, "qwen3-30b-a3b", "Q4_K_M")
+    recorded = [
+        row
+        for row in rows("llama_cpp_cuda.jsonl.gz")
+        if (row["model"], row["quant"]) == ("qwen3-30b-a3b", "Q4_K_M") and "breakdown" in row
+    ]
+    asked = [
+        {"model": str(path), "engine": "llama.cpp", "backend": "cuda", "options": row["options"]}
+        for row in recorded
+    ]
+    assert len(asked) > 20
+    for row, answer in zip(recorded, answers(capsys, tmp_path, asked), strict=True):
+        model, context, _ = row["breakdown"]["CUDA0"]
+        assert answer["pools"]["device"]["model"] == model
+        assert answer["pools"]["device"]["context"] == context
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        ("nonsense", "not JSON"),
+        ("[1, 2]", "is a list, not an object"),
+        ("12", "is a int"),
+        ('{"model": ', "not JSON"),
+        ("[" * 30_000, "not JSON"),
+        ("1" * 6_000, "not JSON"),
+        ('{"a": [' + "[]," * 40_000 + "1]}", "over the limit"),
+        ({}, "neither a model"),
+        ({"model": 7}, "neither a model"),
+        ({"model": ""}, "neither a model"),
+        ({"model": "no/such/folder/x.gguf"}, "x.gguf"),
+        ({"model": "a\0b"}, ""),
+        ({"config": [1]}, "config is not an object"),
+        ({"config": {}, "engine": "vllm"}, ""),
+        (SAMPLE | {"engine": "tgi"}, "unknown engine"),
+        (SAMPLE | {"engine": ["vllm"]}, "not names"),
+        (SAMPLE | {"backend": {"a": 1}}, "not names"),
+        (SAMPLE | {"backend": "tpu"}, "tpu"),
+        (SAMPLE | {"options": "n_ctx=4096"}, "options are not an object"),
+        (SAMPLE | {"options": {"n_ctx": "many"}}, "n_ctx"),
+        (SAMPLE | {"options": {"n_ctx": -1}}, "context -1"),
+        (SAMPLE | {"options": {"n_ctx": 10**40}}, "context 1"),
+        (SAMPLE | {"options": {"type_k": "q7"}}, "unknown cache type"),
+        (SAMPLE | {"options": {"type_v": "q8_0", "flash_attn": "off"}}, "requires flash attention"),
+        (SAMPLE | {"options": {"tensor_split": ["a"]}}, ""),
+    ],
+)  # fmt: skip
+def test_a_row_that_cannot_be_answered_says_why(
+    row: Any, sentence: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """And the rows around it are answered."""
+    first, wrong, last = answers(capsys, tmp_path, [SAMPLE, row, SAMPLE])
+    assert sentence in wrong["error"]
+    assert wrong["error"]
+    assert wrong["type"]
+    assert first == last
+    assert first.keys() == KEYS
+
+
+def test_blank_lines_are_skipped(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert len(answers(capsys, tmp_path, ["", SAMPLE, "   ", "\t\r", SAMPLE, ""])) == 2
+
+
+def test_a_row_that_is_too_long_is_skipped(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "ROW_BYTES", 1000)
+    long = SAMPLE | {"comment": "x" * 5000}
+    found = answers(capsys, tmp_path, [SAMPLE, long, SAMPLE])
+    assert ["error" in answer for answer in found] == [False, True, False]
+    assert "more than 1,000 bytes" in found[1]["error"]
+
+
+def test_names_of_rows_are_echoed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    named = [SAMPLE | {"id": name} for name in ("a", 7, 1.5, None, {"a": 1})]
+    found = answers(capsys, tmp_path, [*named, {"id": "b"}])
+    assert [answer.get("id") for answer in found] == ["a", 7, 1.5, None, None, "b"]
+
+
+def test_the_engine_of_the_files_is_the_default(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    given, default = answers(
+        capsys, tmp_path, [SAMPLE, {k: v for k, v in SAMPLE.items() if k != "engine"}]
+    )
+    assert given == default
+
+
+def test_a_model_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    real = estimation.open_model
+
+    def counted(reference: str, **more: Any) -> Any:
+        opened.append(reference)
+        return real(reference, **more)
+
+    monkeypatch.setattr(batch_models, "open_model", counted)
+    models_of_batch = BatchModels(Reach(network=False))
+    path = write_model(tmp_path, "lfm2-1.2b", "Q4_K_M")
+    missing = str(tmp_path / "missing.gguf")
+    for _ in range(3):
+        for reference in (str(path), missing):
+            answer_line(json.dumps({"model": reference}).encode(), models_of_batch)
+    assert opened == [str(path), missing]
+    os.utime(path, ns=(1, 1))  # written anew
+    answer_line(json.dumps({"model": str(path)}).encode(), models_of_batch)
+    assert opened[2:] == [str(path)]
+
+
+def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_models, "KEPT_MODELS", 2)
+    monkeypatch.setattr(batch_models, "ANSWERS_BEFORE_FORGETTING", 2)
+    kept = BatchModels(Reach(network=False))
+    gemma, qwen = ({"model": f"sample:{name}"} for name in ("gemma-3-27b", "qwen3-30b-a3b"))
+    first = kept.of_row(gemma)
+    second = kept.of_row(gemma)
+    assert second is not first  # what engines kept with it is gone
+    assert second.header is first.header  # but nothing is read again
+    kept.of_row(qwen)
+    with pytest.raises(Exception, match="sample"):
+        kept.of_row({"model": "sample:none"})
+    assert kept.of_row(gemma).header is not first.header  # it was the oldest of three
+
+
+def test_a_fault_of_ours_costs_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: Any) -> None:
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr(batch, "answer_json", broken)
+    told = json.loads(answer_line(json.dumps(SAMPLE).encode(), BatchModels(Reach(network=False))))
+    assert told == {"error": "ZeroDivisionError: oh", "type": "InternalError"}
+
+
+def test_standard_input(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(json.dumps(SAMPLE).encode())))
+    assert main(["estimate", "--batch", "-"]) == 0
+    assert json.loads(capsys.readouterr().out).keys() == KEYS
+
+
+def test_answers_come_while_rows_are_still_written() -> None:
+    command = [sys.executable, "-m", "edgekit", "estimate", "--batch", "-"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for _ in range(2):
+            process.stdin.write(json.dumps(SAMPLE).encode() + b"\n")
+            process.stdin.flush()
+            assert json.loads(process.stdout.readline()).keys() == KEYS
+        process.stdin.close()
+        assert process.wait(timeout=30) == 0
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text((json.dumps(SAMPLE) + "\n") * 2000, encoding="utf-8")
+    command = f"{sys.executable} -m edgekit estimate --batch {path} | head -1"
+    told = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, check=False
+    )
+    assert (told.returncode, told.stderr) == (0, "")
+    assert len(told.stdout.splitlines()) == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_answers_that_cannot_be_written_are_said(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(SAMPLE) + "\n", encoding="utf-8")
+    command = f"{sys.executable} -m edgekit estimate --batch {path} > /dev/full"
+    told = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert told.returncode == 1
+    assert "could not be written" in told.stderr
+
+
+def test_two_hundred_rows_a_second(tmp_path: Path) -> None:
+    path = write_model(tmp_path, "gemma-3-4b", "Q8_0")
+    lines = [
+        json.dumps(
+            {"model": str(path), "options": {"n_ctx": 256 * (i + 1), "n_seq_max": 1}}
+        ).encode()
+        for i in range(300)
+    ]
+    kept = BatchModels(Reach(network=False))
+    answer_line(lines[0], kept)
+    started = time.process_time()
+    for line in lines:
+        assert b'"error"' not in answer_line(line, kept).encode()
+    assert len(lines) / (time.process_time() - started) >= 200

@@ -1,0 +1,268 @@
+"""`edgekit estimate` as a person or a program meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.recorded import header_bytes, models, padded
+
+from edgekit.cli import main
+from edgekit.units import MIB
+
+ROOT = Path(__file__).parents[3]
+SAMPLE = "sample:gemma-3-27b"  # 62 layers, of which 10 see everything and 52 a window of 1024
+FULL, SLIDING, ROW = 10, 52, 2 * 16 * 128  # K and V of 16 heads of 128
+
+
+def write_model(folder: Path, model: str, quant: str = "Q4_K_M") -> Path:
+    fact = next(m for m in models() if (m["model"], m["quant"]) == (model, quant))
+    raw = header_bytes(fact["header_without_vocabulary"])
+    path = folder / f"{model}.{quant}.gguf"
+    path.write_bytes(raw)
+    os.truncate(path, padded(len(raw)) + fact["data_section_bytes"])
+    return path
+
+
+def ask(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(["estimate", *words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def ask_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    code, out, err = ask(capsys, *words, "--json")
+    assert (code, err) == (0, "")
+    answer: dict[str, Any] = json.loads(out)
+    return answer
+
+
+def test_one_screen_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = ask(capsys, SAMPLE, "-c", "32k", "-ngl", "all")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert re.fullmatch(
+        r"[0-9.]+ GiB: [0-9.]+ GiB on the device, [0-9.]+ GiB on the host", lines[0]
+    )
+    assert lines[1].startswith("gemma-3-27b.Q4_K_M.gguf  ·  llama.cpp 0.5.0")
+    assert lines[2].startswith("32,768 tokens of context shared by 4 sequences, cache f16")
+    assert lines[4].split() == ["model", "context", "compute", "other", "total"]
+    assert re.match(r"device +15\.40 GiB +4\.33 GiB ", lines[5])
+    assert lines[-1] == "Run      llama-server -m gemma-3-27b.Q4_K_M.gguf -c 32768 -ngl all"
+    assert "exact: weights, kv cache, sliding kv cache, output" in out
+    assert "up to 8.00 GiB prompt cache on the host" in out
+    assert max(map(len, lines)) <= 100
+    assert "\x1b" not in out
+
+
+def test_bytes_for_a_program(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = ask_json(capsys, SAMPLE, "-c", "32k", "-np", "1", "-ngl", "all")
+    assert answer["kv_bytes"] == FULL * 32768 * ROW * 2
+    assert answer["kv_swa_bytes"] == SLIDING * (1024 + 512) * ROW * 2
+    assert answer["output_bytes"] == 4 * 262144
+    assert answer["pools"]["device"]["context"] == answer["kv_bytes"] + answer["kv_swa_bytes"]
+    assert answer["pools"]["host"]["model"] == 1_156_055_040  # the token embedding
+    assert (answer["engine"], answer["backend"]) == ("llama.cpp", "cuda")
+    assert answer["facts"]["n_ctx"] == 32768
+    assert answer["total_bytes"] == sum(x["bytes"] for x in answer["lines"] if x["reserved"])
+    assert "layer_list" not in answer
+
+
+def test_json_documentation_names_every_key(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
+    section = text.split("# `edgekit estimate --json`")[1]
+    documented = set(re.findall(r"`([a-z_]+)`", section))
+    answer = ask_json(capsys, SAMPLE, "--per-layer", "-ts", "1,1")
+    assert answer.keys() <= documented
+    assert answer["lines"][0].keys() <= documented
+    assert answer["layer_list"][0].keys() <= documented
+    assert answer["pools"].keys() <= documented
+
+
+@pytest.mark.parametrize(
+    ("words", "facts"),
+    [
+        (["-c", "8192"], {"n_ctx": 8192, "n_seq_max": 4, "kv_streams": 1}),
+        (["-c8192", "-np", "4"], {"n_ctx": 8192, "n_seq_max": 4, "kv_streams": 4}),
+        (["-c", "8k", "-np", "4", "-kvu"], {"n_ctx": 8192, "kv_streams": 1}),
+        (["-c", "8k", "--no-kv-unified"], {"kv_streams": 4, "kv_cells": 2048}),
+        (["-c", "0"], {"n_ctx": 131072}),
+        ([], {"n_ctx": 131072}),
+        (["-b", "256", "-ub", "128"], {"n_batch": 256, "n_ubatch": 128}),
+        (["-fa", "off"], {"flash_attn": False}),
+        (["--flash-attn=0"], {"flash_attn": False}),
+        (["-c", "4k", "-fa"], {"flash_attn": True}),
+        (["--swa-full", "-c", "8k", "-np", "1"], {"kv_swa_cells": 8192}),
+        (["--mode", "library"], {"n_seq_max": 1, "n_outputs_max": 2048}),
+        (["--embeddings"], {"n_batch": 512}),
+    ],
+)
+def test_flags_of_llama_cpp(
+    words: list[str], facts: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = ask_json(capsys, SAMPLE, *words)
+    assert {name: answer["facts"][name] for name in facts} == facts
+    assert answer["backend"] == "cpu"
+    assert answer["pools"]["device"] == {"model": 0, "context": 0, "compute": 0}
+
+
+def test_cache_types_of_keys_and_values(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = ask_json(capsys, SAMPLE, "-c", "4096", "-ctk", "q8_0", "-ctv", "Q4_0", "-np", "1")
+    assert answer["kv_bytes"] == FULL * 4096 * ROW // 2 * (34 + 18) // 32
+    assert "cache q8_0 and q4_0" in answer["asked"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["-ngl", "10"], ["-ngl", "auto"], ["--cpu-moe"], ["-ncmoe", "3"], ["-ts", "3,1"], ["-nkvo"]],
+)
+def test_a_gpu_flag_means_a_gpu(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    answer = ask_json(capsys, "sample:qwen3-30b-a3b", "-c", "4k", *words)
+    assert answer["backend"] == "cuda"
+    assert answer["pools"]["device"]["model"] > 0
+
+
+def test_layers_are_divided_among_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    by_split = ask_json(capsys, SAMPLE, "-c", "4k", "-ts", "3,1")["pools"]["devices"]
+    by_memory = ask_json(capsys, SAMPLE, "-c", "4k", "--device-memory", "24G,8G")["pools"][
+        "devices"
+    ]
+    assert len(by_split) == 2
+    assert by_split == by_memory
+    assert by_split[0]["context"] > by_split[1]["context"] > 0
+
+
+def test_a_drafter_is_on_the_bill(capsys: pytest.CaptureFixture[str]) -> None:
+    alone = ask_json(capsys, SAMPLE, "-c", "4k")
+    both = ask_json(capsys, SAMPLE, "-c", "4k", "-md", "sample:qwen3-30b-a3b")
+    drafter = ask_json(capsys, "sample:qwen3-30b-a3b", "-c", "4k")
+    assert both["model_bytes"] == alone["model_bytes"] + drafter["model_bytes"]
+    assert both["kv_bytes"] == alone["kv_bytes"] + drafter["kv_bytes"]
+    assert both["facts"]["n_outputs_max"] == 4 * (1 + 3)
+    assert {one["part"] for one in both["lines"]} == {None, "drafter"}
+
+
+def test_the_arithmetic_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = ask(capsys, SAMPLE, "-c", "8k", "-np", "1", "--explain", "--per-layer")
+    assert f"10 x {8192 * ROW * 2:,} bytes = {FULL * 8192 * ROW * 2:,}" in out
+    assert "layers 5, 11, 17, 23, 29, 35, 41, 47, 53, 59" in out
+    assert re.search(r"^61 +sliding window 1,024 ", out, re.MULTILINE)
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_the_command_says_what_was_asked(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "my models"
+    folder.mkdir()
+    path = write_model(folder, "lfm2-1.2b")
+    words = [
+        "-c",
+        "4k",
+        "-ctk",
+        "q8_0",
+        "-fa",
+        "-np",
+        "2",
+        "--kv-unified",
+        "-ngl",
+        "8",
+        "--no-mmap",
+    ]
+    for reference in (path, folder):
+        told = shlex.split(ask_json(capsys, str(reference), *words)["command"])
+        assert told == ["llama-server", "-m", str(path), "-c", "4096", "-ctk", "q8_0", "-fa", "on",
+                        "-np", "2", "-kvu", "-ngl", "8", "--no-mmap"]  # fmt: skip
+    told = shlex.split(ask_json(capsys, str(path), "--mode", "library")["command"])
+    assert told == ["llama-cli", "-m", str(path), "-c", "128000", "-dev", "none"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        ([SAMPLE, "--engine", "tgi"], 2, "there are llama.cpp, vllm, mlx"),
+        ([SAMPLE, "--engine", "vllm", "-ngl", "3"], 2, "--gpu-layers is a flag of llama.cpp: the engine is vllm"),
+        ([SAMPLE, "--engine", "mlx", "-tp", "2", "-fa"], 2, "of vllm; --flash-attn is a flag of llama.cpp"),
+        ([SAMPLE, "-tp", "2", "-ngl", "3"], 2, "choose an --engine"),
+        ([SAMPLE, "-ctk", "q7_0"], 2, "llama.cpp has f32, f16, bf16, q8_0"),
+        ([SAMPLE, "-ctk", "fp8"], 2, "llama.cpp has no cache type fp8"),
+        ([SAMPLE, "-ctv", "q8_0", "-fa", "off"], 2, "requires flash attention"),
+        ([SAMPLE, "-c", "lots"], 2, "-c/--ctx-size/--context: 'lots' is not a number of tokens"),
+        ([SAMPLE, "-c", "-5"], 2, "is not between 0 and"),
+        ([SAMPLE, "-np", "300"], 2, "n_seq_max must be <= 256"),
+        ([SAMPLE, "-fa", "perhaps"], 2, "is not one of on, off, auto"),
+        ([SAMPLE, "--backend", "tpu"], 2, "is not one of cpu, cuda, metal, vulkan"),
+        ([SAMPLE, "-ts", "a,b"], 2, "is not a list of shares such as 3,1"),
+        ([SAMPLE, "-ts", "1,1,1", "--device-memory", "24G"], 2, "names 1 GPUs and --tensor-split 3"),
+        ([SAMPLE, "--mmproj", "auto"], 2, "no mmproj file lies beside the model"),
+        ([SAMPLE, "--mmproj", SAMPLE], 2, "is not a projector"),
+        ([SAMPLE, "--lora", SAMPLE], 2, "is not an adapter"),
+        (["../no/such/file.gguf"], 4, "no/such/file.gguf"),
+        (["{folder}/page.gguf"], 5, "web page"),
+        ([], 2, "a MODEL is needed"),
+        ([SAMPLE, "--batch", "rows.jsonl"], 2, "name their own model"),
+        (["--batch", "rows.jsonl", "-c", "4k"], 2, "name their own model"),
+        (["--batch", "{folder}/none.jsonl"], 4, "cannot be read"),
+        (["--batch", "{folder}"], 4, "cannot be read"),
+    ],
+)  # fmt: skip
+def test_errors_are_a_sentence_and_a_code(
+    words: list[str], code: int, sentence: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "page.gguf").write_bytes(b"<!DOCTYPE html><html>")
+    asked = [word.replace("{folder}", str(tmp_path)) for word in words]
+    found, out, err = ask(capsys, *asked)
+    assert (found, out) == (code, "")
+    assert err.startswith("edgekit: ")
+    assert len(err.strip().splitlines()) == 1
+    assert sentence in err
+    found, out, _ = ask(capsys, *asked, "--json")
+    assert found == code
+    assert json.loads(out)["error"]["message"] in err
+
+
+def test_flags_of_an_engine_choose_it(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = ask(capsys, SAMPLE, "--tensor-parallel-size", "2")
+    assert code == 2
+    assert "vLLM" in err  # which does not take this file, and says so
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys, edgekit.cli.parser as p; p.build_parser(); print(' '.join(sys.modules))"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(told.stdout.split())
+    assert loaded.isdisjoint(
+        {"json", "dataclasses", "pathlib", "shlex", "edgekit.engine", "edgekit.memory", "edgekit.report"}
+    )  # fmt: skip
+
+
+def test_help_names_the_flags_of_every_engine() -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "edgekit", "estimate", "--help"],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    for word in (
+        "llama.cpp:",
+        "vLLM:",
+        "MLX:",
+        "--n-cpu-moe",
+        "--max-num-seqs",
+        "--kv-bits",
+        "--batch",
+    ):
+        assert word in told
+
+
+def test_a_checkpoint_never_counts_as_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    less = ask_json(capsys, SAMPLE, "-c", "4k", "--cache-ram", "0", "--ctx-checkpoints", "0")
+    more = ask_json(capsys, SAMPLE, "-c", "4k", "--cache-ram", "4096")
+    assert less["later_bytes"] == 0
+    assert more["later_bytes"] > 4096 * MIB
+    assert less["total_bytes"] == more["total_bytes"]

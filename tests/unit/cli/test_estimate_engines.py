@@ -1,0 +1,203 @@
+"""`edgekit estimate` for vLLM and MLX, and llama.cpp on files that are not converted yet."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.recorded import model_header, models, rows
+
+from edgekit.cli import main
+from edgekit.cli.as_gguf import estimate_any
+from edgekit.cli.vllm_gpus import TABLE, card_named
+from edgekit.engine.llamacpp import estimate as estimate_llamacpp
+from edgekit.engine.llamacpp.types import LlamaCppSetup
+from edgekit.engine.types import Model
+from edgekit.errors import UsageError
+from edgekit.estimation import open_config
+from edgekit.geometry import read_geometry
+from edgekit.memory.types import CACHES, Component, Load
+from edgekit.units import GIB
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "torch_dtype": "bfloat16",
+    "num_hidden_layers": 4, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 1024, "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+TOKEN = 4 * 2 * (64 + 64) * 2  # four layers, K and V of two heads of 64, 16 bit
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny"
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(CONFIG))
+    return path
+
+
+def ask_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    code = main(["estimate", *words, "--json"])
+    out, err = capsys.readouterr()
+    assert (code, err) == (0, "")
+    answer: dict[str, Any] = json.loads(out)
+    return answer
+
+
+def test_vllm_without_a_card(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    answer = ask_json(capsys, str(folder), "--max-model-len", "4k")
+    assert (answer["engine"], answer["backend"]) == ("vllm", "cuda")
+    assert answer["bytes_per_block"] == 16 * TOKEN
+    assert (answer["groups"], answer["blocks_per_group"]) == ([4], [4096 // 16])
+    assert answer["kv_bytes"] == answer["request_bytes"] == 4096 * TOKEN
+    assert answer["num_blocks"] is answer["max_concurrency"] is None
+    assert "memory of the card unknown" in answer["asked"]
+    assert shlex.split(answer["command"]) == [
+        "vllm",
+        "serve",
+        str(folder),
+        "--max-model-len",
+        "4096",
+    ]
+
+
+def test_vllm_fills_the_card(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    words = ["-c", "4k", "--gpu", "rtx 4090", "-tp", "2", "--kv-cache-dtype", "fp8"]
+    answer = ask_json(capsys, str(folder), "--engine", "vllm", *words)
+    assert answer["bytes_per_block"] == 16 * TOKEN // 2 // 2
+    assert answer["kv_bytes"] == answer["num_blocks"] * answer["bytes_per_block"]
+    assert answer["total_bytes"] == pytest.approx(0.92 * 24 * GIB, rel=0.01)
+    assert "on each of 2 cards, cache fp8" in answer["asked"]
+    assert shlex.split(answer["command"])[-4:] == ["-tp", "2", "--kv-cache-dtype", "fp8"]
+
+
+@pytest.mark.parametrize(
+    ("words", "facts"),
+    [
+        (["--block-size", "32"], {"block_size": 32}),
+        (["--kv-cache-memory-bytes", "1G"], {"num_blocks": GIB // (16 * TOKEN)}),
+        (["--max-num-seqs", "8", "--max-num-batched-tokens", "512"], {"max_num_seqs": 8, "max_num_batched_tokens": 512}),
+        (["--no-enable-prefix-caching"], {"enable_prefix_caching": False}),
+        (["--dtype", "float16"], {"dtype": "float16"}),
+        (["--no-async-scheduling", "--max-num-batched-tokens", "512"], {"max_in_flight_tokens": 512}),
+        (["-c", "2k"], {"max_model_len": 2048}),
+        (["--gpu-memory", "80G"], {"max_num_batched_tokens": 8192, "max_num_seqs": 1024}),
+    ],
+)  # fmt: skip
+def test_flags_of_vllm(
+    words: list[str], facts: dict[str, Any], capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    found = ask_json(capsys, str(folder), "--engine", "vllm", *words)["facts"]
+    assert {name: found[name] for name in facts} == facts
+
+
+def test_mlx(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    words = ["-c", "1000", "--max-tokens", "24", "--quantize", "bf16"]
+    answer = ask_json(capsys, str(folder), "--engine", "mlx", *words)
+    assert answer["cache_bytes"] == answer["kv_bytes"] == 1024 * TOKEN
+    assert answer["asked"] == "976 tokens of prompt and 24 new, 975 at once"
+    weights = (
+        2 * 1024 * 256
+        + 256
+        + 4 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 512 * 256 + 2 * 256 + 2 * 64)
+    )
+    assert answer["model_bytes"] == 2 * weights
+    assert shlex.split(answer["command"]) == [
+        "mlx_lm.generate",
+        "--model",
+        str(folder),
+        "--max-tokens",
+        "24",
+    ]
+
+
+def test_mlx_with_a_quantised_cache(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    words = ["--kv-bits", "8", "--kv-group-size", "32", "--quantized-kv-start", "0", "-c", "1024"]
+    answer = ask_json(capsys, str(folder), *words)
+    assert answer["engine"] == "mlx"
+    assert answer["cache_bytes"] == 1024 * 4 * 2 * 2 * (
+        64 + 64 // 32 * 4
+    )  # a scale and a bias of 16 bit
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--engine", "vllm", "--kv-cache-dtype", "q8_0"], "vLLM has auto"),
+        (["--engine", "vllm", "-tp", "3"], "cannot be divided"),
+        (["--engine", "vllm", "--gpu", "Voodoo 2"], "unknown GPU 'Voodoo 2'; there are"),
+        (["--gpu-memory-utilization", "2"], "is not a share above 0 and up to 1"),
+        (["--engine", "vllm", "-tp", "0"], "is not between 1"),
+        (["--engine", "mlx", "--quantize", "q17"], "unknown quantisation"),
+        (["--engine", "mlx", "--kv-bits", "99"], "is not between"),
+        (["--engine", "llama.cpp", "--mix", "Q17"], "unknown mix 'Q17'"),
+    ],
+)
+def test_errors(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    assert main(["estimate", str(folder), *words]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_cards_are_found_by_what_people_call_them() -> None:
+    for name, card in (("h100", "H100 80GB"), ("NVIDIA GeForce RTX 4090", "RTX 4090"), ("4090", "RTX 4090"),
+                       ("A100-80GB", "A100 80GB"), ("a100", "A100 40GB"), ("L40", "L40")):  # fmt: skip
+        assert card_named(name).name == card
+    for row in TABLE:
+        assert card_named(row.name) is row
+    with pytest.raises(UsageError, match="there are V100"):
+        card_named(" ")
+
+
+def test_llama_cpp_before_the_conversion(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    answer = ask_json(capsys, str(folder), "--engine", "llama.cpp", "-c", "4k", "-np", "1")
+    assert answer["kv_bytes"] == 4096 * TOKEN
+    assert answer["basis"] == "modelled"
+    assert any("as if it were a GGUF at Q4_K_M" in note for note in answer["notes"])
+    assert shlex.split(answer["command"])[:3] == ["llama-server", "-m", "MODEL-Q4_K_M.gguf"]
+    larger = ask_json(capsys, str(folder), "--mix", "F16", "-c", "4k", "-np", "1")
+    assert larger["engine"] == "llama.cpp"
+    assert larger["model_bytes"] > 2 * answer["model_bytes"]
+
+
+def test_another_mix_of_a_gguf(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["sample:gemma-3-27b", "-c", "4k"]
+    same = ask_json(capsys, *asked, "--mix", "Q4_K_M")
+    as_is = ask_json(capsys, *asked)
+    assert same["model_bytes"] == as_is["model_bytes"]
+    assert same["compute_bytes"] == as_is["compute_bytes"]
+    assert ask_json(capsys, *asked, "--mix", "Q8_0")["model_bytes"] > as_is["model_bytes"]
+
+
+@cache
+def _configs() -> dict[str, dict[str, Any]]:
+    return {row["model"]: row["config"] for row in rows("vllm.jsonl.gz")}
+
+
+@pytest.mark.parametrize(
+    "index",
+    [i for i, m in enumerate(models()) if m["quant"] == "Q4_K_M" and m["model"] in _configs()],
+    ids=lambda index: str(models()[index]["model"]),
+)
+def test_a_config_costs_what_its_gguf_costs(index: int) -> None:
+    """Windows that llama.cpp ignores (Mistral, Phi-3) and latents that it lays out (MiniCPM3) included."""
+    header, load, setup = model_header(index), Load(context_tokens=32768), LlamaCppSetup()
+    real = estimate_llamacpp(Model(header=header, geometry=read_geometry(header)), load, setup)
+    opened = open_config(_configs()[models()[index]["model"]])
+    told = estimate_any(opened.model, load, setup)
+    assert told.weights_bytes == pytest.approx(real.weights_bytes, rel=0.005)
+    assert told.of(*CACHES) == real.of(*CACHES)
+    assert told.of(Component.COMPUTE) >= 0.95 * real.of(Component.COMPUTE)
+
+
+def test_a_name_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = ask_json(capsys, "Some-Model-7B:Q8_0", "--assume")
+    assert answer["model_bytes"] == 7 * 10**9 * 85 // 80
+    assert answer["basis"] == "assumed"
+    assert main(["estimate", "something", "--assume"]) == 2
+    assert "does not say how many parameters" in capsys.readouterr().err

@@ -1,0 +1,234 @@
+"""A bill as a person reads it: made by hand, so that every figure can be checked on paper."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgekit.basis import Basis
+from edgekit.geometry.types import Attention, Layer, ModelGeometry
+from edgekit.memory.types import (
+    DEVICE,
+    HOST,
+    Component,
+    MemoryEstimate,
+    MemoryLine,
+    Pool,
+    PoolKind,
+)
+from edgekit.report.bill import Bill, how_known, pool_sums
+from edgekit.report.bill_json import answer_json, bill_json
+from edgekit.report.bill_text import bill_text
+from edgekit.report.explain import explain_text, layers_table, ranges
+from edgekit.units import GIB, MIB
+
+GEOMETRY = ModelGeometry(
+    architecture="llama",
+    basis=Basis.EXACT,
+    hidden=64,
+    vocabulary=1000,
+    trained_context=4096,
+    native_context=4096,
+    layers=tuple(
+        Layer(index=i, mixer=Attention(heads=4, kv_heads=2, key_dim=16, value_dim=16))
+        for i in range(3)
+    ),
+)
+
+
+def line(component: Component, size_bytes: int, pool: Pool = DEVICE, **more: object) -> MemoryLine:
+    return replace(MemoryLine(component=component, size_bytes=size_bytes, pool=pool), **more)  # type: ignore[arg-type]
+
+
+LINES = (
+    line(Component.WEIGHTS, 2 * GIB, layer=0, because="9 tensors"),
+    line(Component.WEIGHTS, 2 * GIB, layer=1, because="9 tensors"),
+    line(Component.WEIGHTS, 1 * GIB, layer=2, because="8 tensors"),
+    line(Component.WEIGHTS, 512 * MIB, HOST, because="1 tensor"),
+    line(Component.KV_CACHE, 256 * MIB, layer=0, because="4096 cells x (K f16 + V f16)"),
+    line(Component.KV_CACHE, 256 * MIB, layer=2, because="4096 cells x (K f16 + V f16)"),
+    line(Component.OUTPUT, 4 * MIB, HOST, because="1 sequence x 1048576 logits x 4 bytes"),
+    line(Component.COMPUTE, 100 * MIB, basis=Basis.MODELLED, within=0.1, because="the widest layer"),
+    line(Component.COMPUTE, 300 * MIB, HOST, basis=Basis.MODELLED, within=0.02, because="the head"),
+    line(Component.RUNTIME, 500 * MIB, basis=Basis.ASSUMED, because="a context"),
+    line(Component.PROMPT_CACHE, 8 * GIB, HOST, reserved=False, basis=Basis.MODELLED, because="old prompts"),
+)  # fmt: skip
+ESTIMATE = MemoryEstimate(
+    engine="llama.cpp",
+    backend="cuda",
+    lines=LINES,
+    facts=(("n_ctx", 4096), ("flash_attn", True), ("groups", (26, 4)), ("share", 0.5), ("none", None)),
+    notes=("something a reader should know",),
+)  # fmt: skip
+BILL = Bill(
+    label="tiny.gguf",
+    reference="./tiny.gguf",
+    version="1.0",
+    asked="4,096 tokens of context for 1 sequence, cache f16",
+    command="llama-server -m './a folder/tiny.gguf' -c 4096",
+    estimate=ESTIMATE,
+    geometry=GEOMETRY,
+)
+
+TEXT = """\
+6.88 GiB: 6.09 GiB on the device, 816.00 MiB on the host
+tiny.gguf  ·  llama.cpp 1.0  ·  cuda
+4,096 tokens of context for 1 sequence, cache f16
+
+             model     context     compute       other       total
+device    5.00 GiB  512.00 MiB  100.00 MiB  500.00 MiB    6.09 GiB
+host    512.00 MiB           -  300.00 MiB    4.00 MiB  816.00 MiB
+total     5.50 GiB  512.00 MiB  400.00 MiB  504.00 MiB    6.88 GiB
+
+Other    4.00 MiB output on the host: 1 sequence x 1048576 logits x 4 bytes
+         500.00 MiB runtime on the device: a context
+
+Later    up to 8.00 GiB prompt cache on the host: old prompts
+
+Basis    exact: weights, kv cache, output
+         modelled, within 4.0 %: compute
+         assumed: runtime
+         modelled: prompt cache
+
+Note     something a reader should know
+
+Run      llama-server -m './a folder/tiny.gguf' -c 4096
+"""
+
+EXPLAINED = """\
+weights: 5.50 GiB, exact
+  device: 2 x 2,147,483,648 bytes = 4,294,967,296 (4.00 GiB)
+    = 9 tensors
+    layers 0-1
+  device: 1,073,741,824 bytes (1.00 GiB)
+    = 8 tensors
+    layer 2
+  host: 536,870,912 bytes (512.00 MiB)
+    = 1 tensor
+
+kv cache: 512.00 MiB, exact
+  device: 2 x 268,435,456 bytes = 536,870,912 (512.00 MiB)
+    = 4096 cells x (K f16 + V f16)
+    layers 0, 2
+
+output: 4.00 MiB, exact
+  host: 4,194,304 bytes (4.00 MiB)
+    = 1 sequence x 1048576 logits x 4 bytes
+
+compute: 400.00 MiB, modelled, within 4.0 %
+  device: 104,857,600 bytes (100.00 MiB), modelled, within 10 %
+    = the widest layer
+  host: 314,572,800 bytes (300.00 MiB), modelled, within 2.0 %
+    = the head
+
+runtime: 500.00 MiB, assumed
+  device: 524,288,000 bytes (500.00 MiB)
+    = a context
+
+prompt cache: 8.00 GiB, modelled
+  host: 8,589,934,592 bytes (8.00 GiB)
+    = old prompts
+
+what llama.cpp resolved:
+  n_ctx       4,096
+  flash_attn  yes
+  groups      26, 4
+  share       0.50
+  none        -
+"""
+
+LAYERS = """\
+layer    kind                  weights        cache         rest           pool
+0        full attention  2,147,483,648  268,435,456            -         device
+1        full attention  2,147,483,648            -            -         device
+2        full attention  1,073,741,824  268,435,456            -         device
+outside                    536,870,912            -  947,912,704  device + host
+"""
+
+
+def test_the_answer_first_then_the_bill() -> None:
+    assert bill_text(BILL) == TEXT
+
+
+def test_bold_marks_the_answer_only() -> None:
+    first, *rest = bill_text(BILL, bold=True).splitlines()
+    assert first == f"\x1b[1m{TEXT.splitlines()[0]}\x1b[0m"
+    assert rest == TEXT.splitlines()[1:]
+
+
+def test_every_line_is_explained() -> None:
+    assert explain_text(BILL) == EXPLAINED
+
+
+def test_layers_stand_in_a_table() -> None:
+    assert layers_table(BILL) == LAYERS
+
+
+def test_ranges_of_layers() -> None:
+    assert ranges([7, 0, 1, 2, 4, 6]) == "0-2, 4, 6-7"
+    assert ranges([3]) == "3"
+
+
+def test_everything_fits_a_hundred_columns() -> None:
+    long = replace(
+        BILL,
+        label="x" * 300,
+        asked="word " * 60,
+        command="llama-server " + "--some-flag 12345 " * 20,
+        estimate=replace(
+            ESTIMATE,
+            notes=("a note " * 40,),
+            lines=tuple(replace(one, because="arithmetic " * 30) for one in LINES),
+            facts=(("groups", tuple(range(90))),),
+        ),
+    )
+    told = bill_text(long) + explain_text(long)
+    assert max(map(len, told.splitlines())) <= 100
+    run = told[told.index("Run      ") : told.index("weights: ")]
+    assert run.replace("\\\n", "").split()[1:] == long.command.split()
+
+
+def test_names_do_not_steer_the_terminal() -> None:
+    evil = replace(BILL, label="\x1b[2J", command="llama-server -m '\x1b]0;owned\x07'")
+    assert "\x1b" not in bill_text(evil)
+
+
+def test_several_devices_are_told_apart() -> None:
+    second = Pool(PoolKind.DEVICE, 1)
+    estimate = replace(ESTIMATE, lines=(*LINES, line(Component.WEIGHTS, GIB, second, layer=1)))
+    told = bill_text(replace(BILL, estimate=estimate)).splitlines()
+    assert told[0] == (
+        "7.88 GiB: 6.09 GiB on device 0, 1.00 GiB on device 1, 816.00 MiB on the host"
+    )
+    assert [row.split("  ")[0] for row in told[5:9]] == ["device 0", "device 1", "host", "total"]
+    pools = answer_json(estimate)["pools"]
+    assert pools["device"]["model"] == 6 * GIB
+    assert [device["model"] for device in pools["devices"]] == [5 * GIB, GIB]
+
+
+def test_a_bill_of_one_pool_has_no_total_row() -> None:
+    estimate = replace(ESTIMATE, lines=tuple(one for one in LINES if one.pool is HOST))
+    told = bill_text(replace(BILL, estimate=estimate)).splitlines()
+    assert told[0] == "816.00 MiB on the host"
+    assert sum(row.startswith(("host", "total", "device")) for row in told) == 1
+
+
+def test_the_bound_of_a_sum_is_weighed_by_its_lines() -> None:
+    compute = [one for one in LINES if one.component is Component.COMPUTE]
+    assert how_known(compute) == (Basis.MODELLED, (100 * 0.1 + 300 * 0.02) / 400)
+    assert how_known([*compute, replace(compute[0], within=None)])[1] is None
+    assert how_known([]) == (Basis.EXACT, None)
+
+
+def test_json_sums_are_those_of_the_lines() -> None:
+    answer = bill_json(BILL, layers=True)
+    assert answer["total_bytes"] == sum(one.size_bytes for one in LINES if one.reserved)
+    assert answer["total_bytes"] == sum(one["bytes"] for one in answer["lines"] if one["reserved"])
+    assert answer["later_bytes"] == 8 * GIB
+    assert answer["basis"] == "assumed"
+    assert answer["pools"] == {
+        "device": {"model": 5 * GIB, "context": 512 * MIB, "compute": 100 * MIB, "runtime": 500 * MIB},
+        "host": {"model": 512 * MIB, "context": 0, "compute": 300 * MIB},
+    }  # fmt: skip
+    assert answer["output_bytes"] == 4 * MIB
+    assert [layer["context"] for layer in answer["layer_list"]] == [256 * MIB, 0, 256 * MIB]
+    assert sum(sum(row.values()) for row in pool_sums(ESTIMATE).values()) == answer["total_bytes"]

@@ -1,0 +1,193 @@
+"""`edgekit verify` as a person or a program meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.verify import small_model
+
+from edgekit.cli import main
+from edgekit.engine import llamacpp
+from edgekit.memory.types import HOST, Component, MemoryEstimate, MemoryLine
+from edgekit.units import MIB
+from edgekit.verify import ways
+
+pytest.importorskip("xllamacpp")
+
+PARTS = ["weights", "kv cache", "sliding kv cache", "recurrent state", "output", "compute"]
+NAMES = {
+    "schema", "model", "within", "rules_version", "engine", "facts", "parts", "total", "resident", "notes",
+}  # fmt: skip
+ROW = {
+    "part", "predicted_bytes", "engine_bytes", "engine_low_bytes", "engine_high_bytes",
+    "difference_bytes", "difference_share", "allowed_bytes", "within",
+}  # fmt: skip
+
+
+def ask(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(("verify", *words))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return str(small_model.write_model(tmp_path))
+
+
+@pytest.fixture
+def compute(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Puts another figure for the compute buffer into every prediction."""
+    estimate = llamacpp.estimate
+
+    def set_to(size_bytes: int) -> None:
+        def predict(*asked: Any) -> MemoryEstimate:
+            found = estimate(*asked)
+            others = [line for line in found.lines if line.component is not Component.COMPUTE]
+            line = MemoryLine(component=Component.COMPUTE, size_bytes=size_bytes, pool=HOST)
+            return replace(found, lines=(*others, line))
+
+        monkeypatch.setattr(llamacpp, "estimate", predict)
+
+    return set_to
+
+
+def engine_compute(capsys: pytest.CaptureFixture[str], model: str) -> int:
+    _, out, _ = ask(capsys, model, "--json")
+    size: int = json.loads(out)["parts"][-1]["engine_bytes"]
+    return size
+
+
+def test_within_bounds_is_0_and_outside_is_1(
+    capsys: pytest.CaptureFixture[str], model: str, compute: Any
+) -> None:
+    measured = engine_compute(capsys, model)
+    compute(measured * 109 // 100)
+    code, out, err = ask(capsys, model)
+    assert (code, err) == (0, "")
+    assert out.startswith("Within bounds")
+    compute(measured * 88 // 100)
+    code, out, err = ask(capsys, model)
+    assert (code, err) == (1, "")
+    assert out.startswith("OUTSIDE BOUNDS: compute\n")
+    (line,) = (line for line in out.splitlines() if line.startswith("compute"))
+    assert line.endswith("-12 %  outside")
+    assert "may be a change of that version" in " ".join(out.split())
+
+
+def test_a_sample_is_within_bounds(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = ask(capsys, "sample:qwen3-30b-a3b", "-c", "8k")
+    assert (code, err) == (0, ""), out
+
+
+def test_the_text_names_both_versions_and_every_part(
+    capsys: pytest.CaptureFixture[str], model: str
+) -> None:
+    _, out, _ = ask(capsys, model, "-c", "256", "-np", "1")
+    words = " ".join(out.split())
+    assert "predicted for llama.cpp 0.5.0-dev (0c1e570) · measured through xllamacpp" in words
+    assert "256 tokens of context for 1 sequence" in words
+    shown = [line.split("  ")[0] for line in out.split("difference\n")[1].splitlines()]
+    assert shown[:5] == ["weights", "kv cache", "output", "compute", "total"]
+
+
+def test_json_has_its_documented_shape(capsys: pytest.CaptureFixture[str], model: str) -> None:
+    _, out, _ = ask(capsys, model, "--json", "-c", "300", "-np", "2", "-no-kvu")
+    found = json.loads(out)
+    assert set(found) == NAMES
+    assert [row["part"] for row in found["parts"]] == PARTS
+    assert all(set(row) == ROW for row in (*found["parts"], found["total"]))
+    cache = found["parts"][1]
+    # 2 sequences x 256 cells x 2 layers x (K 32 + V 32) x 2 bytes
+    assert cache["predicted_bytes"] == 2 * 256 * 2 * (32 + 32) * 2
+    assert cache["difference_bytes"] == 0
+    assert cache["within"] is True
+    assert found["engine"]["resolved"]["n_ctx_seq"] == "256"
+    assert found["engine"]["mode"] == "server"
+    total = sum(row["predicted_bytes"] for row in found["parts"])
+    assert found["total"]["predicted_bytes"] == total
+    assert found["within"] is all(row["within"] for row in found["parts"])
+
+
+def test_load_tells_the_memory_of_the_process(
+    capsys: pytest.CaptureFixture[str], model: str
+) -> None:
+    _, out, _ = ask(capsys, model, "--json", "--load")
+    steps = json.loads(out)["resident"]
+    assert [one["when"] for one in steps][-1] == "8 tokens decoded"
+    assert steps[-1]["resident_bytes"] > 10 * MIB
+    _, out, _ = ask(capsys, model, "--load")
+    assert "the process really held" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["/nowhere.gguf"], 4, "no such file"),
+        (["{}", "-ctv", "q8_0", "-fa", "off"], 2, "requires flash attention"),
+        (["{}", "-c", "many"], 2, "-c"),
+        (["{}", "--load", "--mode", "library"], 2, "only xllamacpp can load"),
+        (["sample:gemma-3-27b", "--load"], 2, "not a file on this machine"),
+        (["{}", "-ngl", "all"], 5, "finds no GPU here"),
+    ],
+)
+def test_errors_have_their_code(
+    capsys: pytest.CaptureFixture[str], model: str, words: list[str], code: int, message: str
+) -> None:
+    if "GPU" in message and Path("/dev/nvidia0").exists():
+        pytest.skip("there is one")
+    found, out, err = ask(capsys, *(word.format(model) for word in words))
+    assert (found, out) == (code, "")
+    assert message in err
+
+
+def test_without_an_engine(
+    capsys: pytest.CaptureFixture[str], model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    none = tuple(replace(way, is_here=lambda: False) for way in ways.TABLE)
+    monkeypatch.setattr(ways, "TABLE", none)
+    code, out, err = ask(capsys, model, "--json")
+    assert code == 5
+    assert "pip install 'edgekit[llama]'" in err
+    assert json.loads(out)["error"]["type"] == "EngineError"
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_an_interruption_ends_the_engine_and_leaves_no_file(
+    tmp_path: Path, model: str, number: signal.Signals, code: int
+) -> None:
+    tools, temporary = tmp_path / "bin", tmp_path / "tmp"
+    tools.mkdir()
+    temporary.mkdir()
+    slow = tools / "llama-fit-params"
+    slow.write_text(
+        f"#!{sys.executable}\nimport os, time\nopen({str(tools / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)\n"
+    )
+    slow.chmod(0o755)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "edgekit", "verify", model, "--mode", "library"],
+        env={**os.environ, "PATH": str(tools), "TMPDIR": str(temporary)},
+        stderr=subprocess.PIPE,
+    )
+    waited = time.monotonic() + 15
+    while not (tools / "pid").exists() or not (tools / "pid").read_text():
+        assert time.monotonic() < waited
+        time.sleep(0.02)
+    assert list(temporary.iterdir())
+    process.send_signal(number)
+    process.communicate(timeout=15)
+    assert process.returncode == code
+    assert list(temporary.iterdir()) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tools / "pid").read_text()), 0)

@@ -1,0 +1,352 @@
+"""The real llama.cpp of xllamacpp, asked about recorded headers and about broken ones."""
+
+from __future__ import annotations
+
+import struct
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.header_files import UINT16, BytesSource, key, model_files
+from tests.recorded import gguf_files, header_bytes, models
+from tests.unit.verify import small_model
+
+from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup, Mode
+from edgekit.errors import EngineError, UsageError
+from edgekit.memory.cache_types import cache_type
+from edgekit.memory.types import Component, Load
+from edgekit.source.local import locate_path
+from edgekit.source.types import ModelFiles
+from edgekit.units import GIB, MIB
+from edgekit.verify import check, fit_tool, ways
+from edgekit.verify.ask import ask_engine
+from edgekit.verify.check import verify_model
+from edgekit.verify.hollow import HollowFile, hollow_out, on_disk
+from edgekit.verify.types import Limits, Question, Verification
+from edgekit.verify.ways import Way, choose_way
+
+pytest.importorskip("xllamacpp")
+
+SERVER = ways.TABLE[0]
+LIMITS = Limits(timeout_s=30.0, memory_bytes=4 * GIB)
+
+
+def recorded(model: str, quant: str = "Q4_K_M") -> ModelFiles:
+    fact = next(m for m in models() if (m["model"], m["quant"]) == (model, quant))
+    file = fact["header_without_vocabulary"]
+    return gguf_files(file, header_bytes(file), fact["data_section_bytes"])
+
+
+def small(*more: bytes) -> ModelFiles:
+    return model_files(BytesSource(small_model.model_bytes(None, *more)))
+
+
+def ask(files: ModelFiles, **load: object) -> Verification:
+    return verify_model(files, Load(**load), LlamaCppSetup(), way=SERVER)  # type: ignore[arg-type]
+
+
+def off(found: Verification) -> dict[str, int]:
+    return {row.part: row.difference_bytes for row in found.rows if row.part != "compute"}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "llama-3.2-1b",  # dense
+        "gemma-3-4b",  # sliding
+        "deepseek-v2-lite",  # latent attention, experts
+        "granite-4-h-tiny",  # recurrent layers, experts
+        "qwen3-30b-a3b",  # experts
+    ],
+)
+def test_five_kinds_are_within_bounds(model: str) -> None:
+    """Compute too, in whatever version of llama.cpp is installed."""
+    found = ask(recorded(model), context_tokens=8192)
+    assert set(off(found).values()) == {0}
+    assert found.within, found.rows[-1]
+    assert found.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("model", "load"),
+    [
+        ("gemma-3-4b", {"context_tokens": 5000, "sequences": 3}),  # a cache for each
+        (
+            "gemma-3-4b",
+            {"context_tokens": 5000, "sequences": 3, "unified": True, "full_window": True},
+        ),
+        ("llama-3.2-1b", {"context_tokens": 5000, "flash_attention": False, "batch_tokens": 100}),
+        ("qwen3-30b-a3b", {"context_tokens": 32768, "cache_k": "q8_0", "cache_v": "q4_0"}),
+        ("qwen3.5-9b", {}),  # its whole native context
+    ],
+)
+def test_weights_caches_and_output_are_exact(model: str, load: dict[str, object]) -> None:
+    types = {side: cache_type(str(load[side])) for side in ("cache_k", "cache_v") if side in load}
+    found = ask(recorded(model), **(load | types))
+    assert set(off(found).values()) == {0}
+    assert found.notes == ()
+    assert found.rows[-1].measured.resolution_bytes < 0.01 * MIB
+
+
+def test_a_model_without_a_cache_has_none() -> None:
+    found = ask(recorded("all-minilm-l6-v2", "F16"), context_tokens=512)
+    assert off(found)["kv cache"] == 0
+    assert found.rows[1].measured.high_bytes == 0
+
+
+def test_the_engine_is_told_apart_from_the_rules() -> None:
+    found = ask(small())
+    assert found.rules_version == "0.5.0-dev (0c1e570)"
+    assert found.answer.through == "xllamacpp"
+    assert "(llama.cpp " in found.answer.version
+    assert found.answer.resolved["n_seq_max"] == "4"
+    assert found.setup.mode is Mode.SERVER
+
+
+def test_shards_are_one_model() -> None:
+    names = list(small_model.shapes())
+    split = (
+        key("split.count", UINT16, 2),
+        key("split.tensors.count", 5, len(names)),
+    )
+    shards = [
+        small_model.model_bytes(part, key("split.no", UINT16, i), *split)
+        for i, part in enumerate((names[:5], names[5:]))
+    ]
+    assert off(ask(model_files(*map(BytesSource, shards)))) == off(ask(small()))
+
+
+def test_a_prediction_that_is_off_is_outside() -> None:
+    def short_by_a_mebibyte(*asked: object) -> object:
+        from edgekit.engine.llamacpp import estimate
+
+        found = estimate(*asked)  # type: ignore[arg-type]
+        lines = [
+            replace(line, size_bytes=line.size_bytes - MIB // 2)
+            if line.component is Component.KV_CACHE
+            else line
+            for line in found.lines
+        ]
+        return replace(found, lines=tuple(lines))
+
+    files = recorded("llama-3.2-1b")
+    found = verify_model(
+        files,
+        Load(context_tokens=4096),
+        LlamaCppSetup(),
+        way=SERVER,
+        predict=short_by_a_mebibyte,  # type: ignore[arg-type]
+    )
+    cache = found.rows[1]
+    assert not cache.within
+    assert not found.within
+    assert -16 * MIB // 2 <= cache.difference_bytes < -15 * MIB // 2
+
+
+# --- an engine that dies
+
+
+def ask_raw(header: bytes, size_bytes: int) -> None:
+    with on_disk([HollowFile(name="m", header=header, size_bytes=size_bytes)]) as path:
+        ask_engine(SERVER, Question(path=path, load=Load(), setup=LlamaCppSetup()), LIMITS)
+
+
+def changed(name: str, value: int) -> bytes:
+    """The small model with another number behind that key."""
+    raw = small_model.model_bytes()
+    at = raw.index(name.encode()) + len(name) + 4
+    return raw[:at] + struct.pack("<I", value) + raw[at + 4 :]
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (changed("llama.block_count", 2**31 - 1), "died of SIGABRT.*GGML_ASSERT.*n_layer"),
+        (changed("llama.attention.head_count", 0), "gave up .*error loading model"),
+        (changed("llama.feed_forward_length", 4096), "gave up .*wrong shape"),
+        (small_model.model_bytes()[:700], "gave up .*failed to load model"),
+        (small_model.model_bytes(["output.weight"]), "gave up .*not found"),
+        (b"GGUF\x03" + b"\xff" * 60, "gave up .*failed to load model"),
+        (b"", "gave up .*failed to load model"),
+    ],
+)
+def test_a_corrupt_header_ends_the_child_only(raw: bytes, words: str) -> None:
+    with pytest.raises(EngineError, match=words):
+        ask_raw(raw, len(raw))
+
+
+def test_an_abort_in_the_graph_is_told() -> None:
+    q8 = cache_type("q8_0")
+    load = Load(context_tokens=4096, sequences=4, unified=False, cache_k=q8, cache_v=q8)
+    with on_disk(hollow_out(recorded("phi-3-medium-4k"))) as path:
+        question = Question(path=path, load=load, setup=LlamaCppSetup())
+        with pytest.raises(EngineError, match=r"died of SIGABRT.*ggml-impl.h"):
+            ask_engine(SERVER, question, LIMITS)
+
+
+def test_memory_beyond_the_limit_is_refused_by_the_system() -> None:
+    fact = next(m for m in models() if (m["model"], m["quant"]) == ("qwen3-0.6b", "F16"))
+    raw = header_bytes(fact["header_without_vocabulary"])
+    at = raw.index(b"qwen3.vocab_size") + len(b"qwen3.vocab_size") + 4
+    hungry = raw[:at] + struct.pack("<I", 2**31 - 1) + raw[at + 4 :]
+    with pytest.raises(EngineError, match=r"allowed 4.00 GiB of address space"):
+        ask_raw(hungry, len(raw) + fact["data_section_bytes"])
+
+
+# --- another way, and none
+
+
+def tool(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> Way:
+    path = folder / "llama-fit-params"
+    path.write_text(f"#!{sys.executable}\nimport sys, time\nsys.stdout = sys.stderr\n{body}\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+    return choose_way(Mode.LIBRARY)
+
+
+def ask_tool(way: Way, timeout_s: float = 20.0) -> Verification:
+    return verify_model(
+        small(), Load(context_tokens=256), LlamaCppSetup(), way=way, timeout_s=timeout_s
+    )
+
+
+def test_llama_fit_params_is_asked_by_its_flags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = (
+        "if '--version' in sys.argv:\n"
+        "    sys.exit('version: 0.5.0-dev (build 1, commit 0c1e570)')\n"
+        "print('llama_context:        CPU  output buffer size =     0.00 MiB')\n"
+        "print('llama_kv_cache: size =    0.06 MiB (   256 cells,   2 layers,  1/1 seqs)')\n"
+        "print('sched_reserve:        CPU compute buffer size =     1.00 MiB')\n"
+        "print('common_memory_breakdown_print: |   - Host |      1 =     0 +       0 +       1       |')\n"
+    )
+    found = ask_tool(tool(tmp_path, monkeypatch, body))
+    assert found.answer.through == "llama-fit-params"
+    assert found.answer.version == "0.5.0-dev (build 1, commit 0c1e570)"
+    assert found.setup.mode is Mode.LIBRARY
+    assert set(off(found).values()) == {0}
+
+
+def test_words_of_llama_fit_params() -> None:
+    load = Load(
+        context_tokens=4096,
+        sequences=2,
+        batch_tokens=1024,
+        microbatch_tokens=256,
+        cache_k=cache_type("q8_0"),
+        cache_v=cache_type("q8_0"),
+        flash_attention=True,
+        full_window=True,
+    )
+    setup = LlamaCppSetup(backend=Backend.CUDA, n_gpu_layers=20, n_cpu_moe=3, tensor_split=(3, 1))
+    words = fit_tool.request(Question(path=Path("m.gguf"), load=load, setup=setup))["command"][1:]
+    assert " ".join(words) == (
+        "-m m.gguf --fit-print on --verbose -c 4096 -fa on --swa-full -b 1024 -ub 256 -np 2 "
+        "-ctk q8_0 -ctv q8_0 --no-repack -ngl 20 --n-cpu-moe 3 -ts 3,1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("load", "setup", "really"),
+    [
+        ({"sequences": 4, "unified": True}, {}, False),
+        ({"output_rows": 7}, {}, False),
+        ({}, {"embeddings": True}, False),
+        ({}, {}, True),
+    ],
+)
+def test_what_llama_fit_params_cannot_be_asked(
+    load: dict[str, object], setup: dict[str, object], *, really: bool
+) -> None:
+    question = Question(
+        path=Path("m.gguf"),
+        load=Load(**load),  # type: ignore[arg-type]
+        setup=LlamaCppSetup(**setup),  # type: ignore[arg-type]
+        really=really,
+    )
+    with pytest.raises(UsageError, match=r"llama-fit-params cannot .*: use xllamacpp"):
+        fit_tool.request(question)
+
+
+def test_a_slow_engine_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    way = tool(tmp_path, monkeypatch, "print('error: thinking', flush=True)\ntime.sleep(60)")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    begun = time.monotonic()
+    with pytest.raises(
+        EngineError, match=r"did not answer within 0.7 s \(--engine-timeout\): error: thinking"
+    ):
+        ask_tool(way, timeout_s=0.7)
+    assert time.monotonic() - begun < 10
+    assert [path.name for path in tmp_path.iterdir()] == ["llama-fit-params"]
+
+
+def test_an_engine_that_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(EngineError, match="did not come to an answer: it said nothing"):
+        ask_tool(tool(tmp_path, monkeypatch, ""))
+
+
+def test_an_engine_that_floods_is_read_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = "for _ in range(64): sys.stdout.write('x' * 1_000_000)\nsys.exit(1)"
+    with pytest.raises(EngineError, match=r"gave up .exit code 1.*xxx") as caught:
+        ask_tool(tool(tmp_path, monkeypatch, body))
+    assert len(str(caught.value)) < 2000
+
+
+def test_no_engine_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        ways, "TABLE", tuple(replace(way, is_here=lambda: False) for way in ways.TABLE)
+    )
+    with pytest.raises(
+        EngineError, match=r"no llama.cpp on this machine.*edgekit\[llama\].*llama-fit-params"
+    ) as caught:
+        choose_way()
+    assert caught.value.exit_code == 5
+    with pytest.raises(EngineError, match=r"to ask as a library: install llama.cpp"):
+        choose_way(Mode.LIBRARY)
+    with pytest.raises(UsageError, match="only xllamacpp can load a model"):
+        choose_way(Mode.LIBRARY, really=True)
+
+
+def test_a_gpu_that_is_not_there() -> None:
+    setup = LlamaCppSetup(backend=Backend.CUDA)
+    if Path("/dev/nvidia0").exists():
+        pytest.skip("there is one")
+    with pytest.raises(EngineError, match="finds no GPU here"):
+        verify_model(small(), Load(), setup, way=SERVER)
+
+
+# --- really loaded
+
+
+def test_a_small_model_is_loaded_and_used(tmp_path: Path) -> None:
+    files = locate_path(small_model.write_model(tmp_path), "small.gguf")
+    found = verify_model(files, Load(), LlamaCppSetup(), way=SERVER, really=True)
+    held = {one.when: one for one in found.resident}
+    steps = ["started", "weights loaded", "context made", "8 tokens decoded"]
+    assert list(held) in (steps, [steps[0], *steps[2:]])  # the second may pass too quickly
+    sizes = [held[when].resident_bytes for when in (steps[0], *steps[2:])]
+    assert 10 * MIB < sizes[0] < sizes[1] <= sizes[2] < 500 * MIB
+    assert all(one.anonymous_bytes and one.file_bytes for one in held.values())
+
+
+def test_what_does_not_fit_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = locate_path(small_model.write_model(tmp_path), "small.gguf")
+    monkeypatch.setattr(check, "available_bytes", lambda: MIB)
+    with pytest.raises(UsageError, match=r"not loaded: it would take .* 1.00 MiB are available"):
+        verify_model(files, Load(), LlamaCppSetup(), way=SERVER, really=True)
+
+
+def test_what_is_elsewhere_is_not_loaded() -> None:
+    with pytest.raises(UsageError, match="not a file on this machine"):
+        verify_model(small(), Load(), LlamaCppSetup(), way=SERVER, really=True)
+
+
+def test_available_memory_is_less_than_there_is() -> None:
+    available = check.available_bytes()
+    assert available is None or MIB < available < 2**60

@@ -1,0 +1,154 @@
+"""Lines of real logs -> numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgekit.errors import EngineError
+from edgekit.memory.types import Component
+from edgekit.units import MIB
+from edgekit.verify.engine_log import EngineLog, hundredths, whole
+from edgekit.verify.types import Measured
+
+SLIDING = """\
+0.00.026.496 I llama_context: constructing llama_context
+0.00.026.496 I llama_context: n_seq_max             = 4
+0.00.026.499 I llama_context: kv_unified            = true
+0.00.026.499 I llama_context: flash_attn            = auto
+0.00.028.468 I llama_context:        CPU  output buffer size =     4.00 MiB
+0.00.028.478 I llama_kv_cache_iswa: creating non-SWA KV cache, size = 4096 cells
+0.00.028.564 I llama_kv_cache:        CPU KV buffer size =     0.00 MiB
+0.00.028.569 I llama_kv_cache: size =   16.00 MiB (  4096 cells,   4 layers,  4/1 seqs), K (f16):    8.00 MiB, V (f16):    8.00 MiB
+0.00.028.572 I llama_kv_cache_iswa: creating     SWA KV cache, size = 2560 cells
+0.00.028.698 I llama_kv_cache:        CPU KV buffer size =     0.00 MiB
+0.00.028.700 I llama_kv_cache: size =   55.00 MiB (  2560 cells,  22 layers,  4/1 seqs), K (f16):   27.50 MiB, V (f16):   27.50 MiB
+0.00.029.901 I resolve_fused_ops: Flash Attention enabled
+0.00.046.698 I sched_reserve:        CPU compute buffer size =    58.28 MiB
+0.00.047.281 I common_memory_breakdown_print: | memory breakdown [MiB] | total   free    self   model   context   compute    unaccounted |
+0.00.047.281 I common_memory_breakdown_print: |   - Host               |                 2036 =  1907 +      71 +      58                |
+"""
+HYBRID = """\
+llama_context:        CPU  output buffer size =     0.38 MiB
+llama_kv_cache: size =   64.00 MiB (  8192 cells,   4 layers,  1/1 seqs), K (f16):   32.00 MiB, V (f16):   32.00 MiB
+llama_memory_recurrent:        CPU RS buffer size =    55.37 MiB
+llama_memory_recurrent: size =   55.37 MiB (     1 cells,  40 layers,  1 seqs  0 rs_seq), R (f32):    1.37 MiB, S (f32):   54.00 MiB
+sched_reserve:        CPU compute buffer size =    59.02 MiB
+common_memory_breakdown_print: |   - Host               |                  5122 =  4258 +     119 +      59                |
+common_memory_breakdown_print: |   - CPU_REPACK         |                 13432 = 13432 +       0 +       0                |
+"""
+DEVICE = """\
+llama_context:  CUDA_Host  output buffer size =     0.49 MiB
+llama_kv_cache: size =  448.00 MiB (  4096 cells,  28 layers,  1/1 seqs), K (f16):  224.00 MiB, V (f16):  224.00 MiB
+sched_reserve:      CUDA0 compute buffer size =    30.50 MiB
+sched_reserve:  CUDA_Host compute buffer size =    12.02 MiB
+common_memory_breakdown_print: |   - CUDA0 (NVIDIA H200)  | 143167 = 142000 + (1328 =   850 +     448 +      30) +        -161 |
+common_memory_breakdown_print: |   - Host                 |                   299 =   287 +       0 +      12                |
+"""
+
+
+def read(log: str, *more: str) -> EngineLog:
+    found = EngineLog()
+    for line in (*log.splitlines(keepends=True), *more):
+        found.add(line)
+    return found
+
+
+def test_a_printed_number_is_an_interval() -> None:
+    assert hundredths("0.00").low_bytes == 0
+    half = MIB // 200
+    assert hundredths("16.00").low_bytes == 16 * MIB - half - 2 - 1
+    assert hundredths("16.00").high_bytes == 16 * MIB + half + 2 + 1
+    # A 32-bit float holds 131,072.00 MiB only to the next 16 KiB.
+    assert hundredths("131072.00").resolution_bytes > 16 * 1024
+    assert whole("1137") == Measured(low_bytes=1137 * MIB, high_bytes=1138 * MIB - 1)
+
+
+def test_off_by_is_zero_inside_the_interval() -> None:
+    measured = Measured(low_bytes=100, high_bytes=110)
+    assert [measured.off_by(size) for size in (90, 100, 105, 110, 111)] == [-10, 0, 0, 0, 1]
+
+
+def test_sliding_and_full_caches_are_told_apart() -> None:
+    parts = read(SLIDING).parts()
+    assert parts[Component.KV_CACHE] == hundredths("16.00")
+    assert parts[Component.SLIDING_KV_CACHE] == hundredths("55.00")
+    assert parts[Component.STATE] == Measured(low_bytes=0, high_bytes=0)
+    assert parts[Component.OUTPUT] == hundredths("4.00")
+    assert parts[Component.COMPUTE] == hundredths("58.28")
+    assert parts[Component.WEIGHTS] == whole("1907")
+
+
+def test_states_and_rearranged_weights_count() -> None:
+    parts = read(HYBRID).parts()
+    assert parts[Component.STATE] == hundredths("55.37")
+    assert parts[Component.WEIGHTS] == whole("4258") + whole("13432")
+
+
+def test_buffers_of_a_gpu_are_added_to_the_hosts() -> None:
+    log = read(DEVICE)
+    parts = log.parts()
+    assert log.devices == ["CUDA0 (NVIDIA H200)"]
+    assert parts[Component.WEIGHTS] == whole("850") + whole("287")
+    assert parts[Component.COMPUTE] == hundredths("30.50") + hundredths("12.02")
+
+
+def test_it_is_complete_with_the_line_after_the_breakdown() -> None:
+    assert not read(SLIDING).complete
+    log = read(SLIDING, "common_params_fit_impl: projected to use 2036 MiB")
+    assert log.complete
+    log.add("llama_context:        CPU  output buffer size =     9.00 MiB")
+    assert log.parts()[Component.OUTPUT] == hundredths("4.00")
+
+
+def test_a_second_context_is_not_added_to_the_first() -> None:
+    before, breakdown = SLIDING.split("0.00.047.281", 1)
+    again = read(before + before + "0.00.047.281" + breakdown)
+    assert again.parts() == read(SLIDING).parts()
+
+
+def test_what_the_engine_resolved() -> None:
+    assert read(SLIDING).resolved == {
+        "n_seq_max": "4",
+        "kv_unified": "true",
+        "flash_attn": "enabled",
+    }
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("llama_kv_cache: size =   55", "llama_kv_cache: holds   55", "its cache lines add up to"),
+        ("compute buffer size =    58", "compute buffer size =    68", "its compute buffer lines"),
+        ("output buffer size", "output buffer takes", "did not come to an answer"),
+        ("breakdown_print", "print", "did not come to an answer"),
+    ],
+)
+def test_a_log_of_another_kind_is_no_answer(old: str, new: str, message: str) -> None:
+    with pytest.raises(EngineError, match=message):
+        read(SLIDING.replace(old, new)).parts()
+
+
+def test_last_words_are_the_complaints() -> None:
+    log = read(
+        "0.00.1 I llama_model_loader: - kv 1: general.name str = x\n"
+        "0.00.2 E llama_model_load: error loading model: tensor 'a' not found\n"
+        "0.00.3 I srv    operator(): cleaning up before exit...\n"
+    )
+    assert log.last_words() == "llama_model_load: error loading model: tensor 'a' not found"
+    assert read("one\ntwo\n").last_words() == "one | two"
+    assert EngineLog().last_words() == "it said nothing"
+
+
+def test_endless_lines_and_endless_logs_are_cut() -> None:
+    log = EngineLog()
+    for _ in range(1000):
+        log.add("x" * 100_000)
+    assert len(log.last_words()) < 2000
+    for number in range(1000):
+        log.add(f"error: {number}")
+    assert log.last_words() == "error: 0 | error: 1 | error: 2"
+
+
+def test_an_abort_in_the_middle_of_the_log_is_found() -> None:
+    log = read("0.00.1 I load: /src/ggml-impl.h:330: fatal error\n", *["0.00.2 D more"] * 1000)
+    assert log.last_words() == "load: /src/ggml-impl.h:330: fatal error"
