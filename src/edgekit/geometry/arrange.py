@@ -30,11 +30,13 @@ _STATED = {
     "linear_attention": Word.RECURRENT,
     "deepseek_sparse_attention": Word.FULL,
     "indexed_attention": Word.FULL,
+    "minimax_m3_sparse": Word.FULL,
     "compressed_sparse_attention": Word.FULL,
     "heavily_compressed_attention": Word.FULL,
     "mamba": Word.RECURRENT,
     "mamba2": Word.RECURRENT,
     "conv": Word.RECURRENT,
+    "conv_mixer": Word.RECURRENT,
     "recurrent": Word.RECURRENT,
     "hybrid": Word.BOTH,
     "moe": Word.EXPERTS,
@@ -79,6 +81,24 @@ def windows(period: int, *, full_first: bool = False) -> Arrangement:
         return _pattern(hyper, layers, period, full_first=full_first)
 
     return arrange
+
+
+def also_first(arrangement: Arrangement) -> Arrangement:
+    """MiMo-V2: the first layer is full too, unless the file says layer by layer."""
+
+    def arrange(hyper: Hyper, layers: int) -> tuple[Word, ...]:
+        words = arrangement(hyper, layers)
+        told = hyper.items("layer_types") or hyper.raw("window_pattern")
+        return words if told else (Word.FULL, *words[1:])
+
+    return arrange
+
+
+def windows_at_indices(hyper: Hyper, layers: int) -> tuple[Word, ...]:
+    """Baichuan-M1 lists the sliding layers by number."""
+    listed = hyper.items("window_layer_indices") or ()
+    sliding = {index for index in listed if isinstance(index, int)}
+    return tuple(Word.WINDOW if i in sliding else Word.FULL for i in range(layers))
 
 
 def _pattern(hyper: Hyper, layers: int, period: int, *, full_first: bool) -> tuple[Word, ...]:
@@ -177,6 +197,29 @@ def interval(period: int, *, offset: int | None = None) -> Arrangement:
     return arrange
 
 
+def mid_interval(period: int) -> Arrangement:
+    """PLaMo 2: attention in the middle of every `period` layers."""
+
+    def arrange(hyper: Hyper, layers: int) -> tuple[Word, ...]:
+        step = hyper.number("full_interval") or period
+        return interval(step, offset=step // 2)(hyper, layers)
+
+    return arrange
+
+
+def groups(hyper: Hyper, layers: int) -> tuple[Word, ...]:
+    """Bailing: attention ends every group, and makes up a group that is not complete."""
+    if (words := stated(hyper, layers)) is not None:
+        return words
+    size = hyper.need("full_interval")
+    if size < 1:
+        raise hyper.missing("full_interval")
+    whole = layers - layers % size
+    return tuple(
+        Word.FULL if (i + 1) % size == 0 or i >= whole else Word.RECURRENT for i in range(layers)
+    )
+
+
 def by_kv_heads(fallback: Arrangement) -> Arrangement:
     """A layer without KV heads is a recurrence (GGUF's way); config.json says it otherwise."""
 
@@ -225,12 +268,18 @@ def repeated(*cycle: Word) -> Arrangement:
     """A fixed cycle of words, unless the file lists its layers."""
 
     def arrange(hyper: Hyper, layers: int) -> tuple[Word, ...]:
-        listed = hyper.items("layer_types")  # RecurrentGemma lists one cycle only
-        if listed is not None and len(listed) >= layers:
-            return stated(hyper, layers) or ()
-        return tuple(cycle[i % len(cycle)] for i in range(layers))
+        return stated(hyper, layers) or tuple(cycle[i % len(cycle)] for i in range(layers))
 
     return arrange
+
+
+def griffin(hyper: Hyper, layers: int) -> tuple[Word, ...]:
+    """RecurrentGemma lists one cycle of its layers, and all of its attention slides."""
+    listed = hyper.items("layer_types") or ("recurrent", "recurrent", "attention")
+    words = {"recurrent": Word.RECURRENT, "attention": Word.WINDOW}
+    if not set(map(repr, listed)) <= set(map(repr, words)):
+        raise HeaderError(f"block_types {listed!r:.60} are not known", file=hyper.header.name)
+    return tuple(words[listed[i % len(listed)]] for i in range(layers))
 
 
 def _switched_off(hyper: Hyper, layers: int) -> tuple[Word, ...] | None:

@@ -9,9 +9,11 @@ from typing import Any
 from edgekit.errors import HeaderError
 from edgekit.geometry.arrange import Word
 from edgekit.geometry.hyper import Hyper
+from edgekit.geometry.recurrence import key_conv
 from edgekit.geometry.types import (
     Attention,
     CompressedAttention,
+    HybridLayer,
     LatentAttention,
     LayerKind,
     NoCache,
@@ -24,6 +26,7 @@ AttentionBuilder = Callable[[Hyper, tuple[Word, ...]], tuple[LayerKind | None, .
 _SPANS = {Word.WINDOW: Span.WINDOW, Word.CHUNK: Span.CHUNK}
 _SPAN_KEYS = {Word.WINDOW: "window", Word.CHUNK: "chunk"}
 _RATES = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
+_SPARSE = "minimax_m3_sparse"
 _ATTENDING = (Word.FULL, Word.WINDOW, Word.CHUNK, Word.BOTH)
 
 
@@ -45,6 +48,36 @@ def chatglm(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ..
     heads = _heads(hyper, len(words))
     off = hyper.flag("multi_query") is False
     return _with_heads(hyper, words, heads, heads if off else _printed(hyper, heads))
+
+
+def plamo(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...]:
+    """PLaMo: so many heads share a KV head (8 where the file does not say)."""
+    heads = _heads(hyper, len(words))
+    group = hyper.number("heads_per_kv_head")
+    if hyper.gguf or not group:
+        return standard(hyper, words)
+    return _with_heads(hyper, words, heads, tuple(-(-count // group) for count in heads))
+
+
+def twice_when_sliding(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...]:
+    """MiMo-V2: sliding layers have twice the KV heads, where the file has no count for them."""
+    layers = standard(hyper, words)
+    if hyper.gguf or hyper.number("window_kv_heads"):
+        return layers
+    return tuple(
+        replace(layer, kv_heads=2 * layer.kv_heads)
+        if layer is not None and layer.span is Span.WINDOW
+        else layer
+        for layer in layers
+    )
+
+
+def convolved(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...]:
+    """Baichuan-M1: keys and values pass a short convolution before they are remembered."""
+    return tuple(
+        HybridLayer(attention=layer, recurrent=key_conv(hyper, layer)) if layer else None
+        for layer in standard(hyper, words)
+    )
 
 
 def _printed(hyper: Hyper, heads: tuple[int, ...]) -> tuple[int, ...]:
@@ -233,9 +266,11 @@ def indexed_after_dense(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKin
     layers = standard(hyper, words)
     if hyper.items("index_layers") is not None:
         return layers
+    types = hyper.listed("layer_types", len(words))
     lead = hyper.number("leading_dense") or 0
+    sparse = [i >= lead if types is None else types[i] == _SPARSE for i in range(len(words))]
     return tuple(
-        replace(layer, index_dim=0) if layer is not None and i < lead else layer
+        layer if layer is None or sparse[i] else replace(layer, index_dim=0)
         for i, layer in enumerate(layers)
     )
 

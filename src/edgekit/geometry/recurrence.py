@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from edgekit.errors import HeaderError
 from edgekit.geometry.hyper import Hyper
-from edgekit.geometry.types import Cell, Recurrent
+from edgekit.geometry.types import Attention, Cell, Recurrent
 
 RecurrentBuilder = Callable[[Hyper], Recurrent]
 
@@ -142,6 +142,35 @@ def short_conv(hyper: Hyper) -> Recurrent:
     return Recurrent(
         cell=Cell.SHORT_CONV, conv_elements=hidden * (kernel - 1), inner=hidden, conv_kernel=kernel
     )
+
+
+def gated_conv(hyper: Hyper) -> Recurrent:
+    """Gear: keys and values of all KV heads, each through a convolution of its own."""
+    heads, width, kernel = hyper.need("heads"), hyper.need("key_dim"), _kernel(hyper)
+    groups = hyper.number("kv_heads") or heads
+    return Recurrent(
+        cell=Cell.GATED_CONV,
+        conv_elements=2 * (kernel - 1) * groups * width,
+        inner=heads * width,
+        state_size=width,
+        groups=groups,
+        heads=heads,
+        conv_kernel=kernel,
+    )
+
+
+def key_conv(hyper: Hyper, attention: Attention) -> Recurrent:
+    """Baichuan-M1: the last keys and values of one attention layer, before its convolution."""
+    kernel, groups = _kernel(hyper), attention.kv_heads
+    both = groups * (attention.key_dim + attention.value_dim)
+    return Recurrent(
+        cell=Cell.KEY_CONV, conv_elements=(kernel - 1) * both, groups=groups, conv_kernel=kernel
+    )
+
+
+def bailing(hyper: Hyper) -> Recurrent:
+    """One model_type, two generations: the third states a convolution and is Kimi's delta attention."""
+    return lightning(hyper) if hyper.raw("conv_kernel") is None else kimi_delta(hyper)
 
 
 def rwkv(hyper: Hyper) -> Recurrent:

@@ -185,6 +185,8 @@ class Cell(enum.Enum):
     LIGHTNING = "lightning attention"
     GATED_LINEAR = "gated linear attention"
     SHORT_CONV = "short convolution"
+    GATED_CONV = "gated convolution"  # Gear: of keys and values, in the place of attention
+    KEY_CONV = "convolved keys and values"  # Baichuan-M1: before they are remembered
     RWKV = "rwkv"
     RG_LRU = "rg-lru"
 

@@ -386,6 +386,14 @@ def test_a_stage_holds_its_layers_and_the_table_at_its_end() -> None:
     assert dict(bill.facts)["max_in_flight_tokens"] == 3 * 2048  # one a stage, one more
 
 
+def test_a_tied_table_is_on_the_first_and_the_last_stage() -> None:
+    tied = {**CONFIG, "tie_word_embeddings": True}
+    assert estimate(tied).weights_bytes == WEIGHTS - VOCABULARY
+    assert (
+        estimate(tied, pipeline_parallel_size=2).weights_bytes == 2 * LAYER + VOCABULARY + 2 * 512
+    )
+
+
 # --- weights
 
 

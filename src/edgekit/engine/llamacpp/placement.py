@@ -50,9 +50,12 @@ OUTPUT_NORM_ALIASES = {"lfm2": "token_embd_norm", "lfm2moe": "token_embd_norm"}
 
 # Of a block of multi-token prediction, what is loaded although nothing runs it.
 _SHARED_HEAD = r"nextn\.(embed_tokens|shared_head_head|shared_head_norm)\."
+_CHOOSING_BIAS = r"\.exp_probs_b"
 LOADED_IDLE = {
     "cohere2moe": re.compile(_SHARED_HEAD),
-    "hy_v3": re.compile(rf"{_SHARED_HEAD}|\.ffn_|\.exp_probs_b"),
+    "deepseek32": re.compile(_CHOOSING_BIAS),
+    "glm-dsa": re.compile(_CHOOSING_BIAS),
+    "hy_v3": re.compile(rf"{_SHARED_HEAD}|\.ffn_|{_CHOOSING_BIAS}"),
     "step35": re.compile(_SHARED_HEAD),
 }
 

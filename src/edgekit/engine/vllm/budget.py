@@ -20,9 +20,8 @@ from edgekit.geometry.types import LatentAttention, Layer, Recurrent
 from edgekit.memory.types import DEVICE, Component, MemoryLine
 from edgekit.units import MIB
 
-SAMPLER_BYTES = (
-    22  # of a logit: 2 as computed, 4 as f32, 4 as probability, 4 + 8 sorted with its index
-)
+# Of a logit: as computed, and as f32; the step that vLLM measures does not sort (gpu/sample/sampler.py).
+SAMPLER_BYTES = 2 + 4
 GRAPH_BYTES = MIB  # cudagraph_utils.py counts at least so much for each graph of a whole step
 GRAPH_PIECE_BYTES = MIB // 4  # of each layer's piece
 CAPTURE_SIZES = 51  # config/vllm.py: 1, 2, 4, every 8th to 256, every 16th to 512
@@ -68,6 +67,7 @@ def _activation_line(
     step = tokens * _token_bytes(model, setup, resolved, layers)
     rows = min(resolved.max_num_seqs, tokens)
     sampled = rows * (model.geometry.vocabulary or 0) * SAMPLER_BYTES
+    sampled += 2 * tokens * model.geometry.hidden * DTYPE_BYTES[resolved.dtype]  # still there
     because = (
         f"the larger of a step of {tokens:,} tokens ({step:,} B) and sampling {rows:,} rows of "
         f"{model.geometry.vocabulary or 0:,} logits x {SAMPLER_BYTES} B ({sampled:,} B)"

@@ -102,7 +102,11 @@ def stored_weights(model: Model, cast: Cast) -> Weights:
         sizes[layer_index] += more
     basis = Basis.EXACT if cast.plan is None else cast.plan.basis
     return Weights(
-        before_bytes=outside[0], layer_bytes=tuple(sizes), after_bytes=outside[1], basis=basis
+        before_bytes=outside[0],
+        layer_bytes=tuple(sizes),
+        after_bytes=outside[1],
+        basis=basis,
+        tied=model.geometry.tied_embeddings is True,
     )
 
 

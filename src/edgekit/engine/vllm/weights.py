@@ -65,11 +65,13 @@ class Weights:
     layer_bytes: tuple[int, ...]
     after_bytes: int
     basis: Basis
+    tied: bool = False  # the last stage has the embedding too: it is its head
 
     def of_stage(self, stage: range, layers: int) -> int:
         inside = sum(self.layer_bytes[stage.start : stage.stop])
-        first = self.before_bytes if stage.start == 0 else 0
-        return inside + first + (self.after_bytes if stage.stop == layers else 0)
+        last = stage.stop == layers
+        before = stage.start == 0 or (last and self.tied)
+        return inside + before * self.before_bytes + last * self.after_bytes
 
 
 def expected_weights(model: Model, cast: Cast) -> Weights:
@@ -93,6 +95,7 @@ def expected_weights(model: Model, cast: Cast) -> Weights:
         layer_bytes=tuple(sizes),
         after_bytes=outside[1],
         basis=cast.plan.basis if cast.plan else Basis.EXACT,
+        tied=geometry.tied_embeddings is True,
     )
 
 
