@@ -56,7 +56,10 @@ LOADED_IDLE = {
     "deepseek32": re.compile(_CHOOSING_BIAS),
     "glm-dsa": re.compile(_CHOOSING_BIAS),
     "hy_v3": re.compile(rf"{_SHARED_HEAD}|\.ffn_|{_CHOOSING_BIAS}"),
-    "step35": re.compile(_SHARED_HEAD),
+    "step35": re.compile(
+        rf"{_SHARED_HEAD}|{_CHOOSING_BIAS}|\.attn_(q_norm|k_norm|gate)\."
+        r"|\.ffn_(gate|down|up)(_exps|_shexp)?\.|\.ffn_gate_inp\."
+    ),
 }
 
 _BLOCK = re.compile(r"(?:^|\.)blk\.(\d+)\.")
@@ -67,7 +70,8 @@ _EXPERTS = re.compile(r"\.ffn_(up|down|gate|gate_up)_(ch|)exps")  # arg.cpp: --c
 class Placement:
     """Where each block is. The output counts as the block after the last."""
 
-    blocks: tuple[Pool, ...]  # of every block in the file, those of multi-token prediction included
+    blocks: tuple[Pool, ...]  # every round of every block, those of multi-token prediction included
+    own_blocks: int  # of which so many have weights: rounds after the first use the same
     output: Pool
     offload_kqv: bool = True
     host_expert_blocks: int = 0  # experts of the first so many blocks are on the host
@@ -77,7 +81,8 @@ class Placement:
 
     @property
     def pools(self) -> tuple[Pool, ...]:
-        return tuple(dict.fromkeys(self.blocks))
+        """Those that hold weights of blocks."""
+        return tuple(dict.fromkeys(self.blocks[: self.own_blocks]))
 
     @property
     def is_host_only(self) -> bool:
@@ -86,10 +91,12 @@ class Placement:
 
 def place(model: Model, setup: LlamaCppSetup) -> Placement:
     """Raises UsageError for a split that names no device."""
-    blocks = len(model.geometry.layers) // model.geometry.loops + model.geometry.mtp_layers
+    layers, loops = len(model.geometry.layers), model.geometry.loops
+    blocks = layers + model.geometry.mtp_layers
     pools = tuple(_block_pools(blocks, setup))
     return Placement(
         blocks=pools[:-1],
+        own_blocks=layers // loops if loops > 1 else blocks,
         output=pools[-1],
         offload_kqv=setup.offload_kqv,
         host_expert_blocks=blocks if setup.cpu_moe else min(setup.n_cpu_moe, blocks),
