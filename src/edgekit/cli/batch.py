@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, BinaryIO
 
-from edgekit.cli.as_gguf import estimate_any
 from edgekit.cli.batch_models import BatchModels
 from edgekit.engine import ENGINES, engine_for, engine_name, engine_named
 from edgekit.errors import EdgekitError, HeaderLimitError, NotFoundError, UsageError
@@ -60,16 +59,7 @@ def _answer(row: Mapping[str, Any], models: BatchModels) -> dict[str, Any]:
     model = models.of_row(row)
     engine = engine or engine_for(model)
     load, setup = _read_options(engine, options, backend)
-    if engine == "llama.cpp":
-        return answer_json(estimate_any(model, load, setup, _mix(options)))
     return answer_json(engine_named(engine).estimate(model, load, setup))
-
-
-def _mix(options: Mapping[str, Any]) -> str | None:
-    mix = options.get("mix")
-    if not isinstance(mix, str | None):
-        raise UsageError("mix is not a name")
-    return mix
 
 
 def _read_options(engine: str, options: Mapping[str, Any], backend: str | None) -> tuple[Any, Any]:

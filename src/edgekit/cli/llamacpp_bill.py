@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from edgekit.cli.as_gguf import estimate_any
+from edgekit.engine import llamacpp
 from edgekit.engine.llamacpp.companions import adapter_lines, projector_lines, with_drafter
 from edgekit.engine.llamacpp.placement import place
 from edgekit.engine.llamacpp.types import ALL_LAYERS, LlamaCppSetup
@@ -27,7 +27,7 @@ def estimate_with_companions(
 ) -> MemoryEstimate:
     """Raises EdgekitError for a file that is something else, and for what llama.cpp refuses."""
     load, setup = asked
-    bill = estimate_any(opened.model, load, setup, values.get("mix"))
+    bill = llamacpp.estimate(opened.model, load, replace(setup, mix=values.get("mix")))
     if "mmproj" in values:
         header = _projector(values["mmproj"], opened, reach)
         bill = replace(bill, lines=(*bill.lines, *projector_lines(header, setup)))
@@ -79,4 +79,4 @@ def _drafter(
         setup, n_gpu_layers=ALL_LAYERS, cpu_moe=False, n_cpu_moe=0, embeddings=False, load_mtp=False
     )
     drafter = open_model(values["draft_model"], reach=reach).model
-    return estimate_any(drafter, own_load, own_setup)
+    return llamacpp.estimate(drafter, own_load, own_setup)

@@ -8,7 +8,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.source.types import ModelFiles
 
 PLACEHOLDER = "MODEL"
-UNCONVERTED = "Q4_K_M"  # as_gguf.DEFAULT_MIX
+UNCONVERTED = "Q4_K_M"  # engine.llamacpp.as_gguf.DEFAULT_MIX
 
 
 def repository_word(files: ModelFiles | None) -> str:

@@ -12,7 +12,6 @@ import pytest
 from tests.recorded import model_header, models, rows
 
 from edgekit.cli import main
-from edgekit.cli.as_gguf import estimate_any
 from edgekit.cli.vllm_gpus import TABLE, card_named
 from edgekit.engine.llamacpp import estimate as estimate_llamacpp
 from edgekit.engine.llamacpp.types import LlamaCppSetup
@@ -189,7 +188,7 @@ def test_a_config_costs_what_its_gguf_costs(index: int) -> None:
     header, load, setup = model_header(index), Load(context_tokens=32768), LlamaCppSetup()
     real = estimate_llamacpp(Model(header=header, geometry=read_geometry(header)), load, setup)
     opened = open_config(_configs()[models()[index]["model"]])
-    told = estimate_any(opened.model, load, setup)
+    told = estimate_llamacpp(opened.model, load, setup)
     assert told.weights_bytes == pytest.approx(real.weights_bytes, rel=0.005)
     assert told.of(*CACHES) == real.of(*CACHES)
     assert told.of(Component.COMPUTE) >= 0.95 * real.of(Component.COMPUTE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edgekit.engine.llamacpp.as_gguf import as_known, converted
 from edgekit.engine.llamacpp.caches import cache_lines
 from edgekit.engine.llamacpp.compute import compute_lines
 from edgekit.engine.llamacpp.context import resolve
@@ -18,7 +19,17 @@ VERSION = "0.5.0-dev (0c1e570)"
 
 
 def estimate(model: Model, load: Load, setup: LlamaCppSetup) -> MemoryEstimate:
-    """The bill. Raises RefusedError where llama.cpp would not come up."""
+    """The bill: of a GGUF as it is, of another format (or at `setup.mix`) as it would be after a conversion.
+
+    Raises RefusedError where llama.cpp would not come up.
+    """
+    found = converted(model, setup.mix)
+    if found is None:
+        return _estimate(model, load, setup)
+    return as_known(_estimate(found.model, load, setup), found.mixed)
+
+
+def _estimate(model: Model, load: Load, setup: LlamaCppSetup) -> MemoryEstimate:
     context = resolve(model, load, setup)
     placement = model.keep(("placement", setup), lambda: place(model, setup))
     caches = cache_lines(model, context, placement)

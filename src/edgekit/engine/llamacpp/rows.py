@@ -49,9 +49,17 @@ def _setup(options: Mapping[str, Any], backend: str | None) -> LlamaCppSetup:
         n_cpu_moe=whole(options, "n_cpu_moe") or 0,
         offload_kqv=bool(options.get("offload_kqv", True)),
         embeddings=bool(options.get("embeddings", False)),
+        mix=_mix(options),
         tensor_split=tuple(float(share) for share in split),
         devices=(Device(),) * max(1, len(split), whole(options, "n_devices") or 1),
     )
+
+
+def _mix(options: Mapping[str, Any]) -> str | None:
+    mix = options.get("mix")
+    if not isinstance(mix, str | None):
+        raise UsageError("mix is not a name")
+    return mix
 
 
 def _cache_type(options: Mapping[str, Any], name: str) -> CacheType | None:

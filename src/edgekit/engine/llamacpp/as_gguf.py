@@ -1,4 +1,4 @@
-"""A model in another format -> the bill of the GGUF it would be at a mix, before anything is converted."""
+"""A model in another format, or at another mix -> the GGUF it would be, before anything is converted."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from types import MappingProxyType
 from typing import Any
 
 from edgekit.basis import Basis
-from edgekit.engine.llamacpp import estimate as estimate_llamacpp
-from edgekit.engine.llamacpp.types import LlamaCppSetup
 from edgekit.engine.types import Model
 from edgekit.geometry.types import (
     Attention,
@@ -20,7 +18,7 @@ from edgekit.geometry.types import (
     Span,
 )
 from edgekit.header.types import Tensor, Value
-from edgekit.memory.types import Component, Load, MemoryEstimate, MemoryLine
+from edgekit.memory.types import Component, MemoryEstimate, MemoryLine
 from edgekit.memory.what_if import WITHIN, MixedModel, at_mix
 from edgekit.source.types import Container
 
@@ -70,26 +68,19 @@ class Converted:
     mixed: MixedModel
 
 
-def estimate_any(
-    model: Model, load: Load, setup: LlamaCppSetup, mix: str | None = None
-) -> MemoryEstimate:
-    """llama.cpp's bill: of a GGUF as it is, of another format or at a mix as it would be after a conversion.
-
-    Raises EdgekitError for a family whose GGUF is not described, and for what llama.cpp refuses.
-    """
+def converted(model: Model, mix: str | None) -> Converted | None:
+    """None for a GGUF as it is. Raises EdgekitError for a family whose GGUF is not described."""
     if mix is None and _is_gguf(model):
-        return estimate_llamacpp(model, load, setup)
+        return None
     name = mix or DEFAULT_MIX
-    found: Converted = model.keep(("as gguf", name), lambda: convert(model, name))
-    estimate = estimate_llamacpp(found.model, load, setup)
-    return replace(
-        estimate,
-        lines=tuple(_as_known(line, found.mixed) for line in estimate.lines),
-        notes=(
-            *estimate.notes,
-            f"as if it were a GGUF at {found.mixed.mix}: {found.mixed.because}",
-        ),
-    )
+    return model.keep(("as gguf", name), lambda: convert(model, name))
+
+
+def as_known(estimate: MemoryEstimate, mixed: MixedModel) -> MemoryEstimate:
+    """What rests on a conversion that has not happened is no better known than that."""
+    note = f"as if it were a GGUF at {mixed.mix}: {mixed.because}"
+    lines = tuple(_as_known(line, mixed) for line in estimate.lines)
+    return replace(estimate, lines=lines, notes=(*estimate.notes, note))
 
 
 def _is_gguf(model: Model) -> bool:
@@ -115,7 +106,6 @@ def convert(model: Model, mix: str) -> Converted:
 
 
 def _as_known(line: MemoryLine, mixed: MixedModel) -> MemoryLine:
-    """What rests on a conversion that has not happened is no better known than that."""
     if line.component is Component.WEIGHTS:
         line = replace(line, because=f"{line.because} ({mixed.mix})")
     if mixed.basis is Basis.EXACT or line.basis is not Basis.EXACT:
