@@ -301,3 +301,20 @@ def test_an_unknown_cache_type_names_those_there_are() -> None:
     with pytest.raises(UsageError, match="unknown cache type 'q3_7'; there are f32, f16, bf16"):
         cache_type("q3_7")
     assert len({row.name for row in TABLE}) == len(TABLE)
+
+
+def test_rearranged_weights_stand_beside_the_mapped_file() -> None:
+    load = Load(context_tokens=4096)
+    plain = llamacpp.estimate(llama(), load, LIBRARY).weights_bytes
+    mapped = llamacpp.estimate(llama(), load, replace(LIBRARY, repack=True)).weights_bytes
+    copied = llamacpp.estimate(
+        llama(), load, replace(LIBRARY, repack=True, use_mmap=False)
+    ).weights_bytes
+    assert copied == plain
+    assert 1.9 * plain < mapped < 2 * plain
+    tied = engine_models()["llama-3.2-1b", "Q4_K_M"]
+    once = llamacpp.estimate(tied, load, LIBRARY).weights_bytes
+    twice = llamacpp.estimate(
+        tied, load, replace(LIBRARY, repack=True, use_mmap=False)
+    ).weights_bytes
+    assert twice - once == 128256 * 2048 * 210 // 256  # token_embd at Q6_K

@@ -21,6 +21,7 @@ from edgekit.memory.types import HOST, Pool, PoolKind
 DEVICE_ALIGNMENT = 128  # ggml-cuda.cu: ggml_backend_cuda_buffer_type_get_alignment
 MATRIX_ROW_PADDING = 512  # ggml-cuda.cu: quantised rows may be read this far
 
+EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 # llama-arch.cpp: LLM_TENSOR_LAYER_INPUT; they stay on the host.
 INPUT_TENSORS = frozenset({"token_embd", "position_embd", "token_types", "per_layer_token_embd"})
 # LLM_TENSOR_LAYER_REPEATING without a block number in their name: they belong to block 0.
@@ -192,10 +193,10 @@ def _tied_head(model: Model, placement: Placement) -> Iterator[Placed]:
     """The token embedding once more, as the head, where the file has none and it lies elsewhere."""
     architecture = model.geometry.architecture
     names = {tensor.name: tensor for tensor in model.header.tensors or ()}
-    embedding = names.get("token_embd.weight")
-    if embedding is None and architecture in HEAD_AS_EMBEDDING and "output.weight" in names:
-        yield Placed(tensor=names["output.weight"], pool=placement.output, block=None)
-    if embedding is None or "output.weight" in names or architecture in WITHOUT_HEAD:
+    embedding = names.get(EMBEDDING)
+    if embedding is None and architecture in HEAD_AS_EMBEDDING and HEAD in names:
+        yield Placed(tensor=names[HEAD], pool=placement.output, block=None)
+    if embedding is None or HEAD in names or architecture in WITHOUT_HEAD:
         return
     if placement.output is not HOST or architecture in HEAD_MADE_FIRST:
         yield Placed(tensor=embedding, pool=placement.output, block=None)

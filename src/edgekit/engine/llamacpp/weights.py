@@ -2,35 +2,76 @@
 
 from __future__ import annotations
 
-from edgekit.engine.llamacpp.placement import Placement, placed_tensors
+from collections.abc import Iterator, Sequence
+
+from edgekit.basis import Basis
+from edgekit.engine.llamacpp.placement import EMBEDDING, HEAD, Placed, Placement, placed_tensors
 from edgekit.engine.llamacpp.types import LlamaCppSetup
 from edgekit.engine.types import Model
-from edgekit.memory.types import Component, MemoryLine, Pool
+from edgekit.memory.types import HOST, Component, MemoryLine, Pool
+
+# ggml-cpu/repack.cpp @ 0c1e570, whatever the CPU: x86 rearranges some of them, ARM all.
+REPACKED_TYPES = frozenset({"Q2_K", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4"})
+REPACK_WITHIN = 0.1
 
 
 def weight_lines(
     model: Model, placement: Placement, setup: LlamaCppSetup
 ) -> tuple[MemoryLine, ...]:
-    return model.keep(
-        ("weights", placement), lambda: _lines(model, placement, load_mtp=setup.load_mtp)
-    )
+    return model.keep(("weights", placement), lambda: _lines(model, placement, setup))
 
 
-def _lines(model: Model, placement: Placement, *, load_mtp: bool) -> tuple[MemoryLine, ...]:
+def _lines(model: Model, placement: Placement, setup: LlamaCppSetup) -> tuple[MemoryLine, ...]:
+    placed = placed_tensors(model, placement, load_mtp=setup.load_mtp)
+    return (*_by_block(placed), *(_repacked(placed, setup) if setup.repack else ()))
+
+
+def _by_block(placed: Sequence[Placed]) -> Iterator[MemoryLine]:
     sums: dict[tuple[int, Pool], tuple[int, int]] = {}
-    for placed in placed_tensors(model, placement, load_mtp=load_mtp):
-        key = (-1 if placed.block is None else placed.block, placed.pool)
+    for one in placed:
+        key = (-1 if one.block is None else one.block, one.pool)
         size, count = sums.get(key, (0, 0))
-        sums[key] = (size + placed.size_bytes, count + 1)
-    return tuple(
-        MemoryLine(
+        sums[key] = (size + one.size_bytes, count + 1)
+    for (block, pool), (size, count) in sorted(
+        sums.items(), key=lambda item: (item[0][0], item[0][1].label)
+    ):
+        tensors = "1 tensor" if count == 1 else f"{count} tensors"
+        yield MemoryLine(
             component=Component.WEIGHTS,
             size_bytes=size,
             pool=pool,
             layer=None if block < 0 else block,
-            because=f"{count} tensors of the directory, each padded to its buffer's alignment",
+            because=f"{tensors} of the directory, padded to the alignment of the buffer",
         )
-        for (block, pool), (size, count) in sorted(
-            sums.items(), key=lambda item: (item[0][0], item[0][1].label)
+
+
+def _repacked(placed: Sequence[Placed], setup: LlamaCppSetup) -> Iterator[MemoryLine]:
+    """Rearranged copies on the host. Of a mapped file the originals stay in memory too, until it runs short."""
+    sizes = [
+        one.size_bytes
+        for one in placed
+        if one.pool == HOST
+        and one.tensor.type.name in REPACKED_TYPES
+        and len(one.tensor.shape) > 1
+        and one.tensor.name != EMBEDDING
+    ]
+    if setup.use_mmap and sizes:
+        yield MemoryLine(
+            component=Component.WEIGHTS,
+            size_bytes=sum(sizes),
+            pool=HOST,
+            basis=Basis.MODELLED,
+            because=f"{len(sizes)} matrices rearranged for the CPU, beside the mapped file",
+            within=REPACK_WITHIN,
         )
-    )
+    tied = next((one for one in placed if one.tensor.name == EMBEDDING), None)
+    named = {one.tensor.name for one in placed}
+    if tied is not None and HEAD not in named and tied.pool == HOST:
+        yield MemoryLine(
+            component=Component.WEIGHTS,
+            size_bytes=tied.size_bytes,
+            pool=HOST,
+            basis=Basis.MODELLED,
+            because="the token embedding once more, rearranged as the head",
+            within=REPACK_WITHIN,
+        )
