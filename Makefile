@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 run: setup
-	@$(BIN)/edgekit inspect sample:gemma-3-27b
+	@$(BIN)/edgekit estimate sample:gemma-3-27b -c 32k -ngl all
 
 test: setup
 	@$(BIN)/python -m pytest

@@ -218,9 +218,12 @@ def report_of_sample(capsys: pytest.CaptureFixture[str]) -> str:
     return out
 
 
-def test_readme_shows_the_real_report(capsys: pytest.CaptureFixture[str]) -> None:
+def test_readme_shows_the_real_reports(capsys: pytest.CaptureFixture[str]) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert report_of_sample(capsys) in readme
+    code, out, _ = ask(capsys, "estimate", "sample:gemma-3-27b", "-c", "32k", "-ngl", "all")
+    assert code == 0
+    assert out in readme
 
 
 def test_readme_python_example_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
