@@ -16,7 +16,7 @@ from edgekit.geometry.architectures import (
     Architecture,
 )
 from edgekit.geometry.arrange import Word
-from edgekit.geometry.feedforward import feed_forwards, halved
+from edgekit.geometry.feedforward import feed_forwards
 from edgekit.geometry.hyper import MAX_LAYERS, Hyper
 from edgekit.geometry.outside import (
     pooling_of,
@@ -34,6 +34,7 @@ from edgekit.geometry.types import (
     NoCache,
     Rope,
     SharedCache,
+    Span,
 )
 from edgekit.header.types import ModelHeader
 
@@ -125,11 +126,10 @@ def _layers(hyper: Hyper, row: Architecture, words: tuple[Word, ...]) -> tuple[L
         alternating=row.alternating,
         width=row.width,
     )
-    if row.halved:
-        halves = halved(halves)
+    pairs = (row.adjust(hyper, pair) for pair in halves)
     return tuple(
         Layer(index=i, mixer=mixer, dense=dense, experts=experts)
-        for i, (mixer, (dense, experts)) in enumerate(zip(mixers, halves, strict=True))
+        for i, (mixer, (dense, experts)) in enumerate(zip(mixers, pairs, strict=True))
     )
 
 
@@ -175,12 +175,23 @@ def _share(hyper: Hyper, row: Architecture, mixers: tuple[LayerKind, ...]) -> tu
 
 def _looped(hyper: Hyper, layers: tuple[Layer, ...], loops: int) -> tuple[Layer, ...]:
     """Models that run their layers several times hold a cache for every round."""
+    window = hyper.number("loop_window") or 0
     count = len(layers) * loops
     if count > MAX_LAYERS:
         raise HeaderLimitError(
             hyper.spelled("loops"), value=count, limit=MAX_LAYERS, file=hyper.header.name
         )
-    return tuple(replace(layers[i % len(layers)], index=i) for i in range(count))
+    rounds = (replace(layers[i % len(layers)], index=i) for i in range(count))
+    return tuple(
+        _again(layer, window) if i >= len(layers) else layer for i, layer in enumerate(rounds)
+    )
+
+
+def _again(layer: Layer, window: int) -> Layer:
+    """IQuest's second round looks at a short window, and at the first round's cache."""
+    if not window or not isinstance(layer.mixer, Attention):
+        return layer
+    return replace(layer, mixer=replace(layer.mixer, span=Span.WINDOW, span_tokens=window))
 
 
 def _reader(mixer: LayerKind, source: Mapping[str, int]) -> LayerKind:

@@ -14,7 +14,19 @@ from typing import Any
 from edgekit.geometry import arrange, attention, recurrence
 from edgekit.geometry.arrange import Arrangement, Word
 from edgekit.geometry.attention import AttentionBuilder
-from edgekit.geometry.feedforward import WidthRule, four_times_hidden, stated_width, two_thirds
+from edgekit.geometry.feedforward import (
+    PairRule,
+    WidthRule,
+    as_stated,
+    eight_thirds,
+    four_times_hidden,
+    halved,
+    residual_beside,
+    scaled_hidden,
+    shared_without_experts,
+    stated_width,
+    two_thirds,
+)
 from edgekit.geometry.recurrence import RecurrentBuilder
 
 
@@ -29,7 +41,7 @@ class Architecture:
     beside: bool = False  # experts stand beside a dense feed-forward in one layer
     alternating: bool = False  # a layer is either a mixer or a feed-forward
     width: WidthRule = stated_width  # of a feed-forward that the file does not state
-    halved: bool = False  # the stated width is gate and up together
+    adjust: PairRule = as_stated  # of a width that is not what the file states
     sublayers: int = 1  # attentions in what the file counts as one layer
     gguf_cache_owners: int = 0  # llama.cpp: only the first so many layers own a cache
     context_is_scaled: bool = False  # the stated window already counts rope scaling
@@ -54,13 +66,19 @@ TABLE = (
     _row(
         "deci bitnet internlm2 minicpm orion xverse baichuan refact stablelm "
         "chameleon cogvlm seed_oss smollm3 pangu-embedded mistral3 maincoder talkie "
-        "hunyuan-dense hunyuan_vl ernie4_5 paddleocr exaone plamo nanbeige granite chatglm glm4",
+        "hunyuan-dense hunyuan_vl ernie4_5 paddleocr exaone nanbeige granite chatglm glm4",
         "bitnet internlm internlm2 internlm3 minicpm orion xverse baichuan "
         "aquila refact stablelm stablelm_epoch chameleon seed_oss smollm3 PanguEmbedded nemotron-nas deci "
         "exaone hunyuan_v1_dense ernie4_5 granite helium olmo yi decilm llava llava_llama "
         "multi_modality glm glm4 glm4v glm_ocr ministral3 hyperclovax cwm nanbeige glm4v_text glm_ocr_text glm46v glmga hunyuan_vl "
-        "paddleocr_vl ernie4_5_vl granite4_vision aria_text vaultgemma plamo",
+        "paddleocr_vl paddleocr_vl_text ernie4_5_vl granite4_vision aria_text vaultgemma talkie telechat3 "
+        "iquestcoder",
     ),
+    _row("plamo", "plamo", attend=attention.plamo, config_defaults={"heads_per_kv_head": 8}),
+    _row("", "lille-130m", width=eight_thirds),
+    _row("", "afm7", adjust=scaled_hidden),
+    _row("", "iquestloopcoder", config_defaults={"loops": 2, "loop_window": 64}),
+    _row("", "baichuan_m1", arrange=arrange.windows_at_indices, attend=attention.convolved),
     _row("apertus arcee jais2", "apertus arcee jais2 nanochat", gated=False),
     _row("jais", "jais"),
     _row("", "transformer", width=two_thirds),
@@ -70,7 +88,7 @@ TABLE = (
          config_defaults={"chunk": 8192, "shared_experts": 1}),
     _row("", "mistral mixtral pixtral ministral MistralForCausalLM", arrange=arrange.windows(0),
          nested_defaults={"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "feed_forward": 14_336}),
-    _row("qwen", "qwen", halved=True),
+    _row("qwen", "qwen", adjust=halved),
     _row("qwen2 qwen2vl qwen3 qwen3vl qwen2moe qwen3moe qwen3vlmoe",
          "qwen2 qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text qwen2_moe qwen3 qwen3_moe qwen3_vl qwen3_vl_text "
          "qwen3_vl_moe qwen3_vl_moe_text qwen2_5_omni_text qwen2_5_omni_thinker qwen3_omni_moe_text "
@@ -79,10 +97,10 @@ TABLE = (
     _row("command-r", "cohere"),
     _row("olmo olmoe grok dbrx openelm granitemoe graniteswitch bailingmoe bailingmoe2 dots1 "
          "hunyuan-moe hy_v3 ernie4_5-moe glm4moe grovemoe minimax-m2 deepseek",
-         "olmoe grok-1 grok dbrx granitemoe granitemoeshared bailing_moe bailing_moe_v2 dots1 "
-         "ernie4_5_vl_moe hunyuan hunyuan_v1_moe hy_v3 ernie4_5_moe glm4_moe glm4v_moe glm4v_moe_text minimax_m2 deepseek flex_olmo "
+         "olmoe grok-1 grok dbrx openelm Klear granitemoe granitemoeshared bailing_moe bailing_moe_v2 dots1 "
+         "ernie4_5_vl_moe ernie4_5_vl_moe_text hunyuan hunyuan_v1_moe hy_v3 ernie4_5_moe glm4_moe glm4v_moe glm4v_moe_text minimax_m2 deepseek flex_olmo "
          "solar_open"),
-    _row("arctic", "arctic", beside=True),
+    _row("arctic", "arctic", beside=True, adjust=residual_beside, config_defaults={"moe_step": 2}),
     # Two matrices in the feed-forward.
     _row("", "RefinedWeb", attend=attention.falcon, gated=False, width=four_times_hidden,
          config_defaults={"multi_query": True, "new_decoder": True}),
@@ -115,19 +133,21 @@ TABLE = (
          arrange=arrange.by_format(arrange.only_with(64, arrange.windows(4)), arrange.windows(4))),
     _row("plamo3", "plamo3", arrange=arrange.windows(8)),
     _row("olmo2 exaone-moe afmoe mellum muse-glimmer granite_swa",
-         "olmo2 olmo3 exaone_moe afmoe mellum muse_glimmer granite_swa granitemoe_swa",
+         "olmo2 olmo3 exaone_moe afmoe mellum muse_glimmer muse_glimmer_text granite_swa granitemoe_swa spark2_5",
          arrange=arrange.windows(4)),
     _row("smallthinker", "smallthinker", arrange=arrange.windows(4, full_first=True)),
     _row("laguna", "laguna", arrange=arrange.windows(4, full_first=True), gguf_defaults={"shared_experts": 1}),
-    _row("mimo2 step35", "mimo_v2_flash step3p5 step3p7 step3_text step3", arrange=arrange.windows(0)),
+    _row("mimo2", "mimo_v2_flash", attend=attention.twice_when_sliding,
+         arrange=arrange.by_format(arrange.windows(0), arrange.also_first(arrange.windows(6)))),
+    _row("step35", "step3p5 step3p7 step3_text step3", arrange=arrange.windows(0)),
     # Latent attention.
     _row("deepseek2 deepseek2-ocr deepseek32 glm-dsa mistral4",
          "deepseek_v2 deepseek_v3 deepseek_v32 deepseek_vl_v2 deepseek_ocr2 DeepseekV2ForCausalLM kimi_k2 kimi_k25 "
-         "glm_moe_dsa glm4_moe_lite mistral4 youtu axk1 axk2",
+         "glm_moe_dsa glm4_moe_lite mistral4 youtu youtu_llm joyai_llm_flash axk1 axk2",
          attend=attention.latent),
     _row("minicpm3", "minicpm3", attend=attention.latent),
     _row("plm", "plm", attend=attention.latent, gated=False),
-    _row("", "longcat_flash", attend=attention.latent, sublayers=2, beside=True,
+    _row("", "longcat_flash longcat_flash_ngram", attend=attention.latent, sublayers=2, beside=True,
          config_defaults={"moe_step": 2, "moe_offset": 0}),
     _row("deepseek4", "deepseek_v4 deepseek_ref", attend=attention.compressed),
     _row("minimax-m3", "minimax_m3 minimax_m3_vl minimax_m3_vl_text", attend=attention.indexed_after_dense),
@@ -140,18 +160,23 @@ TABLE = (
          config_defaults={"moe_step": 2, "moe_offset": 1, "experts": 16, "experts_used": 2}),
     _row("", "bamba", arrange=arrange.full_at_indices(first=0, none_is_empty=True), recur=recurrence.mamba2),
     _row("granitehybrid", "granitemoehybrid", arrange=arrange.by_kv_heads(arrange.uniform),
-         recur=recurrence.mamba2),
+         recur=recurrence.mamba2, adjust=shared_without_experts),
     _row("falcon-h1", "falcon_h1", arrange=arrange.repeated(Word.BOTH), recur=recurrence.mamba2),
     _row("nemotron_h nemotron_h_moe", "nemotron_h V4X", arrange=arrange.letters, recur=recurrence.mamba2,
          gated=False, alternating=True),
-    _row("plamo2", "plamo2", arrange=arrange.by_kv_heads(arrange.interval(2)), recur=recurrence.mamba2),
+    _row("plamo2", "plamo2", arrange=arrange.by_kv_heads(arrange.mid_interval(2)), recur=recurrence.mamba2,
+         config_defaults={"state_groups": 0}),
     _row("lfm2 lfm2moe", "lfm2 lfm2_moe lfm2_vl", arrange=arrange.by_kv_heads(arrange.full_at_indices(first=0)),
          recur=recurrence.short_conv),
     _row("qwen3next qwen35 qwen35moe",
-         "qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text olmo_hybrid",
+         "qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text prism_hadamard_qwen35",
          arrange=arrange.interval(4), attend=attention.gated, recur=recurrence.gated_delta,
          nested_defaults={"key_dim": 256, "conv_kernel": 4, "linear_key_heads": 16, "linear_value_heads": 32,
                           "linear_key_dim": 128, "linear_value_dim": 128}),
+    _row("", "olmo_hybrid", arrange=arrange.interval(4), recur=recurrence.gated_delta),
+    _row("", "bailing_hybrid", arrange=arrange.groups, attend=attention.latent, recur=recurrence.bailing),
+    _row("", "bailing_moe_linear", arrange=arrange.groups, recur=recurrence.lightning),
+    _row("", "gear", arrange=arrange.windows(0), recur=recurrence.gated_conv),
     _row("kimi-linear kimi-k3 bailingmoe3", "kimi_linear kimi_k3",
          arrange=arrange.by_kv_heads(arrange.full_at_indices(first=1)),
          attend=attention.latent, recur=recurrence.kimi_delta),
@@ -161,8 +186,7 @@ TABLE = (
          gated=False),
     _row("rwkv6qwen2 arwkv7", "rwkv6qwen2", arrange=arrange.repeated(Word.RECURRENT), recur=recurrence.rwkv),
     _row("", "gla", arrange=arrange.repeated(Word.RECURRENT), recur=recurrence.gated_linear, width=two_thirds),
-    _row("", "recurrent_gemma", arrange=arrange.repeated(Word.RECURRENT, Word.RECURRENT, Word.WINDOW),
-         recur=recurrence.rg_lru),
+    _row("", "recurrent_gemma", arrange=arrange.griffin, recur=recurrence.rg_lru, adjust=halved),
     # Encoders, and diffusion models that see the whole batch: no cache.
     _row("bert jina-bert-v3 nomic-bert-moe", "bert roberta xlm-roberta camembert electra distilbert mpnet deberta deberta-v2 ernie roberta-prelayernorm "
          "xlm-roberta-xl data2vec-text xmod roformer rembert megatron-bert",
@@ -224,6 +248,7 @@ TIED_BY_DEFAULT = frozenset(
         "ernie4_5",
         "ernie4_5_moe",
         "ernie4_5_vl_moe",
+        "ernie4_5_vl_moe_text",
         "falcon",
         "falcon_mamba",
         "gemma",
@@ -238,11 +263,15 @@ TIED_BY_DEFAULT = frozenset(
         "gemma4_unified_text",
         "gpt2",
         "gpt_bigcode",
+        "gear",
         "gpt_neo",
         "granite_swa",
         "hunyuan_vl",
         "jais",
+        "afm7",
         "lfm2",
+        "lille-130m",
+        "openelm",
         "lfm2_moe",
         "lfm2_vl",
         "mamba",
@@ -256,6 +285,7 @@ TIED_BY_DEFAULT = frozenset(
         "nomic_bert",
         "opt",
         "paddleocr_vl",
+        "paddleocr_vl_text",
         "phi3small",
         "qwen2_5_omni_text",
         "recurrent_gemma",
@@ -265,12 +295,14 @@ TIED_BY_DEFAULT = frozenset(
         "roberta-prelayernorm",
         "roformer",
         "smollm3",
+        "spark2_5",
         "starcoder2",
         "vaultgemma",
         "xlm-roberta",
         "xlm-roberta-xl",
         "xmod",
         "youtu",
+        "youtu_llm",
     ]
 )
 

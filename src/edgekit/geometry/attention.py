@@ -122,7 +122,8 @@ def _attention(
         raise HeaderError(
             f"{heads} heads do not share {kv_heads} KV heads evenly", file=hyper.header.name
         )
-    key_dim, value_dim = _head_dims(hyper, layer, word, heads=counts[0])
+    sliding_heads = hyper.number("window_heads") if word is Word.WINDOW else None
+    key_dim, value_dim = _head_dims(hyper, layer, word, heads=sliding_heads or counts[0])
     window = hyper.own("window", layer) if word is Word.WINDOW else None
     return Attention(
         heads=heads,

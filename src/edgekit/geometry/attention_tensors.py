@@ -8,25 +8,43 @@ from edgekit.geometry.tensor_rows import Width
 from edgekit.geometry.types import Attention, CompressedAttention, LatentAttention, Span
 
 
-def attention(kind: Attention, family: Family) -> Rows:
+def attention(kind: Attention, family: Family, *, borrows: bool = False) -> Rows:
+    """`borrows`: keys and values are another layer's, in the file too."""
     recipe = family.recipe
     bias = family.says(recipe.qkv_bias)
-    gated = kind.gated and recipe.gated_queries
-    queries, keys = kind.heads * kind.key_dim, kind.kv_heads * kind.key_dim
-    values = 0 if kind.values_are_keys else kind.kv_heads * kind.value_dim
-    yield from linear(TensorRole.QUERY, queries * (2 if gated else 1), family.hidden, bias=bias)
-    yield from linear(TensorRole.KEY, keys, family.hidden, bias=bias)
-    yield from linear(TensorRole.VALUE, values, family.hidden, bias=bias)
+    queries = kind.heads * kind.key_dim * (2 if kind.gated else 1)
+    yield from linear(TensorRole.QUERY, queries, family.hidden, bias=bias)
+    if not borrows:
+        yield from _keys_and_values(kind, family, bias=bias)
     yield from _output(kind.heads * kind.value_dim, family)
-    yield from _head_norms(kind, family)
-    if recipe.gate is not None and family.says(recipe.gate_said):
-        wide = kind.heads * kind.value_dim if recipe.gate is Width.ALL else kind.heads
-        yield from linear(TensorRole.ATTENTION_GATE, wide, family.hidden)
+    yield from _head_norms(kind, family, borrows=borrows)
+    yield from _gates(kind, family)
     sliding = recipe.sinks if recipe.window_sinks is None else recipe.window_sinks
     if family.says(sliding if kind.span is Span.WINDOW else recipe.sinks):
         yield array(TensorRole.SINKS, TensorKind.RAW, kind.heads)
     if kind.index_dim:
         yield from _block_indexer(kind.index_dim, family)
+
+
+def _keys_and_values(kind: Attention, family: Family, *, bias: bool) -> Rows:
+    values = 0 if kind.values_are_keys else kind.kv_heads * kind.value_dim
+    yield from linear(TensorRole.KEY, kind.kv_heads * kind.key_dim, family.hidden, bias=bias)
+    yield from linear(TensorRole.VALUE, values, family.hidden, bias=bias)
+    if family.recipe.cache_scales:
+        yield array(TensorRole.SCALE, TensorKind.RAW, 1)
+        yield array(TensorRole.SCALE, TensorKind.RAW, 1)
+
+
+def _gates(kind: Attention, family: Family) -> Rows:
+    recipe = family.recipe
+    if recipe.gate is not None and family.says(recipe.gate_said):
+        wide = kind.heads * kind.value_dim if recipe.gate is Width.ALL else kind.heads
+        yield from linear(TensorRole.ATTENTION_GATE, wide, family.hidden)
+    if recipe.query_gain:
+        yield array(TensorRole.SCALE, TensorKind.RAW, kind.heads)
+    if recipe.round_gate:
+        yield array(TensorRole.ATTENTION_GATE, TensorKind.RAW, kind.heads, kind.key_dim)
+        yield array(TensorRole.ATTENTION_GATE, TensorKind.BIAS, kind.heads)
 
 
 def _output(values: int, family: Family) -> Rows:
@@ -36,12 +54,13 @@ def _output(values: int, family: Family) -> Rows:
         yield array(TensorRole.OUTPUT, TensorKind.NORM, values)
 
 
-def _head_norms(kind: Attention, family: Family) -> Rows:
+def _head_norms(kind: Attention, family: Family, *, borrows: bool) -> Rows:
     recipe = family.recipe
     if recipe.head_norm is None or not family.says(recipe.head_norm_said):
         return
     kinds = (TensorKind.NORM, TensorKind.BIAS) if recipe.head_norm_bias else (TensorKind.NORM,)
-    for role, heads in ((TensorRole.QUERY, kind.heads), (TensorRole.KEY, kind.kv_heads)):
+    both = ((TensorRole.QUERY, kind.heads), (TensorRole.KEY, kind.kv_heads))
+    for role, heads in both[:1] if borrows else both:
         for one in kinds:
             yield array(role, one, kind.key_dim * (heads if recipe.head_norm is Width.ALL else 1))
 
@@ -71,6 +90,8 @@ def latent(kind: LatentAttention, family: Family) -> Rows:
     unpacked = kind.heads * (kind.key_dim - kind.rope_dim + kind.value_dim)
     yield from linear(TensorRole.LATENT_UP, unpacked, kind.latent_dim)
     yield from _output(kind.heads * kind.value_dim, family)
+    if family.recipe.gate is Width.HEADS and family.says(family.recipe.gate_said):
+        yield from linear(TensorRole.ATTENTION_GATE, kind.heads, family.hidden)
     if kind.index_dim:
         yield from _token_indexer(kind.index_dim, rank or hidden, family)
 

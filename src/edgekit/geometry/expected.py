@@ -15,8 +15,9 @@ from edgekit.geometry.residual_tensors import (
     around_residual,
     in_layer_embedding,
     in_residual,
+    ngram_tables,
 )
-from edgekit.geometry.state_tensors import recurrent
+from edgekit.geometry.state_tensors import low_rank, recurrent
 from edgekit.geometry.tensor_family import Family, Rows, array, linear, norm
 from edgekit.geometry.tensor_roles import ExpectedTensor, TensorKind, TensorRole
 from edgekit.geometry.tensor_rows import BY_NAME, PLAIN
@@ -77,8 +78,12 @@ def _family(geometry: ModelGeometry, config: Mapping[str, Any] | None) -> Family
 
 
 def _before(geometry: ModelGeometry, family: Family) -> Rows:
-    hidden, recipe = family.hidden, family.recipe
-    yield array(TensorRole.EMBEDDING, TensorKind.EMBEDDING, geometry.vocabulary or 0, hidden)
+    hidden, recipe, width = family.hidden, family.recipe, family.embedding
+    yield array(TensorRole.EMBEDDING, TensorKind.EMBEDDING, geometry.vocabulary or 0, width)
+    if width != hidden:
+        yield from linear(TensorRole.EMBEDDING_IN, hidden, width)
+    if recipe.ngrams:
+        yield from ngram_tables(geometry, family)
     if recipe.positions is not None:
         rows = (geometry.trained_context or 0) + recipe.positions
         yield array(TensorRole.POSITION, TensorKind.EMBEDDING, rows, hidden)
@@ -91,11 +96,17 @@ def _before(geometry: ModelGeometry, family: Family) -> Rows:
 
 
 def _after(geometry: ModelGeometry, family: Family) -> Rows:
-    if family.recipe.final_norm:
+    recipe, narrow = family.recipe, family.embedding != family.hidden
+    if family.says(recipe.final_norm):
         yield from norm(family)
-    bias = family.says(family.recipe.head_bias)
+    if narrow and recipe.embedding_out:
+        yield from linear(TensorRole.EMBEDDING_OUT, family.embedding, family.hidden)
+    if recipe.head_scale:
+        yield array(TensorRole.SCALE, TensorKind.RAW, 1)
+    bias = family.says(recipe.head_bias)
     if not geometry.tied_embeddings:
-        yield from linear(TensorRole.HEAD, geometry.vocabulary or 0, family.hidden, bias=bias)
+        width = family.embedding if recipe.embedding_out else family.hidden
+        yield from linear(TensorRole.HEAD, geometry.vocabulary or 0, width, bias=bias)
     elif bias:
         yield array(TensorRole.HEAD, TensorKind.BIAS, geometry.vocabulary or 0)
 
@@ -110,6 +121,8 @@ def _layer(layer: Layer, family: Family) -> Rows:
         yield from norm(family)
     yield from _norm_gates(layer, family)
     yield from _mixer(layer.mixer, family)
+    if layer.index and family.recipe.value_rank:
+        yield from low_rank(family.number(family.recipe.value_rank), family.hidden)
     if layer.dense is not None:
         yield from dense(layer.dense, family)
     if layer.experts is not None:
@@ -141,8 +154,8 @@ def _mixer(kind: LayerKind, family: Family) -> Rows:
     match kind:
         case Attention():
             yield from attention(kind, family)
-        case SharedCache():  # files carry its keys and values though nothing reads them
-            yield from attention(kind.attention, family)
+        case SharedCache():
+            yield from attention(kind.attention, family, borrows=not family.recipe.borrowed_keys)
         case NoCache() if kind.attention is not None:
             yield from attention(kind.attention, family)
         case HybridLayer():

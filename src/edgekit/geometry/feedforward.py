@@ -13,6 +13,7 @@ from edgekit.geometry.types import Experts, FeedForward
 
 Pair = tuple[FeedForward | None, Experts | None]
 WidthRule = Callable[[Hyper], int]  # the width that a family has when its file states none
+PairRule = Callable[[Hyper, Pair], Pair]  # what a family makes of the width that its file states
 
 
 def feed_forwards(
@@ -29,7 +30,7 @@ def feed_forwards(
     none_here = alternating and Word.NONE not in words  # a model of recurrences and experts alone
     widths = (0,) * count if none_here else _dense_widths(hyper, count, width)
     dense = tuple(FeedForward(width=w, gated=gated) if w else None for w in widths)
-    experts = _experts(hyper, gated=gated)
+    experts = _experts(hyper, width, gated=gated)
     routed = _routed_layers(hyper, count) if experts is not None else (False,) * count
     if alternating:
         return tuple(
@@ -49,14 +50,14 @@ def _alternate(
     return (dense, None) if word is Word.NONE else (None, None)
 
 
-def _experts(hyper: Hyper, *, gated: bool) -> Experts | None:
+def _experts(hyper: Hyper, rule: WidthRule, *, gated: bool) -> Experts | None:
     count = hyper.number("experts") or 0
     if count <= 1:
         return None
     used = hyper.number("experts_used") or 0
     if not 0 < used <= count:
         raise HeaderError(f"{used} of {count} experts are used", file=hyper.header.name)
-    width = _count_of(hyper, "expert_feed_forward") or hyper.number("feed_forward")
+    width = _count_of(hyper, "expert_feed_forward") or hyper.number("feed_forward") or rule(hyper)
     if not width:
         raise hyper.missing("expert_feed_forward")
     shared = hyper.number("shared_feed_forward")
@@ -124,6 +125,8 @@ def _derived_widths(hyper: Hyper, layers: int, rule: WidthRule) -> tuple[int, ..
     """Files that give a ratio instead of a width, or rely on what their family always does."""
     if (blocks := hyper.listed("block_configs", layers)) is not None:
         return tuple(_block_width(hyper, block) for block in blocks)
+    if (ratios := hyper.listed("width_ratios", layers)) is not None:
+        return tuple(_divisible(hyper, ratio) for ratio in ratios)
     if hyper.number("width_multiple"):
         return (_metas_width(hyper),) * layers
     return (rule(hyper),) * layers
@@ -145,6 +148,19 @@ def two_thirds(hyper: Hyper) -> int:
     """flash-linear-attention: a ratio, of which a gated half takes two thirds."""
     ratio = hyper.ratio("width_ratio") or 4
     return _round_up(int(hyper.need("hidden") * ratio * 2 / 3), 256)
+
+
+def eight_thirds(hyper: Hyper) -> int:
+    """Lille: two thirds of four times, to the nearest 256."""
+    return 256 * round(int(8 * hyper.need("hidden") / 3) / 256)
+
+
+def _divisible(hyper: Hyper, ratio: Any) -> int:
+    """OpenELM: each layer's ratio, rounded to a divisor but never down by more than a tenth."""
+    divisor = hyper.number("width_divisor") or 8
+    wanted = hyper.real("ffn_multipliers", ratio) * hyper.need("hidden")
+    near = max(divisor, int(wanted + divisor / 2) // divisor * divisor)
+    return near + divisor if near < 0.9 * wanted else near
 
 
 def _metas_width(hyper: Hyper) -> int:
@@ -174,9 +190,32 @@ def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def halved(pairs: tuple[Pair, ...]) -> tuple[Pair, ...]:
-    """Qwen 1 states gate and up together."""
-    return tuple(
-        (replace(dense, width=dense.width // 2) if dense else None, experts)
-        for dense, experts in pairs
-    )
+def as_stated(_: Hyper, pair: Pair) -> Pair:
+    return pair
+
+
+def halved(_: Hyper, pair: Pair) -> Pair:
+    """Qwen 1 and RecurrentGemma state gate and up together."""
+    dense, experts = pair
+    return (replace(dense, width=dense.width // 2) if dense else None, experts)
+
+
+def scaled_hidden(hyper: Hyper, pair: Pair) -> Pair:
+    """AFM: "hidden_dim" is the model's width, and a factor of it that of the feed-forward."""
+    width = int(hyper.need("hidden") * (hyper.ratio("width_ratio") or 3.25))
+    return (replace(pair[0], width=width) if pair[0] else None, pair[1])
+
+
+def shared_without_experts(hyper: Hyper, pair: Pair) -> Pair:
+    """Granite hybrids: without experts, the shared one is all that is left."""
+    dense, experts = pair
+    width = None if hyper.gguf else hyper.number("shared_feed_forward")
+    return (replace(dense, width=width), experts) if dense and width else pair
+
+
+def residual_beside(hyper: Hyper, pair: Pair) -> Pair:
+    """Arctic: the dense half beside the experts is as wide as the model."""
+    dense, experts = pair
+    if dense is None or experts is None:
+        return pair
+    return (replace(dense, width=hyper.need("hidden")), experts)

@@ -43,6 +43,20 @@ def experts(half: Experts, family: Family, *, layer: int) -> Rows:
         yield from _half(_SHARED, half.shared_width, family, gated=half.gated)
         if family.says(family.recipe.shared_switch):
             yield from linear(TensorRole.SHARED_SWITCH, 1, family.hidden)
+        if family.recipe.shared_mix:
+            yield from linear(TensorRole.SHARED_SWITCH, 2, family.hidden, bias=True)
+    if family.recipe.small_experts:
+        yield from _small_experts(half, family)
+
+
+def _small_experts(half: Experts, family: Family) -> Rows:
+    width = family.number(family.recipe.small_experts, 128)  # conversion/grovemoe.py @ 0c1e570
+    for role, shape in (
+        (TensorRole.EXPERT_GATE, (width, family.hidden)),
+        (TensorRole.EXPERT_UP, (width, family.hidden)),
+        (TensorRole.EXPERT_DOWN, (family.hidden, width)),
+    ):
+        yield from _expert(role, *shape, half.count // 2, family)
 
 
 def _router(half: Experts, family: Family, layer: int) -> Rows:

@@ -36,10 +36,18 @@ class Hyper:
         found = self._find(word)
         if word == "window" and isinstance(found, int) and found < 0:
             found = 0  # -1 and the like: no window
-        if found is None and word in self.defaults:
+        if found is None and word in self.defaults and not self._is_null(word):
             self.defaulted.add(word)
             return self.defaults[word]
         return found
+
+    def states(self, word: str) -> bool:
+        """Whether the file itself says it."""
+        return self._find(word) is not None
+
+    def _is_null(self, word: str) -> bool:
+        """config.json says outright that there is none, so no default stands in."""
+        return not self.gguf and any(s in self.section for s in BY_WORD[word].config)
 
     def _find(self, word: str) -> Any:
         key = BY_WORD[word]

@@ -169,8 +169,8 @@ def key_conv(hyper: Hyper, attention: Attention) -> Recurrent:
 
 
 def bailing(hyper: Hyper) -> Recurrent:
-    """One model_type, two generations: the third states a convolution and is Kimi's delta attention."""
-    return lightning(hyper) if hyper.raw("conv_kernel") is None else kimi_delta(hyper)
+    """One model_type, two generations: Ling 2.5 is Lightning, Ling 3 has a convolution and is Kimi's."""
+    return kimi_delta(hyper) if hyper.states("conv_kernel") else lightning(hyper)
 
 
 def rwkv(hyper: Hyper) -> Recurrent:

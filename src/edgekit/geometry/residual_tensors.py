@@ -27,8 +27,19 @@ def in_layer_embedding(geometry: ModelGeometry, family: Family) -> Rows:
         yield from linear(TensorRole.LAYER_GATE, width, family.hidden)
         yield from linear(TensorRole.LAYER_OUT, family.hidden, width)
         yield array(TensorRole.LAYER_OUT, TensorKind.NORM, family.hidden)
-    if family.recipe.layer_scale:
+    for _ in range(family.recipe.layer_scales):
         yield array(TensorRole.SCALE, TensorKind.RAW, 1)
+
+
+def ngram_tables(geometry: ModelGeometry, family: Family) -> Rows:
+    """LongCat: tables for two to four tokens in a row, a few hashes each, and their way into the hidden stream."""
+    parts, longest = family.number("emb_split_num", 4), family.number("emb_neighbor_num", 4)
+    rows = family.number("ngram_vocab_size_ratio", 78) * (geometry.vocabulary or 0)
+    count = min(parts * max(longest - 1, 0), family.hidden)
+    for index in range(count):
+        width = family.hidden // count
+        yield array(TensorRole.NGRAM, TensorKind.EMBEDDING, rows + 2 * index + 1, width)
+        yield from linear(TensorRole.NGRAM, family.hidden, width)
 
 
 def around_residual(family: Family) -> Rows:

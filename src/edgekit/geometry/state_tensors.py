@@ -13,10 +13,14 @@ from edgekit.geometry.types import Cell, Recurrent
 def recurrent(kind: Recurrent, family: Family) -> Rows:
     rows = _CELLS.get(kind.cell)
     if rows is None:
-        raise UnknownArchitectureError(
-            f"the tensors of {kind.label} layers are not described: add rows to geometry/state_tensors.py"
-        )
+        raise _undescribed(kind)
     yield from rows(kind, family)
+
+
+def _undescribed(kind: Recurrent) -> UnknownArchitectureError:
+    return UnknownArchitectureError(
+        f"the tensors of {kind.label} layers are not described: add rows to geometry/state_tensors.py"
+    )
 
 
 def _mamba(kind: Recurrent, family: Family) -> Rows:
@@ -80,8 +84,11 @@ def _kimi_delta(kind: Recurrent, family: Family) -> Rows:
     yield from _conv(3 * inner, kind, family)
     yield from linear(TensorRole.STATE_BETA, kind.heads, family.hidden)
     for _ in ("forget", "output"):
-        yield from linear(TensorRole.STATE_LOW, width, family.hidden)
-        yield from linear(TensorRole.STATE_LOW, inner, width)
+        if family.recipe.state_low_rank:
+            yield from linear(TensorRole.STATE_LOW, width, family.hidden)
+            yield from linear(TensorRole.STATE_LOW, inner, width)
+        else:
+            yield from linear(TensorRole.STATE_GATE, inner, family.hidden)
     yield array(TensorRole.STATE_DT, TensorKind.BIAS, inner)
     yield array(TensorRole.STATE_A, TensorKind.RAW, kind.heads)
     yield array(TensorRole.STATE_NORM, TensorKind.NORM, width)
@@ -89,10 +96,13 @@ def _kimi_delta(kind: Recurrent, family: Family) -> Rows:
 
 
 def _lightning(kind: Recurrent, family: Family) -> Rows:
-    yield from linear(TensorRole.STATE_IN, 3 * kind.inner, family.hidden)
+    yield from _into(3 * kind.inner, family)
     yield from linear(TensorRole.STATE_GATE, kind.inner, family.hidden)
     yield array(TensorRole.STATE_NORM, TensorKind.NORM, kind.inner)
-    yield from linear(TensorRole.STATE_OUT, family.hidden, kind.inner)
+    if family.says(family.recipe.state_head_norms):
+        yield array(TensorRole.STATE_NORM, TensorKind.NORM, kind.state_size)
+        yield array(TensorRole.STATE_NORM, TensorKind.NORM, kind.state_size)
+    yield from _out_of(kind.inner, family)
 
 
 def _gated_linear(kind: Recurrent, family: Family) -> Rows:
@@ -111,6 +121,45 @@ def _short_conv(kind: Recurrent, family: Family) -> Rows:
     yield from linear(TensorRole.STATE_IN, 3 * kind.inner, family.hidden, bias=bias)
     yield from _conv(kind.inner, kind, family)
     yield from linear(TensorRole.STATE_OUT, family.hidden, kind.inner, bias=bias)
+
+
+def _gated_conv(kind: Recurrent, family: Family) -> Rows:
+    """Gear: queries, keys and values as attention has them, keys and values convolved."""
+    keys, bias = kind.groups * kind.state_size, family.says(family.recipe.qkv_bias)
+    yield from linear(TensorRole.QUERY, kind.inner, family.hidden, bias=bias)
+    for role in (TensorRole.KEY, TensorRole.VALUE):
+        yield from linear(role, keys, family.hidden, bias=bias)
+        yield from _conv(keys, kind, family)
+        yield array(TensorRole.STATE_NORM, TensorKind.NORM, kind.state_size)
+    yield from linear(TensorRole.OUTPUT, family.hidden, kind.inner, bias=bias)
+
+
+def _key_conv(kind: Recurrent, _: Family) -> Rows:
+    for role in (TensorRole.KEY, TensorRole.VALUE):
+        yield array(role, TensorKind.RAW, kind.groups, kind.conv_kernel)
+
+
+def _rwkv(kind: Recurrent, family: Family) -> Rows:
+    """RWKV-7: six mixes with the token before, four matrices, four gates of low rank."""
+    if family.name != "rwkv7":
+        raise _undescribed(kind)
+    hidden = kind.inner
+    for _ in "rwkvag":
+        yield array(TensorRole.STATE_X, TensorKind.RAW, hidden)
+    yield array(TensorRole.STATE_X, TensorKind.RAW, hidden)  # the feed-forward's mix
+    for _ in ("k_k", "k_a", "r_k"):
+        yield array(TensorRole.STATE_D, TensorKind.RAW, hidden)
+    for role in (TensorRole.STATE_IN, TensorRole.KEY, TensorRole.VALUE, TensorRole.STATE_OUT):
+        yield from linear(role, hidden, hidden)
+    yield array(TensorRole.STATE_NORM, TensorKind.NORM, hidden)
+    yield array(TensorRole.STATE_NORM, TensorKind.BIAS, hidden)
+    for word in ("decay_low_rank_dim", "a_low_rank_dim", "gate_low_rank_dim"):
+        yield from low_rank(family.number(word), hidden, bias=word != "gate_low_rank_dim")
+
+
+def low_rank(rank: int, hidden: int, *, bias: bool = True) -> Rows:
+    yield from linear(TensorRole.STATE_LOW, rank, hidden)
+    yield from linear(TensorRole.STATE_LOW, hidden, rank, bias=bias)
 
 
 def _rg_lru(kind: Recurrent, family: Family) -> Rows:
@@ -151,5 +200,8 @@ _CELLS: Mapping[Cell, Callable[[Recurrent, Family], Rows]] = {
     Cell.LIGHTNING: _lightning,
     Cell.GATED_LINEAR: _gated_linear,
     Cell.SHORT_CONV: _short_conv,
+    Cell.GATED_CONV: _gated_conv,
+    Cell.KEY_CONV: _key_conv,
+    Cell.RWKV: _rwkv,
     Cell.RG_LRU: _rg_lru,
 }

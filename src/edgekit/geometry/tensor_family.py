@@ -24,6 +24,12 @@ class Family:
     def says(self, switch: Said) -> bool:
         return switch.holds(self.section)
 
+    @property
+    def embedding(self) -> int:
+        """Numbers of a token in the table, before they become the hidden width."""
+        word = self.recipe.embedding_width
+        return self.number(word, self.hidden) if word else self.hidden
+
     def number(self, word: str, default: int | None = None) -> int:
         """A width that geometry has no place for."""
         value = self.section.get(word, default)

@@ -15,6 +15,9 @@ class TensorRole(enum.Enum):
     SEGMENT = "token type embedding"
     LAYER_EMBEDDING = "embedding of every layer"
     LAYER_EMBEDDING_IN = "hidden into the embedding of every layer"
+    EMBEDDING_IN = "embedding into hidden"
+    EMBEDDING_OUT = "hidden into embedding"
+    NGRAM = "embedding of the tokens before"
     HEAD = "output head"
     NORM = "norm"
     # attention

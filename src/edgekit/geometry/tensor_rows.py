@@ -60,7 +60,7 @@ class Recipe:
     first_norms: int | None = None  # in layer 0, where it differs
     expert_norms: int = 0  # further ones in a layer with experts
     norm_bias: Said = NO
-    final_norm: bool = True
+    final_norm: Said = YES
     embedding_norm: bool = False
     sub_norms: bool = False  # before the output and down matrices
     norm_rank: str = ""  # a low-rank gate on norms: the word that states its rank
@@ -72,9 +72,14 @@ class Recipe:
     head_norm_bias: bool = False
     gate: Width | None = None
     gate_said: Said = YES
-    gated_queries: bool = True  # False: though the arrangement is Qwen's, its queries carry no gate
     sinks: Said = NO
     window_sinks: Said | None = None  # where sliding layers differ
+    query_gain: bool = False  # one number for each head, in the place of a norm
+    cache_scales: bool = False  # one for keys and one for values, where a layer has its own
+    borrowed_keys: bool = True  # layers that read another's cache carry keys and values nonetheless
+    round_gate: bool = (
+        False  # looped models: a vector for each head, of what a further round takes in
+    )
     # feed-forward
     ffn_bias: Said = NO
     expert_bias: Said = NO
@@ -83,17 +88,30 @@ class Recipe:
     router_scales: bool = False  # Gemma 4: one for each hidden number, one for each expert
     correction: Said = NO  # a bias that only chooses experts
     shared_switch: Said = NO
+    shared_mix: bool = (
+        False  # Klear: a weight with a bias for the experts, and one for the shared one
+    )
+    small_experts: str = ""  # Grove: the word that states the width of those that two experts share
     activation: int = 0  # learned numbers of the activation function
     # recurrences
     state_bias: Said = NO  # into the recurrence
     state_out_bias: Said | None = None  # out of it, where it differs
     conv_bias: Said = YES
     state_norm: Said = YES  # Mamba-2's gated norm
+    state_head_norms: Said = NO  # of queries and keys into Lightning attention
+    value_rank: str = (
+        ""  # RWKV-7: the word that states the rank of a mix with the first layer's values
+    )
+    state_low_rank: bool = True  # Kimi's gates; Bailing's are whole matrices
     step_norms: bool = False  # of dt, B and C: Jamba and PLaMo 2
     # outside the layers, or beside them
     streams: Streams | None = None
-    layer_scale: bool = False
+    layer_scales: int = 0  # single numbers in each layer
+    head_scale: bool = False  # and one at the end
     head_bias: Said = NO
+    embedding_width: str = ""  # the word that states it where it is not the hidden one
+    embedding_out: bool = False  # and the way back to it, before the head
+    ngrams: bool = False  # LongCat: tables for the tokens before, beside that of the token
     positions: int | None = None  # a learned table has so many rows more than the context
     token_types: int = 0
     # how llama.cpp keeps it
@@ -119,11 +137,16 @@ _ALL_HEADS = {"head_norm": Width.ALL}
 TABLE: tuple[Recipe, ...] = (
     # Llama and what is built like it.
     _row("llama llama-embed LLaMAForCausalLM llava llava_llama yi aquila minicpm deci nemotron-nas decilm nanbeige "
-         "granite smollm3 cwm multi_modality arcee mistral3 transformer maincoder talkie eurobert aria_text "
+         "granite smollm3 cwm multi_modality arcee mistral3 transformer maincoder eurobert aria_text telechat3 "
          "granitemoe granitemoeshared graniteswitch granite4_vision mistral4 minicpm3 paddleocr youtu_dense llada",
          **_LLAMA),
     _row("mistral mixtral pixtral ministral ministral3 MistralForCausalLM internlm2 baichuan xverse refact exaone plm "
          "smallthinker deepseek dbrx mpt"),
+    _row("talkie", norms=0, final_norm=NO, query_gain=True, layer_scales=3, head_scale=True),
+    _row("iquestcoder", **_LLAMA),
+    _row("iquestloopcoder", round_gate=True, **_LLAMA),
+    _row("afm7", cache_scales=True, borrowed_keys=False, **_HEAD),
+    _row("gear", norms=4, conv_bias=_said("attention_bias"), **_HEAD, **_ATTENTION),
     _row("helium", qkv_bias=_said("attention_bias"), ffn_bias=_said("mlp_bias")),
     _row("internlm", **_biased(_said("bias", default=True))),
     _row("internlm3", qkv_bias=_said("qkv_bias"), output_bias=_said("bias"), ffn_bias=_said("bias")),
@@ -135,9 +158,9 @@ TABLE: tuple[Recipe, ...] = (
     _row("pangu-embedded PanguEmbedded", **_biased(_said("bias", default=True))),
     _row("chameleon", norm_bias=NO, head_norm=Width.ALL, head_norm_bias=True, **_LLAMA),
     _row("apertus", activation=2, **_HEAD, **_ATTENTION),
-    _row("nanochat", norms=0, final_norm=False, **_ATTENTION),
-    _row("olmo", norms=0, final_norm=False, **_ATTENTION),
-    _row("openelm", gguf_fused_qkv=True, **_HEAD),
+    _row("nanochat", norms=0, final_norm=NO, **_ATTENTION),
+    _row("olmo", norms=0, final_norm=NO, **_ATTENTION),
+    _row("openelm", gguf_fused_qkv=True, head_norm_said=_said("normalize_qk_projections", default=True), **_HEAD),
     _row("llama4 llama4_text", **_ATTENTION),
     # Qwen.
     _row("qwen", qkv_bias=YES, gguf_fused_qkv=True),
@@ -153,7 +176,7 @@ TABLE: tuple[Recipe, ...] = (
     _row("command-r cohere", norms=1, head_norm_said=_said("use_qk_norm"), **_ALL_HEADS, **_ATTENTION),
     _row("cohere2 cohere2moe cohere2_moe", norms=1, **_ATTENTION),
     _row("olmo2 olmo3 olmoe flex_olmo", **_ALL_HEADS, **_ATTENTION),
-    _row("olmo_hybrid", conv_bias=NO, gated_queries=False, **_ALL_HEADS, **_ATTENTION),
+    _row("olmo_hybrid", conv_bias=NO, **_ALL_HEADS, **_ATTENTION),
     _row("exaone4 exaone4_5", **_HEAD),
     _row("exaone-moe exaone_moe", correction=YES, **_HEAD),
     _row("granite_swa granitemoe_swa", sinks=YES, **_LLAMA),
@@ -165,13 +188,13 @@ TABLE: tuple[Recipe, ...] = (
     _row("gemma3 gemma3_text gemma-embedding", norms=4, **_HEAD, **_ATTENTION),
     _row("gemma3n gemma3n_text", norms=4, streams=Streams.ALTERNATING, **_HEAD, **_ATTENTION),
     _row("gemma4 gemma4_text gemma4_unified gemma4_unified_text diffusion_gemma", norms=4, expert_norms=3,
-         router_scales=True, layer_scale=True, **_HEAD, **_ATTENTION),
+         router_scales=True, layer_scales=1, **_HEAD, **_ATTENTION),
     _row("recurrent_gemma", ffn_bias=YES, output_bias=YES, qkv_bias=_said("attention_bias"), state_bias=YES),
     # Phi, Falcon, GPT and their time.
     _row("phi3 phi4 phi3_v phi4mm phi4_multimodal", gguf_fused_qkv=True, gguf_fused_ffn=True),
     _row("phimoe", norm_bias=YES, head_bias=_said("lm_head_bias"), **_ATTENTION),
     _row("phi phi2 phi-msft mixformer-sequential", norms=1, head_bias=YES, head_norm=Width.HEAD, head_norm_bias=True,
-         head_norm_said=_said("qk_layernorm"), gguf_fused_qkv=True, **_ALL),
+         head_norm_said=_said("qk_layernorm"), gguf_fused_qkv=True, expert_bias=YES, **_ALL),
     _row("phi3small", gguf_fused_qkv=True, **_ALL),
     _row("persimmon", head_norm=Width.HEAD, head_norm_bias=True, head_norm_said=_said("qk_layernorm", default=True),
          **_ALL),
@@ -185,7 +208,8 @@ TABLE: tuple[Recipe, ...] = (
     _row("gptneox gpt_neox gpt_neox_reward_model", norm_bias=YES, ffn_bias=YES, gguf_fused_qkv=True,
          **_biased(_said("attention_bias", default=True))),
     _row("gptj codegen", norms=1, norm_bias=YES, ffn_bias=YES, head_bias=YES),
-    _row("opt", positions=2, **_ALL),
+    _row("opt", positions=2, embedding_width="word_embed_proj_dim", embedding_out=True,
+         final_norm=_said("do_layer_norm_before", default=True), **_ALL),
     _row("bloom", embedding_norm=True, gguf_fused_qkv=True, **_ALL),
     _row("codeshell", gguf_fused_qkv=True, **_ALL),
     _row("jais", gguf_fused_qkv=True, **_ALL),
@@ -205,13 +229,15 @@ TABLE: tuple[Recipe, ...] = (
          head_norm_said=_said("use_qk_norm"), **_HEAD),
     _row("glm4moe", qkv_bias=YES, correction=YES, router_is_raw=True),  # a GGUF: GLM-4.5 and its successors
     _row("glm4_moe_lite glm_moe_dsa glm-dsa deepseek_v3 kimi_k2 kimi_k25 deepseek_v32 deepseek32 youtu kimi-linear "
-         "kimi_linear kimi_k3 kimi-k3", correction=YES, router_is_raw=True, conv_bias=NO, **_ATTENTION),
+         "kimi_linear kimi_k3 kimi-k3 joyai_llm_flash youtu_llm", correction=YES, router_is_raw=True, conv_bias=NO,
+         **_ATTENTION),
     _row("deepseek2 deepseek2-ocr deepseek_v2 deepseek_vl_v2 deepseek_ocr2 DeepseekV2ForCausalLM", router_is_raw=True,
          **_ATTENTION),
     _row("axk1", correction=YES, router_is_raw=True, expert_norms=1, **_ATTENTION),
     _row("axk2", correction=YES, router_is_raw=True, gate=Width.ALL, norm_rank="gated_norm_rank", **_ATTENTION),
     _row("deepseek4 deepseek_v4 deepseek_ref", correction=YES, router_is_raw=True, streams=Streams.HYPER),
     _row("longcat_flash", correction=YES, **_ATTENTION),
+    _row("longcat_flash_ngram", correction=YES, ngrams=True, **_ATTENTION),
     _row("ernie4_5 ernie4_5_vl paddleocr_vl paddleocr_vl_text", **_biased(_said("use_bias"),
          ffn_bias=_said("use_bias"))),
     _row("ernie4_5-moe ernie4_5_moe ernie4_5_vl_moe ernie4_5_vl_moe_text", correction=YES,
@@ -234,12 +260,25 @@ TABLE: tuple[Recipe, ...] = (
          correction=_said("moe_router_enable_expert_bias", default=True), head_norm_said=_said("use_qk_norm",
          default=True),
          **_HEAD),
+    _row("bailing_hybrid", ffn_bias=_said("use_bias"), conv_bias=NO,
+         correction=_said("moe_router_enable_expert_bias", default=True), **_biased(_said("use_qkv_bias")),
+         state_bias=_said("use_qkv_bias"), state_out_bias=_said("use_bias"), state_low_rank=False,
+         state_head_norms=_said("use_qk_norm", default=True),
+         gate=Width.HEADS, gate_said=_said("short_conv_kernel_size")),
+    _row("bailing_moe_linear", qkv_bias=_said("use_qkv_bias"), output_bias=_said("use_bias"),
+         ffn_bias=_said("use_bias"), correction=_said("moe_router_enable_expert_bias"),
+         head_norm_said=_said("use_qk_norm"),
+         state_bias=_said("use_qkv_bias"), state_out_bias=_said("use_bias"), state_head_norms=_said("use_qk_norm"),
+         **_HEAD),
+    _row("Klear", correction=YES, shared_mix=True, **_HEAD, **_ATTENTION),
+    _row("spark2_5", gate=Width.HEADS, **_LLAMA),
+    _row("baichuan_m1"),
     _row("dots1", correction=YES, **_HEAD, **_ATTENTION),
     _row("solar_open", correction=YES, qkv_bias=_said("attention_bias"), head_norm_said=_said("use_qk_norm"), **_HEAD),
     _row("afmoe", norms=4, correction=YES, gate=Width.ALL, **_HEAD, **_ATTENTION),
     _row("laguna", correction=YES, gate=Width.HEADS, **_HEAD, **_ATTENTION),
     _row("muse-glimmer muse_glimmer muse_glimmer_text", norms=4, gate=Width.ALL, **_ATTENTION),
-    _row("grovemoe", **_HEAD, **_ATTENTION),
+    _row("grovemoe", small_experts="parallel_expert_intermediate_size", **_HEAD, **_ATTENTION),
     _row("grok grok-1", norms=4),
     _row("arctic", norms=2, expert_norms=1),
     _row("gpt-oss gpt_oss", sinks=YES, router_bias=YES, expert_bias=YES, **_biased(_said("attention_bias",
@@ -258,19 +297,20 @@ TABLE: tuple[Recipe, ...] = (
     _row("lfm2 lfm2_vl", conv_bias=_said("conv_bias"), **_HEAD),
     _row("lfm2moe lfm2_moe", conv_bias=_said("conv_bias"), correction=_said("use_expert_bias", default=True), **_HEAD),
     _row("gla"),
+    _row("rwkv7", first_norms=3, norm_bias=YES, value_rank="v_low_rank_dim"),
     # Encoders.
-    _row("bert", positions=0, token_types=2, embedding_norm=True, final_norm=False, **_ALL),
+    _row("bert", positions=0, token_types=2, embedding_norm=True, final_norm=NO, **_ALL),
     _row("roberta xlm-roberta camembert data2vec-text", positions=0, token_types=1, embedding_norm=True,
-         final_norm=False, **_ALL),
-    _row("jina-bert-v3 nomic-bert-moe", token_types=1, embedding_norm=True, final_norm=False, gguf_fused_qkv=True,
+         final_norm=NO, **_ALL),
+    _row("jina-bert-v3 nomic-bert-moe", token_types=1, embedding_norm=True, final_norm=NO, gguf_fused_qkv=True,
          **_ALL),
-    _row("ernie", positions=0, token_types=2, embedding_norm=True, final_norm=False, **_ALL),
+    _row("ernie", positions=0, token_types=2, embedding_norm=True, final_norm=NO, **_ALL),
     _row("megatron-bert xlm-roberta-xl roberta-prelayernorm", positions=0, token_types=2, **_ALL),
-    _row("distilbert mpnet", positions=0, embedding_norm=True, final_norm=False, **_ALL),
-    _row("nomic-bert nomic_bert", token_types=2, embedding_norm=True, final_norm=False, norm_bias=YES,
+    _row("distilbert mpnet", positions=0, embedding_norm=True, final_norm=NO, **_ALL),
+    _row("nomic-bert nomic_bert", token_types=2, embedding_norm=True, final_norm=NO, norm_bias=YES,
          gguf_fused_qkv=True),
-    _row("jina-bert-v2", token_types=2, embedding_norm=True, final_norm=False, norm_bias=YES, **_biased(YES)),
-    _row("new", token_types=0, embedding_norm=True, final_norm=False, norm_bias=YES, **_biased(YES)),
+    _row("jina-bert-v2", token_types=2, embedding_norm=True, final_norm=NO, norm_bias=YES, **_biased(YES)),
+    _row("new", token_types=0, embedding_norm=True, final_norm=NO, norm_bias=YES, **_biased(YES)),
     _row("modern-bert modernbert", embedding_norm=True, first_norms=1, norm_bias=_said("norm_bias"),
          gguf_fused_qkv=True, **_LLAMA),
 )

@@ -190,12 +190,12 @@ def test_without_a_vocabulary_there_is_no_list() -> None:
 
 def test_a_family_without_rows_says_so() -> None:
     keys = {
-        "general.architecture": "rwkv7",
-        "rwkv7.block_count": 2,
-        "rwkv7.embedding_length": 64,
-        "rwkv7.feed_forward_length": 128,
-        "rwkv7.wkv.head_size": 16,
-        "rwkv7.vocab_size": 1000,
+        "general.architecture": "rwkv6",
+        "rwkv6.block_count": 2,
+        "rwkv6.embedding_length": 64,
+        "rwkv6.feed_forward_length": 128,
+        "rwkv6.wkv.head_size": 16,
+        "rwkv6.vocab_size": 1000,
     }
     geometry = replace(read_geometry(gguf_header(keys)), tied_embeddings=False)
     with pytest.raises(UnknownArchitectureError, match=r"rwkv .* geometry/state_tensors.py"):

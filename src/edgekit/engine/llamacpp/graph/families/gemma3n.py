@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from edgekit.engine.llamacpp.graph import ggml
 from edgekit.engine.llamacpp.graph.families.heads import results
 from edgekit.engine.llamacpp.graph.families.per_layer import (
-    attention,
+    attended,
     per_layer_inputs,
+    projected,
     slice_2d,
 )
 from edgekit.engine.llamacpp.graph.families.transformer import Shared, Transformer
 from edgekit.engine.llamacpp.graph.llama.build import Build, Layer
 from edgekit.engine.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engine.llamacpp.graph.llama.matrices import normalize
+from edgekit.engine.llamacpp.graph.llama.qkv import qkv
 from edgekit.engine.llamacpp.graph.tensor import Tensor
 
 # llama-hparams.h and models.h @ 0c1e570: n_altup, n_embd_altup, n_layer_sparsity
@@ -63,7 +65,8 @@ class Gemma3n(Transformer):
         normed = self.normalized(layer, active, "attn_norm")
         laurel = ggml.mul_mat(layer["laurel_r"], ggml.mul_mat(layer["laurel_l"], normed))
         laurel = ggml.add(self.normalized(layer, laurel, "laurel_post_norm"), normed)
-        cur = attention(build, layer, shared, normed, None)
+        split = qkv if layer.facts.has_kv else projected
+        cur = attended(build, layer, shared, split(build, layer, normed), None)
         cur = ggml.add(self.normalized(layer, cur, "post_attention_norm"), active)
         stream = ggml.scale(ggml.add(cur, laurel))
         cur = _fed_forward(layer, self.normalized(layer, stream, "ffn_norm"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgekit.engine.llamacpp.graph import ggml
@@ -39,41 +40,43 @@ def owner(hparams: Hparams, il: int) -> int | None:
     return mixer.source_layer if isinstance(mixer, SharedCache) else None
 
 
-def attention(
-    build: Build, layer: Layer, shared: Shared, cur: Tensor, factors: Tensor | None
+def attended(
+    build: Build, layer: Layer, shared: Shared, parts: Sequence[Tensor], factors: Tensor | None
 ) -> Tensor:
-    """Queries first; keys and values only where the layer has a cache. Values are normalised too."""
-    facts, tokens = layer.facts, build.n_tokens
-    width, index = facts.n_embd_head_k, layer.index
-    parts = _projected(build, layer, cur)
-    q = ggml.reshape(parts[0], width, facts.n_head, tokens)
-    q = normalize(q, layer["attn_q_norm"], layer=index)
+    """Queries alone where the layer has no cache. Values are normalised too."""
+    index = layer.index
+    q = normalize(parts[0], layer["attn_q_norm"], layer=index)
     q = ggml.rope(q, shared.pos, factors)
-    if not facts.has_kv:
+    if not layer.facts.has_kv:
         return attend(build, layer, shared.attn, q, None, None, owner=owner(build.hparams, index))
-    k, v = (ggml.reshape(one, width, facts.n_head_kv, tokens) for one in parts[1:])
-    k = normalize(k, layer["attn_k_norm"], layer=index)
-    v = ggml.rms_norm(v)
+    k = normalize(parts[1], layer["attn_k_norm"], layer=index)
+    v = ggml.rms_norm(parts[2])
     return attend(build, layer, shared.attn, q, ggml.rope(k, shared.pos, factors), v)
 
 
-def _projected(build: Build, layer: Layer, cur: Tensor) -> list[Tensor]:
-    """Without a matrix for values they are the keys."""
-    facts = layer.facts
+def projected(build: Build, layer: Layer, cur: Tensor) -> list[Tensor]:
+    """Queries, keys and values in heads. Without a matrix for values they are the keys."""
+    width = layer.facts.n_embd_head_k
+    counts = (layer.facts.n_head, layer.facts.n_head_kv, layer.facts.n_head_kv)
     if "attn_qkv" in layer:
-        fused = project(layer["attn_qkv"], cur, scale=layer.scale("attn_qkv"))
-        counts = (facts.n_head, facts.n_head_kv, facts.n_head_kv)
-        return [
-            ggml.cont(
-                ggml.view(
-                    fused, facts.n_embd_head_k * count, build.n_tokens, strides=(fused.nb[1],)
-                )
-            )
-            for count in counts
-        ]
-    names = [name for name in ("attn_q", "attn_k", "attn_v") if name in layer]
-    made = [project(layer[name], cur, scale=layer.scale(name)) for name in names]
-    return made if len(made) == 3 else [*made, made[-1]]
+        made = _cut(build, layer, [width * count for count in counts], cur)
+    else:
+        names = [name for name in ("attn_q", "attn_k", "attn_v") if name in layer]
+        made = [project(layer[name], cur, scale=layer.scale(name)) for name in names]
+    if len(made) == 2:
+        made = [*made, made[1]]
+    return [
+        ggml.reshape(one, width, count, build.n_tokens)
+        for one, count in zip(made, counts, strict=False)
+    ]
+
+
+def _cut(build: Build, layer: Layer, widths: list[int], cur: Tensor) -> list[Tensor]:
+    fused = project(layer["attn_qkv"], cur, scale=layer.scale("attn_qkv"))
+    return [
+        ggml.cont(ggml.view(fused, width, build.n_tokens, strides=(fused.nb[1],)))
+        for width in widths
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +94,7 @@ class Gemma4(Transformer):
 
     def attention(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
         factors = None if layer.facts.is_swa else rope_factors(build)
-        return attention(build, layer, shared, cur, factors)
+        return attended(build, layer, shared, projected(build, layer, cur), factors)
 
     def block(self, build: Build, layer: Layer, shared: Shared, stream: Tensor) -> Tensor:
         cur = self.normalized(layer, stream, "attn_norm")

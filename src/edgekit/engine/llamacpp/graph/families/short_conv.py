@@ -10,12 +10,15 @@ from edgekit.engine.llamacpp.graph.llama.attention import AttnInput, input_kv, i
 from edgekit.engine.llamacpp.graph.llama.build import Build
 from edgekit.engine.llamacpp.graph.llama.matrices import normalize
 from edgekit.engine.llamacpp.graph.tensor import Tensor
+from edgekit.engine.llamacpp.graph.types import NoGraphError
 
 
 def input_lfm2(build: Build) -> AttnInput:
     """build_inp_mem_hybrid, or build_inp_mem_hybrid_iswa, which rotates nothing."""
     if build.hparams.has_swa:
         return input_kv_iswa(build, rotate=False)
+    if build.hparams.arch == "lfm2" and build.hparams.whole("attention.sliding_window", 0):
+        raise NoGraphError("LFM 2 with a window")  # the geometry does not tell its layers
     return input_kv(build)
 
 

@@ -51,8 +51,8 @@ def _mean(build: Build, cur: Tensor) -> Tensor:
 
 def _ranked(build: Build, cur: Tensor) -> Tensor:
     """The classification head, as far as the file has one."""
-    stated = build.hparams.whole("classifier.pooling_type", -1)
-    mean = stated == Pooling.MEAN.value
+    default = _RANK_DEFAULTS.get(build.hparams.arch, -1)
+    mean = build.hparams.whole("classifier.pooling_type", default) == Pooling.MEAN.value
     cur = _mean(build, cur) if mean else ggml.get_rows(cur, build.input_cls())
     if build.weight("cls") is not None:
         cur = ggml.unary(_product(build, "cls", cur))
