@@ -786,8 +786,8 @@ def test_a_list_of_expert_widths_is_its_widest() -> None:
         moe_intermediate_size=[32, 16],
         moe_layer_interval=1,
     )
-    assert geometry.layers[0].experts is not None
-    assert geometry.layers[0].experts.width == 32
+    assert geometry.layers[1].experts is not None  # the first is dense
+    assert geometry.layers[1].experts.width == 32
 
 
 # The unknown and the impossible.

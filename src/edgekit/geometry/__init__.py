@@ -18,6 +18,7 @@ from edgekit.geometry.architectures import (
 from edgekit.geometry.arrange import Word
 from edgekit.geometry.feedforward import feed_forwards
 from edgekit.geometry.hyper import MAX_LAYERS, Hyper
+from edgekit.geometry.library_defaults import library_defaults
 from edgekit.geometry.outside import (
     pooling_of,
     tied_embeddings,
@@ -111,7 +112,7 @@ def read_geometry(header: ModelHeader) -> ModelGeometry:
 def _defaults(hyper: Hyper, row: Architecture) -> Mapping[str, object]:
     if hyper.gguf:
         return row.gguf_defaults
-    return {**row.config_defaults, **row.nested_defaults} if hyper.nested else row.config_defaults
+    return {**library_defaults(hyper.architecture, nested=hyper.nested), **row.config_defaults}
 
 
 def _layers(hyper: Hyper, row: Architecture, words: tuple[Word, ...]) -> tuple[Layer, ...]:
@@ -122,7 +123,7 @@ def _layers(hyper: Hyper, row: Architecture, words: tuple[Word, ...]) -> tuple[L
         hyper,
         words,
         gated=row.gated or "glu" in (hyper.text("ffn_kind") or ""),
-        beside=row.beside,
+        beside=row.beside or bool(hyper.flag("beside_experts")),  # Grok 2
         alternating=row.alternating,
         width=row.width,
     )
@@ -205,7 +206,8 @@ def _layer_count(hyper: Hyper) -> int:
     stated = hyper.number("layers")
     if stated is not None:
         return stated
-    listed = hyper.items("layer_types") or hyper.text("pattern_text")
+    whole = hyper.named("layer_types") != "block_types"  # RecurrentGemma's is one cycle of many
+    listed = (hyper.items("layer_types") if whole else None) or hyper.text("pattern_text")
     if not listed or len(listed) > MAX_LAYERS:
         raise hyper.missing("layers")
     return len(listed)
@@ -239,7 +241,7 @@ def _how_known(hyper: Hyper, row: Architecture | None) -> tuple[Basis, str]:
         return Basis.MODELLED, (
             "whether the blocks for token prediction are in the file was not read: one layer more or less"
         )
-    defaulted = sorted(hyper.defaulted & (row.nested_defaults.keys() | {"kv_heads"}))
+    defaulted = sorted(hyper.defaulted - row.config_defaults.keys())
     if defaulted and not hyper.gguf:
         return Basis.MODELLED, (
             f"config.json does not state {', '.join(defaulted)}: the library's defaults for "

@@ -46,9 +46,7 @@ class Architecture:
     gguf_cache_owners: int = 0  # llama.cpp: only the first so many layers own a cache
     context_is_scaled: bool = False  # the stated window already counts rope scaling
     gguf_defaults: Mapping[str, Any] = field(default_factory=dict)  # llama.cpp's own constants
-    config_defaults: Mapping[str, Any] = field(default_factory=dict)  # transformers' own constants
-    # What a nested text_config leaves out when it equals transformers' default.
-    nested_defaults: Mapping[str, Any] = field(default_factory=dict)
+    config_defaults: Mapping[str, Any] = field(default_factory=dict)  # that a file never states
 
 
 def _row(gguf: str = "", config: str = "", **more: Any) -> Architecture:
@@ -60,19 +58,17 @@ _IGNORED_BY_LLAMA_CPP = arrange.by_format(arrange.uniform, arrange.windows(0))
 
 TABLE = (
     # Full attention in every layer.
-    _row("llama llama-embed", "llama LLaMAForCausalLM",
-         nested_defaults={"layers": 32, "hidden": 4096, "heads": 32, "feed_forward": 11_008, "context": 2048,
-                          "vocabulary": 32_000}),
+    _row("llama llama-embed", "llama LLaMAForCausalLM"),
     _row(
         "deci bitnet internlm2 minicpm orion xverse baichuan refact stablelm "
         "chameleon cogvlm seed_oss smollm3 pangu-embedded mistral3 maincoder talkie "
-        "hunyuan-dense hunyuan_vl ernie4_5 paddleocr exaone nanbeige granite chatglm glm4",
+        "hrm_text hunyuan-dense hunyuan_vl ernie4_5 paddleocr exaone nanbeige granite chatglm glm4",
         "bitnet internlm internlm2 internlm3 minicpm orion xverse baichuan "
         "aquila refact stablelm stablelm_epoch chameleon seed_oss smollm3 PanguEmbedded nemotron-nas deci "
         "exaone hunyuan_v1_dense ernie4_5 granite helium olmo yi decilm llava llava_llama "
-        "multi_modality glm glm4 glm4v glm_ocr ministral3 hyperclovax cwm nanbeige glm4v_text glm_ocr_text glm46v glmga hunyuan_vl "
-        "paddleocr_vl paddleocr_vl_text ernie4_5_vl granite4_vision aria_text vaultgemma talkie telechat3 "
-        "iquestcoder",
+        "multi_modality glm glm4 glm4v glm_ocr ministral3 hyperclovax nanbeige glm4v_text glm_ocr_text glm46v glmga hunyuan_vl "
+        "paddleocr_vl paddleocr_vl_text ernie4_5_vl granite4_vision aria_text talkie telechat3 "
+        "iquestcoder emu3_text_model",
     ),
     _row("plamo", "plamo", attend=attention.plamo, config_defaults={"heads_per_kv_head": 8}),
     _row("", "lille-130m", width=eight_thirds),
@@ -86,8 +82,7 @@ TABLE = (
     _row("llama4", "llama4 llama4_text", arrange=arrange.chunks(4),
          gguf_defaults={"chunk": 8192, "shared_experts": 1},
          config_defaults={"chunk": 8192, "shared_experts": 1}),
-    _row("", "mistral mixtral pixtral ministral MistralForCausalLM", arrange=arrange.windows(0),
-         nested_defaults={"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "feed_forward": 14_336}),
+    _row("", "mistral mixtral pixtral ministral MistralForCausalLM", arrange=arrange.windows(0)),
     _row("qwen", "qwen", adjust=halved),
     _row("qwen2 qwen2vl qwen3 qwen3vl qwen2moe qwen3moe qwen3vlmoe",
          "qwen2 qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text qwen2_moe qwen3 qwen3_moe qwen3_vl qwen3_vl_text "
@@ -99,7 +94,7 @@ TABLE = (
          "hunyuan-moe hy_v3 ernie4_5-moe glm4moe grovemoe minimax-m2 deepseek",
          "olmoe grok-1 grok dbrx openelm Klear granitemoe granitemoeshared bailing_moe bailing_moe_v2 dots1 "
          "ernie4_5_vl_moe ernie4_5_vl_moe_text hunyuan hunyuan_v1_moe hy_v3 ernie4_5_moe glm4_moe glm4v_moe glm4v_moe_text minimax_m2 deepseek flex_olmo "
-         "solar_open"),
+         "solar_open grove_moe"),
     _row("arctic", "arctic", beside=True, adjust=residual_beside, config_defaults={"moe_step": 2}),
     # Two matrices in the feed-forward.
     _row("", "RefinedWeb", attend=attention.falcon, gated=False, width=four_times_hidden,
@@ -112,13 +107,10 @@ TABLE = (
          "persimmon", gated=False, width=four_times_hidden),
     _row("starcoder2", "starcoder2", gated=False, arrange=_IGNORED_BY_LLAMA_CPP),
     # Sliding windows.
-    _row("gemma", "gemma", config_defaults={"key_dim": 256}, nested_defaults={"context": 8192}),
-    _row("gemma2", "gemma2", arrange=arrange.windows(2),
-         gguf_defaults={"window": 4096}, config_defaults={"key_dim": 256},
-         nested_defaults={"window": 4096, "context": 8192}),
-    _row("gemma3", "gemma3 gemma3_text", arrange=arrange.windows(6), context_is_scaled=True,
-         nested_defaults={"heads": 8, "kv_heads": 4, "key_dim": 256, "vocabulary": 262_208,
-                          "context": 131_072}),
+    _row("gemma", "gemma", config_defaults={"key_dim": 256}),
+    _row("gemma2", "gemma2 vaultgemma", arrange=arrange.windows(2),
+         gguf_defaults={"window": 4096}, config_defaults={"key_dim": 256}),
+    _row("gemma3", "gemma3 gemma3_text", arrange=arrange.windows(6), context_is_scaled=True),
     _row("gemma3n", "gemma3n gemma3n_text", arrange=arrange.windows(5),
          gguf_cache_owners=20, config_defaults={"key_dim": 256}),
     _row("gemma4", "gemma4 gemma4_text gemma4_unified gemma4_unified_text diffusion_gemma",
@@ -127,21 +119,27 @@ TABLE = (
     _row("phi3 phimoe", "phi3 phi4 phi3_v phimoe phi4mm phi4_multimodal", arrange=_IGNORED_BY_LLAMA_CPP),
     _row("", "phi3small"),
     _row("cohere2", "cohere2", arrange=arrange.windows(4)),
-    _row("cohere2moe", "cohere2_moe", arrange=arrange.windows(4, full_first=True)),
+    _row("cohere2moe", "cohere2_moe",
+         arrange=arrange.by_format(arrange.windows(4, full_first=True), arrange.full_while_dense(arrange.windows(4)))),
     _row("gpt-oss", "gpt_oss", arrange=arrange.windows(2)),
     _row("exaone4", "exaone4 exaone4_5", gguf_defaults={"window": 4096},
          arrange=arrange.by_format(arrange.only_with(64, arrange.windows(4)), arrange.windows(4))),
     _row("plamo3", "plamo3", arrange=arrange.windows(8)),
-    _row("olmo2 exaone-moe afmoe mellum muse-glimmer granite_swa",
-         "olmo2 olmo3 exaone_moe afmoe mellum muse_glimmer muse_glimmer_text granite_swa granitemoe_swa spark2_5",
+    _row("olmo2 exaone-moe afmoe muse-glimmer spark2_5 maple", "olmo2 olmo3 exaone_moe afmoe spark2_5",
          arrange=arrange.windows(4)),
-    _row("smallthinker", "smallthinker", arrange=arrange.windows(4, full_first=True)),
-    _row("laguna", "laguna", arrange=arrange.windows(4, full_first=True), gguf_defaults={"shared_experts": 1}),
+    _row("", "muse_glimmer muse_glimmer_text muse_spark muse_spark_text",
+         arrange=arrange.from_last(arrange.windows(4, full_first=True))),
+    _row("mellum", "mellum", arrange=arrange.by_format(arrange.windows(4), arrange.uniform)),
+    _row("granite_swa", "granite_swa granitemoe_swa",
+         arrange=arrange.by_format(arrange.windows(4), arrange.windows(4, full_first=True))),
+    _row("smallthinker", "smallthinker cwm", arrange=arrange.windows(4, full_first=True)),
+    _row("laguna", "laguna", arrange=arrange.by_format(arrange.windows(4, full_first=True), arrange.uniform),
+         gguf_defaults={"shared_experts": 1}),
     _row("mimo2", "mimo_v2_flash", attend=attention.twice_when_sliding,
          arrange=arrange.by_format(arrange.windows(0), arrange.also_first(arrange.windows(6)))),
     _row("step35", "step3p5 step3p7 step3_text step3", arrange=arrange.windows(0)),
     # Latent attention.
-    _row("deepseek2 deepseek2-ocr deepseek32 glm-dsa mistral4",
+    _row("deepseek2 deepseek2-ocr deepseek32 glm-dsa mistral4 hy_v4",
          "deepseek_v2 deepseek_v3 deepseek_v32 deepseek_vl_v2 deepseek_ocr2 DeepseekV2ForCausalLM kimi_k2 kimi_k25 "
          "glm_moe_dsa glm4_moe_lite mistral4 youtu youtu_llm joyai_llm_flash axk1 axk2",
          attend=attention.latent),
@@ -159,7 +157,8 @@ TABLE = (
     _row("jamba", "jamba", arrange=arrange.by_kv_heads(arrange.interval(8, offset=4)), recur=recurrence.mamba, gguf_defaults={"moe_step": 2, "moe_offset": 1},
          config_defaults={"moe_step": 2, "moe_offset": 1, "experts": 16, "experts_used": 2}),
     _row("", "bamba", arrange=arrange.full_at_indices(first=0, none_is_empty=True), recur=recurrence.mamba2),
-    _row("granitehybrid", "granitemoehybrid", arrange=arrange.by_kv_heads(arrange.uniform),
+    _row("granitehybrid", "granitemoehybrid",
+         arrange=arrange.by_format(arrange.by_kv_heads(arrange.uniform), arrange.repeated(Word.RECURRENT)),
          recur=recurrence.mamba2, adjust=shared_without_experts),
     _row("falcon-h1", "falcon_h1", arrange=arrange.repeated(Word.BOTH), recur=recurrence.mamba2),
     _row("nemotron_h nemotron_h_moe", "nemotron_h V4X", arrange=arrange.letters, recur=recurrence.mamba2,
@@ -170,9 +169,7 @@ TABLE = (
          recur=recurrence.short_conv),
     _row("qwen3next qwen35 qwen35moe",
          "qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text prism_hadamard_qwen35",
-         arrange=arrange.interval(4), attend=attention.gated, recur=recurrence.gated_delta,
-         nested_defaults={"key_dim": 256, "conv_kernel": 4, "linear_key_heads": 16, "linear_value_heads": 32,
-                          "linear_key_dim": 128, "linear_value_dim": 128}),
+         arrange=arrange.interval(4), attend=attention.gated, recur=recurrence.gated_delta),
     _row("", "olmo_hybrid", arrange=arrange.interval(4), recur=recurrence.gated_delta),
     _row("", "bailing_hybrid", arrange=arrange.groups, attend=attention.latent, recur=recurrence.bailing),
     _row("", "bailing_moe_linear", arrange=arrange.groups, recur=recurrence.lightning),
@@ -180,7 +177,8 @@ TABLE = (
     _row("kimi-linear kimi-k3 bailingmoe3", "kimi_linear kimi_k3",
          arrange=arrange.by_kv_heads(arrange.full_at_indices(first=1)),
          attend=attention.latent, recur=recurrence.kimi_delta),
-    _row("minimax-01", "minimax minimax_text_01 minimax_m1", arrange=arrange.interval(8),
+    _row("minimax-01", "minimax minimax_text_01 minimax_m1",
+         arrange=arrange.by_format(arrange.interval(8), arrange.interval(2, offset=0)),
          recur=recurrence.lightning),
     _row("rwkv6 rwkv7", "rwkv5 rwkv6 rwkv7", arrange=arrange.repeated(Word.RECURRENT), recur=recurrence.rwkv,
          gated=False),

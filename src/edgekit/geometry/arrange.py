@@ -83,6 +83,15 @@ def windows(period: int, *, full_first: bool = False) -> Arrangement:
     return arrange
 
 
+def from_last(arrangement: Arrangement) -> Arrangement:
+    """Muse counts its pattern from the last layer back."""
+
+    def arrange(hyper: Hyper, layers: int) -> tuple[Word, ...]:
+        return stated(hyper, layers) or arrangement(hyper, layers)[::-1]
+
+    return arrange
+
+
 def also_first(arrangement: Arrangement) -> Arrangement:
     """MiMo-V2: the first layer is full too, unless the file says layer by layer."""
 
@@ -90,6 +99,18 @@ def also_first(arrangement: Arrangement) -> Arrangement:
         words = arrangement(hyper, layers)
         told = hyper.items("layer_types") or hyper.raw("window_pattern")
         return words if told else (Word.FULL, *words[1:])
+
+    return arrange
+
+
+def full_while_dense(arrangement: Arrangement) -> Arrangement:
+    """Cohere's mixture of experts: the leading dense layers are full, and the pattern starts after them."""
+
+    def arrange(hyper: Hyper, layers: int) -> tuple[Word, ...]:
+        if (words := stated(hyper, layers)) is not None:
+            return words
+        lead = min(hyper.number("leading_dense") or 0, layers)
+        return (Word.FULL,) * lead + arrangement(hyper, layers - lead)
 
     return arrange
 

@@ -169,13 +169,17 @@ def _kv_heads(hyper: Hyper, heads: tuple[int, ...]) -> tuple[int, ...]:
             _grouped(hyper, block, count) for block, count in zip(blocks, heads, strict=True)
         )
     stated = hyper.per_layer("kv_heads", len(heads))
-    if stated is not None:
+    if stated is not None and (hyper.states("kv_heads") or _shared_evenly(heads, stated)):
         return stated
     if hyper.flag("multi_query"):
         return (1,) * len(heads)
     if hyper.nested:  # a section that leaves out defaults: not every library default is this one
         hyper.defaulted.add("kv_heads")
     return heads
+
+
+def _shared_evenly(heads: tuple[int, ...], kv_heads: tuple[int, ...]) -> bool:
+    return all(many and not one % many for one, many in zip(heads, kv_heads, strict=True))
 
 
 def _grouped(hyper: Hyper, block: Any, heads: int) -> int:

@@ -90,10 +90,16 @@ def latent(kind: LatentAttention, family: Family) -> Rows:
     unpacked = kind.heads * (kind.key_dim - kind.rope_dim + kind.value_dim)
     yield from linear(TensorRole.LATENT_UP, unpacked, kind.latent_dim)
     yield from _output(kind.heads * kind.value_dim, family)
-    if family.recipe.gate is Width.HEADS and family.says(family.recipe.gate_said):
-        yield from linear(TensorRole.ATTENTION_GATE, kind.heads, family.hidden)
+    yield from _latent_gate(kind, family)
     if kind.index_dim:
         yield from _token_indexer(kind.index_dim, rank or hidden, family)
+
+
+def _latent_gate(kind: LatentAttention, family: Family) -> Rows:
+    gate = family.recipe.latent_gate
+    if gate is not None and family.says(family.recipe.latent_gate_said):
+        wide = kind.heads * kind.value_dim if gate is Width.ALL else kind.heads
+        yield from linear(TensorRole.ATTENTION_GATE, wide, family.hidden)
 
 
 def _token_indexer(width: int, rank: int, family: Family) -> Rows:

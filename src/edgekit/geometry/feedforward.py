@@ -32,6 +32,9 @@ def feed_forwards(
     dense = tuple(FeedForward(width=w, gated=gated) if w else None for w in widths)
     experts = _experts(hyper, width, gated=gated)
     routed = _routed_layers(hyper, count) if experts is not None else (False,) * count
+    needed = Word.NONE in words if alternating else not all(routed)
+    if needed and not any(dense) and not _may_be_without(hyper, width):
+        raise hyper.missing("feed_forward")
     if alternating:
         return tuple(
             _alternate(hyper, word, pair, experts) for word, pair in zip(words, dense, strict=True)
@@ -40,6 +43,11 @@ def feed_forwards(
         (half if beside or not moe else None, experts if moe else None)
         for half, moe in zip(dense, routed, strict=True)
     )
+
+
+def _may_be_without(hyper: Hyper, rule: WidthRule) -> bool:
+    """A GGUF's tensors tell, and a pruned model lists the layers that have no feed-forward."""
+    return hyper.gguf or rule is not stated_width or hyper.states("block_configs")
 
 
 def _alternate(
@@ -127,7 +135,7 @@ def _derived_widths(hyper: Hyper, layers: int, rule: WidthRule) -> tuple[int, ..
         return tuple(_block_width(hyper, block) for block in blocks)
     if (ratios := hyper.listed("width_ratios", layers)) is not None:
         return tuple(_divisible(hyper, ratio) for ratio in ratios)
-    if hyper.number("width_multiple"):
+    if hyper.number("width_multiple") and not hyper.flag("width_is_raw"):
         return (_metas_width(hyper),) * layers
     return (rule(hyper),) * layers
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edgekit.geometry.tensor_family import Family, Rows, array, linear
 from edgekit.geometry.tensor_roles import ExpectedTensor, TensorKind, TensorRole
 from edgekit.geometry.types import Experts, FeedForward
@@ -30,11 +32,22 @@ def _half(
 
 
 def experts(half: Experts, family: Family, *, layer: int) -> Rows:
+    yield from _routed(half, family, layer)
+    if family.recipe.picture_experts and (width := family.second("moe_intermediate_size")):
+        count = family.second("moe_num_experts") or half.count
+        pictures = replace(half, width=width, count=count, shared_width=0)
+        yield from _routed(pictures, family, layer)
+
+
+def _routed(half: Experts, family: Family, layer: int) -> Rows:
     yield from _router(half, family, layer)
     within = half.latent or family.hidden
     if half.latent:
         yield from linear(TensorRole.EXPERTS_IN, within, family.hidden)
         yield from linear(TensorRole.EXPERTS_OUT, family.hidden, within)
+        said = family.says(family.recipe.latent_norms_said)
+        for _ in range(family.recipe.latent_norms if said else 0):
+            yield array(TensorRole.EXPERTS_IN, TensorKind.NORM, within)
     if half.gated:
         yield from _expert(TensorRole.EXPERT_GATE, half.width, within, half.count, family)
     yield from _expert(TensorRole.EXPERT_UP, half.width, within, half.count, family)
@@ -66,12 +79,19 @@ def _router(half: Experts, family: Family, layer: int) -> Rows:
     yield array(TensorRole.ROUTER, kind, rows, family.hidden)
     if family.says(recipe.router_bias):
         yield array(TensorRole.ROUTER, TensorKind.BIAS, rows)
-    hashed = layer < family.number("num_hash_layers", 0)  # DeepSeek-V4 chooses by token there
-    if family.says(recipe.correction) and not hashed:
+    if family.says(recipe.correction) and not _chooses_by_token(family, layer):
         yield array(TensorRole.ROUTER, TensorKind.BIAS, rows)
     if recipe.router_scales:
         yield array(TensorRole.SCALE, TensorKind.RAW, family.hidden)
         yield array(TensorRole.SCALE, TensorKind.RAW, half.count)
+
+
+def _chooses_by_token(family: Family, layer: int) -> bool:
+    """DeepSeek-V4's first layers: by a hash of the token, listed or counted."""
+    kinds = family.section.get("mlp_layer_types")
+    if isinstance(kinds, list):
+        return layer < len(kinds) and kinds[layer] == "hash_moe"
+    return layer < family.number("num_hash_layers", 0)
 
 
 def _expert(role: TensorRole, out: int, into: int, count: int, family: Family) -> Rows:

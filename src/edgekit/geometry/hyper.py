@@ -53,7 +53,7 @@ class Hyper:
         key = BY_WORD[word]
         if self.gguf:
             return self._find_gguf(key.gguf)
-        return next((v for s in key.config if (v := _dig(self.section, s)) is not None), None)
+        return next((v for s in key.config if (v := dig(self.section, s)) is not None), None)
 
     def _find_gguf(self, suffixes: tuple[str, ...]) -> Any:
         keys = self.header.keys
@@ -146,7 +146,7 @@ class Hyper:
         """How this file spells it."""
         if self.gguf:
             return self.spelled(word)
-        found = (s for s in BY_WORD[word].config if _dig(self.section, s) is not None)
+        found = (s for s in BY_WORD[word].config if dig(self.section, s) is not None)
         return next(found, None) or self.spelled(word)
 
     def spelled(self, word: str) -> str:
@@ -193,7 +193,8 @@ def _by_layer(overrides: Any) -> dict[int, Mapping[str, Any]]:
     }
 
 
-def _dig(section: Mapping[str, Any], path: str) -> Any:
+def dig(section: Mapping[str, Any], path: str) -> Any:
+    """A value by its path, dots leading into nested objects; None where there is none."""
     value: Any = section
     for part in path.split("."):
         if not isinstance(value, Mapping):

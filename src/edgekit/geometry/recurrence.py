@@ -88,11 +88,11 @@ def gated_delta(hyper: Hyper) -> Recurrent:
     )
 
 
-def kimi_delta(hyper: Hyper) -> Recurrent:
+def kimi_delta(hyper: Hyper, *, width: int | None = None) -> Recurrent:
     """Kimi Linear: a head_dim x head_dim state per head, three convolutions of their own."""
     kernel = _kernel(hyper)
     heads = hyper.number("kda_heads") or _most_heads(hyper)
-    width = hyper.need("kda_head_dim")
+    width = width or hyper.need("kda_head_dim")
     return Recurrent(
         cell=Cell.KIMI_DELTA,
         conv_elements=3 * (kernel - 1) * heads * width,
@@ -170,7 +170,9 @@ def key_conv(hyper: Hyper, attention: Attention) -> Recurrent:
 
 def bailing(hyper: Hyper) -> Recurrent:
     """One model_type, two generations: Ling 2.5 is Lightning, Ling 3 has a convolution and is Kimi's."""
-    return kimi_delta(hyper) if hyper.states("conv_kernel") else lightning(hyper)
+    if not hyper.states("conv_kernel"):
+        return lightning(hyper)
+    return kimi_delta(hyper, width=hyper.number("kda_head_dim") or hyper.need("key_dim"))
 
 
 def rwkv(hyper: Hyper) -> Recurrent:

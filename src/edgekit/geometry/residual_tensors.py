@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from edgekit.errors import HeaderError
 from edgekit.geometry.tensor_family import Family, Rows, array, linear
 from edgekit.geometry.tensor_roles import TensorKind, TensorRole
 from edgekit.geometry.tensor_rows import Streams
 from edgekit.geometry.types import ModelGeometry
+
+MAX_TABLES = 1_024  # LongCat has 12
 
 
 def around_layer_embedding(geometry: ModelGeometry, family: Family) -> Rows:
@@ -35,7 +38,9 @@ def ngram_tables(geometry: ModelGeometry, family: Family) -> Rows:
     """LongCat: tables for two to four tokens in a row, a few hashes each, and their way into the hidden stream."""
     parts, longest = family.number("emb_split_num", 4), family.number("emb_neighbor_num", 4)
     rows = family.number("ngram_vocab_size_ratio", 78) * (geometry.vocabulary or 0)
-    count = min(parts * max(longest - 1, 0), family.hidden)
+    count = parts * max(longest - 1, 0)
+    if count > min(MAX_TABLES, family.hidden):
+        raise HeaderError(f"{count} tables of token groups", file="config.json")
     for index in range(count):
         width = family.hidden // count
         yield array(TensorRole.NGRAM, TensorKind.EMBEDDING, rows + 2 * index + 1, width)
@@ -44,6 +49,8 @@ def ngram_tables(geometry: ModelGeometry, family: Family) -> Rows:
 
 def around_residual(family: Family) -> Rows:
     hidden = family.hidden
+    if family.says(family.recipe.block_residual):
+        yield from _block_residual(family)
     if family.recipe.streams is Streams.ALTERNATING:
         others = family.number("altup_num_inputs", 4) - 1
         for _ in ("into the other streams", "out of them"):
@@ -56,7 +63,16 @@ def around_residual(family: Family) -> Rows:
         yield array(TensorRole.RESIDUAL, TensorKind.RAW, 1)
 
 
+def _block_residual(family: Family) -> Rows:
+    """Kimi K3: a weight for each earlier block, from a normed stream."""
+    yield array(TensorRole.RESIDUAL, TensorKind.RAW, 1, family.hidden)
+    yield array(TensorRole.RESIDUAL, TensorKind.NORM, family.hidden)
+
+
 def in_residual(family: Family) -> Rows:
+    if family.says(family.recipe.block_residual):
+        yield from _block_residual(family)  # before attention
+        yield from _block_residual(family)  # and before the feed-forward
     if family.recipe.streams is Streams.ALTERNATING:
         yield from _alternating(family)
     if family.recipe.streams is Streams.HYPER:

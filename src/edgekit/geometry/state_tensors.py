@@ -83,12 +83,12 @@ def _kimi_delta(kind: Recurrent, family: Family) -> Rows:
     yield from linear(TensorRole.STATE_IN, 3 * inner, family.hidden)
     yield from _conv(3 * inner, kind, family)
     yield from linear(TensorRole.STATE_BETA, kind.heads, family.hidden)
-    for _ in ("forget", "output"):
-        if family.recipe.state_low_rank:
+    for whole in (family.recipe.whole_forget, family.recipe.whole_output):
+        if family.says(whole):
+            yield from linear(TensorRole.STATE_GATE, inner, family.hidden)
+        else:
             yield from linear(TensorRole.STATE_LOW, width, family.hidden)
             yield from linear(TensorRole.STATE_LOW, inner, width)
-        else:
-            yield from linear(TensorRole.STATE_GATE, inner, family.hidden)
     yield array(TensorRole.STATE_DT, TensorKind.BIAS, inner)
     yield array(TensorRole.STATE_A, TensorKind.RAW, kind.heads)
     yield array(TensorRole.STATE_NORM, TensorKind.NORM, width)
@@ -159,7 +159,7 @@ def _rwkv(kind: Recurrent, family: Family) -> Rows:
 
 def low_rank(rank: int, hidden: int, *, bias: bool = True) -> Rows:
     yield from linear(TensorRole.STATE_LOW, rank, hidden)
-    yield from linear(TensorRole.STATE_LOW, hidden, rank, bias=bias)
+    yield from linear(TensorRole.STATE_LOW_OUT, hidden, rank, bias=bias)
 
 
 def _rg_lru(kind: Recurrent, family: Family) -> Rows:

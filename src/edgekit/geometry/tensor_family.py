@@ -37,9 +37,18 @@ class Family:
             raise UnknownArchitectureError(
                 f"the tensors of {self.name!r} need {word}, which only its config.json states"
             )
-        if not isinstance(value, int) or not 0 <= value <= MAX_NUMBER:
-            raise HeaderError(f"{word} is {value!r:.60}, not a width", file="config.json")
-        return value
+        return _width(word, value)
+
+    def second(self, word: str) -> int | None:
+        """The second of several widths, None where there is one."""
+        value = self.section.get(word)
+        return _width(word, value[1]) if isinstance(value, list) and len(value) > 1 else None
+
+
+def _width(word: str, value: Any) -> int:
+    if not isinstance(value, int) or not 0 <= value <= MAX_NUMBER:
+        raise HeaderError(f"{word} is {value!r:.60}, not a width", file="config.json")
+    return value
 
 
 def linear(role: TensorRole, out: int, into: int, *, bias: bool = False) -> Rows:

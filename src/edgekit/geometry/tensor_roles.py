@@ -56,6 +56,7 @@ class TensorRole(enum.Enum):
     STATE_GATE = "recurrence gate"
     STATE_BETA = "beta and alpha"
     STATE_LOW = "low-rank gate"
+    STATE_LOW_OUT = "out of a low-rank mix"
     STATE_X = "time step, B and C"
     STATE_DT = "time step"
     STATE_A = "A"

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edgekit.geometry.hyper import dig
+
 
 @dataclass(frozen=True, slots=True)
 class Said:
@@ -22,7 +24,7 @@ class Said:
 
     def holds(self, section: Mapping[str, Any]) -> bool:
         for word in self.words:
-            value = section.get(word.removeprefix("!"))
+            value = dig(section, word.removeprefix("!"))
             if value is not None:
                 return bool(value) is not word.startswith("!")
         return self.default
@@ -72,6 +74,8 @@ class Recipe:
     head_norm_bias: bool = False
     gate: Width | None = None
     gate_said: Said = YES
+    latent_gate: Width | None = None  # of latent attention
+    latent_gate_said: Said = YES
     sinks: Said = NO
     window_sinks: Said | None = None  # where sliding layers differ
     query_gain: bool = False  # one number for each head, in the place of a norm
@@ -91,6 +95,9 @@ class Recipe:
     shared_mix: bool = (
         False  # Klear: a weight with a bias for the experts, and one for the shared one
     )
+    latent_norms: int = 0  # of experts that work at a width of their own
+    latent_norms_said: Said = YES
+    picture_experts: bool = False  # ERNIE-VL: a second set, for the tokens of pictures
     small_experts: str = ""  # Grove: the word that states the width of those that two experts share
     activation: int = 0  # learned numbers of the activation function
     # recurrences
@@ -102,10 +109,12 @@ class Recipe:
     value_rank: str = (
         ""  # RWKV-7: the word that states the rank of a mix with the first layer's values
     )
-    state_low_rank: bool = True  # Kimi's gates; Bailing's are whole matrices
+    whole_forget: Said = NO  # Kimi's gates, where they are not of low rank
+    whole_output: Said = NO
     step_norms: bool = False  # of dt, B and C: Jamba and PLaMo 2
     # outside the layers, or beside them
     streams: Streams | None = None
+    block_residual: Said = NO  # Kimi K3: attention over what earlier blocks left
     layer_scales: int = 0  # single numbers in each layer
     head_scale: bool = False  # and one at the end
     head_bias: Said = NO
@@ -143,7 +152,7 @@ TABLE: tuple[Recipe, ...] = (
     _row("mistral mixtral pixtral ministral ministral3 MistralForCausalLM internlm2 baichuan xverse refact exaone plm "
          "smallthinker deepseek dbrx mpt"),
     _row("talkie", norms=0, final_norm=NO, query_gain=True, layer_scales=3, head_scale=True),
-    _row("iquestcoder", **_LLAMA),
+    _row("iquestcoder emu3_text_model", **_LLAMA),
     _row("iquestloopcoder", round_gate=True, **_LLAMA),
     _row("afm7", cache_scales=True, borrowed_keys=False, **_HEAD),
     _row("gear", norms=4, conv_bias=_said("attention_bias"), **_HEAD, **_ATTENTION),
@@ -229,8 +238,11 @@ TABLE: tuple[Recipe, ...] = (
          head_norm_said=_said("use_qk_norm"), **_HEAD),
     _row("glm4moe", qkv_bias=YES, correction=YES, router_is_raw=True),  # a GGUF: GLM-4.5 and its successors
     _row("glm4_moe_lite glm_moe_dsa glm-dsa deepseek_v3 kimi_k2 kimi_k25 deepseek_v32 deepseek32 youtu kimi-linear "
-         "kimi_linear kimi_k3 kimi-k3 joyai_llm_flash youtu_llm", correction=YES, router_is_raw=True, conv_bias=NO,
-         **_ATTENTION),
+         "joyai_llm_flash youtu_llm", correction=YES, router_is_raw=True, conv_bias=NO, **_ATTENTION),
+    _row("kimi_linear kimi_k3 kimi-k3", correction=YES, router_is_raw=True, conv_bias=NO,
+         whole_output=_said("linear_attn_config.use_full_rank_gate"), block_residual=_said("attn_res_block_size"),
+         latent_gate=Width.ALL, latent_gate_said=_said("mla_use_output_gate"),
+         latent_norms=1, latent_norms_said=_said("latent_moe_use_norm"), **_ATTENTION),
     _row("deepseek2 deepseek2-ocr deepseek_v2 deepseek_vl_v2 deepseek_ocr2 DeepseekV2ForCausalLM", router_is_raw=True,
          **_ATTENTION),
     _row("axk1", correction=YES, router_is_raw=True, expert_norms=1, **_ATTENTION),
@@ -240,7 +252,9 @@ TABLE: tuple[Recipe, ...] = (
     _row("longcat_flash_ngram", correction=YES, ngrams=True, **_ATTENTION),
     _row("ernie4_5 ernie4_5_vl paddleocr_vl paddleocr_vl_text", **_biased(_said("use_bias"),
          ffn_bias=_said("use_bias"))),
-    _row("ernie4_5-moe ernie4_5_moe ernie4_5_vl_moe ernie4_5_vl_moe_text", correction=YES,
+    _row("ernie4_5-moe ernie4_5_moe", correction=YES,
+         **_biased(_said("use_bias"), ffn_bias=_said("use_bias"), head_bias=_said("use_bias"))),
+    _row("ernie4_5_vl_moe ernie4_5_vl_moe_text", correction=YES, picture_experts=True,
          **_biased(_said("use_bias"), ffn_bias=_said("use_bias"), head_bias=_said("use_bias"))),
     _row("hunyuan-dense hunyuan-moe hunyuan_vl hunyuan_v1_dense hunyuan_v1_moe", **_HEAD, **_ATTENTION),
     _row("hunyuan", head_norm_said=_said("use_qk_norm"), **_HEAD, **_ATTENTION),
@@ -262,9 +276,9 @@ TABLE: tuple[Recipe, ...] = (
          **_HEAD),
     _row("bailing_hybrid", ffn_bias=_said("use_bias"), conv_bias=NO,
          correction=_said("moe_router_enable_expert_bias", default=True), **_biased(_said("use_qkv_bias")),
-         state_bias=_said("use_qkv_bias"), state_out_bias=_said("use_bias"), state_low_rank=False,
+         state_bias=_said("use_qkv_bias"), state_out_bias=_said("use_bias"), whole_forget=YES, whole_output=YES,
          state_head_norms=_said("use_qk_norm", default=True),
-         gate=Width.HEADS, gate_said=_said("short_conv_kernel_size")),
+         latent_gate=Width.HEADS, latent_gate_said=_said("short_conv_kernel_size")),
     _row("bailing_moe_linear", qkv_bias=_said("use_qkv_bias"), output_bias=_said("use_bias"),
          ffn_bias=_said("use_bias"), correction=_said("moe_router_enable_expert_bias"),
          head_norm_said=_said("use_qk_norm"),
@@ -278,7 +292,9 @@ TABLE: tuple[Recipe, ...] = (
     _row("afmoe", norms=4, correction=YES, gate=Width.ALL, **_HEAD, **_ATTENTION),
     _row("laguna", correction=YES, gate=Width.HEADS, **_HEAD, **_ATTENTION),
     _row("muse-glimmer muse_glimmer muse_glimmer_text", norms=4, gate=Width.ALL, **_ATTENTION),
-    _row("grovemoe", small_experts="parallel_expert_intermediate_size", **_HEAD, **_ATTENTION),
+    # Its norms, and two gates on the residual stream that are as wide.
+    _row("muse_spark muse_spark_text", norms=5, gate=Width.ALL, correction=YES, latent_norms=2, **_ATTENTION),
+    _row("grovemoe grove_moe", small_experts="parallel_expert_intermediate_size", **_HEAD, **_ATTENTION),
     _row("grok grok-1", norms=4),
     _row("arctic", norms=2, expert_norms=1),
     _row("gpt-oss gpt_oss", sinks=YES, router_bias=YES, expert_bias=YES, **_biased(_said("attention_bias",

@@ -88,7 +88,7 @@ def test_biases_stand_where_the_config_says() -> None:
 @pytest.mark.parametrize(
     ("model_type", "more", "widths"),
     [
-        ("qwen3", {}, {8}),  # one head, shared by all
+        ("qwen3", {"head_dim": 8}, {8}),  # one head, shared by all
         ("olmo2", {}, {64, 16}),  # all heads together
         ("cohere", {"use_qk_norm": True}, {64, 16}),
         ("cohere", {}, set()),

@@ -126,7 +126,7 @@ def _kept_as(stream: Stream, context: Context) -> CacheType:
 
 
 def _width(stream: Stream, context: Context, heads: Heads) -> int:
-    if stream.name == "v" and not context.flash_attn:
+    if stream.name == "v" and context.v_trans:
         return heads.widest_value  # stored transposed: every layer is as wide as the widest
     return stream.elements
 

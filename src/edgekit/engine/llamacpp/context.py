@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgekit.engine.llamacpp.flash_kernels import has_flash_kernel
 from edgekit.engine.llamacpp.types import (
     CELL_PADDING,
     DEFAULT_BATCH,
     DEFAULT_UBATCH,
     SERVER_SLOTS,
+    Backend,
     Context,
     LlamaCppSetup,
     Mode,
@@ -49,6 +51,7 @@ class Heads:
     apart: bool  # sequences have caches of their own, asked for or not (DeepSeek-V4)
     window: int  # tokens a sliding layer sees, 0 without any
     widest_value: int  # numbers of one token's V in the widest layer
+    flashes: bool  # CUDA has a flash attention kernel for all of them
 
     @classmethod
     def of(cls, geometry: ModelGeometry) -> Heads:
@@ -65,6 +68,7 @@ class Heads:
             apart=bool(compressed),
             window=max(windows, default=0),
             widest_value=max((_value_width(one) for one in attentions), default=0),
+            flashes=all(_has_kernel(one) for one in attentions),
         )
 
 
@@ -85,6 +89,16 @@ def _cached_key_dim(attention: Attention | LatentAttention) -> int:
     return attention.key_dim
 
 
+def _has_kernel(attention: Attention | LatentAttention) -> bool:
+    if isinstance(attention, LatentAttention):
+        if attention.absorbed:
+            keys, values = _cached_key_dim(attention), attention.latent_dim
+            return has_flash_kernel(keys, values, attention.heads)
+        return has_flash_kernel(attention.key_dim, attention.value_dim, 1)
+    ratio = attention.heads // max(1, attention.kv_heads)
+    return has_flash_kernel(attention.key_dim, attention.value_dim, ratio)
+
+
 def _value_width(attention: Attention | LatentAttention) -> int:
     heads = attention.heads if isinstance(attention, LatentAttention) else attention.kv_heads
     return heads * attention.value_dim
@@ -97,8 +111,14 @@ def resolve(model: Model, load: Load, setup: LlamaCppSetup) -> Context:
     _check_numbers(load)
     type_k, type_v = load.cache_k or F16, load.cache_v or F16
     flash_attn = _flash_attention(geometry, load, type_v)
+    v_trans = not flash_attn
+    if flash_attn and load.flash_attention is None and not type_v.is_quantized:
+        # The cache has been laid out when a device turns out to have no kernel for these heads.
+        flash_attn = heads.flashes or setup.backend is not Backend.CUDA or setup.n_gpu_layers <= 1
     _check_types(heads, type_k, type_v)
-    context = _sized(geometry, heads, load, setup, type_k, type_v, flash_attn=flash_attn)
+    context = _sized(
+        geometry, heads, load, setup, type_k, type_v, flash_attn=flash_attn, v_trans=v_trans
+    )
     _check_rows(geometry, context)
     return context
 
@@ -172,6 +192,7 @@ def _sized(  # noqa: PLR0917 - each worked out by the one caller
     type_v: CacheType,
     *,
     flash_attn: bool,
+    v_trans: bool,
 ) -> Context:
     asked = load.context_tokens or geometry.trained_context or 0
     if not asked:
@@ -198,6 +219,7 @@ def _sized(  # noqa: PLR0917 - each worked out by the one caller
             heads.window, per_sequence, n_ubatch, 1 if apart else sequences, full=load.full_window
         ),
         flash_attn=flash_attn,
+        v_trans=v_trans,
         type_k=type_k,
         type_v=type_v,
         embeddings=setup.embeddings,

@@ -72,6 +72,9 @@ class Context:
     cells: int  # of one stream
     swa_cells: int  # of one stream of the sliding layers; 0 without any
     flash_attn: bool
+    v_trans: (
+        bool  # V is stored transposed: without flash attention, unless that was given up only later
+    )
     type_k: CacheType = F16
     type_v: CacheType = F16
     embeddings: bool = False

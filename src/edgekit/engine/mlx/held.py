@@ -48,7 +48,9 @@ def is_tied(config: Mapping[str, Any], rules: Rules) -> bool:
 def _parts(tensor: ExpectedTensor, layer: Layer | None, rules: Rules) -> Iterator[ExpectedTensor]:
     mixer = None if layer is None else layer.mixer
     role = tensor.role
-    if role is TensorRole.ROUTER and tensor.kind is not TensorKind.BIAS:
+    if role is TensorRole.HEAD and rules.raw_head:
+        yield replace(tensor, kind=TensorKind.RAW)
+    elif role is TensorRole.ROUTER and tensor.kind is not TensorKind.BIAS:
         yield replace(tensor, kind=TensorKind.RAW if rules.raw_router else TensorKind.LINEAR)
     elif role is TensorRole.LATENT_UP and rules.split_latent and isinstance(mixer, LatentAttention):
         yield from _absorbed(tensor, mixer)

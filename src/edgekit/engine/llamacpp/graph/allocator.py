@@ -12,46 +12,62 @@ from edgekit.engine.llamacpp.graph.trace import Event
 
 ENDLESS = 2**63 - 1  # the last free block: SIZE_MAX / 2
 
+_Snapshot = tuple[
+    tuple[int, ...], tuple[int, ...], tuple[int, ...]
+]  # what is free, and what a round took
+
 
 def high_water(program: Program, values: Mapping[str, int]) -> int:
     align = program.alignment
     sizes = [-(-size // align) * align for size in program.sizes.at(values)]
-    heap = _Heap(sizes)
+    for i, size in program.fixed:
+        sizes[i] = size
+    heap = _Heap(sizes + [0] * program.own)
     places = [0] * program.slots
     for section in program.sections:
-        if section.repeats == 1 and not section.slots:
-            heap.play(section.events, places)
-        else:
+        if section.rounds:
             _repeat(heap, section, places)
+        else:
+            heap.play(section.events, places)
     return heap.top
 
 
 def _repeat(heap: _Heap, section: Section, places: list[int]) -> None:
-    """Runs a section as often as it says, or until the heap comes back to a state it was in: then only the rest."""
+    """Runs a section in rounds. What a round leads to is known where one with its sizes began in the same state."""
     slots, base = section.slots, section.base
     before = places[max(0, base - slots) : base]
     window = [0] * (slots - len(before)) + before + [0] * slots
-    left = section.repeats
-    seen = {_state(heap, section, window): left}
-    while left:
-        heap.play(section.events, window)
-        window[:slots] = window[slots:]
-        left -= 1
-        state = _state(heap, section, window)
-        if state in seen:
-            left %= seen[state] - left
-            seen.clear()
-        seen[state] = left
+    numbers = {_state(heap, section, window): 0}
+    led: dict[tuple[int, tuple[int, ...]], tuple[int, _Snapshot]] = {}
+    now = 0
+    stale: _Snapshot | None = None
+    for own in section.rounds:
+        known = led.get((now, own))
+        if known is None:
+            if stale is not None:
+                heap.starts, heap.lengths, window[:slots] = map(list, stale)
+            for i, size in zip(section.own, own, strict=True):
+                heap.sizes[i] = size
+            heap.play(section.events, window)
+            window[:slots] = window[slots:]
+            after = numbers.setdefault(_state(heap, section, window), len(numbers))
+            snapshot = tuple(heap.starts), tuple(heap.lengths), tuple(window[:slots])
+            led[now, own] = after, snapshot
+            now, stale = after, None
+        else:
+            now, stale = known
+    if stale is not None:
+        heap.starts, heap.lengths, window[:slots] = map(list, stale)
     places[base + slots : base + 2 * slots] = window[:slots]
 
 
 def _state(heap: _Heap, section: Section, window: Sequence[int]) -> tuple[int, ...]:
-    """All that the next run depends on: what is free, and where lies what it will free."""
+    """All that the next round depends on: what is free, and where lies what it will free."""
     return (*heap.starts, *heap.lengths, *(window[i] for i in section.carried))
 
 
 class _Heap:
-    def __init__(self, sizes: Sequence[int]) -> None:
+    def __init__(self, sizes: list[int]) -> None:
         self.sizes = sizes
         self.starts = [0]
         self.lengths = [ENDLESS]

@@ -25,24 +25,28 @@ class Graph:
         self.leafs: list[Tensor] = []
         self.marks: list[Mark] = []
         self.unequal: set[tuple[Size, Size]] = set()
-        self._seen: set[int] = set()
+        self._seen: set[Tensor] = set()
 
     def expand(self, tensor: Tensor) -> None:
         """ggml_build_forward_expand: what it is made from, left to right, then itself."""
-        if id(tensor) in self._seen:
+        seen, nodes, leafs = self._seen, self.nodes, self.leafs
+        if tensor in seen:
             return
-        self._seen.add(id(tensor))
+        seen.add(tensor)
         stack = [(tensor, iter(tensor.src))]
         while stack:
             current, sources = stack[-1]
             for source in sources:
-                if id(source) not in self._seen:
-                    self._seen.add(id(source))
+                if source in seen:
+                    continue
+                seen.add(source)
+                if source.src:
                     stack.append((source, iter(source.src)))
                     break
+                (leafs if source.op == "NONE" else nodes).append(source)
             else:
                 stack.pop()
-                (self.leafs if current.op == "NONE" else self.nodes).append(current)
+                (leafs if current.op == "NONE" else nodes).append(current)
 
     def mark(self) -> None:
         self.marks.append(Mark(len(self.nodes), len(self.leafs)))

@@ -15,6 +15,9 @@ Monomial: TypeAlias = tuple[
 ]  # variables in order, one for each factor: T * T * S is ("S", "T", "T")
 
 
+_kept = lru_cache(maxsize=4096)  # graphs ask for the same few again and again
+
+
 class Dim:
     """A polynomial that is not a plain number. Those that are the same compare equal."""
 
@@ -33,6 +36,7 @@ class Dim:
     def __repr__(self) -> str:
         return " + ".join("*".join((str(c), *m)) for m, c in sorted(self.terms.items()))
 
+    @_kept
     def __add__(self, other: Size) -> Size:
         terms = dict(self.terms)
         for monomial, factor in _terms(other).items():
@@ -50,11 +54,18 @@ class Dim:
     def __rsub__(self, other: Size) -> Size:
         return -self + other
 
+    @_kept
     def __mul__(self, other: Size) -> Size:
-        return _times(self, other)
+        terms: dict[Monomial, int] = {}
+        for mine, factor in self.terms.items():
+            for theirs, times in _terms(other).items():
+                monomial = tuple(sorted(mine + theirs))
+                terms[monomial] = terms.get(monomial, 0) + factor * times
+        return _simple(terms)
 
     __rmul__ = __mul__
 
+    @_kept
     def __floordiv__(self, other: Size) -> Size:
         """Without a rest, or not at all."""
         ((by, divisor),) = _terms(other).items()
@@ -77,6 +88,7 @@ class Dim:
 Size: TypeAlias = int | Dim
 
 
+@lru_cache
 def variable(name: str) -> Dim:
     return Dim({(name,): 1})
 
@@ -98,16 +110,6 @@ def value(size: Size, values: Mapping[str, int]) -> int:
             factor *= values[name]  # noqa: PLW2901
         total += factor
     return total
-
-
-@lru_cache(maxsize=4096)
-def _times(one: Dim, other: Size) -> Size:
-    terms: dict[Monomial, int] = {}
-    for mine, factor in one.terms.items():
-        for theirs, times in _terms(other).items():
-            monomial = tuple(sorted(mine + theirs))
-            terms[monomial] = terms.get(monomial, 0) + factor * times
-    return _simple(terms)
 
 
 def _terms(size: Size) -> Mapping[Monomial, int]:

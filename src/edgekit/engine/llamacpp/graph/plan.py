@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+import gc
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from operator import mul
 
 from edgekit.engine.llamacpp.graph.capacity import check_capacity, graph_capacity
 from edgekit.engine.llamacpp.graph.cgraph import Graph
@@ -13,22 +16,27 @@ from edgekit.engine.llamacpp.graph.families import FAMILIES
 from edgekit.engine.llamacpp.graph.llama.build import Build, Options, Sizes
 from edgekit.engine.llamacpp.graph.llama.hparams import Hparams, LayerFacts
 from edgekit.engine.llamacpp.graph.llama.pooling import pool
-from edgekit.engine.llamacpp.graph.program import Program, fold
-from edgekit.engine.llamacpp.graph.stretches import FEW, MORE, Kept, keep_all, keep_some
+from edgekit.engine.llamacpp.graph.program import Outline, Program, fold
+from edgekit.engine.llamacpp.graph.stretches import Kept, Stretch, keep_all, keep_some
 from edgekit.engine.llamacpp.graph.trace import CPU, Placed, trace
 from edgekit.engine.llamacpp.graph.types import NoGraphError
 from edgekit.engine.llamacpp.types import Context
 from edgekit.engine.types import Model
-from edgekit.header.dtype import by_name
+from edgekit.header.dtype import TensorType, by_name
 
 Values = Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where the nodes of a graph run. `layer_key`: what makes layers differ there that are built alike."""
+    """Where the nodes of a graph run. `layer_key`: what makes layers differ there that are built alike.
+
+    `outside`: what is placed differently outside the layers. Targets that agree in this and in the keys of the layers
+    share a structure.
+    """
 
     key: Hashable
+    outside: Hashable = None
     place: Callable[[Build], Placed]
     layer_key: Callable[[Hparams, int], Hashable] = lambda _hparams, _il: None
 
@@ -49,21 +57,45 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Structure:
+    """A plan for any number of layers that follow each other in the same way."""
+
+    outlines: tuple[Outline, ...]
+    tensors: int  # of the layers that were built
+    per_period: tuple[int, ...]  # of one period of each stretch
+    unequal: tuple[tuple[Size, Size], ...]
+
+    def bind(self, kept: Kept, types: Mapping[str, TensorType]) -> Plan:
+        missing = (one.missing for one in kept.stretches)
+        return Plan(
+            programs=tuple(outline.bind(kept, types) for outline in self.outlines),
+            tensors=self.tensors + sum(map(mul, missing, self.per_period)),
+            unequal=self.unequal,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What is read from the header once."""
+    """What is read from the header once. `alike`: small numbers, the same for layers that are built alike."""
 
     hparams: Hparams
     layers: tuple[LayerFacts, ...]
+    alike: tuple[int, ...]
+    types: Mapping[str, TensorType]  # of the weights, by name
 
 
 def plan_for(model: Model, context: Context, target: Target = CPU_ONLY) -> tuple[Plan, Values]:
     """With the numbers to run it with. Raises NoGraphError, and RefusedError where llama.cpp would give up."""
     values = load_values(context)
-    key = ("graph", target.key, options_of(context), _alike(context, values))
-    plan = model.keep(key, lambda: _compiled(model, context, target, _named(values)))
+    key = (options_of(context), _alike(context, values))
+    plan = model.keep(
+        ("graph", target.key, key), lambda: _planned(model, context, target, key, _named(values))
+    )
     if not plan.holds(values):
-        exact = (*key, *values.values())
-        plan = model.keep(exact, lambda: _compiled(model, context, target, values))
+        key = (*key, *values.values())
+        plan = model.keep(
+            ("graph", target.key, key), lambda: _planned(model, context, target, key, values)
+        )
     check_capacity(plan.tensors, graph_capacity(known(model).hparams, context.n_tokens))
     return plan, values
 
@@ -92,6 +124,7 @@ def _named(values: Values) -> dict[str, Size]:
 def options_of(context: Context) -> Options:
     return Options(
         flash_attn=context.flash_attn,
+        v_trans=context.v_trans,
         type_k=by_name(context.type_k.name.upper()),
         type_v=by_name(context.type_v.name.upper()),
         embeddings=context.embeddings,
@@ -124,28 +157,64 @@ def _known(model: Model) -> Known:
         raise NoGraphError("the tensor directory was not read")
     hparams = Hparams(model)
     layers = tuple(hparams.layer(il, family.more(hparams, il)) for il in range(hparams.n_layer))
-    return Known(hparams=hparams, layers=layers)
+    return Known(
+        hparams=hparams,
+        layers=layers,
+        alike=_numbered((facts, _vectors(hparams, il)) for il, facts in enumerate(layers)),
+        types={tensor.name: tensor.type for tensor in model.header.tensors},
+    )
 
 
-def _compiled(model: Model, context: Context, target: Target, values: Mapping[str, Size]) -> Plan:
+def _vectors(hparams: Hparams, il: int) -> Hashable:
+    """Types of those weights that a node may write its result over, where they are copied and as large as that."""
+    own = hparams.weights(il)
+    return tuple(tensor.type.name for tensor in own.values() if len(tensor.shape) == 1)
+
+
+def _numbered(keys: Iterable[Hashable]) -> tuple[int, ...]:
+    seen: dict[Hashable, int] = {}
+    return tuple(seen.setdefault(key, len(seen)) for key in keys)
+
+
+def _planned(
+    model: Model, context: Context, target: Target, key: Hashable, values: Mapping[str, Size]
+) -> Plan:
     """From as few layers as show how the others go on."""
     have = known(model)
-    keys = _layer_keys(have, target)
-    options, sizes = options_of(context), sizes_of(context, values)
-    for kept in (keep_some(keys, FEW), keep_some(keys, MORE), keep_all(len(keys))):
-        plan = _folded(built(have, kept, options, sizes), kept, target)
-        if plan is not None:
-            return plan
+    keys = tuple((alike, target.layer_key(have.hparams, il)) for il, alike in enumerate(have.alike))
+    for kept in model.keep(("layers", keys), partial(_choices, keys)):
+        structure = model.keep(
+            ("structure", key, target.outside, kept.shape(keys)),
+            lambda kept=kept: _compiled(have, context, target, kept, values),
+        )
+        if structure is not None:
+            return structure.bind(kept, have.types)
     raise NotImplementedError  # without stretches there is nothing to fold
 
 
-def _layer_keys(have: Known, target: Target) -> list[int]:
-    """Small numbers, the same for layers that are built and placed alike."""
-    seen: dict[Hashable, int] = {}
-    return [
-        seen.setdefault((facts, target.layer_key(have.hparams, il)), len(seen))
-        for il, facts in enumerate(have.layers)
-    ]
+def _choices(keys: Sequence[Hashable]) -> tuple[Kept, ...]:
+    return keep_some(keys), keep_all(len(keys))
+
+
+def _compiled(
+    have: Known, context: Context, target: Target, kept: Kept, values: Mapping[str, Size]
+) -> Structure | None:
+    with _without_collection():
+        return structured(
+            built(have, kept, options_of(context), sizes_of(context, values)), kept, target
+        )
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Thousands of tensors are made and forgotten at once, none of them in a circle: looking for some takes a sixth."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def built(have: Known, kept: Kept, options: Options, sizes: Sizes) -> Build:
@@ -159,27 +228,24 @@ def built(have: Known, kept: Kept, options: Options, sizes: Sizes) -> Build:
     return build
 
 
-def _folded(build: Build, kept: Kept, target: Target) -> Plan | None:
+def structured(build: Build, kept: Kept, target: Target) -> Structure | None:
+    """None: the layers that were built do not show how the others go on."""
     placed = target.place(build)
     if kept.stretches and not placed.repeats:
         return None
-    logs = trace(placed, build.graph.same)
-    programs = [fold(log, kept.stretches) for log in logs]
-    whole = tuple(program for program in programs if program is not None)
-    if len(whole) < len(programs):
+    outlines = [fold(log, kept) for log in trace(placed, build.graph.same)]
+    whole = tuple(outline for outline in outlines if outline is not None)
+    if len(whole) < len(outlines):
         return None
-    return Plan(
-        programs=whole,
-        tensors=_tensors(build.graph, kept),
-        unequal=tuple(build.graph.unequal),
+    graph = build.graph
+    return Structure(
+        outlines=whole,
+        tensors=len(graph.nodes) + len(graph.leafs),
+        per_period=tuple(_per_period(graph, stretch) for stretch in kept.stretches),
+        unequal=tuple(graph.unequal),
     )
 
 
-def _tensors(graph: Graph, kept: Kept) -> int:
-    """Those that were built, and of the layers that were not as many as of those they are like."""
-    count = len(graph.nodes) + len(graph.leafs)
-    for stretch in kept.stretches:
-        first = stretch.start + stretch.body * stretch.period
-        begin, end = graph.marks[first], graph.marks[first + stretch.period]
-        count += (stretch.periods - stretch.built) * (sum(end) - sum(begin))
-    return count
+def _per_period(graph: Graph, stretch: Stretch) -> int:
+    begin, end = stretch.start, stretch.start + stretch.period
+    return sum(graph.marks[end]) - sum(graph.marks[begin])

@@ -6,60 +6,84 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 LONGEST_PERIOD = 12  # real patterns: 6 (Gemma 3), 8 (Jamba)
-# How many of equal periods are built: the first may differ from those after it (what came before is freed there), the
-# last from those before it (masks are freed there); two in between show that they are alike. Where a period frees what
-# the one before it took, it may be one later that they are.
-FEW, MORE = 4, 5
+# Of layers that repeat a period is built before the one that is run again and again: in it what they share is copied or
+# freed for the first time. One layer more, the first that frees what a layer like it took. Then come one period that
+# shows that they are alike, and one that may differ again: masks are freed there.
+SHOWN = 3
 
 
 class Stretch(NamedTuple):
-    """`periods` times `period` layers alike, of which `built` periods are built, beginning with built layer `start`."""
+    """`periods` times `period` layers alike, of which SHOWN are built, beginning with built layer `start`."""
 
     start: int
     period: int
     periods: int
-    built: int = FEW
 
     @property
-    def body(self) -> int:
-        """Which of the built periods is the one that is repeated: the next is like it, then comes the last."""
-        return self.built - 3
+    def rounds(self) -> int:
+        """How often the first period is run: instead of itself, of the next, and of those that are not built."""
+        return self.missing + 2
+
+    @property
+    def missing(self) -> int:
+        """Periods that are not built."""
+        return self.periods - SHOWN
 
 
 class Kept(NamedTuple):
     layers: tuple[int, ...]  # the real numbers of the layers that are built
     stretches: tuple[Stretch, ...]
 
+    def shape(self, keys: Sequence[Hashable]) -> Hashable:
+        """What is built, of layers with those keys. How long the stretches are does not matter for it."""
+        return tuple(keys[i] for i in self.layers), tuple(
+            (one.start, one.period) for one in self.stretches
+        )
+
+    @property
+    def standing(self) -> list[int]:
+        """The real numbers again, but of layers after a period that is repeated: those that come after all of them."""
+        layers = list(self.layers)
+        for start, period, periods in self.stretches:
+            for i in range(start + period, start + SHOWN * period):
+                layers[i] += (periods - SHOWN) * period
+        return layers
+
 
 def keep_all(count: int) -> Kept:
     return Kept(tuple(range(count)), ())
 
 
-def keep_some(keys: Sequence[Hashable], built: int) -> Kept:
+def keep_some(keys: Sequence[Hashable]) -> Kept:
     """One key for each layer; those with equal keys are built alike."""
     layers: list[int] = []
     stretches: list[Stretch] = []
     i = 0
     while i < len(keys):
-        period, periods = _repeats(keys, i, built)
-        if periods > built:
-            stretches.append(Stretch(len(layers), period, periods, built))
-            layers.extend(range(i, i + built * period))
-            i += period * periods
+        period, periods = _repeats(keys, i)
+        if periods > SHOWN:
+            lead = _lead(period)
+            stretches.append(Stretch(len(layers) + lead, period, periods))
+            layers.extend(range(i, i + lead + SHOWN * period))
+            i += lead + period * periods
         else:
             layers.append(i)
             i += 1
     return Kept(tuple(layers), tuple(stretches))
 
 
-def _repeats(keys: Sequence[Hashable], start: int, built: int) -> tuple[int, int]:
-    """The period from here on that saves most, and how often it comes."""
+def _lead(period: int) -> int:
+    return period + 1
+
+
+def _repeats(keys: Sequence[Hashable], start: int) -> tuple[int, int]:
+    """The period from here on that saves most, and how often it comes after the lead."""
     best, saved = (1, 1), 0
     for period in range(1, LONGEST_PERIOD + 1):
         end = start + period
         while end < len(keys) and keys[end] == keys[end - period]:
             end += 1
-        periods = (end - start) // period
-        if (periods - built) * period > saved:
-            best, saved = (period, periods), (periods - built) * period
+        periods = (end - start - _lead(period)) // period
+        if (periods - SHOWN) * period > saved:
+            best, saved = (period, periods), (periods - SHOWN) * period
     return best

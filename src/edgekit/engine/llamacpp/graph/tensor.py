@@ -35,6 +35,7 @@ class Tensor:
     is_output: bool = False
     name: str = ""
     layer: int | None = None  # the one a callback names it with
+    copied: Tensor | None = None  # the weight, or view of one, that this is a copy of
 
     @property
     def nb(self) -> Shape:

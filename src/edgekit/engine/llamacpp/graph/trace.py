@@ -6,13 +6,14 @@ found by running the events (allocator.py).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from edgekit.engine.llamacpp.graph.cgraph import Graph
 from edgekit.engine.llamacpp.graph.dims import Size
-from edgekit.engine.llamacpp.graph.tensor import Tensor
+from edgekit.engine.llamacpp.graph.tensor import Shape, Tensor
 
 # ggml_op_can_inplace: these may write over a source that nobody else reads.
 IN_PLACE = frozenset(
@@ -31,16 +32,16 @@ IN_PLACE = frozenset(
     | {"RMS_NORM", "ROPE", "ROPE_BACK", "SCALE", "SOFT_MAX", "SQR", "SQRT", "SUB", "UNARY"}
 )
 
+_IN_LAYER = re.compile(r"((?:.*\.)?blk\.)(\d+)(\..*)")
+
 ALLOCATE, FREE = 0, 1
 
 
-class Event(NamedTuple):
-    """A block is taken or given back. `tail`: only what lies beyond that size is given back."""
-
-    kind: int
-    slot: int  # number of the block, counted as they are taken
-    size: int  # index into the sizes of its buffer
-    tail: int = -1
+# A block is taken or given back: which of the two, the number of the block as they are taken, the index of its size in
+# the sizes of its buffer, and -1; or the index of a second size where only what lies beyond that is given back. Plain
+# tuples of numbers: there are hundreds of thousands, and they are nothing to the garbage collector.
+Event: TypeAlias = tuple[int, int, int, int]
+WHOLE = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +52,20 @@ class Buffer:
     alignment: int
     extra: Callable[[Tensor], Size] | None = None
 
+    def bytes_of(self, tensor: Tensor) -> Size:
+        return tensor.bytes if self.extra is None else tensor.bytes + self.extra(tensor)
+
 
 CPU = Buffer(name="CPU", alignment=32)  # ggml-impl.h: TENSOR_ALIGNMENT
+
+
+class Weight(NamedTuple):
+    """Stands for the size of a copy of a weight: layers that are alike otherwise have weights of different types."""
+
+    before: str  # its name is `before`, the number of the layer, `after`
+    layer: int
+    after: str
+    ne: Shape
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,7 +73,7 @@ class Log:
     """What happens in one buffer, cut where the layers begin."""
 
     buffer: Buffer
-    sizes: list[Size] = field(default_factory=list)
+    sizes: list[Size | Weight] = field(default_factory=list)
     parts: list[list[Event]] = field(default_factory=lambda: [[]])
     slots: int = 0
     _known: dict[Hashable, int] = field(default_factory=dict)
@@ -69,15 +82,27 @@ class Log:
         """Equal sizes have one index, whatever they are the sizes of."""
         extra = self.buffer.extra
         more = 0 if extra is None else extra(tensor)
-        key = (tensor.type.name, tensor.ne, tensor.strides, more)
+        key = tensor.copied or (tensor.type.name, tensor.ne, tensor.strides, more)
         index = self._known.get(key)
         if index is None:
-            size = tensor.bytes + more
+            size = _weight(tensor) or tensor.bytes + more
             index = self._known.setdefault(size, len(self.sizes))
             if index == len(self.sizes):
                 self.sizes.append(size)
             self._known[key] = index
         return index
+
+
+def _weight(tensor: Tensor) -> Weight | None:
+    """What a copy of a layer's weight, or of a view of one, is a copy of."""
+    if tensor.copied is None:
+        return None
+    matched = _IN_LAYER.fullmatch((tensor.copied.view_src or tensor.copied).name)
+    if matched is None:
+        return None
+    assert tensor.strides is None
+    before, number, after = matched.groups()
+    return Weight(before, int(number), after, tensor.ne)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +132,7 @@ class Placed:
 class Block(NamedTuple):
     buffer: int
     slot: int
+    size: int
 
 
 def trace(placed: Placed, same: Callable[[Size, Size], bool]) -> tuple[Log, ...]:
@@ -145,17 +171,19 @@ class _Run:
                     self.allocate(source, buffer)
 
     def nodes(self) -> None:
-        marks = set(self.placed.marks)
+        marks, buffers, owned = set(self.placed.marks), self.placed.node_buffers, self.owned
         for i, node in enumerate(self.placed.nodes):
             if i in marks:
                 for log in self.logs:
                     log.parts.append([])
-            buffer = self.placed.node_buffers[i]
+            buffer = buffers[i]
             for source in node.src:
-                self.allocate(source, buffer)
+                if source.view_src is None and source.home is None and source not in owned:
+                    self.allocate(source, buffer)
             self.allocate(node, buffer)
             for source in node.src:
-                self.read(source)
+                if source.home is None:
+                    self.read(source)
 
     def allocate(self, tensor: Tensor, buffer: int) -> None:
         if tensor.view_src is not None or tensor.home is not None or tensor in self.owned:
@@ -163,8 +191,9 @@ class _Run:
         if tensor.op in IN_PLACE and self.reuse(tensor):
             return
         log = self.logs[buffer]
-        self.owned[tensor] = Block(buffer, log.slots)
-        log.parts[-1].append(Event(ALLOCATE, log.slots, log.size_of(tensor)))
+        slot, size = log.slots, log.size_of(tensor)
+        self.owned[tensor] = Block(buffer, slot, size)
+        log.parts[-1].append((ALLOCATE, slot, size, WHOLE))
         log.slots += 1
 
     def reuse(self, tensor: Tensor) -> bool:
@@ -175,8 +204,7 @@ class _Run:
                 continue
             if self.children[source] == 1 and not self.views.get(source):
                 del self.owned[source]
-                self.owned[tensor] = block
-                self.trim(tensor, source, block)
+                self.owned[tensor] = self.trim(tensor, block)
                 return True
         return False
 
@@ -184,20 +212,22 @@ class _Run:
         """ggml_are_same_layout."""
         return (
             one.type is other.type
-            and all(map(self.same, one.ne, other.ne))
+            and (one.ne == other.ne or all(map(self.same, one.ne, other.ne)))
             and (one.strides is other.strides is None or all(map(self.same, one.nb, other.nb)))
         )
 
-    def trim(self, tensor: Tensor, source: Tensor, block: Block) -> None:
+    def trim(self, tensor: Tensor, block: Block) -> Block:
         log = self.logs[block.buffer]
-        new, old = log.size_of(tensor), log.size_of(source)
-        if new != old:
-            log.parts[-1].append(Event(FREE, block.slot, old, new))
+        size = log.size_of(tensor)
+        if size == block.size:
+            return block
+        log.parts[-1].append((FREE, block.slot, block.size, size))
+        return block._replace(size=size)
 
     def read(self, source: Tensor) -> None:
         """One reader less; the last one frees it, or what it is a view of."""
-        self.children[source] -= 1
-        if self.children[source] or self.views.get(source):
+        left = self.children[source] = self.children[source] - 1
+        if left or self.views.get(source):
             return
         whole = source.view_src
         if whole is None:
@@ -210,5 +240,4 @@ class _Run:
     def free(self, tensor: Tensor) -> None:
         block = None if tensor.is_output else self.owned.pop(tensor, None)
         if block is not None:
-            log = self.logs[block.buffer]
-            log.parts[-1].append(Event(FREE, block.slot, log.size_of(tensor)))
+            self.logs[block.buffer].parts[-1].append((FREE, block.slot, block.size, WHOLE))

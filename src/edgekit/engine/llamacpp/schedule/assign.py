@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from edgekit.engine.llamacpp.graph.cgraph import Graph
-from edgekit.engine.llamacpp.graph.tensor import Tensor
-from edgekit.engine.llamacpp.schedule.types import VIEW_OPS, Machine, is_weight
+from edgekit.engine.llamacpp.graph.tensor import Home, Tensor
+from edgekit.engine.llamacpp.schedule.types import VIEW_OPS, Machine
 
 Assignment = dict[Tensor, int]
 
@@ -15,11 +15,7 @@ INDIFFERENT = frozenset({"ROPE", "FLASH_ATTN_EXT"})
 
 
 def assign(graph: Graph, machine: Machine) -> Assignment:
-    found: Assignment = {}
-    for tensor in (*graph.leafs, *graph.nodes):
-        chosen = _by_location(tensor, machine)
-        if chosen is not None:
-            found[tensor] = chosen
+    found = _by_location((*graph.leafs, *graph.nodes), machine)
     working = [node for node in graph.nodes if node.op not in VIEW_OPS]
     _expand(working, found, machine, devices_only=True)
     _expand(reversed(working), found, machine, devices_only=True)
@@ -32,17 +28,25 @@ def assign(graph: Graph, machine: Machine) -> Assignment:
     return found
 
 
-def _by_location(tensor: Tensor, machine: Machine) -> int | None:
-    """Where a tensor must be because of what it is made from (backend_id_from_cur)."""
-    home = machine.home_of(tensor)
-    if home is not None:
-        return home
-    if tensor.is_input:
-        return machine.host
-    if tensor.op in INDIFFERENT:
-        return None
-    weight = next((source for source in tensor.src if is_weight(source)), None)
-    return None if weight is None else _beside(tensor, machine.where(weight), machine)
+def _by_location(tensors: Iterable[Tensor], machine: Machine) -> Assignment:
+    """Where tensors must be because of what they are made from (backend_id_from_cur)."""
+    found: Assignment = {}
+    homes, host = machine.homes, machine.host
+    for tensor in tensors:
+        chosen = homes.get(tensor.view_src or tensor)
+        if chosen is None:
+            chosen = host if tensor.is_input else _by_weight(tensor, machine)
+        if chosen is not None:
+            found[tensor] = chosen
+    return found
+
+
+def _by_weight(node: Tensor, machine: Machine) -> int | None:
+    if node.op not in INDIFFERENT:
+        for source in node.src:
+            if source.home is Home.WEIGHTS:
+                return _beside(node, machine.homes[source], machine)
+    return None
 
 
 def _beside(node: Tensor, home: int, machine: Machine) -> int | None:
@@ -59,10 +63,11 @@ def _expand(
 ) -> None:
     """Nodes without a backend take that of their neighbour."""
     current: int | None = None
+    host = machine.host
     for node in nodes:
         have = found.get(node)
         if have is not None:
-            current = None if devices_only and have == machine.host else have
+            current = None if devices_only and have == host else have
         elif current is not None and machine.can_run(current, node):
             found[node] = current
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from edgekit.engine.llamacpp.flash_kernels import has_flash_kernel
 from edgekit.engine.llamacpp.graph.dims import Size, value
 from edgekit.engine.llamacpp.graph.llama.feed_forward import PRECISE
 from edgekit.engine.llamacpp.graph.tensor import Tensor
@@ -15,10 +16,6 @@ ROW_PADDING = 512
 OFFLOAD_BATCH = 32  # GGML_OP_OFFLOAD_MIN_BATCH
 KV_STRIDE = 256  # FATTN_KQ_STRIDE
 
-SAME_HEADS = frozenset({40, 64, 72, 80, 96, 112, 128, 256, 512})
-WIDER_KEYS = {192: 128, 320: 256, 576: 512}  # key size -> the value size there is a kernel for
-GQA_MULTIPLE = {192: 8, 320: 32}
-NEEDS_GQA = frozenset({192, 320, 512, 576})
 FLASH_TYPES = frozenset({"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"})
 SCAN_STATES = frozenset({96, 128, 256})  # Mamba-2
 
@@ -31,8 +28,10 @@ def extra_bytes(tensor: Tensor) -> Size:
     """What ggml_backend_cuda_buffer_type_get_alloc_size adds to a tensor's own bytes."""
     if tensor.op == "FLASH_ATTN_EXT":
         return _flash_bytes(tensor) - tensor.bytes
-    extra = strided_bytes(tensor)
     kind, row = tensor.type, tensor.ne[0]
+    if kind.block_elements == 1 and tensor.strides is None:
+        return 0
+    extra = strided_bytes(tensor)
     if kind.block_elements > 1 and isinstance(row, int) and row % ROW_PADDING:
         extra = extra + (-row % ROW_PADDING) * kind.block_bytes // kind.block_elements
     return extra
@@ -70,15 +69,6 @@ def _supports_flash(node: Tensor) -> bool:
     numbers = (k.ne[0], v.ne[0], q.ne[2], k.ne[2])
     keys, values, heads, kv_heads = (one if isinstance(one, int) else 0 for one in numbers)
     return has_flash_kernel(keys, values, heads // max(1, kv_heads))
-
-
-def has_flash_kernel(keys: int, values: int, ratio: int) -> bool:
-    """Whether CUDA has one for heads of these sizes, `ratio` of them for each KV head."""
-    if keys in WIDER_KEYS:
-        fits = values == WIDER_KEYS[keys] and ratio % GQA_MULTIPLE.get(keys, 1) == 0
-    else:
-        fits = keys in SAME_HEADS and values == keys
-    return fits and (keys not in NEEDS_GQA or ratio >= 2)
 
 
 def _supports_scan(node: Tensor) -> bool:

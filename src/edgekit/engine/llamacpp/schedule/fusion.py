@@ -27,12 +27,13 @@ def kept_alive(nodes: Sequence[Tensor], uses: Uses) -> Kept:
     kept: Kept = {}
     i = 0
     while i < len(nodes):
-        reduced = _weighted_sum(nodes, i, uses)
-        if reduced is not None:
+        op = nodes[i].op
+        if op == "MUL" and (reduced := _weighted_sum(nodes, i, uses)) is not None:
             length, sources = reduced
             _add(kept, nodes[i + length - 1], sources)
             i += length - 1
-        if nodes[i].op in {"UNARY", "SOFT_MAX"}:
+            op = nodes[i].op
+        if op in {"UNARY", "SOFT_MAX"}:
             length = _routing(nodes, i, uses)
             if length and i + length < len(nodes):
                 for node in nodes[i : i + length]:
@@ -51,7 +52,7 @@ def _weighted_sum(nodes: Sequence[Tensor], i: int, uses: Uses) -> tuple[int, lis
     """Experts x weights, a view for each expert, their sum: how many nodes, and what must stay."""
     first = nodes[i]
     parts = _parts(first)
-    if first.op != "MUL" or parts is None:
+    if parts is None:
         return None
     weighted, multiplied, held = first, 1, list(parts)
     if i + 1 < len(nodes) and nodes[i + 1].op == "MUL":

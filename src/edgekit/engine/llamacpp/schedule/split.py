@@ -41,36 +41,33 @@ class _Splitter:
         for i, node in enumerate(nodes):
             if node.op in VIEW_OPS:
                 continue
-            current = self.splits[-1]
-            if assignment[node] != current.backend or self._wants_fresh_split(node, current):
-                current = _Split(backend=assignment[node], start=i)
+            current, backend = self.splits[-1], assignment[node]
+            elsewhere = [
+                source
+                for source in node.src
+                if assignment[source] != backend and self._is_elsewhere(source, backend)
+            ]
+            if backend != current.backend or _wants_fresh_split(elsewhere, current):
+                current = _Split(backend=backend, start=i)
                 self.splits.append(current)
-            self._copy_inputs(node, current)
+            if elsewhere:
+                self._copy_inputs(node, elsewhere, current)
 
     def _is_elsewhere(self, source: Tensor, backend: int) -> bool:
-        """Neither assigned to the backend nor in memory that it can read."""
-        if self.assignment[source] == backend:
-            return False
+        """Not in memory that the backend can read either."""
         home = self.machine.home_of(source)
         return (self.assignment[source] if home is None else home) != backend
 
-    def _wants_fresh_split(self, node: Tensor, current: _Split) -> bool:
-        """A further weight from the host: the memory of the copies before it can be used again."""
-        return bool(current.inputs) and any(
-            is_weight(source) and self._is_elsewhere(source, current.backend) for source in node.src
-        )
-
-    def _copy_inputs(self, node: Tensor, current: _Split) -> None:
-        sources = list(node.src)
-        for j, source in enumerate(sources):
-            if not self._is_elsewhere(source, current.backend):
-                continue
+    def _copy_inputs(self, node: Tensor, sources: list[Tensor], current: _Split) -> None:
+        for source in sources:
             key = (source, current.backend)
             if key not in self.copies:
                 self.copies[key] = [self._copy(source) for _ in range(self.machine.copies)]
                 current.inputs.append(source)
-            sources[j] = self.copies[key][0]
-        node.src = tuple(sources)
+        node.src = tuple(
+            self.copies[source, current.backend][0] if source in sources else source
+            for source in node.src
+        )
 
     def _copy(self, source: Tensor) -> Tensor:
         many = self.machine.copies > 1
@@ -81,8 +78,13 @@ class _Splitter:
             strides=source.strides,
             is_input=many,
             is_output=many,
-            name=f"copy of {source.name}",
+            copied=source if is_weight(source.view_src or source) else None,
         )
+
+
+def _wants_fresh_split(elsewhere: list[Tensor], current: _Split) -> bool:
+    """A further weight from the host: the memory of the copies before it can be used again."""
+    return bool(current.inputs) and any(map(is_weight, elsewhere))
 
 
 def split(graph: Graph, assignment: Assignment, machine: Machine) -> Placed:
@@ -107,11 +109,13 @@ def split(graph: Graph, assignment: Assignment, machine: Machine) -> Placed:
             if i == mark:
                 marks.append(len(nodes))
                 mark = next(pending)
-            nodes.append(graph.nodes[i])
-            buffers.append(assignment[graph.nodes[i]])
-            for tensor in _kept_alive(kept.get(graph.nodes[i], ())):
-                nodes.append(tensor)
-                buffers.append(one.backend)
+            node = graph.nodes[i]
+            nodes.append(node)
+            buffers.append(assignment[node])
+            if node in kept:
+                held = _kept_alive(kept[node])
+                nodes += held
+                buffers += [one.backend] * len(held)
     leafs, leaf_buffers = _leafs(graph, walker)
     return Placed(
         nodes=nodes,
@@ -128,30 +132,26 @@ def split(graph: Graph, assignment: Assignment, machine: Machine) -> Placed:
 def _inputs(one: _Split, walker: _Splitter) -> Iterator[tuple[Tensor, int]]:
     """Each input is held until it is copied, and its copy is placed when the split begins."""
     for source in one.inputs:
-        held = Tensor(
-            op="NONE",
-            type=source.type,
-            ne=source.ne,
-            strides=source.strides,
-            src=(source,),
-            view_src=source.view_src or source,
-        )
-        yield held, walker.assignment[source]
+        yield _holding(source), walker.assignment[source]
         yield walker.copies[source, one.backend][0], one.backend
 
 
-def _kept_alive(tensors: list[Tensor] | tuple[()]) -> Iterator[Tensor]:
-    for start in range(0, len(tensors), MAX_SOURCES):
-        some = tuple(tensors[start : start + MAX_SOURCES])
-        first = some[0]
-        yield Tensor(
-            op="NONE",
-            type=first.type,
-            ne=first.ne,
-            strides=first.strides,
-            src=some,
-            view_src=first.view_src or first,
-        )
+def _kept_alive(tensors: list[Tensor]) -> list[Tensor]:
+    starts = range(0, len(tensors), MAX_SOURCES)
+    return [_holding(*tensors[start : start + MAX_SOURCES]) for start in starts]
+
+
+def _holding(*tensors: Tensor) -> Tensor:
+    """A node that does nothing but to read them."""
+    first = tensors[0]
+    return Tensor(
+        op="NONE",
+        type=first.type,
+        ne=first.ne,
+        strides=first.strides,
+        src=tensors,
+        view_src=first.view_src or first,
+    )
 
 
 def _leafs(graph: Graph, walker: _Splitter) -> tuple[list[Tensor], list[int]]:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Hashable
 
 from edgekit.engine.llamacpp.graph import Target
 from edgekit.engine.llamacpp.graph.llama.build import Build
 from edgekit.engine.llamacpp.graph.llama.hparams import Hparams
-from edgekit.engine.llamacpp.graph.plan import load_values
+from edgekit.engine.llamacpp.graph.plan import Values, load_values
 from edgekit.engine.llamacpp.graph.tensor import Home, Tensor
 from edgekit.engine.llamacpp.graph.trace import CPU, Placed
 from edgekit.engine.llamacpp.placement import (
     SHARED_TENSORS,
     WITHOUT_HEAD,
     Placement,
-    block_number,
     pools_of,
 )
 from edgekit.engine.llamacpp.schedule import cuda
@@ -27,6 +27,7 @@ from edgekit.memory.types import HOST, Pool, PoolKind
 
 EMBEDDING = "token_embd.weight"
 HEAD = "output.weight"
+HOST_KEY = -1
 SEPARATED = frozenset({"MUL_MAT", "ROPE"})  # ops that read what lies in several places
 
 
@@ -41,37 +42,36 @@ def spread(context: Context, placement: Placement, devices: int) -> Target:
     As llama.cpp's own dry run (llama-fit-params) has it. A real load keeps the norm of a layer that begins another
     device with that layer, which saves a copy of the hidden state there.
     """
+    values = load_values(context)
     full = placement.output is not HOST and HOST not in placement.blocks
     batches = tuple(
         min(number, cuda.OFFLOAD_BATCH)
-        for number in (context.n_tokens, context.n_outputs, context.n_seq_max)
+        for number in (values["T"], values["S"], values["N"], context.n_tokens)
     )
+    piped = devices > 1 and full and placement.offload_kqv and not placement.host_expert_blocks
     return Target(
         key=("spread", placement, devices, batches),
-        place=_placer(context, placement, devices, full=full),
+        outside=(placement.output, placement.offload_kqv, devices, piped, batches),
+        place=_placer(values, placement, devices, piped=piped),
         layer_key=lambda hparams, il: _layer_key(hparams, il, placement),
     )
 
 
 def _layer_key(hparams: Hparams, il: int, placement: Placement) -> Hashable:
-    """Layers differ by where they are, and by the types of weights on the host: those may be copied."""
-    host_experts = il < placement.host_expert_blocks
-    if placement.blocks[il] is not HOST and not host_experts:
-        return placement.blocks[il]
-    own = hparams.by_layer.get(il, {})
-    types = frozenset((name, tensor.type.name) for name, tensor in own.items())
-    return placement.blocks[il], host_experts, types
+    """Layers differ by where they are. A block that is run through again keeps its copies: it is like no other."""
+    block = il % hparams.n_block
+    looped = il if hparams.n_block < hparams.n_layer else None
+    pool = placement.blocks[block]
+    device = HOST_KEY if pool is HOST else pool.index
+    return device, block < placement.host_expert_blocks, looped
 
 
 def _placer(
-    context: Context, placement: Placement, devices: int, *, full: bool
+    values: Values, placement: Placement, devices: int, *, piped: bool
 ) -> Callable[[Build], Placed]:
-    values = load_values(context)
     order = {pool: i for i, pool in enumerate(pools(devices))}
-    piped = devices > 1 and full and placement.offload_kqv and not placement.host_expert_blocks
 
     def place(build: Build) -> Placed:
-        architecture = build.hparams.arch
         _separate(build, placement)
         uses = Uses(build.graph.nodes)
         backends = (
@@ -88,65 +88,51 @@ def _placer(
             ),
             Backend(pool=HOST, buffer=CPU),
         )
-
-        homes: dict[Tensor, int] = {}
-
-        def where(tensor: Tensor) -> int:
-            home = homes.get(tensor)
-            if home is None:
-                home = homes[tensor] = order[_home(tensor, placement, architecture)]
-            return home
-
-        machine = Machine(backends=backends, where=where, copies=COPIES if piped else 1)
+        homes = {
+            leaf: order[_home(leaf, placement, build.hparams)]
+            for leaf in build.graph.leafs
+            if leaf.home is not None
+        }
+        machine = Machine(backends=backends, homes=homes, copies=COPIES if piped else 1)
         return split(build.graph, assign(build.graph, machine), machine)
 
     return place
 
 
-def _home(tensor: Tensor, placement: Placement, architecture: str) -> Pool:
+def _home(tensor: Tensor, placement: Placement, hparams: Hparams) -> Pool:
     if tensor.home is Home.CACHE:
-        return placement.cache_pool(int(tensor.name.rsplit("_l", 1)[1]))
+        return placement.cache_pool(int(tensor.name.rsplit("_l", 1)[1]) % hparams.n_block)
     name, _, pool = tensor.name.partition("@")
     if pool:
         return placement.pools[int(pool)]
-    return pools_of(name, placement, architecture)[0]
+    return pools_of(name, placement, hparams.arch)[0]
 
 
 def _separate(build: Build, placement: Placement) -> None:
     """What is one tensor in the file and several in memory becomes several: a tied head, factors of every block."""
     copies: dict[str, Tensor] = {}
     tied = build.hparams.arch not in WITHOUT_HEAD  # those read the embedding where it is
-    layers = list(build.facts)
+    several = {leaf for leaf in build.graph.leafs if _is_several(leaf, tied=tied)}
+    layers = [il % build.hparams.n_block for il in build.facts]
     marks = [mark.nodes for mark in build.graph.marks]
-    current = -1
     for i, node in enumerate(build.graph.nodes):
-        while current + 1 < len(marks) and i >= marks[current + 1]:
-            current += 1
-        layer = layers[current] if current >= 0 else 0
-        if node.op in SEPARATED:
+        if node.op in SEPARATED and not several.isdisjoint(node.src):
+            at = bisect_right(marks, i) - 1
+            pool = placement.pools.index(placement.blocks[layers[max(at, 0)]])
             node.src = tuple(
-                _own_copy(node, source, placement, layer, copies, tied=tied) for source in node.src
+                _own_copy(source, pool, copies) if source in several else source
+                for source in node.src
             )
     build.graph.leafs.extend(copies.values())
 
 
-def _own_copy(
-    node: Tensor,
-    source: Tensor,
-    placement: Placement,
-    layer: int,
-    copies: dict[str, Tensor],
-    *,
-    tied: bool,
-) -> Tensor:
-    if source.home is not Home.WEIGHTS or block_number(source.name) is not None:
-        return source
-    if source.name == EMBEDDING and node.op == "MUL_MAT" and tied:
-        name = HEAD
-    elif source.name.rsplit(".", 1)[0] in SHARED_TENSORS:
-        name = f"{source.name}@{placement.pools.index(placement.blocks[layer])}"
-    else:
-        return source
+def _is_several(leaf: Tensor, *, tied: bool) -> bool:
+    shared = leaf.name.rsplit(".", 1)[0] in SHARED_TENSORS
+    return leaf.home is Home.WEIGHTS and (shared or (tied and leaf.name == EMBEDDING))
+
+
+def _own_copy(source: Tensor, pool: int, copies: dict[str, Tensor]) -> Tensor:
+    name = HEAD if source.name == EMBEDDING else f"{source.name}@{pool}"
     if name not in copies:
         copies[name] = Tensor(
             op="NONE", type=source.type, ne=source.ne, home=Home.WEIGHTS, name=name

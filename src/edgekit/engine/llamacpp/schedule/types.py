@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from edgekit.engine.llamacpp.graph.dims import Size
@@ -28,10 +28,10 @@ class Backend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """`where`: the backend in whose memory a weight or a cache lies; `copies` of every input that is copied."""
+    """`homes`: the backend in whose memory each weight or cache lies; `copies` of every input that is copied."""
 
     backends: tuple[Backend, ...]
-    where: Callable[[Tensor], int]
+    homes: Mapping[Tensor, int]
     copies: int = 1
 
     @property
@@ -40,14 +40,14 @@ class Machine:
 
     def home_of(self, tensor: Tensor) -> int | None:
         """Where the data of a weight, a cache or a view of one lies; None for what the allocator places."""
-        base = tensor.view_src or tensor
-        return None if base.home is None else self.where(base)
+        return self.homes.get(tensor.view_src or tensor)
 
     def can_run(self, backend: int, node: Tensor) -> bool:
         """A device runs nothing on data that lies on another device."""
-        if backend != self.host:
+        host = len(self.backends) - 1
+        if backend < host and host > 1:
             for source in node.src:
-                if source.home is not None and self.where(source) not in (backend, self.host):
+                if self.homes.get(source, host) not in (backend, host):
                     return False
         return self.backends[backend].supports(node)
 

@@ -45,7 +45,7 @@ def mask_type(build: Build) -> TensorType:
 
 def _cache_input(build: Build, n_kv: Size, *, values: bool) -> CacheInput:
     sizes = build.sizes
-    transposed = not build.options.flash_attn
+    transposed = build.options.v_trans
     width = build.hparams.n_embd_v_gqa_max if transposed else 1
     per_stream = sizes.n_tokens // sizes.n_stream
     return CacheInput(
@@ -181,7 +181,7 @@ def attend(  # noqa: PLR0917 - q, k and v, as build_attn takes them
         build.expand(store_v(build, layer, v, used.v_idxs, used.n_kv, where))
     keys = get_k(build, layer, used.n_kv, where)
     values = get_v(build, layer, used.n_kv, where)
-    transposed = not build.options.flash_attn
+    transposed = build.options.v_trans
     cur = product(build, q, keys, values, used.mask, extras, transposed=transposed)
     if used.v_rot is not None:
         cur = hadamard(build, cur, used.v_rot)

@@ -37,6 +37,7 @@ class Options:
     """What changes the graph's nodes, not only their sizes."""
 
     flash_attn: bool
+    v_trans: bool  # values lie token by token in each row of the cache
     type_k: TensorType
     type_v: TensorType
     embeddings: bool

@@ -18,7 +18,7 @@ def _keys(build: Build, layer: Layer, cells: Size, owner: int) -> Tensor:
 def _values(build: Build, layer: Layer, cells: Size, owner: int) -> Tensor:
     """Without flash attention they are stored transposed, every layer as wide as the widest."""
     width = layer.facts.n_embd_head_v * layer.facts.n_head_kv
-    if not build.options.flash_attn:
+    if build.options.v_trans:
         width = build.hparams.n_embd_v_gqa_max
     return build.cache(
         f"cache_v_l{owner}", build.options.type_v, width, cells, build.sizes.n_stream
@@ -37,7 +37,7 @@ def get_k(build: Build, layer: Layer, cells: Size, owner: int) -> Tensor:
 def get_v(build: Build, layer: Layer, cells: Size, owner: int) -> Tensor:
     v, facts = _values(build, layer, cells, owner), layer.facts
     heads, head, streams = facts.n_head_kv, facts.n_embd_head_v, build.sizes.n_stream
-    if build.options.flash_attn:
+    if not build.options.v_trans:
         row = row_bytes(v.type, v.ne[0])
         strides: tuple[Size, ...] = (row_bytes(v.type, head), row, row * cells)
         return ggml.view(v, head, heads, cells, streams, strides=strides)
@@ -57,7 +57,7 @@ def store_v(  # noqa: PLR0917
     build: Build, layer: Layer, v_cur: Tensor, v_idxs: Tensor, cells: Size, owner: int
 ) -> Tensor:
     v = _values(build, layer, cells, owner)
-    if build.options.flash_attn:
+    if not build.options.v_trans:
         return ggml.set_rows(_one_stream(build, v, v_cur), _rows(v_cur), v_idxs)
     width = v_cur.ne[0] * v_cur.ne[1]
     if build.graph.same(row_bytes(v_cur.type, width), v_cur.nb[2]):

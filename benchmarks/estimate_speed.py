@@ -1,0 +1,133 @@
+"""How long an estimate takes: the first of a model, further ones, and rows of a batch.
+
+    python benchmarks/estimate_speed.py
+
+Machines are noisy: every figure stands beside a fixed piece of Python work of the same run.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.recorded import engine_models, header_bytes, models, padded, rows
+
+from edgekit.engine import llamacpp
+from edgekit.engine.llamacpp.rows import read_row
+from edgekit.engine.types import Model
+
+PACE_STEPS = 1_000_000
+CONTEXTS = (4096, 8192, 16384, 32768, 65536, 131072)
+PLACEMENTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("cpu", {}),
+    ("cuda", {"n_gpu_layers": 999}),
+    ("cuda", {"n_gpu_layers": 12}),
+)
+MODELS = (
+    ("llama-3.1-8b", "Q4_K_M"),
+    ("llama-3.1-70b", "Q4_K_M"),
+    ("gemma-3-27b", "Q4_K_M"),
+    ("qwen3-30b-a3b", "Q4_K_M"),
+    ("deepseek-v3", "Q4_K_M"),
+    ("qwen3.5-27b", "Q4_K_M"),
+)
+
+
+def main() -> None:
+    """Print the tables."""
+    pace = timed(_work)
+    print(f"pace: {PACE_STEPS:,} additions in {pace * 1e3:.0f} ms\n")
+    print("| llama.cpp | placement | first ms | further ms |\n|---|---|---|---|")
+    for name, quant in MODELS:
+        for backend, options in PLACEMENTS:
+            first, further = _estimates(engine_models()[name, quant], backend, options)
+            told = backend if not options else f"{backend} -ngl {options['n_gpu_layers']}"
+            print(f"| {name} | {told} | {first * 1e3:.1f} | {further * 1e3:.2f} |")
+    print("\n| batch file | rows | rows per second |\n|---|---|---|")
+    for name, lines in _batches():
+        seconds = _batch(lines)
+        print(f"| {name} | {len(lines):,} | {len(lines) / seconds:.0f} |")
+
+
+def timed(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _work() -> int:
+    total = 0
+    for step in range(PACE_STEPS):
+        total += step
+    return total
+
+
+def _estimates(model: Model, backend: str, options: dict[str, Any]) -> tuple[float, float]:
+    """The first on a model that was only read, then other contexts and numbers of sequences."""
+    fresh = Model(header=model.header, geometry=model.geometry)
+    asked = [
+        read_row({"n_ctx": n, "n_seq_max": s, "kv_unified": True, **options}, backend)
+        for s in (1, 2, 4)
+        for n in CONTEXTS
+    ]
+    first = timed(lambda: llamacpp.estimate(fresh, *asked[0]))
+    for one in asked:
+        llamacpp.estimate(fresh, *one)
+    return first, statistics.median(
+        timed(lambda one=one: llamacpp.estimate(fresh, *one)) for one in asked * 3
+    )
+
+
+def _batches() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    for engine, backend, file in (
+        ("llama.cpp", "cpu", "llama_cpp_cpu.jsonl.gz"),
+        ("llama.cpp", "cuda", "llama_cpp_cuda.jsonl.gz"),
+        ("vllm", None, "vllm.jsonl.gz"),
+        ("mlx", None, "mlx.jsonl.gz"),
+    ):
+        found = [
+            {"engine": engine, "backend": backend, "options": row["options"], **_model(row)}
+            for row in rows(file)
+            if "options" in row
+        ]
+        yield f"{engine} {backend or ''}".strip(), found
+
+
+def _model(row: dict[str, Any]) -> dict[str, Any]:
+    return (
+        {"config": row["config"]}
+        if "config" in row
+        else {"model": f"{row['model']}.{row['quant']}.gguf"}
+    )
+
+
+def _batch(lines: list[dict[str, Any]]) -> float:
+    """Through the command line, start-up included, with sparse files for the models."""
+    with tempfile.TemporaryDirectory() as folder:
+        for model in models():
+            header = header_bytes(model["header_without_vocabulary"])
+            path = Path(folder, f"{model['model']}.{model['quant']}.gguf")
+            with path.open("wb") as file:
+                file.write(header)
+                file.truncate(padded(len(header)) + model["data_section_bytes"])
+        batch = Path(folder, "rows.jsonl")
+        batch.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+        command = [sys.executable, "-m", "edgekit", "estimate", "--batch", str(batch)]
+        start = time.perf_counter()
+        done = subprocess.run(command, cwd=folder, check=True, capture_output=True)
+        seconds = time.perf_counter() - start
+        assert done.stdout.count(b"\n") == len(lines)
+        return seconds
+
+
+if __name__ == "__main__":
+    main()

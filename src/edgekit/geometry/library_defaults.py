@@ -1,0 +1,210 @@
+"""TABLE of what config.json may leave out: a model_type -> the values its class in transformers has then.
+
+Files nested in another leave out what equals the default, and old ones what was added later; the library and vLLM read
+both with these. Rows are made by tools/library_defaults.py from transformers 5.22; a width that the class works out
+from others (head_dim, most often) is in none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+# What every file states for itself: without them it is no model's config, unless it is a part of one.
+STATED = frozenset({"layers", "hidden", "heads", "feed_forward", "vocabulary", "context"})
+_LEADING = ("layers", "hidden", "heads", "kv_heads", "feed_forward", "vocabulary", "context")
+
+_Row = tuple[str, Mapping[str, int]]
+
+
+def _row(names: str, *leading: int | None, **more: int) -> _Row:
+    told = zip(_LEADING, leading, strict=True)
+    return names, MappingProxyType({word: value for word, value in told if value} | more)
+
+
+# fmt: off
+_ROWS: tuple[_Row, ...] = (
+    # names, layers, hidden, heads, KV heads, feed-forward, vocabulary, context, and what only some have
+    _row("afmoe", 32, 2048, 16, None, 6144, 200192, 16384, expert_feed_forward=1408, experts=64, experts_used=6,
+         shared_experts=2, leading_dense=1, key_dim=128, window=1024, window_pattern=4),
+    _row("apertus", 32, 4096, 32, None, 14336, 131072, 65536),
+    _row("arcee", 32, 2560, 32, None, 18432, 32000, 4096),
+    _row("aria_text", 32, 4096, 32, None, 4096, 32000, 2048, experts=8, experts_used=2, shared_experts=2),
+    _row("axk1", 61, 7168, 64, 64, 18432, 163840, 32768, leading_dense=1, expert_feed_forward=2048, experts=192,
+         experts_used=8, shared_experts=1, value_dim=128, rope_dim=64, latent_dim=512, query_rank=1536, nope_dim=128),
+    _row("axk2", 48, 2048, 32, 32, 5120, 163840, 131072, leading_dense=1, expert_feed_forward=512, experts=128,
+         experts_used=8, shared_experts=1, key_dim=64, value_dim=64, rope_dim=32, latent_dim=128, query_rank=384,
+         nope_dim=64, index_dim=128),
+    _row("bailing_hybrid", 42, 2560, 32, 32, 6144, 157184, 262144, leading_dense=2, expert_feed_forward=768,
+         experts=512, experts_used=8, shared_experts=1, key_dim=128, value_dim=128, rope_dim=64, latent_dim=512,
+         nope_dim=128, full_interval=6, conv_kernel=4),
+    _row("bamba", 32, 4096, 32, 8, 14336, 128000, 262144, conv_kernel=4, state_size=256, state_groups=1,
+         state_heads=128),
+    _row("bitnet", 30, 2560, 20, 5, 6912, 128256, 2048),
+    _row("bloom", 2, 64, 8, None, None, 250880, None),
+    _row("chameleon", 32, 4096, 32, 32, 11008, 65536, 4096),
+    _row("codegen gptj", 28, 4096, 16, None, None, 50400, 2048),
+    _row("cohere", 40, 8192, 64, None, 22528, 256000, 8192),
+    _row("cohere2", 40, 8192, 64, None, 22528, 256000, 8192, window=4096),
+    _row("cohere2_moe", 40, 8192, 64, None, 22528, 256000, 8192, experts=8, experts_used=2, key_dim=128, window=4096,
+         window_pattern=4),
+    _row("cwm", 64, 6144, 48, 8, 21504, 128256, 131072, key_dim=128, window=8192),
+    _row("dbrx", 24, 2048, 16, None, None, 32000, 2048),
+    _row("deepseek_ocr2", 32, 4096, 32, None, 11008, 102400, 2048, expert_feed_forward=1407, experts=64,
+         shared_experts=2),
+    _row("deepseek_v2", 32, 4096, 32, None, 11008, 102400, 2048, expert_feed_forward=1407, experts=64, shared_experts=2,
+         value_dim=128, rope_dim=64, latent_dim=512, query_rank=1536, nope_dim=128),
+    _row("deepseek_v3", 61, 7168, 128, 128, 18432, 129280, 4096, expert_feed_forward=2048, experts=256, experts_used=8,
+         shared_experts=1, leading_dense=3, value_dim=128, rope_dim=64, latent_dim=512, query_rank=1536, nope_dim=128),
+    _row("deepseek_v32", 61, 7168, 128, 128, 18432, 129280, 163840, leading_dense=3, expert_feed_forward=2048,
+         experts=256, experts_used=8, shared_experts=1, key_dim=64, value_dim=128, rope_dim=64, latent_dim=512,
+         query_rank=1536, nope_dim=128, index_dim=128),
+    _row("deepseek_v4", 43, 4096, 64, 1, 2048, 129280, 1048576, expert_feed_forward=2048, experts=256, experts_used=6,
+         shared_experts=1, key_dim=512, query_rank=1024, index_dim=128, window=128),
+    _row("diffusion_gemma", 30, 2304, 8, 4, 9216, 262144, 131072, key_dim=256, window=512),
+    _row("dots1", 62, 4608, 32, 32, 10944, 152064, 2048, expert_feed_forward=1408, window=4096),
+    _row("emu3_text_model", 32, 4096, 32, 8, 14336, 184622, 9216),
+    _row("ernie4_5 paddleocr_vl paddleocr_vl_text", 18, 1024, 16, 2, 3072, 103424, 131072, key_dim=128),
+    _row("ernie4_5_moe", 28, 2560, 20, 4, 12288, 103424, 131072, expert_feed_forward=1536, experts=64, experts_used=6,
+         shared_experts=2, leading_dense=1),
+    _row("ernie4_5_vl_moe ernie4_5_vl_moe_text", 28, 2560, 20, 4, 12288, 103424, 131072, leading_dense=1, experts=64,
+         experts_used=6, shared_experts=2),
+    _row("exaone4", 32, 4096, 32, 32, 16384, 102400, 2048, window=4096, window_pattern=4),
+    _row("exaone4_5 glm46v glmga granite4_vision kimi_k25 lfm2_vl llava", None, None, None, None, None, None, None),
+    _row("exaone_moe", 32, 4096, 32, 32, 16384, 102400, 2048, leading_dense=1, expert_feed_forward=1024, experts=64,
+         experts_used=8, shared_experts=1, window=4096, window_pattern=4),
+    _row("falcon", 32, 4544, 71, None, None, 65024, 2048, multi_query=True),
+    _row("falcon_h1", 32, 4096, 32, 8, 14336, 128000, 8192, conv_kernel=4, inner=1024, state_size=256, state_groups=1,
+         state_heads=128),
+    _row("falcon_mamba mamba", 32, 768, None, None, None, 50280, None, conv_kernel=4, state_size=16),
+    _row("flex_olmo", 32, 4096, 32, None, 11008, 100352, 4096, experts=7, experts_used=5),
+    _row("gemma", 28, 3072, 16, 16, 24576, 256000, 8192, key_dim=256),
+    _row("gemma2 vaultgemma", 26, 2304, 8, 4, 9216, 256000, 8192, key_dim=256, window=4096),
+    _row("gemma3 gemma3_text", 26, 2304, 8, 4, 9216, 262208, 131072, key_dim=256, window=4096),
+    _row("gemma3n gemma3n_text", 35, 2048, 8, 2, 16384, 262400, 32768, per_layer_embedding=256, key_dim=256, window=512,
+         shared_cache_layers=15),
+    _row("gemma4 gemma4_text", 30, 2304, 8, 4, 9216, 262144, 131072, per_layer_embedding=256, key_dim=256, window=512),
+    _row("gemma4_unified gemma4_unified_text", 30, 2304, 8, 4, 9216, 262144, 262144, key_dim=256, window=1024),
+    _row("glm glm4", 40, 4096, 32, 2, 13696, 151552, 131072, key_dim=128),
+    _row("glm4_moe", 46, 4096, 96, 8, 10944, 151552, 131072, expert_feed_forward=1408, experts=128, experts_used=8,
+         shared_experts=1, leading_dense=1),
+    _row("glm4_moe_lite", 47, 2048, 20, 20, 10240, 154880, 202752, leading_dense=1, expert_feed_forward=1536,
+         experts=64, experts_used=4, shared_experts=1, key_dim=64, value_dim=256, rope_dim=64, latent_dim=512,
+         query_rank=768, nope_dim=192),
+    _row("glm4v glm4v_text", 40, 4096, 32, 2, 13696, 151552, 32768),
+    _row("glm4v_moe glm4v_moe_text", 46, 4096, 96, 8, 10944, 151424, 65536, expert_feed_forward=1408, experts=128,
+         experts_used=8, shared_experts=1, leading_dense=1),
+    _row("glm_moe_dsa", 78, 6144, 64, 64, 12288, 154880, 202752, leading_dense=3, expert_feed_forward=2048, experts=256,
+         experts_used=8, shared_experts=1, key_dim=64, value_dim=256, rope_dim=64, latent_dim=512, query_rank=2048,
+         nope_dim=192, index_dim=128),
+    _row("glm_ocr glm_ocr_text", 16, 1024, 16, 8, 4096, 59392, 131072),
+    _row("gpt2", 12, 768, 12, None, None, 50257, 1024),
+    _row("gpt_bigcode", 12, 768, 12, None, None, 50257, 1024, multi_query=True),
+    _row("gpt_neo", 24, 2048, 16, None, None, 50257, 2048, window=256),
+    _row("gpt_neox", 44, 6144, 64, None, 24576, 50432, 2048),
+    _row("gpt_oss", 36, 2880, 64, 8, 2880, 201088, 131072, experts=128, experts_used=4, key_dim=64, window=128),
+    _row("granite hyperclovax llama", 32, 4096, 32, None, 11008, 32000, 2048),
+    _row("granite_swa", 24, 2560, 20, 4, 8192, 100352, 8192, window=128),
+    _row("granitemoe granitemoeshared", 32, 4096, 32, None, 11008, 32000, 2048, experts=8, experts_used=2),
+    _row("granitemoe_swa", 32, 4096, 32, None, 11008, 32000, 2048, experts=8, experts_used=2, window=128),
+    _row("granitemoehybrid", 32, 4096, 32, None, 11008, 32000, 2048, shared_feed_forward=1024, experts=8,
+         experts_used=2, conv_kernel=4, state_size=256, state_groups=1, state_heads=128),
+    _row("helium", 24, 2560, 20, 20, 7040, 48000, 4096, key_dim=128),
+    _row("hunyuan_v1_dense hunyuan_vl", 32, 4096, 32, None, 11008, 290943, 2048),
+    _row("hunyuan_v1_moe", 32, 4096, 32, None, 11008, 290943, 2048, experts=1, experts_used=1),
+    _row("hy_v3", 80, 4096, 64, 8, 13312, 120832, 131072, leading_dense=1, expert_feed_forward=1536, experts=192,
+         experts_used=8, shared_experts=1, key_dim=128),
+    _row("jais2", 32, 3328, 26, None, 26624, 150272, 8192),
+    _row("jamba", 32, 4096, 32, 8, 14336, 65536, 262144, experts=16, experts_used=2, moe_step=2, moe_offset=1,
+         full_interval=8, full_offset=4, conv_kernel=4, state_size=16),
+    _row("kimi_linear", 27, 2304, 32, 32, 9216, 163840, 1048576, leading_dense=1, expert_feed_forward=1024, experts=256,
+         experts_used=8, shared_experts=1, value_dim=128, rope_dim=64, latent_dim=512, nope_dim=128, conv_kernel=4,
+         kda_head_dim=128, kda_heads=32),
+    _row("laguna", 40, 2048, 48, 8, 8192, 100352, 131072, leading_dense=1, expert_feed_forward=512,
+         shared_feed_forward=512, experts=256, experts_used=8, key_dim=128, window=512),
+    _row("lfm2", 32, 2560, 32, 8, 12288, 65536, 128000, width_multiple=256, width_is_raw=True, conv_kernel=3),
+    _row("lfm2_moe", 32, 2048, 32, 8, 7168, 65536, 128000, expert_feed_forward=1792, experts=32, experts_used=4,
+         leading_dense=2, conv_kernel=3),
+    _row("llama4 llama4_text", 48, 5120, 40, 8, 8192, 202048, 131072, dense_feed_forward=16384, experts=16,
+         experts_used=1, key_dim=128, chunk=8192),
+    _row("longcat_flash", 28, 6144, 64, None, 12288, 131072, 131072, expert_feed_forward=2048, experts=512,
+         experts_used=12, key_dim=64, value_dim=128, rope_dim=64, latent_dim=512, query_rank=1536, nope_dim=128),
+    _row("mamba2", 64, 4096, 128, None, None, 32768, None, key_dim=64, conv_kernel=4, state_size=128, state_groups=8),
+    _row("mellum", 28, 2304, 32, 4, 7168, 98304, 131072, expert_feed_forward=896, experts=64, experts_used=8,
+         key_dim=128, window=1024),
+    _row("mimo_v2_flash", 48, 4096, 64, 4, 16384, 152576, 131072, leading_dense=1, expert_feed_forward=2048,
+         experts=256, experts_used=8, key_dim=192, value_dim=128, window=129),
+    _row("minicpm3", 62, 2560, 40, 40, 6400, 73448, 32768, rope_dim=32, latent_dim=256, query_rank=768, nope_dim=64),
+    _row("minimax mixtral", 32, 4096, 32, 8, 14336, 32000, 131072, experts=8, experts_used=2),
+    _row("minimax_m2", 62, 3072, 48, 8, 1536, 200064, 196608, experts=256, experts_used=8, key_dim=128),
+    _row("minimax_m3_vl minimax_m3_vl_text", 60, 6144, 64, 4, 3072, 200064, 524288, dense_feed_forward=12288,
+         shared_feed_forward=3072, experts=128, experts_used=4, key_dim=128, index_dim=128),
+    _row("ministral mistral", 32, 4096, 32, 8, 14336, 32000, 131072, window=4096),
+    _row("ministral3", 34, 4096, 32, 8, 14336, 131072, 262144, key_dim=128),
+    _row("mistral4", 36, 4096, 32, 32, 12288, 131072, 1048576, expert_feed_forward=2048, experts=128, experts_used=4,
+         shared_experts=1, value_dim=128, rope_dim=64, latent_dim=256, query_rank=1024, nope_dim=64),
+    _row("mpt", 24, 2048, 16, None, None, 50368, 2048),
+    _row("muse_glimmer muse_glimmer_text", 52, 6656, 32, 2, 19968, 202048, 131072, key_dim=128, window=2048),
+    _row("muse_spark muse_spark_text", 62, 8192, 128, 16, 16384, 202048, 1048576, expert_feed_forward=4096, experts=256,
+         experts_used=8, expert_latent=4096, key_dim=64, window=2048),
+    _row("nanochat", 12, 768, 6, None, 8192, 50304, 2048),
+    _row("nemotron", 32, 6144, 48, None, 24576, 256000, 4096),
+    _row("nemotron_h", None, 4096, 32, 8, 21504, 131072, 4096, expert_feed_forward=7688, shared_feed_forward=7688,
+         experts=8, experts_used=2, shared_experts=1, key_dim=128, conv_kernel=4, state_size=128, state_groups=8,
+         state_heads=128, state_head_dim=64),
+    _row("olmo olmo2", 32, 4096, 32, None, 11008, 50304, 2048),
+    _row("olmo3", 32, 4096, 32, None, 11008, 50304, 2048, window=4096),
+    _row("olmo_hybrid", 32, 3840, 30, None, 11008, 100352, 65536, conv_kernel=4),
+    _row("olmoe", 16, 2048, 16, None, 2048, 50304, 4096, experts=64, experts_used=8),
+    _row("opt", 12, 768, 12, None, 3072, 50272, 2048),
+    _row("persimmon", 36, 4096, 64, None, 16384, 262144, 16384),
+    _row("phi", 24, 2048, 32, None, 8192, 51200, 2048),
+    _row("phi3", 32, 3072, 32, None, 8192, 32064, 4096),
+    _row("phi4_multimodal", 32, 3072, 32, 8, 8192, 200064, 131072),
+    _row("phimoe", 32, 4096, 32, 8, 6400, 32064, 131072, experts=16, experts_used=2),
+    _row("qwen2", 32, 4096, 32, 32, 22016, 151936, 32768, window=4096),
+    _row("qwen2_5_omni_text qwen2_5_omni_thinker", 28, 3584, 28, 4, 18944, 152064, 32768, window=32768),
+    _row("qwen2_5_vl qwen2_5_vl_text qwen2_vl qwen2_vl_text", 80, 8192, 64, 8, 29568, 152064, 32768, window=4096),
+    _row("qwen2_moe", 24, 2048, 16, 16, 5632, 151936, 32768, expert_feed_forward=1408, shared_feed_forward=5632,
+         experts=60, experts_used=4, window=4096),
+    _row("qwen3", 32, 4096, 32, 32, 22016, 151936, 32768, key_dim=128, window=4096),
+    _row("qwen3_5 qwen3_5_text", 32, 4096, 16, 4, 12288, 248320, 32768, key_dim=256, conv_kernel=4, linear_key_heads=16,
+         linear_value_heads=32, linear_key_dim=128, linear_value_dim=128),
+    _row("qwen3_5_moe qwen3_5_moe_text", 40, 2048, 16, 2, None, 248320, 32768, expert_feed_forward=512,
+         shared_feed_forward=512, experts=256, experts_used=8, key_dim=256, conv_kernel=4, linear_key_heads=16,
+         linear_value_heads=32, linear_key_dim=128, linear_value_dim=128),
+    _row("qwen3_moe", 24, 2048, 32, 4, 6144, 151936, 32768, expert_feed_forward=768, experts=128, experts_used=8,
+         window=4096),
+    _row("qwen3_next", 48, 2048, 16, 2, 5632, 151936, 32768, expert_feed_forward=512, shared_feed_forward=512,
+         experts=512, experts_used=10, key_dim=256, conv_kernel=4, linear_key_heads=16, linear_value_heads=32,
+         linear_key_dim=128, linear_value_dim=128),
+    _row("qwen3_omni_moe_text qwen3_omni_moe_thinker", 28, 2048, 28, 4, 18944, 3584, 32768, expert_feed_forward=768,
+         experts=128, experts_used=8),
+    _row("qwen3_vl qwen3_vl_text", 32, 4096, 32, 32, 22016, 151936, 128000, key_dim=128),
+    _row("qwen3_vl_moe qwen3_vl_moe_text", 24, 2048, 16, 16, 5632, 151936, 128000, expert_feed_forward=1408, experts=60,
+         experts_used=4),
+    _row("recurrent_gemma", 26, 2560, 10, None, 7680, 256000, None, window=2048, conv_kernel=4),
+    _row("seed_oss", 64, 4096, 80, 8, 27648, 155136, 524288, key_dim=128),
+    _row("smollm3", 36, 2048, 16, 4, 11008, 128256, 32768),
+    _row("solar_open", 48, 4096, 64, 8, None, 196608, 131072, expert_feed_forward=1280, experts=128, experts_used=8,
+         shared_experts=1, key_dim=128),
+    _row("stablelm", 32, 2560, 32, 32, 6912, 50304, 4096),
+    _row("starcoder2", 30, 3072, 24, 2, 12288, 49152, 4096),
+    _row("step3p5 step3p7", 45, 4096, 64, 8, 11264, 128815, 128000, leading_dense=3, expert_feed_forward=1280,
+         shared_feed_forward=1280, experts=288, experts_used=8, key_dim=128),
+    _row("youtu", 32, 2048, 16, 16, 6144, 128256, 131072, value_dim=128, rope_dim=64, latent_dim=512, query_rank=1536,
+         nope_dim=128),
+)
+# fmt: on
+
+TABLE: Mapping[str, Mapping[str, int]] = MappingProxyType(
+    {name: defaults for names, defaults in _ROWS for name in names.split()}
+)
+
+
+def library_defaults(model_type: str, *, nested: bool) -> Mapping[str, int]:
+    """By our words; empty where the library has no such class."""
+    defaults = TABLE.get(model_type, {})
+    if nested:
+        return defaults
+    return {word: value for word, value in defaults.items() if word not in STATED}

@@ -1,0 +1,71 @@
+"""Geometry against the classes of transformers and mlx-lm: what each layer remembers, how many weights there are.
+
+Recorded by running the classes without data. Left out, as the two sides mean different things: indexer keys (only mlx-lm
+keeps them beside the others), states of transformers (it keeps one more token of a convolution), and the weights of
+projectors, of layers that read another's cache, of experts that do nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from tests.recorded import config_header, rows
+
+from edgekit.engine.mlx import estimate
+from edgekit.engine.mlx.types import PLAIN, MlxSetup, Quantize
+from edgekit.engine.types import Model
+from edgekit.geometry import read_geometry
+from edgekit.geometry.expected import expected_tensors
+from edgekit.geometry.types import ModelGeometry
+from edgekit.memory.types import Load
+
+
+def remembered(geometry: ModelGeometry) -> Counter[tuple[int, int]]:
+    """(elements for each token, window) -> in how many layers."""
+    found: Counter[tuple[int, int]] = Counter()
+    for layer in geometry.layers:
+        streams = [stream for stream in layer.mixer.streams if stream.name != "index"]
+        if streams:
+            found[sum(stream.elements for stream in streams), streams[0].span_tokens] += 1
+    return found
+
+
+def compare(row: dict[str, Any]) -> None:
+    config, name = row["config"], row["config"]["model_type"]
+    geometry = read_geometry(config_header(config))
+    if row["layers"] is not None:
+        kept = {(per_token, window): count for count, per_token, window in row["layers"]}
+        assert remembered(geometry) == kept, name
+    if row["parameters"] is not None:
+        expected = sum(tensor.elements for tensor in expected_tensors(geometry, config))
+        assert expected == row["parameters"], name
+    if "states" in row:
+        states = sum(state.elements for layer in geometry.layers for state in layer.mixer.states)
+        assert states == row["states"], name
+
+
+def test_layers_and_weights_are_those_of_the_libraries() -> None:
+    checked = set()
+    for row in rows("libraries.jsonl.gz"):
+        compare(row)
+        checked.add(row["config"]["model_type"])
+    assert len(checked) == 199
+
+
+def test_what_mlx_makes_of_them() -> None:
+    """Plain weights, weights at 4 bits in groups of 64, the cache after a prompt of 1000 tokens."""
+    checked = 0
+    for row in rows("libraries.jsonl.gz"):
+        for kind, size_bytes in row.get("bytes", {}).items():
+            assert mlx_bytes(row["config"], kind) == size_bytes, (row["config"]["model_type"], kind)
+            checked += 1
+    assert checked == 255
+
+
+def mlx_bytes(config: dict[str, Any], kind: str) -> int:
+    header = config_header(config)
+    model = Model(header=header, geometry=read_geometry(header))
+    setup = MlxSetup(quantize=Quantize() if kind == "four_bit" else PLAIN)
+    bill = estimate(model, Load(context_tokens=1000), setup)
+    return bill.kv_cache_bytes if kind == "cache_1000" else bill.weights_bytes

@@ -1,0 +1,460 @@
+"""What single families do otherwise than their keys suggest: one small config each, numbers to check on paper."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.recorded import config_header, gguf_header
+
+from edgekit.basis import Basis
+from edgekit.errors import HeaderError, UnknownArchitectureError
+from edgekit.geometry import read_geometry
+from edgekit.geometry.architectures import BY_CONFIG
+from edgekit.geometry.expected import TensorRole, expected_tensors
+from edgekit.geometry.library_defaults import TABLE, library_defaults
+from edgekit.geometry.types import (
+    Attention,
+    Cell,
+    HybridLayer,
+    LatentAttention,
+    ModelGeometry,
+    Recurrent,
+    SharedCache,
+    Span,
+)
+
+PLAIN = {
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "max_position_embeddings": 4096,
+    "vocab_size": 1000,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+MLA = {
+    "kv_lora_rank": 32,
+    "q_lora_rank": 48,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
+
+
+def of(model_type: str, **changes: Any) -> ModelGeometry:
+    merged = {**PLAIN, "model_type": model_type, **changes}
+    return read_geometry(config_header({k: v for k, v in merged.items() if v is not ...}))
+
+
+def parameters(model_type: str, role: TensorRole, **changes: Any) -> int:
+    config = {**PLAIN, "model_type": model_type, **changes}
+    tensors = expected_tensors(read_geometry(config_header(config)), config)
+    return sum(tensor.elements for tensor in tensors if tensor.role is role)
+
+
+def spans(geometry: ModelGeometry) -> str:
+    """F full, W window, R recurrence, B both."""
+    return "".join(_letter(layer.mixer) for layer in geometry.layers)
+
+
+def _letter(mixer: object) -> str:
+    if isinstance(mixer, (Attention, LatentAttention)):
+        return "W" if mixer.span is Span.WINDOW else "F"
+    return "R" if isinstance(mixer, Recurrent) else "B" if isinstance(mixer, HybridLayer) else "-"
+
+
+def kv_heads(geometry: ModelGeometry) -> list[int]:
+    mixers = (layer.mixer for layer in geometry.layers)
+    return [mixer.kv_heads for mixer in mixers if isinstance(mixer, Attention)]
+
+
+def widths(geometry: ModelGeometry) -> list[int]:
+    return [layer.dense.width if layer.dense else 0 for layer in geometry.layers]
+
+
+# Feed-forwards.
+def test_recurrent_gemma_states_gate_and_up_together_and_one_cycle_of_layers() -> None:
+    geometry = of("recurrent_gemma", attention_window_size=16, num_hidden_layers=5)
+    assert widths(geometry) == [128 // 2] * 5
+    assert spans(geometry) == "RRWRR"
+    short = of(
+        "recurrent_gemma",
+        attention_window_size=16,
+        num_hidden_layers=2,
+        block_types=["recurrent", "attention", "recurrent"],
+    )
+    assert spans(short) == "RW"
+    with pytest.raises(HeaderError, match="block_types"):
+        of("recurrent_gemma", attention_window_size=16, block_types=["conv"])
+
+
+GRANITE = {
+    "layer_types": ["mamba", "attention", "mamba", "mamba"],
+    "shared_intermediate_size": 96,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 1,
+    "mamba_d_conv": 4,
+}
+
+
+def test_a_granite_hybrid_without_experts_is_as_wide_as_its_shared_one() -> None:
+    dense = of("granitemoehybrid", **GRANITE, num_local_experts=0)
+    assert widths(dense) == [96] * 4
+    routed = of("granitemoehybrid", **GRANITE, num_local_experts=4, num_experts_per_tok=2)
+    assert widths(routed) == [0] * 4
+    assert [layer.experts.shared_width for layer in routed.layers if layer.experts] == [96] * 4
+    assert spans(of("granitemoehybrid", **{**GRANITE, "layer_types": None})) == "RRRR"
+
+
+def test_arctic_has_a_dense_half_as_wide_as_the_model_beside_its_experts() -> None:
+    geometry = of("arctic", num_local_experts=4, num_experts_per_tok=2, moe_layer_frequency=2)
+    assert widths(geometry) == [128, 64, 128, 64]
+    assert [layer.experts is not None for layer in geometry.layers] == [False, True, False, True]
+
+
+def test_grok_2_has_a_dense_half_beside_its_experts() -> None:
+    mixed = {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    assert widths(of("grok-1", **mixed)) == [0] * 4
+    assert widths(of("grok-1", **mixed, residual_moe=True)) == [128] * 4
+
+
+def test_openelm_has_a_ratio_for_each_layer() -> None:
+    geometry = of(
+        "openelm",
+        intermediate_size=...,
+        num_attention_heads=...,
+        num_key_value_heads=...,
+        num_query_heads=[4, 4, 8, 8],
+        num_kv_heads=[1, 1, 2, 2],
+        head_dim=8,
+        ffn_multipliers=[0.5, 1.123, 2.0, 4.0],
+        ffn_dim_divisor=16,
+        share_input_output_layers=True,
+    )
+    assert widths(geometry) == [32, 80, 128, 256]  # 1.123 x 64 = 71.9: 64 is a tenth too little
+    assert kv_heads(geometry) == [1, 1, 2, 2]
+    assert geometry.tied_embeddings is True
+
+
+def test_lille_rounds_eight_thirds_to_the_nearest_256() -> None:
+    geometry = of("lille-130m", intermediate_size=..., hidden_size=..., n_embd=640)
+    assert widths(geometry) == [1792] * 4  # 640 x 8 / 3 = 1706
+
+
+def test_a_layer_that_has_neither_experts_nor_a_width_is_refused() -> None:
+    with pytest.raises(UnknownArchitectureError, match="feed_forward"):
+        of("deepseek_v3", **MLA, **EXPERTS, intermediate_size=..., first_k_dense_replace=1)
+    every = of("deepseek_v3", **MLA, **EXPERTS, intermediate_size=..., first_k_dense_replace=0)
+    assert all(layer.experts is not None for layer in every.layers)
+
+
+def test_phixtrals_experts_are_four_times_the_model() -> None:
+    geometry = of("phi-msft", intermediate_size=..., num_local_experts=4, num_experts_per_tok=2)
+    experts = geometry.layers[0].experts
+    assert experts is not None
+    assert (experts.width, experts.gated) == (4 * 64, False)
+
+
+# Attention.
+def test_plamo_shares_each_kv_head_among_eight() -> None:
+    assert kv_heads(of("plamo", num_key_value_heads=...)) == [1] * 4
+    assert kv_heads(of("plamo", num_key_value_heads=..., n_shared_head=4)) == [2] * 4
+
+
+def test_mimo_doubles_the_kv_heads_of_sliding_layers() -> None:
+    mimo = {**EXPERTS, "num_experts": ..., "n_routed_experts": 4, "sliding_window": 16}
+    plain = of("mimo_v2_flash", **mimo, num_hidden_layers=7, head_dim=8, v_head_dim=4)
+    assert spans(plain) == "FWWWWFW"
+    assert kv_heads(plain) == [2, 4, 4, 4, 4, 2, 4]
+    assert plain.layers[0].dense is not None
+    stated = of(
+        "mimo_v2_flash", **mimo, hybrid_layer_pattern=[0, 1, 1, 0], swa_num_key_value_heads=8
+    )
+    assert (spans(stated), kv_heads(stated)) == ("FWWF", [2, 8, 8, 2])
+
+
+def test_laguna_has_its_own_heads_in_each_layer() -> None:
+    geometry = of(
+        "laguna",
+        **EXPERTS,
+        head_dim=8,
+        sliding_window=16,
+        num_attention_heads_per_layer=[8, 16, 16, 16],
+    )
+    mixers = [layer.mixer for layer in geometry.layers]
+    assert [m.heads for m in mixers if isinstance(m, Attention)] == [8, 16, 16, 16]
+    assert spans(geometry) == "FFFF"  # all are full where no list says otherwise
+
+
+def test_olmo_hybrid_queries_carry_no_gate() -> None:
+    delta = {
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+    }
+    for model_type, gated in (("olmo_hybrid", False), ("qwen3_next", True)):
+        last = of(model_type, **delta, head_dim=8).layers[3].mixer
+        assert isinstance(last, Attention)
+        assert last.gated is gated
+
+
+@pytest.mark.parametrize(
+    ("changes", "indexed"),
+    [
+        ({"layer_types": ["full_attention", *["minimax_m3_sparse"] * 3]}, [0, 16, 16, 16]),
+        ({"sparse_attention_config": {"sparse_attention_freq": [0, 0, 1, 1]}}, [0, 0, 16, 16]),
+        ({"layer_types": ["full_attention"] * 4}, [0, 0, 0, 0]),
+    ],
+)
+def test_minimax_m3_has_an_indexer_only_in_sparse_layers(
+    changes: dict[str, Any], indexed: list[int]
+) -> None:
+    geometry = of("minimax_m3_vl_text", index_head_dim=16, **EXPERTS, **changes)
+    mixers = [layer.mixer for layer in geometry.layers]
+    assert [m.index_dim for m in mixers if isinstance(m, Attention)] == indexed
+
+
+def test_afm_reads_the_last_owners_cache() -> None:
+    geometry = of(
+        "afm7",
+        hidden_size=...,
+        hidden_dim=64,
+        intermediate_size=...,
+        num_key_value_heads=...,
+        num_kv_heads=2,
+        num_kv_reuse_layers=1,
+    )
+    assert widths(geometry) == [int(64 * 3.25)] * 4
+    assert kv_heads(geometry) == [2] * 3
+    last = geometry.layers[3].mixer
+    assert isinstance(last, SharedCache)
+    assert last.source_layer == 2
+
+
+def test_iquests_second_round_keeps_a_short_window() -> None:
+    geometry = of("iquestloopcoder")
+    assert (spans(geometry), geometry.loops) == ("FFFFWWWW", 2)
+    mixer = geometry.layers[4].mixer
+    assert isinstance(mixer, Attention)
+    assert mixer.span_tokens == 64
+
+
+def test_baichuan_m1_keeps_the_last_keys_and_values_of_a_convolution() -> None:
+    geometry = of(
+        "baichuan_m1",
+        sliding_window=16,
+        sliding_window_layers=[1, 3],
+        num_swa_attention_heads=4,
+        num_swa_key_value_heads=4,
+        conv_window=2,
+    )
+    states = [sum(s.elements for s in layer.mixer.states) for layer in geometry.layers]
+    assert states == [2 * 2 * 8, 2 * 4 * 16, 2 * 2 * 8, 2 * 4 * 16]  # K and V, heads, width
+    streams = [layer.mixer.streams for layer in geometry.layers]
+    assert [[s.span_tokens for s in both] for both in streams] == [[0, 0], [16, 16]] * 2
+
+
+# Arrangements.
+@pytest.mark.parametrize(
+    ("model_type", "changes", "expected"),
+    [
+        ("cwm", {"num_hidden_layers": 6}, "FWWWFW"),
+        ("granite_swa", {"num_hidden_layers": 6}, "FWWWFW"),
+        ("vaultgemma", {"num_hidden_layers": 5}, "WFWFW"),
+        ("mellum", {}, "FFFF"),
+        ("muse_glimmer_text", {"num_hidden_layers": 6}, "WFWWWF"),
+        ("cohere2_moe", {**EXPERTS, "num_hidden_layers": 6, "first_k_dense_replace": 1}, "FWWWFW"),
+        ("cohere2_moe", {**EXPERTS, "num_hidden_layers": 6}, "WWWFWW"),
+        ("minimax", {"num_local_experts": 4, "num_experts_per_tok": 2}, "FRFR"),
+    ],
+)
+def test_layers_that_no_list_names(model_type: str, changes: dict[str, Any], expected: str) -> None:
+    assert spans(of(model_type, sliding_window=16, **changes)) == expected
+
+
+PLAMO2 = {
+    "mamba_d_state": 8,
+    "mamba_d_conv": 4,
+    "mamba_num_heads": 4,
+    "hidden_size_per_head": 16,
+    "num_hidden_layers": 6,
+}
+
+
+def test_plamo_2_convolves_its_inner_width_alone() -> None:
+    geometry = of("plamo2", **PLAMO2)
+    assert spans(geometry) == "RFRFRF"
+    mixer = geometry.layers[0].mixer
+    assert isinstance(mixer, Recurrent)
+    assert (mixer.conv_elements, mixer.state_elements) == (3 * 4 * 16, 4 * 16 * 8)
+    attention = geometry.layers[1].mixer
+    assert isinstance(attention, Attention)
+    assert attention.key_dim == 16
+    assert spans(of("plamo2", **PLAMO2, mamba_step=3)) == "RFRRFR"
+
+
+@pytest.mark.parametrize(
+    ("changes", "cell", "states"),
+    [
+        ({"group_norm_size": 2}, Cell.LIGHTNING, 8 * 8 * 8),
+        ({"short_conv_kernel_size": 4}, Cell.KIMI_DELTA, 3 * 3 * 8 * 8 + 8 * 8 * 8),
+    ],
+)
+def test_bailing_hybrids_of_both_generations(
+    changes: dict[str, Any], cell: Cell, states: int
+) -> None:
+    geometry = of(
+        "bailing_hybrid",
+        **MLA,
+        **EXPERTS,
+        head_dim=8,
+        layer_group_size=3,
+        num_hidden_layers=7,
+        **changes,
+    )
+    assert spans(geometry) == "RRFRRFF"  # the seventh is no whole group
+    mixer = geometry.layers[0].mixer
+    assert isinstance(mixer, Recurrent)
+    assert (mixer.cell, sum(s.elements for s in mixer.states)) == (cell, states)
+
+
+def test_ring_linear_has_keys_and_values_where_it_attends() -> None:
+    geometry = of("bailing_moe_linear", **EXPERTS, head_dim=8, layer_group_size=2)
+    assert spans(geometry) == "RFRF"
+    assert sum(s.elements for s in geometry.layers[1].mixer.streams) == 2 * 2 * 8
+
+
+def test_gear_convolves_keys_and_values_in_the_place_of_attention() -> None:
+    kinds = ["conv_mixer", "sliding_attention", "conv_mixer", "full_attention"]
+    geometry = of("gear", head_dim=8, sliding_window=16, conv_L_cache=3, layer_types=kinds)
+    assert spans(geometry) == "RWRF"
+    assert [s.elements for s in geometry.layers[0].mixer.states] == [2 * 2 * 2 * 8]
+
+
+@pytest.mark.parametrize("name", ["paddleocr_vl_text", "ernie4_5_vl_moe_text", "muse_glimmer_text"])
+def test_language_models_of_picture_models_have_rows_of_their_own(name: str) -> None:
+    assert name in BY_CONFIG
+
+
+def test_llama_cpp_names_without_windows_of_their_own_list_them() -> None:
+    keys = {
+        "general.architecture": "spark2_5",
+        "spark2_5.block_count": 3,
+        "spark2_5.embedding_length": 64,
+        "spark2_5.feed_forward_length": 128,
+        "spark2_5.attention.head_count": 8,
+        "spark2_5.attention.head_count_kv": 2,
+        "spark2_5.attention.sliding_window": 16,
+        "spark2_5.attention.sliding_window_pattern": (True, False, True),
+    }
+    assert spans(read_geometry(gguf_header(keys))) == "WFW"
+
+
+# Tensors.
+def test_longcat_has_tables_for_the_tokens_before() -> None:
+    latent = {**MLA, "num_layers": 2, "ffn_hidden_size": 128, "expert_ffn_hidden_size": 32}
+    count = parameters(
+        "longcat_flash_ngram",
+        TensorRole.NGRAM,
+        **latent,
+        n_routed_experts=4,
+        moe_topk=2,
+        ngram_vocab_size_ratio=3,
+        emb_split_num=2,
+        emb_neighbor_num=3,
+    )
+    tables = sum(3 * 1000 + 2 * i + 1 for i in range(4)) * 16  # four of a quarter of the width
+    assert count == tables + 4 * 64 * 16
+
+
+def test_ernie_vl_has_a_second_set_of_experts() -> None:
+    two = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": [32, 16]}
+    count = parameters("ernie4_5_vl_moe_text", TensorRole.EXPERT_UP, **two)
+    assert count == 3 * 4 * (32 + 16) * 64  # the first layer is dense
+
+
+def test_grove_experts_share_small_ones_in_pairs() -> None:
+    count = parameters(
+        "grove_moe", TensorRole.EXPERT_UP, **EXPERTS, parallel_expert_intermediate_size=8
+    )
+    assert count == 4 * (4 * 32 * 64 + 2 * 8 * 64)
+
+
+def test_opts_embedding_may_be_narrower_than_its_layers() -> None:
+    narrow = {"word_embed_proj_dim": 32, "ffn_dim": 128, "do_layer_norm_before": False}
+    assert parameters("opt", TensorRole.EMBEDDING, **narrow) == 1000 * 32
+    assert parameters("opt", TensorRole.EMBEDDING_IN, **narrow) == 64 * 32
+    assert parameters("opt", TensorRole.EMBEDDING_OUT, **narrow) == 32 * 64
+    assert parameters("opt", TensorRole.EMBEDDING_OUT) == 0
+
+
+def test_talkie_has_gains_in_the_place_of_norms() -> None:
+    assert parameters("talkie", TensorRole.NORM) == 0
+    assert parameters("talkie", TensorRole.SCALE) == 4 * (8 + 3) + 1
+
+
+# What config.json leaves out.
+def test_a_text_config_without_its_defaults_is_read_as_the_library_reads_it() -> None:
+    text = {"model_type": "qwen3_5_moe_text", "num_hidden_layers": 4}
+    geometry = read_geometry(config_header({"model_type": "qwen3_5_moe", "text_config": text}))
+    experts = geometry.layers[0].experts
+    assert experts is not None
+    assert (experts.count, experts.used, experts.width, experts.shared_width) == (256, 8, 512, 512)
+    assert (geometry.hidden, spans(geometry), geometry.basis) == (2048, "RRRF", Basis.MODELLED)
+    assert "shared_feed_forward" in geometry.because
+
+
+def test_a_file_may_leave_out_only_what_is_not_its_own() -> None:
+    small = of("qwen3")
+    mixer = small.layers[0].mixer
+    assert isinstance(mixer, Attention)
+    assert (mixer.key_dim, small.basis) == (128, Basis.MODELLED)
+    with pytest.raises(UnknownArchitectureError, match="hidden"):
+        of("qwen3", hidden_size=...)
+
+
+def test_a_null_is_said_outright() -> None:
+    assert spans(of("mistral")) == "WWWW"  # the library's window
+    assert spans(of("mistral", sliding_window=None)) == "FFFF"
+
+
+def test_a_default_that_does_not_fit_is_not_taken() -> None:
+    assert kv_heads(of("qwen2", num_key_value_heads=...)) == [8] * 4  # the library's is 32
+
+
+def test_library_defaults_are_of_known_names_and_words() -> None:
+    assert set(TABLE) <= set(BY_CONFIG)
+    assert library_defaults("qwen3", nested=True)["layers"] == 32
+    assert "layers" not in library_defaults("qwen3", nested=False)
+    assert library_defaults("brand_new", nested=True) == {}
+
+
+KIMI: dict[str, Any] = {
+    **MLA,
+    **EXPERTS,
+    "linear_attn_config": {
+        "full_attn_layers": [4],
+        "head_dim": 8,
+        "num_heads": 8,
+        "short_conv_kernel_size": 4,
+    },
+    "routed_expert_hidden_size": 32,
+    "first_k_dense_replace": 1,
+}
+
+
+def test_kimi_k3_has_whole_gates_and_looks_back_at_its_blocks() -> None:
+    linear = {**KIMI["linear_attn_config"], "use_full_rank_gate": True}
+    said = {"mla_use_output_gate": True, "attn_res_block_size": 2, "latent_moe_use_norm": True}
+    more = {**KIMI, **said, "linear_attn_config": linear}
+    assert parameters("kimi_linear", TensorRole.STATE_GATE, **KIMI) == 0
+    assert parameters("kimi_linear", TensorRole.STATE_GATE, **more) == 3 * 64 * 64
+    assert parameters("kimi_linear", TensorRole.STATE_LOW, **more) == 3 * 2 * 8 * 64
+    assert parameters("kimi_linear", TensorRole.ATTENTION_GATE, **more) == 8 * 16 * 64
+    assert parameters("kimi_linear", TensorRole.RESIDUAL, **more) == (4 * 2 + 1) * 2 * 64
+    assert parameters("kimi_linear", TensorRole.EXPERTS_IN, **more) == 3 * (32 * 64 + 32)
