@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +83,8 @@ def _estimates(model: Model, backend: str, options: dict[str, Any]) -> tuple[flo
     first = timed(lambda: llamacpp.estimate(fresh, *asked[0]))
     for one in asked:
         llamacpp.estimate(fresh, *one)
-    return first, statistics.median(
-        timed(lambda one=one: llamacpp.estimate(fresh, *one)) for one in asked * 3
-    )
+    again = [timed(partial(llamacpp.estimate, fresh, *one)) for one in asked * 3]
+    return first, statistics.median(again)
 
 
 def _batches() -> Iterator[tuple[str, list[dict[str, Any]]]]:

@@ -48,7 +48,7 @@ def _compute(bill: MemoryEstimate, kind: PoolKind) -> int:
 
 
 def _real_rows() -> list[Any]:
-    found = []
+    found: list[Any] = []
     for row in rows("llama_cpp_cuda.jsonl.gz"):
         if row["tag"] == "real" and "breakdown" in row:
             found.append(

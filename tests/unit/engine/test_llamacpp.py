@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.recorded import engine_models
@@ -14,6 +16,7 @@ from edgekit.engine.llamacpp.placement import device_bytes, place
 from edgekit.engine.llamacpp.types import Backend, Device, LlamaCppSetup, Mode
 from edgekit.engine.types import Model
 from edgekit.errors import HeaderError, RefusedError, UsageError
+from edgekit.geometry.types import Attention
 from edgekit.memory.cache_types import TABLE, cache_type
 from edgekit.memory.types import (
     DEVICE,
@@ -42,6 +45,16 @@ def gemma() -> Model:
 
 def deepseek() -> Model:
     return engine_models()["deepseek-v3", "Q4_K_M"]
+
+
+def _with_heads(model: Model, **changes: Any) -> Model:
+    """The same model with other heads in every layer."""
+    layers = []
+    for layer in model.geometry.layers:
+        assert isinstance(layer.mixer, Attention)
+        changed = replace(layer.mixer, **changes)
+        layers.append(replace(layer, mixer=changed))
+    return Model(header=model.header, geometry=replace(model.geometry, layers=tuple(layers)))
 
 
 # What llama_context makes of a load.
@@ -101,7 +114,9 @@ def test_a_server_that_embeds_holds_the_batch_in_one_micro_batch() -> None:
         ),
     ],
 )
-def test_what_the_engine_refuses_is_refused(model, load: Load, reason: str) -> None:
+def test_what_the_engine_refuses_is_refused(
+    model: Callable[[], Model], load: Load, reason: str
+) -> None:
     with pytest.raises(RefusedError, match=reason):
         llamacpp.estimate(model(), load, LIBRARY)
 
@@ -109,15 +124,10 @@ def test_what_the_engine_refuses_is_refused(model, load: Load, reason: str) -> N
 def test_a_block_that_does_not_divide_the_heads_is_refused() -> None:
     phi = engine_models()["phi-3-mini-4k", "Q4_K_M"]  # heads of 96
     llamacpp.estimate(phi, Load(context_tokens=4096, cache_k=cache_type("q8_0")), LIBRARY)
-    narrow = replace(
-        phi.geometry,
-        layers=tuple(
-            replace(layer, mixer=replace(layer.mixer, key_dim=80)) for layer in phi.geometry.layers
-        ),
-    )
+    narrow = _with_heads(phi, key_dim=80)
     with pytest.raises(RefusedError, match="block size 32 does not divide the head size 80"):
         resolve(
-            Model(header=phi.header, geometry=narrow),
+            narrow,
             Load(context_tokens=4096, cache_k=cache_type("q8_0")),
             LIBRARY,
         )
@@ -143,17 +153,9 @@ def test_numbers_that_make_no_sense_are_usage_errors(load: Load) -> None:
 
 
 def test_a_lying_header_gives_no_number_beyond_64_bits() -> None:
-    vast = replace(
-        llama().geometry,
-        layers=tuple(
-            replace(layer, mixer=replace(layer.mixer, kv_heads=2**40))
-            for layer in llama().geometry.layers
-        ),
-    )
+    vast = _with_heads(llama(), kv_heads=2**40)
     with pytest.raises(HeaderError, match="64-bit"):
-        llamacpp.estimate(
-            Model(header=llama().header, geometry=vast), Load(context_tokens=2**20), LIBRARY
-        )
+        llamacpp.estimate(vast, Load(context_tokens=2**20), LIBRARY)
 
 
 # Where things lie.

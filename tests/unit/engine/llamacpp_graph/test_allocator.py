@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edgekit.engine.llamacpp.graph.allocator import high_water
 from edgekit.engine.llamacpp.graph.program import Program, Section, Sizes
-from edgekit.engine.llamacpp.graph.trace import ALLOCATE, FREE, Event
+from edgekit.engine.llamacpp.graph.trace import ALLOCATE, FREE, WHOLE, Event
 
 UNIT = 32
 
 
-def program(text: str, *, repeated: str = "", repeats: int = 1, after: str = "") -> Program:
+def program(text: str) -> Program:
     """Like "a4 b2 -a": `a` takes 4 units, `b` 2, `a` is given back; names are slots in their order."""
     sizes: list[int] = []
     slots: dict[str, int] = {}
@@ -22,10 +24,10 @@ def program(text: str, *, repeated: str = "", repeats: int = 1, after: str = "")
 
     def event(word: str) -> Event:
         if word.startswith("-"):
-            return Event(FREE, slots[word[1:]], slots[word[1:]])
+            return (FREE, slots[word[1:]], slots[word[1:]], WHOLE)
         slots[word[0]] = len(slots)
         sizes.append(int(word[1:]) * UNIT)
-        return Event(ALLOCATE, slots[word[0]], slots[word[0]])
+        return (ALLOCATE, slots[word[0]], slots[word[0]], WHOLE)
 
     sections = (Section(events=events(text)),)
     return Program(alignment=UNIT, sections=sections, sizes=Sizes(sizes), slots=len(slots))
@@ -98,36 +100,53 @@ class Reference:
 
 
 @st.composite
-def bodies(draw: st.DrawFn) -> tuple[list[Event], int, list[int]]:
+def bodies(draw: st.DrawFn) -> tuple[list[Event], int]:
     """Events of one round: slots of its own from `n` on, those of the round before it below."""
     n = draw(st.integers(1, 6))
-    sizes = draw(st.lists(st.integers(1, 9).map(lambda u: u * UNIT), min_size=n, max_size=n))
     carried = draw(st.lists(st.integers(0, n - 1), unique=True, max_size=3))
     own = [i for i in range(n) if i not in carried]
-    events = [Event(ALLOCATE, n + i, i) for i in range(n)]
+    events: list[Event] = [(ALLOCATE, n + i, i, WHOLE) for i in range(n)]
     for i in own:
-        after = draw(st.integers(events.index(Event(ALLOCATE, n + i, i)) + 1, len(events)))
-        events.insert(after, Event(FREE, n + i, i))
+        after = draw(st.integers(events.index((ALLOCATE, n + i, i, WHOLE)) + 1, len(events)))
+        events.insert(after, (FREE, n + i, i, WHOLE))
     for i in carried:
-        events.insert(draw(st.integers(0, len(events))), Event(FREE, i, i))
-    return events, n, sizes
+        # What the round before took, with the size it had there.
+        events.insert(draw(st.integers(0, len(events))), (FREE, i, n + i, WHOLE))
+    return events, n
 
 
-@given(bodies(), st.integers(1, 40))
+units_taken = st.integers(1, 9).map(lambda count: count * UNIT)
+
+
+@given(bodies(), st.data(), st.integers(1, 40))
 def test_rounds_that_are_skipped_change_nothing(
-    body: tuple[list[Event], int, list[int]], repeats: int
+    body: tuple[list[Event], int], data: st.DataObject, rounds: int
 ) -> None:
-    events, n, sizes = body
-    carried = tuple(event.slot for event in events if event.slot < n)
-    first = tuple(Event(ALLOCATE, i, i) for i in range(n) if i in carried)
-    again = Section(events=tuple(events), repeats=repeats, base=n, slots=n, carried=carried)
-    folded = Program(
-        alignment=UNIT, sections=(Section(events=first), again), sizes=Sizes(sizes), slots=3 * n
+    """Each with its sizes: those of layers whose weights are of one of a few types."""
+    events, n = body
+    classes = data.draw(st.lists(st.tuples(*[units_taken] * n), min_size=1, max_size=3))
+    order = data.draw(st.lists(st.sampled_from(classes), min_size=rounds + 1, max_size=rounds + 1))
+    carried = tuple(slot for _, slot, _, _ in events if slot < n)
+    first = tuple((ALLOCATE, i, i, WHOLE) for i in range(n) if i in carried)
+    again = Section(
+        events=tuple(events),
+        base=n,
+        slots=n,
+        carried=carried,
+        own=tuple(range(2 * n)),
+        rounds=tuple((*now, *before) for before, now in pairwise(order)),
     )
-    heap, places = Reference(), {}
-    for _, slot, size, _ in first:
-        places[slot] = heap.take(sizes[size])
-    for _ in range(repeats):
+    folded = Program(
+        alignment=UNIT,
+        sections=(Section(events=first), again),
+        sizes=Sizes(order[0]),
+        own=n,
+        slots=3 * n,
+    )
+    heap = Reference()
+    places = {slot: heap.take(order[0][size]) for _, slot, size, _ in first}
+    for before, now in pairwise(order):
+        sizes = (*now, *before)
         for kind, slot, size, _ in events:
             if kind == ALLOCATE:
                 places[slot] = heap.take(sizes[size])

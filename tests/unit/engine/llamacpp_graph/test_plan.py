@@ -17,13 +17,13 @@ from edgekit.engine.llamacpp.graph.allocator import high_water
 from edgekit.engine.llamacpp.graph.families import FAMILIES
 from edgekit.engine.llamacpp.graph.plan import (
     CPU_ONLY,
-    _folded,
     built,
     known,
     load_values,
     options_of,
     plan_for,
     sizes_of,
+    structured,
 )
 from edgekit.engine.llamacpp.graph.stretches import keep_all
 from edgekit.engine.llamacpp.types import Context, LlamaCppSetup
@@ -51,8 +51,9 @@ def by_the_book(model: Model, at: Context) -> int:
     every = keep_all(len(have.layers))
     values = load_values(at)
     build = built(have, every, options_of(at), sizes_of(at, values))
-    plan = _folded(build, every, CPU_ONLY)
-    assert plan is not None
+    structure = structured(build, every, CPU_ONLY)
+    assert structure is not None
+    plan = structure.bind(every, have.types)
     assert plan.tensors == plan_for(model, at)[0].tensors
     return high_water(plan.programs[0], values)
 

@@ -4,31 +4,38 @@ from __future__ import annotations
 
 import pytest
 
-from edgekit.engine.llamacpp.graph.stretches import FEW, MORE, Stretch, keep_some
+from edgekit.engine.llamacpp.graph.stretches import Stretch, keep_some
 
 
 @pytest.mark.parametrize(
     ("keys", "layers", "stretches"),
     [
         ("a", [0], []),
-        ("aaaa", [0, 1, 2, 3], []),
-        ("aaaaaaaz", [0, 1, 2, 3, 7], [(0, 1, 7)]),
-        ("daaaaaaaz", [0, 1, 2, 3, 4, 8], [(1, 1, 7)]),
-        ("abababababz", [*range(8), 10], [(0, 2, 5)]),
-        ("sssssf" * 5 + "sz", [*range(24), 30, 31], [(0, 6, 5)]),
-        ("aaaaaabbbbbbz", [0, 1, 2, 3, 6, 7, 8, 9, 12], [(0, 1, 6), (4, 1, 6)]),
+        ("aaaaa", [0, 1, 2, 3, 4], []),
+        ("aaaaaaaz", [0, 1, 2, 3, 4, 7], [(2, 1, 5)]),
+        ("daaaaaaaz", [0, 1, 2, 3, 4, 5, 8], [(3, 1, 5)]),
+        ("abababababaz", [*range(9), 11], [(3, 2, 4)]),
+        ("sssssf" * 5 + "ssz", [*range(25), 31, 32], [(7, 6, 4)]),
+        ("aaaaaabbbbbbz", [*range(5), *range(6, 11), 12], [(2, 1, 4), (7, 1, 4)]),
         ("abcdefgh", [*range(8)], []),
     ],
 )
 def test_kept(keys: str, layers: list[int], stretches: list[tuple[int, ...]]) -> None:
-    kept = keep_some(keys, FEW)
+    kept = keep_some(keys)
     assert list(kept.layers) == layers
     assert list(kept.stretches) == [Stretch(*one) for one in stretches]
 
 
-def test_one_more_period() -> None:
-    assert keep_some("aaaaaaaz", MORE).layers == (0, 1, 2, 3, 4, 7)
-
-
 def test_layers_that_are_all_different_are_all_built() -> None:
-    assert keep_some(range(1024), FEW).layers == tuple(range(1024))
+    assert keep_some(range(1024)).layers == tuple(range(1024))
+
+
+def test_where_the_layers_after_those_left_out_stand() -> None:
+    """0, 1, 2 as they are, 3 and 4 for the last two of their kind."""
+    assert keep_some("aaaaaaaaaz").standing == [0, 1, 2, 7, 8, 9]
+
+
+def test_a_longer_stretch_has_the_same_shape() -> None:
+    short, long = "aaaaaaabbbbbbbz", "aaaaaaaaaaabbbbbbz"
+    assert keep_some(short).shape(short) == keep_some(long).shape(long)
+    assert keep_some(short).shape(short) != keep_some("aaaaabbbbbbbz").shape("aaaaabbbbbbbz")

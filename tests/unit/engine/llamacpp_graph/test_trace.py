@@ -7,6 +7,7 @@ from edgekit.engine.llamacpp.graph.allocator import high_water
 from edgekit.engine.llamacpp.graph.cgraph import Graph
 from edgekit.engine.llamacpp.graph.dims import Size, variable
 from edgekit.engine.llamacpp.graph.program import fold
+from edgekit.engine.llamacpp.graph.stretches import keep_all
 from edgekit.engine.llamacpp.graph.tensor import F32, Home, Tensor, shape
 from edgekit.engine.llamacpp.graph.trace import CPU, Buffer, Log, Placed, trace
 
@@ -86,17 +87,17 @@ def test_a_block_that_shrinks_gives_its_tail_back() -> None:
     """Flash attention on a GPU takes more than its result; who writes over it does not."""
     buffer = Buffer(name="GPU", alignment=128, extra=lambda one: 1000 if one.op == "NORM" else 0)
     log = traced(ggml.scale(ggml.norm(leaf(32, T))), buffer=buffer)
-    taken, kept, tail = log.parts[0][1], log.parts[0][-1], log.parts[0][-1].tail
-    assert (told(log), log.sizes[taken.size], log.sizes[tail]) == (
+    (_, taken, whole, _), (_, kept, _, tail) = log.parts[0][1], log.parts[0][-1]
+    assert (told(log), log.sizes[whole], log.sizes[tail]) == (
         ["+0", "+1", "-0", "-1"],
         128 * T + 1000,
         128 * T,
     )
-    assert kept.slot == taken.slot
-    program = fold(log, ())
-    assert program is not None
+    assert kept == taken
+    outline = fold(log, keep_all(0))
+    assert outline is not None
     # 4 input, 4 + 1000 to be rounded up to 12
-    assert high_water(program, {"T": 1}) == 128 + 1152
+    assert high_water(outline.bind(keep_all(0), {}), {"T": 1}) == 128 + 1152
 
 
 def test_nodes_in_two_buffers() -> None:

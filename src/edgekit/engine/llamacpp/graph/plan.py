@@ -87,7 +87,7 @@ class Known:
 def plan_for(model: Model, context: Context, target: Target = CPU_ONLY) -> tuple[Plan, Values]:
     """With the numbers to run it with. Raises NoGraphError, and RefusedError where llama.cpp would give up."""
     values = load_values(context)
-    key = (options_of(context), _alike(context, values))
+    key: tuple[Hashable, ...] = (options_of(context), _alike(context, values))
     plan = model.keep(
         ("graph", target.key, key), lambda: _planned(model, context, target, key, _named(values))
     )
@@ -185,7 +185,7 @@ def _planned(
     for kept in model.keep(("layers", keys), partial(_choices, keys)):
         structure = model.keep(
             ("structure", key, target.outside, kept.shape(keys)),
-            lambda kept=kept: _compiled(have, context, target, kept, values),
+            partial(_compiled, have, context, target, kept, values),
         )
         if structure is not None:
             return structure.bind(kept, have.types)
@@ -231,7 +231,7 @@ def built(have: Known, kept: Kept, options: Options, sizes: Sizes) -> Build:
 def structured(build: Build, kept: Kept, target: Target) -> Structure | None:
     """None: the layers that were built do not show how the others go on."""
     placed = target.place(build)
-    if kept.stretches and not placed.repeats:
+    if any(_adds_leafs(placed, stretch) for stretch in kept.stretches):
         return None
     outlines = [fold(log, kept) for log in trace(placed, build.graph.same)]
     whole = tuple(outline for outline in outlines if outline is not None)
@@ -244,6 +244,12 @@ def structured(build: Build, kept: Kept, target: Target) -> Structure | None:
         per_period=tuple(_per_period(graph, stretch) for stretch in kept.stretches),
         unequal=tuple(graph.unequal),
     )
+
+
+def _adds_leafs(placed: Placed, stretch: Stretch) -> bool:
+    """Layers that are not built would have leafs of their own."""
+    begin, end = placed.marks[stretch.start], placed.marks[stretch.start + stretch.period]
+    return any(begin <= i < end for i in placed.leafs_of)
 
 
 def _per_period(graph: Graph, stretch: Stretch) -> int:

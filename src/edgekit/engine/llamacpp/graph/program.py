@@ -139,12 +139,14 @@ def fold(log: Log, kept: Kept) -> Outline | None:
         done = first + 2 * stretch.period
         count += len(body.weights)
     sections.append(_literal(log.parts[done:]))
+    literal = (one.events for one in sections if isinstance(one, Section))
+    outside = _weights(chain.from_iterable(literal), sizes)
     return Outline(
         buffer=log.buffer,
         sections=tuple(sections),
         sizes=Sizes(0 if isinstance(one, Weight) else one for one in sizes),
         own=count - len(sizes),
-        weights=tuple((i, one) for i, one in enumerate(sizes) if isinstance(one, Weight)),
+        weights=tuple(outside.items()),
         slots=log.slots,
     )
 
@@ -176,7 +178,7 @@ def _repeated(log: Log, period: int, first: int, sizes: Sequence[Size | Weight])
     if any(base <= slot < base + slots for _, slot, _, _ in after):
         return None
     return Section(
-        events=tuple((kind, slot - base + slots, *sized) for kind, slot, *sized in one),
+        events=tuple((kind, slot - base + slots, size, tail) for kind, slot, size, tail in one),
         base=base,
         slots=slots,
         carried=tuple(slot - base + slots for _, slot, _, _ in one if slot < base),
@@ -198,13 +200,15 @@ def _a_period_later(sizes: Sequence[Size | Weight], period: int) -> dict[int, in
     return {WHOLE: WHOLE, **{i: index.get(size, NOWHERE) for i, size in enumerate(moved)}}
 
 
+def _weights(events: Iterable[Event], sizes: Sequence[Size | Weight]) -> dict[int, Weight]:
+    """Those that events have the size of, by its index."""
+    used = {i for _, _, size, tail in events for i in (size, tail) if i != WHOLE}
+    return {i: one for i in sorted(used) if isinstance(one := sizes[i], Weight)}
+
+
 def _body(section: Section, stretch: int, sizes: Sequence[Size | Weight], count: int) -> Body:
     """Its sizes of weights get indices of their own, from `count` on."""
-    weights: dict[int, Weight] = {}
-    for _, _, *indices in section.events:
-        for i in indices:
-            if i >= 0 and isinstance(found := sizes[i], Weight):
-                weights[i] = found
+    weights = _weights(section.events, sizes)
     own = {i: count + k for k, i in enumerate(weights)}
     events = tuple(
         (kind, slot, own.get(size, size), own.get(tail, tail))

@@ -7,6 +7,7 @@ found by running the events (allocator.py).
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
@@ -14,6 +15,7 @@ from typing import NamedTuple, TypeAlias
 from edgekit.engine.llamacpp.graph.cgraph import Graph
 from edgekit.engine.llamacpp.graph.dims import Size
 from edgekit.engine.llamacpp.graph.tensor import Shape, Tensor
+from edgekit.engine.llamacpp.graph.types import NoGraphError
 
 # ggml_op_can_inplace: these may write over a source that nobody else reads.
 IN_PLACE = frozenset(
@@ -53,7 +55,8 @@ class Buffer:
     extra: Callable[[Tensor], Size] | None = None
 
     def bytes_of(self, tensor: Tensor) -> Size:
-        return tensor.bytes if self.extra is None else tensor.bytes + self.extra(tensor)
+        extra = self.extra
+        return tensor.bytes if extra is None else tensor.bytes + extra(tensor)
 
 
 CPU = Buffer(name="CPU", alignment=32)  # ggml-impl.h: TENSOR_ALIGNMENT
@@ -100,7 +103,8 @@ def _weight(tensor: Tensor) -> Weight | None:
     matched = _IN_LAYER.fullmatch((tensor.copied.view_src or tensor.copied).name)
     if matched is None:
         return None
-    assert tensor.strides is None
+    if tensor.strides is not None:
+        raise NoGraphError(f"only a part of {tensor.copied.name} is copied: its size is not known")
     before, number, after = matched.groups()
     return Weight(before, int(number), after, tensor.ne)
 
@@ -115,7 +119,7 @@ class Placed:
     leaf_buffers: Sequence[int]
     buffers: tuple[Buffer, ...]
     marks: Sequence[int] = ()  # indices of the nodes where the layers begin
-    repeats: bool = True  # False: layers that were not built would add leafs of their own
+    leafs_of: Sequence[int] = ()  # indices of nodes that leafs were added for
 
     @classmethod
     def in_one(cls, graph: Graph, buffer: Buffer) -> Placed:
@@ -171,19 +175,28 @@ class _Run:
                     self.allocate(source, buffer)
 
     def nodes(self) -> None:
-        marks, buffers, owned = set(self.placed.marks), self.placed.node_buffers, self.owned
+        marks, buffers = Counter(self.placed.marks), self.placed.node_buffers
+        children, views, owned = self.children, self.views, self.owned
         for i, node in enumerate(self.placed.nodes):
             if i in marks:
-                for log in self.logs:
-                    log.parts.append([])
+                self.begin(marks[i])
             buffer = buffers[i]
             for source in node.src:
                 if source.view_src is None and source.home is None and source not in owned:
                     self.allocate(source, buffer)
-            self.allocate(node, buffer)
+            if node.view_src is None:
+                self.allocate(node, buffer)
             for source in node.src:
-                if source.home is None:
-                    self.read(source)
+                left = children[source] = children[source] - 1
+                if not left and source.home is None and not views.get(source):
+                    self.release(source)
+
+        self.begin(marks[len(self.placed.nodes)])
+
+    def begin(self, layers: int) -> None:
+        """More than one where all nodes of a layer come with those of the next."""
+        for log in self.logs:
+            log.parts += ([] for _ in range(layers))
 
     def allocate(self, tensor: Tensor, buffer: int) -> None:
         if tensor.view_src is not None or tensor.home is not None or tensor in self.owned:
@@ -224,11 +237,8 @@ class _Run:
         log.parts[-1].append((FREE, block.slot, block.size, size))
         return block._replace(size=size)
 
-    def read(self, source: Tensor) -> None:
-        """One reader less; the last one frees it, or what it is a view of."""
-        left = self.children[source] = self.children[source] - 1
-        if left or self.views.get(source):
-            return
+    def release(self, source: Tensor) -> None:
+        """The last reader frees it, or what it is a view of."""
         whole = source.view_src
         if whole is None:
             self.free(source)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
 
 from edgekit.engine.llamacpp.graph.tensor import Tensor
 
@@ -13,13 +16,14 @@ Kept = dict[Tensor, list[Tensor]]
 
 
 class Uses:
-    """How often each node is read, in the whole graph."""
+    """How often each node is read, in the whole graph. Counted when it is asked for: few graphs have experts."""
 
     def __init__(self, nodes: Sequence[Tensor]) -> None:
-        self.counts: dict[Tensor, int] = {}
-        for node in nodes:
-            for source in node.src:
-                self.counts[source] = self.counts.get(source, 0) + 1
+        self.reads = [node.src for node in nodes]  # before copies take the place of sources
+
+    @cached_property
+    def counts(self) -> Mapping[Tensor, int]:
+        return Counter(chain.from_iterable(self.reads))
 
 
 def kept_alive(nodes: Sequence[Tensor], uses: Uses) -> Kept:

@@ -99,14 +99,14 @@ def split(graph: Graph, assignment: Assignment, machine: Machine) -> Placed:
     ends = [one.start for one in walker.splits[1:]] + [len(graph.nodes)]
     for one, end in zip(walker.splits, ends, strict=True):
         kept = machine.backends[one.backend].keeps(graph.nodes[one.start : end])
-        if one.start == mark:
+        while one.start == mark:
             marks.append(len(nodes))
             mark = next(pending)
         for tensor, buffer in _inputs(one, walker):
             nodes.append(tensor)
             buffers.append(buffer)
         for i in range(one.start, end):
-            if i == mark:
+            while i == mark:
                 marks.append(len(nodes))
                 mark = next(pending)
             node = graph.nodes[i]
@@ -116,6 +116,7 @@ def split(graph: Graph, assignment: Assignment, machine: Machine) -> Placed:
                 held = _kept_alive(kept[node])
                 nodes += held
                 buffers += [one.backend] * len(held)
+    marks += [len(nodes)] * (len(graph.marks) - len(marks))
     leafs, leaf_buffers = _leafs(graph, walker)
     return Placed(
         nodes=nodes,
@@ -124,9 +125,14 @@ def split(graph: Graph, assignment: Assignment, machine: Machine) -> Placed:
         leaf_buffers=leaf_buffers,
         buffers=tuple(backend.buffer for backend in machine.backends),
         marks=marks,
-        # One split for each backend, and the host's at the start: none lies within a layer.
-        repeats=machine.copies == 1 or len(walker.splits) <= len(machine.backends),
+        leafs_of=_with_leafs(nodes, walker) if machine.copies > 1 else (),
     )
+
+
+def _with_leafs(nodes: list[Tensor], walker: _Splitter) -> list[int]:
+    """Where nodes are whose copies are leafs."""
+    copied = {source for source, _ in walker.copies}
+    return [i for i, node in enumerate(nodes) if node in copied]
 
 
 def _inputs(one: _Split, walker: _Splitter) -> Iterator[tuple[Tensor, int]]:
