@@ -34,7 +34,7 @@ def add_reach_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout",
         metavar="SECONDS",
-        type=_seconds,
+        type=seconds,
         default=120.0,
         help="how long the network may take, all requests together (default 120)",
     )
@@ -65,14 +65,14 @@ def is_terminal(stream: object) -> bool:
     return not plain and bool(getattr(stream, "isatty", lambda: False)())
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
     try:
-        seconds = float(text)
+        number = float(text)
     except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= 86_400:
+        number = 0.0
+    if not 0 < number <= 86_400:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds up to a day")
-    return seconds
+    return number
 
 
 def _show_progress(line: str) -> None:

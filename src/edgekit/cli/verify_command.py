@@ -15,6 +15,7 @@ from edgekit.cli.reach_options import (
     add_reach_options,
     is_terminal,
     reach_of,
+    seconds,
 )
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
@@ -67,7 +68,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--engine-timeout",
         metavar="SECONDS",
-        type=_seconds,
+        type=seconds,
         help="how long the engine may take (default 60, with --load 600)",
     )
     add_reach_options(parser)
@@ -112,13 +113,3 @@ def _render(found: Verification, asked: str, arguments: argparse.Namespace) -> s
     from edgekit.report.verify_text import verification_text
 
     return verification_text(found, asked=asked, bold=is_terminal(sys.stdout))
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= 86_400:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds up to a day")
-    return seconds

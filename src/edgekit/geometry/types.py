@@ -258,6 +258,17 @@ class NoCache(LayerKind):
         return "no cache" if self.attention is None else "encoder attention"
 
 
+def attention_of(kind: LayerKind) -> Attention | LatentAttention | None:
+    """The attention in a layer of any kind, whether or not it owns a cache."""
+    match kind:
+        case Attention() | LatentAttention():
+            return kind
+        case HybridLayer() | SharedCache() | NoCache():
+            return kind.attention
+        case _:
+            return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedForward:
     width: int

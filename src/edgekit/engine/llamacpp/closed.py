@@ -6,7 +6,7 @@ mask, the inputs, the rows of logits. Checked against the recorded buffers: neve
 
 from __future__ import annotations
 
-from edgekit.engine.llamacpp.context import Heads, attention_of
+from edgekit.engine.llamacpp.context import Heads
 from edgekit.engine.llamacpp.types import Context
 from edgekit.engine.types import Model
 from edgekit.geometry.types import (
@@ -15,6 +15,7 @@ from edgekit.geometry.types import (
     Layer,
     ModelGeometry,
     Recurrent,
+    attention_of,
 )
 
 FLOAT_BYTES = 4

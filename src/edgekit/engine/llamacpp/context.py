@@ -23,13 +23,10 @@ from edgekit.errors import RefusedError, UsageError
 from edgekit.geometry.types import (
     Attention,
     CompressedAttention,
-    HybridLayer,
     LatentAttention,
-    LayerKind,
     ModelGeometry,
-    NoCache,
-    SharedCache,
     Span,
+    attention_of,
 )
 from edgekit.memory.cache_types import F16, CacheType
 from edgekit.memory.types import Load
@@ -70,17 +67,6 @@ class Heads:
             widest_value=max((_value_width(one) for one in attentions), default=0),
             flashes=all(_has_kernel(one) for one in attentions),
         )
-
-
-def attention_of(kind: LayerKind) -> Attention | LatentAttention | None:
-    """The attention in a layer of any kind, whether or not it owns a cache."""
-    match kind:
-        case Attention() | LatentAttention():
-            return kind
-        case HybridLayer() | SharedCache() | NoCache():
-            return kind.attention
-        case _:
-            return None
 
 
 def _cached_key_dim(attention: Attention | LatentAttention) -> int:

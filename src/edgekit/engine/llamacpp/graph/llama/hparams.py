@@ -11,14 +11,11 @@ from dataclasses import dataclass, field
 from edgekit.engine.llamacpp.graph.types import NoGraphError
 from edgekit.engine.types import Model
 from edgekit.geometry.types import (
-    Attention,
     HybridLayer,
-    LatentAttention,
     LayerKind,
-    NoCache,
     Recurrent,
-    SharedCache,
     Span,
+    attention_of,
 )
 from edgekit.header.types import Tensor, Value
 
@@ -153,16 +150,6 @@ MoreFacts = Callable[[Hparams, int], Hashable]
 def _slides(kind: LayerKind) -> bool:
     attention = attention_of(kind)
     return attention is not None and attention.span is not Span.ALL
-
-
-def attention_of(kind: LayerKind) -> Attention | LatentAttention | None:
-    match kind:
-        case Attention() | LatentAttention():
-            return kind
-        case HybridLayer() | SharedCache() | NoCache():
-            return kind.attention
-        case _:
-            return None
 
 
 def _directory(
