@@ -136,8 +136,8 @@ class MemoryEstimate:
 
     @property
     def basis(self) -> Basis:
-        """That of the weakest line."""
-        return weakest(line.basis for line in self.lines if line.size_bytes)
+        """That of the weakest line that is in the total."""
+        return weakest(line.basis for line in self.lines if line.size_bytes and line.reserved)
 
     @property
     def weights_gb(self) -> float:

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from edgekit.basis import Basis
 from edgekit.engine.llamacpp.as_gguf import as_known, converted
 from edgekit.engine.llamacpp.caches import cache_lines
 from edgekit.engine.llamacpp.compute import compute_lines
 from edgekit.engine.llamacpp.context import resolve
+from edgekit.engine.llamacpp.names import ARCHITECTURES
 from edgekit.engine.llamacpp.output import output_line
 from edgekit.engine.llamacpp.placement import place
+from edgekit.engine.llamacpp.prediction import prediction_lines
 from edgekit.engine.llamacpp.runtime import runtime_lines, server_lines
-from edgekit.engine.llamacpp.types import Context, LlamaCppSetup
+from edgekit.engine.llamacpp.types import Backend, Context, LlamaCppSetup
 from edgekit.engine.llamacpp.weights import weight_lines
 from edgekit.engine.types import Model
-from edgekit.memory.types import Load, MemoryEstimate
+from edgekit.errors import RefusedError
+from edgekit.memory.types import (
+    Component,
+    Load,
+    MemoryEstimate,
+    MemoryLine,
+    PoolKind,
+    weakest,
+)
 
+MEASURED_BACKENDS = frozenset({Backend.CPU, Backend.CUDA})
+UNMEASURED_WITHIN = 0.02  # other alignments than CUDA's
 NAME = "llama.cpp"
 VERSION = "0.5.0-dev (0c1e570)"
 
@@ -30,20 +45,50 @@ def estimate(model: Model, load: Load, setup: LlamaCppSetup) -> MemoryEstimate:
 
 
 def _estimate(model: Model, load: Load, setup: LlamaCppSetup) -> MemoryEstimate:
+    _check_architecture(model)
     context = resolve(model, load, setup)
     placement = model.keep(("placement", setup), lambda: place(model, setup))
     caches = cache_lines(model, context, placement)
+    compute = compute_lines(model, context, placement, setup)
     lines = (
         *weight_lines(model, placement, setup),
         *caches,
         output_line(model, context),
-        *compute_lines(model, context, placement, setup),
+        *compute,
+        *prediction_lines(model, context, placement, setup, compute),
         *runtime_lines(model, context, placement, setup),
         *server_lines(context, setup, caches),
     )
+    if setup.backend in MEASURED_BACKENDS and model.geometry.basis is Basis.EXACT:
+        known = lines
+    else:
+        known = tuple(_as_known(line, model, setup) for line in lines)
     return MemoryEstimate(
-        engine=NAME, backend=setup.backend.value, lines=lines, facts=_facts(context)
+        engine=NAME, backend=setup.backend.value, lines=known, facts=_facts(context)
     )
+
+
+def _check_architecture(model: Model) -> None:
+    name = model.geometry.architecture
+    if model.header.keys and name not in ARCHITECTURES:
+        raise RefusedError(
+            f"llama.cpp {VERSION} has no architecture {name[:60]!r}; a newer version may have it"
+        )
+
+
+def _as_known(line: MemoryLine, model: Model, setup: LlamaCppSetup) -> MemoryLine:
+    """No better than the layers are known; no better than modelled on a backend that was not measured."""
+    basis = model.geometry.basis
+    if (
+        line.component is Component.WEIGHTS
+    ):  # they are read from the directory, whatever the layers are
+        basis = Basis.EXACT
+    if setup.backend not in MEASURED_BACKENDS and line.pool.kind is PoolKind.DEVICE:
+        basis = weakest((basis, Basis.MODELLED))
+    if weakest((basis, line.basis)) is line.basis:
+        return line
+    within = UNMEASURED_WITHIN if basis is Basis.MODELLED else None
+    return replace(line, basis=basis, within=within)
 
 
 def _facts(context: Context) -> tuple[tuple[str, object], ...]:

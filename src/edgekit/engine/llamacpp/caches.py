@@ -75,6 +75,12 @@ def cache_lines(model: Model, context: Context, placement: Placement) -> tuple[M
     return tuple(lines)
 
 
+def layer_cache_bytes(model: Model, mixer: LayerKind, context: Context, pool: Pool) -> int:
+    """What one layer of that kind keeps there."""
+    heads = model.keep("heads", lambda: Heads.of(model.geometry))
+    return sum(size for _, size, _ in _entries(mixer, context, pool, heads))
+
+
 def _groups(model: Model, placement: Placement) -> dict[tuple[LayerKind, Pool], list[int]]:
     """The layers that have a cache."""
     found: dict[tuple[LayerKind, Pool], list[int]] = {}

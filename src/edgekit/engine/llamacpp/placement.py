@@ -159,14 +159,17 @@ def placed_tensors(model: Model, placement: Placement, *, load_mtp: bool) -> tup
     blocks = len(placement.blocks) - (0 if load_mtp else model.geometry.mtp_layers)
     idle = LOADED_IDLE.get(model.geometry.architecture)
     found: list[Placed] = []
-    for tensor in model.header.tensors or ():
-        block = block_number(tensor.name)
+    for tensor, block in model.keep("tensor blocks", lambda: _blocks(model)):
         loaded = block is None or block < blocks or (idle and idle.search(tensor.name))
         if loaded and (block is None or block < len(placement.blocks)):
-            pools = pools_of(tensor.name, placement, model.geometry.architecture)
+            pools = _pools(tensor.name, block, placement, model.geometry.architecture)
             found.extend(Placed(tensor=tensor, pool=pool, block=block) for pool in pools)
     found.extend(_tied_head(model, placement))
     return tuple(found)
+
+
+def _blocks(model: Model) -> tuple[tuple[Tensor, int | None], ...]:
+    return tuple((tensor, block_number(tensor.name)) for tensor in model.header.tensors or ())
 
 
 def block_number(name: str) -> int | None:
@@ -176,7 +179,12 @@ def block_number(name: str) -> int | None:
 
 def pools_of(name: str, placement: Placement, architecture: str) -> tuple[Pool, ...]:
     """Where a tensor of that name lies: more than one pool for what every block uses."""
-    block = block_number(name)
+    return _pools(name, block_number(name), placement, architecture)
+
+
+def _pools(
+    name: str, block: int | None, placement: Placement, architecture: str
+) -> tuple[Pool, ...]:
     if block is not None:
         on_host = block < placement.host_expert_blocks and _EXPERTS.search(name)
         return (HOST if on_host else placement.blocks[block],)

@@ -115,3 +115,13 @@ def test_nodes_in_two_buffers() -> None:
     host, device = trace(placed, graph.same)
     assert told(host) == ["+0", "+1", "-0"]
     assert told(device) == ["+0", "-0"]
+
+
+def test_a_layer_whose_nodes_come_with_the_next_one_has_a_part_of_its_own() -> None:
+    graph = Graph()
+    for part in (ggml.norm(leaf(8, T)), None, ggml.norm(leaf(8, T)), None):
+        graph.mark()
+        if part is not None:
+            graph.expand(part)
+    (log,) = trace(Placed.in_one(graph, CPU), graph.same)
+    assert [len(part) for part in log.parts] == [2, 2, 0, 2, 0]

@@ -1,0 +1,54 @@
+"""Multi-token prediction: the second context that drafts with the model's own prediction blocks.
+
+server-context.cpp and common.cpp @ 0c1e570: it has a cache for those blocks alone, an output and a compute buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from edgekit.basis import Basis
+from edgekit.engine.llamacpp.caches import layer_cache_bytes
+from edgekit.engine.llamacpp.output import output_line
+from edgekit.engine.llamacpp.placement import Placement
+from edgekit.engine.llamacpp.types import Context, LlamaCppSetup
+from edgekit.engine.types import Model
+from edgekit.errors import RefusedError
+from edgekit.memory.types import Component, MemoryLine
+
+PART = "prediction"
+WITHIN = 1.0
+
+
+def prediction_lines(
+    model: Model,
+    context: Context,
+    placement: Placement,
+    setup: LlamaCppSetup,
+    compute: Sequence[MemoryLine],
+) -> Iterator[MemoryLine]:
+    """Nothing unless it is asked for. Raises RefusedError for a model without such blocks."""
+    if not setup.load_mtp:
+        return
+    count, layers = model.geometry.mtp_layers, len(model.geometry.layers)
+    if not count:
+        raise RefusedError("llama.cpp: the model has no blocks for multi-token prediction")
+    attending = next((one for one in reversed(model.geometry.layers) if one.mixer.streams), None)
+    for block in range(layers, layers + count):
+        if attending is not None:
+            pool = placement.cache_pool(block)
+            yield MemoryLine(
+                component=Component.KV_CACHE,
+                size_bytes=layer_cache_bytes(model, attending.mixer, context, pool),
+                pool=pool,
+                layer=block,
+                basis=Basis.MODELLED,
+                because="a cache like that of the last layer with attention",
+                within=WITHIN,
+                part=PART,
+            )
+    yield replace(output_line(model, context), part=PART, basis=Basis.MODELLED, within=WITHIN)
+    told = "no more than the main graph: one block and the head"
+    for line in compute:
+        yield replace(line, part=PART, basis=Basis.MODELLED, within=WITHIN, because=told)
