@@ -33,3 +33,7 @@ def test_compute_buffer(name: tuple[str, str], recorded: list[dict[str, Any]]) -
         else:
             (predicted,) = compute_bytes(model, resolve(model, load, setup))
             assert predicted == row["actual"]["compute_bytes"], row["options"]
+
+
+def test_every_recorded_architecture_has_a_graph() -> None:
+    assert {row["arch"] for row in rows("llama_cpp_cpu.jsonl.gz")} <= FAMILIES.keys()

@@ -80,3 +80,7 @@ def test_only_what_is_split_is_modelled() -> None:
     ):
         bill = llamacpp.estimate(model, *read_row(options, "cuda"))
         assert {line.basis for line in bill.lines if line.component is Component.COMPUTE} == {basis}
+
+
+def test_every_recorded_architecture_has_a_graph() -> None:
+    assert {row["arch"] for row in rows("llama_cpp_cuda.jsonl.gz")} <= FAMILIES.keys()

@@ -113,6 +113,9 @@ def assume_bill(name: str, asked: Asked) -> Bill:
 
     engine = asked.engine or "llama.cpp"
     values = asked.values(engine)
+    unused = ", ".join(sorted(set(values) - {"mix"}))
+    if unused:
+        raise UsageError(f"a rule of thumb by the name alone does not take {unused} into account")
     model = from_name(name, mix=values.get("mix"))
     return Bill(
         label=model.name,

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 from edgekit.cli.batch_models import BatchModels
 from edgekit.engine import ENGINES, engine_for, engine_name, engine_named
+from edgekit.engine.row_options import Options
 from edgekit.errors import EdgekitError, HeaderLimitError, NotFoundError, UsageError
 from edgekit.header import limits
 from edgekit.report.bill_json import answer_json
@@ -58,8 +59,10 @@ def _answer(row: Mapping[str, Any], models: BatchModels) -> dict[str, Any]:
     engine = None if asked is None else engine_name(asked)
     model = models.of_row(row)
     engine = engine or engine_for(model)
-    load, setup = _read_options(engine, options, backend)
-    return answer_json(engine_named(engine).estimate(model, load, setup))
+    read = Options(options)
+    load, setup = _read_options(engine, read, backend)
+    answer = answer_json(engine_named(engine).estimate(model, load, setup))
+    return answer | ({"ignored": read.ignored} if read.ignored else {})
 
 
 def _read_options(engine: str, options: Mapping[str, Any], backend: str | None) -> tuple[Any, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edgekit.basis import Basis
 from edgekit.errors import HeaderError
@@ -162,3 +162,10 @@ _STRENGTH = (Basis.EXACT, Basis.MODELLED, Basis.ASSUMED)
 def weakest(bases: Iterable[Basis]) -> Basis:
     """The one to tell when numbers of several bases are added up."""
     return max(bases, key=_STRENGTH.index, default=Basis.EXACT)
+
+
+def no_better_than(line: MemoryLine, basis: Basis, within: float | None = None) -> MemoryLine:
+    """The line, known no better than what it rests on."""
+    if weakest((basis, line.basis)) is line.basis:
+        return line
+    return replace(line, basis=basis, within=within if basis is Basis.MODELLED else None)

@@ -70,7 +70,8 @@ def test_recorded_rows_of_the_cpu(capsys: pytest.CaptureFixture[str], tmp_path: 
         if "error" in actual:
             assert answer["type"] == "RefusedError"
             continue
-        assert answer.keys() == KEYS | {"id"}
+        assert answer.keys() == KEYS | {"id", "ignored"}
+        assert answer["ignored"] == ["threads"]  # it changes no buffer
         assert answer["model_bytes"] == actual["model_buffer_bytes"]
         for name in ("kv_bytes", "kv_swa_bytes", "recurrent_bytes", "output_bytes"):
             assert answer[name] == actual[name], (name, row)
@@ -122,7 +123,11 @@ def test_recorded_rows_of_the_gpu(capsys: pytest.CaptureFixture[str], tmp_path: 
         (SAMPLE | {"options": "n_ctx=4096"}, "options are not an object"),
         (SAMPLE | {"options": {"n_ctx": "many"}}, "n_ctx"),
         (SAMPLE | {"options": {"n_ctx": -1}}, "context -1"),
-        (SAMPLE | {"options": {"n_ctx": 10**40}}, "context 1"),
+        (SAMPLE | {"options": {"n_ctx": 10**40}}, "n_ctx 1"),
+        (SAMPLE | {"options": {"kv_unified": "false"}}, "neither true nor false"),
+        (SAMPLE | {"options": {"tensor_split": "1,2"}}, "is not a list of up to 16 shares"),
+        (SAMPLE | {"options": {"tensor_split": [1, "x"]}}, "is not a share"),
+        (SAMPLE | {"options": {"n_devices": 10**9}}, "not between 1 and 16"),
         (SAMPLE | {"options": {"type_k": "q7"}}, "unknown cache type"),
         (SAMPLE | {"options": {"type_v": "q8_0", "flash_attn": "off"}}, "requires flash attention"),
         (SAMPLE | {"options": {"tensor_split": ["a"]}}, ""),

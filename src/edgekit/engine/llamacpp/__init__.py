@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from edgekit.basis import Basis
 from edgekit.engine.llamacpp.as_gguf import as_known, converted
 from edgekit.engine.llamacpp.caches import cache_lines
@@ -24,6 +22,7 @@ from edgekit.memory.types import (
     MemoryEstimate,
     MemoryLine,
     PoolKind,
+    no_better_than,
     weakest,
 )
 
@@ -41,7 +40,7 @@ def estimate(model: Model, load: Load, setup: LlamaCppSetup) -> MemoryEstimate:
     found = converted(model, setup.mix)
     if found is None:
         return _estimate(model, load, setup)
-    return as_known(_estimate(found.model, load, setup), found.mixed)
+    return as_known(_estimate(found.model, load, setup), found)
 
 
 def _estimate(model: Model, load: Load, setup: LlamaCppSetup) -> MemoryEstimate:
@@ -85,10 +84,7 @@ def _as_known(line: MemoryLine, model: Model, setup: LlamaCppSetup) -> MemoryLin
         basis = Basis.EXACT
     if setup.backend not in MEASURED_BACKENDS and line.pool.kind is PoolKind.DEVICE:
         basis = weakest((basis, Basis.MODELLED))
-    if weakest((basis, line.basis)) is line.basis:
-        return line
-    within = UNMEASURED_WITHIN if basis is Basis.MODELLED else None
-    return replace(line, basis=basis, within=within)
+    return no_better_than(line, basis, UNMEASURED_WITHIN)
 
 
 def _facts(context: Context) -> tuple[tuple[str, object], ...]:

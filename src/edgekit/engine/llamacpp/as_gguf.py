@@ -18,7 +18,7 @@ from edgekit.geometry.types import (
     Span,
 )
 from edgekit.header.types import Tensor, Value
-from edgekit.memory.types import Component, MemoryEstimate, MemoryLine
+from edgekit.memory.types import Component, MemoryEstimate, MemoryLine, no_better_than
 from edgekit.memory.what_if import WITHIN, MixedModel, at_mix
 from edgekit.source.types import Container
 
@@ -76,10 +76,13 @@ def converted(model: Model, mix: str | None) -> Converted | None:
     return model.keep(("as gguf", name), lambda: convert(model, name))
 
 
-def as_known(estimate: MemoryEstimate, mixed: MixedModel) -> MemoryEstimate:
+def as_known(estimate: MemoryEstimate, found: Converted) -> MemoryEstimate:
     """What rests on a conversion that has not happened is no better known than that."""
+    mixed = found.mixed
     note = f"as if it were a GGUF at {mixed.mix}: {mixed.because}"
     lines = tuple(_as_known(line, mixed) for line in estimate.lines)
+    if mixed.basis is not Basis.EXACT:  # the tensors were made out of the layers
+        lines = tuple(no_better_than(line, found.model.geometry.basis, WITHIN) for line in lines)
     return replace(estimate, lines=lines, notes=(*estimate.notes, note))
 
 

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgekit.engine.llamacpp.types import ALL_LAYERS, Backend, Device, LlamaCppSetup
+from edgekit.engine.row_options import LARGEST, flag, text, whole
 from edgekit.errors import UsageError
 from edgekit.memory.cache_types import CacheType, cache_type
 from edgekit.memory.types import Load
 
 _FLASH = {"on": True, "off": False, "auto": None, True: True, False: False, None: None}
+MAX_DEVICES = 16  # ggml-cuda.h: GGML_CUDA_MAX_DEVICES
 _BACKENDS = {backend.value: backend for backend in Backend}
 
 
@@ -31,8 +33,8 @@ def _load(options: Mapping[str, Any]) -> Load:
         cache_k=_cache_type(options, "type_k"),
         cache_v=_cache_type(options, "type_v"),
         flash_attention=_FLASH[flash],
-        unified=bool(options.get("kv_unified", False)),
-        full_window=bool(options.get("swa_full", False)),
+        unified=flag(options, "kv_unified") or False,
+        full_window=flag(options, "swa_full") or False,
     )
 
 
@@ -40,38 +42,43 @@ def _setup(options: Mapping[str, Any], backend: str | None) -> LlamaCppSetup:
     kind = _BACKENDS.get(str(backend or Backend.CPU.value).lower())
     if kind is None:
         raise UsageError(f"backend {backend!r} is not one of {', '.join(_BACKENDS)}")
-    layers = whole(options, "n_gpu_layers")
-    split = options.get("tensor_split") or ()
+    layers, split = whole(options, "n_gpu_layers"), _split(options)
     return LlamaCppSetup(
         backend=kind,
-        n_gpu_layers=ALL_LAYERS if layers is None else layers,
-        cpu_moe=bool(options.get("cpu_moe", False)),
+        n_gpu_layers=ALL_LAYERS if layers is None or layers < 0 else layers,
+        cpu_moe=flag(options, "cpu_moe") or False,
         n_cpu_moe=whole(options, "n_cpu_moe") or 0,
-        offload_kqv=bool(options.get("offload_kqv", True)),
-        embeddings=bool(options.get("embeddings", False)),
-        mix=_mix(options),
-        tensor_split=tuple(float(share) for share in split),
-        devices=(Device(),) * max(1, len(split), whole(options, "n_devices") or 1),
+        offload_kqv=flag(options, "offload_kqv") is not False,
+        use_mmap=flag(options, "use_mmap") is not False,
+        embeddings=flag(options, "embeddings") or False,
+        load_mtp=flag(options, "load_mtp") or False,
+        mix=text(options, "mix"),
+        tensor_split=split,
+        devices=(Device(),) * _devices(options, split),
     )
 
 
-def _mix(options: Mapping[str, Any]) -> str | None:
-    mix = options.get("mix")
-    if not isinstance(mix, str | None):
-        raise UsageError("mix is not a name")
-    return mix
+def _split(options: Mapping[str, Any]) -> tuple[float, ...]:
+    shares = options.get("tensor_split") or ()
+    if not isinstance(shares, list | tuple) or len(shares) > MAX_DEVICES:
+        raise UsageError(f"tensor_split {shares!r:.60} is not a list of up to {MAX_DEVICES} shares")
+    for share in shares:
+        if (
+            isinstance(share, bool)
+            or not isinstance(share, int | float)
+            or not 0 <= share <= LARGEST
+        ):
+            raise UsageError(f"tensor_split: {share!r:.60} is not a share")
+    return tuple(float(share) for share in shares)
+
+
+def _devices(options: Mapping[str, Any], split: tuple[float, ...]) -> int:
+    count = whole(options, "n_devices") or 1
+    if not 1 <= count <= MAX_DEVICES:
+        raise UsageError(f"n_devices {count} is not between 1 and {MAX_DEVICES}")
+    return max(count, len(split))
 
 
 def _cache_type(options: Mapping[str, Any], name: str) -> CacheType | None:
-    value = options.get(name)
-    return None if value is None else cache_type(str(value))
-
-
-def whole(options: Mapping[str, Any], name: str) -> int | None:
-    """A whole number, or None where it is not given."""
-    value = options.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise UsageError(f"{name} {value!r} is not a whole number")
-    return value
+    value = text(options, name)
+    return None if value is None else cache_type(value)

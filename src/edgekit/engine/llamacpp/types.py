@@ -24,7 +24,7 @@ class Backend(enum.Enum):
     VULKAN = "vulkan"
 
 
-ALL_LAYERS = 999
+ALL_LAYERS = 1_000_000  # beyond the blocks of any header
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

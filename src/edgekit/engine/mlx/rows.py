@@ -22,6 +22,7 @@ from edgekit.engine.mlx.types import (
     Quantize,
     Recipe,
 )
+from edgekit.engine.row_options import whole
 from edgekit.errors import UsageError
 from edgekit.memory.types import Load
 
@@ -34,28 +35,26 @@ _PACKED_EXPERTS = re.compile(r"mxfp4-q(\d)(?:_g(\d{1,4}))?")  # MXFP4-Q8_g64: gp
 _NATIVE = frozenset({"native_mxfp4_experts_rest_bf16", "mxfp4_experts"})
 
 
-def read_row(options: Mapping[str, Any], backend: str | None = None) -> tuple[Load, MlxSetup]:
-    """`backend` is not asked for: MLX runs on Metal."""
-    del backend
-    prompt, new = _whole(options, "prompt_tokens"), _whole(options, "new_tokens")
+def read_row(options: Mapping[str, Any]) -> tuple[Load, MlxSetup]:
+    prompt, new = whole(options, "prompt_tokens"), whole(options, "new_tokens")
     if new is None:
-        new = _whole(options, "max_tokens") or 0
-    context = _whole(options, "context_tokens") if prompt is None else prompt + new
-    sequences = _whole(options, "sequences")
+        new = whole(options, "max_tokens") or 0
+    context = whole(options, "context_tokens") if prompt is None else prompt + new
+    sequences = whole(options, "sequences")
     if sequences is None:
-        sequences = _whole(options, "batch_size")
+        sequences = whole(options, "batch_size")
     load = Load(context_tokens=context, sequences=sequences)
     return load, _setup(options, new)
 
 
 def _setup(options: Mapping[str, Any], new: int) -> MlxSetup:
-    group = _whole(options, "kv_group_size")
-    start = _whole(options, "quantized_kv_start")
-    step = _whole(options, "prefill_step_size")
+    group = whole(options, "kv_group_size")
+    start = whole(options, "quantized_kv_start")
+    step = whole(options, "prefill_step_size")
     return MlxSetup(
         max_tokens=new,
-        max_kv_size=_whole(options, "max_kv_size"),
-        kv_bits=_whole(options, "kv_bits"),
+        max_kv_size=whole(options, "max_kv_size"),
+        kv_bits=whole(options, "kv_bits"),
         kv_group_size=DEFAULT_KV_GROUP if group is None else group,
         quantized_kv_start=DEFAULT_QUANTIZED_KV_START if start is None else start,
         prefill_step_size=DEFAULT_PREFILL_STEP if step is None else step,
@@ -66,12 +65,12 @@ def _setup(options: Mapping[str, Any], new: int) -> MlxSetup:
 def _quantize(options: Mapping[str, Any]) -> Quantize | AsStored | None:
     named = options.get("quantization") or options.get("quant")
     if named is None:
-        bits, group = _whole(options, "bits"), _whole(options, "group_size")
+        bits, group = whole(options, "bits"), whole(options, "group_size")
         if bits is None and group is None and options.get("mode") is None:
             return None
         named = str(options.get("mode") or Mode.AFFINE.value)
     return read_quantize(
-        str(named), bits=_whole(options, "bits"), group_size=_whole(options, "group_size")
+        str(named), bits=whole(options, "bits"), group_size=whole(options, "group_size")
     )
 
 
@@ -110,13 +109,3 @@ def _mode(mode: Mode, bits: int | None, group_size: int | None) -> Packing:
     if group not in GROUP_SIZES[mode] or wide not in widths:
         raise UsageError(f"MLX does not pack {wide} bits in groups of {group} as {mode.value}")
     return Packing(bits=wide, group_size=group, mode=mode)
-
-
-def _whole(options: Mapping[str, Any], name: str) -> int | None:
-    """A whole number, or None where it is not given."""
-    value = options.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise UsageError(f"{name} {str(value)[:40]!r} is not a whole number")
-    return value

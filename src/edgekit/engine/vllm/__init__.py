@@ -13,8 +13,9 @@ from edgekit.engine.vllm.options import resolve, settle_length, with_load
 from edgekit.engine.vllm.stages import stages
 from edgekit.engine.vllm.types import DEFAULT_UTILIZATION, Pool, Resolved, VllmSetup
 from edgekit.engine.vllm.weight_lines import fullest_stage, weight_lines
-from edgekit.memory.types import DEVICE, Component, Load, MemoryEstimate, MemoryLine
+from edgekit.memory.types import DEVICE, Component, Load, MemoryEstimate, MemoryLine, no_better_than
 
+GUESSED_WITHIN = 0.05  # layers of a config that leaves library defaults out
 NAME = "vllm"
 VERSION = "0.32.0"
 
@@ -45,6 +46,7 @@ def estimate(model: Model, load: Load, setup: VllmSetup) -> MemoryEstimate:
     line = _pool_line(pool, resolved, load, tokens)
     if asked.kv_cache_memory_bytes is None and pool.num_blocks is not None:
         line = _as_uncertain_as(line, held)
+    line = no_better_than(line, model.geometry.basis, GUESSED_WITHIN)
     return MemoryEstimate(
         engine=NAME,
         backend="cuda",
@@ -118,7 +120,8 @@ def _facts(
 
 
 def _notes(setup: VllmSetup, pool: Pool) -> tuple[str, ...]:
-    found = []
+    card = setup.gpu
+    found = [f"choices as on {card.name} (compute capability {card.major}.{card.capability[1]})"]
     if setup.world_size > 1:
         fullest = "" if setup.pipeline_parallel_size == 1 else "; this is the fullest"
         found.append(f"one of {setup.world_size} cards{fullest}")

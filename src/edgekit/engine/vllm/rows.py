@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from edgekit.engine.row_options import flag, text, whole
 from edgekit.engine.vllm.types import DEFAULT_UTILIZATION, Gpu, VllmSetup
 from edgekit.errors import UsageError
 from edgekit.memory.types import Load
@@ -16,31 +17,31 @@ def read_row(options: Mapping[str, Any]) -> tuple[Load, VllmSetup]:
 
 def _load(options: Mapping[str, Any]) -> Load:
     return Load(
-        context_tokens=_whole(options, "max_model_len"), sequences=_whole(options, "sequences")
+        context_tokens=whole(options, "max_model_len"), sequences=whole(options, "sequences")
     )
 
 
 def _setup(options: Mapping[str, Any]) -> VllmSetup:
-    pool = _whole(options, "kv_cache_memory_bytes")
+    pool = whole(options, "kv_cache_memory_bytes")
     return VllmSetup(
         gpu=_gpu(options.get("gpu")),
-        tensor_parallel_size=_whole(options, "tensor_parallel_size") or 1,
-        pipeline_parallel_size=_whole(options, "pipeline_parallel_size") or 1,
-        dtype=_text(options, "dtype") or "auto",
-        quantization=_text(options, "quantization"),
-        kv_cache_dtype=_text(options, "kv_cache_dtype") or "auto",
-        block_size=_whole(options, "block_size"),
-        max_num_seqs=_whole(options, "max_num_seqs"),
-        max_num_batched_tokens=_whole(options, "max_num_batched_tokens"),
-        enable_prefix_caching=_flag(options, "enable_prefix_caching"),
-        async_scheduling=_flag(options, "async_scheduling") is not False,
-        disable_hybrid_kv_cache_manager=bool(_flag(options, "disable_hybrid_kv_cache_manager")),
-        mamba_cache_dtype=_text(options, "mamba_cache_dtype") or "auto",
-        mamba_ssm_cache_dtype=_text(options, "mamba_ssm_cache_dtype") or "auto",
+        tensor_parallel_size=whole(options, "tensor_parallel_size") or 1,
+        pipeline_parallel_size=whole(options, "pipeline_parallel_size") or 1,
+        dtype=text(options, "dtype") or "auto",
+        quantization=text(options, "quantization"),
+        kv_cache_dtype=text(options, "kv_cache_dtype") or "auto",
+        block_size=whole(options, "block_size"),
+        max_num_seqs=whole(options, "max_num_seqs"),
+        max_num_batched_tokens=whole(options, "max_num_batched_tokens"),
+        enable_prefix_caching=flag(options, "enable_prefix_caching"),
+        async_scheduling=flag(options, "async_scheduling") is not False,
+        disable_hybrid_kv_cache_manager=bool(flag(options, "disable_hybrid_kv_cache_manager")),
+        mamba_cache_dtype=text(options, "mamba_cache_dtype") or "auto",
+        mamba_ssm_cache_dtype=text(options, "mamba_ssm_cache_dtype") or "auto",
         gpu_memory_utilization=_share(options),
-        kv_cache_memory_bytes=_whole(options, "available_kv_bytes") if pool is None else pool,
-        enforce_eager=bool(_flag(options, "enforce_eager")),
-        flashinfer=bool(_flag(options, "flashinfer")),
+        kv_cache_memory_bytes=whole(options, "available_kv_bytes") if pool is None else pool,
+        enforce_eager=bool(flag(options, "enforce_eager")),
+        flashinfer=bool(flag(options, "flashinfer")),
     )
 
 
@@ -55,8 +56,8 @@ def _gpu(described: Any) -> Gpu:
     if not _is_capability(capability):
         raise UsageError(f"capability {capability!r:.60} is not two whole numbers")
     return Gpu(
-        name=_text(described, "name") or "",
-        memory_bytes=_whole(described, "memory_bytes"),
+        name=text(described, "name") or "",
+        memory_bytes=whole(described, "memory_bytes"),
         capability=(capability[0], capability[1]),
     )
 
@@ -73,26 +74,3 @@ def _share(options: Mapping[str, Any]) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise UsageError(f"gpu_memory_utilization {value!r:.60} is not a number")
     return float(value)
-
-
-def _whole(options: Mapping[str, Any], name: str) -> int | None:
-    value = options.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 2**63:
-        raise UsageError(f"{name} {value!r:.60} is not a whole number")
-    return value
-
-
-def _text(options: Mapping[str, Any], name: str) -> str | None:
-    value = options.get(name)
-    if value is not None and not isinstance(value, str):
-        raise UsageError(f"{name} {value!r:.60} is not a word")
-    return value
-
-
-def _flag(options: Mapping[str, Any], name: str) -> bool | None:
-    value = options.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise UsageError(f"{name} {value!r:.60} is neither true nor false")
-    return value

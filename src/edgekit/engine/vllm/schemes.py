@@ -21,6 +21,8 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+# Methods that only read what was quantised before.
+NEEDS_CHECKPOINT = ("awq", "gptq", "compressed-tensors", "modelopt")
 # quantization/__init__.py QUANTIZATION_METHODS, and the names that checkpoints use for them.
 METHODS = _names(
     "awq auto_awq awq_marlin fp8 modelopt modelopt_fp4 modelopt_mxfp8 modelopt_mixed gptq auto_gptq gptq_marlin "
@@ -144,10 +146,14 @@ def _online(asked: str | None) -> Scheme | None:
     """A plain checkpoint that vLLM is told to quantise while it loads."""
     if asked is None:
         return None
-    if asked in {"bitsandbytes", "gguf", "hqq"}:
-        raise RefusedError(f"vLLM 0.32 does not know the quantisation method {asked!r}")
     if asked.startswith("fp8"):
         return Scheme(method="fp8", weight_bits=8, part_bytes=4, basis=Basis.MODELLED)
+    if asked not in METHODS:
+        raise RefusedError(f"vLLM 0.32 does not know the quantisation method {asked[:40]!r}")
+    if any(word in asked for word in NEEDS_CHECKPOINT):
+        raise RefusedError(
+            f"vLLM: {asked} needs a checkpoint that was quantised so; this one says nothing of it"
+        )
     return None
 
 
