@@ -11,7 +11,7 @@ from edgekit.cli.model_words import gguf_words
 from edgekit.errors import UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
-    from edgekit.engine.llamacpp.types import Device, LlamaCppSetup
+    from edgekit.engine.llamacpp.types import Device, LlamaCppSetup, Repack
     from edgekit.memory.types import Load, MemoryEstimate
     from edgekit.source.types import ModelFiles
 
@@ -67,7 +67,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("-ts", "--tensor-split"), "tensor_split", "how layers are divided among GPUs: 3,1", "N,N", shares),
     Flag(("-nkvo", "--no-kv-offload"), "offload_kqv", "the cache stays on the host", value=False),
     Flag(("--no-mmap",), "mmap", "weights are copied into memory, not mapped", value=False),
-    Flag(("--repack",), "repack", "weights are rearranged for the CPU"),
+    Flag(("--repack",), "repack", "weights are rearranged for this CPU, as builds made for it do"),
     Flag(("-nr", "--no-repack"), "repack", "they are not (default)", value=False),
     Flag(("--embeddings", "--embedding"), "embeddings", "hand over embeddings"),
     Flag(("-cram", "--cache-ram"), "cache_ram", "llama-server's prompt cache in MiB (default 8192)", "MIB", whole()),
@@ -109,8 +109,17 @@ def _load(values: Mapping[str, Any]) -> Load:
     )
 
 
+def _repack() -> Repack:
+    """What a build for the CPU at hand rearranges."""
+    import platform
+
+    from edgekit.engine.llamacpp.types import Repack
+
+    return Repack.ARM if platform.machine().lower() in {"arm64", "aarch64"} else Repack.X86
+
+
 def _setup(values: Mapping[str, Any]) -> LlamaCppSetup:
-    from edgekit.engine.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup, Mode
+    from edgekit.engine.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup, Mode, Repack
 
     wanted = values.get("backend") or ("cuda" if any(k in values for k in _ON_A_GPU) else "cpu")
     layers = values.get("n_gpu_layers", "all")
@@ -129,7 +138,7 @@ def _setup(values: Mapping[str, Any]) -> LlamaCppSetup:
         tensor_split=values.get("tensor_split", ()),
         offload_kqv=values.get("offload_kqv", True),
         use_mmap=values.get("mmap", True),
-        repack=values.get("repack", False),
+        repack=_repack() if values.get("repack") else Repack.OFF,
         embeddings=values.get("embeddings", False),
         load_mtp=values.get("spec_type") == "draft-mtp",
         draft_max=_draft_max(values),

@@ -13,7 +13,7 @@ from edgekit.basis import Basis
 from edgekit.engine import llamacpp
 from edgekit.engine.llamacpp.context import resolve
 from edgekit.engine.llamacpp.placement import device_bytes, place
-from edgekit.engine.llamacpp.types import Backend, Device, LlamaCppSetup, Mode
+from edgekit.engine.llamacpp.types import Backend, Device, LlamaCppSetup, Mode, Repack
 from edgekit.engine.types import Model
 from edgekit.errors import HeaderError, RefusedError, UsageError
 from edgekit.geometry.types import Attention
@@ -308,15 +308,53 @@ def test_an_unknown_cache_type_names_those_there_are() -> None:
 def test_rearranged_weights_stand_beside_the_mapped_file() -> None:
     load = Load(context_tokens=4096)
     plain = llamacpp.estimate(llama(), load, LIBRARY).weights_bytes
-    mapped = llamacpp.estimate(llama(), load, replace(LIBRARY, repack=True)).weights_bytes
+    mapped = llamacpp.estimate(llama(), load, replace(LIBRARY, repack=Repack.ARM)).weights_bytes
     copied = llamacpp.estimate(
-        llama(), load, replace(LIBRARY, repack=True, use_mmap=False)
+        llama(), load, replace(LIBRARY, repack=Repack.ARM, use_mmap=False)
     ).weights_bytes
     assert copied == plain
     assert 1.9 * plain < mapped < 2 * plain
     tied = engine_models()["llama-3.2-1b", "Q4_K_M"]
     once = llamacpp.estimate(tied, load, LIBRARY).weights_bytes
     twice = llamacpp.estimate(
-        tied, load, replace(LIBRARY, repack=True, use_mmap=False)
+        tied, load, replace(LIBRARY, repack=Repack.ARM, use_mmap=False)
     ).weights_bytes
     assert twice - once == 128256 * 2048 * 210 // 256  # token_embd at Q6_K
+
+
+def test_an_architecture_the_engine_does_not_have_is_refused() -> None:
+    model = llama()
+    strange = Model(
+        header=model.header,
+        geometry=replace(model.geometry, architecture="foo", basis=Basis.ASSUMED),
+    )
+    with pytest.raises(RefusedError, match="has no architecture 'foo'"):
+        llamacpp.estimate(strange, Load(context_tokens=4096), LIBRARY)
+
+
+def test_nothing_is_better_known_than_the_layers() -> None:
+    model = llama()
+    guessed = Model(header=model.header, geometry=replace(model.geometry, basis=Basis.ASSUMED))
+    bill = llamacpp.estimate(guessed, Load(context_tokens=4096), LIBRARY)
+    assert bill.basis is Basis.ASSUMED
+    assert {line.basis for line in bill.lines if line.component is Component.WEIGHTS} == {
+        Basis.EXACT
+    }
+
+
+def test_a_backend_that_was_not_measured_is_modelled_on_the_device() -> None:
+    bill = llamacpp.estimate(
+        llama(), Load(context_tokens=4096), replace(CUDA, backend=Backend.METAL)
+    )
+    assert {line.basis for line in bill.lines if line.pool == DEVICE} == {Basis.MODELLED}
+
+
+def test_drafting_with_the_models_own_blocks_is_a_second_context() -> None:
+    with pytest.raises(RefusedError, match="no blocks for multi-token prediction"):
+        llamacpp.estimate(llama(), Load(context_tokens=4096), replace(LIBRARY, load_mtp=True))
+    predicting = Model(header=llama().header, geometry=replace(llama().geometry, mtp_layers=1))
+    bill = llamacpp.estimate(predicting, Load(context_tokens=4096), replace(LIBRARY, load_mtp=True))
+    own = {line.component: line for line in bill.lines if line.part == "prediction"}
+    assert own[Component.KV_CACHE].size_bytes == 4096 * 2048 * 2
+    assert own[Component.OUTPUT].size_bytes == 128256 * 4
+    assert own[Component.COMPUTE].basis is Basis.MODELLED

@@ -1,7 +1,8 @@
 """A resolved context -> an upper bound of the compute buffer, for models whose graph is not known node by node.
 
 What is alive at once in the widest step of a layer, counted in floats per token, and what is alive all along: the
-mask, the inputs, the rows of logits. Checked against the recorded buffers: never below, see docs/accuracy.md.
+mask, the inputs, the rows of logits. Never below on the recorded rows of the CPU (tests/truth/test_closed.py); sparse
+families, for which it would be too low, have graphs.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from edgekit.geometry.types import (
 )
 
 FLOAT_BYTES = 4
-WITHIN = 2.0  # how far above the engine's own figure the bound may lie (small encoders; decoders 0.3 in the middle)
+WITHIN = 3.5  # how far above the engine's own figure it may lie (small encoders; decoders 0.3 in the middle)
 ASSUMED_VOCABULARY = 262_144
 
 

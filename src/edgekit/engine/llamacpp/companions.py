@@ -65,14 +65,17 @@ def _projector_compute(header: ModelHeader, pool: Pool) -> MemoryLine:
         1, _number(header, vision + "patch_size", 14)
     )
     patches = max(side * side, PATCHES)
+    known = bool(
+        side and _number(header, vision + "embedding_length", 0)
+    )  # else it hears, or says little
     size = FLOAT_BYTES * patches * (2 * forward + 8 * hidden) + 2 * patches * patches * heads
     return MemoryLine(
         component=Component.COMPUTE,
         size_bytes=pad(size, 128),
         pool=pool,
-        basis=Basis.MODELLED,
+        basis=Basis.MODELLED if known else Basis.ASSUMED,
         because=f"{patches} patches x ({forward} x 2 + {hidden} x 8) floats, scores of {heads} heads at 16 bit",
-        within=PROJECTOR_WITHIN,
+        within=PROJECTOR_WITHIN if known else None,
         part="projector",
     )
 

@@ -24,6 +24,14 @@ class Backend(enum.Enum):
     VULKAN = "vulkan"
 
 
+class Repack(enum.Enum):
+    """A build made for its own CPU keeps rearranged copies of weights on the host."""
+
+    OFF = "off"
+    X86 = "x86"
+    ARM = "arm"
+
+
 ALL_LAYERS = 1_000_000  # beyond the blocks of any header
 
 
@@ -45,7 +53,7 @@ class LlamaCppSetup:
     tensor_split: tuple[float, ...] = ()
     offload_kqv: bool = True
     use_mmap: bool = True
-    repack: bool = False  # a native ARM or AVX build keeps a second, rearranged copy of the weights
+    repack: Repack = Repack.OFF
     embeddings: bool = False
     load_mtp: bool = False  # blocks of multi-token prediction are loaded and run
     cache_ram_mib: int = 8192  # llama-server --cache-ram

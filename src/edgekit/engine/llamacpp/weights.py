@@ -6,13 +6,18 @@ from collections.abc import Iterator, Sequence
 
 from edgekit.basis import Basis
 from edgekit.engine.llamacpp.placement import EMBEDDING, HEAD, Placed, Placement, placed_tensors
-from edgekit.engine.llamacpp.types import LlamaCppSetup
+from edgekit.engine.llamacpp.types import LlamaCppSetup, Repack
 from edgekit.engine.types import Model
 from edgekit.memory.types import HOST, Component, MemoryLine, Pool
 
-# ggml-cpu/repack.cpp @ 0c1e570, whatever the CPU: x86 rearranges some of them, ARM all.
-REPACKED_TYPES = frozenset({"Q2_K", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4"})
-REPACK_WITHIN = 0.1
+# ggml-cpu/repack.cpp @ 0c1e570: what x86 with AVX2 and ARM with dot products rearrange.
+REPACKED_TYPES = {
+    Repack.X86: frozenset({"Q2_K", "Q4_0", "Q4_K", "IQ4_NL"}),
+    Repack.ARM: frozenset({"Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL"}),
+}
+REPACK_WITHIN = (
+    0.5  # which of them depends on the CPU's further abilities and on rows that divide by 8
+)
 
 
 def weight_lines(
@@ -23,7 +28,10 @@ def weight_lines(
 
 def _lines(model: Model, placement: Placement, setup: LlamaCppSetup) -> tuple[MemoryLine, ...]:
     placed = placed_tensors(model, placement, load_mtp=setup.load_mtp)
-    return (*_by_block(placed), *(_repacked(placed, setup) if setup.repack else ()))
+    return (
+        *_by_block(placed),
+        *(_repacked(placed, setup) if setup.repack is not Repack.OFF else ()),
+    )
 
 
 def _by_block(placed: Sequence[Placed]) -> Iterator[MemoryLine]:
@@ -47,11 +55,12 @@ def _by_block(placed: Sequence[Placed]) -> Iterator[MemoryLine]:
 
 def _repacked(placed: Sequence[Placed], setup: LlamaCppSetup) -> Iterator[MemoryLine]:
     """Rearranged copies on the host. Of a mapped file the originals stay in memory too, until it runs short."""
+    types = REPACKED_TYPES[setup.repack]
     sizes = [
         one.size_bytes
         for one in placed
         if one.pool == HOST
-        and one.tensor.type.name in REPACKED_TYPES
+        and one.tensor.type.name in types
         and len(one.tensor.shape) > 1
         and one.tensor.name != EMBEDDING
     ]
@@ -66,7 +75,8 @@ def _repacked(placed: Sequence[Placed], setup: LlamaCppSetup) -> Iterator[Memory
         )
     tied = next((one for one in placed if one.tensor.name == EMBEDDING), None)
     named = {one.tensor.name for one in placed}
-    if tied is not None and HEAD not in named and tied.pool == HOST:
+    arranged = tied is not None and tied.tensor.type.name in types and tied.pool == HOST
+    if tied is not None and arranged and HEAD not in named:
         yield MemoryLine(
             component=Component.WEIGHTS,
             size_bytes=tied.size_bytes,

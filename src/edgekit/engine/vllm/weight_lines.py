@@ -11,7 +11,7 @@ from edgekit.engine.vllm.types import DTYPE_BYTES, Resolved, VllmSetup
 from edgekit.engine.vllm.weights import Cast, Weights, expected_weights
 from edgekit.memory.types import DEVICE, Component, MemoryLine, weakest
 
-# config.json alone: 1,190 sets of parameters that vLLM's own classes made were met to the byte.
+# config.json alone: equal to what vLLM's own classes made in 1,188 of 1,189 cases.
 EXPECTED_WITHIN = 0.005
 
 
