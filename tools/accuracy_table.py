@@ -20,7 +20,6 @@ from edgekit.engine.llamacpp.rows import read_row
 from edgekit.engine.mlx.rows import read_row as read_mlx_row
 from edgekit.engine.types import Model
 from edgekit.engine.vllm.rows import read_row as read_vllm_row
-from edgekit.errors import RefusedError
 from edgekit.estimation import open_config
 from edgekit.geometry.types import HybridLayer, LatentAttention, NoCache, Recurrent, Span
 from edgekit.memory.types import CACHES, Component, MemoryEstimate, PoolKind
@@ -61,7 +60,8 @@ def tables() -> Iterator[tuple[str, str, Errors]]:
         real,
     )
     paged = collect(_vllm_rows())
-    yield "vLLM", f"{vllm.VERSION}; {sum_rows(paged)} rows, from config.json alone.", paged
+    lost = "Four were recorded without the block size they ran with, three with another budget."
+    yield "vLLM", f"{vllm.VERSION}; {sum_rows(paged)} rows, from config.json alone. {lost}", paged
     unified = collect(_mlx_rows())
     yield "MLX", f"{mlx.VERSION}; {sum_rows(unified)} rows, from config.json alone.", unified
 
@@ -121,20 +121,16 @@ def model_class(model: Model) -> str:
     return "experts" if experts else "dense"
 
 
-def _estimate(row: dict[str, Any], backend: str) -> tuple[Model, MemoryEstimate] | None:
+def _estimate(row: dict[str, Any], backend: str) -> tuple[Model, MemoryEstimate]:
     model = engine_models()[row["model"], row["quant"]]
-    try:
-        return model, llamacpp.estimate(model, *read_row(row["options"], backend))
-    except RefusedError:
-        return None
+    return model, llamacpp.estimate(model, *read_row(row["options"], backend))
 
 
 def _cpu_rows() -> Iterator[tuple[str, str, int, int]]:
     for row in rows("llama_cpp_cpu.jsonl.gz"):
-        answer = None if "error" in row["actual"] else _estimate(row, "cpu")
-        if answer is None:
+        if "error" in row["actual"]:
             continue
-        model, bill = answer
+        model, bill = _estimate(row, "cpu")
         kind, actual = model_class(model), row["actual"]
         yield kind, "weights", bill.weights_bytes, actual["model_buffer_bytes"]
         yield kind, "cache", bill.kv_cache_bytes, actual["context_bytes"]
@@ -148,10 +144,7 @@ def _cuda_rows(*, full: bool) -> Iterator[tuple[str, str, int, int]]:
         breakdown = row.get("breakdown")
         if breakdown is None or row["tag"] == "real" or _is_full(row) != full:
             continue
-        answer = _estimate(row, "cuda")
-        if answer is None:
-            continue
-        model, bill = answer
+        model, bill = _estimate(row, "cuda")
         kind = model_class(model)
         host = [sum(breakdown.get(name, [0, 0, 0])[i] for name in HOST_BUFFERS) for i in range(3)]
         for pool, actual in (
@@ -165,9 +158,8 @@ def _cuda_rows(*, full: bool) -> Iterator[tuple[str, str, int, int]]:
 
 def _real_rows() -> Iterator[tuple[str, str, int, int]]:
     for row in rows("llama_cpp_cuda.jsonl.gz"):
-        answer = _estimate(row, "cuda") if row["tag"] == "real" and "breakdown" in row else None
-        if answer is not None:
-            model, bill = answer
+        if row["tag"] == "real" and "breakdown" in row:
+            model, bill = _estimate(row, "cuda")
             free, total = row["free_decoded"]["CUDA0"]
             yield model_class(model), "device", bill.in_pool(PoolKind.DEVICE), total - free
 
