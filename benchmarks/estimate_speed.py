@@ -28,6 +28,7 @@ from edgekit.engine.types import Model
 
 PACE_STEPS = 1_000_000
 CONTEXTS = (4096, 8192, 16384, 32768, 65536, 131072)
+SEQUENCES = (1, 2, 3, 4, 6, 8)
 PLACEMENTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("cpu", {}),
     ("cuda", {"n_gpu_layers": 999}),
@@ -73,18 +74,18 @@ def _work() -> int:
 
 
 def _estimates(model: Model, backend: str, options: dict[str, Any]) -> tuple[float, float]:
-    """The first on a model that was only read, then other contexts and numbers of sequences."""
+    """The first on a model that was only read; then loads that were not asked for before."""
     fresh = Model(header=model.header, geometry=model.geometry)
-    asked = [
-        read_row({"n_ctx": n, "n_seq_max": s, "kv_unified": True, **options}, backend)
-        for s in (1, 2, 4)
-        for n in CONTEXTS
-    ]
-    first = timed(lambda: llamacpp.estimate(fresh, *asked[0]))
-    for one in asked:
-        llamacpp.estimate(fresh, *one)
-    again = [timed(partial(llamacpp.estimate, fresh, *one)) for one in asked * 3]
-    return first, statistics.median(again)
+
+    def asked(context: int, sequences: int) -> Callable[[], object]:
+        row = {"n_ctx": context, "n_seq_max": sequences, "kv_unified": True, **options}
+        return partial(llamacpp.estimate, fresh, *read_row(row, backend))
+
+    first = timed(asked(CONTEXTS[0], 1))
+    for sequences in SEQUENCES:
+        asked(CONTEXTS[0], sequences)()
+    further = [timed(asked(n + 256 * s, s)) for n in CONTEXTS for s in SEQUENCES]
+    return first, statistics.median(further)
 
 
 def _batches() -> Iterator[tuple[str, list[dict[str, Any]]]]:
