@@ -166,7 +166,7 @@ def test_offloaded_blocks_are_the_last_ones_and_the_output_counts_first() -> Non
     assert blocks.count(DEVICE) == 9
     assert blocks[:23] == (HOST,) * 23
     assert place(llama(), replace(CUDA, n_gpu_layers=1)).output == DEVICE
-    assert place(llama(), replace(CUDA, n_gpu_layers=0)).is_host_only
+    assert place(llama(), replace(CUDA, n_gpu_layers=0)).output == HOST
 
 
 def test_layers_are_split_by_free_memory_or_by_the_shares_asked_for() -> None:

@@ -85,10 +85,6 @@ class Placement:
         """Those that hold weights of blocks."""
         return tuple(dict.fromkeys(self.blocks[: self.own_blocks]))
 
-    @property
-    def is_host_only(self) -> bool:
-        return self.output is HOST and all(pool is HOST for pool in self.blocks)
-
 
 def place(model: Model, setup: LlamaCppSetup) -> Placement:
     """Raises UsageError for a split that names no device."""

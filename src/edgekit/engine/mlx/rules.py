@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from edgekit.geometry.tensor_roles import TensorRole as R
@@ -132,7 +132,6 @@ def _collected() -> dict[str, Rules]:
 
 
 TABLE: Mapping[str, Rules] = _collected()
-ASPECTS = tuple(field.name for field in fields(Rules))
 
 
 def rules_of(name: str) -> Rules:

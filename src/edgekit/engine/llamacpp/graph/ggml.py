@@ -209,10 +209,6 @@ def rope_back(a: Tensor, positions: Tensor) -> Tensor:
     return _like("ROPE_BACK", a, positions)
 
 
-def solve_tri(a: Tensor, b: Tensor) -> Tensor:
-    return new("SOLVE_TRI", F32, b.ne, a, b)
-
-
 # Reductions and rearrangements.
 
 

@@ -14,7 +14,6 @@ from edgekit.engine.llamacpp.schedule.types import strided_bytes
 ALIGNMENT = 128
 ROW_PADDING = 512
 OFFLOAD_BATCH = 32  # GGML_OP_OFFLOAD_MIN_BATCH
-KV_STRIDE = 256  # FATTN_KQ_STRIDE
 
 FLASH_TYPES = frozenset({"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"})
 SCAN_STATES = frozenset({96, 128, 256})  # Mamba-2

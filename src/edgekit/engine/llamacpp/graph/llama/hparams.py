@@ -5,7 +5,7 @@ llama-model.cpp (load_hparams) and llama-hparams.cpp @ 0c1e570. What kind a laye
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from edgekit.engine.llamacpp.graph.types import NoGraphError
@@ -142,9 +142,6 @@ class Hparams:
             shapes=tuple((name, one.shape[::-1]) for name, one in self.weights(il).items()),
             more=more,
         )
-
-
-MoreFacts = Callable[[Hparams, int], Hashable]
 
 
 def _slides(kind: LayerKind) -> bool:

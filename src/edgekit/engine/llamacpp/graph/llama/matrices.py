@@ -46,7 +46,7 @@ def normalize(
     else:
         cur = ggml.norm(cur) if kind is Norm.LAYER else ggml.rms_norm(cur)
     if weight is not None or bias is not None:
-        cur.name, cur.layer = "norm", layer  # the scheduler looks for this name
+        cur.name, cur.layer = "norm", layer  # as llama.cpp calls it
     if weight is not None:
         cur = ggml.mul(cur, weight)
     return cur if bias is None else ggml.add(cur, bias)
