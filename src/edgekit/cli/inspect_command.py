@@ -39,6 +39,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         description=_DESCRIPTION,
         epilog=MODEL_FORMS + _EXAMPLES + ENVIRONMENT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("model", metavar="MODEL", help="path, hub id, URL or name")
     parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")

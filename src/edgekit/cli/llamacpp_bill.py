@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from edgekit.cli.llamacpp_options import this_cpu
 from edgekit.engine import llamacpp
 from edgekit.engine.llamacpp.companions import adapter_lines, projector_lines, with_drafter
 from edgekit.engine.llamacpp.placement import place
@@ -18,6 +19,7 @@ from edgekit.memory.cache_types import cache_type
 from edgekit.memory.types import Load, MemoryEstimate
 from edgekit.source import locate
 from edgekit.source.types import Container, ModelFiles, Reach
+from edgekit.units import format_bytes
 
 BESIDE_THE_MODEL = "auto"
 
@@ -33,11 +35,34 @@ def estimate_with_companions(
         bill = replace(bill, lines=(*bill.lines, *projector_lines(header, setup)))
     if "lora" in values:
         headers = [read_header(locate(name, reach=reach)) for name in values["lora"]]
-        lines = adapter_lines(headers, place(opened.model, setup))
+        facts: dict[str, Any] = dict(bill.facts)
+        lines = adapter_lines(headers, place(opened.model, setup), facts["n_ubatch"])
         bill = replace(bill, lines=(*bill.lines, *lines))
+    bill = _with_repack_note(bill, opened, (load, setup), values)
     if "draft_model" in values:
         bill = with_drafter(bill, _drafter(bill, values, asked, reach))
     return bill
+
+
+def _with_repack_note(
+    bill: MemoryEstimate,
+    opened: Opened,
+    asked: tuple[Load, LlamaCppSetup],
+    values: Mapping[str, Any],
+) -> MemoryEstimate:
+    """Many released builds rearrange weights on the host unless told not to: said where it was not settled."""
+    if "repack" in values:
+        return bill
+    load, setup = asked
+    arranged = replace(setup, repack=this_cpu(), mix=values.get("mix"))
+    more = llamacpp.estimate(opened.model, load, arranged).weights_bytes - bill.weights_bytes
+    if more <= 0:
+        return bill
+    note = (
+        f"a build that rearranges weights for its CPU (many do) holds {format_bytes(more)} more on the host: "
+        "--repack counts it, -nr (--no-repack) avoids it"
+    )
+    return replace(bill, notes=(*bill.notes, note))
 
 
 def _projector(name: str, opened: Opened, reach: Reach) -> ModelHeader:

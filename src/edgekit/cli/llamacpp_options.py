@@ -109,7 +109,7 @@ def _load(values: Mapping[str, Any]) -> Load:
     )
 
 
-def _repack() -> Repack:
+def this_cpu() -> Repack:
     """What a build for the CPU at hand rearranges."""
     import platform
 
@@ -138,7 +138,7 @@ def _setup(values: Mapping[str, Any]) -> LlamaCppSetup:
         tensor_split=values.get("tensor_split", ()),
         offload_kqv=values.get("offload_kqv", True),
         use_mmap=values.get("mmap", True),
-        repack=_repack() if values.get("repack") else Repack.OFF,
+        repack=this_cpu() if values.get("repack") else Repack.OFF,
         embeddings=values.get("embeddings", False),
         load_mtp=values.get("spec_type") == "draft-mtp",
         draft_max=_draft_max(values),

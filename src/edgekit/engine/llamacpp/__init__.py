@@ -9,7 +9,7 @@ from edgekit.engine.llamacpp.compute import compute_lines
 from edgekit.engine.llamacpp.context import resolve
 from edgekit.engine.llamacpp.names import ARCHITECTURES
 from edgekit.engine.llamacpp.output import output_line
-from edgekit.engine.llamacpp.placement import place
+from edgekit.engine.llamacpp.placement import missing_blocks, place
 from edgekit.engine.llamacpp.prediction import prediction_lines
 from edgekit.engine.llamacpp.runtime import runtime_lines, server_lines
 from edgekit.engine.llamacpp.types import Backend, Context, LlamaCppSetup
@@ -73,6 +73,9 @@ def _check_architecture(model: Model) -> None:
         raise RefusedError(
             f"llama.cpp {VERSION} has no architecture {name[:60]!r}; a newer version may have it"
         )
+    missing = model.keep("missing blocks", lambda: missing_blocks(model))
+    if missing:
+        raise RefusedError(f"llama.cpp would not load it: {missing}")
 
 
 def _as_known(line: MemoryLine, model: Model, setup: LlamaCppSetup) -> MemoryLine:

@@ -24,6 +24,7 @@ from edgekit.memory.types import (
 FLOAT_BYTES = 4
 PATCHES = 4096  # clip.cpp warms up with at most so many where pictures may have any size
 PROJECTOR_WITHIN = 1.0
+ADAPTER_WITHIN = 1.0
 
 
 def with_drafter(main: MemoryEstimate, drafter: MemoryEstimate) -> MemoryEstimate:
@@ -87,19 +88,23 @@ def _number(header: ModelHeader, key: str, otherwise: int) -> int:
     )
 
 
-def adapter_lines(headers: Iterable[ModelHeader], placement: Placement) -> tuple[MemoryLine, ...]:
-    """--lora: each pair of matrices lies with the tensor it changes."""
+def adapter_lines(
+    headers: Iterable[ModelHeader], placement: Placement, tokens: int
+) -> tuple[MemoryLine, ...]:
+    """--lora: each pair of matrices lies with the tensor it changes; what they add is alive beside it."""
     sums: dict[Pool, int] = {}
+    widest = 0
     for header in headers:
         if header.keys.get("general.type") != "adapter" or not header.tensors:
             raise UsageError(f"{header.name} is not an adapter (a GGUF of type adapter)")
         for tensor in header.tensors:
+            widest = max(widest, *tensor.shape, 0)
             block = block_of(tensor.name)
             inside = block is not None and block < len(placement.blocks)
             pool = placement.blocks[block] if inside and block is not None else placement.output
             size = Placed(tensor=tensor, pool=pool, block=block).size_bytes
             sums[pool] = sums.get(pool, 0) + size
-    return tuple(
+    weights = [
         MemoryLine(
             component=Component.WEIGHTS,
             size_bytes=size,
@@ -108,4 +113,17 @@ def adapter_lines(headers: Iterable[ModelHeader], placement: Placement) -> tuple
             part="adapter",
         )
         for pool, size in sums.items()
+    ]
+    return (*weights, *(_adapter_compute(pool, tokens, widest) for pool in sums))
+
+
+def _adapter_compute(pool: Pool, tokens: int, widest: int) -> MemoryLine:
+    return MemoryLine(
+        component=Component.COMPUTE,
+        size_bytes=pad(FLOAT_BYTES * tokens * widest, 128),
+        pool=pool,
+        basis=Basis.MODELLED,
+        because=f"{tokens} tokens x {widest} floats: what the widest adapter adds, as an upper bound",
+        within=ADAPTER_WITHIN,
+        part="adapter",
     )

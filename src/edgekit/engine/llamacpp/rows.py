@@ -39,7 +39,7 @@ def _load(options: Mapping[str, Any]) -> Load:
 
 
 def _setup(options: Mapping[str, Any], backend: str | None) -> LlamaCppSetup:
-    kind = _BACKENDS.get(str(backend or Backend.CPU.value).lower())
+    kind = _BACKENDS.get(str(backend or _backend_of(options)).lower())
     if kind is None:
         raise UsageError(f"backend {backend!r} is not one of {', '.join(_BACKENDS)}")
     layers, split = whole(options, "n_gpu_layers"), _split(options)
@@ -56,6 +56,14 @@ def _setup(options: Mapping[str, Any], backend: str | None) -> LlamaCppSetup:
         tensor_split=split,
         devices=(Device(),) * _devices(options, split),
     )
+
+
+def _backend_of(options: Mapping[str, Any]) -> str:
+    """Where none is named: a GPU if anything is asked of one."""
+    asked = any(
+        options.get(name) for name in ("n_gpu_layers", "tensor_split", "cpu_moe", "n_cpu_moe")
+    )
+    return Backend.CUDA.value if asked else Backend.CPU.value
 
 
 def _split(options: Mapping[str, Any]) -> tuple[float, ...]:
