@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from edgekit.cli.flags import Flag, flag_words, share, size, whole
 from edgekit.cli.model_words import repository_word
 from edgekit.cli.vllm_gpus import card_named
+from edgekit.errors import UsageError
+from edgekit.units import GIB
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.engine.vllm.types import Gpu, VllmSetup
@@ -56,6 +58,8 @@ def _gpu(values: Mapping[str, Any]) -> Gpu:
     from edgekit.engine.vllm.types import Gpu
 
     memory, card = values.get("gpu_memory"), values.get("gpu")
+    if memory is not None and memory < GIB:
+        raise UsageError(f"--gpu-memory: {memory} bytes is no GPU's memory; say 80G for 80 GiB")
     if card is None:
         return Gpu(memory_bytes=memory)
     return Gpu(name=card.name, memory_bytes=memory or card.memory_bytes, capability=card.capability)

@@ -16,6 +16,7 @@ from edgekit.engine.llamacpp.placement import device_bytes, place
 from edgekit.engine.llamacpp.types import Backend, Device, LlamaCppSetup, Mode, Repack
 from edgekit.engine.types import Model
 from edgekit.errors import HeaderError, RefusedError, UsageError
+from edgekit.estimation import open_config
 from edgekit.geometry.types import Attention
 from edgekit.memory.cache_types import TABLE, cache_type
 from edgekit.memory.types import (
@@ -358,3 +359,29 @@ def test_drafting_with_the_models_own_blocks_is_a_second_context() -> None:
     assert own[Component.KV_CACHE].size_bytes == 4096 * 2048 * 2
     assert own[Component.OUTPUT].size_bytes == 128256 * 4
     assert own[Component.COMPUTE].basis is Basis.MODELLED
+
+
+def test_a_file_without_the_tensors_of_a_block_is_refused() -> None:
+    model = llama()
+    some = tuple(one for one in model.header.tensors or () if not one.name.startswith("blk.7."))
+    holed = Model(header=replace(model.header, tensors=some), geometry=model.geometry)
+    with pytest.raises(RefusedError, match="no tensors of block 7"):
+        llamacpp.estimate(holed, Load(context_tokens=4096), LIBRARY)
+    empty = Model(header=replace(model.header, tensors=()), geometry=model.geometry)
+    with pytest.raises(RefusedError, match="no tensors outside its blocks"):
+        llamacpp.estimate(empty, Load(context_tokens=4096), LIBRARY)
+
+
+def test_a_model_type_that_nothing_converts_is_refused() -> None:
+    config = {
+        "model_type": "phi3small",
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "ff_intermediate_size": 14336,
+        "vocab_size": 100352,
+        "max_position_embeddings": 8192,
+    }
+    with pytest.raises(RefusedError, match="converter has no phi3small"):
+        llamacpp.estimate(open_config(config).model, Load(context_tokens=4096), LIBRARY)

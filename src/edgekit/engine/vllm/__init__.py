@@ -14,6 +14,7 @@ from edgekit.engine.vllm.stages import stages
 from edgekit.engine.vllm.types import DEFAULT_UTILIZATION, Pool, Resolved, VllmSetup
 from edgekit.engine.vllm.weight_lines import fullest_stage, weight_lines
 from edgekit.memory.types import DEVICE, Component, Load, MemoryEstimate, MemoryLine, no_better_than
+from edgekit.units import format_bytes
 
 GUESSED_WITHIN = 0.05  # layers of a config that leaves library defaults out
 NAME = "vllm"
@@ -52,7 +53,7 @@ def estimate(model: Model, load: Load, setup: VllmSetup) -> MemoryEstimate:
         backend="cuda",
         lines=(*held, line),
         facts=_facts(resolved, pool, setup, tokens),
-        notes=(*notes, *_notes(setup, pool)),
+        notes=(*notes, *_notes(asked, pool)),
     )
 
 
@@ -125,6 +126,11 @@ def _notes(setup: VllmSetup, pool: Pool) -> tuple[str, ...]:
     if setup.world_size > 1:
         fullest = "" if setup.pipeline_parallel_size == 1 else "; this is the fullest"
         found.append(f"one of {setup.world_size} cards{fullest}")
+    budget = setup.kv_cache_memory_bytes
+    if budget is not None and card.memory_bytes is not None and budget > card.memory_bytes:
+        found.append(
+            f"the cache asked for is larger than the card ({format_bytes(card.memory_bytes)})"
+        )
     if pool.refused:
         found.append(f"vLLM refuses to start: {pool.refused}")
     return tuple(found)
