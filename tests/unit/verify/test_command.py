@@ -144,7 +144,7 @@ def test_errors_have_their_code(
     capsys: pytest.CaptureFixture[str], model: str, words: list[str], code: int, message: str
 ) -> None:
     if "GPU" in message and Path("/dev/nvidia0").exists():
-        pytest.skip("there is one")
+        pytest.skip("this machine has a GPU: what is tested is its absence")
     found, out, err = ask(capsys, *(word.format(model) for word in words))
     assert (found, out) == (code, "")
     assert message in err

@@ -316,7 +316,7 @@ def test_no_engine_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_gpu_that_is_not_there() -> None:
     setup = LlamaCppSetup(backend=Backend.CUDA)
     if Path("/dev/nvidia0").exists():
-        pytest.skip("there is one")
+        pytest.skip("this machine has a GPU: what is tested is its absence")
     with pytest.raises(EngineError, match="finds no GPU here"):
         verify_model(small(), Load(), setup, way=SERVER)
 

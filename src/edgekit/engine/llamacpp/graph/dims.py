@@ -107,7 +107,7 @@ def value(size: Size, values: Mapping[str, int]) -> int:
     total = 0
     for monomial, factor in size.terms.items():
         for name in monomial:
-            factor *= values[name]  # noqa: PLW2901
+            factor *= values[name]  # noqa: PLW2901 - a product in the making
         total += factor
     return total
 

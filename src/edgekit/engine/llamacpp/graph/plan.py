@@ -189,7 +189,7 @@ def _planned(
         )
         if structure is not None:
             return structure.bind(kept, have.types)
-    raise NotImplementedError  # without stretches there is nothing to fold
+    raise AssertionError("with every layer built there is nothing left to fold")
 
 
 def _choices(keys: Sequence[Hashable]) -> tuple[Kept, ...]:

@@ -170,7 +170,7 @@ def _leafs(graph: Graph, walker: _Splitter) -> tuple[list[Tensor], list[int]]:
             own = walker.copies.get((leaf, assignment[leaf]))
             if own is None:
                 leaf.is_output = True
-                own = [leaf, *(walker._copy(leaf) for _ in range(machine.copies - 1))]  # noqa: SLF001
+                own = [leaf, *(walker._copy(leaf) for _ in range(machine.copies - 1))]  # noqa: SLF001 - of this file
             leafs += own
             buffers += [assignment[leaf]] * len(own)
         for one in walker.splits:

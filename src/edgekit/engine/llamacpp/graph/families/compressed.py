@@ -229,7 +229,7 @@ class DeepSeek4(Transformer):
         cur = gathered(build, ggml.reshape(flat, width, count, build.sizes.n_outputs))
         results(build, normalize(cur, build["output_norm"]))
 
-    def streams_after(  # noqa: PLR0917
+    def streams_after(  # noqa: PLR0917 - in the order of the original
         self,
         build: Build,
         layer: Layer,

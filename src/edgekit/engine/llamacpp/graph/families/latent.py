@@ -66,7 +66,7 @@ class Latent(Transformer):
         attention = self.absorbed if is_mla(hparams) else self.expanded
         return attention(build, layer, shared, q, latent, k_pe)
 
-    def absorbed(  # noqa: PLR0917
+    def absorbed(  # noqa: PLR0917 - in the order of the original
         self,
         build: Build,
         layer: Layer,
@@ -90,7 +90,7 @@ class Latent(Transformer):
         extras = Extras(v_mla=layer["attn_v_b"])
         return attend_k(build, layer, shared.attn, q, k, v, extras=extras)
 
-    def expanded(  # noqa: PLR0917
+    def expanded(  # noqa: PLR0917 - in the order of the original
         self,
         build: Build,
         layer: Layer,

@@ -101,7 +101,7 @@ class T5Encoder:
         build.output(cur)
         build.expand(cur)
 
-    def block(  # noqa: PLR0917
+    def block(  # noqa: PLR0917 - in the order of the original
         self,
         build: Build,
         layer: Layer,

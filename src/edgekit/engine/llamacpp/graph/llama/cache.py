@@ -46,14 +46,14 @@ def get_v(build: Build, layer: Layer, cells: Size, owner: int) -> Tensor:
     return ggml.view(v, cells, heads, head, streams, strides=strides)
 
 
-def store_k(  # noqa: PLR0917
+def store_k(  # noqa: PLR0917 - in the order of the original
     build: Build, layer: Layer, k_cur: Tensor, k_idxs: Tensor, cells: Size, owner: int
 ) -> Tensor:
     k = _keys(build, layer, cells, owner)
     return ggml.set_rows(_one_stream(build, k, k_cur), _rows(k_cur), k_idxs)
 
 
-def store_v(  # noqa: PLR0917
+def store_v(  # noqa: PLR0917 - in the order of the original
     build: Build, layer: Layer, v_cur: Tensor, v_idxs: Tensor, cells: Size, owner: int
 ) -> Tensor:
     v = _values(build, layer, cells, owner)
