@@ -9,7 +9,7 @@ from tests.recorded import engine_models, rows
 
 from edgekit.engine.llamacpp.context import resolve
 from edgekit.engine.llamacpp.graph import compute_bytes
-from edgekit.engine.llamacpp.graph.families import FAMILIES
+from edgekit.engine.llamacpp.graph.families.every import FAMILIES
 from edgekit.engine.llamacpp.rows import read_row
 from edgekit.errors import RefusedError
 

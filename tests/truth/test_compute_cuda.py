@@ -9,7 +9,7 @@ from tests.recorded import engine_models, rows
 
 from edgekit.basis import Basis
 from edgekit.engine import llamacpp
-from edgekit.engine.llamacpp.graph.families import FAMILIES
+from edgekit.engine.llamacpp.graph.families.every import FAMILIES
 from edgekit.engine.llamacpp.rows import read_row
 from edgekit.memory.types import Component, MemoryEstimate, PoolKind
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from edgekit.basis import Basis
+from edgekit.engine.llamacpp import weights
 from edgekit.engine.llamacpp.as_gguf import as_known, converted
 from edgekit.engine.llamacpp.caches import cache_lines
 from edgekit.engine.llamacpp.compute import compute_lines
 from edgekit.engine.llamacpp.context import resolve
 from edgekit.engine.llamacpp.names import ARCHITECTURES
 from edgekit.engine.llamacpp.output import output_line
-from edgekit.engine.llamacpp.placement import missing_blocks, place
+from edgekit.engine.llamacpp.placement import Placement, missing_blocks, place
 from edgekit.engine.llamacpp.prediction import prediction_lines
 from edgekit.engine.llamacpp.runtime import runtime_lines, server_lines
 from edgekit.engine.llamacpp.types import Backend, Context, LlamaCppSetup
-from edgekit.engine.llamacpp.weights import weight_lines
 from edgekit.engine.types import Model
 from edgekit.errors import RefusedError
 from edgekit.memory.types import (
@@ -43,14 +43,25 @@ def estimate(model: Model, load: Load, setup: LlamaCppSetup) -> MemoryEstimate:
     return as_known(_estimate(found.model, load, setup), found)
 
 
+def repacked_bytes(model: Model, setup: LlamaCppSetup) -> int:
+    """What a build that rearranges weights for its CPU holds more on the host."""
+    found = converted(model, setup.mix)
+    own = model if found is None else found.model
+    return weights.repacked_bytes(own, _placed(own, setup), setup)
+
+
+def _placed(model: Model, setup: LlamaCppSetup) -> Placement:
+    return model.keep(("placement", setup), lambda: place(model, setup))
+
+
 def _estimate(model: Model, load: Load, setup: LlamaCppSetup) -> MemoryEstimate:
     _check_architecture(model)
     context = resolve(model, load, setup)
-    placement = model.keep(("placement", setup), lambda: place(model, setup))
+    placement = _placed(model, setup)
     caches = cache_lines(model, context, placement)
     compute = compute_lines(model, context, placement, setup)
     lines = (
-        *weight_lines(model, placement, setup),
+        *weights.weight_lines(model, placement, setup),
         *caches,
         output_line(model, context),
         *compute,

@@ -8,7 +8,7 @@ from typing import Any
 
 from edgekit.basis import Basis
 from edgekit.engine.types import Model
-from edgekit.errors import RefusedError
+from edgekit.errors import HeaderError, RefusedError
 from edgekit.geometry.types import (
     Attention,
     HybridLayer,
@@ -18,8 +18,16 @@ from edgekit.geometry.types import (
     SharedCache,
     Span,
 )
+from edgekit.header.mixes import mix_by_file_type
 from edgekit.header.types import Tensor, Value
-from edgekit.memory.types import Component, MemoryEstimate, MemoryLine, no_better_than
+from edgekit.memory.types import (
+    DEVICE,
+    HOST,
+    Component,
+    MemoryEstimate,
+    MemoryLine,
+    no_better_than,
+)
 from edgekit.memory.what_if import WITHIN, MixedModel, at_mix
 from edgekit.source.types import Container
 
@@ -72,21 +80,52 @@ class Converted:
 
     model: Model
     mixed: MixedModel
+    file_bytes: int | None = None  # of a GGUF whose directory was not read
+
+    def unexplained(self, estimate: MemoryEstimate) -> tuple[MemoryLine, ...]:
+        """What the file is larger than its mix: other types than named, or a long header."""
+        more = (self.file_bytes or 0) - self.mixed.tensor_bytes
+        if more <= 0:
+            return ()
+        line = MemoryLine(
+            component=Component.WEIGHTS,
+            size_bytes=more,
+            pool=HOST if estimate.backend == "cpu" else DEVICE,
+            basis=Basis.MODELLED,
+            because=f"the file is larger than a {self.mixed.mix} of these layers: header, or other types",
+            within=1.0,
+        )
+        return (line,)
 
 
 def converted(model: Model, mix: str | None) -> Converted | None:
-    """None for a GGUF as it is. Raises EdgekitError for a family whose GGUF is not described."""
+    """None for a GGUF as it is. Raises EdgekitError for a family whose GGUF is not described.
+
+    A GGUF of which only the keys were read is made out like a conversion: at the mix that it names.
+    """
     if mix is None and _is_gguf(model):
-        return None
+        if model.header.tensors is not None:
+            return None
+        mix = _stated_mix(model)
     name = mix or DEFAULT_MIX
     return model.keep(("as gguf", name), lambda: convert(model, name))
+
+
+def _stated_mix(model: Model) -> str:
+    number = model.header.keys.get("general.file_type")
+    mix = mix_by_file_type(number) if isinstance(number, int) else None
+    if mix is None:
+        raise HeaderError(
+            "the file names no mix of types: its tensor directory is needed", file=model.header.name
+        )
+    return mix.name
 
 
 def as_known(estimate: MemoryEstimate, found: Converted) -> MemoryEstimate:
     """What rests on a conversion that has not happened is no better known than that."""
     mixed = found.mixed
     note = f"as if it were a GGUF at {mixed.mix}: {mixed.because}"
-    lines = tuple(_as_known(line, mixed) for line in estimate.lines)
+    lines = tuple(_as_known(line, mixed) for line in estimate.lines) + found.unexplained(estimate)
     if mixed.basis is not Basis.EXACT:  # the tensors were made out of the layers
         lines = tuple(no_better_than(line, found.model.geometry.basis, WITHIN) for line in lines)
     return replace(estimate, lines=lines, notes=(*estimate.notes, note))
@@ -101,6 +140,9 @@ def convert(model: Model, mix: str) -> Converted:
     name = model.geometry.architecture
     if not _is_gguf(model) and name in NOT_CONVERTED:
         raise RefusedError(f"llama.cpp's converter has no {name}: there is no GGUF of it to run")
+    unread = _is_gguf(model) and model.header.tensors is None
+    if unread:
+        model = _with_head(model, mix)
     mixed = at_mix(model.header, model.geometry, mix)
     tensors = tuple(
         Tensor(name=one.name, type=one.type, shape=one.shape, size_bytes=one.size_bytes, offset=0)
@@ -115,7 +157,26 @@ def convert(model: Model, mix: str) -> Converted:
         tensor_count=len(tensors),
         tensor_bytes=mixed.tensor_bytes,
     )
-    return Converted(model=Model(header=header, geometry=geometry), mixed=mixed)
+    return Converted(
+        model=Model(header=header, geometry=geometry),
+        mixed=mixed,
+        file_bytes=model.header.file_bytes if unread else None,
+    )
+
+
+def _with_head(model: Model, mix: str) -> Model:
+    """Keys do not say whether the output head is a matrix of its own; the size of the file does."""
+    if model.geometry.tied_embeddings is not None:
+        return model
+    both = [
+        Model(header=model.header, geometry=replace(model.geometry, tied_embeddings=tied))
+        for tied in (False, True)
+    ]
+    size = model.header.file_bytes
+    if size is None:
+        return both[0]
+    sizes = [at_mix(one.header, one.geometry, mix).tensor_bytes for one in both]
+    return both[min((0, 1), key=lambda place: (sizes[place] > size, abs(size - sizes[place])))]
 
 
 def _as_known(line: MemoryLine, mixed: MixedModel) -> MemoryLine:

@@ -34,6 +34,12 @@ def _lines(model: Model, placement: Placement, setup: LlamaCppSetup) -> tuple[Me
     )
 
 
+def repacked_bytes(model: Model, placement: Placement, setup: LlamaCppSetup) -> int:
+    """What `setup.repack` adds on the host."""
+    placed = placed_tensors(model, placement, load_mtp=setup.load_mtp)
+    return sum(line.size_bytes for line in _repacked(placed, setup))
+
+
 def _by_block(placed: Sequence[Placed]) -> Iterator[MemoryLine]:
     sums: dict[tuple[int, Pool], tuple[int, int]] = {}
     for one in placed:

@@ -14,7 +14,7 @@ from tests.recorded import engine_models, models
 from edgekit.engine.llamacpp.context import resolve
 from edgekit.engine.llamacpp.graph import NoGraphError, compute_bytes
 from edgekit.engine.llamacpp.graph.allocator import high_water
-from edgekit.engine.llamacpp.graph.families import FAMILIES
+from edgekit.engine.llamacpp.graph.families.every import FAMILIES
 from edgekit.engine.llamacpp.graph.plan import (
     CPU_ONLY,
     built,

@@ -12,7 +12,7 @@ from operator import mul
 from edgekit.engine.llamacpp.graph.capacity import check_capacity, graph_capacity
 from edgekit.engine.llamacpp.graph.cgraph import Graph
 from edgekit.engine.llamacpp.graph.dims import Size, value, variable
-from edgekit.engine.llamacpp.graph.families import FAMILIES
+from edgekit.engine.llamacpp.graph.families import Family, family_of
 from edgekit.engine.llamacpp.graph.llama.build import Build, Options, Sizes
 from edgekit.engine.llamacpp.graph.llama.hparams import Hparams, LayerFacts
 from edgekit.engine.llamacpp.graph.llama.pooling import pool
@@ -78,6 +78,7 @@ class Structure:
 class Known:
     """What is read from the header once. `alike`: small numbers, the same for layers that are built alike."""
 
+    family: Family
     hparams: Hparams
     layers: tuple[LayerFacts, ...]
     alike: tuple[int, ...]
@@ -150,7 +151,7 @@ def known(model: Model) -> Known:
 
 
 def _known(model: Model) -> Known:
-    family = FAMILIES.get(model.geometry.architecture)
+    family = family_of(model.geometry.architecture)
     if family is None:
         raise NoGraphError(f"no graph is known for the architecture {model.geometry.architecture}")
     if model.header.tensors is None:
@@ -158,6 +159,7 @@ def _known(model: Model) -> Known:
     hparams = Hparams(model)
     layers = tuple(hparams.layer(il, family.more(hparams, il)) for il in range(hparams.n_layer))
     return Known(
+        family=family,
         hparams=hparams,
         layers=layers,
         alike=_numbered((facts, _vectors(hparams, il)) for il, facts in enumerate(layers)),
@@ -220,7 +222,7 @@ def _without_collection() -> Iterator[None]:
 def built(have: Known, kept: Kept, options: Options, sizes: Sizes) -> Build:
     build = Build(have.hparams, {il: have.layers[il] for il in kept.layers}, options, sizes)
     try:
-        FAMILIES[have.hparams.arch].build(build)
+        have.family.build(build)
         pool(build)
     except (ArithmeticError, LookupError, ValueError) as error:
         told = f"{have.hparams.header.name} does not describe a graph of {have.hparams.arch}"
