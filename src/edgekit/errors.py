@@ -13,6 +13,7 @@ EdgekitError
 │   ├── HeaderLimitError         a count in the file is beyond a named limit
 │   └── UnknownDtypeError        a tensor type without a row in header/dtype.py
 ├── UnknownArchitectureError     no row in geometry/architectures.py and no standard keys
+├── HardwareError                the machine has nothing that the engine runs on
 ├── RefusedError                 the engine itself would refuse these options or this model
 └── EngineError                  the real engine did not come up: its last words
 """
@@ -91,6 +92,12 @@ class UnknownDtypeError(HeaderError):
 
 class UnknownArchitectureError(EdgekitError):
     pass
+
+
+class HardwareError(EdgekitError):
+    """The engine cannot run on this machine at all, whatever the model."""
+
+    exit_code = 3
 
 
 class RefusedError(EdgekitError):

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgekit.engine.types import Model
-from edgekit.errors import UsageError
+from edgekit.errors import HeaderError, RemoteInspectError, UsageError
 from edgekit.geometry import not_a_language_model, read_geometry
 from edgekit.header import read_header, read_quantization
-from edgekit.header.types import ModelHeader
+from edgekit.header.types import Depth, ModelHeader
 from edgekit.source import locate
 from edgekit.source.types import Container, ModelFiles, Reach
+
+if TYPE_CHECKING:
+    from edgekit.source.download import Download
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +28,35 @@ class Opened:
     files: ModelFiles | None = field(default=None, repr=False)  # None: only a config was given
 
 
-def open_model(reference: str | os.PathLike[str], *, reach: Reach | None = None) -> Opened:
+def open_model(
+    reference: str | os.PathLike[str], *, depth: Depth = Depth.TENSORS, reach: Reach | None = None
+) -> Opened:
     """Read the header of a path, hub id, URL or name. Raises EdgekitError; never reads weights."""
-    files = locate(os.fspath(reference), reach=reach or Reach())
-    return Opened(label=files.label, model=_model(read_header(files)), files=files)
+    return _opened(locate(os.fspath(reference), reach=reach or Reach()), depth)
+
+
+def open_or_download(
+    reference: str | os.PathLike[str],
+    *,
+    confirm: Callable[[Download], bool],
+    reach: Reach | None = None,
+) -> Opened:
+    """Like `open_model`; a hub model that cannot be read by ranges is downloaded first, where `confirm` says so.
+
+    A file that its header calls corrupt may have been spoilt on the way: that counts as well.
+    """
+    reach = reach or Reach()
+    try:
+        return open_model(reference, reach=reach)
+    except (RemoteInspectError, HeaderError) as error:
+        from edgekit.source.download import download_model
+
+        files = download_model(os.fspath(reference), error, reach=reach, confirm=confirm)
+        return _opened(files, Depth.TENSORS)
+
+
+def _opened(files: ModelFiles, depth: Depth) -> Opened:
+    return Opened(label=files.label, model=_model(read_header(files, depth=depth)), files=files)
 
 
 def open_config(config: Mapping[str, Any], *, label: str = "config.json") -> Opened:

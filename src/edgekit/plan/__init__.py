@@ -1,0 +1,1 @@
+"""What to run, and why: one decision in each file."""

@@ -1,0 +1,265 @@
+"""A verdict -> what would change it: a shorter context, another cache, smaller weights, more memory."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from edgekit.engine.types import Model
+from edgekit.errors import EdgekitError
+from edgekit.hardware.types import HostMemory, Machine
+from edgekit.memory.cache_types import cache_type
+from edgekit.plan.fitting import Fitting
+from edgekit.plan.placement import ways_of
+from edgekit.plan.types import FULL_PERCENT, PreflightResult, Question, Start
+from edgekit.plan.verdict import judge
+from edgekit.units import format_bytes
+
+# Mixes that people publish, the most accurate first.
+MIXES = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "IQ3_XXS", "Q2_K")
+MLX_BITS = (8, 6, 4, 3)
+BEYOND_ANY_HOST_BYTES = 2**50
+
+
+class ChangeKind(enum.Enum):
+    CONTEXT = "context"
+    CACHE = "cache"
+    WEIGHTS = "weights"
+    PLACEMENT = "placement"
+    ENGINE = "engine"
+    DEVICE = "device"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One thing to do, and what it gives."""
+
+    kind: ChangeKind
+    value: str  # "q8_0", "Q3_K_M", "RTX 4090", "16,384"
+    told: str  # the sentence
+    max_context: int | None = None  # with it
+    result: PreflightResult | None = field(default=None, repr=False)
+
+
+def changes(question: Question, result: PreflightResult) -> tuple[Change, ...]:
+    """Each on its own, those that cost least first. What an engine refuses is left out."""
+    makers = _TO_FIT if result.failed else _TO_STRETCH
+    return tuple(change for make in makers for change in make(question, result))
+
+
+def _context(question: Question, result: PreflightResult) -> Iterator[Change]:
+    if not result.max_context or result.max_context >= result.context_tokens:
+        return
+    tokens = result.max_context
+    found = _judged(replace(question, load=replace(question.load, context_tokens=tokens)))
+    if found is None:
+        return
+    short = "" if found.can_load else f", with --min-context {tokens}"
+    yield Change(
+        kind=ChangeKind.CONTEXT,
+        value=f"{tokens}",
+        told=f"-c {tokens}: the largest context that fits{short}",
+        max_context=tokens,
+        result=found,
+    )
+
+
+def _cache(question: Question, result: PreflightResult) -> Iterator[Change]:
+    """The most accurate that makes it fit; of a load that fits, the first that lengthens it."""
+    if result.can_load and result.max_context >= (result.native_context or 0):
+        return
+    for value, flags, changed in _smaller_caches(question):
+        found = _judged(changed)
+        if found is None or not found.can_load or found.max_context <= result.max_context:
+            continue
+        told = f"{flags}: fits, up to {found.max_context:,} tokens"
+        if result.can_load:
+            told = f"{flags}: up to {found.max_context:,} tokens"
+        yield Change(
+            kind=ChangeKind.CACHE,
+            value=value,
+            told=told,
+            max_context=found.max_context,
+            result=found,
+        )
+        return
+
+
+def _smaller_caches(question: Question) -> Iterator[tuple[str, str, Question]]:
+    load, start = question.load, question.start
+    if question.engine == "llama.cpp" and load.cache_k is None and load.cache_v is None:
+        for name in ("q8_0", "q4_0"):
+            kind = cache_type(name)
+            smaller = replace(load, cache_k=kind, cache_v=kind)
+            yield name, f"-ctk {name} -ctv {name}", replace(question, load=smaller)
+    elif question.engine == "vllm" and "kv_cache_dtype" not in start.settled:
+        yield "fp8", "--kv-cache-dtype fp8", _with_setup(question, kv_cache_dtype="fp8")
+    elif question.engine == "mlx" and "kv_bits" not in start.settled:
+        for bits in (8, 4):
+            changed = _with_setup(question, kv_bits=bits, quantized_kv_start=0)
+            yield f"{bits} bit", f"--kv-bits {bits} --quantized-kv-start 0", changed
+
+
+def _with_setup(question: Question, **changes: Any) -> Question:
+    start = question.start
+    setup = start.setup if start.setup is not None else _plain_setup(question.engine)
+    return replace(question, start=replace(start, setup=replace(setup, **changes)))
+
+
+def _plain_setup(engine: str) -> Any:
+    from edgekit.engine.llamacpp.types import LlamaCppSetup, Mode
+    from edgekit.engine.mlx.types import MlxSetup
+    from edgekit.engine.vllm.types import VllmSetup
+
+    plain = {"vllm": VllmSetup, "mlx": MlxSetup}.get(engine)
+    return plain() if plain is not None else LlamaCppSetup(mode=Mode.SERVER)
+
+
+def _weights(question: Question, result: PreflightResult) -> Iterator[Change]:
+    """The most accurate quantisation that makes it fit."""
+    for value, told, changed in _smaller_weights(question, result):
+        found = _judged(changed)
+        if found is not None and found.can_load:
+            size = format_bytes(found.estimate.weights_bytes)
+            yield Change(
+                kind=ChangeKind.WEIGHTS,
+                value=value,
+                told=f"{told} ({size} of weights): fits, up to {found.max_context:,} tokens",
+                max_context=found.max_context,
+                result=found,
+            )
+            return
+
+
+def _smaller_weights(
+    question: Question, result: PreflightResult
+) -> Iterator[tuple[str, str, Question]]:
+    if question.engine == "llama.cpp" and "mix" not in question.start.settled:
+        for mix in _smaller_mixes(question.model, _room(result)):
+            yield mix, f"quantised to {mix}", _with_setup(question, mix=mix)
+    elif question.engine == "mlx" and "quantize" not in question.start.settled:
+        yield from _smaller_bits(question)
+
+
+def _room(result: PreflightResult) -> int:
+    """What weights may take at most, in all memories together: whatever needs more is not worth a look."""
+    budgets = [use.budget for use in result.uses]
+    apart = [one for one in budgets if not any(one.pools < other.pools for other in budgets)]
+    free = sum(one.available_bytes for one in apart) * FULL_PERCENT // 100
+    return free - (result.estimate.total_bytes - result.estimate.weights_bytes)
+
+
+def _smaller_mixes(model: Model, room_bytes: int) -> Iterator[str]:
+    """Those that weigh clearly less than the file does, and have a chance."""
+    from edgekit.memory.what_if import at_mix
+
+    now = model.header.tensor_bytes if model.header.keys else None
+    for mix in MIXES:
+        try:
+            size = at_mix(model.header, model.geometry, mix).tensor_bytes
+        except EdgekitError:
+            continue
+        if size <= room_bytes and (now is None or size * 100 <= now * 97):
+            yield mix
+
+
+def _smaller_bits(question: Question) -> Iterator[tuple[str, str, Question]]:
+    from edgekit.engine.mlx.types import Packing, Quantize
+    from edgekit.engine.mlx.weights import quantization_of
+
+    if quantization_of(question.model) is not None:
+        return  # packed already: another repository would be needed
+    for bits in (bits for bits in MLX_BITS if bits < 4):
+        packing = Quantize(packing=Packing(bits=bits, group_size=64))
+        told = f"mlx_lm.convert -q --q-bits {bits}"
+        yield f"{bits} bit", told, _with_setup(question, quantize=packing)
+
+
+def _placement(question: Question, _: PreflightResult) -> Iterator[Change]:
+    """A wished-for card whose host was not said: how much memory beside it would do."""
+    machine = question.machine
+    if machine.host is not None or question.engine != "llama.cpp":
+        return
+    host = HostMemory(total_bytes=BEYOND_ANY_HOST_BYTES, free_bytes=BEYOND_ANY_HOST_BYTES)
+    found = _judged(replace(question, machine=replace(machine, host=host)))
+    if found is None or not found.can_load:
+        return
+    needed = next(use.required_bytes for use in found.uses if use.budget.name == "host memory")
+    yield Change(
+        kind=ChangeKind.PLACEMENT,
+        value=found.way.because,
+        told=f"{found.way.because} and {format_bytes(needed)} on the host: fits, up to "
+        f"{found.max_context:,} tokens, if so much RAM is free there (--ram)",
+        max_context=found.max_context,
+        result=found,
+    )
+
+
+def _engine(question: Question, _: PreflightResult) -> Iterator[Change]:
+    """llama.cpp quantises, and divides a model between the GPU and the host."""
+    if question.engine == "llama.cpp":
+        return
+    found = _judged(
+        replace(question, engine="llama.cpp", load=replace(question.load), start=Start(), bill=None)
+    )
+    if found is not None and found.can_load:
+        yield Change(
+            kind=ChangeKind.ENGINE,
+            value="llama.cpp",
+            told=f"--engine llama.cpp, as a GGUF at Q4_K_M, {found.way.because}: fits, up to "
+            f"{found.max_context:,} tokens",
+            max_context=found.max_context,
+            result=found,
+        )
+
+
+def _device(question: Question, result: PreflightResult) -> Iterator[Change]:
+    """The smallest card, and the smallest Mac, that hold all of it."""
+    from edgekit.hardware.devices import Kind, usual_devices
+    from edgekit.hardware.types import Vendor
+    from edgekit.hardware.wishes import machine_of
+
+    tokens = result.context_tokens
+    for kind, vendor in ((Kind.GPU, Vendor.NVIDIA), (Kind.MAC, Vendor.APPLE)):
+        known = [one for one in usual_devices() if (one.kind, one.vendor) == (kind, vendor)]
+        machines = [machine_of(one) for one in sorted(known, key=lambda one: one.memory_bytes)]
+        held = _smallest(machines, lambda one: _holds(question, one, tokens))
+        if held is not None:
+            what = "GPU" if kind is Kind.GPU else "Mac"
+            told = f"{held.name}: the smallest {what} that holds it whole with {tokens:,} tokens"
+            yield Change(kind=ChangeKind.DEVICE, value=held.name, told=told)
+
+
+def _smallest(machines: list[Machine], holds: Callable[[Machine], bool]) -> Machine | None:
+    """They are sorted by memory: halving finds the first that holds it."""
+    low, high = -1, len(machines)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if holds(machines[middle]):
+            high = middle
+        else:
+            low = middle
+    return machines[high] if high < len(machines) else None
+
+
+def _holds(question: Question, machine: Machine, tokens: int) -> bool:
+    asked = replace(question, machine=machine)
+    try:
+        way = ways_of(question.model, question.engine, machine, question.start)[0]
+        return Fitting(asked, way).price(tokens).fits
+    except EdgekitError:
+        return False
+
+
+def _judged(question: Question) -> PreflightResult | None:
+    try:
+        return judge(question)
+    except EdgekitError:
+        return None
+
+
+Maker = Callable[[Question, PreflightResult], Iterator[Change]]
+_TO_FIT: tuple[Maker, ...] = (_context, _cache, _weights, _placement, _engine, _device)
+_TO_STRETCH: tuple[Maker, ...] = (_cache,)

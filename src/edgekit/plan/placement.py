@@ -1,0 +1,176 @@
+"""A model, a machine and an engine -> the ways to start it there, the one with most on the devices first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from edgekit.engine.types import Model
+from edgekit.errors import HardwareError, UsageError
+from edgekit.hardware.budgets import (
+    check_runs,
+    devices_for,
+    llamacpp_budgets,
+    mlx_budgets,
+    vllm_budgets,
+)
+from edgekit.hardware.types import Accelerator, Machine, Vendor
+from edgekit.plan.types import Start, Way, Ways
+
+_PLACED = frozenset({"backend", "n_gpu_layers", "n_cpu_moe", "cpu_moe", "tensor_split", "offload_kqv"})  # fmt: skip
+_BACKENDS = {Vendor.NVIDIA: "cuda", Vendor.APPLE: "metal"}
+
+
+def ways_of(model: Model, engine: str, machine: Machine, start: Start) -> Ways:
+    """Ordered: what a way takes of the devices is never more than the one before it takes.
+
+    Raises HardwareError where the engine cannot run there at all.
+    """
+    check_runs(machine, engine)
+    return _WAYS[engine](model, machine, start)
+
+
+def engine_on(model: Model, machine: Machine) -> str:
+    """The engine for a model's files on this machine; without its own hardware, llama.cpp after a conversion."""
+    from edgekit.engine import engine_for
+
+    wanted = engine_for(model)
+    if wanted == "llama.cpp" or devices_for(machine, wanted):
+        return wanted
+    other = "mlx" if wanted == "vllm" else "vllm"
+    return other if not model.header.mlx and devices_for(machine, other) else "llama.cpp"
+
+
+def _llamacpp_ways(model: Model, machine: Machine, start: Start) -> Ways:
+    from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup, Mode
+
+    setup = start.setup or LlamaCppSetup(mode=Mode.SERVER)
+    cards = devices_for(machine, "llama.cpp")
+    cpu_alone = "backend" in start.settled and setup.backend is Backend.CPU
+    if cpu_alone or not cards:
+        return (_on_the_cpu(machine, setup),)
+    if "backend" not in start.settled:
+        setup = replace(setup, backend=Backend(_BACKENDS.get(cards[0].vendor, "vulkan")))
+    setup = replace(setup, devices=_as_devices(cards, setup.tensor_split))
+    full = _on_devices(machine, cards, setup, _all_told(setup, cards))
+    if start.settled & _PLACED or machine.host is None:
+        return (full,)
+    partly = (
+        _on_devices(machine, cards, replace(setup, **changes), f"{told} on {_names(cards)}")
+        for changes, told in _less_and_less(model)
+    )
+    return (full, *partly, _on_the_cpu(machine, setup))
+
+
+def _as_devices(cards: tuple[Accelerator, ...], split: tuple[float, ...]) -> tuple[Any, ...]:
+    from edgekit.engine.llamacpp.types import Device
+
+    if len(split) > len(cards):
+        raise UsageError(
+            f"--tensor-split names {len(split)} GPUs, and the machine has {len(cards)}"
+        )
+    if len(cards) == 1:
+        return (Device(),)  # nothing to divide: all single cards are alike to a bill
+    return tuple(Device(free_bytes=card.free_bytes) for card in cards)
+
+
+def _less_and_less(model: Model) -> Iterator[tuple[dict[str, Any], str]]:
+    """Experts leave the devices first, block by block: they are large, and few of them work on a token."""
+    layers = len(model.geometry.layers)
+    experts: dict[str, Any] = {}
+    told = ""
+    if any(layer.experts for layer in model.geometry.layers):
+        for count in range(1, layers):
+            yield {"n_cpu_moe": count}, f"all but the experts of {count} of {layers} layers"
+        experts, told = {"cpu_moe": True}, ", no experts,"
+        yield experts, "all but the experts"
+    for count in range(layers, -1, -1):
+        yield {"n_gpu_layers": count, **experts}, f"{count} of {layers + 1} layers{told}"
+
+
+def _on_devices(machine: Machine, cards: tuple[Accelerator, ...], setup: Any, because: str) -> Way:
+    return Way(setup=setup, budgets=llamacpp_budgets(machine, cards), because=because)
+
+
+def _all_told(setup: Any, cards: tuple[Accelerator, ...]) -> str:
+    from edgekit.engine.llamacpp.types import ALL_LAYERS
+
+    partly = setup.n_gpu_layers != ALL_LAYERS or setup.cpu_moe or setup.n_cpu_moe
+    return f"as asked, on {_names(cards)}" if partly else f"all of it on {_names(cards)}"
+
+
+def _on_the_cpu(machine: Machine, setup: Any) -> Way:
+    from edgekit.engine.llamacpp.types import Backend
+
+    if machine.host is None:
+        raise HardwareError(f"the memory of {machine.name} is not known: give --ram")
+    alone = replace(setup, backend=Backend.CPU)
+    return Way(setup=alone, budgets=llamacpp_budgets(machine, ()), because="all of it on the CPU")
+
+
+def _names(cards: tuple[Accelerator, ...]) -> str:
+    counts: dict[str, int] = {}
+    for card in cards:
+        counts[card.name] = counts.get(card.name, 0) + 1
+    return " + ".join(f"{count}x {name}" if count > 1 else name for name, count in counts.items())
+
+
+def _vllm_ways(_model: Model, machine: Machine, start: Start) -> Ways:
+    from edgekit.engine.vllm.types import Gpu, VllmSetup
+
+    setup = start.setup or VllmSetup()
+    cards = devices_for(machine, "vllm")
+    largest = sorted(cards, key=lambda card: -card.total_bytes)
+    if setup.world_size > len(cards):
+        raise HardwareError(
+            f"vLLM is asked to use {setup.world_size} GPUs, and {machine.name} has {len(cards)}"
+        )
+    settled = bool(start.settled & {"tensor_parallel_size", "pipeline_parallel_size"})
+    sizes = [setup.tensor_parallel_size] if settled else list(_powers(len(cards)))
+    return tuple(
+        _vllm_way(setup, tuple(islice(largest, size * setup.pipeline_parallel_size)), size, Gpu)
+        for size in sizes
+    )
+
+
+def _powers(most: int) -> Iterator[int]:
+    size = 1
+    while size <= most:
+        yield size
+        size *= 2
+
+
+def _vllm_way(
+    setup: Any, cards: tuple[Accelerator, ...], size: int, gpu: Callable[..., Any]
+) -> Way:
+    """The card's memory is the budget's business: the bill is that of the requests, not of the whole pool."""
+    one = min(cards, key=lambda card: card.total_bytes)
+    known = {"capability": one.capability} if one.capability is not None else {}
+    return Way(
+        setup=replace(
+            setup, tensor_parallel_size=size, gpu=gpu(name=one.name, memory_bytes=None, **known)
+        ),
+        budgets=vllm_budgets(cards, setup.gpu_memory_utilization),
+        because=f"on {_names(cards)}" if len(cards) == 1 else f"shared by {_names(cards)}",
+    )
+
+
+def _mlx_ways(_model: Model, machine: Machine, start: Start) -> Ways:
+    from edgekit.engine.mlx.types import MlxSetup
+
+    cards = devices_for(machine, "mlx")
+    way = Way(
+        setup=start.setup or MlxSetup(),
+        budgets=mlx_budgets(machine, cards),
+        because=f"in the unified memory of {cards[0].name}",
+    )
+    return (way,)
+
+
+_WAYS: dict[str, Callable[[Model, Machine, Start], Ways]] = {
+    "llama.cpp": _llamacpp_ways,
+    "vllm": _vllm_ways,
+    "mlx": _mlx_ways,
+}

@@ -1,0 +1,183 @@
+"""A name, an engine and a machine -> will it fit? The whole line in one screen."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from edgekit.engine import ENGINES, engine_name
+from edgekit.errors import (
+    EdgekitError,
+    HardwareError,
+    HeaderError,
+    RefusedError,
+    RemoteInspectError,
+    UnknownArchitectureError,
+)
+from edgekit.estimation import Opened, open_model, open_or_download
+from edgekit.header.types import Depth
+from edgekit.memory.types import Load
+from edgekit.metadata import ModelMetadata, read_metadata
+from edgekit.plan.placement import engine_on
+from edgekit.plan.types import WINDOW_BUDGET_BYTES, Job, PreflightResult, Question, Start
+from edgekit.plan.verdict import judge
+
+if TYPE_CHECKING:
+    from edgekit.hardware.types import Machine
+    from edgekit.source.types import Reach
+
+AUTO = "auto"  # the engine that the files are for, on this machine
+
+ModelId = str | os.PathLike[str]
+
+
+def model_preflight(
+    model_id: ModelId,
+    engine: str = AUTO,
+    *,
+    context: int | None = None,
+    sequences: int | None = None,
+    job: tuple[int, int] | None = None,
+    options: Mapping[str, Any] | None = None,
+    device: str | None = None,
+    ram: str | None = None,
+    vram: str | None = None,
+    machine: Machine | None = None,
+    min_context: int | None = None,
+    window_budget_bytes: int = WINDOW_BUDGET_BYTES,
+    allow_download: bool = True,
+    reach: Reach | None = None,
+) -> PreflightResult:
+    """Whether a model fits, how long a context, and why.
+
+    `model_id` is a path, a hub id (`org/name:Q4_K_M`), an address or a name; `engine` llama.cpp, vllm, mlx or auto.
+    Without `context` the default window is judged; a `job` (prompt, new tokens) sizes it for known work. `options` are
+    the engine's own, by its names: `{"type_k": "q8_0", "n_gpu_layers": 20}`. `device`, `ram` and `vram` ask about
+    another machine than this one: "RTX 4090", "m3-max-64", "32G", "24G,24G".
+
+    A hub model that cannot be inspected by ranges is downloaded, with a log line and a progress bar, and inspected in
+    the hub's cache; with `allow_download=False` RemoteInspectError is raised instead. "Does not fit" is a result, not
+    an exception.
+
+    >>> result = model_preflight("sample:gemma-3-27b", "llama.cpp", device="RTX 4090", ram="64G")
+    >>> result.status.name, result.max_context
+    ('WARNING', 19712)
+    """
+    opened = open_or_download(model_id, reach=reach, confirm=lambda _: allow_download)
+    question = _question(opened, engine, machine or _machine(device, ram, vram), options or {})
+    return judge(
+        replace(
+            _for_context(question, context, sequences, min_context),
+            job=None if job is None else Job(prompt_tokens=job[0], new_tokens=job[1]),
+            window_budget_bytes=window_budget_bytes,
+        )
+    )
+
+
+def can_load(
+    model_id: ModelId,
+    engine: str = AUTO,
+    *,
+    context: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    device: str | None = None,
+    ram: str | None = None,
+    vram: str | None = None,
+    machine: Machine | None = None,
+    min_context: int | None = None,
+    reach: Reach | None = None,
+) -> bool:
+    """Whether the engine would load it there. Quick, never downloads: RemoteInspectError where it cannot be told.
+
+    What one request brings is judged first: such an estimate is on the large side, so a yes stands. Only for a no the
+    whole header is read. An engine that has no such hardware, or refuses the model, is a no.
+
+    >>> can_load("sample:gemma-3-27b", "llama.cpp", ram="8G")
+    False
+    """
+    here = machine or _machine(device, ram, vram)
+    for depth in (Depth.ARCHITECTURE, Depth.TENSORS):
+        try:
+            opened = open_model(model_id, depth=depth, reach=reach)
+            question = _question(opened, engine, here, options or {})
+            if judge(_for_context(question, context, None, min_context)).can_load:
+                return True
+        except (HardwareError, RefusedError):
+            return False
+        except (HeaderError, UnknownArchitectureError):
+            if depth is Depth.TENSORS:  # less was not enough: the keys alone leave something open
+                raise
+    return False
+
+
+def inspect_model_remote(
+    model_id: ModelId, engine: str = AUTO, *, reach: Reach | None = None
+) -> ModelMetadata:
+    """What a model is, by ranges of its files alone. RemoteInspectError for whatever stands in the way.
+
+    Nothing is downloaded but headers. A path is read in place. `engine` is checked, and changes nothing: a header says
+    the same to all of them.
+
+    >>> inspect_model_remote("sample:gemma-3-27b").num_kv_heads
+    16
+    """
+    if engine != AUTO:
+        engine_name(engine)
+    try:
+        model = open_model(model_id, depth=Depth.TENSORS, reach=reach).model
+    except RemoteInspectError:
+        raise
+    except EdgekitError as error:
+        raise RemoteInspectError(str(error)) from error
+    return read_metadata(model.header, model.geometry)
+
+
+def _machine(device: str | None, ram: str | None, vram: str | None) -> Machine:
+    if device is ram is vram is None:
+        from edgekit.hardware import detect
+
+        return detect()
+    from edgekit.hardware.wishes import wished_machine
+
+    return wished_machine(devices=() if device is None else (device,), ram=ram, vram=vram)
+
+
+def _question(
+    opened: Opened, engine: str, machine: Machine, options: Mapping[str, Any]
+) -> Question:
+    name = engine_on(opened.model, machine) if engine == AUTO else engine_name(engine)
+    load, setup = _read_options(name, options) if options else (Load(), None)
+    return Question(
+        model=opened.model,
+        engine=name,
+        machine=machine,
+        load=load,
+        start=Start(setup=setup, settled=frozenset(options)),
+    )
+
+
+def _for_context(
+    question: Question, context: int | None, sequences: int | None, min_context: int | None
+) -> Question:
+    load = question.load
+    changed = replace(
+        load,
+        context_tokens=load.context_tokens if context is None else context,
+        sequences=load.sequences if sequences is None else sequences,
+    )
+    return replace(question, load=changed, min_context=min_context)
+
+
+def _read_options(engine: str, options: Mapping[str, Any]) -> tuple[Load, Any]:
+    """As rows of a batch are read; llama.cpp as llama-server would start it."""
+    rows = import_module(f"{ENGINES[engine]}.rows")
+    if engine != "llama.cpp":
+        load, setup = rows.read_row(options)
+        return load, setup
+    from edgekit.engine.llamacpp.types import Mode
+
+    load, setup = rows.read_row(options, options.get("backend"))
+    return replace(load, unified=options.get("kv_unified")), replace(setup, mode=Mode.SERVER)

@@ -1,0 +1,28 @@
+"""A folder -> the models in it, each by the path that names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgekit.source.disk import is_folder, list_folder
+from edgekit.source.naming import CONFIG_NAME, base_of, folder_of, group_shards
+
+
+def models_in(path: str) -> tuple[str, ...]:
+    """Paths of the models in a folder of them, sorted; `path` itself where it is one model, or no folder.
+
+    Every GGUF or set of shards is a model, and every folder with a config.json. SourceError where it may not be listed.
+    """
+    folder = Path(path).expanduser()
+    if not is_folder(folder) or (folder / CONFIG_NAME).exists() or _is_cached(folder):
+        return (path,)
+    files = list_folder(folder)
+    sets = [one for one in group_shards(files, ".gguf") if not one.is_companion]
+    found = {one.files[0].name for one in sets}
+    found |= {folder_of(file.name) for file in files if base_of(file.name) == CONFIG_NAME}
+    names = sorted(name for name in found if name)
+    return tuple(str(folder / name) for name in names) if len(names) > 1 else (path,)
+
+
+def _is_cached(folder: Path) -> bool:
+    return is_folder(folder / "snapshots")
