@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
+from edgekit.cli.device_options import join_counts
 from edgekit.cli.parser import build_parser
 from edgekit.errors import EdgekitError
 
@@ -16,9 +17,9 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns 0, 1 outside bounds, 2 usage or refused, 4 not found or no access, 5 unreadable."""
+    """Run one command. Returns its exit code: `--help` lists them."""
     _survive_narrow_encodings()
-    arguments = build_parser().parse_args(argv)
+    arguments = build_parser().parse_args(join_counts(sys.argv[1:] if argv is None else argv))
     try:
         answer = arguments.run(arguments)
         text, code = (answer, 0) if isinstance(answer, str) else answer

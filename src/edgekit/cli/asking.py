@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from edgekit.cli import llamacpp_options, mlx_options, vllm_options
@@ -26,6 +26,8 @@ class EngineOptions(Protocol):
     def ask(self, values: Mapping[str, Any]) -> tuple[Load, Any]: ...
 
     def told(self, load: Load, estimate: MemoryEstimate) -> str: ...
+
+    def settled(self, setup: Any) -> Mapping[str, Any]: ...
 
     def command(
         self, values: Mapping[str, Any], estimate: MemoryEstimate, files: ModelFiles | None
@@ -57,31 +59,33 @@ class Asked(NamedTuple):
         return read_flags((CONTEXT, *OPTIONS[engine].FLAGS), self.given)
 
 
-def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+def add_engine_flags(
+    parser: argparse.ArgumentParser, *, several: bool = False, without: frozenset[str] = frozenset()
+) -> None:
+    named = "llama.cpp, vllm, mlx, auto or all" if several else "llama.cpp, vllm or mlx"
     parser.add_argument(
-        "--engine",
-        metavar="NAME",
-        help="llama.cpp, vllm or mlx (default: the one the files are for)",
+        "--engine", metavar="NAME", help=f"{named} (default: the one the files are for)"
     )
     add_flags(parser, COMMON, "every engine", (CONTEXT,))
     for engine, options in OPTIONS.items():
-        add_flags(parser, engine, options.TITLE, options.FLAGS)
+        flags = tuple(flag for flag in options.FLAGS if flag.key not in without)
+        add_flags(parser, engine, options.TITLE, flags)
 
 
 def has_flags(arguments: argparse.Namespace) -> bool:
     return bool(given_flags(arguments)) or arguments.engine is not None
 
 
-def read_asked(arguments: argparse.Namespace) -> Asked:
+def read_asked(arguments: argparse.Namespace, *, engine: str | None) -> Asked:
     """Raises UsageError for flags of another engine than the one that is chosen by its name or its flags."""
     from edgekit.engine import engine_name
 
     given = given_flags(arguments)
     common = given.pop(COMMON, {})
-    chosen = engine_name(arguments.engine) if arguments.engine is not None else None
-    foreign = [engine for engine in given if engine != (chosen or next(iter(given)))]
+    chosen = engine_name(engine) if engine is not None else None
+    foreign = [one for one in given if one != (chosen or next(iter(given)))]
     if foreign:
-        told = "; ".join(_belonging(engine, given[engine]) for engine in given if engine != chosen)
+        told = "; ".join(_belonging(one, given[one]) for one in given if one != chosen)
         raise UsageError(f"{told}: {f'the engine is {chosen}' if chosen else 'choose an --engine'}")
     chosen = chosen or next(iter(given), None)
     asked = Asked(chosen, {**common, **given.get(chosen or COMMON, {})})
@@ -128,41 +132,66 @@ def assume_bill(name: str, asked: Asked) -> Bill:
 
 
 def bill_of(opened: Opened, engine: str, asked: Asked, reach: Reach) -> Bill:
+    values = asked.values(engine)
+    load, setup = OPTIONS[engine].ask(values)
+    estimate = biller(opened, engine, values, reach)(load, setup)
+    return told_bill(opened, engine, values, (load, setup), estimate)
+
+
+def biller(
+    opened: Opened, engine: str, values: Mapping[str, Any], reach: Reach
+) -> Callable[[Load, Any], MemoryEstimate]:
+    """What any load costs. llama.cpp is also asked about files that are loaded beside the model."""
+    from edgekit.engine import engine_named
+
+    if engine == "llama.cpp":
+        from edgekit.cli.llamacpp_bill import LoadedBeside
+
+        return LoadedBeside.of(opened, values, reach).bill
+    module = engine_named(engine)
+    return lambda load, setup: module.estimate(opened.model, load, setup)
+
+
+def told_bill(
+    opened: Opened,
+    engine: str,
+    values: Mapping[str, Any],
+    asked: tuple[Load, Any],
+    estimate: MemoryEstimate,
+) -> Bill:
+    """The estimate with what was asked for, in words, and the command that starts the engine so."""
     import shlex
 
     from edgekit.engine import engine_named
     from edgekit.report.bill import Bill
 
-    options, module = OPTIONS[engine], engine_named(engine)
-    values = asked.values(engine)
-    load, setup = options.ask(values)
-    if engine == "llama.cpp":  # the one that is also asked about files it does not have yet
-        from edgekit.cli.llamacpp_bill import estimate_with_companions
-
-        estimate = estimate_with_companions(opened, (load, setup), values, reach)
-    else:
-        estimate = module.estimate(opened.model, load, setup)
-    files = opened.files
+    options, files = OPTIONS[engine], opened.files
     return Bill(
         label=opened.label,
         reference=files.reference if files is not None else opened.label,
-        version=module.VERSION,
-        asked=options.told(load, estimate),
-        notes=tuple(_notes(opened, load, values)),
+        version=engine_named(engine).VERSION,
+        asked=options.told(asked[0], estimate),
+        notes=tuple(_notes(opened, engine, asked, values)),
         command=shlex.join(options.command(values, estimate, files)),
         estimate=estimate,
         geometry=opened.model.geometry,
     )
 
 
-def _notes(opened: Opened, load: Load, values: Mapping[str, Any]) -> Iterator[str]:
+def _notes(
+    opened: Opened, engine: str, asked: tuple[Load, Any], values: Mapping[str, Any]
+) -> Iterator[str]:
     geometry, files = opened.model.geometry, opened.files
     if files is not None:
         yield from files.notes
     if geometry.because:
         yield f"{geometry.basis.name}: {geometry.because}"
-    native, asked = geometry.native_context, load.context_tokens
-    if native is not None and asked is not None and asked > native:
+    native, length = geometry.native_context, asked[0].context_tokens
+    if native is not None and length is not None and length > native:
         yield f"the model was made for {native:,} tokens: answers beyond them are worse, or nonsense"
     if files is not None and files.projectors and "mmproj" not in values:
         yield f"{files.projectors[0].name} is not counted: --mmproj auto (llama.cpp) adds it"
+    if engine == "llama.cpp":
+        from edgekit.cli.llamacpp_bill import repack_notes
+
+        yield from repack_notes(opened, asked[1], values)

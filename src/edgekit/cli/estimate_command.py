@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> str:
         return _run_batch(arguments)
     if arguments.model is None:
         raise UsageError("a MODEL is needed, or --batch FILE")
-    asked = asking.read_asked(arguments)
+    asked = asking.read_asked(arguments, engine=arguments.engine)
     if arguments.assume:
         return _render(asking.assume_bill(arguments.model, asked), arguments)
     with reach_of(arguments, quiet=arguments.json) as reach:

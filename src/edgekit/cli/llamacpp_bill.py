@@ -1,9 +1,9 @@
-"""llama.cpp's --mix, --mmproj, --lora and --model-draft -> one bill for all that is loaded."""
+"""llama.cpp's --mmproj, --lora and --model-draft -> one bill for all that is loaded."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from edgekit.cli.llamacpp_options import this_cpu
@@ -11,6 +11,7 @@ from edgekit.engine import llamacpp
 from edgekit.engine.llamacpp.companions import adapter_lines, projector_lines, with_drafter
 from edgekit.engine.llamacpp.placement import place
 from edgekit.engine.llamacpp.types import ALL_LAYERS, LlamaCppSetup
+from edgekit.engine.types import Model
 from edgekit.errors import UsageError
 from edgekit.estimation import Opened, open_model
 from edgekit.header import read_header
@@ -24,45 +25,61 @@ from edgekit.units import format_bytes
 BESIDE_THE_MODEL = "auto"
 
 
-def estimate_with_companions(
-    opened: Opened, asked: tuple[Load, LlamaCppSetup], values: Mapping[str, Any], reach: Reach
-) -> MemoryEstimate:
-    """Raises EdgekitError for a file that is something else, and for what llama.cpp refuses."""
-    load, setup = asked
-    bill = llamacpp.estimate(opened.model, load, replace(setup, mix=values.get("mix")))
-    if "mmproj" in values:
-        header = _projector(values["mmproj"], opened, reach)
-        bill = replace(bill, lines=(*bill.lines, *projector_lines(header, setup)))
-    if "lora" in values:
-        headers = [read_header(locate(name, reach=reach)) for name in values["lora"]]
-        facts: dict[str, Any] = dict(bill.facts)
-        lines = adapter_lines(headers, place(opened.model, setup), facts["n_ubatch"])
-        bill = replace(bill, lines=(*bill.lines, *lines))
-    bill = _with_repack_note(bill, opened, (load, setup), values)
-    if "draft_model" in values:
-        bill = with_drafter(bill, _drafter(bill, values, asked, reach))
-    return bill
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedBeside:
+    """A model and all that is loaded with it, opened once: every load has its bill."""
+
+    opened: Opened
+    values: Mapping[str, Any]
+    projector: ModelHeader | None = None
+    adapters: tuple[ModelHeader, ...] = ()
+    drafter: Model | None = None
+
+    @classmethod
+    def of(cls, opened: Opened, values: Mapping[str, Any], reach: Reach) -> LoadedBeside:
+        """Raises EdgekitError for a file that cannot be had or is something else."""
+        return cls(
+            opened=opened,
+            values=values,
+            projector=_projector(values["mmproj"], opened, reach) if "mmproj" in values else None,
+            adapters=tuple(
+                read_header(locate(name, reach=reach)) for name in values.get("lora", ())
+            ),
+            drafter=open_model(values["draft_model"], reach=reach).model
+            if "draft_model" in values
+            else None,
+        )
+
+    def bill(self, load: Load, setup: LlamaCppSetup) -> MemoryEstimate:
+        """Raises RefusedError for what llama.cpp would not load."""
+        model = self.opened.model
+        bill = llamacpp.estimate(model, load, setup)
+        if self.projector is not None:
+            lines = tuple(projector_lines(self.projector, setup))
+            bill = replace(bill, lines=(*bill.lines, *lines))
+        if self.adapters:
+            facts: dict[str, Any] = dict(bill.facts)
+            more = adapter_lines(list(self.adapters), place(model, setup), facts["n_ubatch"])
+            bill = replace(bill, lines=(*bill.lines, *more))
+        if self.drafter is None:
+            return bill
+        return with_drafter(bill, _drafter(self.drafter, bill, self.values, (load, setup)))
 
 
-def _with_repack_note(
-    bill: MemoryEstimate,
-    opened: Opened,
-    asked: tuple[Load, LlamaCppSetup],
-    values: Mapping[str, Any],
-) -> MemoryEstimate:
+def repack_notes(
+    opened: Opened, setup: LlamaCppSetup, values: Mapping[str, Any]
+) -> tuple[str, ...]:
     """Many released builds rearrange weights on the host unless told not to: said where it was not settled."""
     if "repack" in values:
-        return bill
-    load, setup = asked
-    arranged = replace(setup, repack=this_cpu(), mix=values.get("mix"))
-    more = llamacpp.estimate(opened.model, load, arranged).weights_bytes - bill.weights_bytes
+        return ()
+    more = llamacpp.repacked_bytes(opened.model, replace(setup, repack=this_cpu()))
     if more <= 0:
-        return bill
-    note = (
+        return ()
+    told = (
         f"a build that rearranges weights for its CPU (many do) holds {format_bytes(more)} more on the host: "
         "--repack counts it, -nr (--no-repack) avoids it"
     )
-    return replace(bill, notes=(*bill.notes, note))
+    return (told,)
 
 
 def _projector(name: str, opened: Opened, reach: Reach) -> ModelHeader:
@@ -82,10 +99,10 @@ def _projector(name: str, opened: Opened, reach: Reach) -> ModelHeader:
 
 
 def _drafter(
+    drafter: Model,
     bill: MemoryEstimate,
     values: Mapping[str, Any],
     asked: tuple[Load, LlamaCppSetup],
-    reach: Reach,
 ) -> MemoryEstimate:
     """As speculative.cpp @ 0c1e570 starts it: the main model's options, one row of logits per sequence."""
     load, setup = asked
@@ -101,7 +118,12 @@ def _drafter(
         cache_v=None if value is None else cache_type(value),
     )
     own_setup = replace(
-        setup, n_gpu_layers=ALL_LAYERS, cpu_moe=False, n_cpu_moe=0, embeddings=False, load_mtp=False
+        setup,
+        n_gpu_layers=ALL_LAYERS,
+        cpu_moe=False,
+        n_cpu_moe=0,
+        embeddings=False,
+        load_mtp=False,
+        mix=None,
     )
-    drafter = open_model(values["draft_model"], reach=reach).model
     return llamacpp.estimate(drafter, own_load, own_setup)

@@ -142,6 +142,7 @@ def _setup(values: Mapping[str, Any]) -> LlamaCppSetup:
         embeddings=values.get("embeddings", False),
         load_mtp=values.get("spec_type") == "draft-mtp",
         draft_max=_draft_max(values),
+        mix=values.get("mix"),
         **plain,
     )
 
@@ -163,6 +164,22 @@ def _devices(values: Mapping[str, Any]) -> tuple[Device, ...]:
     if memory:
         return tuple(Device(free_bytes=free) for free in memory)
     return (Device(),) * max(1, len(split))
+
+
+def settled(setup: LlamaCppSetup) -> dict[str, Any]:
+    """What a plan has chosen, as values of flags."""
+    from edgekit.engine.llamacpp.types import ALL_LAYERS
+
+    if not setup.has_device:
+        return {}
+    found: dict[str, Any] = {
+        "n_gpu_layers": "all" if setup.n_gpu_layers == ALL_LAYERS else setup.n_gpu_layers
+    }
+    if setup.cpu_moe:
+        found["cpu_moe"] = True
+    elif setup.n_cpu_moe:
+        found["n_cpu_moe"] = setup.n_cpu_moe
+    return found
 
 
 def told(load: Load, estimate: MemoryEstimate) -> str:

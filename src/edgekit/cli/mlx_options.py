@@ -35,6 +35,11 @@ def ask(values: Mapping[str, Any]) -> tuple[Load, MlxSetup]:
     return read_row({**plain, "context_tokens": context, "quantization": quantize})
 
 
+def settled(_setup: MlxSetup) -> dict[str, Any]:
+    """A plan has nothing to choose: one memory, one device."""
+    return {}
+
+
 def told(load: Load, estimate: MemoryEstimate) -> str:
     """What was asked for, as mlx-lm resolved it."""
     facts: dict[str, Any] = dict(estimate.facts)

@@ -5,10 +5,20 @@ from __future__ import annotations
 import argparse
 
 from edgekit import __version__
-from edgekit.cli import compare_command, estimate_command, inspect_command, verify_command
+from edgekit.cli import (
+    check_command,
+    compare_command,
+    estimate_command,
+    hardware_command,
+    inspect_command,
+    verify_command,
+)
 
 _EXAMPLES = """\
 examples:
+  edgekit check model.gguf -c 32k
+  edgekit check Qwen/Qwen3-8B --engine all --device "RTX 4090"
+  edgekit hardware
   edgekit inspect model.gguf
   edgekit inspect bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M
   edgekit inspect mlx-community/Qwen3-8B-4bit --json
@@ -18,8 +28,8 @@ examples:
   edgekit compare mlx-community/Qwen3-8B-4bit -c 16k
   edgekit verify model.gguf -c 32k
 
-exit codes: 0 done, 1 a prediction outside its bounds (verify), 2 usage or refused by the engine, 4 not found, no
-access or no network, 5 unreadable or unsupported
+exit codes: 0 done, 1 a prediction outside its bounds (verify) or tight (check --strict), 2 usage or refused by the
+engine, 3 does not fit (check), 4 not found, no access or no network, 5 unreadable or unsupported
 """
 
 
@@ -33,8 +43,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"edgekit {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    check_command.add_to(commands)
     inspect_command.add_to(commands)
     estimate_command.add_to(commands)
     compare_command.add_to(commands)
     verify_command.add_to(commands)
+    hardware_command.add_to(commands)
     return parser

@@ -8,16 +8,29 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.cli.flags import Flag, flag_words, share, size, whole
 from edgekit.cli.model_words import repository_word
-from edgekit.cli.vllm_gpus import card_named
 from edgekit.errors import UsageError
 from edgekit.units import GIB
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.engine.vllm.types import Gpu, VllmSetup
+    from edgekit.hardware.devices import Device
     from edgekit.memory.types import Load, MemoryEstimate
     from edgekit.source.types import ModelFiles
 
 TITLE = "vLLM"
+
+
+def _card(name: str) -> Device:
+    from edgekit.hardware.devices import find_device
+
+    device = find_device(name)
+    if device.capability is None:
+        raise UsageError(
+            f"{device.name}: vLLM's choices are known here for NVIDIA's GPUs from Volta on"
+        )
+    return device
+
+
 FLAGS: tuple[Flag, ...] = (
     Flag(("--max-model-len",), "max_model_len", "the longest request, in tokens: the same as -c", "N", whole(1)),
     Flag(("-tp", "--tensor-parallel-size"), "tensor_parallel_size", "GPUs that share each layer", "N", whole(1, 4096)),
@@ -36,7 +49,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("--enforce-eager",), "enforce_eager", "no CUDA graphs"),
     Flag(("--no-async-scheduling",), "async_scheduling", "one step after the other", value=False),
     Flag(("--mamba-ssm-cache-dtype",), "mamba_ssm_cache_dtype", "how recurrent states are kept", "TYPE"),
-    Flag(("--gpu",), "gpu", "which GPU: H100, RTX 4090 ...", "NAME", card_named, ours=True),
+    Flag(("--gpu",), "gpu", "which GPU: H100, RTX 4090 ...", "NAME", _card, ours=True),
     Flag(("--gpu-memory",), "gpu_memory", "memory of one GPU: 80G", "SIZE", size, ours=True),
 )  # fmt: skip
 
@@ -57,12 +70,19 @@ def ask(values: Mapping[str, Any]) -> tuple[Load, VllmSetup]:
 def _gpu(values: Mapping[str, Any]) -> Gpu:
     from edgekit.engine.vllm.types import Gpu
 
-    memory, card = values.get("gpu_memory"), values.get("gpu")
+    memory: int | None = values.get("gpu_memory")
+    card: Device | None = values.get("gpu")
     if memory is not None and memory < GIB:
         raise UsageError(f"--gpu-memory: {memory} bytes is no GPU's memory; say 80G for 80 GiB")
-    if card is None:
+    if card is None or card.capability is None:
         return Gpu(memory_bytes=memory)
-    return Gpu(name=card.name, memory_bytes=memory or card.memory_bytes, capability=card.capability)
+    return Gpu(name=card.name, memory_bytes=memory or card.usable_bytes, capability=card.capability)
+
+
+def settled(setup: VllmSetup) -> dict[str, Any]:
+    """What a plan has chosen, as values of flags."""
+    size = setup.tensor_parallel_size
+    return {"tensor_parallel_size": size} if size > 1 else {}
 
 
 def told(load: Load, estimate: MemoryEstimate) -> str:

@@ -1,0 +1,261 @@
+"""`edgekit check MODEL`: parse, call, print."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from edgekit.cli.asking import OPTIONS, add_engine_flags
+from edgekit.cli.device_options import add_device_options, machine_of_arguments
+from edgekit.cli.flags import COMMON, given_flags, whole
+from edgekit.cli.reach_options import (
+    ENVIRONMENT,
+    MODEL_FORMS,
+    add_reach_options,
+    is_terminal,
+    reach_of,
+)
+from edgekit.errors import UsageError
+from edgekit.units import MIB, format_bytes, parse_size
+
+if TYPE_CHECKING:  # only to name types: --help must be instant
+    from argparse import _SubParsersAction
+
+    from edgekit.cli.checking import Answer, Asking
+    from edgekit.plan.types import Job
+    from edgekit.source.download import Download
+    from edgekit.source.types import Reach
+
+ALL, AUTO = "all", "auto"
+UNASKED_DOWNLOAD_BYTES = 512 * MIB  # a download of up to so much needs no question
+# What the machine says, not the caller.
+_OF_THE_MACHINE = frozenset({"device_memory", "gpu", "gpu_memory"})
+
+_DESCRIPTION = (
+    "Will it fit on this machine, or on another? The verdict first, then the bill against what is free, what "
+    "would change the answer, and the command to run. Only headers are read."
+)
+_EXAMPLES = """
+several models, a folder of them, or - for names on standard input give a table.
+
+examples:
+  edgekit check model.gguf
+  edgekit check unsloth/gemma-3-27b-it-GGUF:Q4_K_M -c 32k --device "RTX 4090" --ram 64G
+  edgekit check Qwen/Qwen3-8B --engine all --device "2x RTX 3090"
+  edgekit check mlx-community/Qwen3-8B-4bit --device m3-max-64
+  edgekit check model.gguf --job 6000+800
+  edgekit check ~/models --ram 32G --vram 24G,24G
+  ls *.gguf | edgekit check - --json
+
+exit codes: 0 loads (1 where it is tight and --strict is given), 3 does not fit or cannot run there, 2 usage or
+refused by the engine, 4 not found, no access or no network, 5 unreadable or unsupported; of several models the
+worst, of several engines the best
+"""
+
+
+def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "check",
+        help="will it fit on this machine, or on another?",
+        usage="edgekit check MODEL ... [--engine NAME] [-c N] [--device NAME] [flags of the engine] [options]",
+        description=_DESCRIPTION,
+        epilog=MODEL_FORMS + _EXAMPLES + ENVIRONMENT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "models", metavar="MODEL", nargs="+", help="path, folder, hub id, URL, name or -"
+    )
+    parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
+    parser.add_argument("--quiet", action="store_true", help="the verdict alone")
+    parser.add_argument("--strict", action="store_true", help="exit 1 where it is tight")
+    parser.add_argument(
+        "--min-context", metavar="N", help="accept no less (default 16k, or the model's own window)"
+    )
+    parser.add_argument(
+        "--job", metavar="P+N", help="size the context for a prompt of P tokens and N new ones"
+    )
+    parser.add_argument(
+        "--window-budget",
+        metavar="SIZE",
+        help="cache of a run that names no context (default 4G)",
+    )
+    _add_download_options(parser)
+    add_device_options(parser)
+    add_reach_options(parser)
+    add_engine_flags(parser, several=True, without=_OF_THE_MACHINE)
+    parser.set_defaults(run=run)
+
+
+def _add_download_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("a model on the hub that cannot be read by ranges")
+    group.add_argument(
+        "--download-up-to",
+        metavar="SIZE",
+        help="download it unasked up to this size (default 512M); more only after a question",
+    )
+    group.add_argument("--no-download", action="store_true", help="never download")
+
+
+def run(arguments: argparse.Namespace) -> tuple[str, int]:
+    """The answer as text, and the verdict as an exit code."""
+    from dataclasses import replace
+
+    from edgekit.cli.checking import check_all, check_model, exit_code, references
+    from edgekit.source.types import Traffic
+
+    flags = _flags(arguments)
+    names = references(arguments.models)
+    quiet = arguments.json or arguments.quiet
+    with reach_of(arguments, quiet=quiet) as reach:
+        if len(names) == 1:
+            asking = _asking(arguments, flags, lambda: reach, _confirm(arguments, alone=True))
+            found = [check_model(names[0], asking)]
+        else:
+            each = replace(reach, progress=None)
+            asking = _asking(
+                arguments,
+                flags,
+                lambda: replace(each, traffic=Traffic()),
+                _confirm(arguments, alone=False),
+            )
+            found = check_all(names, asking, _counter(reach.progress))
+    code = max(exit_code(answers, strict=arguments.strict) for answers in found)
+    return _render([answer for answers in found for answer in answers], arguments), code
+
+
+def _flags(arguments: argparse.Namespace) -> tuple[tuple[str, ...], dict[str, dict[str, Any]]]:
+    """The engines that were chosen, and the flags of each. Raises UsageError before anything is fetched."""
+    from edgekit.cli.asking import Asked, read_asked
+
+    given = given_flags(arguments)
+    common = given.pop(COMMON, {})
+    word = (arguments.engine or AUTO).lower()
+    if word == ALL:
+        chosen = tuple(OPTIONS)
+    elif word != AUTO or given:
+        asked = read_asked(arguments, engine=None if word == AUTO else word)
+        chosen = (asked.engine,) if asked.engine is not None else ()
+    else:
+        chosen = ()
+    flags = {engine: {**common, **given.get(engine, {})} for engine in OPTIONS}
+    for engine in chosen or OPTIONS:
+        Asked(engine, flags[engine]).values(engine)
+    return chosen, flags
+
+
+def _asking(
+    arguments: argparse.Namespace,
+    flags: tuple[tuple[str, ...], dict[str, dict[str, Any]]],
+    reach: Callable[[], Reach],
+    confirm: Callable[[Download], bool],
+) -> Asking:
+    from edgekit.cli.checking import Asking
+
+    budget, least = arguments.window_budget, arguments.min_context
+    return Asking(
+        machine=machine_of_arguments(arguments),
+        engines=flags[0],
+        flags=flags[1],
+        job=_job(arguments.job),
+        min_context=None if least is None else _read("--min-context", whole(), least),
+        window_budget_bytes=None
+        if budget is None
+        else _read("--window-budget", parse_size, budget),
+        with_changes=not arguments.quiet,
+        reach=reach,
+        confirm=confirm,
+    )
+
+
+def _read(flag: str, read: Callable[[str], int], text: str) -> int:
+    try:
+        return read(text)
+    except UsageError as error:
+        raise UsageError(f"{flag}: {error}") from error
+
+
+def _job(text: str | None) -> Job | None:
+    if text is None:
+        return None
+    from edgekit.plan.types import Job
+
+    prompt, plus, new = text.partition("+")
+    if not plus:
+        raise UsageError(f"--job: {text[:40]!r} is not a prompt and new tokens such as 6000+800")
+    return Job(
+        prompt_tokens=_read("--job", whole(), prompt), new_tokens=_read("--job", whole(), new)
+    )
+
+
+def _confirm(arguments: argparse.Namespace, *, alone: bool) -> Callable[[Download], bool]:
+    """Up to the limit without a word; beyond it a person is asked, a program gets a no."""
+    limit = UNASKED_DOWNLOAD_BYTES
+    if arguments.download_up_to is not None:
+        limit = _read("--download-up-to", parse_size, arguments.download_up_to)
+    asks = alone and not (arguments.json or arguments.quiet) and _is_person()
+
+    def confirm(download: Download) -> bool:
+        if arguments.no_download:
+            return False
+        if download.size_bytes <= limit:
+            return True
+        return asks and _ask(download)
+
+    return confirm
+
+
+def _is_person() -> bool:
+    return all(getattr(one, "isatty", lambda: False)() for one in (sys.stdin, sys.stderr))
+
+
+def _ask(download: Download) -> bool:
+    from edgekit.report.lines import printable
+
+    sys.stderr.write(
+        f"\r{printable(download.because)}\nDownload {format_bytes(download.size_bytes)} to "
+        f"{printable(str(download.folder))} and look at that? [y/N] "
+    )
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}
+
+
+def _counter(progress: Callable[[str], None] | None) -> Callable[[int, int], None]:
+    def tell(done: int, of: int) -> None:
+        if progress is not None:
+            progress(f"checked {done} of {of} models")
+
+    return tell
+
+
+def _render(answers: Sequence[Answer], arguments: argparse.Namespace) -> str:
+    from edgekit.report.check import Check, Unanswered
+
+    if len(answers) == 1 and isinstance(answers[0], Unanswered):
+        raise answers[0].error  # told as every error is
+    if arguments.json:
+        from edgekit.report.as_json import json_text
+        from edgekit.report.check_json import check_json, checks_json
+
+        only = answers[0] if len(answers) == 1 else None
+        return json_text(check_json(only) if isinstance(only, Check) else checks_json(answers))
+    return _as_text(answers, arguments)
+
+
+def _as_text(answers: Sequence[Answer], arguments: argparse.Namespace) -> str:
+    import shutil
+
+    from edgekit.report.bars import glyphs_for
+    from edgekit.report.check import Check
+    from edgekit.report.check_table import check_table
+    from edgekit.report.check_text import check_text, quiet_text
+
+    width = shutil.get_terminal_size((100, 24)).columns
+    if len(answers) > 1 or not isinstance(answers[0], Check):
+        return check_table(answers, width=width)
+    if arguments.quiet:
+        return quiet_text(answers[0])
+    glyphs = glyphs_for(getattr(sys.stdout, "encoding", None))
+    return check_text(answers[0], width=width, colour=is_terminal(sys.stdout), glyphs=glyphs)

@@ -1,0 +1,160 @@
+"""References and flags -> a verdict for each model and engine, several models at once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from edgekit.cli.asking import OPTIONS, Asked, biller, told_bill
+from edgekit.errors import EdgekitError, HardwareError, UsageError
+from edgekit.estimation import Opened, open_or_download
+from edgekit.hardware.types import Machine
+from edgekit.plan.changes import changes
+from edgekit.plan.placement import engine_on
+from edgekit.plan.types import Job, PreflightResult, Question, Start
+from edgekit.plan.verdict import judge
+from edgekit.report.check import Check, Unanswered
+from edgekit.source.folders import models_in
+from edgekit.source.types import Reach
+
+if TYPE_CHECKING:  # only to name it: a local file needs none of it
+    from edgekit.source.download import Download
+
+MAX_MODELS = 10_000  # of one call; a folder of so many is a mistake
+AT_ONCE = 8  # most of the time is spent waiting for a server
+
+Answer = Check | Unanswered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """What is asked of every model."""
+
+    machine: Machine
+    engines: tuple[str, ...]  # none: the one that the files are for
+    flags: Mapping[
+        str, Mapping[str, Any]
+    ]  # engine -> its flags as typed, those of every engine included
+    job: Job | None = None
+    min_context: int | None = None
+    window_budget_bytes: int | None = None
+    with_changes: bool = True
+    reach: Callable[[], Reach] = field(repr=False)
+    confirm: Callable[[Download], bool] = field(repr=False)
+
+
+def references(words: Sequence[str]) -> tuple[str, ...]:
+    """The models that are meant: folders of them opened up, `-` read from standard input."""
+    found: list[str] = []
+    for word in words:
+        for one in _stdin_lines() if word == "-" else (word,):
+            found += models_in(one)
+            if len(found) > MAX_MODELS:
+                raise UsageError(f"more than {MAX_MODELS:,} models at once")
+    if not found:
+        raise UsageError("no model is named")
+    return tuple(dict.fromkeys(found))
+
+
+def _stdin_lines() -> Iterator[str]:
+    if sys.stdin is None:
+        raise UsageError("standard input is closed")
+    for line in sys.stdin:
+        name = line.strip()
+        if name and not name.startswith("#"):
+            yield name
+
+
+def check_all(
+    names: Sequence[str], asking: Asking, tell: Callable[[int, int], None]
+) -> list[list[Answer]]:
+    """The answers of each model, in order. `tell` hears how many are done."""
+    found: list[list[Answer]] = []
+    with ThreadPoolExecutor(max_workers=min(AT_ONCE, len(names))) as pool:
+        try:
+            for answers in pool.map(lambda name: check_model(name, asking), names):
+                found.append(answers)
+                tell(len(found), len(names))
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return found
+
+
+def check_model(reference: str, asking: Asking) -> list[Answer]:
+    """One answer for each engine that is asked for."""
+    reach = asking.reach()
+    try:
+        opened = open_or_download(reference, reach=reach, confirm=asking.confirm)
+    except EdgekitError as error:
+        return [Unanswered(reference=reference, engine=None, error=error)]
+    engines = asking.engines or (engine_on(opened.model, asking.machine),)
+    return [_answer(reference, opened, engine, asking, reach) for engine in engines]
+
+
+def _answer(reference: str, opened: Opened, engine: str, asking: Asking, reach: Reach) -> Answer:
+    try:
+        return check_opened(opened, engine, asking, reach)
+    except EdgekitError as error:
+        return Unanswered(reference=reference, engine=engine, error=error)
+
+
+def check_opened(opened: Opened, engine: str, asking: Asking, reach: Reach) -> Check:
+    """Raises EdgekitError: the machine has nothing for the engine, or the engine refuses."""
+    values = Asked(engine, asking.flags.get(engine, {})).values(engine)
+    load, setup = OPTIONS[engine].ask(values)
+    budget = asking.window_budget_bytes
+    question = Question(
+        model=opened.model,
+        engine=engine,
+        machine=asking.machine,
+        load=load,
+        start=Start(setup=setup, settled=frozenset(values)),
+        bill=biller(opened, engine, values, reach),
+        job=asking.job,
+        min_context=asking.min_context,
+        **({} if budget is None else {"window_budget_bytes": budget}),
+    )
+    result = judge(question)
+    return _told(opened, question, result, values, asking)
+
+
+def _told(
+    opened: Opened,
+    question: Question,
+    result: PreflightResult,
+    values: Mapping[str, Any],
+    asking: Asking,
+) -> Check:
+    engine, setup = question.engine, result.way.setup
+    load = replace(question.load, context_tokens=result.context_tokens)
+    settled = {**values, "context": result.context_tokens, **OPTIONS[engine].settled(setup)}
+    return Check(
+        bill=told_bill(opened, engine, settled, (load, setup), result.estimate),
+        result=result,
+        changes=changes(question, result) if asking.with_changes else (),
+    )
+
+
+def exit_code(answers: Sequence[Answer], *, strict: bool) -> int:
+    """Of one model: the best of its engines, for it runs if any of them runs it."""
+    codes = [_code(answer, strict=strict) for answer in answers]
+    return min(codes, key=_CODES.index)
+
+
+_CODES = (0, 1, 3, 2, 4, 5)  # the better ones first
+
+
+def _code(answer: Answer, *, strict: bool) -> int:
+    if isinstance(answer, Unanswered):
+        return (
+            HardwareError.exit_code
+            if isinstance(answer.error, HardwareError)
+            else answer.error.exit_code
+        )
+    if answer.result.failed:
+        return HardwareError.exit_code
+    return int(strict and answer.result.warning)

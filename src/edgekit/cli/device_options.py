@@ -1,0 +1,62 @@
+"""--device, --ram and --vram -> the machine that is meant: the one at hand where none is given."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # only to name types: --help must be instant
+    from edgekit.hardware.types import Machine
+
+DEVICE_FORMS = """\
+NAME of a --device is a card, a Mac or a phone: "RTX 4090", h100, m3-max-64, phone-8; 2x "RTX 3090" for two.
+SIZES are binary: 24G, 24 GB and 24GiB are the same.
+"""
+_COUNT = re.compile("[0-9]+[xX*\N{MULTIPLICATION SIGN}]")
+
+
+def add_device_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("another machine than this one")
+    group.add_argument(
+        "--device",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help='a device by its name: "RTX 4090", m3-max-64, phone-8; may be repeated',
+    )
+    group.add_argument("--ram", metavar="SIZE", help="memory of its processor: 32G")
+    group.add_argument("--vram", metavar="SIZES", help="memory of its GPUs, NVIDIA's: 24G,24G")
+
+
+def machine_of_arguments(arguments: argparse.Namespace) -> Machine:
+    """Raises UsageError for a name or a size that means nothing."""
+    if not (arguments.device or arguments.ram is not None or arguments.vram is not None):
+        from edgekit.hardware import detect
+
+        return detect()
+    from edgekit.hardware.wishes import wished_machine
+
+    return wished_machine(devices=tuple(arguments.device), ram=arguments.ram, vram=arguments.vram)
+
+
+def join_counts(argv: Sequence[str]) -> list[str]:
+    """`--device 2x "RTX 3090"` -> `--device "2x RTX 3090"`: people quote the name, not the count."""
+    words: list[str] = []
+    ended = False  # by --: what follows is no option
+    for word in argv:
+        ended = ended or word == "--"
+        if not ended and _is_open_count(words) and not word.startswith("-"):
+            words[-1] += f" {word}"
+        else:
+            words.append(word)
+    return words
+
+
+def _is_open_count(words: list[str]) -> bool:
+    """Whether they end with a --device of which only the count was said."""
+    flag, equals, count = words[-1].partition("=") if words else ("", "", "")
+    if flag == "--device" and equals:
+        return bool(_COUNT.fullmatch(count))
+    return words[-2:-1] == ["--device"] and bool(_COUNT.fullmatch(words[-1]))

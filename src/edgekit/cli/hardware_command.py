@@ -1,0 +1,58 @@
+"""`edgekit hardware`: what this machine has, or one that is only wished for. Parse, call, print."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from edgekit.cli.device_options import DEVICE_FORMS, add_device_options, machine_of_arguments
+from edgekit.cli.reach_options import is_terminal
+
+if TYPE_CHECKING:  # only to name types: --help must be instant
+    from argparse import _SubParsersAction
+
+_DESCRIPTION = (
+    "The memory and the devices of this machine, who limits and who uses them, and what llama.cpp, vLLM and MLX "
+    "may use: what is free, less a reserve."
+)
+_EXAMPLES = """
+examples:
+  edgekit hardware
+  edgekit hardware --json
+  edgekit hardware --device 2x "RTX 3090" --ram 64G
+  edgekit hardware --device m3-max-64
+
+"""
+
+
+def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "hardware",
+        help="what this machine has, and what each engine may use of it",
+        description=_DESCRIPTION,
+        epilog=DEVICE_FORMS + _EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
+    add_device_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """The answer as text. What could not be asked is a note, not an error."""
+    machine = machine_of_arguments(arguments)
+    if arguments.json:
+        from edgekit.report.as_json import json_text
+        from edgekit.report.hardware_json import hardware_json
+
+        return json_text(hardware_json(machine))
+    import shutil
+
+    from edgekit.report.bars import glyphs_for
+    from edgekit.report.hardware_text import hardware_text
+
+    width = shutil.get_terminal_size((100, 24)).columns
+    glyphs = glyphs_for(getattr(sys.stdout, "encoding", None))
+    return hardware_text(machine, width=width, bold=is_terminal(sys.stdout), glyphs=glyphs)

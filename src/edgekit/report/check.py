@@ -1,0 +1,28 @@
+"""Nouns of a told verdict: a result and what was asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from edgekit.errors import EdgekitError
+from edgekit.plan.changes import Change
+from edgekit.plan.types import PreflightResult
+from edgekit.report.bill import Bill
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One model on one engine and machine."""
+
+    bill: Bill = field(repr=False)  # label, reference, version, asked, command, notes, estimate
+    result: PreflightResult
+    changes: tuple[Change, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unanswered:
+    """A model, or an engine for it, that could not be judged."""
+
+    reference: str
+    engine: str | None
+    error: EdgekitError
