@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from edgekit.engine.types import Model
-from edgekit.errors import HeaderError, RemoteInspectError, UsageError
+from edgekit.errors import RemoteInspectError, UsageError
 from edgekit.geometry import not_a_language_model, read_geometry
 from edgekit.header import read_header, read_quantization
 from edgekit.header.types import Depth, ModelHeader
@@ -38,17 +38,17 @@ def open_model(
 def open_or_download(
     reference: str | os.PathLike[str],
     *,
-    confirm: Callable[[Download], bool],
+    confirm: Callable[[Download], bool] | None,
     reach: Reach | None = None,
 ) -> Opened:
     """Like `open_model`; a hub model that cannot be read by ranges is downloaded first, where `confirm` says so.
 
-    A file that its header calls corrupt may have been spoilt on the way: that counts as well.
+    A header that was had and cannot be read is not fetched again with its weights: the reader is the same.
     """
     reach = reach or Reach()
     try:
         return open_model(reference, reach=reach)
-    except (RemoteInspectError, HeaderError) as error:
+    except RemoteInspectError as error:
         from edgekit.source.download import download_model
 
         files = download_model(os.fspath(reference), error, reach=reach, confirm=confirm)

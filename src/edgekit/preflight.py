@@ -66,7 +66,8 @@ def model_preflight(
     >>> result.status.name, result.max_context
     ('WARNING', 19712)
     """
-    opened = open_or_download(model_id, reach=reach, confirm=lambda _: allow_download)
+    confirm = (lambda _: True) if allow_download else None
+    opened = open_or_download(model_id, reach=reach, confirm=confirm)
     question = _question(opened, engine, machine or _machine(device, ram, vram), options or {})
     return judge(
         replace(

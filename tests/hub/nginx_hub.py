@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from tests.hub.hub_files import (
 
 TOKEN = "hf_good"
 SIGNATURE = "X-Signature=s3cr3t"  # what the hub's redirect to the CDN carries
+COMMIT = "c0ffee" * 6 + "c0de"  # what main means in every repository
 
 LLAMA_CONFIG = {
     "model_type": "llama",
@@ -63,6 +65,7 @@ http {{
     map_hash_bucket_size 512;
     map $http_authorization $door {{ "" closed; "Bearer hf_good" open; default wrong; }}
     map $uri $linked_etag {{ default ""; {linked} }}
+    map $uri $linked_size {{ default ""; {sizes} }}
     map $request_uri $following {{
         default "";
         "/api/models/acme/paged-GGUF/tree/main?recursive=true"
@@ -92,20 +95,31 @@ http {{
             if ($door = open) {{ return 404; }}
             return 401;
         }}
-        location ~ ^/acme/gated-GGUF/resolve/main/(?<file>.+)$ {{
+        location ~ ^/acme/gated-GGUF/resolve/[^/]+/(?<file>.+)$ {{
             if ($door = closed) {{ add_header X-Error-Code GatedRepo always; return 401; }}
             if ($door = wrong) {{ add_header X-Error-Code GatedRepo always; return 403; }}
             add_header X-Linked-ETag $linked_etag always;
+            add_header X-Linked-Size $linked_size always;
+            add_header X-Repo-Commit {commit} always;
             return 302 http://localhost:{cdn}/acme/gated-GGUF/$file?{signature};
         }}
         location ~ ^/(?<repo>[^/]+/[^/]+)/resolve/[^/]+/(?<file>.+\\.json)$ {{
             error_page 404 = @no_entry;
+            add_header X-Repo-Commit {commit} always;
             try_files /files/$repo/$file =404;
+        }}
+        location ~ ^/(?<repo>acme/whole-[^/]+)/resolve/[^/]+/(?<file>.+)$ {{
+            add_header X-Linked-ETag $linked_etag always;
+            add_header X-Linked-Size $linked_size always;
+            add_header X-Repo-Commit {commit} always;
+            return 302 http://localhost:{cdn}/whole/$repo/$file?{signature};
         }}
         location ~ ^/(?<repo>[^/]+/[^/]+)/resolve/[^/]+/(?<file>.+)$ {{
             error_page 404 = @no_entry;
             if ($linked_etag = "") {{ return 404; }}
             add_header X-Linked-ETag $linked_etag always;
+            add_header X-Linked-Size $linked_size always;
+            add_header X-Repo-Commit {commit} always;
             return 302 http://localhost:{cdn}/$repo/$file?{signature};
         }}
         location @no_entry {{
@@ -162,16 +176,17 @@ class Hub:
                 file.truncate()
 
 
-def build(root: Path) -> dict[str, str]:
-    """Fills the folder; returns the hub's X-Linked-ETag for each /resolve/ path."""
+def build(root: Path) -> dict[str, tuple[str, int]]:
+    """Fills the folder; returns the hub's X-Linked-ETag and X-Linked-Size for each /resolve/ path."""
     listings: dict[str, list[dict[str, object]]] = {}
-    linked: dict[str, str] = {}
+    linked: dict[str, tuple[str, int]] = {}
 
     def add(repo: str, name: str, header: bytes, weights_bytes: int = 1 << 20) -> None:
         write_gguf(root / "cdn" / repo / name, header, weights_bytes=weights_bytes)
         size_bytes = len(header) + weights_bytes
         digest = hashlib.sha256(repo.encode() + name.encode() + header).hexdigest()
-        linked[f"/{repo}/resolve/main/{name}"] = digest
+        for revision in ("main", COMMIT):
+            linked[f"/{repo}/resolve/{revision}/{name}"] = digest, size_bytes
         lfs = {"oid": digest, "size": size_bytes, "pointerSize": 134}
         listings.setdefault(repo, []).append(
             {"type": "file", "path": name, "size": size_bytes, "lfs": lfs}
@@ -215,11 +230,31 @@ def build(root: Path) -> dict[str, str]:
     add("acme/llama-mlx", "model.safetensors", tensors_header(MLX), 1024 + 256)
     quantization = {"bits": 4, "group_size": 64, "mode": "affine"}
     add_json("acme/llama-mlx", "config.json", {**LLAMA_CONFIG, "quantization": quantization})
+    _add_whole(add, add_json)
     _write_listings(root, listings)
     _write_registry(root)
     shutil.copytree(root / "hub/files/acme/tensors", root / "cdn/acme/tensors", dirs_exist_ok=True)
     (root / "cdn/empty.gguf").write_bytes(b"")
     return linked
+
+
+def _add_whole(add: Callable[..., None], add_json: Callable[..., None]) -> None:
+    """Repositories behind a CDN that knows no ranges."""
+    for quant in ("Q4_K_M", "Q8_0"):
+        add("acme/whole-GGUF", f"whole-{quant}.gguf", gguf_header())
+    for number in (0, 1):
+        name = f"split-Q4_K_M-{number + 1:05d}-of-00002.gguf"
+        add("acme/whole-split-GGUF", name, split_header(number, 2))
+    for number in (1, 2):
+        part = {f"model.layers.{number}.weight": ("F32", [256, 128], 128 << 10)}
+        name = f"model-{number:05d}-of-00002.safetensors"
+        add("acme/whole-llama", name, tensors_header(part), 128 << 10)
+    add("acme/whole-llama", "consolidated.safetensors", tensors_header(LLAMA[0]), 128 << 10)
+    add_json("acme/whole-llama", "config.json", LLAMA_CONFIG)
+    add_json("acme/whole-llama", "hf_quant_config.json", {})
+    weight_map = {f"model.layers.{n}.weight": f"model-{n:05d}-of-00002.safetensors" for n in (1, 2)}
+    index = {"metadata": {"total_size": 256 << 10}, "weight_map": weight_map}
+    add_json("acme/whole-llama", "model.safetensors.index.json", index)
 
 
 def _write_listings(root: Path, listings: dict[str, list[dict[str, object]]]) -> None:
@@ -263,9 +298,14 @@ def start(root: Path) -> tuple[Hub, subprocess.Popen[bytes]]:
     (root / "temp").mkdir(parents=True)
     linked = build(root)
     hub_port, cdn_port = _free_ports()
-    lines = "".join(f'"{path}" \'"{digest}"\';\n' for path, digest in linked.items())
     config = _CONFIG.format(
-        root=root, hub=hub_port, cdn=cdn_port, linked=lines, signature=SIGNATURE
+        root=root,
+        hub=hub_port,
+        cdn=cdn_port,
+        linked="".join(f'"{path}" \'"{digest}"\';\n' for path, (digest, _) in linked.items()),
+        sizes="".join(f'"{path}" {size_bytes};\n' for path, (_, size_bytes) in linked.items()),
+        signature=SIGNATURE,
+        commit=COMMIT,
     )
     (root / "nginx.conf").write_text(config)
     command = ["nginx", "-p", str(root), "-c", str(root / "nginx.conf"), "-e", f"{root}/error.log"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socketserver
 import threading
 from collections.abc import Callable, Iterator
@@ -85,3 +86,27 @@ def serve(script: Script) -> Iterator[RawServer]:
         finally:
             listener.shutdown()
             thread.join()
+
+
+COMMIT = "5eed" * 10
+
+
+def hub_of(
+    files: dict[str, bytes], on_get: Script, *, listed: dict[str, int] | None = None
+) -> Script:
+    """A hub with one repository, acme/raw: it lists and describes `files`, `on_get` sends them (or not)."""
+    sizes = {name: len(content) for name, content in files.items()} | (listed or {})
+    items = [{"type": "file", "path": name, "size": size} for name, size in sizes.items()]
+
+    def script(asked: Asked, say: Say) -> None:
+        verb, path, _ = asked.line.split()
+        name = path.rpartition("/")[2]
+        if path.startswith("/api/models/"):
+            say(answer("200 OK", {"Content-Type": "application/json"}, json.dumps(items).encode()))
+        elif verb == "HEAD":
+            stated = {"ETag": f'"{name}-1"', "X-Repo-Commit": COMMIT}
+            say(answer("200 OK", {**stated, "Content-Length": str(len(files[name]))}))
+        else:
+            on_get(asked, say)
+
+    return script

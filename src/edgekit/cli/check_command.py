@@ -111,15 +111,12 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     quiet = arguments.json or arguments.quiet
     with reach_of(arguments, quiet=quiet) as reach:
         if len(names) == 1:
-            asking = _asking(arguments, flags, lambda: reach, _confirm(arguments, alone=True))
+            asking = _asking(arguments, flags, lambda: reach, alone=True)
             found = [check_model(names[0], asking)]
         else:
             each = replace(reach, progress=None)
             asking = _asking(
-                arguments,
-                flags,
-                lambda: replace(each, traffic=Traffic()),
-                _confirm(arguments, alone=False),
+                arguments, flags, lambda: replace(each, traffic=Traffic()), alone=False
             )
             found = check_all(names, asking, _counter(reach.progress))
     code = max(exit_code(answers, strict=arguments.strict) for answers in found)
@@ -150,7 +147,8 @@ def _asking(
     arguments: argparse.Namespace,
     flags: tuple[tuple[str, ...], dict[str, dict[str, Any]]],
     reach: Callable[[], Reach],
-    confirm: Callable[[Download], bool],
+    *,
+    alone: bool,
 ) -> Asking:
     from edgekit.cli.checking import Asking
 
@@ -164,9 +162,9 @@ def _asking(
         window_budget_bytes=None
         if budget is None
         else _read("--window-budget", parse_size, budget),
-        with_changes=not arguments.quiet,
+        with_changes=alone and not arguments.quiet,  # a table has no room for them
         reach=reach,
-        confirm=confirm,
+        confirm=_confirm(arguments, alone=alone),
     )
 
 
@@ -190,19 +188,17 @@ def _job(text: str | None) -> Job | None:
     )
 
 
-def _confirm(arguments: argparse.Namespace, *, alone: bool) -> Callable[[Download], bool]:
+def _confirm(arguments: argparse.Namespace, *, alone: bool) -> Callable[[Download], bool] | None:
     """Up to the limit without a word; beyond it a person is asked, a program gets a no."""
+    if arguments.no_download:
+        return None
     limit = UNASKED_DOWNLOAD_BYTES
     if arguments.download_up_to is not None:
         limit = _read("--download-up-to", parse_size, arguments.download_up_to)
     asks = alone and not (arguments.json or arguments.quiet) and _is_person()
 
     def confirm(download: Download) -> bool:
-        if arguments.no_download:
-            return False
-        if download.size_bytes <= limit:
-            return True
-        return asks and _ask(download)
+        return download.size_bytes <= limit or (asks and _ask(download))
 
     return confirm
 

@@ -17,7 +17,7 @@ from edgekit.plan.placement import engine_on
 from edgekit.plan.types import Job, PreflightResult, Question, Start
 from edgekit.plan.verdict import judge
 from edgekit.report.check import Check, Unanswered
-from edgekit.source.folders import models_in
+from edgekit.source.folders import is_here, models_in
 from edgekit.source.types import Reach
 
 if TYPE_CHECKING:  # only to name it: a local file needs none of it
@@ -43,7 +43,7 @@ class Asking:
     window_budget_bytes: int | None = None
     with_changes: bool = True
     reach: Callable[[], Reach] = field(repr=False)
-    confirm: Callable[[Download], bool] = field(repr=False)
+    confirm: Callable[[Download], bool] | None = field(repr=False)
 
 
 def references(words: Sequence[str]) -> tuple[str, ...]:
@@ -71,17 +71,28 @@ def _stdin_lines() -> Iterator[str]:
 def check_all(
     names: Sequence[str], asking: Asking, tell: Callable[[int, int], None]
 ) -> list[list[Answer]]:
-    """The answers of each model, in order. `tell` hears how many are done."""
-    found: list[list[Answer]] = []
-    with ThreadPoolExecutor(max_workers=min(AT_ONCE, len(names))) as pool:
+    """The answers of each model, in order. `tell` hears how many are done.
+
+    Models behind a network are asked for side by side; those on this machine keep one core busy as it is.
+    """
+    done = 0
+
+    def checked(name: str) -> list[Answer]:
+        nonlocal done
+        answers = check_model(name, asking)
+        done += 1
+        tell(done, len(names))
+        return answers
+
+    far = [name for name in names if not is_here(name)]
+    with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
         try:
-            for answers in pool.map(lambda name: check_model(name, asking), names):
-                found.append(answers)
-                tell(len(found), len(names))
-        except KeyboardInterrupt:
+            waiting = {name: pool.submit(checked, name) for name in far}
+            near = {name: checked(name) for name in names if name not in waiting}
+            return [near[name] if name in near else waiting[name].result() for name in names]
+        except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return found
 
 
 def check_model(reference: str, asking: Asking) -> list[Answer]:

@@ -36,7 +36,7 @@ from edgekit.source.types import ModelFiles, Reach
 if TYPE_CHECKING:
     from edgekit.source.reference import Reference
 
-__all__ = ["hub_hosts", "locate"]
+__all__ = ["hub_hosts", "hub_model_of", "locate"]
 
 _PATH_START = re.compile(r"[/~]|\.{1,2}(?:[/\\]|$)|[A-Za-z]:[/\\]|.*\\", re.DOTALL)
 
@@ -79,6 +79,13 @@ def hub_hosts() -> frozenset[str]:
     return HUB_HOSTS | {place} if place else HUB_HOSTS
 
 
+def hub_model_of(reference: str) -> HubModel | None:
+    """The hub model that `reference` means; None for a path and for every other kind of name."""
+    text = clean_text(reference)
+    wanted = parse_reference(text, hub_hosts=hub_hosts()) if _path_of(text) is None else None
+    return wanted if isinstance(wanted, HubModel) else None
+
+
 def _path_of(text: str) -> Path | None:
     """The path that `text` is: it exists, or it can be nothing else. None for a name."""
     if "://" in text:
@@ -118,8 +125,8 @@ def _locate_hub(model: HubModel, reach: Reach) -> ModelFiles:
     from edgekit.source.endpoint import is_offline
 
     if not reach.network or is_offline():
-        return _locate_hub_offline(model)
-    from edgekit.source.hub import locate_hub
+        return _locate_hub_offline(model, reach)
+    from edgekit.source.hub import locate_hub, locate_kept
 
     try:
         return locate_hub(model, reach)
@@ -127,25 +134,43 @@ def _locate_hub(model: HubModel, reach: Reach) -> ModelFiles:
         raise  # the hub was reached, and it said no
     except RemoteInspectError as error:
         found = _cached_in_need(model)
-        if found is None:
-            raise
-        note = f"the hub did not answer, so these are the files in its cache ({error})"
-        return replace(found, notes=(*found.notes, note))
+        if found is not None:
+            note = f"the hub did not answer, so these are the files in its cache ({error})"
+            return replace(found, notes=(*found.notes, note))
+        if (kept := locate_kept(model, reach, error)) is not None:
+            return kept
+        raise
 
 
-def _locate_hub_offline(model: HubModel) -> ModelFiles:
+def _locate_hub_offline(model: HubModel, reach: Reach) -> ModelFiles:
     from edgekit.source import stores
 
     cache = stores.hub_cache_folder()
-    found = stores.find_hub_cached(model, cache)
-    if found is None and model.filename is None and model.revision is None:
-        found = stores.find_lm_studio(model.repo, quant=model.quant)
+    try:
+        found = stores.find_hub_cached(model, cache)
+        if found is None and model.filename is None and model.revision is None:
+            found = stores.find_lm_studio(model.repo, quant=model.quant)
+    except NotFoundError:  # something of it is there, but not what was asked for
+        if (kept := _kept_offline(model, reach, cache)) is not None:
+            return kept
+        raise
+    found = found or _kept_offline(model, reach, cache)
     if found is None:
-        raise RemoteInspectError(
-            f"{model.repo} is not in the hub's cache ({cache}), and the network is switched off "
-            "(--offline or HF_HUB_OFFLINE): switch it on, or download the model first"
-        )
+        raise _switched_off(model, cache)
     return found
+
+
+def _kept_offline(model: HubModel, reach: Reach, cache: Path) -> ModelFiles | None:
+    from edgekit.source.hub import locate_kept
+
+    return locate_kept(model, reach, _switched_off(model, cache))
+
+
+def _switched_off(model: HubModel, cache: Path) -> RemoteInspectError:
+    return RemoteInspectError(
+        f"{model.repo} is not in the hub's cache ({cache}), and the network is switched off "
+        "(--offline or HF_HUB_OFFLINE): switch it on, or download the model first"
+    )
 
 
 def _cached_in_need(model: HubModel) -> ModelFiles | None:

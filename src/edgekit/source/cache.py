@@ -1,6 +1,7 @@
 """Header bytes that were fetched once -> a file each on disk, for the next time.
 
-An entry is one line of JSON (what it is, of which version, how long, its SHA-256), then the bytes.
+An entry is one line of JSON (what it is, of which version, how long, since when, its SHA-256), then the
+bytes.
 Only addresses without query, user and password come here, so no secret does.
 """
 
@@ -13,7 +14,7 @@ import os
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ _SUFFIX = ".header"
 _PART_SUFFIX = ".part"
 _PART_AGE_S = 3600.0  # no header takes an hour to write: its writer is gone
 _CHUNK_BYTES = 256 * KIB
+_LAST_SECOND = 253_402_300_799  # of the year 9999: every calendar can show it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,7 @@ class Entry:
     linked_etag: str | None
     prefix: IO[bytes]
     length: int
+    kept_at: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
 
 
 def new_prefix() -> IO[bytes]:
@@ -88,10 +91,16 @@ def load(url: str) -> Entry | None:
     return entry
 
 
+def holds(url: str) -> bool:
+    """Whether something is kept for this address; it may still turn out to be damaged."""
+    path = _path_of(url)
+    return path is not None and path.is_file()
+
+
 def store(url: str, entry: Entry) -> bool:
     """Whether it was kept. A folder that cannot be written to is no error, only no cache."""
     path = _path_of(url)
-    if path is None or entry.version.validator is None:
+    if path is None:
         return False
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -127,7 +136,13 @@ def _read_entry(file: IO[bytes], url: str) -> Entry | None:
         etag=title["etag"],
         last_modified=title["last_modified"],
     )
-    return Entry(version=version, linked_etag=title["linked_etag"], prefix=prefix, length=length)
+    return Entry(
+        version=version,
+        linked_etag=title["linked_etag"],
+        prefix=prefix,
+        length=length,
+        kept_at=title["kept_at"],
+    )
 
 
 def _copy(source: IO[bytes], target: IO[bytes], length: int) -> str:
@@ -142,12 +157,13 @@ def _copy(source: IO[bytes], target: IO[bytes], length: int) -> str:
 def _checked_title(title: Any, url: str) -> int:
     """The length; ValueError for a title that is not of this address or this format."""
     texts = (title["etag"], title["last_modified"], title["linked_etag"])
-    length, total_bytes = title["length"], title["total_bytes"]
+    length, total_bytes, kept_at = title["length"], title["total_bytes"], title["kept_at"]
     if (
         (title["format"], title["url"]) != (FORMAT, url)
         or any(text is not None and usable_validator(text) is None for text in texts)
         or not (type(length) is type(total_bytes) is int and 0 <= length <= total_bytes)
         or length > MAX_HEADER_BYTES
+        or not (type(kept_at) is int and 0 <= kept_at <= _LAST_SECOND)
     ):
         raise ValueError(title)
     return length
@@ -166,6 +182,7 @@ def _write_entry(path: Path, url: str, entry: Entry) -> None:
         "linked_etag": entry.linked_etag,
         "total_bytes": entry.version.total_bytes,
         "length": entry.length,
+        "kept_at": entry.kept_at,
         "sha256": digest.hexdigest(),
     }
     line = json.dumps(title).encode() + b"\n"

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edgekit.errors import RemoteAccessError, RemoteInspectError, RemoteNotFoundError
+from edgekit.errors import (
+    RemoteAccessError,
+    RemoteInspectError,
+    RemoteNotFoundError,
+    SourceError,
+)
 from edgekit.source.address import host_of
 from edgekit.source.endpoint import is_hub
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    import httpx2
 
 # Worth another try; every other status is an answer.
 PASSING_STATUSES = frozenset({429, 500, 502, 503, 504})
@@ -121,6 +130,90 @@ def unreachable(url: str, reason: str) -> Trouble:
         advice="no network, a wrong host, or a proxy is needed (HTTPS_PROXY); "
         "models that are already on this machine still work",
     )
+
+
+# What a file system without room answers: no space, no quota, no longer file for this process.
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def library_error(
+    error: Exception, *, name: str, url: str, token_sent: bool, folder: Path | None = None
+) -> SourceError:
+    """Whatever huggingface_hub raised for a request or a download to `folder`, in our words."""
+    import ssl
+
+    import httpx2
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    causes = list(_causes(error))
+    if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
+        return bad_certificate(url, name=name)
+    for cause in causes:
+        match cause:
+            case OfflineModeIsEnabled():
+                return offline(name=name)
+            case HfHubHTTPError():
+                return _answered(cause.response, name=name, token_sent=token_sent)
+            case httpx2.ConnectError() | httpx2.ProxyError():
+                return _again(unreachable(_asked(cause, url), str(cause)), name=name)
+            case httpx2.TransportError():
+                how = (
+                    "stopped sending" if isinstance(cause, httpx2.TimeoutException) else "broke off"
+                )
+                return _again(Trouble(what=f"{host_of(_asked(cause, url))} {how}"), name=name)
+            case OSError() if cause.errno in _NO_ROOM:
+                return _no_room(folder, name=name)
+            case OSError() if folder is not None and cause.errno is not None:
+                return SourceError(
+                    f"{name}: {cause.filename or folder} cannot be written to ({cause.strerror}); "
+                    "check its permissions, or set HF_HUB_CACHE to another folder"
+                )
+    text = str(error)
+    if "No space left" in text:  # hf_xet has words only
+        return _no_room(folder, name=name)
+    said = "" if "://" in text else f": {text.partition(chr(10))[0][:200]}"  # it may be signed
+    return _again(Trouble(what=f"the download failed ({type(error).__name__}{said})"), name=name)
+
+
+def _no_room(folder: Path | None, *, name: str) -> SourceError:
+    return SourceError(
+        f"{name}: the disk of {folder} became full (or this user's share of it); what was not finished is "
+        "removed: make room, or set HF_HUB_CACHE to a folder on another disk"
+    )
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, and what it came from; a chain may be a circle."""
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        seen.append(cause)
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _asked(error: httpx2.TransportError, url: str) -> str:
+    """The address that failed: the hub's, or the one it led to."""
+    try:
+        return str(error.request.url)
+    except RuntimeError:  # it was not sent yet
+        return url
+
+
+def _again(trouble: Trouble, *, name: str) -> RemoteInspectError:
+    return RemoteInspectError(f"{name}: {trouble.what}; {trouble.advice}")
+
+
+def _answered(response: httpx2.Response, *, name: str, token_sent: bool) -> RemoteInspectError:
+    headers = {key.lower(): value for key, value in response.headers.items()}
+    url = str(response.request.url)
+    answer = Answer(
+        status=response.status_code, headers=headers, url=url, token_sent=token_sent and is_hub(url)
+    )
+    trouble = status_trouble(answer)
+    if trouble is None and not is_hub(url) and answer.status in {401, 403}:
+        trouble = Trouble(what=f"{host_of(url)} answered {answer.status}: its link has expired")
+    return status_error(answer, name=name) if trouble is None else _again(trouble, name=name)
 
 
 def bad_certificate(url: str, *, name: str) -> RemoteInspectError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from edgekit.source.disk import is_folder, list_folder
@@ -13,7 +14,7 @@ def models_in(path: str) -> tuple[str, ...]:
 
     Every GGUF or set of shards is a model, and every folder with a config.json. SourceError where it may not be listed.
     """
-    folder = Path(path).expanduser()
+    folder = _expanded(path)
     if not is_folder(folder) or (folder / CONFIG_NAME).exists() or _is_cached(folder):
         return (path,)
     files = list_folder(folder)
@@ -22,6 +23,18 @@ def models_in(path: str) -> tuple[str, ...]:
     found |= {folder_of(file.name) for file in files if base_of(file.name) == CONFIG_NAME}
     names = sorted(name for name in found if name)
     return tuple(str(folder / name) for name in names) if len(names) > 1 else (path,)
+
+
+def is_here(name: str) -> bool:
+    """Whether it is a path on this machine that is there."""
+    return os.path.lexists(_expanded(name))
+
+
+def _expanded(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:  # "~nobody/models": no such user
+        return Path(path)
 
 
 def _is_cached(folder: Path) -> bool:

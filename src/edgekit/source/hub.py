@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from edgekit.errors import EdgekitError, RemoteInspectError, RemoteNotFoundError, UsageError
+from edgekit.source import cache
 from edgekit.source.address import host_of, redirect_target, site_of
 from edgekit.source.choose import choose_files
 from edgekit.source.endpoint import hub_endpoint, hub_library
+from edgekit.source.listing import FileEntry, file_entry, keep_listing, kept_listing
 from edgekit.source.naming import SHOWN, close_names, shard_names
-from edgekit.source.reference import MAX_PATH_CHARS
-from edgekit.source.remote import HttpFile, stride_of
+from edgekit.source.remote import HttpFile, opened_file, stride_of
 from edgekit.source.transport import Transport
-from edgekit.source.types import MAX_FILE_BYTES, ByteSource, ModelFile, ModelFiles, Origin, Reach
+from edgekit.source.types import ByteSource, ModelFile, ModelFiles, Origin, Reach
 from edgekit.units import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from edgekit.source.reference import HubModel
 
@@ -31,7 +34,6 @@ MAX_PAGES = 20
 MAX_ENTRIES = 20_000  # as many as in a local folder; the largest model repositories have hundreds
 
 _NEXT = re.compile(r"<([^>]{1,4096})>\s*;\s*rel=\"?next\"?")
-_ODD = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]|(?:^|/)\.{0,2}(?:/|$)")
 _REPO = re.compile(r"[A-Za-z0-9_.-]{1,96}/[A-Za-z0-9_.-]{1,96}")
 
 
@@ -39,10 +41,59 @@ def locate_hub(model: HubModel, reach: Reach) -> ModelFiles:
     """The files of a repository that make the model. A GGUF that is named needs no listing."""
     _check_repo(model)
     transport = Transport(reach)
-    if model.filename is not None and model.filename.lower().endswith(".gguf"):
-        files = list(_named_files(model, model.filename, transport))
+    if (filename := _named_gguf(model)) is None:
+        return _chosen(model, _listed_files(model, transport))
+    files = list(_named_files(model, filename, transport))
+    if reach.cache and cache.holds(file_url(model, files[0].name)):
+        # Where there is something to fall back to, a silent hub is noticed here, not when it is read.
+        files[0] = opened_file(files[0].name, files[0].open(), files[0].open)
+    return _chosen(model, files)
+
+
+def locate_kept(model: HubModel, reach: Reach, because: RemoteInspectError) -> ModelFiles | None:
+    """As the hub answered an earlier time, from the disk alone; None when nothing is kept of that.
+
+    What is not among the kept bytes ends, when it is read, with the error that is `because`.
+    """
+    if not reach.cache:
+        return None
+    _check_repo(model)
+    transport = Transport(reach, cut_off=because)
+    filename = _named_gguf(model)
+    listing = kept_listing(_tree_url(model))
+    if filename is None and listing is not None:
+        files, kept_at = _model_files(model, listing.entries, transport), listing.kept_at
+    elif filename is not None and (header := _kept_header(model, filename)) is not None:
+        files, kept_at = list(_named_files(model, filename, transport)), header
     else:
-        files = _listed_files(model, transport)
+        return None
+    found = _chosen(model, files)
+    return replace(found, notes=(*found.notes, _kept_note(kept_at, reach, because)))
+
+
+def _kept_note(kept_at: int, reach: Reach, because: RemoteInspectError) -> str:
+    day = time.strftime("%Y-%m-%d", time.localtime(kept_at))
+    silent = f"the hub did not answer ({because})" if Transport(reach).is_online else "offline"
+    return f"{silent}: this is the answer kept from {day}, not checked against the hub since"
+
+
+def _kept_header(model: HubModel, filename: str) -> int | None:
+    """Since when the first bytes of the file, or of its first shard, are kept."""
+    names = shard_names(filename)
+    entry = cache.load(file_url(model, (names[1:] or names)[0]))
+    if entry is None:
+        return None
+    entry.prefix.close()
+    return entry.kept_at
+
+
+def _named_gguf(model: HubModel) -> str | None:
+    """Its name needs no listing."""
+    name = model.filename
+    return name if name is not None and name.lower().endswith(".gguf") else None
+
+
+def _chosen(model: HubModel, files: list[ModelFile]) -> ModelFiles:
     return choose_files(
         files,
         reference=_spelt(model),
@@ -59,7 +110,7 @@ def _check_repo(model: HubModel) -> None:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        _file_url(model, "config.json")
+        file_url(model, "config.json")
     except HFValidationError as error:
         raise UsageError(f"{model.repo} cannot be a repository on the hub: {error}") from error
 
@@ -71,7 +122,7 @@ def _spelt(model: HubModel) -> str:
     return f"{model.repo}{revision}{tag}{path}"
 
 
-def _file_url(model: HubModel, path: str) -> str:
+def file_url(model: HubModel, path: str) -> str:
     url: str = hub_library().hf_hub_url(
         model.repo, path, revision=model.revision, endpoint=hub_endpoint()
     )
@@ -83,7 +134,7 @@ def _open(
 ) -> HttpFile:
     return HttpFile(
         transport,
-        _file_url(model, path),
+        file_url(model, path),
         name=f"{model.repo}/{path}",
         stride=stride_of(path),
         expected_bytes=size_bytes,
@@ -111,13 +162,25 @@ def _open_named(model: HubModel, name: str, transport: Transport) -> ByteSource:
         raise _with_candidates(error, near) from error
 
 
-def _listed_files(model: HubModel, transport: Transport) -> list[ModelFile]:
+def _tree_url(model: HubModel) -> str:
     revision = quote(model.revision or "main", safe="")
-    url = f"{hub_endpoint()}/api/models/{quote(model.repo)}/tree/{revision}?recursive=true"
+    return f"{hub_endpoint()}/api/models/{quote(model.repo)}/tree/{revision}"
+
+
+def _listed_files(model: HubModel, transport: Transport) -> list[ModelFile]:
+    url = _tree_url(model)
     try:
-        entries = list(_tree_entries(url, model, transport))
+        entries = list(_tree_entries(f"{url}?recursive=true", model, transport))
     except RemoteNotFoundError as error:
         raise _with_candidates(error, _repos_like(model.repo, transport)) from error
+    if transport.reach.cache:
+        keep_listing(url, entries)
+    return _model_files(model, entries, transport)
+
+
+def _model_files(
+    model: HubModel, entries: Iterable[FileEntry], transport: Transport
+) -> list[ModelFile]:
     return [
         ModelFile(
             name=path,
@@ -128,16 +191,14 @@ def _listed_files(model: HubModel, transport: Transport) -> list[ModelFile]:
     ]
 
 
-def _tree_entries(
-    url: str, model: HubModel, transport: Transport
-) -> Iterator[tuple[str, int | None]]:
-    """(path, size) of every file; pages are linked, RFC 8288."""
+def _tree_entries(url: str, model: HubModel, transport: Transport) -> Iterator[FileEntry]:
+    """Every file; pages are linked, RFC 8288."""
     name = f"{model.repo}@{model.revision}" if model.revision else model.repo
     seen = 0
     for _ in range(MAX_PAGES):
         reply = transport.get(url, name=name, limit_bytes=MAX_PAGE_BYTES)
         for item in _json_list(reply.body, url, name=name):
-            if (entry := _file_entry(item)) is not None:
+            if (entry := file_entry(item)) is not None:
                 seen += 1
                 yield entry
         if seen > MAX_ENTRIES:
@@ -157,19 +218,6 @@ def _tree_entries(
         f"{name}: the listing has more than {MAX_PAGES} pages or {MAX_ENTRIES:,} files; "
         "name a file of the repository instead"
     )
-
-
-def _file_entry(item: Any) -> tuple[str, int | None] | None:
-    """None for a folder, and for a path that no file in a repository can have."""
-    if not isinstance(item, dict) or item.get("type") != "file":
-        return None
-    path, lfs = item.get("path"), item.get("lfs")
-    if not isinstance(path, str) or len(path) > MAX_PATH_CHARS or _ODD.search(path):
-        return None
-    # For a large file `size` may be that of its pointer.
-    size_bytes = lfs.get("size") if isinstance(lfs, dict) else item.get("size")
-    is_size = type(size_bytes) is int and 0 <= size_bytes <= MAX_FILE_BYTES
-    return path, size_bytes if is_size else None
 
 
 def _json_list(body: bytes | bytearray, url: str, *, name: str) -> list[Any]:

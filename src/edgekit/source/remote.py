@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO
 
@@ -18,7 +19,7 @@ from edgekit.source.ranges import (
     usable_validator,
 )
 from edgekit.source.transport import Patience, Reply, Transport
-from edgekit.source.types import MAX_HEADER_BYTES
+from edgekit.source.types import MAX_HEADER_BYTES, ByteSource, ModelFile
 from edgekit.units import KIB, MIB, format_bytes
 
 MAX_RANGE_BYTES = 8 * MIB  # one range is held in memory while it comes in
@@ -104,6 +105,7 @@ class HttpFile:
         """The header was read and makes sense: keep it on disk for the next time."""
         if (
             self._version is None
+            or self._version.validator is None  # nobody could say whether it is still the same
             or not self._may_cache
             or self._available_bytes <= self._kept_bytes
         ):
@@ -266,6 +268,16 @@ class HttpFile:
                 f"not enough ({self._available_bytes:,} bytes so far); download the file and give "
                 "its path"
             )
+
+
+def opened_file(name: str, first: ByteSource, again: Callable[[], ByteSource]) -> ModelFile:
+    """A file that was opened to see whether it is there: whoever opens it first gets that."""
+    waiting = [first]
+    return ModelFile(
+        name=name,
+        open=lambda: waiting.pop() if waiting else again(),
+        size_bytes=first.size_bytes,
+    )
 
 
 def _is_linked(answer: Answer, entry: cache.Entry) -> bool:

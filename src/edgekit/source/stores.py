@@ -167,14 +167,17 @@ def _moved_models(home: Path) -> Path | None:
     return Path(told) if isinstance(told, str) and told and told.isprintable() else None
 
 
+def repository_folder(model: HubModel, hub_cache: Path) -> Path:
+    return hub_cache / (_REPO_FOLDER + model.repo.replace("/", "--"))
+
+
 def find_hub_cached(model: HubModel, hub_cache: Path) -> ModelFiles | None:
     """From the hub's cache; None when no file of that repository and revision is in it.
 
     A part of a model may be all that was downloaded: then NotFoundError says what is missing, or the
     config.json alone is returned.
     """
-    repository = hub_cache / (_REPO_FOLDER + model.repo.replace("/", "--"))
-    snapshot = snapshot_folder(repository, model.revision)
+    snapshot = snapshot_folder(repository_folder(model, hub_cache), model.revision)
     files = () if snapshot is None else list_folder(snapshot)
     if not files:
         return None

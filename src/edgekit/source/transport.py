@@ -73,8 +73,10 @@ class Transport:
     The time limit is for them together, and counts only while the network is being used.
     """
 
-    def __init__(self, reach: Reach) -> None:
+    def __init__(self, reach: Reach, *, cut_off: RemoteInspectError | None = None) -> None:
+        """With `cut_off` nothing is asked for: what is kept is served, whoever needs more hears it."""
         self.reach = reach
+        self._cut_off = cut_off
         self._watch = Stopwatch()
 
     def ask(
@@ -91,6 +93,8 @@ class Transport:
         `settled` may end it at a redirect that already says enough.
         Raises for a status that will not change; what may pass comes back as trouble.
         """
+        if self._cut_off is not None:
+            raise type(self._cut_off)(str(self._cut_off))  # several threads may hear it at once
         if not self.is_online:
             raise offline(name=name)
         linked_etag, seen = None, {url}
@@ -150,7 +154,7 @@ class Transport:
 
     @property
     def is_online(self) -> bool:
-        return self.reach.network and not is_offline()
+        return self.reach.network and self._cut_off is None and not is_offline()
 
     def _exchange(self, url: str, headers: Mapping[str, str], *, name: str, want: Want) -> Reply:
         left_s = self.left_s

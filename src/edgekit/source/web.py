@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from edgekit.errors import HeaderError, RemoteAccessError, RemoteNotFoundError, UsageError
 from edgekit.source.address import shown, site_of
 from edgekit.source.choose import choose_files
 from edgekit.source.naming import CONFIG_NAME, INDEX_NAME, MODEL_SUFFIXES, base_of, shard_names
-from edgekit.source.remote import HttpFile, stride_of
+from edgekit.source.remote import HttpFile, opened_file, stride_of
 from edgekit.source.transport import Transport
 from edgekit.source.types import Container, ModelFile, ModelFiles, Origin, Reach
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _GGUF_MAGIC = b"GGUF"
 
@@ -73,16 +69,7 @@ def _probed(name: str, url: str, transport: Transport) -> ModelFile | None:
         first = _open(name, url, transport)
     except (RemoteNotFoundError, RemoteAccessError):
         return None
-    return _opened(name, first, partial(_open, name, url, transport))
-
-
-def _opened(name: str, first: HttpFile, again: Callable[[], HttpFile]) -> ModelFile:
-    waiting = [first]
-    return ModelFile(
-        name=name,
-        open=lambda: waiting.pop() if waiting else again(),
-        size_bytes=first.size_bytes,
-    )
+    return opened_file(name, first, partial(_open, name, url, transport))
 
 
 def _by_magic(url: str, filename: str, transport: Transport) -> ModelFiles:
@@ -96,7 +83,7 @@ def _by_magic(url: str, filename: str, transport: Transport) -> ModelFiles:
             file=shown(url),
         )
     name = filename or "model"
-    file = _opened(name, first, partial(_open, filename, url, transport))
+    file = opened_file(name, first, partial(_open, filename, url, transport))
     return ModelFiles(
         reference=shown(url),
         label=name,

@@ -1,0 +1,666 @@
+"""The second stage: a full download into the hub's cache, asked for first, and nothing half of it left."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx2
+import pytest
+from huggingface_hub import constants, file_download
+from tests.hub.hub_files import gguf_header
+from tests.hub.nginx_hub import COMMIT, SIGNATURE, TOKEN, Hub
+from tests.hub.raw_server import Asked, RawServer, Say, Script, answer, hub_of
+
+from edgekit.errors import (
+    HeaderError,
+    RangeNotSupportedError,
+    RemoteAccessError,
+    RemoteChangedError,
+    RemoteInspectError,
+    RemoteNotFoundError,
+    SourceError,
+)
+from edgekit.header import read_header
+from edgekit.source import fetch, locate
+from edgekit.source.download import SPARE_BYTES, Download, download_model
+from edgekit.source.failures import library_error
+from edgekit.source.types import Origin, Reach
+
+Server = Callable[[Script], RawServer]
+WHY = RangeNotSupportedError("no ranges here")
+HEADER = gguf_header()
+CONTENT = HEADER + bytes(range(256)) * 4096  # a header and 1 MiB
+PIECE = 65_536  # the library writes so much at a time in these tests
+
+
+def yes(_: Download) -> bool:
+    return True
+
+
+def never(_: Download) -> bool:
+    raise AssertionError("nobody should be asked")
+
+
+@pytest.fixture(autouse=True)
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "hub cache"
+    monkeypatch.setenv("HF_HUB_CACHE", str(folder))
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", PIECE)
+    monkeypatch.setattr(file_download, "time", SimpleNamespace(sleep=lambda _: None))
+    monkeypatch.setattr(fetch, "FIRST_PAUSE_S", 0.0)
+    return folder
+
+
+@pytest.fixture
+def raw_hub(raw_server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+    def start(script: Script) -> RawServer:
+        server = raw_server(script)
+        monkeypatch.setenv("HF_ENDPOINT", server.address)
+        return server
+
+    return start
+
+
+def light(reference: str, reach: Reach) -> RemoteInspectError:
+    """The error of a light inspection that has to fail."""
+    with pytest.raises(RemoteInspectError) as caught:
+        read_header(locate(reference, reach=reach))
+    return caught.value
+
+
+def blobs(folder: Path) -> list[str]:
+    """Every regular file that holds data: blobs, finished or not."""
+    return sorted(path.name for path in folder.glob("models--*/blobs/*"))
+
+
+def links(folder: Path) -> list[str]:
+    root = folder.glob("models--*/snapshots/*")
+    return sorted(
+        str(path.relative_to(one)) for one in root for path in one.rglob("*") if path.is_file()
+    )
+
+
+def gets(server: RawServer) -> list[Asked]:
+    return [asked for asked in server.asked if asked.line.startswith("GET /acme/raw/resolve/")]
+
+
+def sent(asked: Asked, content: bytes, until: int | None = None) -> bytes:
+    """The answer to a whole or a resumed download; the body may break off before its stated length."""
+    headers, status, first = {}, "200 OK", 0
+    if "range" in asked.headers:
+        first = asked.first_byte
+        status = "206 Partial Content"
+        headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
+    headers["Content-Length"] = str(len(content) - first)
+    return answer(status, headers) + content[first:until]
+
+
+@pytest.mark.parametrize(
+    ("reference", "names", "weights_bytes"),
+    [
+        ("acme/whole-GGUF", ["whole-Q4_K_M.gguf"], 1 << 20),
+        ("acme/whole-GGUF:Q8_0", ["whole-Q8_0.gguf"], 1 << 20),
+        ("acme/whole-GGUF@main:Q8_0", ["whole-Q8_0.gguf"], 1 << 20),
+        ("acme/whole-GGUF/whole-Q8_0.gguf", ["whole-Q8_0.gguf"], 1 << 20),
+        (
+            "acme/whole-split-GGUF",
+            ["split-Q4_K_M-00001-of-00002.gguf", "split-Q4_K_M-00002-of-00002.gguf"],
+            2 << 20,
+        ),
+        (
+            "acme/whole-llama",
+            [
+                "config.json",
+                "hf_quant_config.json",
+                "model-00001-of-00002.safetensors",
+                "model-00002-of-00002.safetensors",
+                "model.safetensors.index.json",
+            ],
+            256 << 10,
+        ),
+    ],
+)
+def test_where_ranges_fail_the_chosen_files_are_downloaded(
+    hub: Hub, reach: Reach, hub_cache: Path, *, reference: str, names: list[str], weights_bytes: int
+) -> None:
+    why = light(reference, reach)
+    assert isinstance(why, RangeNotSupportedError)
+    asked: list[Download] = []
+
+    def confirm(download: Download) -> bool:
+        asked.append(download)
+        assert not hub_cache.exists()  # nothing is written before somebody agrees
+        return True
+
+    found = download_model(reference, why, confirm=confirm, reach=reach)
+    (download,) = asked
+    assert (download.folder, download.because) == (hub_cache, str(why))
+    assert sorted(file.name for file in download.files) == names
+    assert weights_bytes < download.size_bytes < weights_bytes + 4096  # and their headers
+    assert links(hub_cache) == names
+    assert (found.origin, found.reference) == (Origin.HUB_CACHE, reference)
+    assert found.notes[-1].startswith("downloaded in full (")
+    assert found.notes[-1].endswith(f": the light inspection failed ({why})")
+    assert read_header(found).tensors
+    (ref,) = hub_cache.glob("models--*/refs/main")
+    assert ref.read_text() == COMMIT  # so other programs find it offline, too
+    assert read_header(locate(reference, reach=replace(reach, network=False))).tensors
+
+
+def test_it_is_announced_and_shows_the_files_name(
+    hub: Hub,
+    reach: Reach,
+    hub_cache: Path,
+    *,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TQDM_POSITION", "-1")  # the library's switch: a bar without a terminal too
+    lines: list[str] = []
+    download_model("acme/whole-GGUF", WHY, confirm=yes, reach=replace(reach, progress=lines.append))
+    assert caplog.record_tuples == [
+        (
+            "edgekit",
+            logging.WARNING,
+            f"light inspection failed (no ranges here); downloading 1.00 MiB to {hub_cache}",
+        )
+    ]
+    bar = capsys.readouterr().err
+    assert "whole-Q4_K_M.gguf: 100%" in bar
+    assert SIGNATURE.partition("=")[2] not in bar
+    assert lines == ["acme/whole-GGUF:Q4_K_M: asking how large its files are", ""]
+
+
+def test_a_refused_download_is_the_first_error_with_a_word_about_it(
+    hub: Hub, reach: Reach, hub_cache: Path
+) -> None:
+    with pytest.raises(RangeNotSupportedError) as caught:
+        download_model("acme/whole-GGUF", WHY, confirm=lambda _: False, reach=reach)
+    assert str(caught.value) == (
+        "no ranges here. The full download of 1.00 MiB may answer it and was not allowed: "
+        "--download-up-to SIZE allows it, and allow_download=True"
+    )
+    assert not hub_cache.exists()
+
+
+def test_refused_unasked_nothing_is_asked_of_the_hub(hub: Hub, reach: Reach) -> None:
+    with pytest.raises(RangeNotSupportedError, match=r"no ranges here\. A full download may"):
+        download_model("acme/whole-GGUF", WHY, confirm=None, reach=reach)
+    assert hub.log("hub") == []
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "llama3.2:1b",
+        "ollama:tiny:latest",
+        "{cdn}/whole/acme/whole-GGUF/whole-Q8_0.gguf",
+        "./m.gguf",
+    ],
+)
+def test_what_is_not_on_the_hub_is_not_downloaded(hub: Hub, reach: Reach, reference: str) -> None:
+    with pytest.raises(RangeNotSupportedError) as caught:
+        download_model(reference.format(cdn=hub.cdn), WHY, confirm=never, reach=reach)
+    assert caught.value is WHY
+    assert hub.log("hub") == []
+
+
+@pytest.mark.parametrize("by", ["reach", "HF_HUB_OFFLINE"])
+def test_offline_nothing_is_downloaded(
+    hub: Hub, reach: Reach, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    if by != "reach":
+        monkeypatch.setenv(by, "1")
+    with pytest.raises(RangeNotSupportedError) as caught:
+        download_model(
+            "acme/whole-GGUF", WHY, confirm=never, reach=replace(reach, network=by != "reach")
+        )
+    assert caught.value is WHY
+    assert hub.log("hub") == []
+
+
+def test_what_the_hub_does_not_have_is_not_asked_for_again(hub: Hub, reach: Reach) -> None:
+    missing = RemoteNotFoundError("no such repository")
+    with pytest.raises(RemoteNotFoundError) as caught:
+        download_model("acme/nothing", missing, confirm=never, reach=reach)
+    assert caught.value is missing
+    assert hub.log("hub") == []
+
+
+def test_a_header_that_cannot_be_read_stays_the_error_when_refused(hub: Hub, reach: Reach) -> None:
+    broken = HeaderError("no sense", file="a.gguf", offset=3)
+    with pytest.raises(HeaderError) as caught:
+        download_model("acme/whole-GGUF", broken, confirm=lambda _: False, reach=reach)
+    assert caught.value is broken
+
+
+def test_a_gated_model_says_how_to_log_in_before_anybody_is_asked(
+    hub: Hub, reach: Reach, hub_cache: Path
+) -> None:
+    why = light("acme/gated-GGUF", reach)
+    assert isinstance(why, RemoteAccessError)
+    with pytest.raises(RemoteAccessError) as caught:
+        download_model("acme/gated-GGUF", why, confirm=never, reach=reach)
+    assert str(caught.value) == (
+        f"acme/gated-GGUF/gated-Q4_K_M.gguf: the model is gated ({hub.endpoint[7:]} answered 401); "
+        "accept its terms on its page, then log in with `hf auth login`, or set HF_TOKEN"
+    )
+    assert not hub_cache.exists()
+
+
+def test_the_token_opens_a_gated_model_and_stays_at_the_hub(
+    hub: Hub, reach: Reach, monkeypatch: pytest.MonkeyPatch, hub_cache: Path
+) -> None:
+    monkeypatch.delenv("HF_HUB_DISABLE_IMPLICIT_TOKEN")
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    download_model("acme/gated-GGUF", WHY, confirm=yes, reach=reach)
+    assert links(hub_cache) == ["gated-Q4_K_M.gguf"]
+    assert all(line.endswith(f"auth=[Bearer {TOKEN}]") for line in hub.log("hub"))
+    assert all(line.endswith("auth=[-]") for line in hub.log("cdn"))
+
+
+def test_what_is_in_the_cache_is_neither_asked_about_nor_fetched(
+    hub: Hub, reach: Reach, hub_cache: Path
+) -> None:
+    download_model("acme/whole-split-GGUF", WHY, confirm=yes, reach=reach)
+    hub.clear_logs()
+    found = download_model("acme/whole-split-GGUF", WHY, confirm=never, reach=reach)
+    assert found.notes == ("read from the hub cache: the light inspection failed (no ranges here)",)
+    assert hub.log("cdn") == []
+
+
+def test_only_the_missing_shard_is_asked_about(hub: Hub, reach: Reach, hub_cache: Path) -> None:
+    download_model("acme/whole-split-GGUF", WHY, confirm=yes, reach=reach)
+    (second,) = hub_cache.glob("models--*/snapshots/*/*-00002-*")
+    second.resolve().unlink()
+    second.unlink()
+    asked: list[Download] = []
+
+    def confirm(download: Download) -> bool:
+        asked.append(download)
+        return True
+
+    download_model("acme/whole-split-GGUF", WHY, confirm=confirm, reach=reach)
+    assert [file.name for file in asked[0].files] == [second.name]
+    assert asked[0].size_bytes == second.stat().st_size
+
+
+@pytest.mark.parametrize(("short_bytes", "fits"), [(0, True), (1, False)])
+def test_the_disk_is_looked_at_first(
+    hub: Hub,
+    reach: Reach,
+    hub_cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    short_bytes: int,
+    *,
+    fits: bool,
+) -> None:
+    needed = len(HEADER) + (1 << 20) + SPARE_BYTES
+    usage = SimpleNamespace(total=1 << 40, used=0, free=needed - short_bytes)
+    asked_at: list[Path] = []
+
+    def disk_usage(place: Path) -> SimpleNamespace:
+        asked_at.append(place)
+        if not Path(place).exists():
+            raise FileNotFoundError(place)
+        return usage
+
+    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
+    if fits:
+        download_model("acme/whole-GGUF", WHY, confirm=yes, reach=reach)
+        return
+    with pytest.raises(SourceError) as caught:
+        download_model("acme/whole-GGUF", WHY, confirm=never, reach=reach)
+    assert str(caught.value) == (
+        "acme/whole-GGUF:Q4_K_M: the full download needs 1.00 MiB and 256.00 MiB to spare, and the disk of "
+        f"{hub_cache} has 257.00 MiB free: make room, or set HF_HUB_CACHE to a folder on another disk. "
+        "The light inspection failed: no ranges here"
+    )
+    assert asked_at == [hub_cache, hub_cache.parent]
+    assert not hub_cache.exists()
+
+
+def test_a_cut_is_resumed_where_it_happened(
+    raw_hub: Server, reach: Reach, hub_cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cut = 5 * PIECE + 1000
+
+    def once(asked: Asked, say: Say) -> None:
+        say(sent(asked, CONTENT, until=None if "range" in asked.headers else cut))
+
+    server = raw_hub(hub_of({"a.gguf": CONTENT}, once))
+    found = download_model("acme/raw", WHY, confirm=yes, reach=reach)
+    first, second = gets(server)
+    assert "range" not in first.headers
+    assert second.headers["range"] == f"bytes={5 * PIECE}-"  # what was not a whole piece is lost
+    file = found.weights[0].open()
+    assert file.read(0, len(CONTENT) + 1) == CONTENT
+    file.close()
+    assert blobs(hub_cache) == ["a.gguf-1"]
+    assert any("Trying to resume" in record.message for record in caplog.records)
+
+
+def test_a_reset_connection_starts_the_file_again(
+    raw_hub: Server, reach: Reach, hub_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library does not resume after those; it is asked again."""
+    server = raw_hub(hub_of({"a.gguf": CONTENT}, lambda asked, say: say(sent(asked, CONTENT))))
+    real, failures = file_download.http_get, [httpx2.ReadError("reset by peer")]
+
+    def reset_once(url: str, temp_file: object, **rest: object) -> None:
+        if failures:
+            raise failures.pop()
+        real(url, temp_file, **rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(file_download, "http_get", reset_once)
+    download_model("acme/raw", WHY, confirm=yes, reach=reach)
+    assert (len(gets(server)), blobs(hub_cache)) == (1, ["a.gguf-1"])
+
+
+@pytest.mark.parametrize("until", [0, 1000])
+def test_endless_cuts_end_and_leave_nothing(
+    raw_hub: Server, reach: Reach, hub_cache: Path, until: int
+) -> None:
+    def script(asked: Asked, say: Say) -> None:
+        say(sent(asked, CONTENT, until=until))
+
+    server = raw_hub(hub_of({"a.gguf": CONTENT}, script))
+    with pytest.raises(RemoteInspectError, match=r"^acme/raw/a.gguf: 127.0.0.1:\d+ broke off; try"):
+        download_model("acme/raw", WHY, confirm=yes, reach=reach)
+    assert len(gets(server)) == fetch.MAX_TRIES * 6  # the library: once, and five times to resume
+    assert (blobs(hub_cache), links(hub_cache)) == ([], [])
+
+
+def test_a_server_that_always_starts_again_is_left(
+    raw_hub: Server, reach: Reach, hub_cache: Path
+) -> None:
+    """The library would go on for as long as bytes come: each time the first few, for ever."""
+
+    def script(asked: Asked, say: Say) -> None:
+        asked.headers.pop("range", None)
+        say(sent(asked, CONTENT, until=3 * PIECE))
+
+    server = raw_hub(hub_of({"a.gguf": CONTENT}, script))
+    with pytest.raises(RemoteChangedError, match="broke off 4 times, and the server cannot go on"):
+        download_model("acme/raw", WHY, confirm=yes, reach=reach)
+    assert len(gets(server)) == 5
+    assert blobs(hub_cache) == []
+
+
+SHARDS = {f"m-Q8_0-{number:05d}-of-00002.gguf": CONTENT for number in (1, 2)}
+
+
+def test_a_finished_shard_stays_for_the_next_run(
+    raw_hub: Server, reach: Reach, hub_cache: Path
+) -> None:
+    is_up = [False]
+
+    def script(asked: Asked, say: Say) -> None:
+        is_lost = "-00002-" in asked.line and not is_up[0]
+        say(sent(asked, CONTENT, until=0 if is_lost else None))
+
+    server = raw_hub(hub_of(SHARDS, script))
+    with pytest.raises(RemoteInspectError, match=r"00002-of-00002.gguf: .* broke off"):
+        download_model("acme/raw", WHY, confirm=yes, reach=reach)
+    first, second = SHARDS
+    assert (blobs(hub_cache), links(hub_cache)) == ([f"{first}-1"], [first])
+    assert not list(
+        hub_cache.glob("models--*/refs/*")
+    )  # main keeps its old meaning until all is there
+    is_up[0] = True
+    server.asked.clear()
+    download_model("acme/raw", WHY, confirm=yes, reach=reach)
+    assert [asked.line.split("/")[-2] for asked in gets(server)] == [f"{second} HTTP"]
+    assert links(hub_cache) == [first, second]
+
+
+def test_a_failed_update_leaves_the_old_version_usable(
+    raw_hub: Server, reach: Reach, hub_cache: Path
+) -> None:
+    """The library alone would let main mean the new commit before its files are there."""
+    repository = hub_cache / "models--acme--raw"
+    old = "01d" * 13 + "0"
+    (repository / "snapshots" / old).mkdir(parents=True)
+    (repository / "snapshots" / old / "a.gguf").write_bytes(HEADER + bytes(1024))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(old)
+    raw_hub(
+        hub_of({"a.gguf": CONTENT}, lambda asked, say: say(sent(asked, CONTENT, until=PIECE + 1)))
+    )
+    with pytest.raises(RemoteInspectError, match="broke off"):
+        download_model("acme/raw", WHY, confirm=yes, reach=reach)
+    kept = locate("acme/raw", reach=replace(reach, network=False))
+    assert kept.weights[0].size_bytes == len(HEADER) + 1024
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_no_more_is_written_than_was_agreed_to(
+    raw_hub: Server, reach: Reach, hub_cache: Path, *, chunked: bool
+) -> None:
+    written: list[int] = []
+
+    def script(asked: Asked, say: Say) -> None:
+        stated = {"Transfer-Encoding": "chunked", "Content-Length": ""}
+        say(answer("200 OK", stated if chunked else {"Content-Length": str(1 << 40)}))
+        for _ in range(1000):
+            say(b"10000\r\n" + b"\0" * PIECE + b"\r\n" if chunked else b"\0" * PIECE)
+            written.extend(path.stat().st_size for path in hub_cache.glob("models--*/blobs/*"))
+
+    server = raw_hub(hub_of({"a.gguf": CONTENT}, script))
+    with pytest.raises(RemoteChangedError, match=f"sends more than the {len(CONTENT):,} bytes"):
+        download_model("acme/raw", WHY, confirm=yes, reach=reach)
+    assert max(written) <= len(CONTENT)
+    assert len(gets(server)) == 1  # a liar is not asked again
+    assert blobs(hub_cache) == []
+
+
+def test_a_listing_that_understates_is_found_out_before_anybody_is_asked(
+    raw_hub: Server, reach: Reach, hub_cache: Path
+) -> None:
+    raw_hub(hub_of({"a.gguf": CONTENT}, lambda *_: None, listed={"a.gguf": 10}))
+    with pytest.raises(
+        RemoteChangedError, match=f"listed with 10 bytes but served with {len(CONTENT):,}"
+    ):
+        download_model("acme/raw", WHY, confirm=never, reach=reach)
+    assert not hub_cache.exists()
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"X-Repo-Commit": ""},
+        {"X-Repo-Commit": "../../etc"},
+        {"ETag": ""},
+        {"ETag": '"../../../escaped"'},
+        {"ETag": '".."'},
+    ],
+)
+def test_a_hub_whose_names_are_no_names(
+    raw_hub: Server, reach: Reach, hub_cache: Path, stated: dict[str, str]
+) -> None:
+    honest = hub_of({"a.gguf": CONTENT}, lambda *_: None)
+
+    def script(asked: Asked, say: Say) -> None:
+        if not asked.line.startswith("HEAD"):
+            honest(asked, say)
+            return
+        said = {
+            "X-Repo-Commit": COMMIT,
+            "ETag": '"a"',
+            "Content-Length": str(len(CONTENT)),
+            **stated,
+        }
+        say(answer("200 OK", said))
+
+    raw_hub(script)
+    with pytest.raises(RemoteInspectError, match="does not name the commit and the content"):
+        download_model("acme/raw", WHY, confirm=never, reach=reach)
+    assert not hub_cache.exists()
+
+
+@pytest.mark.parametrize(("tries", "arrives"), [(1, True), (2, True), (3, False)])
+def test_a_hub_that_is_busy_for_a_moment(
+    raw_hub: Server, reach: Reach, hub_cache: Path, tries: int, *, arrives: bool
+) -> None:
+    busy = [answer("503 Service Unavailable", {"Retry-After": "3600"})] * tries
+    honest = hub_of({"a.gguf": CONTENT}, lambda asked, say: say(sent(asked, CONTENT)))
+
+    def script(asked: Asked, say: Say) -> None:
+        if asked.line.startswith("HEAD") and busy:
+            say(busy.pop())
+        else:
+            honest(asked, say)
+
+    raw_hub(script)
+    if arrives:
+        download_model("acme/raw", WHY, confirm=yes, reach=reach)
+        assert blobs(hub_cache) == ["a.gguf-1"]
+        return
+    with pytest.raises(RemoteInspectError, match=r"answered 503; try again later$"):
+        download_model("acme/raw", WHY, confirm=never, reach=reach)
+
+
+def test_a_folder_that_cannot_be_written_to(hub: Hub, reach: Reach, hub_cache: Path) -> None:
+    hub_cache.write_bytes(b"a file")
+    with pytest.raises(SourceError, match=r"cannot be written to .* set HF_HUB_CACHE"):
+        download_model("acme/whole-GGUF", WHY, confirm=yes, reach=reach)
+    assert hub_cache.read_bytes() == b"a file"
+
+
+CHILD = """
+import sys
+from edgekit.errors import EdgekitError, RemoteInspectError
+from edgekit.source.download import download_model
+if sys.argv[1] == "limited":
+    import resource
+    resource.setrlimit(resource.RLIMIT_FSIZE, (700_000, 700_000))
+try:
+    download_model("acme/raw", RemoteInspectError("why"), confirm=lambda _: True)
+except KeyboardInterrupt:
+    print("interrupted")
+except EdgekitError as error:
+    print(error)
+"""
+
+
+def child(how: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD, how],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such limits there")
+def test_a_disk_that_fills_up_on_the_way(raw_hub: Server, hub_cache: Path) -> None:
+    """The system refuses to let the file grow, as a full disk does."""
+    small = {"config.json": b"{}", "model.safetensors": CONTENT}
+    raw_hub(
+        hub_of(small, lambda asked, say: say(sent(asked, small[asked.line.split("/")[-2][:-5]])))
+    )
+    process = child("limited")
+    printed, _ = process.communicate(timeout=60)
+    assert printed == (
+        f"acme/raw/model.safetensors: the disk of {hub_cache} became full (or this user's share of it); what was "
+        "not finished is removed: make room, or set HF_HUB_CACHE to a folder on another disk\n"
+    )
+    assert (blobs(hub_cache), links(hub_cache)) == (["config.json-1"], ["config.json"])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are not sent like that there")
+def test_ctrl_c_leaves_what_is_finished_and_nothing_else(raw_hub: Server, hub_cache: Path) -> None:
+    def script(asked: Asked, say: Say) -> None:
+        is_stuck = "-00002-" in asked.line
+        say(sent(asked, CONTENT, until=len(CONTENT) - 1000 if is_stuck else None))
+        if is_stuck:
+            time.sleep(8)
+
+    raw_hub(hub_of(SHARDS, script))
+    stranger = hub_cache / "models--acme--raw/blobs/other.12345678.incomplete"
+    stranger.parent.mkdir(parents=True)
+    stranger.write_bytes(b"another process is at it")
+    process = child("interrupted")
+    _wait_for(lambda: len(blobs(hub_cache)) == 3, process)
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=60)
+    assert printed == "interrupted\n"
+    first = next(iter(SHARDS))
+    assert blobs(hub_cache) == [f"{first}-1", stranger.name]
+    assert links(hub_cache) == [first]
+
+
+def _wait_for(is_so: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    for _ in range(1000):
+        if is_so():
+            return
+        assert process.poll() is None
+        time.sleep(0.02)
+    raise AssertionError("it did not happen")
+
+
+def test_a_signature_is_in_no_log(
+    hub: Hub, reach: Reach, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+
+    def cut(url: str, *_: object, **__: object) -> None:
+        logging.getLogger("huggingface_hub.file_download").warning(
+            "Error while downloading from %s", url
+        )
+        lines.append(url)
+        raise httpx2.RemoteProtocolError("cut")
+
+    monkeypatch.setattr(file_download, "http_get", cut)
+    with pytest.raises(RemoteInspectError) as caught:
+        download_model("acme/whole-GGUF", WHY, confirm=yes, reach=reach)
+    assert all(SIGNATURE in line for line in lines)
+    assert "Error while downloading from http://localhost" in caplog.text
+    assert SIGNATURE.partition("=")[2] not in caplog.text + str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "sentence"),
+    [
+        (OSError(errno.ENOSPC, "No space left"), SourceError, "the disk of .* became full"),
+        (OSError(errno.EDQUOT, "Quota"), SourceError, "became full .or this user's share"),
+        (RuntimeError("No space left on device"), SourceError, "became full"),
+        (PermissionError(errno.EACCES, "Denied", "/x"), SourceError, "/x cannot be written to"),
+        (OSError("Consistency check failed: size 3"), RemoteInspectError, "Consistency check"),
+        (httpx2.ConnectError("refused"), RemoteInspectError, "cannot reach 127.0.0.1:9 .refused."),
+        (httpx2.ReadTimeout("slow"), RemoteInspectError, "127.0.0.1:9 stopped sending"),
+        (RecursionError("too deep"), RemoteInspectError, "RecursionError: too deep"),
+        (
+            RuntimeError("at https://a.example/?sig=s3cr3t"),
+            RemoteInspectError,
+            r"failed \(RuntimeError\)",
+        ),
+    ],
+)
+def test_what_the_library_raises_becomes_a_sentence(
+    error: Exception,
+    kind: type[Exception],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    told = library_error(
+        error, name="acme/a", url="http://127.0.0.1:9/a", token_sent=False, folder=tmp_path
+    )
+    assert type(told) is kind
+    assert os.linesep not in str(told)
+    with pytest.raises(kind, match=f"^acme/a: .*{sentence}"):
+        raise told

@@ -1,0 +1,294 @@
+"""The hub is off or down: the answer of an earlier time, from the disk, and said to be that."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from tests.hub.nginx_hub import TOKEN, Hub, start
+
+from edgekit.cli import main
+from edgekit.errors import (
+    NotFoundError,
+    RemoteAccessError,
+    RemoteInspectError,
+    RemoteNotFoundError,
+)
+from edgekit.header import read_header
+from edgekit.header.types import Depth, ModelHeader
+from edgekit.source import cache, locate
+from edgekit.source.listing import keep_listing, kept_listing
+from edgekit.source.ranges import Version
+from edgekit.source.types import Reach, Traffic
+
+KEPT_ON = 1_752_000_000  # a day in July 2025, wherever this runs
+DAY = time.strftime("%Y-%m-%d", time.localtime(KEPT_ON))
+SINCE = f"this is the answer kept from {DAY}, not checked against the hub since"
+
+
+@pytest.fixture
+def online(reach: Reach) -> Reach:
+    return replace(reach, cache=True)
+
+
+@pytest.fixture(autouse=True)
+def july(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept in these tests is kept on that day."""
+    real = cache.Entry
+
+    def dated(**values: object) -> cache.Entry:
+        return real(**{"kept_at": KEPT_ON, **values})  # type: ignore[arg-type]
+
+    monkeypatch.setattr(cache, "Entry", dated)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "cache" / "headers"
+
+
+def fresh(reach: Reach, *, network: bool = True) -> Reach:
+    return replace(reach, network=network, traffic=Traffic())
+
+
+def look(reference: str, reach: Reach, depth: Depth = Depth.TENSORS) -> ModelHeader:
+    return read_header(locate(reference, reach=reach), depth=depth)
+
+
+@dataclass(frozen=True, slots=True)
+class MortalHub:
+    hub: Hub
+    process: subprocess.Popen[bytes]
+
+    def stop(self) -> None:
+        """From now on nobody listens at its address."""
+        self.process.terminate()
+        self.process.wait(10)
+
+
+@pytest.fixture
+def mortal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MortalHub]:
+    if shutil.which("nginx") is None:
+        pytest.skip("nginx is not installed (Debian: apt install nginx-light)")
+    one = MortalHub(*start(tmp_path / "nginx"))
+    monkeypatch.setenv("HF_ENDPOINT", one.hub.endpoint)
+    yield one
+    one.stop()
+
+
+REFERENCES = [
+    "acme/large-GGUF",
+    "acme/tiny-GGUF:Q8_0",
+    "acme/tiny-GGUF/tiny-Q8_0.gguf",
+    "acme/pair-GGUF",
+    "acme/pair-GGUF/pair-Q4_K_M-00002-of-00002.gguf",
+    "acme/llama",
+    "acme/llama-mlx",
+]
+
+
+@pytest.mark.parametrize("reference", REFERENCES)
+def test_yesterdays_answer_offline(hub: Hub, online: Reach, reference: str) -> None:
+    before = look(reference, fresh(online))
+    hub.clear_logs()
+    offline = fresh(online, network=False)
+    files = locate(reference, reach=offline)
+    assert files.notes == (f"offline: {SINCE}",)
+    after = read_header(files)
+    assert (after.keys, after.tensors) == (before.keys, before.tensors)
+    assert (offline.traffic.requests, hub.log("hub"), hub.log("cdn")) == (0, [], [])
+
+
+@pytest.mark.parametrize("reference", REFERENCES)
+def test_yesterdays_answer_when_the_hub_is_down(
+    mortal: MortalHub, online: Reach, reference: str
+) -> None:
+    before = look(reference, fresh(online))
+    mortal.stop()
+    files = locate(reference, reach=fresh(online))
+    (note,) = files.notes
+    host = mortal.hub.endpoint[7:]
+    assert re.fullmatch(rf"the hub did not answer \(.*cannot reach {host} .*\): {SINCE}", note)
+    assert read_header(files).tensors == before.tensors
+
+
+def test_the_choice_is_made_anew_from_the_kept_listing(
+    hub: Hub, online: Reach, folder: Path
+) -> None:
+    look("acme/tiny-GGUF", fresh(online))
+    with pytest.raises(
+        NotFoundError, match=r"no Q2_K in acme/tiny-GGUF\. Did you mean: Q4_K_M, Q8_0"
+    ):
+        locate("acme/tiny-GGUF:Q2_K", reach=fresh(online, network=False))
+    assert locate("acme/tiny-GGUF", reach=fresh(online, network=False)).alternatives == ("Q8_0",)
+
+
+def test_what_was_not_read_then_is_the_usual_error_now(mortal: MortalHub, online: Reach) -> None:
+    """Only the architecture was read: the tensor directory is not on this disk."""
+    look("acme/large-GGUF", fresh(online), Depth.ARCHITECTURE)
+    offline = fresh(online, network=False)
+    assert look("acme/large-GGUF", offline, Depth.ARCHITECTURE).keys["llama.block_count"] == 2
+    with pytest.raises(
+        RemoteInspectError, match=r"^acme/large-GGUF is not in the hub's cache .*: switch it on"
+    ):
+        look("acme/large-GGUF", fresh(online, network=False))
+    with pytest.raises(RemoteInspectError, match=r"^acme/tiny-GGUF is not in the hub's cache"):
+        look("acme/tiny-GGUF", fresh(online, network=False))
+    mortal.stop()
+    with pytest.raises(RemoteInspectError, match=r"cannot reach .*, 4 times; no network"):
+        look("acme/large-GGUF", fresh(online))
+
+
+def test_another_quantisation_of_a_kept_listing_has_no_bytes(hub: Hub, online: Reach) -> None:
+    look("acme/tiny-GGUF:Q8_0", fresh(online))
+    with pytest.raises(RemoteInspectError, match=r"^acme/tiny-GGUF is not in the hub's cache"):
+        look("acme/tiny-GGUF:Q4_K_M", fresh(online, network=False))
+
+
+def test_without_the_cache_nothing_is_kept_or_used(hub: Hub, online: Reach, folder: Path) -> None:
+    look("acme/llama", replace(fresh(online), cache=False))
+    assert not folder.exists()
+    look("acme/llama", fresh(online))
+    with pytest.raises(RemoteInspectError, match="is not in the hub's cache"):
+        locate("acme/llama", reach=replace(fresh(online, network=False), cache=False))
+
+
+def test_the_hubs_own_cache_goes_first(
+    hub: Hub, online: Reach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look("acme/tiny-GGUF:Q8_0", fresh(online))
+    look("acme/tiny-GGUF:Q4_K_M", fresh(online))
+    snapshot = tmp_path / "models--acme--tiny-GGUF/snapshots/abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "tiny-Q4_K_M.gguf").write_bytes(b"GGUF")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    offline = fresh(online, network=False)
+    assert locate("acme/tiny-GGUF", reach=offline).notes == ()
+    # and where it has another quantisation only, the kept answer helps out
+    assert locate("acme/tiny-GGUF:Q8_0", reach=offline).notes == (f"offline: {SINCE}",)
+
+
+@pytest.mark.parametrize("reference", ["acme/gated-GGUF", "acme/gated-GGUF/gated-Q4_K_M.gguf"])
+def test_a_hub_that_says_no_is_believed(
+    hub: Hub, online: Reach, monkeypatch: pytest.MonkeyPatch, reference: str
+) -> None:
+    """The header is kept, but whoever lost access does not get it while the hub can be asked."""
+    with monkeypatch.context() as with_token:
+        with_token.delenv("HF_HUB_DISABLE_IMPLICIT_TOKEN")
+        with_token.setenv("HF_TOKEN", TOKEN)
+        look(reference, fresh(online))
+    with pytest.raises(RemoteAccessError):
+        look(reference, fresh(online))
+
+
+def test_a_repository_that_is_gone_is_not_answered_for(hub: Hub, online: Reach) -> None:
+    page = hub.root / "hub/api/models/acme/llama-mlx/tree/main/page.json"
+    raw = page.read_bytes()
+    look("acme/llama-mlx", fresh(online))
+    page.unlink()
+    try:
+        with pytest.raises(RemoteNotFoundError):
+            locate("acme/llama-mlx", reach=fresh(online))
+    finally:
+        page.write_bytes(raw)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda raw: raw[:-1],
+        lambda raw: b"",
+        lambda raw: raw.replace(b'"kept_at": ', b'"kept_at": -', 1),
+        lambda raw: raw.replace(b'"kept_at": ', b'"kept_at": 9', 1).replace(
+            b"9175", b"99999999175"
+        ),
+        lambda raw: re.sub(rb'"kept_at": \d+, ', b"", raw, count=1),
+    ],
+)
+def test_a_damaged_listing_is_none_and_goes(
+    hub: Hub, online: Reach, folder: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    look("acme/tiny-GGUF", fresh(online))
+    (entry,) = (one for one in folder.iterdir() if b"/api/models/" in one.read_bytes()[:200])
+    damaged = damage(entry.read_bytes())
+    assert damaged != entry.read_bytes()
+    entry.write_bytes(damaged)
+    with pytest.raises(RemoteInspectError, match="is not in the hub's cache"):
+        locate("acme/tiny-GGUF", reach=fresh(online, network=False))
+    assert not entry.exists()
+
+
+URL = "https://hub.example/api/models/a/b/tree/main"
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        {},
+        [],
+        "x",
+        [1, None],
+        [{"type": "file", "path": "../../etc/passwd", "size": 1}],
+        [{"type": "file", "path": "a\x1b[31m.gguf", "size": 1}],
+    ],
+)
+def test_a_listing_that_somebody_else_wrote_is_checked_like_the_hubs(items: object) -> None:
+    body = json.dumps(items).encode()
+    entry = cache.Entry(
+        version=Version(total_bytes=len(body)),
+        linked_etag=None,
+        prefix=io.BytesIO(body),
+        length=len(body),
+    )
+    assert cache.store(URL, entry)
+    assert kept_listing(URL) is None
+
+
+def test_what_is_kept_is_what_is_read() -> None:
+    entries = (("a.gguf", 5), ("b/c.safetensors", None), ("ü.json", 0))
+    keep_listing(URL, entries)
+    kept = kept_listing(URL)
+    assert kept is not None
+    assert (kept.entries, kept.kept_at) == (entries, KEPT_ON)
+
+
+def test_an_endpoint_with_a_password_keeps_no_listing(folder: Path) -> None:
+    keep_listing(URL.replace("//", "//me:pw@"), [("a.gguf", 5)])
+    assert not folder.exists()
+
+
+def test_a_listing_beyond_its_limit_is_not_kept(folder: Path) -> None:
+    keep_listing(URL, [("x" * 900 + str(number), 1) for number in range(5000)])
+    assert not folder.exists()
+
+
+def test_listings_are_pruned_with_the_headers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "MAX_CACHE_BYTES", 1000)
+    for number in range(5):
+        keep_listing(f"{URL}{number}", [("a.gguf", 5)])
+        for age, path in enumerate(sorted(folder.iterdir(), key=lambda p: p.stat().st_mtime_ns)):
+            os.utime(path, (1000 + age, 1000 + age))
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 1000
+    assert kept_listing(f"{URL}4") is not None
+    assert kept_listing(f"{URL}0") is None
+
+
+def test_as_a_person_types_it(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "acme/llama", "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert main(["inspect", "acme/llama", "--json", "--offline"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["tensor_bytes"] == first["tensor_bytes"]
+    assert SINCE in json.dumps(again)
+    assert main(["inspect", "acme/llama", "--offline", "--no-cache"]) == 4
