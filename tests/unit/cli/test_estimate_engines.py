@@ -12,15 +12,13 @@ import pytest
 from tests.recorded import model_header, models, rows
 
 from edgekit.cli import main
-from edgekit.cli.vllm_gpus import TABLE, card_named
 from edgekit.engine.llamacpp import estimate as estimate_llamacpp
 from edgekit.engine.llamacpp.types import LlamaCppSetup
 from edgekit.engine.types import Model
-from edgekit.errors import UsageError
 from edgekit.estimation import open_config
 from edgekit.geometry import read_geometry
 from edgekit.memory.types import CACHES, Component, Load
-from edgekit.units import GIB
+from edgekit.units import GIB, MIB
 
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "torch_dtype": "bfloat16",
@@ -69,7 +67,7 @@ def test_vllm_fills_the_card(capsys: pytest.CaptureFixture[str], folder: Path) -
     answer = ask_json(capsys, str(folder), "--engine", "vllm", *words)
     assert answer["bytes_per_block"] == 16 * TOKEN // 2 // 2
     assert answer["kv_bytes"] == answer["num_blocks"] * answer["bytes_per_block"]
-    assert answer["total_bytes"] == pytest.approx(0.92 * 24 * GIB, rel=0.01)
+    assert answer["total_bytes"] == pytest.approx(0.92 * 24_048 * MIB, rel=0.01)
     assert "on each of 2 cards, cache fp8" in answer["asked"]
     assert shlex.split(answer["command"])[-4:] == ["-tp", "2", "--kv-cache-dtype", "fp8"]
 
@@ -128,7 +126,9 @@ def test_mlx_with_a_quantised_cache(capsys: pytest.CaptureFixture[str], folder: 
     [
         (["--engine", "vllm", "--kv-cache-dtype", "q8_0"], "vLLM has auto"),
         (["--engine", "vllm", "-tp", "3"], "cannot be divided"),
-        (["--engine", "vllm", "--gpu", "Voodoo 2"], "unknown GPU 'Voodoo 2'; there are"),
+        (["--engine", "vllm", "--gpu", "Voodoo 2"], "--gpu: unknown device 'Voodoo 2'; there are"),
+        (["--engine", "vllm", "--gpu", "a100"], "several sizes: say A100 40GB, A100 80GB"),
+        (["--engine", "vllm", "--gpu", "m3-max-64"], "known here for NVIDIA's GPUs from Volta on"),
         (["--gpu-memory-utilization", "2"], "is not a share above 0 and up to 1"),
         (["--engine", "vllm", "-tp", "0"], "is not between 1"),
         (["--engine", "mlx", "--quantize", "q17"], "unknown quantisation"),
@@ -143,14 +143,21 @@ def test_errors(
     assert sentence in capsys.readouterr().err
 
 
-def test_cards_are_found_by_what_people_call_them() -> None:
-    for name, card in (("h100", "H100 80GB"), ("NVIDIA GeForce RTX 4090", "RTX 4090"), ("4090", "RTX 4090"),
-                       ("A100-80GB", "A100 80GB"), ("a100", "A100 40GB"), ("L40", "L40")):  # fmt: skip
-        assert card_named(name).name == card
-    for row in TABLE:
-        assert card_named(row.name) is row
-    with pytest.raises(UsageError, match="there are V100"):
-        card_named(" ")
+@pytest.mark.parametrize(
+    ("name", "card"),
+    [
+        ("h100", "H100 (compute capability 9.0)"),
+        ("NVIDIA A100-SXM4-80GB", "A100 80GB (compute capability 8.0)"),
+        ("4090", "RTX 4090 (compute capability 8.9)"),
+        ("T4", "T4 (compute capability 7.5)"),
+        ("b300", "B300 (compute capability 10.3)"),
+    ],
+)
+def test_choices_follow_the_card(
+    name: str, card: str, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    notes = ask_json(capsys, str(folder), "--engine", "vllm", "--gpu", name)["notes"]
+    assert f"choices as on {card}" in notes
 
 
 def test_llama_cpp_before_the_conversion(capsys: pytest.CaptureFixture[str], folder: Path) -> None:

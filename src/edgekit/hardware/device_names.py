@@ -1,0 +1,46 @@
+"""What people and drivers call a device -> the words that tell it from others, in one spelling."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+# The longest name in the table has 52 characters, the longest a driver gives some 70.
+MAX_NAME_CHARS = 120
+
+_MARKS = re.compile(r"\((?:r|tm|c)\)|[®™©]", re.IGNORECASE)
+# A Mac is known by its chip: the "Pro" of a MacBook Pro is not that of an M3 Pro.
+_HOUSINGS = re.compile(r"\b(?:macbook (?:pro|air)|mac (?:studio|mini|pro)|imac)\b")
+_UNIT = re.compile(r"(?<=\d)[\s-]*gi?b(?![a-z0-9])")  # 64GB, 64 GiB
+_SHORT_UNIT = re.compile(r"(?<![a-z0-9])(\d+)\s*g(?![a-z0-9])")  # 64g; but A10G is a card
+_WORD = re.compile(r"[0-9]+|[a-z]+")
+# Makers and words that no two devices differ by.
+_NOISE = frozenset({
+    "nvidia", "geforce", "tesla", "amd", "ati", "radeon", "instinct", "intel", "arc", "apple", "google", "samsung",
+    "gpu", "graphics", "card", "generation", "edition", "developer", "kit", "engineering", "reference", "with",
+    "design", "the",
+})  # fmt: skip
+_SERIES = frozenset({"rtx", "gtx", "rx"})  # says nothing beside a number, unlike TITAN RTX
+_SAME = {"mobile": "laptop", "notebook": "laptop"}
+
+Words = tuple[str, ...]
+
+
+def words_of(name: str) -> Words:
+    """'NVIDIA GeForce RTX 4090', 'rtx4090', '4090' -> ('4090',). In alphabetical order; none for mere noise."""
+    plain = _MARKS.sub(" ", name[:MAX_NAME_CHARS])
+    if not plain.isascii():
+        plain = unicodedata.normalize("NFKC", plain)
+    plain = plain.lower().replace("_", " ")
+    plain = _SHORT_UNIT.sub(r"\1 ", _UNIT.sub(" ", _HOUSINGS.sub(" ", plain)))
+    found = [word for word in _WORD.findall(plain) if word not in _NOISE]
+    dropped = frozenset[str]() if "titan" in found else _SERIES
+    kept = (_SAME.get(word, word) for word in found if word not in dropped)
+    return tuple(sorted(kept))
+
+
+def likeness(wanted: Words, known: Words) -> tuple[int, int]:
+    """How near two names are: letters and digits in the words they share; then, the fewer others the better."""
+    shared = set(wanted) & set(known)
+    telling = sum(len(word) for word in shared if len(word) > 1)
+    return telling, -len(set(wanted) ^ set(known))

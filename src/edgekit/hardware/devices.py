@@ -1,0 +1,231 @@
+"""A name -> a device that can be bought or rented: its memory and how fast it is read. TABLE in device_data/.
+
+kept.tsv is kept by hand (to add a device: one row), collected.tsv is made by tools/device_table.py. Both are read on
+first use, and a row of kept.tsv stands for the one of the same name that was collected.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import NamedTuple
+
+from edgekit.basis import Basis
+from edgekit.errors import UsageError
+from edgekit.hardware.device_names import Words, likeness, words_of
+from edgekit.hardware.types import Vendor
+from edgekit.units import MIB
+
+SHOWN = 6  # names in one message
+FILES = ("kept.tsv", "collected.tsv")
+COLUMNS = (
+    "name", "kind", "vendor", "size_gb", "memory_mib", "usable_mib", "bandwidth_gb_s", "capability",
+    "released", "usual", "also", "source",
+)  # fmt: skip
+
+
+class Kind(enum.Enum):
+    GPU = "gpu"
+    MAC = "mac"
+    PHONE = "phone"
+    BOARD = "board"  # Jetson, DGX Spark: one memory for an NVIDIA GPU and its processor
+    APU = "apu"  # a processor with a large GPU inside
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One device in one size: a card, or a whole machine with unified memory."""
+
+    name: str  # "RTX 4090", "M3 Max 64GB"
+    model: str  # the same in every size: "M3 Max"
+    kind: Kind
+    vendor: Vendor
+    size_gb: int  # as it is sold
+    memory_bytes: int  # as its driver reports it
+    usable_bytes: int  # what a program can have of it when nothing else runs
+    basis: Basis  # of these two
+    bandwidth_bytes_per_s: int | None
+    capability: tuple[int, int] | None  # CUDA's, from Volta on
+    released: str  # "2022-10", "2022"; empty: not known
+    usual: bool  # one of those that people buy or rent today
+    also: tuple[str, ...]  # what drivers and people call it besides
+    source: str
+
+    @property
+    def id(self) -> str:
+        """What to type: 'rtx-4090', 'm3-max-64'."""
+        plain = self.name.lower().replace("+", "")
+        return "-".join(plain.removesuffix("gb").replace("gb ", " ").split())
+
+    @property
+    def unified(self) -> bool:
+        """Its memory is that of its processor: one pool for both."""
+        return self.kind is not Kind.GPU
+
+
+# What is left of the size on the box where no driver's word was found: below every one that was.
+# Blackwell cards report 0.995 of it. ROCm takes 16 MiB, 144 of an R9700. SYCL reports 0.944 of an Arc A770. Linux
+# reports 0.929 of an Orin Nano and 0.935 of a DGX Spark; a Strix Halo of 128 GB reports 116 GiB and more.
+_REPORTED_PERMILLE: dict[Vendor | Kind, int] = {
+    Vendor.NVIDIA: 995,
+    Vendor.AMD: 990,
+    Vendor.INTEL: 940,
+    Kind.BOARD: 925,
+    Kind.APU: 900,
+    Kind.MAC: 1000,  # hw.memsize is the size on the box
+    Kind.PHONE: 1000,  # judged on that, whatever its system keeps
+}
+# NVIDIA's driver keeps some of what nvidia-smi reports: 384 MiB of 4 GiB, 516 of 24, 669 of 45, 886 of 80, 1,109 of 96.
+# CUDA's total is the rest. This is more than was found on any of 29 cards; tests hold it against them.
+_DRIVER_KEEPS_BYTES = 400 * MIB
+_DRIVER_KEEPS_PERMILLE = 7.5
+
+
+def find_device(text: str) -> Device:
+    """The device that is meant: 'RTX 4090', 'rtx4090', '4090', 'm3-max-64', 'Apple M3 Max 64 GB', 'phone-8'.
+
+    Raises UsageError with names that are near when none is meant, or several of different size.
+    """
+    wanted = words_of(text)
+    index = _index()
+    named = index.by_name.get(wanted) or index.by_other.get(wanted, ())
+    if not named:
+        raise UsageError(f"unknown device {text[:40]!r}; {_near(text, wanted)}")
+    if len({device.memory_bytes for device in named}) > 1:
+        sizes = sorted(named, key=lambda device: device.memory_bytes)
+        names = ", ".join(device.name for device in sizes[:SHOWN])
+        raise UsageError(f"{text[:40]!r} comes in several sizes: say {names}")
+    return min(named, key=lambda device: device.bandwidth_bytes_per_s or 0)
+
+
+def device_like(name: str, *, memory_bytes: int | None = None) -> Device | None:
+    """What is known of the device that a driver calls so; None where nothing is.
+
+    `memory_bytes`, as the driver reports it, tells the sizes of one name apart. Without it, or where no size is near
+    it, the answer is the smallest, with a bandwidth only where all sizes have the same.
+    """
+    wanted = words_of(name)
+    index = _index()
+    named = _once((*index.by_name.get(wanted, ()), *index.by_other.get(wanted, ())))
+    if not named:
+        return None
+    if memory_bytes is not None:
+        nearest = min(named, key=lambda device: abs(device.memory_bytes - memory_bytes))
+        # ECC switched on or off moves a sixteenth; sizes of one name lie a fifth apart
+        if abs(nearest.memory_bytes - memory_bytes) * 10 <= nearest.memory_bytes:
+            return nearest
+    smallest = min(named, key=lambda device: device.memory_bytes)
+    if len({device.bandwidth_bytes_per_s for device in named}) > 1:
+        return replace(smallest, bandwidth_bytes_per_s=None)
+    return smallest
+
+
+def usual_devices() -> tuple[Device, ...]:
+    """Those that people buy or rent today, the smallest first."""
+    usual = (device for device in all_devices() if device.usual)
+    return tuple(sorted(usual, key=lambda device: (device.usable_bytes, device.name)))
+
+
+@cache
+def all_devices() -> tuple[Device, ...]:
+    found: dict[str, Device] = {}
+    for file in FILES:
+        for device in _read(file):
+            found.setdefault(device.name, device)
+    return tuple(found.values())
+
+
+class _Index(NamedTuple):
+    by_name: dict[Words, tuple[Device, ...]]
+    by_other: dict[Words, tuple[Device, ...]]  # without its size, with it, by another name
+
+
+@cache
+def _index() -> _Index:
+    index = _Index({}, {})
+    for device in all_devices():
+        _enter(index.by_name, words_of(device.name), device)
+        for other in (device.model, *device.also):
+            words = words_of(other)
+            _enter(index.by_other, words, device)
+            _enter(index.by_other, tuple(sorted((*words, str(device.size_gb)))), device)
+    return index
+
+
+def _enter(index: dict[Words, tuple[Device, ...]], words: Words, device: Device) -> None:
+    known = index.get(words, ())
+    if not known or known[-1] is not device:
+        index[words] = (*known, device)
+
+
+def _once(devices: Iterable[Device]) -> tuple[Device, ...]:
+    return tuple(dict.fromkeys(devices))
+
+
+def _near(text: str, wanted: Words) -> str:
+    from edgekit.source.naming import close_names
+
+    scored = [(likeness(wanted, words_of(device.name)), device) for device in all_devices()]
+    alike = sorted(
+        ((score, one.usual, one.name) for score, one in scored if score[0] > 1), reverse=True
+    )
+    names = [name for _, _, name in alike] or close_names(text, (one.name for one in all_devices()))
+    if not names:
+        return (
+            "there are such as RTX 4090, H100, MI300X, m3-max-64, phone-8; or give --ram and --vram"
+        )
+    return f"near it are {', '.join(names[:SHOWN])}"
+
+
+def _read(file: str) -> Iterator[Device]:
+    from pkgutil import get_data  # importlib.resources would take longer than all the rest
+
+    text = get_data("edgekit.hardware", f"device_data/{file}") or b""
+    for line in text.decode().splitlines()[1:]:
+        row = dict(zip(COLUMNS, line.split("\t"), strict=True))
+        for size in row["size_gb"].split(","):
+            yield _device(row, int(size))
+
+
+def _device(row: dict[str, str], size_gb: int) -> Device:
+    kind, vendor = Kind(row["kind"]), Vendor(row["vendor"])
+    memory_bytes = _bytes(row["memory_mib"]) or _reported(kind, vendor, size_gb)
+    model = row["name"].replace(" {}GB", "").replace("-{}", "")
+    return Device(
+        name=row["name"].format(size_gb),
+        model=model,
+        kind=kind,
+        vendor=vendor,
+        size_gb=size_gb,
+        memory_bytes=memory_bytes,
+        usable_bytes=_bytes(row["usable_mib"]) or _usable(kind, vendor, memory_bytes),
+        basis=Basis.EXACT if kind is Kind.MAC else Basis.MODELLED,
+        bandwidth_bytes_per_s=round(float(row["bandwidth_gb_s"] or 0) * 10**9) or None,
+        capability=_capability(row["capability"]),
+        released=row["released"],
+        usual=bool(row["usual"]),
+        also=tuple(row["also"].split("; ")) if row["also"] else (),
+        source=row["source"],
+    )
+
+
+def _bytes(mib: str) -> int:
+    return int(mib or 0) * MIB
+
+
+def _reported(kind: Kind, vendor: Vendor, size_gb: int) -> int:
+    permille = _REPORTED_PERMILLE[vendor if kind is Kind.GPU else kind]
+    return size_gb * 1024 * permille // 1000 * MIB
+
+
+def _usable(kind: Kind, vendor: Vendor, memory_bytes: int) -> int:
+    if kind is not Kind.GPU or vendor is not Vendor.NVIDIA:
+        return memory_bytes
+    return memory_bytes - _DRIVER_KEEPS_BYTES - int(memory_bytes * _DRIVER_KEEPS_PERMILLE / 1000)
+
+
+def _capability(text: str) -> tuple[int, int] | None:
+    major, _, minor = text.partition(".")
+    return (int(major), int(minor)) if text else None

@@ -1,0 +1,214 @@
+"""What a person would like to have -> a machine: --device "2x RTX 3090" --ram 64G, or --ram 32G --vram 24G,24G.
+
+Nothing else runs on a machine that is only wished for: all of its memory is free.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from edgekit.basis import Basis
+from edgekit.errors import UsageError
+from edgekit.hardware.devices import Device, Kind, find_device
+from edgekit.hardware.types import Accelerator, HostMemory, Machine, System, Vendor
+from edgekit.units import GIB, MIB, format_bytes, parse_size
+
+MAX_CARDS = 64  # the largest machines have 16; 72 GB200 in a rack are 18 machines
+MAX_WISH_CHARS = 2000
+SMALLEST_BYTES = 256 * MIB  # less is a number without its unit, or no machine for a model
+LARGEST_BYTES = 2**50
+
+_BETWEEN = re.compile(r",|(?<!max)\+", re.IGNORECASE)  # the Ryzen is called AI Max+ 395
+_COUNT = re.compile(r"\s*(-?[0-9]+)\s*[x×*]\s*(?=\S)(.*)", re.IGNORECASE | re.DOTALL)  # noqa: RUF001 - people type it
+_SYSTEMS = {"linux": System.LINUX, "darwin": System.MACOS, "win32": System.WINDOWS}
+_ALONE = "nothing else runs on it: all of its memory counts as free"
+_NO_RAM = "its RAM was not said: only the cards are judged; --ram adds it"
+_PHONE = "a phone is judged on all of its RAM; its system gives one app less"
+
+
+def wished_machine(
+    *, devices: Sequence[str] = (), ram: str | None = None, vram: str | None = None
+) -> Machine:
+    """The machine that is described. Raises UsageError for what makes no sense, with the names that are near."""
+    found = [device for wish in devices for device in _devices(wish)]
+    if found and vram is not None:
+        raise UsageError("--device says which cards there are and --vram too: give one of them")
+    ram_bytes = None if ram is None else _size("--ram", ram)
+    if any(device.unified for device in found):
+        return _whole(found, ram_bytes)
+    cards = [_card(device) for device in found] or list(_unnamed(vram))
+    if not cards and ram_bytes is None:
+        raise UsageError("no machine is described: give --device, --ram or --vram")
+    return _assembled(cards, ram_bytes)
+
+
+def machine_of(device: Device) -> Machine:
+    """The machine that has this device: it alone, the memory of the processor beside a card unknown."""
+    return _whole([device], None) if device.unified else _assembled([_card(device)], None)
+
+
+def _devices(wish: str) -> Iterator[Device]:
+    for part in _parts("--device", wish):
+        count, name = _counted("--device", part)
+        device = find_device(name)
+        yield from [device] * count
+
+
+def _parts(flag: str, wish: str) -> list[str]:
+    if len(wish) > MAX_WISH_CHARS:
+        raise UsageError(f"{flag}: {wish[:40]!r}... is longer than a machine")
+    return _BETWEEN.split(wish)
+
+
+def _counted(flag: str, text: str) -> tuple[int, str]:
+    """'2x RTX 3090' -> 2 of them."""
+    found = _COUNT.fullmatch(text)
+    count, name = (1, text) if found is None else (int(found[1]), found[2])
+    if not name.strip():
+        raise UsageError(f"{flag}: it is empty, or ends with a comma")
+    if not 1 <= count <= MAX_CARDS:
+        raise UsageError(f"{flag}: {text[:40]!r}: a machine has 1 to {MAX_CARDS} cards")
+    return count, name.strip()
+
+
+def _size(flag: str, text: str) -> int:
+    try:
+        size_bytes = parse_size(text)
+    except UsageError as error:
+        raise UsageError(f"{flag}: {error}") from error
+    if size_bytes < SMALLEST_BYTES:
+        hint = f"; say {text.strip()}G for GiB" if text.strip().isdecimal() and size_bytes else ""
+        raise UsageError(f"{flag}: {text[:40]!r} is no machine's memory{hint}")
+    if size_bytes > LARGEST_BYTES:
+        raise UsageError(f"{flag}: {text[:40]!r} is beyond any machine")
+    return size_bytes
+
+
+def _card(device: Device) -> Accelerator:
+    told = f"{device.name}: {device.memory_bytes // MIB:,} MiB by its driver"
+    kept = device.memory_bytes - device.usable_bytes
+    return Accelerator(
+        name=device.name,
+        vendor=device.vendor,
+        total_bytes=device.usable_bytes,
+        free_bytes=device.usable_bytes,
+        bandwidth_bytes_per_s=device.bandwidth_bytes_per_s,
+        capability=device.capability,
+        basis=device.basis,
+        because=f"{told}, less {kept // MIB:,} MiB that it keeps" if kept else told,
+    )
+
+
+def _unnamed(vram: str | None) -> Iterator[Accelerator]:
+    for part in () if vram is None else _parts("--vram", vram):
+        count, text = _counted("--vram", part)
+        size_bytes = _size("--vram", text)
+        for _ in range(count):
+            yield Accelerator(
+                name=f"{_short(size_bytes)} GPU",
+                vendor=Vendor.NVIDIA,
+                total_bytes=size_bytes,
+                free_bytes=size_bytes,
+                basis=Basis.ASSUMED,
+                because="--vram",
+            )
+
+
+def _assembled(cards: Sequence[Accelerator], ram_bytes: int | None) -> Machine:
+    """Cards, and a processor with memory of its own."""
+    if len(cards) > MAX_CARDS:
+        raise UsageError(f"{len(cards)} cards: a machine has 1 to {MAX_CARDS} cards")
+    host = None if ram_bytes is None else HostMemory(total_bytes=ram_bytes, free_bytes=ram_bytes)
+    parts = _tally(card.name for card in cards)
+    if ram_bytes is not None:
+        parts.append(f"{_short(ram_bytes)} RAM")
+    notes = (_ALONE,) if host else (_ALONE, _NO_RAM)
+    return Machine(
+        name=" + ".join(parts),
+        system=_system(has_cards=bool(cards)),
+        host=host,
+        devices=tuple(replace(card, index=place) for place, card in enumerate(cards)),
+        notes=notes,
+        what_if=True,
+    )
+
+
+def _whole(devices: Sequence[Device], ram_bytes: int | None) -> Machine:
+    """A device that is a machine: one memory for its GPU and its processor."""
+    device = devices[0]
+    if len(devices) > 1:
+        shared = next(one.name for one in devices if one.unified)
+        raise UsageError(f"{shared} is a whole machine: name it alone")
+    if ram_bytes not in {None, device.memory_bytes, _sold_bytes(device)}:
+        raise UsageError(
+            f"--ram: {device.name} has {_short(_sold_bytes(device))} for everything: "
+            "name the device with the memory you mean, or give --ram alone"
+        )
+    return Machine(
+        name=device.name,
+        system=_system_of(device),
+        processor=device.model,
+        host=HostMemory(
+            total_bytes=device.memory_bytes,
+            free_bytes=device.usable_bytes,
+            bandwidth_bytes_per_s=device.bandwidth_bytes_per_s,
+        ),
+        devices=() if device.kind is Kind.PHONE else (_shared_gpu(device),),
+        notes=(_ALONE, _PHONE) if device.kind is Kind.PHONE else (_ALONE,),
+        what_if=True,
+    )
+
+
+def _shared_gpu(device: Device) -> Accelerator:
+    limit_bytes, because = _gpu_limit(device)
+    return replace(
+        _card(device),
+        unified=True,
+        limit_bytes=limit_bytes,
+        limit_because=because,
+        because=f"{device.name}: {device.memory_bytes // MIB:,} MiB, shared with its processor",
+    )
+
+
+def _gpu_limit(device: Device) -> tuple[int | None, str]:
+    """The most the GPU may take of the one memory."""
+    if device.kind is Kind.MAC:
+        from edgekit.hardware.apple import default_working_set_bytes
+
+        limit_bytes = default_working_set_bytes(device.memory_bytes)
+        return limit_bytes, "what macOS lets the GPU wire by default (iogpu.wired_limit_mb)"
+    if device.kind is Kind.APU:
+        # amdgpu_ttm.c takes TTM's own limit, half of the memory; engines logged 62.5 GiB of 128
+        return device.memory_bytes // 2, "what amdgpu maps by default, half of it (ttm.pages_limit)"
+    return None, ""
+
+
+def _sold_bytes(device: Device) -> int:
+    return device.size_gb * GIB
+
+
+def _system_of(device: Device) -> System:
+    if device.kind is Kind.MAC:
+        return System.MACOS
+    if device.kind is Kind.PHONE:
+        return System.OTHER
+    return System.LINUX if device.kind is Kind.BOARD else _system(has_cards=True)
+
+
+def _system(*, has_cards: bool) -> System:
+    """Ours; but no Mac takes such cards."""
+    here = _SYSTEMS.get(sys.platform, System.OTHER)
+    return System.LINUX if has_cards and here is System.MACOS else here
+
+
+def _tally(names: Iterable[str]) -> list[str]:
+    counted = Counter(names).items()
+    return [name if count == 1 else f"{count}x {name}" for name, count in counted]
+
+
+def _short(size_bytes: int) -> str:
+    return format_bytes(size_bytes).replace(".00 ", " ")

@@ -1,0 +1,62 @@
+"""`edgekit hardware` as a person or a program meets it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from edgekit.cli import main
+from edgekit.units import GIB
+
+
+def ask(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(["hardware", *words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = ask(capsys)
+    assert (code, err) == (0, "")
+    assert out.startswith("this machine: ")
+    assert "\nUsable   llama.cpp  " in out
+
+
+def test_this_machine_for_a_program(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = ask(capsys, "--json")
+    told = json.loads(out)
+    assert (code, err) == (0, "")
+    assert list(told["engines"]) == ["llama.cpp", "vllm", "mlx"]
+    assert told["machine"]["host"]["total_bytes"] > 0
+
+
+def test_another_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = ask(capsys, "--json", "--ram", "32G", "--vram", "24G,24G")
+    told = json.loads(out)["engines"]["llama.cpp"]
+    assert code == 0
+    assert [one["available_bytes"] for one in told["budgets"]] == [23 * GIB, 23 * GIB, 31 * GIB]
+
+
+def test_narrow_terminals(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    _, out, _ = ask(capsys, "--ram", "32G")
+    assert max(map(len, out.splitlines())) <= 40
+
+
+def test_an_unknown_device_is_a_sentence_with_names_that_are_near(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, out, err = ask(capsys, "--device", "RTX 4091")
+    assert (code, out) == (2, "")
+    assert "RTX 4090" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["hardware", "--help"])
+    assert ended.value.code == 0
+    assert 'edgekit hardware --device 2x "RTX 3090" --ram 64G' in capsys.readouterr().out

@@ -1,0 +1,294 @@
+"""The table of devices: every row, the names people and drivers use, and what no row may promise."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.recorded import TRUTH
+
+from edgekit.basis import Basis
+from edgekit.errors import UsageError
+from edgekit.hardware import devices
+from edgekit.hardware.device_names import words_of
+from edgekit.hardware.devices import (
+    Device,
+    Kind,
+    all_devices,
+    device_like,
+    find_device,
+    usual_devices,
+)
+from edgekit.hardware.types import Vendor
+from edgekit.units import GIB, MIB
+
+ROOT = Path(__file__).parents[3]
+GB_S = 10**9
+
+
+@pytest.mark.parametrize("device", all_devices(), ids=lambda device: device.id)
+def test_a_row(device: Device) -> None:
+    assert 0 < device.usable_bytes <= device.memory_bytes
+    assert device.memory_bytes <= device.size_gb * GIB * 1.003  # of "277", 277.55
+    assert device.memory_bytes >= device.size_gb * 0.89 * GIB
+    assert device.source
+    assert device.unified == (device.kind is not Kind.GPU)
+    assert device.basis is (Basis.EXACT if device.kind is Kind.MAC else Basis.MODELLED)
+    if device.bandwidth_bytes_per_s is not None:
+        assert 34 * GB_S <= device.bandwidth_bytes_per_s <= 8000 * GB_S
+    assert find_device(device.name) is find_device(device.id) is device
+    assert (device.vendor is Vendor.APPLE) >= (device.kind is Kind.MAC)
+
+
+def test_names_are_told_apart() -> None:
+    names = [words_of(device.name) for device in all_devices()]
+    assert len(set(names)) == len(names) > 400
+    assert len({device.id for device in all_devices()}) == len(names)
+
+
+@pytest.mark.parametrize("device", all_devices(), ids=lambda device: device.id)
+def test_every_other_name_leads_to_it(device: Device) -> None:
+    for name in (device.model, *device.also):
+        found = device_like(f"{name} {device.size_gb}GB", memory_bytes=device.memory_bytes)
+        assert found is not None
+        assert found.memory_bytes == device.memory_bytes
+
+
+# nvidia-smi's total and the least that CUDA was seen to give of it, MiB
+LOGGED = {
+    "GTX 1650": (4_096, 3_712), "GTX 1660 Ti": (6_144, 5_747), "T4": (15_360, 14_904),
+    "RTX 5060 Ti 16GB": (16_311, 15_825), "L4": (23_034, 22_553), "A10G": (23_028, 22_471),
+    "RTX 3090": (24_576, 24_121), "RTX 4090": (24_564, 24_048), "RTX 5090": (32_607, 32_109),
+    "A100 40GB": (40_960, 40_320), "L40S": (46_068, 45_399), "RTX A6000": (49_140, 48_399),
+    "A100 80GB": (81_920, 81_034), "H100": (81_559, 81_034), "RTX PRO 6000": (97_887, 97_244),
+    "GH200": (97_871, 96_762), "H200": (143_771, 143_068), "B200": (183_359, 182_625),
+    "B300": (275_040, 274_109),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "logged"), LOGGED.items())
+def test_what_drivers_logged(name: str, logged: tuple[int, int]) -> None:
+    device = find_device(name)
+    assert (device.memory_bytes // MIB, device.usable_bytes // MIB) == logged
+
+
+def test_no_model_promises_more_than_a_driver_gave() -> None:
+    cards = [one for one in all_devices() if one.kind is Kind.GPU and one.vendor is Vendor.NVIDIA]
+    seen = [(devices._usable(one.kind, one.vendor, one.memory_bytes), one) for one in cards]
+    assert all(modelled <= one.usable_bytes for modelled, one in seen)
+    assert sum(modelled < one.usable_bytes for modelled, one in seen) >= 29
+    for one in cards:
+        if one.name.startswith(("RTX", "GTX")) and "ECC on" not in one.source:
+            assert devices._reported(one.kind, one.vendor, one.size_gb) <= one.memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("RTX 4090", "RTX 4090"),
+        ("rtx4090", "RTX 4090"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("4090", "RTX 4090"),
+        ("\uff14\uff10\uff19\uff10", "RTX 4090"),  # full-width digits
+        ("RTX 4090 24GB", "RTX 4090"),
+        ("rtx_4090", "RTX 4090"),
+        ("4090 laptop", "RTX 4090 Laptop"),
+        ("RTX 4090 mobile", "RTX 4090 Laptop"),
+        ("gtx 1080ti", "GTX 1080 Ti"),
+        ("RTX 3060", "RTX 3060"),
+        ("3060 8g", "RTX 3060 8GB"),
+        ("4060 Ti 16 GiB", "RTX 4060 Ti 16GB"),
+        ("h100", "H100"),
+        ("H100 80GB", "H100"),
+        ("A100-80GB", "A100 80GB"),
+        ("40GB A100", "A100 40GB"),
+        ("a10g", "A10G"),
+        ("a10", "A10"),
+        ("L40", "L40"),
+        ("GB200", "GB200"),
+        ("mi300x", "MI300X"),
+        ("7900xtx", "RX 7900 XTX"),
+        ("Radeon RX 7900 XTX", "RX 7900 XTX"),
+        ("arc b580", "Arc B580"),
+        ("m3-max-64", "M3 Max 64GB"),
+        ("M3 Max 64GB", "M3 Max 64GB"),
+        ("Apple M3 Max 64 GB", "M3 Max 64GB"),
+        ("m3max64gb", "M3 Max 64GB"),
+        ("MacBook Pro M3 Max 36GB", "M3 Max 36GB"),
+        ("Mac Studio M3 Ultra 512GB", "M3 Ultra 512GB"),
+        ("iphone 16 pro", "iPhone 16 Pro"),
+        ("Google Pixel 9 Pro", "Pixel 9 Pro"),
+        ("phone-8", "phone-8"),
+        ("phone 8 GB", "phone-8"),
+        ("dgx spark", "DGX Spark"),
+        ("gb10", "DGX Spark"),
+        ("orin nano super", "Jetson Orin Nano Super"),
+        ("agx orin 64", "Jetson AGX Orin 64GB"),
+        ("strix halo 128", "Ryzen AI Max+ 395 128GB"),
+        ("Ryzen AI Max+ 395 64GB", "Ryzen AI Max+ 395 64GB"),
+    ],
+)
+def test_found(text: str, name: str) -> None:
+    assert find_device(text).name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("A100", "'A100' comes in several sizes: say A100 40GB, A100 80GB"),
+        ("4060 ti", "say RTX 4060 Ti 8GB, RTX 4060 Ti 16GB"),
+        ("Apple M3 Max", "say M3 Max 36GB, M3 Max 48GB, M3 Max 64GB, M3 Max 96GB, M3 Max 128GB"),
+        ("phone", "say phone-4, phone-6, phone-8, phone-12, phone-16"),
+        ("RTX 6000", "near it are RTX PRO 6000, RTX A6000, RTX 6000 Ada"),
+        ("iphone 99", "near it are iPhone"),
+        ("RTX 4090 48GB", "near it are RTX 4090"),
+        ("rtx 4900", "RTX 4090"),
+        ("Voodoo 2", "unknown device 'Voodoo 2'; there are such as RTX 4090, H100"),
+        ("nvidia", "there are such as"),
+        ("", "unknown device ''; there are such as"),
+        ("\x00\x1b[31m", r"unknown device '\x00\x1b[31m'; there are such as"),
+        ("x" * 10_000, f"unknown device '{'x' * 40}'; there are such as"),
+    ],
+)
+def test_not_found(text: str, sentence: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        find_device(text)
+    assert sentence in str(caught.value)
+    assert len(str(caught.value)) < 250
+
+
+@given(st.text() | st.text(alphabet="rtxm34 09-gbGB+\x00"))
+def test_any_text_is_answered(text: str) -> None:
+    device_like(text)
+    assert told(text).isprintable()
+
+
+def told(text: str) -> str:
+    try:
+        return find_device(text).name
+    except UsageError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("reported", "mib", "name", "gb_s"),
+    [
+        ("NVIDIA H200", 143_771, "H200", 4800),
+        ("NVIDIA H100 80GB HBM3", None, "H100", 3352),
+        ("NVIDIA H100 PCIe", None, "H100 PCIe", 2039),
+        ("NVIDIA A100-SXM4-40GB", None, "A100 40GB", 1555),
+        ("NVIDIA A100 80GB PCIe", None, "A100 80GB PCIe", 1935),
+        ("NVIDIA GeForce RTX 3090", None, "RTX 3090", 936.2),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None, "RTX 4090 Laptop", 576),
+        ("NVIDIA GeForce RTX 2080 with Max-Q Design", None, "RTX 2080 Max-Q", 384),
+        ("NVIDIA GeForce RTX 3080", 10_240, "RTX 3080", 760.3),
+        ("NVIDIA GeForce RTX 3080", 12_288, "RTX 3080 12GB", 912.4),
+        ("NVIDIA GeForce RTX 3080", None, "RTX 3080", None),  # two chips of that name
+        ("NVIDIA GeForce RTX 4060 Ti", None, "RTX 4060 Ti 8GB", 288),  # one chip, two sizes
+        ("NVIDIA GeForce RTX 4090", 49_140, "RTX 4090", 1008),  # more memory soldered on
+        ("NVIDIA A10", 24_564, "A10", 600.2),  # ECC off
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", None, "RTX PRO 6000 Server", 1597),
+        ("NVIDIA GH200 480GB", None, "GH200", 4000),
+        ("NVIDIA GB10", None, "DGX Spark", 273),
+        ("NVIDIA Jetson AGX Orin Developer Kit", 62_827, "Jetson AGX Orin 64GB", 204.8),
+        ("Tesla T4", None, "T4", 320),
+        ("Tesla V100-SXM2-16GB", None, "V100 16GB", 897),
+        ("AMD Instinct MI300X", None, "MI300X", 5300),
+        ("AMD Radeon RX 7900 XTX", None, "RX 7900 XTX", 960),
+        ("Intel(R) Arc(TM) B580 Graphics", None, "Arc B580", 456),
+        ("Apple M4", None, "M4 16GB", 120),
+        ("Apple M3 Max", None, "M3 Max 36GB", None),
+        ("Apple M3 Max", 36 * 1024, "M3 Max 36GB", 300),
+        ("Apple M3 Max", 64 * 1024, "M3 Max 64GB", 400),
+    ],
+)
+def test_what_a_driver_calls_it(
+    reported: str, mib: int | None, name: str, gb_s: float | None
+) -> None:
+    device = device_like(reported, memory_bytes=None if mib is None else mib * MIB)
+    assert device is not None
+    assert device.name == name
+    assert device.bandwidth_bytes_per_s == (None if gb_s is None else round(gb_s * GB_S))
+
+
+@pytest.mark.parametrize(
+    "reported",
+    ["", "GPU", "Orin", "NVIDIA Graphics Device", "NVIDIA A100-SXM4-80GB MIG 1g.10gb", "llvmpipe",
+     "Apple M9 Max", "RTX 6000", "\udcff" * 5000],
+)  # fmt: skip
+def test_nothing_is_guessed(reported: str) -> None:
+    assert device_like(reported) is None
+
+
+# The table that --gpu had: developer.nvidia.com/cuda-gpus
+@pytest.mark.parametrize(
+    ("capability", "names"),
+    [
+        ((7, 0), "V100 16GB, V100 32GB"),
+        ((7, 5), "T4, RTX 2080 Ti, GTX 1660 SUPER, Quadro RTX 4000"),
+        ((8, 0), "A100 40GB, A100 80GB, A30"),
+        ((8, 6), "A10, A10G, A40, RTX A6000, RTX 3060, RTX 3080, RTX 3090"),
+        ((8, 7), "Orin NX 16"),
+        ((8, 9), "L4, L40, L40S, RTX 6000 Ada, RTX 4060 Ti 16GB, RTX 4070, RTX 4080, RTX 4090"),
+        ((9, 0), "H100 80GB, H100 NVL, H20, GH200, H200"),
+        ((10, 0), "B200, GB200"),
+        ((10, 3), "B300"),
+        ((11, 0), "Jetson Thor"),
+        ((12, 0), "RTX 5070 Ti, RTX 5080, RTX 5090, RTX PRO 6000"),
+        ((12, 1), "DGX Spark"),
+    ],
+)
+def test_compute_capability(capability: tuple[int, int], names: str) -> None:
+    for name in names.split(", "):
+        assert find_device(name).capability == capability
+
+
+def test_every_nvidia_device_since_volta_has_one() -> None:
+    for device in all_devices():
+        modern = device.vendor is Vendor.NVIDIA and device.released >= "2018-09"
+        before = device.name.startswith(("Quadro P", "GTX 10"))
+        assert (device.capability is not None) >= (modern and not before), device.name
+        assert (device.capability is not None) <= (device.vendor is Vendor.NVIDIA)
+
+
+@pytest.mark.parametrize(
+    ("name", "gb_s"),
+    [("m1-8", 68.25), ("m3-pro-36", 150), ("m3-max-36", 300), ("m3-max-96", 300), ("m3-max-48", 400), ("m3-max-128", 400),
+     ("m3-ultra-96", 819), ("m4-16", 120), ("m4-pro-24", 273), ("m4-max-36", 410), ("m4-max-128", 546), ("mi300x", 5300),
+     ("mi325x", 6000), ("4090", 1008), ("5090", 1792), ("iphone 16 pro", 60), ("Jetson AGX Orin 32GB", 204.8)],
+)  # fmt: skip
+def test_bandwidth(name: str, gb_s: float) -> None:
+    assert find_device(name).bandwidth_bytes_per_s == round(gb_s * GB_S)
+
+
+def test_usual_devices_are_a_few_dozen_the_smallest_first() -> None:
+    usual = usual_devices()
+    assert 40 <= len(usual) <= 90
+    assert [one.usable_bytes for one in usual] == sorted(one.usable_bytes for one in usual)
+    assert {one.kind for one in usual} == set(Kind)
+    assert {one.vendor for one in usual} == set(Vendor)
+
+
+def test_nothing_is_read_before_it_is_asked_for() -> None:
+    words = "import edgekit.hardware.devices as d; print(d.all_devices.cache_info().currsize)"
+    found = subprocess.run([sys.executable, "-c", words], capture_output=True, check=True)
+    assert found.stdout.strip() == b"0"
+
+
+def test_what_was_collected_is_what_the_tool_makes() -> None:
+    collection = TRUTH / "devices.json"
+    if not collection.exists():
+        pytest.skip("the collection of devices is not part of the project; set EDGEKIT_TRUTH")
+    spec = importlib.util.spec_from_file_location("device_table", ROOT / "tools/device_table.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    made = tool.collected(json.loads(collection.read_text(encoding="utf-8")))
+    assert (tool.DATA / "collected.tsv").read_text(encoding="utf-8") == made

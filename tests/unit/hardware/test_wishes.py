@@ -1,0 +1,198 @@
+"""Machines that are only wished for: what is in them, what they are called, and which make no sense."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgekit.basis import Basis
+from edgekit.errors import UsageError
+from edgekit.hardware.devices import Kind, all_devices, find_device
+from edgekit.hardware.types import System, Vendor
+from edgekit.hardware.wishes import machine_of, wished_machine
+from edgekit.units import GIB, MIB
+
+RTX_4090 = 24_048 * MIB  # of 24,564
+RTX_3090 = 24_121 * MIB  # of 24,576
+RTX_3060 = 12_288 * MIB - 400 * MIB - 12_288 * MIB * 75 // 10_000  # a model: no log
+
+
+@pytest.mark.parametrize(
+    ("wishes", "name", "cards"),
+    [
+        (["RTX 4090"], "RTX 4090", [RTX_4090]),
+        (["2x RTX 3090"], "2x RTX 3090", [RTX_3090] * 2),
+        (["2 x RTX 3090"], "2x RTX 3090", [RTX_3090] * 2),
+        (["2X rtx3090"], "2x RTX 3090", [RTX_3090] * 2),
+        (["2\u00d73090"], "2x RTX 3090", [RTX_3090] * 2),
+        (["RTX 4090,RTX 3090"], "RTX 4090 + RTX 3090", [RTX_4090, RTX_3090]),
+        (["RTX 4090 + RTX 3060"], "RTX 4090 + RTX 3060", [RTX_4090, RTX_3060]),
+        (["4090+2x3060"], "RTX 4090 + 2x RTX 3060", [RTX_4090, RTX_3060, RTX_3060]),
+        (["RTX 4090", "RTX 3090"], "RTX 4090 + RTX 3090", [RTX_4090, RTX_3090]),
+        (["4090", "2x 4090"], "3x RTX 4090", [RTX_4090] * 3),
+    ],
+)
+def test_cards(wishes: list[str], name: str, cards: list[int]) -> None:
+    machine = wished_machine(devices=wishes)
+    assert (machine.name, machine.what_if, machine.host) == (name, True, None)
+    assert [card.total_bytes for card in machine.devices] == cards
+    assert [card.free_bytes for card in machine.devices] == cards
+    assert [card.index for card in machine.devices] == list(range(len(cards)))
+    assert not any(card.unified for card in machine.devices)
+    assert any("RAM was not said" in note for note in machine.notes)
+
+
+def test_a_card_brings_what_the_table_knows() -> None:
+    card = wished_machine(devices=["rtx 4090"], ram="64G").devices[0]
+    assert (card.vendor, card.capability) == (Vendor.NVIDIA, (8, 9))
+    assert card.bandwidth_bytes_per_s == 1008 * 10**9
+    assert card.basis is Basis.MODELLED
+    assert card.because == "RTX 4090: 24,564 MiB by its driver, less 516 MiB that it keeps"
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "ram", "cards"),
+    [
+        ({"ram": "32G", "vram": "24G,24G"}, "2x 24 GiB GPU + 32 GiB RAM", 32, [24, 24]),
+        ({"ram": "32 GB", "vram": "2x24g"}, "2x 24 GiB GPU + 32 GiB RAM", 32, [24, 24]),
+        ({"vram": "24GiB, 12 GiB"}, "24 GiB GPU + 12 GiB GPU", None, [24, 12]),
+        ({"ram": "1.5G"}, "1.50 GiB RAM", 1.5, []),
+        ({"ram": "64g", "devices": ["2x 3090"]}, "2x RTX 3090 + 64 GiB RAM", 64, None),
+    ],
+)
+def test_sizes(
+    asked: dict[str, Any], name: str, ram: float | None, cards: list[int] | None
+) -> None:
+    machine = wished_machine(**asked)
+    assert machine.name == name
+    assert (machine.host and machine.host.total_bytes) == (ram and ram * GIB)
+    assert (machine.host and machine.host.free_bytes) == (ram and ram * GIB)
+    if cards is not None:
+        assert [card.free_bytes for card in machine.devices] == [size * GIB for size in cards]
+        assert all(card.vendor is Vendor.NVIDIA for card in machine.devices)
+        assert all(card.basis is Basis.ASSUMED for card in machine.devices)
+    assert any("nothing else runs" in note for note in machine.notes)
+
+
+@pytest.mark.parametrize(
+    ("wish", "system", "total", "limit"),
+    [
+        ("m3-max-64", System.MACOS, 64 * GIB, 48 * GIB),  # three quarters
+        ("m3-max-36", System.MACOS, 36 * GIB, 27 * GIB),
+        ("dgx spark", System.LINUX, 122_502 * MIB, None),
+        ("jetson agx orin 64", System.LINUX, 62_827 * MIB, None),
+        ("Ryzen AI Max+ 395 128GB", None, 117_964 * MIB, 117_964 // 2 * MIB),  # 900/1000 of 128 GiB
+    ],
+)
+def test_one_memory(wish: str, system: System | None, total: int, limit: int | None) -> None:
+    machine = wished_machine(devices=[wish])
+    assert machine.host is not None
+    (gpu,) = machine.devices
+    assert machine.host.total_bytes == machine.host.free_bytes == gpu.total_bytes == total
+    assert gpu.unified
+    assert (gpu.limit_bytes, bool(gpu.limit_because)) == (limit, limit is not None)
+    assert machine.host.bandwidth_bytes_per_s == gpu.bandwidth_bytes_per_s
+    assert system in {None, machine.system}
+
+
+@pytest.mark.parametrize(
+    ("wish", "size"), [("phone-8", 8), ("iPhone 17 Pro", 12), ("Pixel 9 Pro", 16)]
+)
+def test_a_phone_is_its_ram(wish: str, size: int) -> None:
+    machine = wished_machine(devices=[wish])
+    assert machine.host is not None
+    assert (machine.devices, machine.system) == ((), System.OTHER)
+    assert machine.host.total_bytes == machine.host.free_bytes == size * GIB
+    assert any("judged on all of its RAM" in note for note in machine.notes)
+
+
+def test_ram_that_a_device_has_may_be_said() -> None:
+    assert wished_machine(devices=["m3-max-64"], ram="64G").name == "M3 Max 64GB"
+    assert wished_machine(devices=["dgx spark"], ram="128 GB").name == "DGX Spark"
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({}, "no machine is described: give --device, --ram or --vram"),
+        ({"ram": "0"}, "--ram: '0' is no machine's memory"),
+        ({"ram": "24"}, "--ram: '24' is no machine's memory; say 24G for GiB"),
+        ({"ram": "-1"}, "--ram: '-1' is not a size such as 24G or 512MiB"),
+        ({"ram": "1e99"}, "--ram: '1e99' is not a size"),
+        ({"ram": "abc"}, "--ram: 'abc' is not a size"),
+        ({"ram": ""}, "--ram: '' is not a size"),
+        ({"ram": "4000000T"}, "--ram: '4000000T' is beyond any machine"),
+        ({"ram": "9" * 5000}, "is not a size"),
+        ({"vram": ""}, "--vram: it is empty"),
+        ({"vram": "24G,"}, "--vram: it is empty, or ends with a comma"),
+        ({"vram": "24G,abc"}, "--vram: 'abc' is not a size"),
+        ({"vram": "0,24G"}, "--vram: '0' is no machine's memory"),
+        ({"vram": ",".join(["1G"] * 65)}, "65 cards: a machine has 1 to 64 cards"),
+        ({"vram": "1G," * 1000}, "is longer than a machine"),
+        ({"devices": [""]}, "--device: it is empty"),
+        ({"devices": ["4090,"]}, "--device: it is empty, or ends with a comma"),
+        ({"devices": ["0x 4090"]}, "'0x 4090': a machine has 1 to 64 cards"),
+        ({"devices": ["-1x 4090"]}, "'-1x 4090': a machine has 1 to 64 cards"),
+        ({"devices": ["999999x 4090"]}, "a machine has 1 to 64 cards"),
+        ({"devices": ["9" * 1900 + "x 4090"]}, "a machine has 1 to 64 cards"),
+        ({"devices": ["64x 4090", "4090"]}, "65 cards: a machine has 1 to 64 cards"),
+        ({"devices": ["x" * 10_000]}, "is longer than a machine"),
+        ({"devices": ["2x"]}, "unknown device '2x'"),
+        ({"devices": ["2x A100"]}, "'A100' comes in several sizes: say A100 40GB, A100 80GB"),
+        ({"devices": ["2x m3-max-64"]}, "M3 Max 64GB is a whole machine: name it alone"),
+        ({"devices": ["4090, m3-max-64"]}, "M3 Max 64GB is a whole machine: name it alone"),
+        ({"devices": ["m3-max-64"], "ram": "32G"}, "--ram: M3 Max 64GB has 64 GiB for everything"),
+        ({"devices": ["m3-max-64"], "vram": "8G"}, "--device says which cards there are and --vram too"),
+        ({"devices": ["4090"], "vram": "24G"}, "give one of them"),
+    ],
+)  # fmt: skip
+def test_nonsense(asked: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        wished_machine(**asked)
+    assert sentence in str(caught.value)
+    assert len(str(caught.value)) < 250
+
+
+@given(st.lists(st.text(max_size=40), max_size=3), st.none() | st.text(), st.none() | st.text())
+def test_any_wish_is_answered(devices: Sequence[str], ram: str | None, vram: str | None) -> None:
+    assert told(devices, ram, vram).isprintable()
+
+
+def told(devices: Sequence[str], ram: str | None, vram: str | None) -> str:
+    try:
+        return wished_machine(devices=devices, ram=ram, vram=vram).name
+    except UsageError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("platform", "system"),
+    [("linux", System.LINUX), ("win32", System.WINDOWS), ("freebsd14", System.OTHER)],
+)
+def test_other_machines_run_what_we_run(
+    platform: str, system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    assert wished_machine(devices=["4090"]).system is system
+    assert wished_machine(ram="16G").system is system
+    assert wished_machine(devices=["m4-16"]).system is System.MACOS
+
+
+def test_no_mac_takes_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert wished_machine(devices=["4090"]).system is System.LINUX
+    assert wished_machine(ram="16G").system is System.MACOS
+
+
+def test_every_device_makes_a_machine() -> None:
+    for device in all_devices():
+        machine = machine_of(device)
+        held = machine.host.free_bytes if machine.host else machine.devices[0].free_bytes
+        assert (machine.name, held) == (device.name, device.usable_bytes)
+        assert bool(machine.devices) == (device.kind is not Kind.PHONE)
+    assert machine_of(find_device("4090")).devices == wished_machine(devices=["4090"]).devices
