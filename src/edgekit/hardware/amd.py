@@ -1,0 +1,127 @@
+"""amdgpu's files in /sys -> AMD's cards, and integrated ones with the part of the host's memory they may map.
+
+https://docs.kernel.org/gpu/amdgpu/driver-misc.html#gpu-memory-usage-information
+"""
+
+from __future__ import annotations
+
+from edgekit.basis import Basis
+from edgekit.hardware.bandwidth import known_bandwidth
+from edgekit.hardware.drm import DrmCard, cards_first, closed_note, drm_cards
+from edgekit.hardware.surroundings import Findings, Surroundings
+from edgekit.hardware.tree import bytes_of, number_of, printable, text_of
+from edgekit.hardware.types import Accelerator, System, Vendor
+from edgekit.hardware.visible import Seen, hidden_note, visible
+from edgekit.units import format_bytes
+
+_VENDOR = 0x1002
+_MI300A = 0x74A0  # processor and card in one, with the card's kind of metrics
+# kgd_pp_interface.h: gpu_metrics_v1_x are of cards, v2_x and v3_0 of integrated ones. Before
+# Renoir there is no such file: those count as cards, with what the BIOS carved out for them.
+_INTEGRATED_METRICS = (2, 3)
+_VARIABLES = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+
+
+def find_amd(here: Surroundings) -> Findings:
+    if here.system is not System.LINUX:
+        return Findings()
+    seen: list[Seen] = []
+    notes: list[str] = []
+    for index, card in enumerate(drm_cards(here.root, _VENDOR)):
+        name = _name(here, card)
+        device = _device(here, card, name, index)
+        note = closed_note(here.root, card, name)
+        if note or device is None:
+            notes.append(note or f"{name} ({card.slot}) does not tell its memory: not counted.")
+        else:
+            seen.append(Seen(device=device, uuids=(_uuid(card),)))
+    return _visible(here, tuple(seen), notes)
+
+
+def _visible(here: Surroundings, seen: tuple[Seen, ...], notes: list[str]) -> Findings:
+    for variable in _VARIABLES:
+        wish = here.environment.get(variable)
+        shown = visible(wish, seen)
+        notes.extend(hidden_note(variable, wish, seen, shown))
+        seen = tuple(each for device in shown for each in seen if each.device is device)
+    devices, left = cards_first(tuple(each.device for each in seen))
+    return Findings(devices=devices, notes=(*notes, *left))
+
+
+def _name(here: Surroundings, card: DrmCard) -> str:
+    """Server cards tell it; of others libdrm's list has 'device, revision, name' a line."""
+    told = printable(text_of(card.files / "product_name") or "", 96)
+    if told:
+        return told
+    revision = number_of(card.files / "revision") or 0
+    for line in (text_of(here.root / "usr/share/libdrm/amdgpu.ids") or "").splitlines():
+        device, _, rest = line.partition(",")
+        number, found, name = rest.partition(",")
+        if found and (device.strip(), number.strip()) == (f"{card.device:04X}", f"{revision:02X}"):
+            return printable(name, 96)
+    return f"AMD GPU {card.device:04x}"
+
+
+def _uuid(card: DrmCard) -> str:
+    return f"GPU-{(text_of(card.files / 'unique_id') or '').strip()}"
+
+
+def _device(here: Surroundings, card: DrmCard, name: str, index: int) -> Accelerator | None:
+    """An integrated one has memory that the BIOS took from the host for good (VRAM), and may map
+    the host's own (GTT). The driver allocates from the larger of the two (apu_prefer_gtt).
+    """
+    total_bytes = number_of(card.files / "mem_info_vram_total")
+    used_bytes = number_of(card.files / "mem_info_vram_used")
+    mapped_bytes = number_of(card.files / "mem_info_gtt_total") or 0
+    if _is_integrated(card) and (card.device == _MI300A or mapped_bytes > (total_bytes or 0)):
+        return _shared(here, card, name, index, mapped_bytes)
+    if not total_bytes or used_bytes is None:
+        return None
+    parts = _parts(card)
+    return Accelerator(
+        name=name,
+        vendor=Vendor.AMD,
+        index=index,
+        total_bytes=total_bytes // parts,
+        free_bytes=max(0, total_bytes - used_bytes) // parts,
+        bandwidth_bytes_per_s=known_bandwidth(name, total_bytes),
+        partition=f"NPS{parts}" if parts > 1 else "",
+        basis=Basis.EXACT if parts == 1 else Basis.MODELLED,
+        because="amdgpu mem_info_vram_total and _used",
+    )
+
+
+def _is_integrated(card: DrmCard) -> bool:
+    """The third byte of gpu_metrics, after its size, is the revision of its form."""
+    header = bytes_of(card.files / "gpu_metrics", 4) or b""
+    return card.device == _MI300A or (len(header) == 4 and header[2] in _INTEGRATED_METRICS)
+
+
+def _parts(card: DrmCard) -> int:
+    """NPS4: the memory of an MI300 cut in four, of which a program reaches one."""
+    mode = (text_of(card.files / "current_memory_partition") or "").strip()
+    number = mode.removeprefix("NPS")
+    return int(number) if mode.startswith("NPS") and number in {"2", "4", "8"} else 1
+
+
+def _shared(
+    here: Surroundings, card: DrmCard, name: str, index: int, mapped_bytes: int
+) -> Accelerator | None:
+    used_bytes = number_of(card.files / "mem_info_gtt_used") or 0
+    if here.host is None:
+        return None
+    return Accelerator(
+        name=name,
+        vendor=Vendor.AMD,
+        index=index,
+        total_bytes=here.host.total_bytes,
+        free_bytes=here.host.usable_bytes,
+        unified=True,
+        limit_bytes=max(0, mapped_bytes - used_bytes),
+        limit_because=(
+            f"of the host's memory amdgpu may map {format_bytes(mapped_bytes)} (GTT), of which "
+            f"{format_bytes(used_bytes)} are taken; the kernel's ttm.pages_limit raises it"
+        ),
+        bandwidth_bytes_per_s=known_bandwidth(name, here.host.total_bytes),
+        because="it shares the processor's memory (amdgpu mem_info_gtt_total)",
+    )

@@ -1,0 +1,176 @@
+"""The control groups a process is in -> what they leave it of memory: every limit up to the root of the tree.
+
+https://docs.kernel.org/admin-guide/cgroup-v2.html, and cgroup-v1/memory.html beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from edgekit.hardware.tree import number_in, number_of, pairs_of, printable, text_of
+from edgekit.hardware.types import MemoryLimit
+
+_DEEPEST = 128  # groups inside groups; a pod of a nested cluster has about ten
+
+
+class _Version(NamedTuple):
+    name: str
+    filesystem: str
+    limits: tuple[str, ...]
+    usage: str
+    droppable: str  # of memory.stat
+
+
+# memory.high is a limit here: beyond it nothing is killed, but everything is throttled to a crawl.
+# v1's soft limit is none: it counts only while the whole machine is short.
+# What can be dropped is inactive_file alone, as Docker and Kubernetes count a working set: the
+# kernel also drops active file pages before it kills, but at the cost of what reads them.
+_V1 = _Version(
+    name="cgroup v1",
+    filesystem="cgroup",
+    limits=("memory.limit_in_bytes",),
+    usage="memory.usage_in_bytes",
+    droppable="total_inactive_file",
+)
+_V2 = _Version(
+    name="cgroup v2",
+    filesystem="cgroup2",
+    limits=("memory.max", "memory.high"),
+    usage="memory.current",
+    droppable="inactive_file",
+)
+_WHOLE_TREE = "hierarchical_memory_limit"  # v1 tells of groups above the container too
+
+
+class _Mount(NamedTuple):
+    filesystem: str
+    options: frozenset[str]
+    top: PurePosixPath  # which group of the hierarchy is seen at `point`
+    point: PurePosixPath
+
+
+def cgroup_limits(root: Path) -> tuple[tuple[MemoryLimit, ...], tuple[str, ...]]:
+    """Limits, and notes on what could not be read. Both empty where nothing limits."""
+    limits: list[MemoryLimit] = []
+    notes: list[str] = []
+    mounts = tuple(_mounts(root))
+    for version, group in _groups(root):
+        mount = _mount_of(version, mounts)
+        if mount is None:
+            notes.append(
+                f"This process is in a control group ({version.name} {printable(str(group))}), but "
+                "none is mounted here: a memory limit of a container cannot be seen."
+            )
+            continue
+        for folder in _upwards(mount, group):
+            _read(root, folder, version, limits, notes)
+        _read_hidden(root, _inside(mount, group), version, limits)
+    return tuple(limits), tuple(notes)
+
+
+def _groups(root: Path) -> Iterator[tuple[_Version, PurePosixPath]]:
+    """Lines of 'number:controllers:path'; no controllers is v2."""
+    for line in (text_of(root / "proc/self/cgroup") or "").splitlines():
+        _, first, rest = line.partition(":")
+        controllers, second, path = rest.partition(":")
+        if not (first and second):
+            continue
+        if not controllers:
+            yield _V2, PurePosixPath(path)
+        elif "memory" in controllers.split(","):
+            yield _V1, PurePosixPath(path)
+
+
+def _mounts(root: Path) -> Iterator[_Mount]:
+    """Lines of '41 31 0:38 /top /point rw - cgroup2 source options'; proc(5)."""
+    for line in (text_of(root / "proc/self/mountinfo") or "").splitlines():
+        before, _, after = (part.split() for part in line.partition(" - "))
+        if len(before) < 5 or len(after) < 3 or not after[0].startswith("cgroup"):
+            continue
+        yield _Mount(
+            filesystem=after[0],
+            options=frozenset(after[2].split(",")),
+            top=PurePosixPath(_unescaped(before[3])),
+            point=PurePosixPath(_unescaped(before[4])),
+        )
+
+
+def _unescaped(text: str) -> str:
+    """Blanks in a path are written as backslash 040."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
+
+
+def _mount_of(version: _Version, mounts: tuple[_Mount, ...]) -> _Mount | None:
+    fits = (mount for mount in mounts if mount.filesystem == version.filesystem)
+    if version is _V1:
+        fits = (mount for mount in fits if "memory" in mount.options)
+    return next(fits, None)
+
+
+def _inside(mount: _Mount, group: PurePosixPath) -> PurePosixPath:
+    """Where the group's files are. A path out of the namespace ('/../x') leads to what is mounted."""
+    if ".." in group.parts or not group.is_relative_to(mount.top):
+        return mount.point
+    return mount.point / group.relative_to(mount.top)
+
+
+def _upwards(mount: _Mount, group: PurePosixPath) -> Iterator[PurePosixPath]:
+    own = _inside(mount, group)
+    depth = len(own.parts) - len(mount.point.parts)
+    yield from (own, *own.parents)[: min(depth, _DEEPEST) + 1]
+
+
+def _read(
+    root: Path,
+    folder: PurePosixPath,
+    version: _Version,
+    limits: list[MemoryLimit],
+    notes: list[str],
+) -> None:
+    here = root / folder.relative_to("/")
+    for name in version.limits:
+        text = text_of(here / name)
+        if text is None or text.strip() == "max" or _is_boundless(text):
+            continue
+        limit_bytes = number_in(text)
+        if limit_bytes is None:
+            notes.append(
+                f"{folder / name} says {printable(text)!r}, which is no limit: it is not counted."
+            )
+            continue
+        title = f"{version.name} {folder / name}"
+        used_bytes = _used_bytes(here, version)
+        limits.append(MemoryLimit(name=title, limit_bytes=limit_bytes, used_bytes=used_bytes or 0))
+        if used_bytes is None:
+            notes.append(
+                f"{folder / version.usage} cannot be read: nothing is counted as used of {title}."
+            )
+
+
+def _is_boundless(text: str) -> bool:
+    """v1 has no word for it: the largest number of pages, in bytes, which depends on the page."""
+    return text.strip().isdecimal() and number_in(text) is None
+
+
+def _used_bytes(folder: Path, version: _Version) -> int | None:
+    usage = number_of(folder / version.usage)
+    if usage is None:
+        return None
+    droppable = number_in(pairs_of(folder / "memory.stat", " ").get(version.droppable, ""))
+    return max(0, usage - (droppable or 0))
+
+
+def _read_hidden(
+    root: Path, folder: PurePosixPath, version: _Version, limits: list[MemoryLimit]
+) -> None:
+    """A limit above what is mounted here; of its use only our own share is known."""
+    here = root / folder.relative_to("/")
+    whole = number_in(pairs_of(here / "memory.stat", " ").get(_WHOLE_TREE, ""))
+    seen = min((limit.limit_bytes for limit in limits), default=None)
+    if version is _V1 and whole is not None and (seen is None or whole < seen):
+        title = f"{version.name} {folder / 'memory.stat'} {_WHOLE_TREE}"
+        used_bytes = _used_bytes(here, version) or 0
+        limits.append(MemoryLimit(name=title, limit_bytes=whole, used_bytes=used_bytes))

@@ -1,0 +1,78 @@
+"""/sys/class/drm -> the graphics cards whose driver is loaded, and whether a program may open them."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from edgekit.hardware.tree import number_in, pairs_of
+from edgekit.hardware.types import Accelerator
+
+
+class DrmCard(NamedTuple):
+    folder: Path  # /sys/class/drm/card0
+    vendor: int
+    device: int
+    slot: str  # "0000:03:00.0"
+    driver: str
+    render: str  # "renderD128": what a program opens to compute; empty where it only shows pictures
+
+    @property
+    def files(self) -> Path:
+        return self.folder / "device"
+
+
+def drm_cards(root: Path, vendor: int) -> tuple[DrmCard, ...]:
+    """Of one vendor, in the order of their slots."""
+    folders = (root / "sys/class/drm").glob("card*")
+    cards = (_card(folder) for folder in folders if re.fullmatch(r"card\d+", folder.name))
+    mine = (card for card in cards if card is not None and card.vendor == vendor)
+    return tuple(sorted(mine, key=lambda card: card.slot))
+
+
+def _card(folder: Path) -> DrmCard | None:
+    """Of a PCI device uevent tells DRIVER=amdgpu, PCI_ID=1002:744C, PCI_SLOT_NAME=0000:03:00.0."""
+    told = pairs_of(folder / "device/uevent")
+    vendor, _, device = told.get("PCI_ID", "").partition(":")
+    numbers = number_in(f"0x{vendor}"), number_in(f"0x{device}")
+    if numbers[0] is None or numbers[1] is None:
+        return None
+    render = min((path.name for path in (folder / "device/drm").glob("renderD*")), default="")
+    return DrmCard(
+        folder=folder,
+        vendor=numbers[0],
+        device=numbers[1],
+        slot=told.get("PCI_SLOT_NAME", ""),
+        driver=told.get("DRIVER", ""),
+        render=render,
+    )
+
+
+def closed_note(root: Path, card: DrmCard, name: str) -> str:
+    """Why a program could not open it, and what to do; empty where it could.
+
+    A container sees every card of the machine in /sys, and in /dev only those it was given.
+    """
+    node = f"/dev/dri/{card.render}"
+    path = root / node.removeprefix("/")
+    what = f"{name} ({card.slot}) is in this machine and not counted:"
+    if not card.render:
+        return f"{what} its driver ({card.driver or 'none'}) offers nothing to compute with."
+    if not path.exists():
+        return f"{what} {node} is not here. What to do: give the container the device, --device /dev/dri."
+    if not os.access(path, os.R_OK | os.W_OK):
+        return f"{what} no permission to open {node}. What to do: join the groups render and video."
+    return ""
+
+
+def cards_first(
+    devices: tuple[Accelerator, ...],
+) -> tuple[tuple[Accelerator, ...], tuple[str, ...]]:
+    """Beside a card of its own maker an integrated one stays unused: llama.cpp leaves it out too."""
+    cards = tuple(device for device in devices if not device.unified)
+    if not cards or len(cards) == len(devices):
+        return devices, ()
+    left = ", ".join(device.name for device in devices if device.unified)
+    return cards, (f"{left} is integrated: it is not counted beside {cards[0].name}.",)

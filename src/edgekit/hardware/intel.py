@@ -1,0 +1,126 @@
+"""i915's and xe's files in /sys -> Intel's cards, and integrated graphics as the other half of the host's memory.
+
+Neither driver tells an ordinary user how much of a card's memory is taken: free is assumed, and says so.
+"""
+
+from __future__ import annotations
+
+from edgekit.basis import Basis
+from edgekit.hardware.bandwidth import known_bandwidth
+from edgekit.hardware.drm import DrmCard, cards_first, closed_note, drm_cards
+from edgekit.hardware.surroundings import Findings, Surroundings
+from edgekit.hardware.tree import number_in, number_of, text_of
+from edgekit.hardware.types import Accelerator, HostMemory, System, Vendor
+from edgekit.units import GIB
+
+_VENDOR = 0x8086
+_DRIVERS = ("i915", "xe")
+_INTEGRATED_SLOT = "0000:00:02.0"  # on every processor with graphics; cards sit behind a bridge
+_MEMORY_BAR = 2  # xe_bars.h, LMEM_BAR
+_WHOLE_BAR_BYTES = 2 * GIB  # a smaller window (256 MiB) is a BIOS without resizable BAR
+# The driver keeps 1/128 (8,128 of an A750's 8,192 MiB are left), the desktop some hundred MiB.
+_KEPT = 16
+_HEAP_SMALL_BYTES = 4 * GIB  # anv_device.c: of 4 GiB or less a half, of more three quarters
+
+# PCI id: name, and the sizes it was sold with in GiB. i915 of the plain kernel tells none, and the
+# window (BAR) is the next power of two, so that a card of 12 shows 16.
+_CARDS = {
+    0x5690: ("Intel Arc A770M", (16,)),
+    0x5691: ("Intel Arc A730M", (12,)),
+    0x5692: ("Intel Arc A550M", (8,)),
+    0x56A0: ("Intel Arc A770", (8, 16)),
+    0x56A1: ("Intel Arc A750", (8,)),
+    0x56A2: ("Intel Arc A580", (8,)),
+    0x56A5: ("Intel Arc A380", (6,)),
+    0x56A6: ("Intel Arc A310", (4,)),
+    0x56C0: ("Intel Data Center GPU Flex 170", (16,)),
+    0xE20B: ("Intel Arc B580", (12,)),
+    0xE20C: ("Intel Arc B570", (10,)),
+    0xE211: ("Intel Arc Pro B60", (24,)),
+    0xE212: ("Intel Arc Pro B50", (16,)),
+}
+
+
+def find_intel(here: Surroundings) -> Findings:
+    if here.system is not System.LINUX:
+        return Findings()
+    devices: list[Accelerator] = []
+    notes: list[str] = []
+    for index, card in enumerate(drm_cards(here.root, _VENDOR)):
+        name = _name(card)
+        device = _device(here, card, name, index) if card.driver in _DRIVERS else None
+        note = closed_note(here.root, card, name)
+        if note or device is None:
+            notes.append(note or f"{name} ({card.slot}) does not tell its memory: not counted.")
+        else:
+            devices.append(device)
+    counted, left = cards_first(tuple(devices))
+    return Findings(devices=counted, notes=(*notes, *left))
+
+
+def _name(card: DrmCard) -> str:
+    if card.slot == _INTEGRATED_SLOT:
+        return "Intel integrated graphics"
+    return _CARDS.get(card.device, (f"Intel GPU {card.device:04x}",))[0]
+
+
+def _device(here: Surroundings, card: DrmCard, name: str, index: int) -> Accelerator | None:
+    if card.slot == _INTEGRATED_SLOT:
+        return None if here.host is None else _shared(here.host, name, index)
+    total_bytes, source = _memory(card)
+    if not total_bytes:
+        return None
+    return Accelerator(
+        name=name,
+        vendor=Vendor.INTEL,
+        index=index,
+        total_bytes=total_bytes,
+        free_bytes=total_bytes - total_bytes // _KEPT,
+        bandwidth_bytes_per_s=known_bandwidth(name, total_bytes),
+        basis=Basis.ASSUMED,
+        because=f"{source}; what is taken of it is not told: 1/{_KEPT} is assumed to be",
+    )
+
+
+def _shared(host: HostMemory, name: str, index: int) -> Accelerator:
+    """The limit is Mesa's: what its Vulkan driver calls the device's heap."""
+    part = (1, 2) if host.total_bytes <= _HEAP_SMALL_BYTES else (3, 4)
+    return Accelerator(
+        name=name,
+        vendor=Vendor.INTEL,
+        index=index,
+        total_bytes=host.total_bytes,
+        free_bytes=host.usable_bytes,
+        unified=True,
+        limit_bytes=host.total_bytes * part[0] // part[1],
+        limit_because=f"Mesa's Vulkan driver lends it {part[0]}/{part[1]} of the host's memory",
+        basis=Basis.MODELLED,
+        because="it shares the processor's memory",
+    )
+
+
+def _memory(card: DrmCard) -> tuple[int, str]:
+    """What a file says; else what cards of this number are sold with; else the half of its window."""
+    tiles = [number_of(path) or 0 for path in card.files.glob("tile*/physical_vram_size_bytes")]
+    if sum(tiles):
+        return sum(tiles), "xe physical_vram_size_bytes"
+    told = number_of(card.folder / "lmem_total_bytes")
+    if told:
+        return told, "i915 lmem_total_bytes"
+    window_bytes = _window_bytes(card)
+    sizes = [size * GIB for size in _CARDS.get(card.device, ("", ()))[1]]
+    if sizes:
+        fits = [size for size in sizes if size <= window_bytes]
+        return max(fits, default=min(sizes)), "its PCI number"
+    if window_bytes >= _WHOLE_BAR_BYTES:
+        return window_bytes // 2, "half of its PCI window, the least it can be"
+    return 0, ""
+
+
+def _window_bytes(card: DrmCard) -> int:
+    """Lines of 'start end flags', one for each BAR."""
+    lines = (text_of(card.files / "resource") or "").splitlines()
+    if len(lines) <= _MEMORY_BAR:
+        return 0
+    start, end = [*(number_in(word) for word in lines[_MEMORY_BAR].split()), None, None][:2]
+    return end - start + 1 if start and end and end > start else 0

@@ -1,0 +1,135 @@
+"""The NVIDIA driver, asked within a deadline -> the cards a program gets to see, and what could not be asked."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from edgekit.hardware.jetson import find_jetson
+from edgekit.hardware.nvml_errors import DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, told
+from edgekit.hardware.surroundings import Findings, NvmlError, Surroundings
+from edgekit.hardware.tree import number_of
+from edgekit.hardware.types import Accelerator, System
+from edgekit.hardware.visible import Answer, Seen, hidden_note, visible
+
+_VENDOR = 0x10DE
+_DISPLAYS = (0x0300, 0x0302)  # PCI classes: with an outlet for a screen, and without
+_MOST_CARDS = 64  # 16 is the largest machine sold
+_SIGNS = ("proc/driver/nvidia/version", "dev/nvidiactl")  # of a driver that is loaded
+_WSL = "dev/dxg"  # the cards of Windows, anyone's, seen from inside Linux
+_VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+
+def find_nvidia(here: Surroundings) -> Findings:
+    """Cards in the order a program sees them; nothing where there is neither card nor driver."""
+    answer = _answer(here)
+    if not answer.seen:
+        board = find_jetson(here)
+        answer = board if board.seen or board.notes else answer
+    wish = here.environment.get(_VARIABLE)
+    shown = visible(wish, answer.seen)
+    hidden = hidden_note(_VARIABLE, wish, answer.seen, shown)
+    notes = (*answer.notes, *hidden, *_order_note(here, answer.seen))
+    return Findings(devices=_together(shown), notes=notes)
+
+
+def _together(shown: tuple[Accelerator, ...]) -> tuple[Accelerator, ...]:
+    """What one program can use at once: whole cards, or else a single slice.
+
+    https://docs.nvidia.com/datacenter/tesla/mig-user-guide/: a process enumerates one MIG device.
+    """
+    whole = tuple(device for device in shown if not device.partition)
+    return whole or shown[:1]
+
+
+def _answer(here: Surroundings) -> Answer:
+    loaded = any((here.root / sign).exists() for sign in _SIGNS)
+    if not loaded and here.system is System.LINUX and not (here.root / _WSL).exists():
+        return Answer(notes=_cards_without_driver(here))
+    if here.system not in {System.LINUX, System.WINDOWS}:
+        return Answer()
+    try:
+        answer = _within_deadline(here)
+    except NvmlError as error:
+        absent = error.code in {DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND} and not loaded
+        why = f"The NVIDIA driver does not answer, no card of it is counted: {told(error.code)}"
+        return Answer(notes=() if absent else (why,))
+    if answer is None:
+        why = (
+            f"The NVIDIA driver did not answer within {here.deadline_s:g} s, no card of it is "
+            "counted. What to do: try nvidia-smi; where that hangs too, reboot."
+        )
+        return Answer(notes=(why,))
+    return answer
+
+
+def _within_deadline(here: Surroundings) -> Answer | None:
+    """None: a driver that hangs is left to hang, in a thread that does not keep the program."""
+    from queue import Empty, SimpleQueue
+    from threading import Thread
+
+    answers: SimpleQueue[Answer | Exception] = SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(_read_cards(here))
+        except Exception as error:  # noqa: BLE001 - raised again in the thread that waits
+            answers.put(error)
+
+    Thread(target=ask, name="edgekit-nvml", daemon=True).start()
+    try:
+        answer = answers.get(timeout=here.deadline_s)
+    except Empty:
+        return None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _read_cards(here: Surroundings) -> Answer:
+    from edgekit.hardware.nvml import read_card
+
+    nvml = here.nvml()
+    nvml("nvmlInit")
+    count = min(int(nvml("nvmlDeviceGetCount")), _MOST_CARDS)
+    cards = [read_card(nvml, index, here.host) for index in range(count)]
+    with suppress(NvmlError):
+        nvml("nvmlShutdown")
+    return Answer(
+        seen=tuple(seen for card in cards for seen in card.seen),
+        notes=(*(note for card in cards for note in card.notes), *_closed_note(here, count)),
+    )
+
+
+def _closed_note(here: Surroundings, count: int) -> tuple[str, ...]:
+    """A card whose file may not be opened is not refused by NVML, only not counted."""
+    cards = sum(1 for _ in (here.root / "proc/driver/nvidia/gpus").glob("*"))
+    if cards <= count:
+        return ()
+    why = (
+        f"The NVIDIA driver has {cards} cards and shows {count}: the others are not given to this "
+        "container, or there is no permission to open them. What to do: look at ls -l /dev/nvidia*."
+    )
+    return (why,)
+
+
+def _cards_without_driver(here: Surroundings) -> tuple[str, ...]:
+    for device in sorted((here.root / "sys/bus/pci/devices").glob("*")):
+        kind = (number_of(device / "class") or 0) >> 8
+        if kind in _DISPLAYS and number_of(device / "vendor") == _VENDOR:
+            why = (
+                f"An NVIDIA card ({device.name}) is here and not counted: {told(DRIVER_NOT_LOADED)}"
+            )
+            return (why,)
+    return ()
+
+
+def _order_note(here: Surroundings, seen: tuple[Seen, ...]) -> tuple[str, ...]:
+    if len({each.device.name for each in seen}) < 2:
+        return ()
+    if here.environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
+        return ()
+    why = (
+        "The NVIDIA cards differ: here they are numbered by their slots, but CUDA numbers the "
+        "fastest first. Set CUDA_DEVICE_ORDER=PCI_BUS_ID to make both the same."
+    )
+    return (why,)

@@ -1,0 +1,80 @@
+"""The probes, one a kind, and what they make of this machine. What is not here is an empty answer, else a note."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from edgekit.hardware.amd import find_amd
+from edgekit.hardware.apple import find_apple
+from edgekit.hardware.intel import find_intel
+from edgekit.hardware.nvidia import find_nvidia
+from edgekit.hardware.ram import find_host
+from edgekit.hardware.surroundings import Findings, Surroundings
+from edgekit.hardware.system import core_count, processor_name
+from edgekit.hardware.tree import printable
+from edgekit.hardware.types import HostMemory, Machine, System
+
+T = TypeVar("T")
+
+PROBES: tuple[tuple[str, Callable[[Surroundings], Findings]], ...] = (
+    ("NVIDIA cards", find_nvidia),
+    ("AMD cards", find_amd),
+    ("Intel cards", find_intel),
+    ("Apple chips", find_apple),
+)
+
+
+def look(here: Surroundings | None = None) -> Machine:
+    here = here or Surroundings()
+    host, host_notes = _host(here)
+    here = replace(here, host=host)
+    findings = [_asked(kind, probe, here) for kind, probe in PROBES]
+    devices = tuple(device for found in findings for device in found.devices)
+    notes = tuple(note for found in findings for note in found.notes)
+    return Machine(
+        name="this machine",
+        system=here.system,
+        processor=_tried("", lambda: processor_name(here)),
+        cores=_tried(None, lambda: core_count(here)),
+        host=host,
+        devices=devices,
+        notes=(*host_notes, *notes, *(() if devices else _unseen_note(here))),
+    )
+
+
+def _host(here: Surroundings) -> tuple[HostMemory | None, tuple[str, ...]]:
+    try:
+        return find_host(here)
+    except Exception as error:  # noqa: BLE001 - what a probe meets is a note, whatever it is
+        return None, (_failure("the memory of the processor", error),)
+
+
+def _asked(kind: str, probe: Callable[[Surroundings], Findings], here: Surroundings) -> Findings:
+    try:
+        return probe(here)
+    except Exception as error:  # noqa: BLE001 - what a probe meets is a note, whatever it is
+        return Findings(notes=(_failure(kind, error),))
+
+
+def _tried(otherwise: T, ask: Callable[[], T]) -> T:
+    try:
+        return ask()
+    except Exception:  # noqa: BLE001 - a name and a number that are only shown
+        return otherwise
+
+
+def _failure(what: str, error: Exception) -> str:
+    said = printable(f"{type(error).__name__}: {error}", 200)
+    return (
+        f"Looking for {what} failed ({said}): none is counted. Please report it; until then give "
+        "the machine by --ram and --vram."
+    )
+
+
+def _unseen_note(here: Surroundings) -> tuple[str, ...]:
+    """Where we do not look, nothing found is no answer."""
+    if here.system in {System.LINUX, System.MACOS}:
+        return ()
+    return (f"On {here.system.value} only NVIDIA's cards are looked for: give others by --vram.",)

@@ -1,0 +1,306 @@
+"""The NVIDIA driver's answers, replayed.
+
+A recording is {"about": ..., "answers": {function: {arguments: answer}}}, as tools/record_hardware.py writes it: the
+arguments joined by commas ("" for none), a handle by a name such as "gpu0" or "gpu0/mig2", a struct as an object of its
+fields, and a refusal as {"error": number}. nvmlDeviceGetMemoryInfo_v2 is the second form of that question.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.hardware.trees import HOST, Answers, machine, recorded
+
+from edgekit.basis import Basis
+from edgekit.hardware.nvidia import find_nvidia
+from edgekit.hardware.surroundings import Findings, Nvml, NvmlError, Surroundings
+from edgekit.hardware.types import Accelerator, Process, System, Vendor
+from edgekit.units import GIB, MIB
+
+DRIVER = {"files": {"/proc/driver/nvidia/version": "NVRM version: 580\n"}}
+TWO = "synthetic_two_cards_nvml"
+
+
+def answers(name: str) -> Answers:
+    found: Answers = recorded(name)["answers"]
+    return found
+
+
+def found(root: Path, said: Answers, **environment: str) -> Findings:
+    return find_nvidia(machine(root, DRIVER, answers=said, environment=environment))
+
+
+@pytest.mark.parametrize(
+    ("name", "free_bytes", "users"),
+    [
+        ("h200_nvml", 150_109_880_320, ()),
+        (
+            "h200_busy_nvml",
+            140_967_542_784,
+            (Process(pid=485, name="python3", used_bytes=9_133_096_960),),
+        ),
+    ],
+)
+def test_a_recorded_h200(
+    tmp_path: Path, name: str, free_bytes: int, users: tuple[Process, ...]
+) -> None:
+    """Its driver tells 150,754,820,096 bytes, of which it keeps 644,939,776: CUDA has the rest."""
+    told = recorded(name)
+    total_bytes = 150_754_820_096 - 644_939_776
+    assert total_bytes == told["about"]["cuda"][0]["cuDeviceTotalMem"]
+    assert found(tmp_path, told["answers"]) == Findings(
+        devices=(
+            Accelerator(
+                name="NVIDIA H200",
+                vendor=Vendor.NVIDIA,
+                index=0,
+                total_bytes=total_bytes,
+                free_bytes=free_bytes,
+                bandwidth_bytes_per_s=4_800 * 10**9,
+                capability=(9, 0),
+                users=users,
+                basis=Basis.EXACT,
+                because="NVML",
+            ),
+        )
+    )
+
+
+def test_free_is_what_cuda_calls_free() -> None:
+    """Both were asked while one empty context was there."""
+    for name in ("h200_nvml", "h200_busy_nvml"):
+        (cuda,) = recorded(name)["about"]["cuda"]
+        assert cuda["cuMemGetInfo_free"] == cuda["nvml_free_beside_the_context"]
+
+
+def test_bandwidth_of_a_card_the_table_does_not_know(tmp_path: Path) -> None:
+    """6,016 bit x 3,201 MHz x 2 = 4.81 TB/s: the H200's own numbers under another name."""
+    said = answers("h200_nvml")
+    said["nvmlDeviceGetName"]["gpu0"] = "NVIDIA H9999"
+    (device,) = found(tmp_path, said).devices
+    assert device.bandwidth_bytes_per_s == 6016 // 8 * 3201 * 10**6 * 2 == 4_814_304_000_000
+
+
+def test_two_cards(tmp_path: Path) -> None:
+    """One program draws and computes on the 3090 (told once), of another nothing may be known."""
+    first, second = found(tmp_path, answers(TWO), CUDA_DEVICE_ORDER="PCI_BUS_ID").devices
+    assert (first.total_bytes, first.free_bytes) == (24 * GIB - 300 * MIB, 22 * GIB)
+    assert (second.total_bytes, second.free_bytes) == (24 * GIB - 400 * MIB, 23 * GIB)
+    assert (first.capability, second.capability) == ((8, 6), (8, 9))
+    assert first.users == (
+        Process(pid=1234, name="llama-server", used_bytes=1500 * MIB),
+        Process(pid=77, name="", used_bytes=None),
+    )
+
+
+def test_different_cards_are_numbered_in_two_ways(tmp_path: Path) -> None:
+    (note,) = found(tmp_path, answers(TWO)).notes
+    assert "CUDA numbers the fastest first" in note
+    assert found(tmp_path, answers(TWO), CUDA_DEVICE_ORDER="PCI_BUS_ID").notes == ()
+    alike = answers(TWO)
+    alike["nvmlDeviceGetName"]["gpu1"] = alike["nvmlDeviceGetName"]["gpu0"]
+    assert found(tmp_path, alike).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("wish", "indices"),
+    [
+        ("0,1", [0, 1]),
+        ("1,0", [1, 0]),
+        (" 1 ", [1]),
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("1,-1,0", [1]),
+        ("0,7,1", [0]),
+        ("0,0,1", [0]),
+        ("GPU-bbbb", [1]),
+        ("gpu-bbbb", []),
+        ("GPU-bbbbbbbb-0000-4000-8000-000000000002,0", [1, 0]),
+        ("GPU-", []),
+        ("GPU-ffff", []),
+        ("\u0660", []),  # a digit, but none of ours
+    ],
+)
+def test_cuda_visible_devices(tmp_path: Path, wish: str, indices: list[int]) -> None:
+    seen = found(tmp_path, answers(TWO), CUDA_VISIBLE_DEVICES=wish, CUDA_DEVICE_ORDER="PCI_BUS_ID")
+    assert [device.index for device in seen.devices] == indices
+    assert len(seen.notes) == (len(indices) < 2)
+
+
+def test_mig_slices(tmp_path: Path) -> None:
+    """The card itself cannot be used; a program gets one slice, an eighth of the H100's 3,352 GB/s."""
+    seen = found(tmp_path, answers("synthetic_mig_nvml"))
+    (device,) = seen.devices
+    assert (device.partition, device.total_bytes, device.free_bytes) == (
+        "MIG 1g.10gb",
+        10 * GIB,
+        9 * GIB,
+    )
+    assert device.bandwidth_bytes_per_s == 3_352 * 10**9 // 8
+    assert "is cut into 2 MIG slices" in seen.notes[0]
+    assert "MIG-00000000" in seen.notes[0]
+
+
+@pytest.mark.parametrize("wish", ["MIG-22222222", "MIG-2"])
+def test_another_slice_by_its_name(tmp_path: Path, wish: str) -> None:
+    seen = found(tmp_path, answers("synthetic_mig_nvml"), CUDA_VISIBLE_DEVICES=wish)
+    assert [device.partition for device in seen.devices] == ["MIG 3g.40gb"]
+
+
+def test_mig_without_slices(tmp_path: Path) -> None:
+    said = answers("synthetic_mig_nvml")
+    said["nvmlDeviceGetMaxMigDeviceCount"]["gpu0"] = 0
+    seen = found(tmp_path, said)
+    assert seen.devices == ()
+    assert "is in MIG mode and has no slice" in seen.notes[0]
+
+
+def test_a_chip_that_shares_the_memory(tmp_path: Path) -> None:
+    (device,) = found(tmp_path, answers("synthetic_spark_nvml")).devices
+    assert device.unified
+    assert (device.total_bytes, device.free_bytes) == (HOST.total_bytes, HOST.usable_bytes)
+    assert device.capability == (12, 1)
+    assert device.bandwidth_bytes_per_s == 273 * 10**9
+
+
+def test_shared_memory_that_could_not_be_read(tmp_path: Path) -> None:
+    here = machine(tmp_path, DRIVER, answers=answers("synthetic_spark_nvml"), host=None)
+    seen = find_nvidia(here)
+    assert seen.devices == ()
+    assert "shares the memory of the processor, which could not be read" in seen.notes[0]
+
+
+@pytest.mark.parametrize("code", [3, 4, 15, 16, 18, 999, 4711])
+def test_a_card_that_does_not_answer_is_a_note(tmp_path: Path, code: int) -> None:
+    """Also a card that is no shared memory and refuses to tell its own (3): never the host's."""
+    for function in ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetMemoryInfo"):
+        said = answers(TWO)
+        key = "0" if function.endswith("Index") else "gpu0"
+        said[function][key] = {"error": code}
+        seen = found(tmp_path, said)
+        assert [device.index for device in seen.devices] == [1]
+        assert seen.notes[0].startswith("NVIDIA card 0 does not answer and is not counted:")
+        assert "What to do:" in seen.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (4, "no permission"),
+        (9, "the driver is not loaded"),
+        (12, "docker run --gpus all"),
+        (18, "reboot, or reload its kernel modules"),
+        (999, "unknown error"),
+    ],
+)
+def test_a_driver_that_does_not_answer_is_a_note(tmp_path: Path, code: int, words: str) -> None:
+    seen = found(tmp_path, {"nvmlInit": {"": {"error": code}}})
+    assert seen.devices == ()
+    assert words in seen.notes[0]
+
+
+@pytest.mark.parametrize("code", [9, 12])
+@pytest.mark.parametrize("system", [System.WINDOWS, System.LINUX])
+def test_no_driver_and_no_library_is_an_empty_answer(
+    tmp_path: Path, code: int, system: System
+) -> None:
+    """On Linux: inside of Windows, which shows its cards whosever they are."""
+    tree = {"files": {"/dev/dxg": ""}}
+    said: Answers = {"nvmlInit": {"": {"error": code}}}
+    assert find_nvidia(machine(tmp_path, tree, answers=said, system=system)) == Findings()
+
+
+@pytest.mark.parametrize("system", [System.LINUX, System.MACOS, System.OTHER])
+def test_a_machine_without_a_card_is_not_asked(tmp_path: Path, system: System) -> None:
+    def never() -> Nvml:
+        raise AssertionError("NVML was asked")
+
+    here = replace(machine(tmp_path, system=system), nvml=never)
+    assert find_nvidia(here) == Findings()
+
+
+def test_a_card_without_its_driver_is_told(tmp_path: Path) -> None:
+    slot = "/sys/bus/pci/devices/0000:01:00.0"
+    sound = "/sys/bus/pci/devices/0000:01:00.1"
+    files = {f"{slot}/vendor": "0x10de\n", f"{slot}/class": "0x030000\n"}
+    seen = find_nvidia(machine(tmp_path, {"files": files}))
+    assert "An NVIDIA card (0000:01:00.0) is here and not counted" in seen.notes[0]
+    other = {f"{sound}/vendor": "0x10de\n", f"{sound}/class": "0x040300\n"}
+    assert find_nvidia(machine(tmp_path / "sound", {"files": other})) == Findings()
+
+
+@pytest.mark.parametrize(("count", "cards", "told"), [(0, 1, 1), (1, 1, 0), (1, 0, 0)])
+def test_cards_that_may_not_be_opened_are_told(
+    tmp_path: Path, count: int, cards: int, told: int
+) -> None:
+    """As seen on the H200 with /dev/nvidia0 closed: NVML counts none, and refuses nothing."""
+    tree = recorded("h200_tree")
+    for card in range(cards):
+        tree["files"][f"/proc/driver/nvidia/gpus/0000:00:0{card}.0/information"] = "Model: H200\n"
+    said = answers("h200_nvml")
+    said["nvmlDeviceGetCount"][""] = count
+    seen = find_nvidia(machine(tmp_path, tree, answers=said))
+    assert (len(seen.devices), len(seen.notes)) == (count, told)
+    assert all("no permission to open them" in note for note in seen.notes)
+
+
+def test_a_driver_that_hangs_does_not_hold_us(tmp_path: Path) -> None:
+    release = threading.Event()
+
+    def hangs(function: str, *arguments: Any) -> Any:
+        release.wait(30)
+
+    here = replace(machine(tmp_path, DRIVER), nvml=lambda: hangs, deadline_s=0.05)
+    try:
+        seen = find_nvidia(here)
+    finally:
+        release.set()
+    assert seen.devices == ()
+    assert "did not answer within 0.05 s" in seen.notes[0]
+
+
+@pytest.mark.parametrize("total", [0, -1, 2**64 - 1])
+def test_a_size_that_cannot_be_is_no_size(tmp_path: Path, total: int) -> None:
+    said = answers(TWO)
+    said["nvmlDeviceGetMemoryInfo"]["gpu0"] = {"total": total, "free": 5, "used": 0}
+    assert [device.index for device in found(tmp_path, said).devices] == [1]
+
+
+def test_more_free_than_there_is_counts_as_all(tmp_path: Path) -> None:
+    said = answers(TWO)
+    said["nvmlDeviceGetMemoryInfo"]["gpu0"]["free"] = 99 * GIB
+    assert found(tmp_path, said).devices[0].free_bytes == 24 * GIB - 300 * MIB
+
+
+def test_an_old_driver_has_only_the_first_form(tmp_path: Path) -> None:
+    said = answers(TWO)
+    said["nvmlDeviceGetMemoryInfo_v2"]["gpu0"] = {"error": 13}
+    first = found(tmp_path, said).devices[0]
+    assert (first.total_bytes, first.free_bytes) == (24 * GIB, 22 * GIB)
+
+
+def test_the_real_module_is_asked_by_the_same_names() -> None:
+    """Here without a driver: it refuses by a number, as a recording does."""
+    nvml = Surroundings().nvml()
+    for function in ("nvmlDeviceGetCount", "nvmlSystemGetDriverVersion"):
+        with pytest.raises(NvmlError):
+            nvml(function)
+    with pytest.raises(NvmlError):
+        nvml("nvmlDeviceGetMemoryInfo_v2", None)
+    with pytest.raises(NvmlError) as refused:
+        nvml("nvmlNoSuchFunction")
+    assert refused.value.code == 13
+
+
+def test_every_recorded_function_is_one_of_the_module() -> None:
+    import pynvml
+
+    named = {*recorded("h200_nvml")["answers"], *answers(TWO), *answers("synthetic_mig_nvml")}
+    assert [name for name in sorted(named) if not hasattr(pynvml, name)] == [
+        "nvmlDeviceGetMemoryInfo_v2"  # there an argument of the first form
+    ]

@@ -1,0 +1,71 @@
+"""A child inside a real limit sees the limit, not the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+
+from edgekit.hardware.cgroup import _groups, _inside, _mount_of, _mounts, _Version
+from edgekit.units import GIB, MIB
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
+
+ASK = """
+import json
+from edgekit.hardware import detect
+host = detect().host
+print(json.dumps({"usable": host.usable_bytes, "free": host.free_bytes,
+                  "tightest": host.tightest.name if host.tightest else ""}))
+"""
+
+
+def told_by(code: str) -> dict[str, Any]:
+    run = [sys.executable, "-c", code]
+    done = subprocess.run(run, capture_output=True, text=True, check=True, timeout=60)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["RLIMIT_AS", "RLIMIT_DATA"])
+def test_resource_limit(kind: str) -> None:
+    limit = 2 * GIB
+    set_it = f"import resource; resource.setrlimit(resource.{kind}, ({limit}, {limit}))"
+    told = told_by(f"{set_it}\n{ASK}")
+    assert 0 < told["usable"] < limit < told["free"]
+    assert told["tightest"].startswith(kind)
+
+
+@pytest.fixture
+def group() -> Iterator[tuple[_Version, Path]]:
+    """A control group of our own, inside the one we are in."""
+    for version, inside in _groups(Path("/")):
+        mount = _mount_of(version, tuple(_mounts(Path("/"))))
+        if mount is None:
+            continue
+        folder = Path(_inside(mount, PurePosixPath(inside))) / f"edgekit-test-{os.getpid()}"
+        with contextlib.suppress(OSError):
+            folder.mkdir()
+            try:
+                if (folder / version.limits[0]).exists():
+                    yield version, folder
+                    return
+            finally:
+                folder.rmdir()
+    pytest.skip("no control group with a memory limit can be made here")
+
+
+def test_control_group(group: tuple[_Version, Path]) -> None:
+    version, folder = group
+    (folder / version.limits[0]).write_text(str(256 * MIB))
+    enter = f"import os; open({str(folder / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))"
+    told = told_by(f"{enter}\n{ASK}")
+    assert 0 < told["usable"] < 256 * MIB < told["free"]
+    assert told["tightest"] == f"{version.name} {folder / version.limits[0]}"

@@ -1,0 +1,100 @@
+"""Recorded and made-up machines -> a tree of files and answers that probes read in place of the real ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tests.recorded import DATA
+
+from edgekit.hardware.surroundings import Nvml, NvmlError, Surroundings
+from edgekit.hardware.types import HostMemory, System
+from edgekit.units import GIB
+
+HOST = HostMemory(total_bytes=64 * GIB, free_bytes=50 * GIB)
+Answers = dict[str, dict[str, Any]]
+
+
+def recorded(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((DATA / "hardware" / f"{name}.json").read_text("utf-8"))
+    return found
+
+
+def plant(root: Path, files: Mapping[str, str]) -> Path:
+    for path, text in files.items():
+        file = root / path.lstrip("/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(text.encode())
+    return root
+
+
+def machine(
+    root: Path,
+    tree: Mapping[str, Any] | None = None,
+    *,
+    answers: Answers | None = None,
+    environment: Mapping[str, str] | None = None,
+    host: HostMemory | None = HOST,
+    system: System = System.LINUX,
+) -> Surroundings:
+    """Surroundings of a planted tree; what was not recorded is not asked of the machine we are on."""
+    tree = tree or {}
+    here = Surroundings(
+        system=system,
+        root=plant(root, tree.get("files", {})),
+        environment=environment or {},
+        host=host,
+        psutil=lambda: _Psutil(tree.get("psutil", {})),
+        sysctl=sysctl(tree.get("sysctl", {})),
+    )
+    return here if answers is None else replace(here, nvml=lambda: replay(answers))
+
+
+def replay(answers: Answers) -> Nvml:
+    """The driver again, from its recorded answers: see test_nvidia.py for their form."""
+
+    def ask(function: str, *arguments: Any) -> Any:
+        answer = answers[function][",".join(map(str, arguments))]
+        if isinstance(answer, dict) and "error" in answer:
+            raise NvmlError(answer["error"])
+        return _shaped(answer)
+
+    return ask
+
+
+def _shaped(answer: Any) -> Any:
+    """Objects become structs, as NVML has them."""
+    if isinstance(answer, dict):
+        return SimpleNamespace(**answer)
+    return [_shaped(each) for each in answer] if isinstance(answer, list) else answer
+
+
+def sysctl(values: Mapping[str, int | str]) -> Callable[[str], bytes | None]:
+    """Numbers as eight bytes, texts with a NUL at their end; what is not named there is not."""
+
+    def ask(name: str) -> bytes | None:
+        value = values.get(name)
+        if isinstance(value, int):
+            return value.to_bytes(8, "little")
+        return None if value is None else value.encode() + b"\0"
+
+    return ask
+
+
+class _Psutil:
+    def __init__(self, said: Mapping[str, Any]) -> None:
+        self.said = said
+
+    def virtual_memory(self) -> Any:
+        return SimpleNamespace(**self.said["virtual_memory"])
+
+    def swap_memory(self) -> Any:
+        return SimpleNamespace(**self.said["swap_memory"])
+
+    def cpu_count(self, logical: bool = True) -> int | None:  # noqa: FBT001, FBT002 - psutil's own
+        count: int | None = None if logical else self.said["cpu_count"]
+        return count
