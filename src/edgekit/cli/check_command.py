@@ -16,6 +16,7 @@ from edgekit.cli.reach_options import (
     add_reach_options,
     is_terminal,
     reach_of,
+    screen_width,
 )
 from edgekit.errors import UsageError
 from edgekit.units import MIB, format_bytes, parse_size
@@ -241,17 +242,15 @@ def _render(answers: Sequence[Answer], arguments: argparse.Namespace) -> str:
 
 
 def _as_text(answers: Sequence[Answer], arguments: argparse.Namespace) -> str:
-    import shutil
-
     from edgekit.report.bars import glyphs_for
     from edgekit.report.check import Check
     from edgekit.report.check_table import check_table
     from edgekit.report.check_text import check_text, quiet_text
 
-    width = shutil.get_terminal_size((100, 24)).columns
+    width = screen_width()
+    glyphs = glyphs_for(getattr(sys.stdout, "encoding", None))
     if len(answers) > 1 or not isinstance(answers[0], Check):
-        return check_table(answers, width=width)
+        return check_table(answers, width=width, glyphs=glyphs)
     if arguments.quiet:
         return quiet_text(answers[0])
-    glyphs = glyphs_for(getattr(sys.stdout, "encoding", None))
     return check_text(answers[0], width=width, colour=is_terminal(sys.stdout), glyphs=glyphs)

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from edgekit.cli.asking import OPTIONS, Asked, biller, told_bill
+from edgekit.engine import engine_named
 from edgekit.errors import EdgekitError, HardwareError, UsageError
 from edgekit.estimation import Opened, open_or_download
 from edgekit.hardware.types import Machine
+from edgekit.memory.types import Load, MemoryEstimate
 from edgekit.plan.changes import changes
 from edgekit.plan.placement import engine_on
 from edgekit.plan.types import Job, PreflightResult, Question, Start
@@ -143,11 +145,21 @@ def _told(
     engine, setup = question.engine, result.way.setup
     load = replace(question.load, context_tokens=result.context_tokens)
     settled = {**values, "context": result.context_tokens, **OPTIONS[engine].settled(setup)}
+    bill = told_bill(opened, engine, settled, (load, setup), result.estimate)
+    if engine == "vllm":  # judged is what requests need; told is the pool that it will take
+        bill = replace(bill, asked=OPTIONS[engine].told(load, _whole_pool(question, result, load)))
     return Check(
-        bill=told_bill(opened, engine, settled, (load, setup), result.estimate),
+        bill=bill,
         result=result,
         changes=changes(question, result) if asking.with_changes else (),
     )
+
+
+def _whole_pool(question: Question, result: PreflightResult, load: Load) -> MemoryEstimate:
+    """The bill with all of the card's memory, as vLLM takes it at the start."""
+    setup = result.way.setup
+    card = replace(setup.gpu, memory_bytes=result.way.budgets[0].total_bytes)
+    return engine_named(question.engine).estimate(question.model, load, replace(setup, gpu=card))
 
 
 def exit_code(answers: Sequence[Answer], *, strict: bool) -> int:

@@ -13,6 +13,7 @@ from edgekit.cli.reach_options import (
     add_reach_options,
     is_terminal,
     reach_of,
+    screen_width,
 )
 from edgekit.errors import UsageError
 
@@ -102,7 +103,7 @@ def _render_text(bill: Bill, arguments: argparse.Namespace) -> str:
     from edgekit.report.bill_text import bill_text
     from edgekit.report.explain import explain_text, layers_table
 
-    parts = [bill_text(bill, bold=is_terminal(sys.stdout))]
+    parts = [bill_text(bill, bold=is_terminal(sys.stdout), width=screen_width())]
     if arguments.explain:
         parts.append(explain_text(bill))
     if arguments.per_layer:

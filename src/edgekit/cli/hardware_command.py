@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from edgekit.cli.device_options import DEVICE_FORMS, add_device_options, machine_of_arguments
-from edgekit.cli.reach_options import is_terminal
+from edgekit.cli.reach_options import is_terminal, screen_width
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
@@ -48,11 +48,9 @@ def run(arguments: argparse.Namespace) -> str:
         from edgekit.report.hardware_json import hardware_json
 
         return json_text(hardware_json(machine))
-    import shutil
-
     from edgekit.report.bars import glyphs_for
     from edgekit.report.hardware_text import hardware_text
 
-    width = shutil.get_terminal_size((100, 24)).columns
+    width = screen_width()
     glyphs = glyphs_for(getattr(sys.stdout, "encoding", None))
     return hardware_text(machine, width=width, bold=is_terminal(sys.stdout), glyphs=glyphs)

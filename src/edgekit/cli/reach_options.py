@@ -65,6 +65,13 @@ def is_terminal(stream: object) -> bool:
     return not plain and bool(getattr(stream, "isatty", lambda: False)())
 
 
+def screen_width() -> int:
+    """Columns of the terminal, or of COLUMNS; 100 where nobody says."""
+    import shutil
+
+    return shutil.get_terminal_size((100, 24)).columns
+
+
 def seconds(text: str) -> float:
     try:
         number = float(text)

@@ -61,8 +61,7 @@ def check_runs(machine: Machine, engine: str) -> None:
     """Raises HardwareError where the machine has nothing that the engine runs on."""
     if engine in _NEEDS and not devices_for(machine, engine):
         raise HardwareError(
-            f"{_NEEDS[engine]}, and {machine.name} has none: choose another --engine, or a machine "
-            "by --device"
+            f"{_NEEDS[engine]}, and {machine.name} has none (--device asks about another machine)"
         )
 
 
@@ -159,7 +158,7 @@ def _host(host: HostMemory, pools: tuple[Pool, ...], reserve: int, told: str) ->
 def _limits(devices: tuple[Accelerator, ...]) -> tuple[Budget, ...]:
     return tuple(
         Budget(
-            name=f"GPU's share of {device.name}",
+            name=f"GPU share of {device.name}",
             pools=frozenset({pool_of(place)}),
             total_bytes=device.limit_bytes,
             free_bytes=device.limit_bytes,

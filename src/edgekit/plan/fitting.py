@@ -161,8 +161,8 @@ class Fitting:
 
 
 def _of(use: Use) -> str:
-    """'20.5 GiB of the 11.5 GiB that llama.cpp may use of RTX 4070 (178 %)'."""
-    share = "" if use.utilization == float("inf") else f" ({use.utilization * 100:.0f} %)"
+    """'20.50 GiB of the 11.50 GiB available in RTX 4070 (178.3 %)'."""
+    share = "" if use.utilization == float("inf") else f" ({use.utilization * 100:.1f} %)"
     return (
         f"{format_bytes(use.required_bytes)} of the {format_bytes(use.budget.available_bytes)} "
         f"available in {use.budget.name}{share}"

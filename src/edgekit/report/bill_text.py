@@ -2,53 +2,37 @@
 
 from __future__ import annotations
 
-import shlex
-import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from edgekit.basis import Basis
 from edgekit.memory.types import Component, MemoryEstimate, MemoryLine
 from edgekit.report.bill import Bill, column_of, how_known, later_lines, pool_names, pool_sums
-from edgekit.report.lines import printable
+from edgekit.report.lines import figures
+from edgekit.report.screen import (
+    MOST_WIDTH,
+    command_rows,
+    folded,
+    joined,
+    placed,
+    section,
+    within,
+)
 from edgekit.units import format_bytes
 
-WIDTH = 100
-_LABEL = 9
 _COLUMNS = ("model", "context", "compute", "other", "total")
 
 
-def bill_text(bill: Bill, *, bold: bool = False) -> str:
+def bill_text(bill: Bill, *, bold: bool = False, width: int = MOST_WIDTH) -> str:
     """The screen. `bold` marks the answer for terminals."""
-    answer = printable(_answer(bill.estimate))
-    lines = [f"\x1b[1m{answer}\x1b[0m" if bold else answer]
-    lines += folded(_title(bill), 0) + folded(f"{bill.asked}", 0) + [""]
+    width = within(width)
+    answer = folded(_answer(bill.estimate), width)
+    lines = [f"\x1b[1m{line}\x1b[0m" for line in answer] if bold else answer
+    lines += [*joined(_title(bill), width), *folded(bill.asked, width), ""]
     lines += _pool_table(bill.estimate)
     for label, rows in _sections(bill):
-        shown = [line for row in rows for line in folded(row, _LABEL)]
-        lines += (
-            ["", *(f"{label if i == 0 else '':<{_LABEL}}{row}" for i, row in enumerate(shown))]
-            if shown
-            else []
-        )
-    return "\n".join([*lines, *_command(bill.command)]) + "\n"
-
-
-def folded(text: str, indent: int) -> list[str]:
-    """Lines that fit beside an indent; what a stranger wrote does not steer the terminal."""
-    return textwrap.wrap(printable(text), WIDTH - indent, break_on_hyphens=False) or [""]
-
-
-def figures(head: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> list[str]:
-    """A table: so many columns of words to the left, numbers to the right."""
-    every = [tuple(head), *(tuple(map(printable, row)) for row in rows)]
-    widths = [max(len(row[i]) for row in every) for i in range(len(head))]
-    return [
-        "  ".join(
-            f"{cell:<{width}}" if i < words else f"{cell:>{width}}"
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in every
-    ]
+        lines += section(label, rows, width)
+    lines += placed("Run", command_rows(bill.command, width), width)
+    return "\n".join(lines) + "\n"
 
 
 def known_words(lines: Iterable[MemoryLine]) -> str:
@@ -76,9 +60,8 @@ def _the(pool: str) -> str:
     return pool if " " in pool else f"the {pool}"
 
 
-def _title(bill: Bill) -> str:
-    parts = (bill.label, bill.engine_title, bill.estimate.backend)
-    return "  ·  ".join(part for part in parts if part)
+def _title(bill: Bill) -> tuple[str, ...]:
+    return bill.label, bill.engine_title, bill.estimate.backend
 
 
 def _pool_table(estimate: MemoryEstimate) -> list[str]:
@@ -125,15 +108,3 @@ def basis_rows(estimate: MemoryEstimate) -> list[str]:
         if lines:
             parts.setdefault(known_words(lines), []).append(component.value)
     return [f"{words}: {', '.join(names)}" for words, names in parts.items()]
-
-
-def _command(command: str) -> list[str]:
-    """Lines that a shell reads as one."""
-    lines = [""]
-    for word in map(shlex.quote, shlex.split(printable(command))):
-        if lines[-1] and len(lines[-1]) + len(word) + 1 > WIDTH - _LABEL - 2:
-            lines.append("")
-        lines[-1] += f" {word}" if lines[-1] else word
-    shown = [f"{line} \\" for line in lines[:-1]] + [line for line in lines[-1:] if line]
-    told = [f"{'Run' if i == 0 else '':<{_LABEL}}{line}" for i, line in enumerate(shown)]
-    return ["", *told] if told else []

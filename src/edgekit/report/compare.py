@@ -9,7 +9,8 @@ from typing import Any
 from edgekit.errors import EdgekitError
 from edgekit.report.bill import Bill, pool_sums
 from edgekit.report.bill_json import SCHEMA, bill_json
-from edgekit.report.bill_text import figures, folded
+from edgekit.report.lines import figures
+from edgekit.report.screen import MOST_WIDTH, folded
 from edgekit.units import format_bytes
 
 _COLUMNS = ("model", "context", "compute", "other")
@@ -27,19 +28,21 @@ class Answer:
 def compare_text(label: str, context_tokens: int, answers: Sequence[Answer], hint: str = "") -> str:
     """One row an engine, then what each was asked, then those that refuse."""
     billed = [answer.bill for answer in answers if answer.bill is not None]
-    lines = [*folded(f"{label}  ·  one sequence of {context_tokens:,} tokens", 0), ""]
+    lines = [*folded(f"{label}  ·  one sequence of {context_tokens:,} tokens", MOST_WIDTH), ""]
     if billed:
         lines += figures(("", *_COLUMNS, "total", "basis"), [_row(bill) for bill in billed])
     for bill in billed:
         lines += [
             "",
-            *folded(f"{bill.engine_title}, {bill.estimate.backend}: {bill.asked}", 0),
+            *folded(f"{bill.engine_title}, {bill.estimate.backend}: {bill.asked}", MOST_WIDTH),
         ]
-        lines += [f"  {line}" for note in bill.estimate.notes for line in folded(note, 2)]
+        lines += [
+            f"  {line}" for note in bill.estimate.notes for line in folded(note, MOST_WIDTH - 2)
+        ]
     for answer in answers:
         if answer.error is not None:
-            lines += ["", *folded(f"{answer.engine}: no bill. {answer.error}", 0)]
-    lines += ["", *folded(hint, 0)] if hint else []
+            lines += ["", *folded(f"{answer.engine}: no bill. {answer.error}", MOST_WIDTH)]
+    lines += ["", *folded(hint, MOST_WIDTH)] if hint else []
     return "\n".join(lines) + "\n"
 
 

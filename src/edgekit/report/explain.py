@@ -8,8 +8,10 @@ from itertools import groupby
 from edgekit.basis import Basis
 from edgekit.memory.types import CACHES, Component, MemoryEstimate, MemoryLine, Pool
 from edgekit.report.bill import Bill, pool_names
-from edgekit.report.bill_text import figures, folded, known_words, percent
+from edgekit.report.bill_text import known_words, percent
 from edgekit.report.kinds import kind_name, window_of
+from edgekit.report.lines import figures
+from edgekit.report.screen import MOST_WIDTH, folded
 from edgekit.units import format_bytes
 
 
@@ -84,7 +86,7 @@ def _fact_lines(estimate: MemoryEstimate) -> Iterator[str]:
     yield f"what {estimate.engine} resolved:"
     width = max(len(name) for name, _ in estimate.facts)
     for name, value in estimate.facts:
-        first, *rest = folded(_fact(value), width + 4)
+        first, *rest = folded(_fact(value), MOST_WIDTH - width - 4)
         yield f"  {name:<{width}}  {first}"
         yield from (" " * (width + 4) + more for more in rest)
 
@@ -106,7 +108,7 @@ def _fact(value: object) -> str:
 
 
 def _indented(text: str, indent: int) -> list[str]:
-    return [" " * indent + line for line in folded(text, indent)] if text else []
+    return [" " * indent + line for line in folded(text, MOST_WIDTH - indent)] if text else []
 
 
 def layers_table(bill: Bill) -> str:

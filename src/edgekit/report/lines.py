@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def printable(text: str) -> str:
@@ -23,3 +23,16 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
         )
         + "\n"
     )
+
+
+def figures(head: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> list[str]:
+    """A table: so many columns of words to the left, numbers to the right."""
+    every = [tuple(head), *(tuple(map(printable, row)) for row in rows)]
+    widths = [max(len(row[i]) for row in every) for i in range(len(head))]
+    return [
+        "  ".join(
+            f"{cell:<{width}}" if i < words else f"{cell:>{width}}"
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in every
+    ]

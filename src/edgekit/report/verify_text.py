@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgekit.report.bill_text import figures, folded, percent
-from edgekit.report.lines import printable
+from edgekit.report.bill_text import percent
+from edgekit.report.lines import figures, printable
+from edgekit.report.screen import MOST_WIDTH, folded
 from edgekit.units import format_bytes
 from edgekit.verify.check import COMPUTE_ALLOWED
 from edgekit.verify.types import Resident, Row, Verification
@@ -17,12 +18,12 @@ def verification_text(found: Verification, *, asked: str, bold: bool = False) ->
     """The screen. `asked` is what was asked for, in words; `bold` marks the verdict for terminals."""
     verdict = printable(_verdict(found))
     lines = [f"\x1b[1m{verdict}\x1b[0m" if bold else verdict]
-    lines += folded(_title(found), 0) + folded(asked, 0) + [""]
+    lines += folded(_title(found), MOST_WIDTH) + folded(asked, MOST_WIDTH) + [""]
     shown = [row for row in found.rows if row.predicted_bytes or row.measured.high_bytes]
     lines += figures(_HEAD, map(_cells, (*shown, found.total)))
     if found.resident:
         lines += ["", *_resident_table(found.resident)]
-    lines += ["", *(line for note in _notes(found) for line in folded(note, 0))]
+    lines += ["", *(line for note in _notes(found) for line in folded(note, MOST_WIDTH))]
     return "\n".join(lines) + "\n"
 
 

@@ -1,0 +1,87 @@
+"""Verdicts -> the documented JSON (docs/json.md): whole bytes, stable names, null for unknown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from edgekit.plan.changes import Change
+from edgekit.plan.types import Use
+from edgekit.report.bill_json import SCHEMA, bill_json
+from edgekit.report.check import Check, Unanswered
+from edgekit.report.check_table import counts
+from edgekit.report.hardware_json import budget_json, machine_json
+
+
+def check_json(check: Check) -> dict[str, Any]:
+    """The whole answer, with the bill it rests on."""
+    result, bill = check.result, check.bill
+    return {
+        "schema": SCHEMA,
+        "model": bill.label,
+        "reference": bill.reference,
+        "status": result.status.value,
+        "can_load": result.can_load,
+        "context_tokens": result.context_tokens,
+        "context_asked": result.asked,
+        "context_because": result.window or None,
+        "max_context": result.max_context,
+        "recommended_context": result.recommended_context,
+        "native_context": result.native_context,
+        "required_bytes": result.required_bytes,
+        "available_bytes": result.available_bytes,
+        "utilization": _share(result.utilization),
+        "engine": {"name": result.engine, "version": bill.version or None},
+        "machine": machine_json(result.machine),
+        "budgets": [_use(use) for use in result.uses],
+        "way": result.way.because,
+        "reasons": list(result.reasons),
+        "changes": [_change(change) for change in check.changes],
+        "basis": result.estimate.basis.value,
+        "estimate": bill_json(bill),
+        "command": (bill.command or None) if result.can_load else None,
+        "notes": [*result.machine.notes, *bill.notes, *bill.estimate.notes],
+    }
+
+
+def unanswered_json(found: Unanswered) -> dict[str, Any]:
+    return {
+        "reference": found.reference,
+        "engine": found.engine,
+        "error": {"type": type(found.error).__name__, "message": str(found.error)},
+    }
+
+
+def checks_json(rows: Sequence[Check | Unanswered]) -> dict[str, Any]:
+    """Many models, or all engines of one, in the order in which they were asked for."""
+    told = {outcome.replace(" ", "_"): count for outcome, count in counts(rows).items()}
+    return {
+        "schema": SCHEMA,
+        "models": [
+            check_json(row) if isinstance(row, Check) else unanswered_json(row) for row in rows
+        ],
+        "summary": told,
+    }
+
+
+def _share(utilization: float) -> float | None:
+    return utilization if math.isfinite(utilization) else None
+
+
+def _use(use: Use) -> dict[str, Any]:
+    return {
+        **budget_json(use.budget),
+        "required_bytes": use.required_bytes,
+        "utilization": _share(use.utilization),
+        "status": use.status.value,
+    }
+
+
+def _change(change: Change) -> dict[str, Any]:
+    return {
+        "kind": change.kind.value,
+        "value": change.value,
+        "told": change.told,
+        "max_context": change.max_context,
+    }

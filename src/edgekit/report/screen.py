@@ -1,0 +1,74 @@
+"""Labelled rows -> lines that fit the screen: labels stand beside their rows, on a narrow screen above them."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections.abc import Iterable
+
+from edgekit.report.lines import printable
+
+LEAST_WIDTH = 20
+MOST_WIDTH = 100  # longer lines are hard to read, however wide the screen
+_BESIDE_FROM = 50
+_LABEL = 9
+
+
+def within(width: int) -> int:
+    """The width to write for."""
+    return min(max(width, LEAST_WIDTH), MOST_WIDTH)
+
+
+def folded(text: str, width: int) -> list[str]:
+    """Lines of at most `width`; what a stranger wrote does not steer the terminal."""
+    return textwrap.wrap(printable(text), width, break_on_hyphens=False) or [""]
+
+
+def joined(parts: Iterable[str], width: int, between: str = "·") -> list[str]:
+    """'one  ·  two', as many to a line as it holds."""
+    lines: list[str] = []
+    for part in map(printable, filter(None, parts)):
+        if lines and len(lines[-1]) + len(part) + 5 <= width:
+            lines[-1] += f"  {between}  {part}"
+        else:
+            lines += folded(part, width)
+    return lines
+
+
+def row_width(width: int) -> int:
+    """What is left for the rows of a section."""
+    return width - (_LABEL if width >= _BESIDE_FROM else 2)
+
+
+def section(label: str, rows: Iterable[str], width: int) -> list[str]:
+    """An empty line, then the label and its rows, folded; nothing where there are no rows."""
+    told, room = list(rows), row_width(width)
+    fold = hanging if len(told) > 1 else folded
+    return placed(label, [line for row in told for line in fold(row, room)], width)
+
+
+def hanging(row: str, width: int) -> list[str]:
+    """One of several rows: it is seen where the next begins."""
+    first, *more = folded(row, width - 2)
+    return [first, *(f"  {line}" for line in more)]
+
+
+def placed(label: str, lines: list[str], width: int) -> list[str]:
+    """The same for lines that are cut to `row_width` already."""
+    if not lines:
+        return []
+    indent = " " * (width - row_width(width))
+    rows = [f"{indent}{line}".rstrip() for line in lines]
+    if len(label) < len(indent):
+        return ["", f"{label:<{len(indent)}}{lines[0]}".rstrip(), *rows[1:]]
+    return ["", *folded(label, width), *rows]
+
+
+def command_rows(command: str, width: int) -> list[str]:
+    """Lines that a shell reads as one. A word is never cut, so one may be wider."""
+    lines = [""]
+    for word in map(shlex.quote, shlex.split(printable(command))):
+        if lines[-1] and len(lines[-1]) + len(word) + 1 > row_width(width) - 2:
+            lines.append("")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return [f"{line} \\" for line in lines[:-1]] + [line for line in lines[-1:] if line]

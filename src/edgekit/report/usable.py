@@ -1,0 +1,80 @@
+"""A machine -> what each engine may use of it, and why no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edgekit.errors import HardwareError
+from edgekit.hardware.budgets import (
+    Budget,
+    check_runs,
+    devices_for,
+    llamacpp_budgets,
+    mlx_budgets,
+    vllm_budgets,
+)
+from edgekit.hardware.types import Accelerator, Machine
+from edgekit.memory.types import HOST
+from edgekit.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usable:
+    """The budgets of an engine on a machine, or why it does not run there."""
+
+    engine: str
+    devices: tuple[Accelerator, ...] = ()
+    budgets: tuple[Budget, ...] = ()
+    error: HardwareError | None = None
+
+
+def usable_by_engines(machine: Machine) -> tuple[Usable, ...]:
+    return tuple(_usable(engine, machine) for engine in _BUDGETS)
+
+
+def _usable(engine: str, machine: Machine) -> Usable:
+    try:
+        check_runs(machine, engine)
+        devices = devices_for(machine, engine)
+        return Usable(engine=engine, devices=devices, budgets=_BUDGETS[engine](machine, devices))
+    except HardwareError as error:
+        return Usable(engine=engine, error=error)
+
+
+def _llamacpp(machine: Machine, devices: tuple[Accelerator, ...]) -> tuple[Budget, ...]:
+    budgets = llamacpp_budgets(machine, devices)
+    if not budgets:
+        raise HardwareError(f"the memory of {machine.name} is not known: give --ram")
+    return budgets
+
+
+def _vllm(_: Machine, devices: tuple[Accelerator, ...]) -> tuple[Budget, ...]:
+    from edgekit.engine.vllm.types import DEFAULT_UTILIZATION  # the whole engine comes with it
+
+    return vllm_budgets(devices, DEFAULT_UTILIZATION)
+
+
+_BUDGETS: dict[str, Callable[[Machine, tuple[Accelerator, ...]], tuple[Budget, ...]]] = {
+    "llama.cpp": _llamacpp,
+    "vllm": _vllm,
+    "mlx": mlx_budgets,
+}
+
+
+def reserve_words(budget: Budget, limit: str = "") -> str:
+    """'23.50 GiB free less 1 GiB for everything else'. `limit` names what leaves so little."""
+    free, because = format_bytes(budget.free_bytes), budget.because
+    if budget.blocked:
+        return f"{free} of {format_bytes(budget.total_bytes)} free"
+    if not budget.reserve_bytes:
+        return because or f"{free} free"
+    # some reasons open with the amount themselves: '20 % of 36.00 GiB for macOS'
+    amount = "" if because[:1].isdigit() else f"{format_bytes(budget.reserve_bytes)} "
+    return f"{free} free{f' within {limit},' if limit else ''} less {amount}{because}"
+
+
+def limit_on(budget: Budget, machine: Machine) -> str:
+    """The name of what holds a process below the machine's own memory; '' where nothing does."""
+    limit = machine.host.tightest if machine.host is not None and HOST in budget.pools else None
+    return "" if limit is None else limit.name

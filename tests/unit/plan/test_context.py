@@ -1,0 +1,116 @@
+"""Windows: the longest that fits, the default, the one for a known job; the seeds' own numbers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.recorded import engine_models
+
+from edgekit.errors import UsageError
+from edgekit.geometry.types import ModelGeometry
+from edgekit.memory.cache_types import F16, F32
+from edgekit.memory.plain import plain_cache_bytes
+from edgekit.plan.context import LOOK_AHEAD, longest, plan_window, recommended_context
+from edgekit.plan.types import Job
+from edgekit.units import GIB, MIB
+
+
+def geometry(name: str) -> ModelGeometry:
+    return engine_models()[name, "Q4_K_M"].geometry
+
+
+@given(
+    edge=st.integers(0, 300_000),
+    step=st.sampled_from([1, 16, 256, 1024]),
+    most=st.integers(0, 262_144),
+)
+def test_the_longest_is_the_last_that_fits(edge: int, step: int, most: int) -> None:
+    found = longest(lambda tokens: tokens <= edge, step=step, most=most)
+    assert found <= max(edge, 0)
+    assert found in {0, most} or found % step == 0
+    next_one = min(found - found % step + step, most)
+    assert found == most or next_one > edge
+
+
+@given(st.integers(1, 500), st.sets(st.integers(1, LOOK_AHEAD)))
+def test_a_dip_just_past_the_edge_is_not_missed(edge: int, dips: set[int]) -> None:
+    fitting = {*range(1, edge + 1), *(edge + 1 + dip for dip in dips)} - {edge + 1}
+    found = longest(lambda tokens: tokens in fitting, step=1, most=1000)
+    assert found >= edge
+    assert found in fitting
+
+
+@pytest.mark.parametrize(("longest_tokens", "recommended"), [(0, 0), (16_384, 13_107), (100, 80)])
+def test_four_fifths_are_recommended(longest_tokens: int, recommended: int) -> None:
+    assert recommended_context(longest_tokens) == recommended
+
+
+def test_gemma_3_1b_by_the_plain_formula_at_f32() -> None:
+    # 2 x 26 layers x 1 head x 256 wide x 4 bytes, whatever the windows of its layers
+    model = geometry("gemma-3-1b")
+    assert plain_cache_bytes(model, 32_768, F32) == 2 * 26 * 1 * 32_768 * 256 * 4 == 1664 * MIB
+    window = plan_window(
+        lambda tokens: plain_cache_bytes(model, tokens, F32),
+        native_tokens=model.native_context,
+        job=Job(prompt_tokens=6, new_tokens=20),
+    )
+    assert window.context_tokens == 6 + 20 + 64 == 90
+    assert window.cache_bytes == 2 * 26 * 1 * 90 * 256 * 4 == 4_792_320  # 4.6 MB
+
+
+def test_the_24b_model_needs_about_21_gb_for_128k_tokens() -> None:
+    model = geometry("mistral-small-24b")
+    size = plain_cache_bytes(model, 131_072, F16)
+    assert size == 2 * 40 * 8 * 128 * 131_072 * 2 == 21_474_836_480
+    window = plan_window(
+        lambda tokens: plain_cache_bytes(model, tokens, F16), native_tokens=131_072
+    )
+    assert window.context_tokens == 4 * GIB // (2 * 40 * 8 * 128 * 2) == 26_214
+    assert window.cache_bytes <= 4 * GIB < window.cache_bytes + 2 * 40 * 8 * 128 * 2
+
+
+def test_llama_3_70b_shares_its_keys_among_eight_heads() -> None:
+    # grouped heads: 8 of 64 are kept, so an eighth of what 64 would take
+    model = geometry("llama-3.1-70b")
+    assert plain_cache_bytes(model, 8192, F16) == 2 * 80 * 8 * 128 * 8192 * 2 == 2560 * MIB
+    assert 2560 * MIB * 64 // 8 == 20 * GIB
+
+
+def test_a_cheap_cache_keeps_its_whole_window() -> None:
+    window = plan_window(lambda tokens: tokens * 1024, native_tokens=262_144)
+    assert window.context_tokens == 262_144
+    assert "whole native window" in window.because
+
+
+def test_an_unknown_window_counts_as_32k() -> None:
+    assert plan_window(lambda tokens: tokens, native_tokens=None).context_tokens == 32_768
+
+
+def test_a_job_longer_than_the_window_is_cut_and_says_so() -> None:
+    window = plan_window(
+        lambda tokens: tokens, native_tokens=2048, job=Job(prompt_tokens=2000, new_tokens=500)
+    )
+    assert window.context_tokens == 2048
+    assert "cut at the native window" in window.because
+
+
+def test_a_smaller_budget_gives_a_shorter_window() -> None:
+    sizes = [
+        plan_window(
+            lambda tokens: tokens * 4096, native_tokens=131_072, budget_bytes=budget, step=256
+        ).context_tokens
+        for budget in (0, 1 * MIB, 100 * MIB, 4 * GIB)
+    ]
+    assert sizes == [0, 256, 25_600, 131_072]
+
+
+@pytest.mark.parametrize("job", [Job(prompt_tokens=-1, new_tokens=5), Job(prompt_tokens=1, new_tokens=-5)])  # fmt: skip
+def test_a_job_of_less_than_nothing_is_refused(job: Job) -> None:
+    with pytest.raises(UsageError):
+        plan_window(lambda tokens: tokens, native_tokens=2048, job=job)
+
+
+def test_a_budget_of_less_than_nothing_is_refused() -> None:
+    with pytest.raises(UsageError):
+        plan_window(lambda tokens: tokens, native_tokens=2048, budget_bytes=-1)

@@ -1,0 +1,311 @@
+"""Thresholds, the least context, the default window, the ways: the rules of the verdict to the letter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.recorded import config_header, engine_models, rows
+from tests.unit.plan.machines import cards, cpu, mac
+
+from edgekit.engine.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup, Mode
+from edgekit.engine.types import Model
+from edgekit.errors import HardwareError
+from edgekit.geometry import read_geometry
+from edgekit.hardware.budgets import Budget
+from edgekit.hardware.types import Machine, MemoryLimit
+from edgekit.memory.types import DEVICE, HOST, Component, Load, MemoryEstimate, MemoryLine
+from edgekit.plan.placement import engine_on
+from edgekit.plan.types import Job, Question, Start, Status, Use
+from edgekit.plan.verdict import judge
+from edgekit.units import GIB, MIB
+
+
+def recorded(name: str, quant: str = "Q4_K_M") -> Model:
+    return engine_models()[name, quant]
+
+
+def of_config(name: str) -> Model:
+    row = next(row for row in rows("vllm.jsonl.gz") if row["model"] == name)
+    header = config_header(row["config"])
+    return Model(header=header, geometry=read_geometry(header))
+
+
+def ask(model: Model, machine: Machine, engine: str = "llama.cpp", **more: Any) -> Question:
+    return Question(model=model, engine=engine, machine=machine, **more)
+
+
+def per_token(size_bytes: int, fixed_bytes: int = 0) -> Any:
+    """A bill that is a straight line."""
+
+    def bill(load: Load, _: Any) -> MemoryEstimate:
+        lines = [(Component.KV_CACHE, (load.context_tokens or 0) * size_bytes), (Component.WEIGHTS, fixed_bytes)]  # fmt: skip
+        return MemoryEstimate(
+            engine="llama.cpp",
+            backend="cpu",
+            lines=tuple(
+                MemoryLine(component=what, size_bytes=size, pool=HOST) for what, size in lines
+            ),
+        )
+
+    return bill
+
+
+@pytest.mark.parametrize(
+    ("percent", "status"),
+    [
+        (0, Status.PASSED),
+        (69.99, Status.PASSED),
+        (70, Status.WARNING),
+        (85, Status.WARNING),
+        (85.01, Status.FAILED),
+        (1000, Status.FAILED),
+    ],
+)
+def test_thresholds(percent: float, status: Status) -> None:
+    budget = Budget(
+        name="memory",
+        pools=frozenset({HOST}),
+        total_bytes=10_000,
+        free_bytes=10_000,
+        reserve_bytes=0,
+        because="",
+    )
+    assert Use(budget=budget, required_bytes=round(percent * 100)).status is status
+
+
+def test_no_memory_at_all_holds_nothing_but_nothing() -> None:
+    budget = Budget(name="memory", pools=frozenset({HOST}), total_bytes=0, free_bytes=GIB, reserve_bytes=2 * GIB, because="")  # fmt: skip
+    assert budget.available_bytes == 0
+    assert Use(budget=budget, required_bytes=0).status is Status.PASSED
+    assert Use(budget=budget, required_bytes=1).status is Status.FAILED
+    assert Use(budget=budget, required_bytes=1).utilization == float("inf")
+
+
+def test_the_longest_context_is_the_last_within_85_percent() -> None:
+    # 31 GiB may be used; 1 MiB for a token: 0.85 x 31 x 1024 = 26,982.4, in steps of 256
+    result = judge(ask(recorded("llama-3.1-8b"), cpu(32), bill=per_token(MIB)))
+    assert result.max_context == 26_982 // 256 * 256 == 26_880
+    assert result.recommended_context == 26_880 * 80 // 100
+
+
+def test_below_16k_a_model_is_of_no_use() -> None:
+    result = judge(ask(recorded("llama-3.1-8b"), cpu(16), bill=per_token(MIB)))
+    assert result.max_context == 15 * 1024 * 85 // 100 // 256 * 256 == 13_056
+    assert result.failed
+    assert result.context_tokens == 16_384
+    assert "13,056" in result.reasons[0]
+
+
+def test_below_16k_is_accepted_where_the_caller_says_so() -> None:
+    result = judge(ask(recorded("llama-3.1-8b"), cpu(16), bill=per_token(MIB), min_context=8192))
+    assert result.can_load
+    assert result.context_tokens == 4 * 1024  # 4 GiB of cache
+
+
+def test_an_asked_context_that_fits_still_needs_a_useful_longest() -> None:
+    question = ask(
+        recorded("llama-3.1-8b"),
+        cpu(16),
+        bill=per_token(MIB),
+        load=Load(context_tokens=4096),
+    )
+    result = judge(question)
+    assert result.failed
+    assert "fewer than the 16,384" in result.reasons[0]
+    assert judge(replace(question, min_context=4096)).passed
+
+
+def test_a_model_with_a_smaller_window_needs_no_more() -> None:
+    model = recorded("all-minilm-l6-v2", "F16")
+    result = judge(ask(model, cpu(2)))
+    assert (result.max_context, result.native_context) == (512, 512)
+    assert result.passed
+
+
+def test_an_unknown_window_counts_as_32k() -> None:
+    model = recorded("llama-3.1-8b")
+    unknown = replace(model.geometry, native_context=None, trained_context=None)
+    result = judge(ask(Model(header=model.header, geometry=unknown), cpu(64), bill=per_token(1)))
+    assert result.max_context == 32_768
+    assert result.native_context is None
+
+
+def test_never_beyond_the_native_window() -> None:
+    assert judge(ask(recorded("qwen3-0.6b"), cpu(512))).max_context == 40_960
+
+
+def test_the_default_window_is_what_four_gib_of_cache_hold() -> None:
+    # 8 heads x 128 x 2 (K and V) x 2 bytes x 32 layers = 128 KiB for a token
+    result = judge(ask(recorded("llama-3.1-8b"), cpu(64)))
+    assert result.context_tokens == 4 * GIB // (128 * 1024) == 32_768
+    assert not result.asked
+    assert result.max_context == 131_072
+
+
+def test_the_default_window_is_shorter_where_less_is_free() -> None:
+    result = judge(ask(recorded("llama-3.1-8b"), cpu(9)))
+    assert 16_384 <= result.context_tokens == result.max_context < 32_768
+    assert result.warning
+
+
+def test_a_job_opens_just_what_it_needs() -> None:
+    result = judge(
+        ask(recorded("llama-3.1-8b"), cpu(64), job=Job(prompt_tokens=900, new_tokens=60))
+    )
+    assert result.context_tokens == 900 + 60 + 64
+    assert dict(result.estimate.facts)["n_ctx"] == 1024
+
+
+def test_zero_asks_for_the_whole_window() -> None:
+    result = judge(ask(recorded("llama-3.1-8b"), cpu(64), load=Load(context_tokens=0)))
+    assert result.context_tokens == 131_072
+
+
+def test_an_explicit_context_that_does_not_fit_fails_with_the_numbers() -> None:
+    result = judge(ask(recorded("llama-3.1-8b"), cpu(16), load=Load(context_tokens=131_072)))
+    assert result.failed
+    assert result.asked
+    (reason,) = result.reasons
+    assert "131,072 tokens need" in reason
+    assert f"the largest context that fits is {result.max_context:,}" in reason
+    with pytest.raises(MemoryError, match="131,072 tokens need"):
+        result.raise_if_failed()
+
+
+def test_the_24b_model_on_a_36_gb_mac() -> None:
+    model = recorded("mistral-small-24b")
+    wide = Model(
+        header=model.header,
+        geometry=replace(model.geometry, native_context=131_072, trained_context=131_072),
+    )
+    machine = mac(36, limit_gib=27)
+    asked = judge(ask(wide, machine, load=Load(context_tokens=131_072)))
+    assert asked.failed
+    assert asked.estimate.kv_cache_bytes == 21_474_836_480
+    default = judge(ask(wide, machine))
+    assert default.passed
+    assert default.estimate.kv_cache_bytes <= 4 * GIB
+    assert default.context_tokens == 26_112  # 26,214 in cells of 256
+
+
+def test_the_24b_model_on_a_36_gb_mac_with_mlx() -> None:
+    model = of_config("mistral-small-24b")
+    wide = Model(header=model.header, geometry=replace(model.geometry, native_context=131_072))
+    machine = mac(36, limit_gib=27)
+    assert judge(ask(wide, machine, "mlx", load=Load(context_tokens=131_072))).failed
+    assert judge(ask(wide, machine, "mlx")).can_load
+
+
+def test_the_verdict_follows_the_container_not_the_machine() -> None:
+    model, machine = recorded("llama-3.1-8b"), cpu(64)
+    assert machine.host is not None
+    limit = MemoryLimit(name="memory.max", limit_bytes=4 * GIB, used_bytes=0)
+    inside = replace(machine, host=replace(machine.host, limits=(limit,)))
+    assert judge(ask(model, machine)).passed
+    assert judge(ask(model, inside)).failed
+
+
+def test_everything_on_the_card_where_it_fits() -> None:
+    result = judge(ask(recorded("llama-3.1-8b"), cards(24)))
+    assert result.way.setup.n_gpu_layers == ALL_LAYERS
+    assert result.way.because == "all of it on 24 GiB card"
+
+
+def test_a_dense_model_leaves_as_few_layers_as_possible_to_the_host() -> None:
+    question = ask(recorded("llama-3.1-70b"), cards(24), load=Load(context_tokens=16_384))
+    result = judge(question)
+    layers = result.way.setup.n_gpu_layers
+    assert result.can_load
+    assert 0 < layers < 81
+    more = replace(result.way.setup, n_gpu_layers=layers + 1)
+    settled = Start(setup=more, settled=frozenset({"n_gpu_layers"}))
+    assert judge(replace(question, start=settled)).failed
+
+
+def test_experts_leave_the_card_first() -> None:
+    result = judge(ask(recorded("qwen3-30b-a3b"), cards(12)))
+    assert result.can_load
+    assert result.way.setup.n_cpu_moe > 0
+    assert result.way.setup.n_gpu_layers == ALL_LAYERS
+
+
+def test_what_no_card_holds_runs_on_the_processor() -> None:
+    result = judge(ask(recorded("llama-3.1-70b"), cards(1, ram=64)))
+    assert result.can_load
+    assert result.way.setup.backend is Backend.CPU
+    assert result.way.because == "all of it on the CPU"
+
+
+def test_the_host_is_held_as_hard_as_the_card() -> None:
+    result = judge(ask(recorded("llama-3.1-70b"), cards(8, ram=16)))
+    assert result.failed
+    assert result.tightest.budget.pools == {HOST}
+
+
+def test_a_host_that_is_not_known_takes_no_layers() -> None:
+    result = judge(ask(recorded("llama-3.1-70b"), cards(24, ram=None)))
+    assert result.failed
+    assert [use.budget.pools for use in result.uses] == [{DEVICE}]
+
+
+def test_what_was_settled_is_not_changed() -> None:
+    setup = LlamaCppSetup(mode=Mode.SERVER, n_gpu_layers=ALL_LAYERS)
+    start = Start(setup=setup, settled=frozenset({"n_gpu_layers"}))
+    assert judge(ask(recorded("llama-3.1-70b"), cards(24), start=start)).failed
+
+
+def test_vllm_shares_a_model_among_more_cards_where_one_is_too_small() -> None:
+    model = of_config("llama-3.1-8b")
+    one = judge(ask(model, cards(24), "vllm"))
+    assert (one.can_load, one.way.setup.tensor_parallel_size) == (True, 1)
+    two = judge(ask(model, cards(16, 16), "vllm"))
+    assert (two.can_load, two.way.setup.tensor_parallel_size) == (True, 2)
+    assert judge(ask(model, cards(16), "vllm")).failed
+
+
+def test_vllm_in_two_stages() -> None:
+    """Do weights and overhead fit? How many tokens does the rest hold?"""
+    model = of_config("llama-3.1-8b")
+    failed = judge(ask(model, cards(16), "vllm"))
+    assert failed.max_context == 0
+    assert "weights and overhead alone take" in failed.reasons[0]
+    found = judge(ask(model, cards(24), "vllm"))
+    overhead = found.estimate.total_bytes - found.estimate.kv_cache_bytes
+    room = found.tightest.budget.available_bytes * 85 // 100 - overhead
+    page = dict(found.estimate.facts)["bytes_per_block"]
+    assert found.max_context == room // page * 16
+
+
+def test_vllm_is_asked_for_more_cards_than_there_are() -> None:
+    from edgekit.engine.vllm.types import VllmSetup
+
+    start = Start(
+        setup=VllmSetup(tensor_parallel_size=4), settled=frozenset({"tensor_parallel_size"})
+    )
+    with pytest.raises(HardwareError, match="4 GPUs"):
+        judge(ask(of_config("llama-3.1-8b"), cards(24, 24), "vllm", start=start))
+
+
+def test_vllm_on_a_card_in_use_does_not_start() -> None:
+    machine = cards(80)
+    busy = replace(machine, devices=(replace(machine.devices[0], free_bytes=60 * GIB),))
+    result = judge(ask(of_config("llama-3.1-8b"), busy, "vllm"))
+    assert result.failed
+    assert "does not start" in result.reasons[0]
+
+
+def test_sequences_that_do_not_share_have_a_window_each() -> None:
+    load = Load(sequences=2, unified=False)
+    result = judge(ask(recorded("qwen3-0.6b"), cpu(512), load=load))
+    assert result.max_context == 2 * 40_960
+
+
+@pytest.mark.parametrize(
+    ("machine", "engine"),
+    [(cards(24), "vllm"), (mac(64), "mlx"), (cpu(64), "llama.cpp")],
+)
+def test_the_engine_of_a_repository_on_a_machine(machine: Machine, engine: str) -> None:
+    assert engine_on(of_config("llama-3.1-8b"), machine) == engine
+    assert engine_on(recorded("llama-3.1-8b"), machine) == "llama.cpp"

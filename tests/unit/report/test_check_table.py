@@ -1,0 +1,177 @@
+"""Verdicts on many models, or of all engines on one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.report.verdicts import LINES, TOO_LARGE, line, made, recorded
+
+from edgekit.errors import EdgekitError, HardwareError, HeaderError, NotFoundError, RefusedError
+from edgekit.memory.types import HOST, Component
+from edgekit.plan.types import Status
+from edgekit.report.bars import ASCII
+from edgekit.report.check import Check, Unanswered
+from edgekit.report.check_table import Found, check_table, counts, outcome_of, summary
+from edgekit.units import GIB
+
+TIGHT = made((*LINES, line(Component.WEIGHTS, 10 * GIB, HOST)))
+
+
+def named(check: Check, name: str, engine: str = "llama.cpp") -> Check:
+    estimate = replace(check.bill.estimate, engine=engine)
+    bill = replace(check.bill, label=name, reference=f"./{name}", estimate=estimate)
+    return replace(check, bill=bill, result=replace(check.result, engine=engine))
+
+
+def unread(name: str, told: str = "it breaks off") -> Unanswered:
+    return Unanswered(reference=name, engine=None, error=HeaderError(told))
+
+
+MANY: tuple[Found, ...] = (
+    named(made(), "one.gguf"),
+    named(made(max_context=1_048_576), "two-Q8_0.gguf"),
+    named(TIGHT, "three.gguf"),
+    named(TOO_LARGE, "four.gguf"),
+    unread("./five.gguf"),
+)
+TABLE = """\
+llama.cpp 1.0  ·  this machine
+
+              model                    memory   used    context
+fits          one.gguf       11.5 of 23.0 GiB   50 %     74,240
+fits          two-Q8_0.gguf  11.5 of 23.0 GiB   50 %  1,048,576
+tight         three.gguf     11.5 of 15.0 GiB   77 %     74,240
+does not fit  four.gguf      24.0 of 15.0 GiB  160 %          -
+not read      ./five.gguf                   -                 -
+
+./five.gguf: it breaks off
+
+2 fit, 1 is tight, 1 does not fit, 1 could not be read
+"""
+ENGINES: tuple[Found, ...] = (
+    named(made(), "one.gguf"),
+    Unanswered(reference="./one.gguf", engine="vllm", error=RefusedError("vLLM loads no GGUF")),
+    Unanswered(reference="./one.gguf", engine="mlx", error=HardwareError("no Apple silicon here")),
+)
+ALL_ENGINES = """\
+one.gguf  ·  this machine
+
+            engine               memory  used  context
+fits        llama.cpp  11.5 of 23.0 GiB  50 %   74,240
+cannot run  vllm                      -              -
+cannot run  mlx                       -              -
+
+vllm: vLLM loads no GGUF
+mlx: no Apple silicon here
+
+1 fits, 2 cannot run
+"""
+NARROW = """\
+llama.cpp 1.0  ·  this machine
+
+fits  one.gguf
+  11.5 of 23.0 GiB, 50 %, up to
+  74,240
+does not fit  four.gguf
+  24.0 of 15.0 GiB, 160 %, no
+  context
+not read  ./five.gguf
+
+./five.gguf: it breaks off
+
+1 fits, 1 does not fit, 1 could
+not be read
+"""
+
+
+def test_many_models() -> None:
+    assert check_table(MANY) == TABLE
+    assert check_table(MANY, glyphs=ASCII) == TABLE.replace("·", "-")
+
+
+def test_all_engines_of_one_model() -> None:
+    assert check_table(ENGINES) == ALL_ENGINES
+
+
+def test_a_narrow_screen_takes_several_lines_a_model() -> None:
+    assert check_table((MANY[0], MANY[3], MANY[4]), width=32) == NARROW
+
+
+@pytest.mark.parametrize("width", [1, 20, 40, 60, 70, 80, 100, 200])
+def test_nothing_is_wider_than_the_screen(width: int) -> None:
+    long = "an-organisation/a-model-with-a-very-long-name-Instruct-2507-GGUF:Q4_K_M"
+    rows = (*MANY, *ENGINES, named(TIGHT, long), unread("x" * 300, "word " * 50))
+    lines = check_table(rows, width=width).splitlines()
+    assert max(map(len, lines)) <= max(width, 20)
+
+
+def test_a_long_name_keeps_its_ends() -> None:
+    rows = (named(made(), "meta-llama-3.1-70b-instruct-Q4_K_M.gguf"), MANY[0])
+    told = check_table(rows, width=70).splitlines()
+    assert told[3] == "fits  meta-llama-3.1...ct-Q4_K_M.gguf  11.5 of 23.0 GiB  50 %   74,240"
+    assert max(map(len, told)) == 70
+
+
+def test_a_context_beyond_the_models_own_that_fits() -> None:
+    told = check_table((named(made(context_tokens=262_144), "a"), MANY[0]))
+    assert [row.split()[-1] for row in told.splitlines()[3:5]] == ["262,144", "74,240"]
+
+
+def test_what_is_true_of_many_is_said_once() -> None:
+    none_here = HardwareError("MLX runs on Apple silicon")
+    rows = [
+        found
+        for name in ("a", "b", "c", "d")
+        for found in (
+            named(made(), name),
+            Unanswered(reference=f"./{name}", engine="mlx", error=none_here),
+        )
+    ]
+    assert "\n4 models on mlx: MLX runs on Apple silicon\n" in check_table(rows)
+    assert "\na, b on mlx: MLX runs on Apple silicon\n" in check_table(rows[:4])
+
+
+def test_a_verdict_that_the_figures_do_not_explain_has_its_reasons() -> None:
+    blocked = named(recorded("vllm blocked"), "qwen", "vllm")
+    short = named(made(status=Status.FAILED, reasons=("at most 4,096 tokens fit",)), "short.gguf")
+    told = check_table((blocked, short, named(TOO_LARGE, "four.gguf")), width=200)
+    assert "\nqwen on vllm: vLLM does not start: it asks for 22.08 GiB of RTX 4090" in told
+    assert "\nshort.gguf on llama.cpp: at most 4,096 tokens fit\n" in told
+    assert "four.gguf on" not in told
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (HardwareError("x"), "cannot run"),
+        (RefusedError("x"), "cannot run"),
+        (HeaderError("x"), "not read"),
+        (NotFoundError("x"), "not read"),
+    ],
+)
+def test_why_there_is_no_verdict(error: EdgekitError, outcome: str) -> None:
+    assert outcome_of(Unanswered(reference="x", engine=None, error=error)) == outcome
+
+
+def test_counts() -> None:
+    assert counts(MANY) == {
+        "fits": 2,
+        "tight": 1,
+        "does not fit": 1,
+        "cannot run": 0,
+        "not read": 1,
+    }
+    assert summary(MANY * 2) == "4 fit, 2 are tight, 2 do not fit, 2 could not be read"
+    assert summary(()) == "no models"
+    assert check_table(()) == "no models\n"
+    assert (
+        check_table([unread("x")])
+        == "          model  memory  context\nnot read  x           -        -\n\nx: it breaks off\n\n1 could not be read\n"
+    )
+
+
+def test_names_do_not_steer_the_terminal() -> None:
+    evil = "a\x1b[2J\r\x07b"
+    told = check_table((named(made(), evil), unread(evil, evil), MANY[0]))
+    assert all(c == "\n" or c.isprintable() for c in told)

@@ -1,0 +1,205 @@
+"""A machine as a person and a program read it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from tests.unit.report.verdicts import card, mac, machine
+
+from edgekit.basis import Basis
+from edgekit.hardware.types import HostMemory, Machine, MemoryLimit, Process, Vendor
+from edgekit.report.bars import ASCII
+from edgekit.report.hardware_json import hardware_json
+from edgekit.report.hardware_text import hardware_text
+from edgekit.units import GIB, MIB
+
+HOST = HostMemory(
+    total_bytes=64 * GIB,
+    free_bytes=58 * GIB,
+    swap_total_bytes=8 * GIB,
+    swap_free_bytes=7 * GIB,
+    limits=(
+        MemoryLimit(name="cgroup v2 /a/memory.max", limit_bytes=16 * GIB, used_bytes=3 * GIB),
+        MemoryLimit(name="RLIMIT_AS", limit_bytes=100 * GIB, used_bytes=GIB),
+    ),
+    bandwidth_bytes_per_s=83_200_000_000,
+)
+BUSY = card(
+    "RTX 4090",
+    24,
+    free_bytes=18 * GIB,
+    bandwidth_bytes_per_s=1_008_000_000_000,
+    capability=(8, 9),
+    users=(
+        Process(pid=88, name="Xorg", used_bytes=300 * MIB),
+        Process(pid=1234, name="python3", used_bytes=5 * GIB),
+        Process(pid=9),
+    ),
+    because="NVML",
+)
+SLICE = card("H100", 10, index=1, partition="MIG 1g.10gb", because="NVML")
+HERE = machine(
+    BUSY, SLICE, host=HOST, processor="Ryzen 9 7950X", cores=16, notes=("GPU 2 does not answer",)
+)  # fmt: skip
+TEXT = """\
+this machine: 13.00 of 16.00 GiB of memory free, RTX 4090 with 18.00 of 24.00 GiB free, H100 with
+10.00 of 10.00 GiB free
+Linux  ·  Ryzen 9 7950X, 16 cores
+
+Memory   64.00 GiB, 58.00 GiB free
+         limit 16.00 GiB, 13.00 GiB left: cgroup v2 /a/memory.max (this decides)
+         limit 100.00 GiB, 99.00 GiB left: RLIMIT_AS
+         swap: 7.00 of 8.00 GiB free, not counted
+         83 GB/s
+
+GPU 0    RTX 4090, 24.00 GiB, 18.00 GiB free
+         1,008 GB/s, compute capability 8.9
+         used by python3 (1234) 5.00 GiB, Xorg (88) 300.00 MiB, a process (9)
+         exact: NVML
+
+GPU 1    H100, MIG 1g.10gb, 10.00 GiB, 10.00 GiB free
+         exact: NVML
+
+Usable   llama.cpp  17.00 GiB of RTX 4090: 18.00 GiB free less 1 GiB for everything else
+                    9.00 GiB of H100: 10.00 GiB free less 1 GiB for everything else
+                    12.00 GiB of host memory: 13.00 GiB free within its limit, less 1 GiB for
+                    everything else
+         vllm       vLLM does not start: it asks for 22.08 GiB of RTX 4090 (--gpu-memory-utilization
+                    0.92) and 18.00 GiB are free; free the card, or ask for 0.75
+         mlx        MLX runs on Apple silicon, and this machine has none (--device asks about
+                    another machine)
+
+Note     GPU 2 does not answer
+"""
+MAC = """\
+M3 Max: 36.00 of 36.00 GiB of memory free, M3 Max shares it
+macOS
+
+Memory   36.00 GiB, 36.00 GiB free
+
+GPU      M3 Max, shares the memory of the processor
+         may take 27.00 GiB of it: what macOS lets the GPU wire by default (iogpu.wired_limit_mb)
+
+Usable   llama.cpp  35.00 GiB of unified memory: 36.00 GiB free less 1 GiB for everything else
+                    27.00 GiB of GPU share of M3 Max: what macOS lets the GPU wire by default
+                    (iogpu.wired_limit_mb)
+         vllm       vLLM as modelled here runs on NVIDIA GPUs, and M3 Max has none (--device asks
+                    about another machine)
+         mlx        28.80 GiB of unified memory: 36.00 GiB free less 20 % of 36.00 GiB for macOS
+                    27.00 GiB of GPU share of M3 Max: what macOS lets the GPU wire by default
+                    (iogpu.wired_limit_mb)
+"""
+WISHED = """\
+4x T4: memory not known, 4x T4 with 16.00 of 16.00 GiB free
+Linux
+
+Memory   not known: --ram says how much there is
+
+GPU 0-3  T4, 16.00 GiB, 16.00 GiB free
+         modelled: a table
+
+Usable   llama.cpp  15.00 GiB of T4: 16.00 GiB free less 1 GiB for everything else, each of 4
+         vllm       14.72 GiB of T4: 16.00 GiB free less 1.28 GiB beyond --gpu-memory-utilization
+                    0.92 of 16.00 GiB
+         mlx        MLX runs on Apple silicon, and 4x T4 has none (--device asks about another
+                    machine)
+"""
+CARDS = tuple(card("T4", 16, index=i, basis=Basis.MODELLED, because="a table") for i in range(4))
+FOUR = machine(*CARDS, ram_gib=None, name="4x T4")
+NOTHING = machine(ram_gib=None, name="a box")
+
+
+@pytest.mark.parametrize(("found", "told"), [(HERE, TEXT), (mac(36), MAC), (FOUR, WISHED)])
+def test_what_there_is_and_what_is_usable(found: Machine, told: str) -> None:
+    assert hardware_text(found) == told
+    assert hardware_text(found, glyphs=ASCII) == told.replace("·", "-")
+
+
+def test_alike_cards_with_one_between_them() -> None:
+    cards = [replace(one, name="L4") if one.index == 1 else one for one in CARDS]
+    told = hardware_text(machine(*cards))
+    assert "\nGPU 0, 2-3\n         T4, 16.00 GiB" in told
+    assert "\nGPU 1    L4, 16.00 GiB" in told
+
+
+def test_bold_marks_the_first_line_only() -> None:
+    first, *rest = hardware_text(FOUR, bold=True).splitlines()
+    assert first == f"\x1b[1m{WISHED.splitlines()[0]}\x1b[0m"
+    assert rest == WISHED.splitlines()[1:]
+
+
+def test_a_machine_of_which_nothing_is_known() -> None:
+    told = hardware_text(NOTHING)
+    assert told.startswith("a box: memory not known\n")
+    assert "llama.cpp  the memory of a box is not known: give --ram" in told
+    assert set(hardware_json(NOTHING)["engines"]["llama.cpp"]) == {"error"}
+
+
+@pytest.mark.parametrize("width", [1, 20, 40, 60, 80, 100, 200])
+def test_nothing_is_wider_than_the_screen(width: int) -> None:
+    for found in (HERE, mac(36), FOUR, NOTHING):
+        lines = hardware_text(found, width=width).splitlines()
+        assert max(map(len, lines)) <= min(max(width, 20), 100)
+
+
+def test_names_do_not_steer_the_terminal() -> None:
+    evil = "RTX\x1b[2J\n4090\x07"
+    user = Process(pid=1, name=evil, used_bytes=GIB)
+    found = machine(
+        card(evil, 24, partition=evil, users=(user,), because=evil),
+        name=evil,
+        processor=evil,
+        notes=(evil,),
+    )
+    told = hardware_text(found)
+    assert all(c == "\n" or c.isprintable() for c in told)
+    json.dumps(hardware_json(found), allow_nan=False)
+
+
+def test_those_who_hold_most_are_named_and_the_rest_counted() -> None:
+    users = tuple(Process(pid=i, name=f"p{i}", used_bytes=i * GIB) for i in range(1, 9))
+    told = " ".join(hardware_text(machine(card("T4", 64, users=users))).split())
+    assert "used by p8 (8) 8.00 GiB, p7 (7) 7.00 GiB, p6 (6) 6.00 GiB, p5 (5) 5.00 GiB, p4 (4) 4.00 GiB and 3 more" in told  # fmt: skip
+
+
+def test_json() -> None:
+    told = hardware_json(HERE)
+    assert list(told) == ["schema", "machine", "engines"]
+    found = told["machine"]
+    assert (found["name"], found["system"], found["cores"]) == ("this machine", "linux", 16)
+    assert found["host"]["usable_bytes"] == 13 * GIB
+    assert found["host"]["limits"][0]["left_bytes"] == 13 * GIB
+    assert found["host"]["swap_free_bytes"] == 7 * GIB
+    assert found["devices"][0]["users"][2] == {"pid": 9, "name": None, "used_bytes": None}
+    assert found["devices"][0]["capability"] == [8, 9]
+    assert found["devices"][1]["partition"] == "MIG 1g.10gb"
+    assert found["notes"] == ["GPU 2 does not answer"]
+    engines = told["engines"]
+    assert list(engines) == ["llama.cpp", "vllm", "mlx"]
+    assert engines["llama.cpp"]["devices"] == ["RTX 4090", "H100"]
+    assert [one["available_bytes"] for one in engines["llama.cpp"]["budgets"]] == [
+        17 * GIB,
+        9 * GIB,
+        12 * GIB,
+    ]
+    assert engines["vllm"]["budgets"][0]["blocked"].startswith("vLLM does not start")
+    assert engines["mlx"]["error"]["type"] == "HardwareError"
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+
+
+def test_a_unified_memory_is_one_budget_of_two_pools() -> None:
+    budgets = hardware_json(mac(36))["engines"]["mlx"]["budgets"]
+    assert [(one["name"], one["pools"]) for one in budgets] == [
+        ("unified memory", ["device", "host"]),
+        ("GPU share of M3 Max", ["device"]),
+    ]
+    assert hardware_json(NOTHING)["machine"]["host"] is None
+
+
+def test_cards_of_another_vendor_are_not_llama_cpps() -> None:
+    """Those of one vendor are used together, NVIDIA's first."""
+    other = replace(card("Arc", 16), vendor=Vendor.INTEL)
+    told = hardware_json(machine(other, card("T4", 16)))["engines"]
+    assert told["llama.cpp"]["devices"] == ["T4"]

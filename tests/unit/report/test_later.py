@@ -1,0 +1,57 @@
+"""What may grow after the start, held against what is left on the host."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.report.verdicts import LINES, card, line, machine, made
+
+from edgekit.memory.types import HOST, Component
+from edgekit.report.later import later_rows
+from edgekit.units import GIB
+
+
+def _sizes(prompts: int, checkpoints: int) -> str:
+    told = f"{prompts}.00 GiB of prompt cache"
+    return f"{told} and {checkpoints}.00 GiB of checkpoints" if checkpoints else told
+
+
+@pytest.mark.parametrize(
+    ("prompts", "checkpoints", "host_gib", "told"),
+    [
+        # 16 - 1 reserved - 1.5 required = 13.5 left
+        (8, 0, 16, "13.50 GiB are left"),
+        (8, 5, 16, "13.50 GiB are left"),
+        # 7 - 1 - 1.5 = 4.5 left: all of it for prompts
+        (8, 0, 7, "only 4.50 GiB are left: start with --cache-ram 4608 to stay within that"),
+        # 2 of checkpoints leave 2.5
+        (8, 2, 7, "only 4.50 GiB are left: start with --cache-ram 2560 to stay within that"),
+        # 64 of checkpoints, 2 for each of 32: half for prompts, of 2.25 for checkpoints one
+        (8, 64, 7, "only 4.50 GiB are left: start with --cache-ram 2304 --ctx-checkpoints 1 to stay within that"),
+        # 16.5 left: prompts have their 8, of the 8.5 four times 2
+        (8, 64, 19, "only 16.50 GiB are left: start with --cache-ram 8192 --ctx-checkpoints 4 to stay within that"),
+        (8, 0, 2, "only 0 B are left: start with --cache-ram 0 to stay within that"),
+    ],
+)  # fmt: skip
+def test_what_may_grow_is_held_against_what_is_left(
+    prompts: int, checkpoints: int, host_gib: int, told: str
+) -> None:
+    grows = (
+        line(Component.PROMPT_CACHE, prompts * GIB, HOST, reserved=False),
+        line(Component.CHECKPOINTS, checkpoints * GIB, HOST, reserved=False),
+    )
+    check = made((*LINES[:-1], *grows), machine(card("RTX 4090", 24), ram_gib=host_gib))
+    assert list(later_rows(check.result)) == [
+        f"up to {_sizes(prompts, checkpoints)} may grow on the host, where {told}"
+    ]
+
+
+def test_nothing_that_grows_is_no_line() -> None:
+    assert list(later_rows(made(LINES[:-1]).result)) == []
+
+
+def test_a_unified_memory_is_the_hosts() -> None:
+    unified = machine(card("Orin", 16, unified=True), ram_gib=16)
+    # 16 - 1 reserved - 11.5 and 1.5 required
+    assert "only 2.00 GiB are left: start with --cache-ram 2048" in next(
+        later_rows(made(on=unified).result)
+    )

@@ -1,0 +1,195 @@
+"""Verdicts for the report's tests: some made by hand in whole GiB, some judged from recorded headers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from tests.recorded import config_header, engine_models
+
+from edgekit.basis import Basis
+from edgekit.cli.asking import OPTIONS
+from edgekit.engine import engine_named
+from edgekit.engine.llamacpp.types import LlamaCppSetup, Mode
+from edgekit.engine.types import Model
+from edgekit.geometry import read_geometry
+from edgekit.hardware.budgets import Budget, llamacpp_budgets
+from edgekit.hardware.types import Accelerator, HostMemory, Machine, System, Vendor
+from edgekit.memory.types import DEVICE, HOST, Component, Load, MemoryEstimate, MemoryLine, Pool
+from edgekit.plan.changes import Change, ChangeKind
+from edgekit.plan.types import PreflightResult, Question, Status, Use, Way
+from edgekit.plan.verdict import judge
+from edgekit.report.bill import Bill
+from edgekit.report.check import Check
+from edgekit.units import GIB
+
+
+def line(component: Component, size_bytes: int, pool: Pool = DEVICE, **more: Any) -> MemoryLine:
+    return MemoryLine(component=component, size_bytes=size_bytes, pool=pool, **more)
+
+
+def card(name: str, gib: int, **more: Any) -> Accelerator:
+    plain: dict[str, Any] = {
+        "vendor": Vendor.NVIDIA,
+        "total_bytes": gib * GIB,
+        "free_bytes": gib * GIB,
+    }
+    return Accelerator(name=name, **{**plain, **more})
+
+
+def machine(*cards: Accelerator, ram_gib: int | None = 64, **more: Any) -> Machine:
+    host = (
+        None if ram_gib is None else HostMemory(total_bytes=ram_gib * GIB, free_bytes=ram_gib * GIB)
+    )
+    plain: dict[str, Any] = {"name": "this machine", "system": System.LINUX, "host": host}
+    return Machine(devices=cards, **{**plain, **more})
+
+
+def mac(gib: int) -> Machine:
+    gpu = card(
+        "M3 Max",
+        gib,
+        vendor=Vendor.APPLE,
+        unified=True,
+        limit_bytes=gib * GIB * 3 // 4,
+        limit_because="what macOS lets the GPU wire by default (iogpu.wired_limit_mb)",
+    )
+    return machine(gpu, ram_gib=gib, name="M3 Max", system=System.MACOS)
+
+
+# 8 + 2 + 1 + 0.5 GiB on a card of 24, 1 + 0.5 GiB on a host of 16, less 1 GiB each.
+LINES = (
+    line(Component.WEIGHTS, 8 * GIB),
+    line(Component.KV_CACHE, 2 * GIB),
+    line(Component.COMPUTE, GIB, basis=Basis.MODELLED, within=0.1),
+    line(Component.RUNTIME, GIB // 2, basis=Basis.ASSUMED),
+    line(Component.WEIGHTS, GIB, HOST),
+    line(Component.OUTPUT, GIB // 2, HOST),
+    line(Component.PROMPT_CACHE, 8 * GIB, HOST, reserved=False, basis=Basis.MODELLED),
+)
+MACHINE = machine(card("RTX 4090", 24), ram_gib=16)
+
+
+def made(
+    lines: tuple[MemoryLine, ...] = LINES,
+    on: Machine = MACHINE,
+    *,
+    budgets: tuple[Budget, ...] | None = None,
+    **more: Any,
+) -> Check:
+    """A verdict from lines and budgets; the status is what they make it unless it is given."""
+    estimate = MemoryEstimate(
+        engine="llama.cpp", backend="cuda", lines=lines, notes=("a note of the bill",)
+    )
+    held = llamacpp_budgets(on, on.devices) if budgets is None else budgets
+    uses = tuple(Use(budget=one, required_bytes=one.required_bytes(estimate)) for one in held)
+    worst = (Status.PASSED, Status.WARNING, Status.FAILED)
+    plain: dict[str, Any] = {
+        "engine": "llama.cpp",
+        "status": max((use.status for use in uses), key=worst.index),
+        "context_tokens": 32_768,
+        "asked": True,
+        "max_context": 74_240,
+        "recommended_context": 59_392,
+        "native_context": 131_072,
+        "uses": uses,
+        "estimate": estimate,
+        "reasons": (),
+        "window": "",
+        "way": Way(
+            setup=LlamaCppSetup(mode=Mode.SERVER), budgets=held, because="all of it on RTX 4090"
+        ),
+        "machine": on,
+    }
+    bill = Bill(
+        label="tiny.gguf",
+        reference="./tiny.gguf",
+        version="1.0",
+        asked="32,768 tokens of context for 1 sequence",
+        command="llama-server -m tiny.gguf -c 32768 -ngl all",
+        notes=("a note of the model",),
+        estimate=estimate,
+    )
+    return Check(bill=bill, result=PreflightResult(**{**plain, **more}))
+
+
+def with_change(check: Check, told: str) -> Check:
+    change = Change(kind=ChangeKind.CACHE, value="q8_0", told=told, max_context=131_072)
+    return replace(check, changes=(change,))
+
+
+# 20 GiB of weights and 4 of cache where 15 are available.
+TOO_LARGE = with_change(
+    made(
+        (line(Component.WEIGHTS, 20 * GIB, HOST), line(Component.KV_CACHE, 4 * GIB, HOST)),
+        machine(ram_gib=16),
+        max_context=0,
+        recommended_context=0,
+        asked=False,
+        window="the least that is of use",
+        reasons=("32,768 tokens need 24.00 GiB of the 15.00 GiB available",),
+        way=Way(setup=None, budgets=(), because="all of it on the CPU"),
+    ),
+    "-ctk q8_0 -ctv q8_0: fits, up to 131,072 tokens",
+)
+QWEN = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "torch_dtype": "bfloat16",
+    "num_hidden_layers": 36, "hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 40960,
+}  # fmt: skip
+
+
+def judged(
+    model: Model, on: Machine, *, engine: str = "llama.cpp", context: int | None = None
+) -> Check:
+    """As the engine's own rules bill it."""
+    result = judge(
+        Question(model=model, engine=engine, machine=on, load=Load(context_tokens=context))
+    )
+    told = OPTIONS[engine].told(Load(context_tokens=result.context_tokens), result.estimate)
+    bill = Bill(
+        label=model.header.name,
+        reference=model.header.name,
+        version=engine_named(engine).VERSION,
+        asked=told,
+        command=f"llama-server -m {model.header.name} -c {result.context_tokens}",
+        estimate=result.estimate,
+    )
+    return Check(bill=bill, result=result)
+
+
+def _known(name: str, mix: str = "Q4_K_M") -> Model:
+    return engine_models()[name, mix]
+
+
+def _qwen() -> Model:
+    header = config_header(QWEN)
+    return Model(header=header, geometry=read_geometry(header))
+
+
+RTX_4070 = machine(card("RTX 4070", 12), ram_gib=32)
+BUSY = machine(card("RTX 4090", 24, free_bytes=18 * GIB))
+TWO = machine(card("RTX 3090", 24), card("RTX 3090", 24), ram_gib=128)
+ALONE = machine(card("RTX 4070", 12), ram_gib=None)
+
+# One of every kind of verdict and machine.
+RECORDED: dict[str, Callable[[], Check]] = {
+    "fits": lambda: judged(_known("mistral-small-24b"), TWO),
+    "tight": lambda: judged(_known("mistral-small-24b"), RTX_4070),
+    "too large": lambda: judged(_known("llama-3.1-70b"), RTX_4070),
+    "experts on the host": lambda: judged(_known("qwen3-30b-a3b"), RTX_4070),
+    "host unknown": lambda: judged(_known("qwen3-30b-a3b"), ALONE),
+    "mac": lambda: judged(_known("gemma-3-27b"), mac(36), context=131_072),
+    "nothing free": lambda: judged(_known("mistral-small-24b"), machine(ram_gib=1)),
+    "vllm": lambda: judged(_qwen(), machine(card("RTX 4090", 24)), engine="vllm"),
+    "vllm blocked": lambda: judged(_qwen(), BUSY, engine="vllm"),
+    "mlx": lambda: judged(_qwen(), mac(16), engine="mlx"),
+    "small": lambda: judged(_known("all-minilm-l6-v2", "F16"), machine(ram_gib=8)),
+}
+
+
+@cache
+def recorded(name: str) -> Check:
+    return RECORDED[name]()
