@@ -1,0 +1,162 @@
+"""Models x devices x engines: the longest context found is the longest whose bill fits, and one step more does not.
+
+Twenty models in the normal run; EDGEKIT_LONG=1 takes all that are recorded.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+from tests.recorded import config_header, engine_models, models, rows
+
+from edgekit.engine.types import Model
+from edgekit.errors import HardwareError, RefusedError
+from edgekit.geometry import read_geometry
+from edgekit.hardware.types import Machine
+from edgekit.hardware.wishes import wished_machine
+from edgekit.plan.fitting import Fitting
+from edgekit.plan.types import PreflightResult, Question
+from edgekit.plan.verdict import judge
+
+LONG = os.environ.get("EDGEKIT_LONG") == "1"
+# Dense, grouped, sliding, latent, hybrid, recurrent, experts, encoder: a few of each class.
+CHOSEN = (
+    "all-minilm-l6-v2", "deepseek-v2-lite", "deepseek-v3", "falcon-h1-1.5b", "gemma-2-9b", "gemma-3-27b",
+    "gemma-3n-e4b", "gpt-oss-20b", "jamba-1.5-mini", "llama-3.1-70b", "llama-3.1-8b", "llama-4-scout", "mamba-2.8b",
+    "minicpm3-4b", "mistral-small-24b", "mixtral-8x7b", "phi-3-mini-128k", "qwen3-30b-a3b", "qwen3-next-80b-a3b",
+    "qwen3.5-9b",
+)  # fmt: skip
+# What the collections for vLLM and MLX call them; some are in neither.
+IN_CONFIGS = {
+    "falcon-h1-1.5b": "falcon-h1-0.5b",
+    "gemma-3-27b": "gemma-3-27b-text",
+    "jamba-1.5-mini": "jamba-v0.1",
+    "llama-4-scout": "llama-4-scout-text",
+    "mamba-2.8b": "mamba2-2.7b",
+    "phi-3-mini-128k": "phi-3-mini-4k",
+    "qwen3.5-9b": "qwen3.5-9b-text",
+}
+DEVICES: tuple[tuple[tuple[str, ...], str | None], ...] = (
+    ((), "8G"),
+    ((), "64G"),
+    (("RTX 3060",), "16G"),
+    (("RTX 4090",), "64G"),
+    (("2x RTX 3090",), "128G"),
+    (("RTX 4090, RTX 3060",), "64G"),
+    (("4x A10G",), "192G"),
+    (("H100 80GB",), None),
+    (("m1-8",), None),
+    (("m3-max-36",), None),
+    (("m4-max-128",), None),
+    (("phone-8",), None),
+)
+
+
+@cache
+def machines() -> tuple[Machine, ...]:
+    return tuple(wished_machine(devices=names, ram=ram) for names, ram in DEVICES)
+
+
+@cache
+def configs() -> dict[str, Model]:
+    found: dict[str, Model] = {}
+    for file in ("vllm.jsonl.gz", "mlx.jsonl.gz"):
+        for row in rows(file):
+            if row.get("config") and row["model"] not in found:
+                header = config_header(row["config"])
+                found[row["model"]] = Model(header=header, geometry=read_geometry(header))
+    return found
+
+
+def questions() -> Iterator[tuple[str, str]]:
+    if LONG:
+        yield from (("llama.cpp", f"{one['model']} {one['quant']}") for one in models())
+        yield from ((engine, name) for engine in ("vllm", "mlx") for name in configs())
+        return
+    for name in CHOSEN:
+        quant = next(one["quant"] for one in models() if one["model"] == name and one["quant"] != "F16")  # fmt: skip
+        yield "llama.cpp", f"{name} {quant}"
+        for engine in ("vllm", "mlx"):
+            if IN_CONFIGS.get(name, name) in configs():
+                yield engine, IN_CONFIGS.get(name, name)
+
+
+def model_of(engine: str, name: str) -> Model:
+    if engine != "llama.cpp":
+        return configs()[name]
+    model, quant = name.split(" ")
+    return engine_models()[model, quant]
+
+
+@cache
+def judged(engine: str, name: str) -> tuple[tuple[Question, PreflightResult], ...]:
+    return tuple(_judged(engine, name))
+
+
+def _judged(engine: str, name: str) -> Iterator[tuple[Question, PreflightResult]]:
+    model = model_of(engine, name)
+    for machine in machines():
+        question = Question(model=model, engine=engine, machine=machine)
+        try:
+            yield question, judge(question)
+        except (HardwareError, RefusedError):
+            continue
+
+
+@pytest.mark.parametrize(("engine", "name"), list(questions()))
+def test_one_step_more_does_not_fit(engine: str, name: str) -> None:
+    for question, result in judged(engine, name):
+        fitting = Fitting(question, result.way)
+        longest, step = result.max_context, fitting.step
+        assert longest <= fitting.most
+        assert longest % step == 0 or longest == fitting.most
+        if longest:
+            assert fitting.price(longest).fits, question.machine.name
+        if longest < fitting.most:
+            assert not fits(fitting, min(longest + step, fitting.most)), question.machine.name
+
+
+@pytest.mark.parametrize(("engine", "name"), list(questions()))
+def test_a_plain_scan_finds_no_longer_one(engine: str, name: str) -> None:
+    chance = random.Random(name)  # the same sample every time
+    for question, result in judged(engine, name):
+        fitting = Fitting(question, result.way)
+        places = range(result.max_context // fitting.step + 1, -(-fitting.most // fitting.step))
+        near, far = places[:12], chance.sample(places, min(12, len(places)))
+        for place in (*near, *far):
+            assert not fits(fitting, place * fitting.step), (question.machine.name, place)
+
+
+def fits(fitting: Fitting, tokens: int) -> bool:
+    try:
+        return fitting.price(tokens).fits
+    except RefusedError:
+        return False
+
+
+def test_every_step_of_a_window_on_one_machine() -> None:
+    """All of them, once: a sliding model and one with layers on the host."""
+    for name, machine in (("gemma-3-27b", machines()[9]), ("mistral-small-24b", machines()[2])):
+        question = Question(
+            model=engine_models()[name, "Q4_K_M"], engine="llama.cpp", machine=machine
+        )
+        result = judge(question)
+        fitting = Fitting(question, result.way)
+        steps = range(fitting.step, fitting.most + 1, fitting.step)
+        longest = max((tokens for tokens in steps if fits(fitting, tokens)), default=0)
+        assert longest == result.max_context
+
+
+def test_all_three_engines_are_asked() -> None:
+    counts = {
+        (engine, name): len(judged(engine, name))
+        for engine, name in questions()
+        if name.startswith("llama-3.1-8b")
+    }
+    assert counts["llama.cpp", "llama-3.1-8b Q4_K_M"] == len(DEVICES)
+    assert counts["vllm", "llama-3.1-8b"] == 6  # machines with NVIDIA's cards
+    assert counts["mlx", "llama-3.1-8b"] == 3  # Macs
