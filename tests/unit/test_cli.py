@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -226,12 +227,24 @@ def test_readme_shows_the_real_reports(capsys: pytest.CaptureFixture[str]) -> No
     assert out in readme
 
 
-def test_readme_python_example_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_readme_shows_the_real_verdict(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    example = readme.split("```python\n")[1].split("```")[0]
-    expected = example.strip().splitlines()[-1].removeprefix("# ")
-    exec(compile(example, "README.md", "exec"), {})
-    assert capsys.readouterr().out.strip() == expected
+    command, printed = re.findall(r"`(edgekit check [^`\n]+)`\n\n```text\n(.*?)```", readme, re.DOTALL)[0]  # fmt: skip
+    code, out, _ = ask(capsys, *shlex.split(command)[1:])
+    assert (code, out) == (0, printed)
+
+
+def test_readme_python_examples_print_what_they_say(capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    examples = [part.split("```")[0] for part in readme.split("```python\n")[1:]]
+    assert len(examples) == 2
+    for example in examples:
+        exec(compile(example, "README.md", "exec"), {})
+        told = [line.removeprefix("# ") for line in example.splitlines() if line.startswith("# ")]
+        assert capsys.readouterr().out.splitlines() == told
 
 
 def test_json_documentation_names_every_key(capsys: pytest.CaptureFixture[str]) -> None:

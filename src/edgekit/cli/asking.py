@@ -171,7 +171,7 @@ def told_bill(
         reference=files.reference if files is not None else opened.label,
         version=engine_named(engine).VERSION,
         asked=options.told(asked[0], estimate),
-        notes=tuple(_notes(opened, engine, asked, values)),
+        notes=tuple(_notes(opened, engine, asked, values, estimate)),
         command=shlex.join(options.command(values, estimate, files)),
         estimate=estimate,
         geometry=opened.model.geometry,
@@ -179,7 +179,11 @@ def told_bill(
 
 
 def _notes(
-    opened: Opened, engine: str, asked: tuple[Load, Any], values: Mapping[str, Any]
+    opened: Opened,
+    engine: str,
+    asked: tuple[Load, Any],
+    values: Mapping[str, Any],
+    estimate: MemoryEstimate,
 ) -> Iterator[str]:
     geometry, files = opened.model.geometry, opened.files
     if files is not None:
@@ -191,6 +195,8 @@ def _notes(
         yield f"the model was made for {native:,} tokens: answers beyond them are worse, or nonsense"
     if files is not None and files.projectors and "mmproj" not in values:
         yield f"{files.projectors[0].name} is not counted: --mmproj auto (llama.cpp) adds it"
+    if engine == "mlx" and (first := mlx_options.conversion(values, estimate, files)):
+        yield f"before it is run: {first}"
     if engine == "llama.cpp":
         from edgekit.cli.llamacpp_bill import repack_notes
 

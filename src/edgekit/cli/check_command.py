@@ -130,7 +130,7 @@ def _flags(arguments: argparse.Namespace) -> tuple[tuple[str, ...], dict[str, di
 
     given = given_flags(arguments)
     common = given.pop(COMMON, {})
-    word = (arguments.engine or AUTO).lower()
+    word = AUTO if arguments.engine is None else arguments.engine.lower()
     if word == ALL:
         chosen = tuple(OPTIONS)
     elif word != AUTO or given:

@@ -15,6 +15,7 @@ from edgekit.estimation import Opened, open_or_download
 from edgekit.hardware.types import Machine
 from edgekit.memory.types import Load, MemoryEstimate
 from edgekit.plan.changes import changes
+from edgekit.plan.growth import growth_limits
 from edgekit.plan.placement import engine_on
 from edgekit.plan.types import Job, PreflightResult, Question, Start
 from edgekit.plan.verdict import judge
@@ -53,7 +54,8 @@ def references(words: Sequence[str]) -> tuple[str, ...]:
     found: list[str] = []
     for word in words:
         for one in _stdin_lines() if word == "-" else (word,):
-            found += models_in(one)
+            # neither is a path: the first would be this folder, the second an error of the system
+            found += models_in(one) if one and "\0" not in one else (one,)
             if len(found) > MAX_MODELS:
                 raise UsageError(f"more than {MAX_MODELS:,} models at once")
     if not found:
@@ -65,7 +67,7 @@ def _stdin_lines() -> Iterator[str]:
     if sys.stdin is None:
         raise UsageError("standard input is closed")
     for line in sys.stdin:
-        name = line.strip()
+        name = line.strip().lstrip("\ufeff")  # Windows opens a text with it
         if name and not name.startswith("#"):
             yield name
 
@@ -129,6 +131,7 @@ def check_opened(opened: Opened, engine: str, asking: Asking, reach: Reach) -> C
         bill=biller(opened, engine, values, reach),
         job=asking.job,
         min_context=asking.min_context,
+        alternatives=opened.files.alternatives if opened.files is not None else (),
         **({} if budget is None else {"window_budget_bytes": budget}),
     )
     result = judge(question)
@@ -144,7 +147,12 @@ def _told(
 ) -> Check:
     engine, setup = question.engine, result.way.setup
     load = replace(question.load, context_tokens=result.context_tokens)
-    settled = {**values, "context": result.context_tokens, **OPTIONS[engine].settled(setup)}
+    settled = {
+        **growth_limits(result),
+        **values,
+        "context": result.context_tokens,
+        **OPTIONS[engine].settled(setup),
+    }
     bill = told_bill(opened, engine, settled, (load, setup), result.estimate)
     if engine == "vllm":  # judged is what requests need; told is the pool that it will take
         bill = replace(bill, asked=OPTIONS[engine].told(load, _whole_pool(question, result, load)))

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.source.types import ModelFiles
 
 TITLE = "MLX"
+CONVERTED = "mlx_model"  # where mlx_lm.convert writes to
 FLAGS: tuple[Flag, ...] = (
     Flag(("--kv-bits",), "kv_bits", "bits of a number in the cache: 8, 4 ... (default: 16, not quantised)", "N", whole(1, 16)),
     Flag(("--kv-group-size",), "kv_group_size", "numbers that share a scale (default 64)", "N", whole(1, 4096)),
@@ -53,4 +54,17 @@ def command(
 ) -> list[str]:
     new = dict(estimate.facts)["new_tokens"]
     asked = {**values, "max_tokens": new} if new else values
-    return ["mlx_lm.generate", "--model", repository_word(files), *flag_words(FLAGS, asked)]
+    model = CONVERTED if conversion(values, estimate, files) else repository_word(files)
+    return ["mlx_lm.generate", "--model", model, *flag_words(FLAGS, asked)]
+
+
+def conversion(
+    values: Mapping[str, Any], estimate: MemoryEstimate, files: ModelFiles | None
+) -> str:
+    """What has to be run first, where the weights are billed as they are not stored."""
+    from edgekit.engine.mlx import NOT_QUANTISED
+
+    if "quantize" not in values and NOT_QUANTISED not in estimate.notes:
+        return ""
+    how = f", as {values['quantize']}" if "quantize" in values else ""
+    return f"mlx_lm.convert --hf-path {repository_word(files)} -q{how}"

@@ -9,6 +9,7 @@ from typing import Any
 
 from edgekit.engine.types import Model
 from edgekit.errors import EdgekitError
+from edgekit.hardware.budgets import devices_for
 from edgekit.hardware.types import HostMemory, Machine
 from edgekit.memory.cache_types import cache_type
 from edgekit.plan.fitting import Fitting
@@ -138,7 +139,8 @@ def _smaller_weights(
 ) -> Iterator[tuple[str, str, Question]]:
     if question.engine == "llama.cpp" and "mix" not in question.start.settled:
         for mix in _smaller_mixes(question.model, _room(result)):
-            yield mix, f"quantised to {mix}", _with_setup(question, mix=mix)
+            here = ", which the repository has" if mix in question.alternatives else ""
+            yield mix, f"quantised to {mix}{here}", _with_setup(question, mix=mix)
     elif question.engine == "mlx" and "quantize" not in question.start.settled:
         yield from _smaller_bits(question)
 
@@ -232,6 +234,26 @@ def _device(question: Question, result: PreflightResult) -> Iterator[Change]:
             yield Change(kind=ChangeKind.DEVICE, value=held.name, told=told)
 
 
+def _more_cards(question: Question, result: PreflightResult) -> Iterator[Change]:
+    """As many of the same card as hold it: engines share a model among 2, 4 or 8."""
+    machine = question.machine
+    cards = devices_for(machine, question.engine)
+    alike = {(card.name, card.free_bytes) for card in cards}
+    if len(alike) != 1 or cards[0].unified:
+        return
+    tokens = result.context_tokens
+    for count in (count for count in (2, 4, 8) if count > len(cards)):
+        room = count * result.uses[0].budget.available_bytes * FULL_PERCENT // 100
+        if room < result.estimate.weights_bytes:
+            continue
+        several = replace(machine, devices=tuple(replace(cards[0], index=i) for i in range(count)))
+        if _holds(question, several, tokens):
+            name = f"{count}x {cards[0].name}"
+            told = f"{name}: hold it whole with {tokens:,} tokens"
+            yield Change(kind=ChangeKind.DEVICE, value=name, told=told)
+            return
+
+
 def _smallest(machines: list[Machine], holds: Callable[[Machine], bool]) -> Machine | None:
     """They are sorted by memory: halving finds the first that holds it."""
     low, high = -1, len(machines)
@@ -247,7 +269,8 @@ def _smallest(machines: list[Machine], holds: Callable[[Machine], bool]) -> Mach
 def _holds(question: Question, machine: Machine, tokens: int) -> bool:
     asked = replace(question, machine=machine)
     try:
-        way = ways_of(question.model, question.engine, machine, question.start)[0]
+        ways = ways_of(question.model, question.engine, machine, question.start)
+        way = ways[-1] if question.engine == "vllm" else ways[0]  # all cards, all layers
         return Fitting(asked, way).price(tokens).fits
     except EdgekitError:
         return False
@@ -261,5 +284,13 @@ def _judged(question: Question) -> PreflightResult | None:
 
 
 Maker = Callable[[Question, PreflightResult], Iterator[Change]]
-_TO_FIT: tuple[Maker, ...] = (_context, _cache, _weights, _placement, _engine, _device)
+_TO_FIT: tuple[Maker, ...] = (
+    _context,
+    _cache,
+    _weights,
+    _placement,
+    _engine,
+    _more_cards,
+    _device,
+)
 _TO_STRETCH: tuple[Maker, ...] = (_cache,)

@@ -126,6 +126,7 @@ class Question:
     job: Job | None = None
     min_context: int | None = None
     window_budget_bytes: int = WINDOW_BUDGET_BYTES
+    alternatives: tuple[str, ...] = ()  # other quantisations that the repository has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

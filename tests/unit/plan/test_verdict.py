@@ -274,7 +274,8 @@ def test_vllm_in_two_stages() -> None:
     found = judge(ask(model, cards(24), "vllm"))
     overhead = found.estimate.total_bytes - found.estimate.kv_cache_bytes
     room = found.tightest.budget.available_bytes * 85 // 100 - overhead
-    page = dict(found.estimate.facts)["bytes_per_block"]
+    facts: dict[str, Any] = dict(found.estimate.facts)
+    page = facts["bytes_per_block"]
     assert found.max_context == room // page * 16
 
 

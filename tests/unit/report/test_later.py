@@ -22,14 +22,14 @@ def _sizes(prompts: int, checkpoints: int) -> str:
         (8, 0, 16, "13.50 GiB are left"),
         (8, 5, 16, "13.50 GiB are left"),
         # 7 - 1 - 1.5 = 4.5 left: all of it for prompts
-        (8, 0, 7, "only 4.50 GiB are left: start with --cache-ram 4608 to stay within that"),
+        (8, 0, 7, "only 4.50 GiB are left: --cache-ram 4608 to stay within that"),
         # 2 of checkpoints leave 2.5
-        (8, 2, 7, "only 4.50 GiB are left: start with --cache-ram 2560 to stay within that"),
+        (8, 2, 7, "only 4.50 GiB are left: --cache-ram 2560 to stay within that"),
         # 64 of checkpoints, 2 for each of 32: half for prompts, of 2.25 for checkpoints one
-        (8, 64, 7, "only 4.50 GiB are left: start with --cache-ram 2304 --ctx-checkpoints 1 to stay within that"),
+        (8, 64, 7, "only 4.50 GiB are left: --cache-ram 2304 --ctx-checkpoints 1 to stay within that"),
         # 16.5 left: prompts have their 8, of the 8.5 four times 2
-        (8, 64, 19, "only 16.50 GiB are left: start with --cache-ram 8192 --ctx-checkpoints 4 to stay within that"),
-        (8, 0, 2, "only 0 B are left: start with --cache-ram 0 to stay within that"),
+        (8, 64, 19, "only 16.50 GiB are left: --cache-ram 8192 --ctx-checkpoints 4 to stay within that"),
+        (8, 0, 2, "only 0 B are left: --cache-ram 0 to stay within that"),
     ],
 )  # fmt: skip
 def test_what_may_grow_is_held_against_what_is_left(
@@ -52,6 +52,4 @@ def test_nothing_that_grows_is_no_line() -> None:
 def test_a_unified_memory_is_the_hosts() -> None:
     unified = machine(card("Orin", 16, unified=True), ram_gib=16)
     # 16 - 1 reserved - 11.5 and 1.5 required
-    assert "only 2.00 GiB are left: start with --cache-ram 2048" in next(
-        later_rows(made(on=unified).result)
-    )
+    assert "only 2.00 GiB are left: --cache-ram 2048" in next(later_rows(made(on=unified).result))

@@ -25,6 +25,7 @@ __all__ = ["NAME", "VERSION", "estimate"]
 
 NAME = "mlx"
 VERSION = "mlx-lm 0.32.2 (MLX 0.32.4)"
+NOT_QUANTISED = "the repository is not quantised: weights as if converted to 4 bits, group 64"
 
 
 def estimate(model: Model, load: Load, setup: MlxSetup) -> MemoryEstimate:
@@ -59,7 +60,7 @@ def estimate(model: Model, load: Load, setup: MlxSetup) -> MemoryEstimate:
 def _notes(model: Model, setup: MlxSetup) -> tuple[str, ...]:
     if setup.quantize is not None or quantization_of(model) is not None:
         return ()
-    return ("the repository is not quantised: weights as if converted to 4 bits, group 64",)
+    return (NOT_QUANTISED,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,40 @@
+"""A verdict -> what may grow on the host after the start, and the limits that keep it within what is left there."""
+
+from __future__ import annotations
+
+from edgekit.memory.types import HOST, Component, MemoryLine
+from edgekit.plan.types import PreflightResult
+from edgekit.units import MIB
+
+
+def growing_lines(result: PreflightResult) -> tuple[MemoryLine, ...]:
+    """llama-server's prompt cache and checkpoints: nothing of them is taken at the start."""
+    lines = result.estimate.lines
+    return tuple(line for line in lines if not line.reserved and line.size_bytes and line.pool == HOST)  # fmt: skip
+
+
+def left_on_host(result: PreflightResult) -> int | None:
+    """Available there and not required at the start; None where the host is not known."""
+    left = [
+        use.budget.available_bytes - use.required_bytes
+        for use in result.uses
+        if HOST in use.budget.pools
+    ]
+    return max(0, min(left)) if left else None
+
+
+def growth_limits(result: PreflightResult) -> dict[str, int]:
+    """llama-server's two limits, in MiB and in checkpoints of a slot; none where all that may grow has room.
+
+    Prompts get half of what is left if need be.
+    """
+    lines, left, setup = growing_lines(result), left_on_host(result), result.way.setup
+    if left is None or sum(line.size_bytes for line in lines) <= left:
+        return {}
+    checkpoints = sum(line.size_bytes for line in lines if line.component is Component.CHECKPOINTS)
+    prompts = min(max(left - checkpoints, left // 2) // MIB, setup.cache_ram_mib)
+    limits = {"cache_ram": prompts}
+    if checkpoints > left - prompts * MIB:
+        one = checkpoints // setup.ctx_checkpoints  # of every slot
+        limits["ctx_checkpoints"] = (left - prompts * MIB) // one
+    return limits

@@ -1,0 +1,162 @@
+"""What would change a verdict: every suggestion, followed, holds what it says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.plan.machines import cards, cpu, mac
+from tests.unit.plan.test_verdict import ask, of_config, recorded
+
+from edgekit.hardware.types import HostMemory
+from edgekit.hardware.wishes import wished_machine
+from edgekit.memory.cache_types import cache_type
+from edgekit.memory.types import Load
+from edgekit.plan.changes import Change, ChangeKind, changes
+from edgekit.plan.types import Question, Start
+from edgekit.plan.verdict import judge
+from edgekit.units import GIB
+
+FAILING: dict[str, Question] = {
+    "dense on a card": ask(recorded("gemma-3-27b"), cards(12, ram=None)),
+    "dense on the processor": ask(recorded("llama-3.1-70b"), cpu(48)),
+    "too long a context": ask(recorded("llama-3.1-8b"), cpu(16), load=Load(context_tokens=131_072)),
+    "experts": ask(recorded("qwen3-30b-a3b"), cards(8, ram=12)),
+    "a Mac": ask(recorded("llama-3.1-70b"), mac(36, limit_gib=27)),
+    "vLLM": ask(of_config("llama-3.1-8b"), cards(16), "vllm"),
+    "MLX": ask(of_config("llama-3.1-70b"), mac(64, limit_gib=48), "mlx"),
+}
+
+
+def told(question: Question) -> dict[ChangeKind, Change]:
+    result = judge(question)
+    assert result.failed
+    return {change.kind: change for change in reversed(changes(question, result))}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_whatever_is_suggested_with_a_result_fits(name: str) -> None:
+    question = FAILING[name]
+    found = changes(question, judge(question))
+    assert found
+    for change in found:
+        if change.kind is ChangeKind.CONTEXT or change.result is None:
+            continue
+        assert change.result.can_load, change.told
+        assert change.max_context == change.result.max_context
+
+
+def test_the_largest_context_fits_when_it_is_asked_for() -> None:
+    question = FAILING["too long a context"]
+    change = told(question)[ChangeKind.CONTEXT]
+    tokens = int(change.value)
+    assert judge(replace(question, load=Load(context_tokens=tokens))).can_load
+    assert f"-c {tokens}" in change.told
+
+
+def test_a_context_below_the_least_comes_with_its_flag() -> None:
+    question = ask(recorded("llama-3.1-8b"), cpu(8))
+    change = told(question)[ChangeKind.CONTEXT]
+    assert f"--min-context {change.value}" in change.told
+    asked = Load(context_tokens=int(change.value))
+    assert judge(replace(question, load=asked, min_context=int(change.value))).can_load
+
+
+def test_the_most_accurate_cache_that_fits() -> None:
+    question = ask(recorded("llama-3.1-8b"), cpu(19), load=Load(context_tokens=131_072))
+    change = told(question)[ChangeKind.CACHE]
+    assert change.value == "q8_0"
+    smaller = replace(question.load, cache_k=cache_type("q8_0"), cache_v=cache_type("q8_0"))
+    assert judge(replace(question, load=smaller)).can_load
+
+
+def test_a_cache_that_was_chosen_is_not_argued_with() -> None:
+    load = Load(context_tokens=131_072, cache_k=cache_type("f16"), cache_v=cache_type("f16"))
+    question = ask(recorded("llama-3.1-8b"), cpu(19), load=load)
+    assert ChangeKind.CACHE not in told(question)
+
+
+def test_the_most_accurate_weights_that_fit() -> None:
+    question = FAILING["dense on the processor"]
+    change = told(question)[ChangeKind.WEIGHTS]
+    mixes = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "IQ3_XXS", "Q2_K")
+    better = mixes[: mixes.index(change.value)]
+    assert change.value in {"IQ4_XS", "Q3_K_M"}
+    for mix in better:
+        assert not fits_at(question, mix)
+    assert fits_at(question, change.value)
+
+
+def fits_at(question: Question, mix: str) -> bool:
+    from edgekit.engine.llamacpp.types import LlamaCppSetup, Mode
+
+    setup = LlamaCppSetup(mode=Mode.SERVER, mix=mix)
+    return judge(replace(question, start=Start(setup=setup))).can_load
+
+
+def test_a_quantisation_that_the_repository_has_is_said_to_be_there() -> None:
+    question = FAILING["dense on the processor"]
+    value = told(question)[ChangeKind.WEIGHTS].value
+    there = told(replace(question, alternatives=(value,)))[ChangeKind.WEIGHTS]
+    assert "which the repository has" in there.told
+
+
+def test_how_much_ram_beside_a_card_would_do() -> None:
+    question = FAILING["dense on a card"]
+    change = told(question)[ChangeKind.PLACEMENT]
+    assert change.result is not None
+    needed = next(use for use in change.result.uses if use.budget.name == "host memory")
+    ram = needed.required_bytes * 100 // 85 + GIB + 1  # with the reserve, at 85 %
+    host = HostMemory(total_bytes=ram, free_bytes=ram)
+    assert judge(replace(question, machine=replace(question.machine, host=host))).can_load
+
+
+@pytest.mark.parametrize("name", ["dense on a card", "a Mac", "vLLM"])
+def test_the_named_device_holds_it_and_the_next_smaller_does_not(name: str) -> None:
+    from edgekit.hardware.devices import Kind, usual_devices
+
+    question = FAILING[name]
+    result = judge(question)
+    named = [one.value for one in changes(question, result) if one.kind is ChangeKind.DEVICE]
+    assert named
+    for kind in (Kind.GPU, Kind.MAC):
+        known = [one for one in usual_devices() if one.kind is kind]
+        held = [one for one in known if one.name in named]
+        for device in held:
+            assert holds(question, device.name, result.context_tokens)
+            smaller = [one for one in known if one.memory_bytes < device.memory_bytes and one.vendor is device.vendor]  # fmt: skip
+            assert not any(holds(question, one.name, result.context_tokens) for one in smaller)
+
+
+def holds(question: Question, device: str, tokens: int) -> bool:
+    settled = replace(question.start, settled=question.start.settled | {"n_gpu_layers"})
+    machine = wished_machine(devices=(device,))
+    load = replace(question.load, context_tokens=tokens)
+    return judge(replace(question, machine=machine, start=settled, load=load)).can_load
+
+
+def test_more_of_the_same_card() -> None:
+    found = changes(FAILING["vLLM"], judge(FAILING["vLLM"]))
+    assert "2x 16 GiB card" in [change.value for change in found]
+    assert judge(replace(FAILING["vLLM"], machine=cards(16, 16))).can_load
+
+
+def test_another_engine_where_this_one_has_no_room() -> None:
+    change = told(FAILING["vLLM"])[ChangeKind.ENGINE]
+    assert change.value == "llama.cpp"
+    assert "Q4_K_M" in change.told
+
+
+def test_a_load_that_fits_is_only_stretched() -> None:
+    question = ask(recorded("gemma-3-27b"), cpu(32))
+    result = judge(question)
+    (change,) = changes(question, result)
+    assert result.can_load
+    assert change.kind is ChangeKind.CACHE
+    assert change.max_context is not None
+    assert change.max_context > result.max_context
+
+
+def test_what_has_its_whole_window_needs_nothing() -> None:
+    question = ask(recorded("qwen3-0.6b"), cpu(64))
+    assert changes(question, judge(question)) == ()
