@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from edgekit.cli.asking import OPTIONS, Asked, biller, told_bill
+from edgekit.cli.llamacpp_options import COMPANIONS
 from edgekit.engine import engine_named
 from edgekit.errors import EdgekitError, HardwareError, UsageError
 from edgekit.estimation import Opened, open_or_download
@@ -128,7 +129,7 @@ def check_opened(opened: Opened, engine: str, asking: Asking, reach: Reach) -> C
         machine=asking.machine,
         load=load,
         start=Start(setup=setup, settled=frozenset(values)),
-        bill=biller(opened, engine, values, reach),
+        bill=biller(opened, engine, values, reach) if COMPANIONS & values.keys() else None,
         job=asking.job,
         min_context=asking.min_context,
         alternatives=opened.files.alternatives if opened.files is not None else (),

@@ -13,7 +13,7 @@ from edgekit.hardware.budgets import devices_for
 from edgekit.hardware.types import HostMemory, Machine
 from edgekit.memory.cache_types import cache_type
 from edgekit.plan.fitting import Fitting
-from edgekit.plan.placement import ways_of
+from edgekit.plan.placement import PLACED, ways_of
 from edgekit.plan.types import FULL_PERCENT, PreflightResult, Question, Start
 from edgekit.plan.verdict import judge
 from edgekit.units import format_bytes
@@ -71,6 +71,9 @@ def _cache(question: Question, result: PreflightResult) -> Iterator[Change]:
     """The most accurate that makes it fit; of a load that fits, the first that lengthens it."""
     if result.can_load and result.max_context >= (result.native_context or 0):
         return
+    if result.can_load:  # the same layers on the same devices
+        settled = question.start.settled | PLACED | {"tensor_parallel_size"}
+        question = replace(question, start=Start(setup=result.way.setup, settled=settled))
     for value, flags, changed in _smaller_caches(question):
         found = _judged(changed)
         if found is None or not found.can_load or found.max_context <= result.max_context:

@@ -19,7 +19,7 @@ from edgekit.hardware.budgets import (
 from edgekit.hardware.types import Accelerator, Machine, Vendor
 from edgekit.plan.types import Start, Way, Ways
 
-_PLACED = frozenset({"backend", "n_gpu_layers", "n_cpu_moe", "cpu_moe", "tensor_split", "offload_kqv"})  # fmt: skip
+PLACED = frozenset({"backend", "n_gpu_layers", "n_cpu_moe", "cpu_moe", "tensor_split", "offload_kqv"})  # fmt: skip
 _BACKENDS = {Vendor.NVIDIA: "cuda", Vendor.APPLE: "metal"}
 
 
@@ -55,7 +55,7 @@ def _llamacpp_ways(model: Model, machine: Machine, start: Start) -> Ways:
         setup = replace(setup, backend=Backend(_BACKENDS.get(cards[0].vendor, "vulkan")))
     setup = replace(setup, devices=_as_devices(cards, setup.tensor_split))
     full = _on_devices(machine, cards, setup, _all_told(setup, cards))
-    if start.settled & _PLACED or machine.host is None:
+    if start.settled & PLACED or machine.host is None:
         return (full,)
     partly = (
         _on_devices(machine, cards, replace(setup, **changes), f"{told} on {_names(cards)}")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 
 from edgekit.errors import RefusedError
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.placement import ways_of
-from edgekit.plan.types import FULL_PERCENT, PreflightResult, Question, Way, Ways
+from edgekit.plan.types import FULL_PERCENT, PreflightResult, Question
 
 SHORT_LADDER = 8  # so few ways are tried one by one
+
+Ladder = Callable[[int], Fitting]  # a rung -> what is asked of it, worked out once
 
 
 def judge(question: Question) -> PreflightResult:
@@ -20,12 +22,13 @@ def judge(question: Question) -> PreflightResult:
     Raises HardwareError where the engine cannot run on the machine, RefusedError where it would not run the model.
     """
     ways = ways_of(question.model, question.engine, question.machine, question.start)
-    tried = [Fitting(question, ways[0]).result()]
-    if tried[0].can_load or len(ways) == 1:
+    ladder = cache(lambda rung: Fitting(question, ways[rung]))
+    tried = [ladder(0).result()]
+    if tried[0].can_load:
         return tried[0]
-    for way in _further(question, ways):
+    for rung in _further(ladder, len(ways) - 1):
         try:
-            tried.append(Fitting(question, way).result())
+            tried.append(ladder(rung).result())
         except RefusedError:  # heads that so many cards do not divide
             continue
         if tried[-1].can_load:
@@ -33,18 +36,17 @@ def judge(question: Question) -> PreflightResult:
     return min(tried, key=lambda result: result.utilization)
 
 
-def _further(question: Question, ways: Ways) -> Iterator[Way]:
+def _further(ladder: Ladder, last: int) -> Iterator[int]:
     """Of a long ladder only the first rung on which the devices hold the load: the host has to hold the rest."""
-    if len(ways) <= SHORT_LADDER:
-        yield from ways[1:]
+    if last < SHORT_LADDER:
+        yield from range(1, last + 1)
         return
-    for tokens in _targets(question, ways[0]):
-        share = partial(_device_share, question, ways, tokens)
-        yield ways[_first_held(share, len(ways) - 1)]
+    for tokens in _targets(ladder(0)):
+        yield _first_held(partial(_share, ladder, tokens), last)
 
 
-def _device_share(question: Question, ways: Ways, tokens: int, rung: int) -> float:
-    return Fitting(question, ways[rung]).device_utilization(tokens)
+def _share(ladder: Ladder, tokens: int, rung: int) -> float:
+    return ladder(rung).device_utilization(tokens)
 
 
 def _first_held(share: Callable[[int], float], last: int) -> int:
@@ -66,9 +68,8 @@ def _first_held(share: Callable[[int], float], last: int) -> int:
     return high
 
 
-def _targets(question: Question, way: Way) -> tuple[int, ...]:
+def _targets(full: Fitting) -> tuple[int, ...]:
     """The context to make room for: what was asked for, else the window that would be opened, else the least."""
-    fitting = Fitting(question, way)
-    if fitting.asked is not None:
-        return (fitting.asked,)
-    return tuple(dict.fromkeys((fitting.window_tokens, fitting.minimum)))
+    if full.asked is not None:
+        return (full.asked,)
+    return tuple(dict.fromkeys((full.window_tokens, full.minimum)))

@@ -43,6 +43,14 @@ def estimate(model: Model, load: Load, setup: LlamaCppSetup) -> MemoryEstimate:
     return as_known(_estimate(found.model, load, setup), found)
 
 
+def cache_bytes(model: Model, load: Load, setup: LlamaCppSetup) -> int:
+    """The caches and states of the bill alone. Raises RefusedError like it."""
+    found = converted(model, setup.mix)
+    own = model if found is None else found.model
+    lines = cache_lines(own, resolve(own, load, setup), _placed(own, setup))
+    return sum(line.size_bytes for line in lines)
+
+
 def repacked_bytes(model: Model, setup: LlamaCppSetup) -> int:
     """What a build that rearranges weights for its CPU holds more on the host."""
     found = converted(model, setup.mix)

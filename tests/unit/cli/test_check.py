@@ -1,0 +1,651 @@
+"""`edgekit check` as a person or a program meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.header_files import STRING, UINT32, gguf, key
+from tests.unit.cli.test_estimate import write_model
+from tests.unit.cli.test_estimate_engines import CONFIG, TOKEN
+
+from edgekit.cli import main
+from edgekit.units import GIB
+
+ROOT = Path(__file__).parents[3]
+LLAMA_TOKEN = 32 * 2 * 8 * 128 * 2  # llama-3.1-8b: 32 layers, K and V of 8 heads of 128, 16 bit
+SAMPLE = "sample:gemma-3-27b"
+MOE = "sample:qwen3-30b-a3b"
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_model(tmp_path_factory.mktemp("llama"), "llama-3.1-8b"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Four layers of a Qwen3 that nobody has converted."""
+    path = tmp_path_factory.mktemp("tiny")
+    (path / "config.json").write_text(json.dumps(CONFIG))
+    return str(path)
+
+
+def ask(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(["check", *words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def ask_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    _, out, err = ask(capsys, *words, "--json")
+    assert err == ""
+    answer: dict[str, Any] = json.loads(out)
+    return answer
+
+
+# --- the answer
+
+# 8.7 GiB: 4.58 of weights, 32,768 tokens of 131,072 bytes and 0.15 of the rest; 23.0: 24 less 1 of reserve
+ANSWERS = [
+    (["--ram", "24G"], 0, "Fits: 8.7 of 23.0 GiB (38 %), up to 120,576 tokens"),
+    (["--ram", "24G", "-c", "120576"], 0, "Tight: 19.5 of 23.0 GiB (85 %), up to 120,576 tokens"),
+    (["--ram", "24G", "-c", "128k"], 3, "Does not fit: 20.8 of 23.0 GiB (91 %), at most 120,576 tokens"),
+    (["--ram", "24G", "-c", "0"], 3, "Does not fit: 20.8 of 23.0 GiB (91 %), at most 120,576 tokens"),
+    (["--ram", "4G"], 3, "Does not fit: 6.7 of 3.0 GiB (224 %), no context fits"),
+    (["--ram", "300M"], 3, "Does not fit: 6.7 of 0.0 GiB, no context fits"),
+    (["--ram", "8G", "-c", "4k"], 3, "Does not fit: 5.2 of 7.0 GiB (74 %), but at most 9,984 tokens, too few to be of use"),
+    (["--ram", "8G", "-c", "4k", "--min-context", "4k"], 0, "Tight: 5.2 of 7.0 GiB (74 %), up to 9,984 tokens"),
+    (["--ram", "64G", "-c", "200k"], 0, "Fits: 29.9 of 63.0 GiB (47 %), 204,800 tokens, more than the model was made for"),
+    (["--ram", "24G", "--job", "6000+800"], 0, "Fits: 5.5 of 23.0 GiB (24 %), up to 120,576 tokens"),
+    (["--ram", "24G", "--window-budget", "1G"], 0, "Fits: 5.7 of 23.0 GiB (25 %), up to 120,576 tokens"),
+    (["--vram", "24G,24G"], 0, "Fits: 5.1 of 23.0 GiB (22 %) in 24 GiB GPU #0, up to 131,072 tokens"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "code", "line"), ANSWERS)
+def test_the_answer_comes_first(
+    words: list[str], code: int, line: str, llama: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, out, err = ask(capsys, llama, *words)
+    assert (found, err) == (code, "")
+    assert out.splitlines()[0] == line
+    assert ask(capsys, llama, *words, "--quiet") == (code, f"{line}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [(["--ram", "24G"], 0), (["--ram", "24G", "-c", "120576"], 1), (["--ram", "24G", "-c", "128k"], 3)],
+)  # fmt: skip
+def test_strict_minds_what_is_tight(
+    words: list[str], code: int, llama: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ask(capsys, llama, *words, "--strict", "--quiet")[0] == code
+
+
+def test_one_screen_of_what_fits(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = ask(capsys, llama, "--ram", "24G")
+    lines = out.splitlines()
+    assert lines[1].startswith("llama-3.1-8b.Q4_K_M.gguf  ·  llama.cpp 0.5.0")
+    assert lines[1].endswith("24 GiB RAM, all of it on the CPU")
+    assert lines[2].startswith("32,768 tokens of context shared by 4 sequences")
+    assert (
+        "Context  judged for 32,768 tokens, the longest window whose cache stays within 4.00 GiB"
+        in lines
+    )
+    assert "         up to 120,576 fit, 96,460 recommended; the model was made for 131,072" in lines
+    assert "24.00 GiB free less 1 GiB for everything else" in out
+    assert "-ctk q8_0 -ctv q8_0: up to 131,072 tokens" in out
+    command = " ".join(line.strip(" \\") for line in out.split("\nRun")[1].splitlines())
+    assert shlex.split(command)[:5] == ["llama-server", "-m", llama, "-c", "32768"]
+    assert "\x1b" not in out
+
+
+def test_one_screen_of_what_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = ask(capsys, SAMPLE, "--device", "RTX 4090")
+    assert code == 3
+    told = " ".join(out.split())
+    assert "Why 16,384 tokens need 19.26 GiB of the 22.48 GiB available in RTX 4090" in told
+    for change in (
+        "-c 14336: the largest context that fits, with --min-context 14336",
+        "-ctk q8_0 -ctv q8_0: fits, up to 42,240 tokens",
+        "quantised to IQ4_XS",
+        "on the host: fits",
+        "RTX 5090: the smallest GPU that holds it whole",
+        "M4 Max 36GB: the smallest Mac that holds it whole",
+    ):
+        assert change in told
+    assert "Run" not in out  # nothing to run
+    assert "1.12 GiB on the host are not judged" in told
+
+
+@pytest.mark.parametrize("words", [["-c", "14336", "--min-context", "14336"], ["-ctk", "q8_0", "-ctv", "q8_0"], ["--mix", "IQ4_XS"], ["--ram", "64G"]])  # fmt: skip
+def test_what_is_said_to_make_it_fit_does(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ask(capsys, SAMPLE, "--device", "RTX 4090")[0] == 3
+    assert ask(capsys, SAMPLE, "--device", "RTX 4090", *words)[0] == 0
+
+
+@pytest.mark.parametrize("device", ["RTX 5090", "M4 Max 36GB"])
+def test_the_smallest_device_holds_it(device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    told = ask_json(capsys, SAMPLE, "--device", device)
+    assert told["can_load"]
+    assert told["max_context"] >= 16_384
+
+
+# --- for programs
+
+
+def test_json_is_documented(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
+    section = text.split("# `edgekit check --json`")[1].split("\n# ")[0]
+    documented = set(re.findall(r"`([a-z_]+)`", section))
+    answer = ask_json(capsys, SAMPLE, "--device", "RTX 4090")
+    assert answer.keys() <= documented
+    assert answer["budgets"][0].keys() <= documented
+    assert answer["changes"][0].keys() <= documented
+    assert answer["engine"].keys() <= documented
+    several = ask_json(capsys, llama, "none.gguf", "--ram", "8G")
+    assert several.keys() <= documented
+    assert several["models"][1].keys() <= documented
+    assert several["summary"].keys() <= documented
+
+
+def test_json_of_what_fits(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = ask_json(capsys, llama, "--ram", "24G", "-c", "8k")
+    assert (answer["status"], answer["can_load"], answer["context_asked"]) == ("passed", True, True)
+    assert (answer["context_tokens"], answer["context_because"]) == (8_192, None)
+    assert answer["estimate"]["kv_bytes"] == 8_192 * LLAMA_TOKEN
+    assert answer["required_bytes"] == answer["estimate"]["total_bytes"]
+    assert answer["available_bytes"] == 23 * GIB
+    assert answer["utilization"] == answer["required_bytes"] / (23 * GIB)
+    assert answer["reasons"] == []
+    assert answer["machine"]["what_if"] is True
+    assert shlex.split(answer["command"])[:3] == ["llama-server", "-m", llama]
+
+
+def test_json_of_what_does_not(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = ask_json(capsys, llama, "--ram", "300M")
+    assert (answer["status"], answer["can_load"], answer["command"]) == ("failed", False, None)
+    assert (answer["available_bytes"], answer["utilization"]) == (0, None)  # a share of nothing
+    assert answer["reasons"]
+
+
+def test_bytes_and_tokens_are_whole(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--device", "RTX 3060", "--ram", "64G", "-c", "100k"]
+
+    def numbers(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+        if isinstance(value, dict):
+            for inner, one in value.items():
+                yield from numbers(one, inner)
+        elif isinstance(value, list):
+            for one in value:
+                yield from numbers(one, name)
+        elif isinstance(value, float):
+            yield name, value
+
+    found = {name for name, _ in numbers(ask_json(capsys, llama, *words))}
+    assert found <= {"utilization", "within"}  # shares
+
+
+# --- flags of the engines
+
+
+@pytest.mark.parametrize(
+    ("words", "cache_bytes"),
+    [
+        ([], 8_192 * LLAMA_TOKEN),
+        (["-ctk", "q8_0", "-ctv", "q8_0"], 8_192 * LLAMA_TOKEN * 34 // 64),
+        (["-ctk", "q8_0"], 8_192 * LLAMA_TOKEN * (34 + 64) // 128),
+        (["-np", "4", "--no-kv-unified"], 8_192 * LLAMA_TOKEN),
+    ],
+)
+def test_flags_of_llama_cpp(
+    words: list[str], cache_bytes: int, llama: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = ask_json(capsys, llama, "--ram", "64G", "-c", "8k", *words)
+    assert told["estimate"]["kv_bytes"] == cache_bytes
+
+
+@pytest.mark.parametrize(
+    ("words", "way"),
+    [
+        (["-ngl", "10"], "as asked, on RTX 4090"),
+        (["--cpu-moe"], "as asked, on RTX 4090"),
+        (["--backend", "cpu"], "all of it on the CPU"),
+        ([], "all but the experts of 2 of 48 layers on RTX 4090"),  # 17.3 GiB of weights in 22.5
+    ],
+)
+def test_where_the_layers_lie(
+    words: list[str], way: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = ask_json(capsys, MOE, "--device", "RTX 4090", "--ram", "64G", "-c", "16k", *words)
+    assert told["way"] == way
+    card = next((one for one in told["budgets"] if one["name"] == "RTX 4090"), None)
+    assert (card is None) == (words == ["--backend", "cpu"])
+
+
+@pytest.mark.parametrize(
+    ("words", "engine", "token_bytes", "said"),
+    [
+        (["--device", "RTX 4090"], "vllm", TOKEN, []),
+        (["--device", "RTX 4090", "--kv-cache-dtype", "fp8"], "vllm", TOKEN // 2, ["--kv-cache-dtype", "fp8"]),
+        (["--device", "2x RTX 4090", "-tp", "2"], "vllm", TOKEN // 2, ["-tp", "2"]),
+        (["--device", "m3-max-36"], "mlx", TOKEN, []),
+        (["--device", "m3-max-36", "--kv-bits", "8", "--quantized-kv-start", "0"], "mlx", TOKEN * 17 // 32, ["--kv-bits", "8"]),
+        (["--ram", "8G"], "llama.cpp", TOKEN, []),
+    ],
+)  # fmt: skip
+def test_the_engine_for_the_files_and_the_machine(
+    *,
+    words: list[str],
+    engine: str,
+    token_bytes: int,
+    said: list[str],
+    folder: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told = ask_json(capsys, folder, "-c", "4k", *words)
+    assert told["engine"]["name"] == engine
+    assert told["estimate"]["kv_bytes" if engine != "mlx" else "cache_bytes"] == 4_096 * token_bytes
+    assert " ".join(said) in told["command"]
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("llama", ["--ram", "24G"]),
+        ("llama", ["--ram", "24G", "-c", "8k", "-ctk", "q8_0", "-ctv", "q8_0", "-np", "2"]),
+        ("llama", ["--ram", "24G", "--job", "6000+800"]),
+        ("llama", ["--ram", "64G", "--no-mmap", "-fa", "off", "--embeddings"]),
+        ("llama", ["--device", "RTX 4090"]),
+        ("llama", ["--device", "RTX 3060", "--ram", "64G", "-c", "100k"]),
+        ("llama", ["--device", "RTX 4090", "--ram", "64G", "-ngl", "10"]),
+        (MOE, ["--device", "RTX 3060", "--ram", "64G"]),
+        (MOE, ["--device", "RTX 4090", "--ram", "64G", "--cpu-moe"]),
+        (SAMPLE, ["--device", "RTX 4090", "--ram", "64G", "--swa-full"]),
+        ("folder", ["--device", "RTX 4090", "--kv-cache-dtype", "fp8"]),
+        ("folder", ["--device", "2x RTX 4090", "-tp", "2"]),
+        ("folder", ["--device", "m3-max-36", "--kv-bits", "8"]),
+        ("folder", ["--ram", "8G"]),
+    ],
+)
+def test_the_command_starts_what_was_judged(
+    *,
+    model: str,
+    words: list[str],
+    llama: str,
+    folder: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its flags, handed to `edgekit estimate`, give the same bill."""
+    reference = {"llama": llama, "folder": folder}.get(model, model)
+    told = ask_json(capsys, reference, *words)
+    program, *rest = shlex.split(told["command"])
+    flags = rest[2:]  # after -m FILE, serve MODEL, --model MODEL
+    if program == "mlx_lm.generate":  # it has no such flag
+        flags += ["-c", str(told["context_tokens"])]
+    if flags[-2:] == ["-dev", "none"]:
+        flags = flags[:-2]
+    engine = told["engine"]["name"]
+    code = main(["estimate", reference, "--engine", engine, *flags, "--json"])
+    bill = json.loads(capsys.readouterr().out)
+    assert code == 0
+    sums = {name: size for name, size in bill.items() if name.endswith("_bytes")}
+    assert (
+        sums.pop("later_bytes") <= told["estimate"]["later_bytes"]
+    )  # the command may hold it back
+    assert {name: told["estimate"][name] for name in sums} == sums
+
+
+def test_all_engines_at_once(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = ask(capsys, folder, "--engine", "all", "--device", "RTX 4090")
+    assert (code, err) == (0, "")
+    rows = [line.split() for line in out.splitlines()]
+    assert [row[:2] for row in rows[3:5]] == [["fits", "llama.cpp"], ["fits", "vllm"]]
+    assert rows[5][:3] == ["cannot", "run", "mlx"]
+    assert "mlx: MLX runs on Apple silicon, and RTX 4090 has none" in " ".join(out.split())
+    assert out.splitlines()[-1] == "2 fit, 1 cannot run"
+
+
+def test_all_engines_for_a_program(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A GGUF runs on one of them: the best of the codes counts."""
+    code, out, _ = ask(capsys, llama, "--engine", "all", "--ram", "24G", "--json")
+    answer = json.loads(out)
+    assert code == 0
+    assert answer["summary"] == {
+        "fits": 1,
+        "tight": 0,
+        "does_not_fit": 0,
+        "cannot_run": 2,
+        "not_read": 0,
+    }
+    assert [one["engine"] for one in answer["models"][1:]] == ["vllm", "mlx"]
+    assert {one["error"]["type"] for one in answer["models"][1:]} == {"HardwareError"}
+
+
+@pytest.mark.parametrize("name", ["auto", "AUTO", "llama.cpp", "llamacpp", "LLAMA.CPP", "ollama"])
+def test_names_of_engines(name: str, llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        ask_json(capsys, llama, "--ram", "24G", "--engine", name)["engine"]["name"] == "llama.cpp"
+    )
+
+
+# --- machines
+
+
+@pytest.mark.parametrize("size", ["24G", "24 GB", "24g", "24GiB", "24gib", " 24G ", "24576M", "24_576MB", "0.0234375T"])  # fmt: skip
+def test_sizes(size: str, llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--ram", size], [f"--ram={size}"]):
+        assert ask_json(capsys, llama, *words)["available_bytes"] == 23 * GIB
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "1e99", "abc", "", " ", "24", "24X", "0x18", "nan", "inf", "9" * 30 + "G", "G", "-24G", "24G,24G"])  # fmt: skip
+def test_sizes_that_are_none(size: str, llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = ask(capsys, llama, f"--ram={size}")
+    assert (code, out) == (2, "")
+    assert re.fullmatch(r"edgekit: --ram: '.*\n", err)
+
+
+def test_a_bare_number_is_asked_back(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "say 24G for GiB" in ask(capsys, llama, "--vram", "24")[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["--device", "RTX 4090"], ["RTX 4090"]),
+        (["--device", "rtx4090"], ["RTX 4090"]),
+        (["--device", "4090"], ["RTX 4090"]),
+        (["--device", "2x", "RTX 3090"], ["RTX 3090", "RTX 3090"]),
+        (["--device", "2x RTX 3090"], ["RTX 3090", "RTX 3090"]),
+        (["--device=2x", "RTX 3090"], ["RTX 3090", "RTX 3090"]),
+        (["--device", "RTX 4090 + RTX 3060"], ["RTX 4090", "RTX 3060"]),
+        (["--device", "RTX 4090", "--device", "RTX 3060"], ["RTX 4090", "RTX 3060"]),
+        (["--device", "m3-max-64"], ["M3 Max 64GB"]),
+        (["--device", "phone-8"], []),
+        (["--vram", "2x24G"], ["24 GiB GPU", "24 GiB GPU"]),
+    ],
+)
+def test_devices(
+    words: list[str], names: list[str], llama: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = ask_json(capsys, llama, *words)
+    assert [one["name"] for one in told["machine"]["devices"]] == names
+
+
+# --- what a person reads when it cannot be done
+
+ERRORS = [
+    (["{llama}", "--engine", "tgi"], 2, "unknown engine 'tgi'; there are llama.cpp, vllm, mlx"),
+    (["{llama}", "--engine", ""], 2, "unknown engine ''"),
+    (["{llama}", "--engine", "mlx", "-ngl", "3"], 2, "is a flag of llama.cpp: the engine is mlx"),
+    (["{llama}", "-tp", "2", "-ngl", "3"], 2, "choose an --engine"),
+    (["{llama}", "-ctk", "q7_0"], 2, "llama.cpp has f32, f16"),
+    (["{llama}", "-c", "lots"], 2, "'lots' is not a number of tokens"),
+    (["{llama}", "-c", "-5"], 2, "-5 is not between 0 and"),
+    (["{llama}", "-c", "99999999999"], 2, "is not between 0 and"),
+    (["{llama}", "-c", "1", "--ram", "24G"], 2, "llama.cpp aborts: 1 output rows for 4 sequences"),
+    (["{llama}", "--job", "6000"], 2, "'6000' is not a prompt and new tokens such as 6000+800"),
+    (["{llama}", "--job", "6000+"], 2, "--job: '' is not a number of tokens"),
+    (["{llama}", "--job=-1+5"], 2, "--job: -1 is not between 0"),
+    (["{llama}", "--min-context", "abc"], 2, "--min-context: 'abc' is not a number"),
+    (["{llama}", "--window-budget", "abc"], 2, "--window-budget: 'abc' is not a size"),
+    (["{llama}", "--download-up-to", "lots"], 2, "--download-up-to: 'lots' is not a size"),
+    (["{llama}", "--device", "RTX 4009"], 2, "near it are"),
+    (["{llama}", "--device", "RTX 4009"], 2, "RTX 4090"),
+    (["{llama}", "--device", "m3 max"], 2, "comes in several sizes: say M3 Max 36GB"),
+    (["{llama}", "--device", ""], 2, "--device: it is empty"),
+    (["{llama}", "--device", "2x"], 2, "unknown device '2x'"),
+    (["{llama}", "--device", "0x RTX 3090"], 2, "a machine has 1 to 64 cards"),
+    (["{llama}", "--device", "99x RTX 3090"], 2, "a machine has 1 to 64 cards"),
+    (["{llama}", "--device", "m3-max-64", "--ram", "32G"], 2, "has 64 GiB for everything"),
+    (["{llama}", "--device", "RTX 4090", "--vram", "8G"], 2, "give one of them"),
+    (["{llama}", "--vram", "24G,abc"], 2, "--vram: 'abc' is not a size"),
+    (["{llama}", "--device", "RTX 4090", "-ts", "3,1"], 2, "names 2 GPUs, and the machine has 1"),
+    (["{llama}", "--device", "RTX 4090", "--engine", "mlx"], 3, "MLX runs on Apple silicon, and RTX 4090 has none"),
+    (["{llama}", "--ram", "8G", "--engine", "vllm"], 3, "NVIDIA"),
+    (["{llama}", "--device", "RTX 4090", "--engine", "vllm"], 2, "does not load GGUF"),
+    (["{llama}", "--device", "m3-max-64", "--engine", "mlx"], 2, "mlx-lm loads safetensors"),
+    (["{folder}", "--device", "RTX 4090", "-tp", "2"], 3, "asked to use 2 GPUs, and RTX 4090 has 1"),
+    ([""], 2, "no model was named"),
+    ([" "], 2, "no model was named"),
+    (["a\x1b[31mred"], 2, "control characters"),
+    (["a" * 5000], 2, "is not the name of a model"),
+    (["sample:nope"], 4, "Did you mean: gemma-3-27b, qwen3-30b-a3b?"),
+    (["{bad}/llama-3.1-8B.Q4_K_M.gguf"], 4, "no such file or folder"),
+    (["{near}/llama-3.1-8b.Q4_K_S.gguf"], 4, "Did you mean: {llama}"),
+    (["{bad}/empty"], 4, "no GGUF, no safetensors, no config.json"),
+    (["{bad}/page.gguf"], 5, "it looks like a web page"),
+    (["{bad}/zero.gguf"], 5, "the file is empty"),
+    (["{bad}/cut.gguf"], 5, "file is truncated"),
+    (["{bad}/v4.gguf"], 5, "GGUF version 4 is newer than this version knows"),
+    (["{bad}/unknown.gguf"], 2, "has no architecture 'zzz'; a newer version may have it"),
+    (["{bad}/bare.gguf"], 5, "zzz"),
+    (["{bad}/clip.gguf"], 2, "only a language model has a bill"),
+    (["/dev/null"], 4, "is a device, not a file"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def bad(tmp_path_factory: pytest.TempPathFactory, llama: str) -> str:
+    path = tmp_path_factory.mktemp("bad")
+    (path / "empty").mkdir()
+    (path / "page.gguf").write_bytes(b"<!DOCTYPE html><html>")
+    (path / "zero.gguf").write_bytes(b"")
+    with Path(llama).open("rb") as whole:
+        (path / "cut.gguf").write_bytes(whole.read(3000))
+    (path / "v4.gguf").write_bytes(b"GGUF" + bytes([4, 0, 0, 0]))
+    named = key("general.architecture", STRING, "zzz")
+    numbers = {"block_count": 2, "embedding_length": 64, "attention.head_count": 4, "context_length": 2048, "feed_forward_length": 128}  # fmt: skip
+    keys = [named, *(key(f"zzz.{name}", UINT32, value) for name, value in numbers.items())]
+    (path / "unknown.gguf").write_bytes(gguf(keys))
+    (path / "bare.gguf").write_bytes(gguf([named]))
+    (path / "clip.gguf").write_bytes(gguf([key("general.architecture", STRING, "clip")]))
+    return str(path)
+
+
+@pytest.mark.parametrize(("words", "code", "sentence"), ERRORS)
+def test_errors_are_a_sentence_and_a_code(
+    *,
+    words: list[str],
+    code: int,
+    sentence: str,
+    llama: str,
+    folder: str,
+    bad: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    places = {"llama": llama, "folder": folder, "bad": bad, "near": str(Path(llama).parent)}
+    asked = [re.sub(r"\{(\w+)\}", lambda found: places[found[1]], word) for word in words]
+    found, out, err = ask(capsys, *asked)
+    assert (found, out) == (code, "")
+    assert err.startswith("edgekit: ")
+    assert len(err.strip().splitlines()) == 1
+    assert sentence.replace("{llama}", llama) in err
+    assert "\x1b" not in err
+    found, out, _ = ask(capsys, *asked, "--json")
+    assert found == code
+    assert json.loads(out)["error"]["message"]
+
+
+def test_flags_of_the_machine_are_not_flags_of_an_engine(
+    llama: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for flag in ("--gpu", "--gpu-memory", "--device-memory"):
+        with pytest.raises(SystemExit) as caught:
+            main(["check", llama, flag, "24G"])
+        assert caught.value.code == 2
+        assert f"unrecognized arguments: {flag}" in capsys.readouterr().err
+
+
+# --- terminals and pipes
+
+
+def run(*words: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-m", "edgekit", "check", *words],
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_a_pipe_gets_no_colour(llama: str) -> None:
+    done = run(llama, "--ram", "24G")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"\x1b" not in done.stdout
+    assert b"\r" not in done.stdout
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such terminals")
+@pytest.mark.parametrize(
+    ("environment", "coloured"), [({}, True), ({"NO_COLOR": ""}, False), ({"TERM": "dumb"}, False)]
+)
+def test_a_terminal_gets_colour_unless_it_says_no(
+    environment: dict[str, str], *, coloured: bool, llama: str
+) -> None:
+    shown = on_a_terminal(llama, "--ram", "24G", **environment)
+    assert (b"\x1b[1;32mFits: 8.7 of 23.0 GiB (38 %)" in shown) == coloured
+    assert (b"\x1b" in shown) == coloured
+
+
+def on_a_terminal(*words: str, **environment: str) -> bytes:
+    import pty
+
+    here, there = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "edgekit", "check", *words],
+        env={**os.environ, "TERM": "xterm", "PYTHONIOENCODING": "utf-8", **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=there,
+        stderr=there,
+    )
+    os.close(there)
+    shown = b""
+    try:
+        while piece := os.read(here, 65536):
+            shown += piece
+    except OSError:  # how Linux says that nobody writes any more
+        pass
+    os.close(here)
+    process.wait(60)
+    return shown
+
+
+@pytest.mark.parametrize("columns", [20, 30, 40, 60, 80, 100, 300])
+def test_no_line_is_wider_than_the_screen(
+    columns: int,
+    folder: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.chdir(Path(folder).parent)
+    short = Path(folder).name  # a path is a word, and words are not cut
+    for words in (
+        [SAMPLE, "--device", "RTX 4090"],
+        [SAMPLE, "--device", "RTX 4090", "--ram", "64G"],
+        [SAMPLE, "--device", "m3-max-36"],
+        [SAMPLE, "--device", "2x RTX 3090", "--ram", "64G"],
+        [short, "--device", "RTX 4090", "--engine", "all"],
+        [SAMPLE, MOE, short, "none.gguf", "--ram", "8G"],
+    ):
+        _, out, _ = ask(capsys, *words)
+        body = out.split("\nRun")[0]  # the command's words are not cut either
+        assert max(map(len, body.splitlines())) <= min(columns, 100), words
+
+
+@pytest.mark.parametrize(
+    "words", [[SAMPLE, "--ram", "64G"], [SAMPLE, MOE, "--ram", "64G"], [MOE, "--device", "RTX 3060"]]
+)  # fmt: skip
+def test_an_output_that_knows_only_ascii(words: list[str]) -> None:
+    done = run(*words, PYTHONIOENCODING="ascii")
+    assert done.returncode in {0, 3}
+    text = done.stdout.decode("ascii")
+    assert "?" not in text  # nothing was replaced
+    if len(words) == 3:
+        assert "[###" in text
+
+
+def test_a_reader_that_has_seen_enough(llama: str) -> None:
+    line = (
+        f"{shlex.quote(sys.executable)} -m edgekit check {shlex.quote(llama)} --ram 24G | head -1"
+    )
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True, timeout=60)  # fmt: skip
+    assert done.stdout == "Fits: 8.7 of 23.0 GiB (38 %), up to 120,576 tokens\n"
+    assert done.stderr == ""
+
+
+# --- inside a limit
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
+@pytest.mark.parametrize(("limit_gib", "code", "word"), [(4, 3, "Does not fit: "), (2**20, 0, "")])
+def test_the_verdict_follows_the_limit(limit_gib: int, code: int, word: str, llama: str) -> None:
+    """A child that may have 4 GiB; then one that may have more than there is."""
+    import psutil
+
+    if psutil.virtual_memory().available < 9 * GIB:
+        pytest.skip("the machine itself has no room for 6.7 GiB")
+    limit = limit_gib * GIB
+    code_text = (
+        f"import resource, sys; resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit}))\n"
+        "from edgekit.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    words = ["check", llama, "--backend", "cpu", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-c", code_text, *words], capture_output=True, text=True, check=False, timeout=60
+    )  # fmt: skip
+    told = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (code, "")
+    host = told["machine"]["host"]
+    names = [one["name"] for one in host["limits"]]
+    assert any(name.startswith("RLIMIT_AS") for name in names)
+    if code == 3:
+        assert told["available_bytes"] < 3 * GIB < host["free_bytes"]
+        assert told["max_context"] == 0
+    else:
+        assert told["available_bytes"] > 6 * GIB
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
+def test_a_shell_with_a_limit(llama: str) -> None:
+    line = f"ulimit -v {4 * 1024**2}; exec {shlex.quote(sys.executable)} -m edgekit check {shlex.quote(llama)} --backend cpu"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False, timeout=60)  # fmt: skip
+    assert (done.returncode, done.stderr) == (3, "")
+    assert re.match(
+        r"Does not fit: 6\.7 of [123]\.\d GiB \(\d+ %\), no context fits\n", done.stdout
+    )
+    assert "free within RLIMIT_AS (ulimit -v), less 1 GiB for everything else" in done.stdout
+
+
+# --- what it costs
+
+
+@pytest.mark.skipif(not hasattr(os, "wait4"), reason="only Unix tells what a child has used")
+def test_a_local_header_costs_less_than_four_tenths_of_a_second(llama: str, tmp_path: Path) -> None:
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    spent = []
+    for _ in range(5):  # the first compiles
+        process = subprocess.Popen(
+            [sys.executable, "-m", "edgekit", "check", llama],
+            env={**env, "PYTHONPYCACHEPREFIX": str(tmp_path)},
+            stdout=subprocess.DEVNULL,
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode in {0, 3}
+        spent.append(usage.ru_utime + usage.ru_stime)
+    assert min(spent) <= 0.4
