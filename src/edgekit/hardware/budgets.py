@@ -15,6 +15,7 @@ LLAMACPP_WINDOWS_RESERVE_BYTES = 2 * GIB  # the desktop's compositor takes its s
 MLX_SMALL_BYTES = 16 * GIB  # up to here a fixed reserve, beyond it a share
 MLX_SMALL_RESERVE_BYTES = 3 * GIB
 MLX_RESERVE_PERCENT = 20
+VLLM_CONTEXT_BYTES = GIB // 2
 
 # Whose devices an engine computes on, the most trusted way first: llama.cpp through CUDA, Metal, then Vulkan.
 VENDORS = {
@@ -102,14 +103,15 @@ def _tightness(budget: Budget) -> tuple[bool, int]:
 
 
 def _share(device: Accelerator, utilization: float) -> Budget:
-    # gpu_worker.py and mem_utils.py @ 0.32.0: refuses to start unless so much is free
+    # v1/worker/utils.py request_memory @ 0.32.0: so much must be free once its own CUDA context is made
     asked = math.ceil(device.total_bytes * utilization)
+    started = max(0, device.free_bytes - VLLM_CONTEXT_BYTES)
     blocked = ""
-    if device.free_bytes < asked:
-        share = math.floor(100 * device.free_bytes / max(device.total_bytes, 1)) / 100
+    if started < asked:
+        share = math.floor(100 * started / max(device.total_bytes, 1)) / 100
         blocked = (
             f"vLLM does not start: it asks for {format_bytes(asked)} of {device.name} "
-            f"(--gpu-memory-utilization {utilization:g}) and {format_bytes(device.free_bytes)} are free; "
+            f"(--gpu-memory-utilization {utilization:g}), where {format_bytes(started)} are free once it runs; "
             f"free the card, or ask for {share:g}"
         )
     return Budget(

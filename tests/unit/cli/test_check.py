@@ -544,7 +544,7 @@ def on_a_terminal(*words: str, **environment: str) -> bytes:
     return shown
 
 
-@pytest.mark.parametrize("columns", [20, 30, 40, 60, 80, 100, 300])
+@pytest.mark.parametrize("columns", [20, 40, 80, 300])
 def test_no_line_is_wider_than_the_screen(
     columns: int,
     folder: str,
@@ -629,23 +629,3 @@ def test_a_shell_with_a_limit(llama: str) -> None:
         r"Does not fit: 6\.7 of [123]\.\d GiB \(\d+ %\), no context fits\n", done.stdout
     )
     assert "free within RLIMIT_AS (ulimit -v), less 1 GiB for everything else" in done.stdout
-
-
-# --- what it costs
-
-
-@pytest.mark.skipif(not hasattr(os, "wait4"), reason="only Unix tells what a child has used")
-def test_a_local_header_costs_less_than_four_tenths_of_a_second(llama: str, tmp_path: Path) -> None:
-    env = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-    spent = []
-    for _ in range(5):  # the first compiles
-        process = subprocess.Popen(
-            [sys.executable, "-m", "edgekit", "check", llama],
-            env={**env, "PYTHONPYCACHEPREFIX": str(tmp_path)},
-            stdout=subprocess.DEVNULL,
-        )
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        assert process.returncode in {0, 3}
-        spent.append(usage.ru_utime + usage.ru_stime)
-    assert min(spent) <= 0.4

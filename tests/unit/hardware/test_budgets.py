@@ -95,9 +95,15 @@ def test_vllm_does_not_start_where_less_is_free_than_it_asks_for() -> None:
     (card,) = cards(100).devices
     (budget,) = vllm_budgets((replace(card, free_bytes=80 * GIB),), 0.92)
     assert "asks for 92.00 GiB" in budget.blocked
-    assert "80.00 GiB are free" in budget.blocked
-    assert "ask for 0.8" in budget.blocked
+    assert "79.50 GiB are free once it runs" in budget.blocked  # its own context takes half a GiB
+    assert "ask for 0.79" in budget.blocked
     assert budget.available_bytes == 80 * GIB
+
+
+@pytest.mark.parametrize(("gib", "starts"), [(4, False), (6, False), (8, True), (24, True)])
+def test_on_a_small_card_its_own_context_is_in_the_way(gib: int, *, starts: bool) -> None:
+    (budget,) = vllm_budgets(cards(gib).devices, 0.92)  # 8 % of 6 GiB is less than half a GiB
+    assert (not budget.blocked) is starts
 
 
 def test_of_unequal_cards_the_tightest_decides_for_vllm() -> None:

@@ -67,7 +67,7 @@ Usable   llama.cpp  17.00 GiB of RTX 4090: 18.00 GiB free less 1 GiB for everyth
                     12.00 GiB of host memory: 13.00 GiB free within its limit, less 1 GiB for
                     everything else
          vllm       vLLM does not start: it asks for 22.08 GiB of RTX 4090 (--gpu-memory-utilization
-                    0.92) and 18.00 GiB are free; free the card, or ask for 0.75
+                    0.92), where 17.50 GiB are free once it runs; free the card, or ask for 0.72
          mlx        MLX runs on Apple silicon, and this machine has none (--device asks about
                     another machine)
 
