@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     """The answer as text, and the verdict as an exit code."""
     from dataclasses import replace
 
-    from edgekit.cli.checking import check_all, check_model, exit_code, references
+    from edgekit.cli.checking import check_all, check_model, references, worst_code
     from edgekit.source.types import Traffic
 
     flags = _flags(arguments)
@@ -120,7 +120,7 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
                 arguments, flags, lambda: replace(each, traffic=Traffic()), alone=False
             )
             found = check_all(names, asking, _counter(reach.progress))
-    code = max(exit_code(answers, strict=arguments.strict) for answers in found)
+    code = worst_code(found, strict=arguments.strict)
     return _render([answer for answers in found for answer in answers], arguments), code
 
 

@@ -177,6 +177,11 @@ def exit_code(answers: Sequence[Answer], *, strict: bool) -> int:
     return min(codes, key=_CODES.index)
 
 
+def worst_code(found: Sequence[Sequence[Answer]], *, strict: bool) -> int:
+    """Of several models: that a question made no sense is worse than that something does not fit."""
+    return max((exit_code(answers, strict=strict) for answers in found), key=_CODES.index)
+
+
 _CODES = (0, 1, 3, 2, 4, 5)  # the better ones first
 
 

@@ -18,8 +18,6 @@ from edgekit.plan.types import FULL_PERCENT, PreflightResult, Question, Start
 from edgekit.plan.verdict import judge
 from edgekit.units import format_bytes
 
-# Mixes that people publish, the most accurate first.
-MIXES = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "IQ3_XXS", "Q2_K")
 MLX_BITS = (8, 6, 4, 3)
 BEYOND_ANY_HOST_BYTES = 2**50
 
@@ -158,10 +156,11 @@ def _room(result: PreflightResult) -> int:
 
 def _smaller_mixes(model: Model, room_bytes: int) -> Iterator[str]:
     """Those that weigh clearly less than the file does, and have a chance."""
+    from edgekit.engine.llamacpp.as_gguf import USUAL_MIXES
     from edgekit.memory.what_if import at_mix
 
     now = model.header.tensor_bytes if model.header.keys else None
-    for mix in MIXES:
+    for mix in USUAL_MIXES[1:]:  # F16 is no quantisation
         try:
             size = at_mix(model.header, model.geometry, mix).tensor_bytes
         except EdgekitError:

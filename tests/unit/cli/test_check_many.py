@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -196,11 +195,10 @@ def test_a_folder_that_is_one_model(home: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_shards_are_one_model(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A set of which only the first file is there is one row, and says so."""
+    """Two files of a set are one row; that they do not belong together is another matter."""
     write_model(home, "tinyllama-1.1b")
-    whole = write_model(home, "lfm2-1.2b")
-    whole.rename(home / "big-00001-of-00002.gguf")
-    shutil.copy(home / "tinyllama-1.1b.Q4_K_M.gguf", home / "big-00002-of-00002.gguf")
+    for number, model in ((1, "lfm2-1.2b"), (2, "qwen3-0.6b")):
+        write_model(home, model).rename(home / f"big-{number:05d}-of-00002.gguf")
     _, told = ask_json(capsys, ".", "--ram", "8G")
     assert references(told) == ["big-00001-of-00002.gguf", "tinyllama-1.1b.Q4_K_M.gguf"]
 
@@ -286,9 +284,7 @@ def test_bytes_on_standard_input_that_are_no_names(raw: bytes) -> None:
 
 def fifty(folder: Path) -> list[str]:
     folder.mkdir()
-    quants = {one["model"]: one["quant"] for one in models()}
-    chosen = list(quants.items())[:50] if len(quants) >= 50 else [(one["model"], one["quant"]) for one in models()[:50]]  # fmt: skip
-    return [str(write_model(folder, model, quant)) for model, quant in chosen]
+    return [str(write_model(folder, one["model"], one["quant"])) for one in models()[:100:2]]
 
 
 def spent(*words: str) -> float:
@@ -320,5 +316,4 @@ def test_fifty_headers_are_fifty_rows_in_order(
 def test_fifty_headers_cost_less_than_fifty_runs(tmp_path: Path) -> None:
     names = fifty(tmp_path / "models")
     one = min(spent(names[0], "--ram", "24G", "--quiet") for _ in range(3))
-    all_of_them = min(spent(*names, "--ram", "24G", "--quiet") for _ in range(2))
-    assert all_of_them < 25 * one
+    assert spent(*names, "--ram", "24G", "--quiet") < 25 * one

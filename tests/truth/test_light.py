@@ -1,0 +1,54 @@
+"""A GGUF of which only the keys and the size are known: its bill is never below the exact one, and not far above."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.recorded import engine_models, gguf_files, header_bytes, models
+
+from edgekit.basis import Basis
+from edgekit.engine import llamacpp
+from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup, Mode
+from edgekit.engine.types import Model
+from edgekit.errors import HeaderError
+from edgekit.geometry import read_geometry
+from edgekit.header import read_header
+from edgekit.header.types import Depth, ModelHeader
+from edgekit.memory.types import Load
+
+ABOVE = (
+    1.13  # the upper bound of compute, where a graph cannot be made out of keys: minicpm3 on CUDA
+)
+
+
+def light_header(place: int, *, names_mix: bool) -> ModelHeader:
+    """As one range of it reads: the key of the mix lies before the vocabulary, or behind it."""
+    model = models()[place]
+    file = model["header_without_vocabulary"]
+    files = gguf_files(file, header_bytes(file), model["data_section_bytes"])
+    header = read_header(files, depth=Depth.ARCHITECTURE)
+    keys = {k: v for k, v in header.keys.items() if names_mix or k != "general.file_type"}
+    return replace(header, keys=keys, tensors=None, tensor_bytes=None)
+
+
+@pytest.mark.parametrize("names_mix", [True, False])
+@pytest.mark.parametrize("backend", [Backend.CPU, Backend.CUDA])
+def test_it_errs_on_the_large_side(backend: Backend, *, names_mix: bool) -> None:
+    setup = LlamaCppSetup(mode=Mode.SERVER, backend=backend)
+    load = Load(context_tokens=8192)
+    for place, one in enumerate(models()):
+        header = light_header(place, names_mix=names_mix)
+        light = llamacpp.estimate(Model(header=header, geometry=read_geometry(header)), load, setup)
+        exact = llamacpp.estimate(engine_models()[one["model"], one["quant"]], load, setup)
+        share = light.total_bytes / exact.total_bytes
+        assert 1 <= share <= ABOVE, (one["model"], one["quant"], share)
+        assert light.kv_cache_bytes == exact.kv_cache_bytes
+        assert light.basis is not Basis.EXACT
+
+
+def test_without_a_mix_and_a_size_more_is_needed() -> None:
+    header = replace(light_header(0, names_mix=False), file_bytes=None)
+    model = Model(header=header, geometry=read_geometry(header))
+    with pytest.raises(HeaderError, match="tensor directory is needed"):
+        llamacpp.estimate(model, Load(context_tokens=512), LlamaCppSetup())
