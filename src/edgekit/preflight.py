@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from edgekit.hardware.types import Machine
     from edgekit.source.types import Reach
 
+LIGHT_ENOUGH = 0.84  # a bill without the tensor directory may be 0.1 % too low, not a whole percent
 AUTO = "auto"  # the engine that the files are for, on this machine
 
 ModelId = str | os.PathLike[str]
@@ -93,7 +94,7 @@ def can_load(
 ) -> bool:
     """Whether the engine would load it there. Quick, never downloads: RemoteInspectError where it cannot be told.
 
-    What one request brings is judged first: such an estimate is on the large side, so a yes stands. Only for a no the
+    What one request brings is judged first: such an estimate is on the large side, so a clear yes stands. Else the
     whole header is read. An engine that has no such hardware, or refuses the model, is a no.
 
     >>> can_load("sample:gemma-3-27b", "llama.cpp", ram="8G")
@@ -104,7 +105,8 @@ def can_load(
         try:
             opened = open_model(model_id, depth=depth, reach=reach)
             question = _question(opened, engine, here, options or {})
-            if judge(_for_context(question, context, None, min_context)).can_load:
+            result = judge(_for_context(question, context, None, min_context))
+            if result.can_load and (depth is Depth.TENSORS or result.utilization <= LIGHT_ENOUGH):
                 return True
         except (HardwareError, RefusedError):
             return False

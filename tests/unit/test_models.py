@@ -381,6 +381,19 @@ def test_what_makes_no_sense_is_said(
     assert sentence in str(caught.value)
 
 
+@pytest.mark.xfail(reason="an option that no engine knows changes nothing, and nobody says so")
+def test_a_misspelt_option_is_said(llama: Path) -> None:
+    with pytest.raises(UsageError, match="tpye_k"):
+        model_preflight(llama, ram="24G", options={"tpye_k": "q8_0"})
+
+
+@pytest.mark.xfail(raises=ValueError, reason="it is multiplied before it is looked at")
+def test_a_share_that_is_no_number(folder: Path) -> None:
+    options = {"gpu_memory_utilization": float("nan")}
+    with pytest.raises(UsageError, match="gpu_memory_utilization"):
+        model_preflight(folder, "vllm", device="RTX 4090", options=options)
+
+
 @pytest.mark.parametrize(
     ("words", "asked"),
     [
