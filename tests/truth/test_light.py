@@ -20,7 +20,7 @@ from edgekit.units import GIB
 
 BELOW = 0.999  # two norms fewer in the graph of command-r7b
 ABOVE = 1.13  # the upper bound of compute, where keys do not make a graph: minicpm3 on CUDA
-ABOVE_SMALL = 1.25  # where compute is much of it: a model of 50 MB
+ABOVE_SMALL = 1.4  # where compute is much of it: a model of 30 MB
 
 
 def light_header(place: int, *, names_mix: bool) -> ModelHeader:
