@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from edgekit.hardware.types import Machine
     from edgekit.source.types import Reach
 
-LIGHT_ENOUGH = 0.84  # a bill without the tensor directory may be 0.1 % too low, not a whole percent
+LIGHT_ENOUGH = 0.84  # a bill without the tensor directory may be 0.2 % too low, not a whole percent
 AUTO = "auto"  # the engine that the files are for, on this machine
 
 ModelId = str | os.PathLike[str]
