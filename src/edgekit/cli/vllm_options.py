@@ -81,8 +81,14 @@ def _gpu(values: Mapping[str, Any]) -> Gpu:
 
 def settled(setup: VllmSetup) -> dict[str, Any]:
     """What a plan has chosen, as values of flags."""
-    size = setup.tensor_parallel_size
-    return {"tensor_parallel_size": size} if size > 1 else {}
+    from edgekit.engine.vllm.types import DEFAULT_UTILIZATION
+
+    found: dict[str, Any] = {}
+    if setup.tensor_parallel_size > 1:
+        found["tensor_parallel_size"] = setup.tensor_parallel_size
+    if setup.gpu_memory_utilization != DEFAULT_UTILIZATION:
+        found["gpu_memory_utilization"] = setup.gpu_memory_utilization
+    return found
 
 
 def told(load: Load, estimate: MemoryEstimate) -> str:

@@ -15,7 +15,11 @@ LLAMACPP_WINDOWS_RESERVE_BYTES = 2 * GIB  # the desktop's compositor takes its s
 MLX_SMALL_BYTES = 16 * GIB  # up to here a fixed reserve, beyond it a share
 MLX_SMALL_RESERVE_BYTES = 3 * GIB
 MLX_RESERVE_PERCENT = 20
-VLLM_CONTEXT_BYTES = GIB // 2
+# What is gone before vLLM looks at what is free: a CUDA context (527 MiB on an H200), and among several cards NCCL's
+# buffers (users log 1.5 GiB and more).
+VLLM_CONTEXT_BYTES = 6 * GIB // 10
+NCCL_BYTES = 3 * GIB // 2
+LEAST_SHARE = 0.2  # with less of a card vLLM is not worth starting
 
 # Whose devices an engine computes on, the most trusted way first: llama.cpp through CUDA, Metal, then Vulkan.
 VENDORS = {
@@ -25,7 +29,7 @@ VENDORS = {
 }
 _NEEDS = {
     "vllm": "vLLM as modelled here runs on NVIDIA GPUs",
-    "mlx": "MLX runs on Apple silicon",
+    "mlx": "MLX as modelled here runs on Apple silicon",
 }
 
 
@@ -95,20 +99,39 @@ def mlx_budgets(machine: Machine, devices: tuple[Accelerator, ...]) -> tuple[Bud
 
 def vllm_budgets(devices: tuple[Accelerator, ...], utilization: float) -> tuple[Budget, ...]:
     """The tightest of the cards that share the model: vLLM asks the same share of each."""
-    return (min((_share(one, utilization) for one in devices), key=_tightness),)
+    before = _before_vllm(devices)
+    return (min((_share(one, utilization, before) for one in devices), key=_tightness),)
+
+
+def vllm_share(devices: tuple[Accelerator, ...], wanted: float) -> float:
+    """`wanted`, or the largest --gpu-memory-utilization in hundredths with which vLLM starts on all of them.
+
+    Where that is too little to be worth it, `wanted` again: its budget then says why it does not start.
+    """
+    share = min(_startable(one, _before_vllm(devices)) for one in devices)
+    return share if LEAST_SHARE <= share < wanted else wanted
+
+
+def _before_vllm(devices: tuple[Accelerator, ...]) -> int:
+    return VLLM_CONTEXT_BYTES + (NCCL_BYTES if len(devices) > 1 else 0)
+
+
+def _startable(device: Accelerator, before_bytes: int) -> float:
+    started = max(0, device.free_bytes - before_bytes)
+    return math.floor(100 * started / max(device.total_bytes, 1)) / 100
 
 
 def _tightness(budget: Budget) -> tuple[bool, int]:
     return not budget.blocked, budget.available_bytes
 
 
-def _share(device: Accelerator, utilization: float) -> Budget:
-    # v1/worker/utils.py request_memory @ 0.32.0: so much must be free once its own CUDA context is made
+def _share(device: Accelerator, utilization: float, before_bytes: int) -> Budget:
+    # v1/worker/utils.py request_memory @ 0.32.0
     asked = math.ceil(device.total_bytes * utilization)
-    started = max(0, device.free_bytes - VLLM_CONTEXT_BYTES)
+    started = max(0, device.free_bytes - before_bytes)
     blocked = ""
     if started < asked:
-        share = math.floor(100 * started / max(device.total_bytes, 1)) / 100
+        share = _startable(device, before_bytes)
         blocked = (
             f"vLLM does not start: it asks for {format_bytes(asked)} of {device.name} "
             f"(--gpu-memory-utilization {utilization:g}), where {format_bytes(started)} are free once it runs; "

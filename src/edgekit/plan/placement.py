@@ -15,6 +15,7 @@ from edgekit.hardware.budgets import (
     llamacpp_budgets,
     mlx_budgets,
     vllm_budgets,
+    vllm_share,
 )
 from edgekit.hardware.types import Accelerator, Machine, Vendor
 from edgekit.plan.types import Start, Way, Ways
@@ -129,10 +130,18 @@ def _vllm_ways(_model: Model, machine: Machine, start: Start) -> Ways:
         )
     settled = bool(start.settled & {"tensor_parallel_size", "pipeline_parallel_size"})
     sizes = [setup.tensor_parallel_size] if settled else list(_powers(len(cards)))
+    chosen = ((size, tuple(islice(largest, size * setup.pipeline_parallel_size))) for size in sizes)
+    lower = "gpu_memory_utilization" not in start.settled
     return tuple(
-        _vllm_way(setup, tuple(islice(largest, size * setup.pipeline_parallel_size)), size, Gpu)
-        for size in sizes
+        _vllm_way(_startable(setup, own) if lower else setup, own, size, Gpu)
+        for size, own in chosen
     )
+
+
+def _startable(setup: Any, cards: tuple[Accelerator, ...]) -> Any:
+    """Its share of a card that is in use already, or shared with NCCL, is lowered until it starts."""
+    share = vllm_share(cards, setup.gpu_memory_utilization)
+    return replace(setup, gpu_memory_utilization=share)
 
 
 def _powers(most: int) -> Iterator[int]:

@@ -13,6 +13,7 @@ from edgekit.hardware.budgets import (
     llamacpp_budgets,
     mlx_budgets,
     vllm_budgets,
+    vllm_share,
 )
 from edgekit.hardware.types import Accelerator, Machine
 from edgekit.memory.types import HOST
@@ -52,7 +53,7 @@ def _llamacpp(machine: Machine, devices: tuple[Accelerator, ...]) -> tuple[Budge
 def _vllm(_: Machine, devices: tuple[Accelerator, ...]) -> tuple[Budget, ...]:
     from edgekit.engine.vllm.types import DEFAULT_UTILIZATION  # the whole engine comes with it
 
-    return vllm_budgets(devices, DEFAULT_UTILIZATION)
+    return vllm_budgets(devices, vllm_share(devices, DEFAULT_UTILIZATION))
 
 
 _BUDGETS: dict[str, Callable[[Machine, tuple[Accelerator, ...]], tuple[Budget, ...]]] = {

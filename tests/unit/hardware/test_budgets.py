@@ -95,15 +95,24 @@ def test_vllm_does_not_start_where_less_is_free_than_it_asks_for() -> None:
     (card,) = cards(100).devices
     (budget,) = vllm_budgets((replace(card, free_bytes=80 * GIB),), 0.92)
     assert "asks for 92.00 GiB" in budget.blocked
-    assert "79.50 GiB are free once it runs" in budget.blocked  # its own context takes half a GiB
+    assert "79.40 GiB are free once it runs" in budget.blocked  # its own context takes 0.6 GiB
     assert "ask for 0.79" in budget.blocked
     assert budget.available_bytes == 80 * GIB
 
 
-@pytest.mark.parametrize(("gib", "starts"), [(4, False), (6, False), (8, True), (24, True)])
+@pytest.mark.parametrize(("gib", "starts"), [(4, False), (7, False), (8, True), (24, True)])
 def test_on_a_small_card_its_own_context_is_in_the_way(gib: int, *, starts: bool) -> None:
-    (budget,) = vllm_budgets(cards(gib).devices, 0.92)  # 8 % of 6 GiB is less than half a GiB
+    (budget,) = vllm_budgets(cards(gib).devices, 0.92)  # 8 % of 7 GiB is less than 0.6 GiB
     assert (not budget.blocked) is starts
+
+
+def test_among_several_cards_nccl_is_in_the_way_too() -> None:
+    (one,) = vllm_budgets(cards(24).devices, 0.92)
+    (two,) = vllm_budgets(
+        cards(24, 24).devices, 0.92
+    )  # 8 % of 24 GiB is 1.92, wanted are 0.6 + 1.5
+    assert not one.blocked
+    assert "ask for 0.91" in two.blocked
 
 
 def test_of_unequal_cards_the_tightest_decides_for_vllm() -> None:

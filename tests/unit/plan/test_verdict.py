@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -289,12 +290,20 @@ def test_vllm_is_asked_for_more_cards_than_there_are() -> None:
         judge(ask(of_config("llama-3.1-8b"), cards(24, 24), "vllm", start=start))
 
 
-def test_vllm_on_a_card_in_use_does_not_start() -> None:
+def test_vllm_takes_less_of_a_card_in_use_unless_its_share_was_settled() -> None:
+    from edgekit.engine.vllm.types import VllmSetup
+
     machine = cards(80)
     busy = replace(machine, devices=(replace(machine.devices[0], free_bytes=60 * GIB),))
-    result = judge(ask(of_config("llama-3.1-8b"), busy, "vllm"))
-    assert result.failed
-    assert "does not start" in result.reasons[0]
+    question = ask(of_config("llama-3.1-8b"), busy, "vllm")
+    result = judge(question)
+    assert result.can_load
+    assert result.way.setup.gpu_memory_utilization == 0.74  # (60 - 0.6) / 80
+    assert result.tightest.budget.available_bytes == math.ceil(80 * GIB * 0.74)
+    settled = Start(setup=VllmSetup(), settled=frozenset({"gpu_memory_utilization"}))
+    refused = judge(replace(question, start=settled))
+    assert refused.failed
+    assert "does not start" in refused.reasons[0]
 
 
 def test_sequences_that_do_not_share_have_a_window_each() -> None:

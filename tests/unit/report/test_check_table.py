@@ -119,7 +119,7 @@ def test_a_context_beyond_the_models_own_that_fits() -> None:
 
 
 def test_what_is_true_of_many_is_said_once() -> None:
-    none_here = HardwareError("MLX runs on Apple silicon")
+    none_here = HardwareError("MLX as modelled here runs on Apple silicon")
     rows = [
         found
         for name in ("a", "b", "c", "d")
@@ -128,8 +128,8 @@ def test_what_is_true_of_many_is_said_once() -> None:
             Unanswered(reference=f"./{name}", engine="mlx", error=none_here),
         )
     ]
-    assert "\n4 models on mlx: MLX runs on Apple silicon\n" in check_table(rows)
-    assert "\na, b on mlx: MLX runs on Apple silicon\n" in check_table(rows[:4])
+    assert "\n4 models on mlx: MLX as modelled here runs on Apple silicon\n" in check_table(rows)
+    assert "\na, b on mlx: MLX as modelled here runs on Apple silicon\n" in check_table(rows[:4])
 
 
 def test_a_verdict_that_the_figures_do_not_explain_has_its_reasons() -> None:

@@ -66,10 +66,10 @@ Usable   llama.cpp  17.00 GiB of RTX 4090: 18.00 GiB free less 1 GiB for everyth
                     9.00 GiB of H100: 10.00 GiB free less 1 GiB for everything else
                     12.00 GiB of host memory: 13.00 GiB free within its limit, less 1 GiB for
                     everything else
-         vllm       vLLM does not start: it asks for 22.08 GiB of RTX 4090 (--gpu-memory-utilization
-                    0.92), where 17.50 GiB are free once it runs; free the card, or ask for 0.72
-         mlx        MLX runs on Apple silicon, and this machine has none (--device asks about
-                    another machine)
+         vllm       6.60 GiB of H100: 10.00 GiB free less 3.40 GiB beyond --gpu-memory-utilization
+                    0.66 of 10.00 GiB
+         mlx        MLX as modelled here runs on Apple silicon, and this machine has none (--device
+                    asks about another machine)
 
 Note     GPU 2 does not answer
 """
@@ -101,10 +101,10 @@ GPU 0-3  T4, 16.00 GiB, 16.00 GiB free
          modelled: a table
 
 Usable   llama.cpp  15.00 GiB of T4: 16.00 GiB free less 1 GiB for everything else, each of 4
-         vllm       14.72 GiB of T4: 16.00 GiB free less 1.28 GiB beyond --gpu-memory-utilization
-                    0.92 of 16.00 GiB
-         mlx        MLX runs on Apple silicon, and 4x T4 has none (--device asks about another
-                    machine)
+         vllm       13.76 GiB of T4: 16.00 GiB free less 2.24 GiB beyond --gpu-memory-utilization
+                    0.86 of 16.00 GiB
+         mlx        MLX as modelled here runs on Apple silicon, and 4x T4 has none (--device asks
+                    about another machine)
 """
 CARDS = tuple(card("T4", 16, index=i, basis=Basis.MODELLED, because="a table") for i in range(4))
 FOUR = machine(*CARDS, ram_gib=None, name="4x T4")
@@ -184,7 +184,7 @@ def test_json() -> None:
         9 * GIB,
         12 * GIB,
     ]
-    assert engines["vllm"]["budgets"][0]["blocked"].startswith("vLLM does not start")
+    assert "--gpu-memory-utilization 0.66" in engines["vllm"]["budgets"][0]["because"]
     assert engines["mlx"]["error"]["type"] == "HardwareError"
     assert json.loads(json.dumps(told, allow_nan=False)) == told
 

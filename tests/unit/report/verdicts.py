@@ -14,12 +14,13 @@ from edgekit.cli.asking import OPTIONS
 from edgekit.engine import engine_named
 from edgekit.engine.llamacpp.types import LlamaCppSetup, Mode
 from edgekit.engine.types import Model
+from edgekit.engine.vllm.types import VllmSetup
 from edgekit.geometry import read_geometry
 from edgekit.hardware.budgets import Budget, llamacpp_budgets
 from edgekit.hardware.types import Accelerator, HostMemory, Machine, System, Vendor
 from edgekit.memory.types import DEVICE, HOST, Component, Load, MemoryEstimate, MemoryLine, Pool
 from edgekit.plan.changes import Change, ChangeKind
-from edgekit.plan.types import PreflightResult, Question, Status, Use, Way
+from edgekit.plan.types import PreflightResult, Question, Start, Status, Use, Way
 from edgekit.plan.verdict import judge
 from edgekit.report.bill import Bill
 from edgekit.report.check import Check
@@ -141,12 +142,21 @@ QWEN = {
 }  # fmt: skip
 
 
+AS_IT_IS = Start(setup=VllmSetup(), settled=frozenset({"gpu_memory_utilization"}))
+
+
 def judged(
-    model: Model, on: Machine, *, engine: str = "llama.cpp", context: int | None = None
+    model: Model,
+    on: Machine,
+    *,
+    engine: str = "llama.cpp",
+    context: int | None = None,
+    start: Start | None = None,
 ) -> Check:
     """As the engine's own rules bill it."""
+    load = Load(context_tokens=context)
     result = judge(
-        Question(model=model, engine=engine, machine=on, load=Load(context_tokens=context))
+        Question(model=model, engine=engine, machine=on, load=load, start=start or Start())
     )
     told = OPTIONS[engine].told(Load(context_tokens=result.context_tokens), result.estimate)
     bill = Bill(
@@ -184,7 +194,7 @@ RECORDED: dict[str, Callable[[], Check]] = {
     "mac": lambda: judged(_known("gemma-3-27b"), mac(36), context=131_072),
     "nothing free": lambda: judged(_known("mistral-small-24b"), machine(ram_gib=1)),
     "vllm": lambda: judged(_qwen(), machine(card("RTX 4090", 24)), engine="vllm"),
-    "vllm blocked": lambda: judged(_qwen(), BUSY, engine="vllm"),
+    "vllm blocked": lambda: judged(_qwen(), BUSY, engine="vllm", start=AS_IT_IS),
     "mlx": lambda: judged(_qwen(), mac(16), engine="mlx"),
     "small": lambda: judged(_known("all-minilm-l6-v2", "F16"), machine(ram_gib=8)),
 }
