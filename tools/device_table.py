@@ -31,7 +31,7 @@ _LEFT_OUT = re.compile(
     r"GRID|Playstation|Xbox|Switch|Atari|AeroBox|Subor|Steam Deck|Ryzen|PG50|CMP |P10[2-6]|Arctic|DRIVE|H3C|Xe DG1"
     r"|Jetson|GB10|FirePro|R[579] M|980MX|\bE9\d|MXM|MCM|Embedded|Mac Edition|-\d+Q$|T10\b|T4G|CNX|L40G|A10M|A100X|A30X"
     r"|FHHL|DGXS|4010|Duo|X2|\b(?:GA|AD|TU|GP)\d{3}\b|Refresh|Rev\.|Gbps|GDDR|Limited|Liquid|Watercooled|Anniversary"
-    r"|CEO|OEM|\d{3,4}SP|GME|580G|TiM|3050 A|M6 |P6 |A4000H|H100|H800|A100|A800|V100|P100|MI[23]\d\d|3080 Ti 20"
+    r"|CEO|OEM|\d{3,4}SP|GME|580G|TiM|3050 A|M6 |P6 |A4000H|H100|H800|A100\b|A800|V100|P100\b|MI[23]\d\d|3080 Ti 20"
     r"|Max (?:1350|1550|Sub)|NVIDIA B[23]00|9600D|R9700S|W7900D|PRO 6000.* Max-Q"
 )
 _MOBILE = re.compile(r" (?:Mobile|Max-Q)\b")
@@ -75,8 +75,16 @@ def collected(entries: list[dict[str, Any]]) -> str:
             continue
         if key not in rows or float(row["bandwidth_gb_s"]) < float(rows[key]["bandwidth_gb_s"]):
             rows[key] = row
+    sized = {name for name, _ in rows}
+    for row in rows.values():
+        row["name"] = _sized(row["name"], sized)
     lines = ["\t".join(row.get(column, "") for column in COLUMNS) for row in rows.values()]
     return "\n".join(("\t".join(COLUMNS), *sorted(lines))) + "\n"
+
+
+def _sized(name: str, names: set[str]) -> str:
+    """With its size, where another size bears the same name: the bare name then stands for both."""
+    return f"{name} {{}}GB" if f"{name} {{}}GB" in names else name
 
 
 def _kept_names() -> set[Words]:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from edgekit.engine.types import Model
-from edgekit.errors import RemoteInspectError, UsageError
+from edgekit.errors import (
+    RemoteAccessError,
+    RemoteInspectError,
+    RemoteNotFoundError,
+    UsageError,
+)
 from edgekit.geometry import not_a_language_model, read_geometry
 from edgekit.header import read_header, read_quantization
 from edgekit.header.types import Depth, ModelHeader
-from edgekit.source import locate
+from edgekit.source import cached_in_need, locate
 from edgekit.source.types import Container, ModelFiles, Reach
 
 if TYPE_CHECKING:
@@ -31,8 +37,20 @@ class Opened:
 def open_model(
     reference: str | os.PathLike[str], *, depth: Depth = Depth.TENSORS, reach: Reach | None = None
 ) -> Opened:
-    """Read the header of a path, hub id, URL or name. Raises EdgekitError; never reads weights."""
-    return _opened(locate(os.fspath(reference), reach=reach or Reach()), depth)
+    """Read the header of a path, hub id, URL or name. Raises EdgekitError; never reads weights.
+
+    A hub model that its server does not show is read from the hub's cache, where it is there.
+    """
+    name = os.fspath(reference)
+    try:
+        return _opened(locate(name, reach=reach or Reach()), depth)
+    except (RemoteNotFoundError, RemoteAccessError):
+        raise  # the server was reached, and it said no
+    except RemoteInspectError as error:
+        cached = cached_in_need(name, error)
+        if cached is None:
+            raise
+        return _opened(cached, depth)
 
 
 def open_or_download(
@@ -46,12 +64,17 @@ def open_or_download(
     A header that was had and cannot be read is not fetched again with its weights: the reader is the same.
     """
     reach = reach or Reach()
+    end = time.monotonic() + reach.total_timeout_s
     try:
         return open_model(reference, reach=reach)
     except RemoteInspectError as error:
+        left = end - time.monotonic()
+        if left <= 0:  # whoever waited so long is not asked to wait again
+            raise
         from edgekit.source.download import download_model
 
-        files = download_model(os.fspath(reference), error, reach=reach, confirm=confirm)
+        within = replace(reach, total_timeout_s=left)
+        files = download_model(os.fspath(reference), error, reach=within, confirm=confirm)
         return _opened(files, Depth.TENSORS)
 
 

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from edgekit.engine import ENGINES, engine_name
+from edgekit.engine.row_options import Options
 from edgekit.errors import (
     EdgekitError,
     HardwareError,
@@ -16,6 +17,7 @@ from edgekit.errors import (
     RefusedError,
     RemoteInspectError,
     UnknownArchitectureError,
+    UsageError,
 )
 from edgekit.estimation import Opened, open_model, open_or_download
 from edgekit.header.types import Depth
@@ -127,7 +129,7 @@ def inspect_model_remote(
     >>> inspect_model_remote("sample:gemma-3-27b").num_kv_heads
     16
     """
-    if engine != AUTO:
+    if engine.lower() != AUTO:
         engine_name(engine)
     try:
         model = open_model(model_id, depth=Depth.TENSORS, reach=reach).model
@@ -151,7 +153,7 @@ def _machine(device: str | None, ram: str | None, vram: str | None) -> Machine:
 def _question(
     opened: Opened, engine: str, machine: Machine, options: Mapping[str, Any]
 ) -> Question:
-    name = engine_on(opened.model, machine) if engine == AUTO else engine_name(engine)
+    name = engine_on(opened.model, machine) if engine.lower() == AUTO else engine_name(engine)
     load, setup = _read_options(name, options) if options else (Load(), None)
     return Question(
         model=opened.model,
@@ -176,11 +178,17 @@ def _for_context(
 
 def _read_options(engine: str, options: Mapping[str, Any]) -> tuple[Load, Any]:
     """As rows of a batch are read; llama.cpp as llama-server would start it."""
-    rows = import_module(f"{ENGINES[engine]}.rows")
+    rows, read = import_module(f"{ENGINES[engine]}.rows"), Options(options)
     if engine != "llama.cpp":
-        load, setup = rows.read_row(options)
-        return load, setup
-    from edgekit.engine.llamacpp.types import Mode
+        load, setup = rows.read_row(read)
+    else:
+        from edgekit.engine.llamacpp.types import Mode
 
-    load, setup = rows.read_row(options, options.get("backend"))
-    return replace(load, unified=options.get("kv_unified")), replace(setup, mode=Mode.SERVER)
+        load, setup = rows.read_row(read, read.get("backend"))
+        load, setup = (
+            replace(load, unified=read.get("kv_unified")),
+            replace(setup, mode=Mode.SERVER),
+        )
+    if read.ignored:
+        raise UsageError(f"{engine} has no option {', '.join(map(str, read.ignored))}"[:300])
+    return load, setup

@@ -31,6 +31,7 @@ def format_count(count: int) -> str:
 
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b?)", re.IGNORECASE)
+_GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?!\d|,)")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 LARGEST = 2**62  # beyond it no file, memory or context is meant
 
@@ -46,7 +47,10 @@ def parse_tokens(text: str) -> int:
 
 
 def _parsed(text: str, wanted: str) -> int:
-    found = _SIZE.fullmatch(text.strip().replace("_", "").replace(",", ""))
+    plain = text.strip().replace("_", "")
+    if _GROUPED.match(plain):  # 131,072; in 1,5G the comma is a point to some, nothing to others
+        plain = plain.replace(",", "")
+    found = _SIZE.fullmatch(plain)
     if found is None or len(text) > 40:
         raise UsageError(f"{text[:40]!r} is not {wanted}")
     number = int(float(found[1]) * KIB ** _POWERS[found[2].lower()])

@@ -252,7 +252,6 @@ def test_what_was_downloaded_answers_offline(hub: Hub, capsys: pytest.CaptureFix
     assert (hub.log("hub"), hub.log("cdn")) == ([], [])
 
 
-@pytest.mark.xfail(reason="what lies whole in the hub's cache is not looked at before the refusal")
 def test_what_was_downloaded_needs_no_second_leave(
     hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -372,10 +371,7 @@ def stalled_download(asked: Asked, say: Say) -> None:
     "names",
     [
         ["acme/raw"],
-        pytest.param(
-            ["acme/raw", "acme/other"],
-            marks=pytest.mark.xfail(reason="the threads of the pool are waited for"),
-        ),
+        ["acme/raw", "acme/other"],
     ],
 )
 def test_ctrl_c_while_the_hub_is_silent(

@@ -170,11 +170,7 @@ def test_a_local_file_needs_no_network_library(llama: Path, tmp_path: Path) -> N
         ({"ram": "8G", "min_context": 4_096}, "WARNING", 9_984, 9_984),
         ({"ram": "4G"}, "FAILED", 16_384, 0),
         ({"ram": "4G", "min_context": 2_048}, "FAILED", 2_048, 0),
-        pytest.param(
-            {"ram": "4G", "min_context": 0},
-            *("FAILED", 256, 0),
-            marks=pytest.mark.xfail(reason="one token is priced, which llama.cpp refuses"),
-        ),
+        ({"ram": "4G", "min_context": 0}, "FAILED", 256, 0),
     ],
 )
 def test_the_window_and_the_longest(
@@ -381,13 +377,11 @@ def test_what_makes_no_sense_is_said(
     assert sentence in str(caught.value)
 
 
-@pytest.mark.xfail(reason="an option that no engine knows changes nothing, and nobody says so")
 def test_a_misspelt_option_is_said(llama: Path) -> None:
     with pytest.raises(UsageError, match="tpye_k"):
         model_preflight(llama, ram="24G", options={"tpye_k": "q8_0"})
 
 
-@pytest.mark.xfail(raises=ValueError, reason="it is multiplied before it is looked at")
 def test_a_share_that_is_no_number(folder: Path) -> None:
     options = {"gpu_memory_utilization": float("nan")}
     with pytest.raises(UsageError, match="gpu_memory_utilization"):

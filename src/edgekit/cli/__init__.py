@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import os
 import sys
@@ -19,7 +20,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells count
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns its exit code: `--help` lists them."""
     _survive_narrow_encodings()
-    arguments = build_parser().parse_args(join_counts(sys.argv[1:] if argv is None else argv))
+    arguments = _parsed(join_counts(sys.argv[1:] if argv is None else argv))
     try:
         answer = arguments.run(arguments)
         text, code = (answer, 0) if isinstance(answer, str) else answer
@@ -29,6 +30,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _say("interrupted")
         return INTERRUPTED
+
+
+def _parsed(argv: Sequence[str]) -> argparse.Namespace:
+    """Models may stand anywhere: `check a.gguf --ram 8G b.gguf` names two, of which argparse takes one."""
+    parser = build_parser()
+    arguments, more = parser.parse_known_args(argv)
+    models: list[str] = getattr(arguments, "models", [])
+    if more and (not models or any(word.startswith("-") for word in more)):
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
+    models += more
+    return arguments
 
 
 def _report(error: EdgekitError, *, as_json: bool) -> int:

@@ -48,6 +48,9 @@ CONTEXT = Flag(
 )
 
 
+_CHECKED_CONTEXT = "tokens of context: 8192, 32k, 0 for all the model was made for (default: what 4 GiB of cache hold)"
+
+
 class Asked(NamedTuple):
     """An engine, where one was chosen, and its flags as they were typed."""
 
@@ -66,7 +69,8 @@ def add_engine_flags(
     parser.add_argument(
         "--engine", metavar="NAME", help=f"{named} (default: the one the files are for)"
     )
-    add_flags(parser, COMMON, "every engine", (CONTEXT,))
+    context = CONTEXT._replace(help=_CHECKED_CONTEXT) if several else CONTEXT
+    add_flags(parser, COMMON, "every engine", (context,))
     for engine, options in OPTIONS.items():
         flags = tuple(flag for flag in options.FLAGS if flag.key not in without)
         add_flags(parser, engine, options.TITLE, flags)

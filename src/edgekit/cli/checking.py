@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +21,13 @@ from edgekit.plan.types import Job, PreflightResult, Question, Start
 from edgekit.plan.verdict import judge
 from edgekit.report.check import Check, Unanswered
 from edgekit.source.folders import is_here, models_in
+from edgekit.source.side_by_side import side_by_side
 from edgekit.source.types import Reach
 
 if TYPE_CHECKING:  # only to name it: a local file needs none of it
     from edgekit.source.download import Download
 
 MAX_MODELS = 10_000  # of one call; a folder of so many is a mistake
-AT_ONCE = 8  # most of the time is spent waiting for a server
 
 Answer = Check | Unanswered
 
@@ -90,14 +89,9 @@ def check_all(
         return answers
 
     far = [name for name in names if not is_here(name)]
-    with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
-        try:
-            waiting = {name: pool.submit(checked, name) for name in far}
-            near = {name: checked(name) for name in names if name not in waiting}
-            return [near[name] if name in near else waiting[name].result() for name in names]
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    coming = side_by_side(checked, far)
+    near = {name: checked(name) for name in names if name not in set(far)}
+    return [near[name] if name in near else next(coming) for name in names]
 
 
 def check_model(reference: str, asking: Asking) -> list[Answer]:
@@ -122,6 +116,8 @@ def check_opened(opened: Opened, engine: str, asking: Asking, reach: Reach) -> C
     """Raises EdgekitError: the machine has nothing for the engine, or the engine refuses."""
     values = Asked(engine, asking.flags.get(engine, {})).values(engine)
     load, setup = OPTIONS[engine].ask(values)
+    if values.get("context") == 0:  # to every engine: all the model was made for
+        load = replace(load, context_tokens=0)
     budget = asking.window_budget_bytes
     question = Question(
         model=opened.model,

@@ -63,8 +63,13 @@ def conversion(
 ) -> str:
     """What has to be run first, where the weights are billed as they are not stored."""
     from edgekit.engine.mlx import NOT_QUANTISED
+    from edgekit.engine.mlx.rows import read_quantize
+    from edgekit.engine.mlx.types import AS_STORED, PLAIN
 
-    if "quantize" not in values and NOT_QUANTISED not in estimate.notes:
+    wanted = values.get("quantize")
+    if wanted is None and NOT_QUANTISED not in estimate.notes:
         return ""
-    how = f", as {values['quantize']}" if "quantize" in values else ""
+    if wanted is not None and read_quantize(wanted) in {PLAIN, AS_STORED}:
+        return ""
+    how = "" if wanted is None else f", as {wanted}"
     return f"mlx_lm.convert --hf-path {repository_word(files)} -q{how}"

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from edgekit.basis import Basis
 from edgekit.hardware.bandwidth import known_bandwidth
-from edgekit.hardware.drm import DrmCard, cards_first, closed_note, drm_cards
+from edgekit.hardware.drm import DrmCard, closed_note, drm_cards
 from edgekit.hardware.surroundings import Findings, Surroundings
 from edgekit.hardware.tree import bytes_of, number_of, printable, text_of
 from edgekit.hardware.types import Accelerator, System, Vendor
-from edgekit.hardware.visible import Seen, hidden_note, visible
 from edgekit.units import format_bytes
 
 _VENDOR = 0x1002
@@ -19,13 +18,12 @@ _MI300A = 0x74A0  # processor and card in one, with the card's kind of metrics
 # kgd_pp_interface.h: gpu_metrics_v1_x are of cards, v2_x and v3_0 of integrated ones. Before
 # Renoir there is no such file: those count as cards, with what the BIOS carved out for them.
 _INTEGRATED_METRICS = (2, 3)
-_VARIABLES = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
 def find_amd(here: Surroundings) -> Findings:
     if here.system is not System.LINUX:
         return Findings()
-    seen: list[Seen] = []
+    devices: list[Accelerator] = []
     notes: list[str] = []
     for index, card in enumerate(drm_cards(here.root, _VENDOR)):
         name = _name(here, card)
@@ -34,18 +32,8 @@ def find_amd(here: Surroundings) -> Findings:
         if note or device is None:
             notes.append(note or f"{name} ({card.slot}) does not tell its memory: not counted.")
         else:
-            seen.append(Seen(device=device, uuids=(_uuid(card),)))
-    return _visible(here, tuple(seen), notes)
-
-
-def _visible(here: Surroundings, seen: tuple[Seen, ...], notes: list[str]) -> Findings:
-    for variable in _VARIABLES:
-        wish = here.environment.get(variable)
-        shown = visible(wish, seen)
-        notes.extend(hidden_note(variable, wish, seen, shown))
-        seen = tuple(each for device in shown for each in seen if each.device is device)
-    devices, left = cards_first(tuple(each.device for each in seen))
-    return Findings(devices=devices, notes=(*notes, *left))
+            devices.append(device)
+    return Findings(devices=tuple(devices), notes=tuple(notes))
 
 
 def _name(here: Surroundings, card: DrmCard) -> str:
@@ -60,10 +48,6 @@ def _name(here: Surroundings, card: DrmCard) -> str:
         if found and (device.strip(), number.strip()) == (f"{card.device:04X}", f"{revision:02X}"):
             return printable(name, 96)
     return f"AMD GPU {card.device:04x}"
-
-
-def _uuid(card: DrmCard) -> str:
-    return f"GPU-{(text_of(card.files / 'unique_id') or '').strip()}"
 
 
 def _device(here: Surroundings, card: DrmCard, name: str, index: int) -> Accelerator | None:
@@ -83,6 +67,7 @@ def _device(here: Surroundings, card: DrmCard, name: str, index: int) -> Acceler
         vendor=Vendor.AMD,
         index=index,
         total_bytes=total_bytes // parts,
+        integrated=_is_integrated(card),
         free_bytes=max(0, total_bytes - used_bytes) // parts,
         bandwidth_bytes_per_s=known_bandwidth(name, total_bytes),
         partition=f"NPS{parts}" if parts > 1 else "",
@@ -107,9 +92,16 @@ def _parts(card: DrmCard) -> int:
 def _shared(
     here: Surroundings, card: DrmCard, name: str, index: int, mapped_bytes: int
 ) -> Accelerator | None:
-    used_bytes = number_of(card.files / "mem_info_gtt_used") or 0
+    """RADV makes one pool of both (radv_physical_device.c), and llama.cpp sums its heaps. An MI300A's
+    VRAM is the host's memory itself: there GTT alone is the limit.
+    """
     if here.host is None:
         return None
+    kinds = ("gtt",) if card.device == _MI300A else ("gtt", "vram")
+    total_bytes, used_bytes = (
+        sum(number_of(card.files / f"mem_info_{kind}_{what}") or 0 for kind in kinds)
+        for what in ("total", "used")
+    )
     return Accelerator(
         name=name,
         vendor=Vendor.AMD,
@@ -117,10 +109,11 @@ def _shared(
         total_bytes=here.host.total_bytes,
         free_bytes=here.host.usable_bytes,
         unified=True,
-        limit_bytes=max(0, mapped_bytes - used_bytes),
+        limit_bytes=max(0, total_bytes - used_bytes),
         limit_because=(
-            f"of the host's memory amdgpu may map {format_bytes(mapped_bytes)} (GTT), of which "
-            f"{format_bytes(used_bytes)} are taken; the kernel's ttm.pages_limit raises it"
+            f"of the host's memory amdgpu may map {format_bytes(mapped_bytes)} (GTT); with its own "
+            f"{format_bytes(total_bytes)}, of which {format_bytes(used_bytes)} are taken; the "
+            "kernel's ttm.pages_limit raises it"
         ),
         bandwidth_bytes_per_s=known_bandwidth(name, here.host.total_bytes),
         because="it shares the processor's memory (amdgpu mem_info_gtt_total)",

@@ -12,7 +12,7 @@ from edgekit.units import GIB, MIB
 _PAGE_BYTES = 16384
 # What Metal recommends (recommendedMaxWorkingSetSize) as engines logged it: from this much memory
 # on, this share of it. The test has the logs. macOS 26 gives more; between two sizes that were
-# seen the smaller share holds.
+# seen the smaller share holds. Large ones keep 48 GiB: 256 GiB logged 208, 512 logged 464.
 _TWO_THIRDS = (11184811, 2**24)  # as a float of 32 bits has it: of 24 GiB one page more than 16 GiB
 _SHARES = ((36 * GIB, 3, 4), (0, *_TWO_THIRDS))
 _SHARES_26 = (
@@ -23,6 +23,8 @@ _SHARES_26 = (
     (0, *_TWO_THIRDS),
 )
 _RAISED_IN = 26
+_MOST_KEPT_BYTES = 48 * GIB
+_LARGEST_LOGGED_26_BYTES = 128 * GIB
 
 
 def default_working_set_bytes(total_bytes: int, *, macos: int = 0) -> int:
@@ -30,7 +32,17 @@ def default_working_set_bytes(total_bytes: int, *, macos: int = 0) -> int:
 
     `macos` is its major version; where it is not known the smaller share of older ones holds.
     """
-    shares = _SHARES_26 if macos >= _RAISED_IN else _SHARES
+    before = max(_share(_SHARES, total_bytes), total_bytes - _MOST_KEPT_BYTES)
+    if macos < _RAISED_IN:
+        return before
+    since = _share(_SHARES_26, total_bytes)
+    if total_bytes <= _LARGEST_LOGGED_26_BYTES:
+        return since
+    return max(_share(_SHARES_26, _LARGEST_LOGGED_26_BYTES), min(since, before))
+
+
+def _share(shares: tuple[tuple[int, int, int], ...], total_bytes: int) -> int:
+    """Rounded up to a page."""
     part, whole = next((part, whole) for least, part, whole in shares if total_bytes >= least)
     return -(-total_bytes * part // (whole * _PAGE_BYTES)) * _PAGE_BYTES
 
@@ -44,7 +56,7 @@ def find_apple(here: Surroundings) -> Findings:
         return Findings(notes=(why,))
     name = chip_name(here) or "Apple GPU"
     total_bytes = _number(here, "hw.memsize") or here.host.total_bytes
-    limit_bytes, because, basis = _limit(here, total_bytes)
+    limit_bytes, because = _limit(here, total_bytes)
     device = Accelerator(
         name=name,
         vendor=Vendor.APPLE,
@@ -54,8 +66,11 @@ def find_apple(here: Surroundings) -> Findings:
         limit_bytes=limit_bytes,
         limit_because=because,
         bandwidth_bytes_per_s=known_bandwidth(name, total_bytes),
-        basis=basis,
-        because="it shares the processor's memory (sysctl hw.memsize)",
+        basis=Basis.MODELLED,  # of its free memory: macOS tells none that could be had
+        because=(
+            "it shares the processor's memory (sysctl hw.memsize); what is free of it is modelled, as "
+            "free and inactive pages"
+        ),
     )
     return Findings(devices=(device,))
 
@@ -65,17 +80,17 @@ def chip_name(here: Surroundings) -> str:
     return _text(here, "machdep.cpu.brand_string")
 
 
-def _limit(here: Surroundings, total_bytes: int) -> tuple[int, str, Basis]:
+def _limit(here: Surroundings, total_bytes: int) -> tuple[int, str]:
     wired_mib = _number(here, "iogpu.wired_limit_mb")
     if wired_mib:
         because = f"iogpu.wired_limit_mb is set to {wired_mib}"
-        return min(wired_mib * MIB, total_bytes), because, Basis.EXACT
+        return min(wired_mib * MIB, total_bytes), because
     limit_bytes = default_working_set_bytes(total_bytes, macos=_macos(here))
     because = (
         f"the GPU may wire {100 * limit_bytes // total_bytes} % of the memory by default; "
         "sudo sysctl iogpu.wired_limit_mb=N sets another limit"
     )
-    return limit_bytes, because, Basis.MODELLED
+    return limit_bytes, because
 
 
 def _macos(here: Surroundings) -> int:

@@ -57,8 +57,9 @@ def cgroup_limits(root: Path) -> tuple[tuple[MemoryLimit, ...], tuple[str, ...]]
     limits: list[MemoryLimit] = []
     notes: list[str] = []
     mounts = tuple(_mounts(root))
-    for version, group in _groups(root):
-        mount = _mount_of(version, mounts)
+    groups = tuple(_groups(root))
+    for version, group in groups:
+        mount = _mount_of(root, version, mounts, group)
         if mount is None:
             notes.append(
                 f"This process is in a control group ({version.name} {printable(str(group))}), but "
@@ -68,6 +69,12 @@ def cgroup_limits(root: Path) -> tuple[tuple[MemoryLimit, ...], tuple[str, ...]]
         for folder in _upwards(mount, group):
             _read(root, folder, version, limits, notes)
         _read_hidden(root, _inside(mount, group), version, limits)
+        if len(groups) == 1 and not limits and _is_cut(root, mount, group):
+            notes.append(
+                f"This process sees a part of the control groups ({version.name} "
+                f"{printable(str(mount.point))}), and no memory limit in it: one above, of a pod or a "
+                "service around this container, cannot be seen."
+            )
     return tuple(limits), tuple(notes)
 
 
@@ -103,11 +110,31 @@ def _unescaped(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
 
 
-def _mount_of(version: _Version, mounts: tuple[_Mount, ...]) -> _Mount | None:
-    fits = (mount for mount in mounts if mount.filesystem == version.filesystem)
+def _mount_of(
+    root: Path, version: _Version, mounts: tuple[_Mount, ...], group: PurePosixPath
+) -> _Mount | None:
+    """Of several the one that shows our group and most of those above; else the first of its kind."""
+    fits = [mount for mount in mounts if mount.filesystem == version.filesystem]
     if version is _V1:
-        fits = (mount for mount in fits if "memory" in mount.options)
-    return next(fits, None)
+        fits = [mount for mount in fits if "memory" in mount.options]
+    ours = [mount for mount in fits if group.is_relative_to(mount.top)]
+    shown = [mount for mount in ours if _in(root, _inside(mount, group)).is_dir()]
+    first = next(iter(fits), None)
+    return min(shown, key=lambda mount: len(mount.top.parts), default=first)
+
+
+def _is_cut(root: Path, mount: _Mount, group: PurePosixPath) -> bool:
+    """Groups above what is mounted: a top that is no root, a path out of the namespace ('/..'), or a
+    root with files that the real one does not have. v1 tells the limits above (_read_hidden).
+    """
+    if mount.filesystem != _V2.filesystem:
+        return False
+    outside = ".." in group.parts or mount.top != PurePosixPath("/")
+    return outside or (_in(root, mount.point) / "cgroup.events").exists()
+
+
+def _in(root: Path, path: PurePosixPath) -> Path:
+    return root / str(path).lstrip("/")
 
 
 def _inside(mount: _Mount, group: PurePosixPath) -> PurePosixPath:
@@ -130,7 +157,7 @@ def _read(
     limits: list[MemoryLimit],
     notes: list[str],
 ) -> None:
-    here = root / folder.relative_to("/")
+    here = _in(root, folder)
     for name in version.limits:
         text = text_of(here / name)
         if text is None or text.strip() == "max" or _is_boundless(text):
@@ -167,7 +194,7 @@ def _read_hidden(
     root: Path, folder: PurePosixPath, version: _Version, limits: list[MemoryLimit]
 ) -> None:
     """A limit above what is mounted here; of its use only our own share is known."""
-    here = root / folder.relative_to("/")
+    here = _in(root, folder)
     whole = number_in(pairs_of(here / "memory.stat", " ").get(_WHOLE_TREE, ""))
     seen = min((limit.limit_bytes for limit in limits), default=None)
     if version is _V1 and whole is not None and (seen is None or whole < seen):

@@ -13,6 +13,7 @@ _MARKS = re.compile(r"\((?:r|tm|c)\)|[®™©]", re.IGNORECASE)
 _HOUSINGS = re.compile(r"\b(?:macbook (?:pro|air)|mac (?:studio|mini|pro)|imac)\b")
 _UNIT = re.compile(r"(?<=\d)[\s-]*gi?b(?![a-z0-9])")  # 64GB, 64 GiB
 _SHORT_UNIT = re.compile(r"(?<![a-z0-9])(\d+)\s*g(?![a-z0-9])")  # 64g; but A10G is a card
+_PRO = re.compile(r"\bpro(?=[\s-]*[wv][0-9])")  # Radeon PRO W6800, V620: the letter says it
 _WORD = re.compile(r"[0-9]+|[a-z]+")
 # Makers and words that no two devices differ by.
 _NOISE = frozenset({
@@ -22,6 +23,11 @@ _NOISE = frozenset({
 })  # fmt: skip
 _SERIES = frozenset({"rtx", "gtx", "rx"})  # says nothing beside a number, unlike TITAN RTX
 _SAME = {"mobile": "laptop", "notebook": "laptop"}
+# Words that only one maker's devices bear: a GeForce GTX 780M is no Radeon 780M.
+_MAKERS = {
+    "nvidia": "nvidia", "geforce": "nvidia", "tesla": "nvidia", "gtx": "nvidia", "rtx": "nvidia",
+    "amd": "amd", "radeon": "amd", "instinct": "amd", "rx": "amd", "intel": "intel", "apple": "apple",
+}  # fmt: skip
 
 Words = tuple[str, ...]
 
@@ -32,11 +38,18 @@ def words_of(name: str) -> Words:
     if not plain.isascii():
         plain = unicodedata.normalize("NFKC", plain)
     plain = plain.lower().replace("_", " ")
-    plain = _SHORT_UNIT.sub(r"\1 ", _UNIT.sub(" ", _HOUSINGS.sub(" ", plain)))
+    plain = _PRO.sub(" ", _HOUSINGS.sub(" ", plain))
+    plain = _SHORT_UNIT.sub(r"\1 ", _UNIT.sub(" ", plain))
     found = [word for word in _WORD.findall(plain) if word not in _NOISE]
     dropped = frozenset[str]() if "titan" in found else _SERIES
     kept = (_SAME.get(word, word) for word in found if word not in dropped)
     return tuple(sorted(kept))
+
+
+def makers_in(name: str) -> frozenset[str]:
+    """The makers that the name tells: 'GeForce RTX 4090' -> nvidia; none for '4090'."""
+    words = _WORD.findall(name[:MAX_NAME_CHARS].lower())
+    return frozenset(_MAKERS[word] for word in words if word in _MAKERS)
 
 
 def likeness(wanted: Words, known: Words) -> tuple[int, int]:

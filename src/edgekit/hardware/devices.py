@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from edgekit.basis import Basis
 from edgekit.errors import UsageError
-from edgekit.hardware.device_names import Words, likeness, words_of
+from edgekit.hardware.device_names import Words, likeness, makers_in, words_of
 from edgekit.hardware.types import Vendor
 from edgekit.units import MIB
 
@@ -29,8 +29,8 @@ COLUMNS = (
 class Kind(enum.Enum):
     GPU = "gpu"
     MAC = "mac"
-    PHONE = "phone"
-    BOARD = "board"  # Jetson, DGX Spark: one memory for an NVIDIA GPU and its processor
+    PHONE = "phone"  # or a tablet
+    BOARD = "board"  # Jetson, DGX Spark, Raspberry Pi
     APU = "apu"  # a processor with a large GPU inside
 
 
@@ -64,10 +64,15 @@ class Device:
         """Its memory is that of its processor: one pool for both."""
         return self.kind is not Kind.GPU
 
+    @property
+    def has_gpu(self) -> bool:
+        """One that an engine is modelled on: not a phone's, a Raspberry Pi's, a Snapdragon's."""
+        return self.kind is not Kind.PHONE and self.vendor is not Vendor.OTHER
+
 
 # What is left of the size on the box where no driver's word was found: below every one that was.
 # Blackwell cards report 0.995 of it. ROCm takes 16 MiB, 144 of an R9700. SYCL reports 0.944 of an Arc A770. Linux
-# reports 0.929 of an Orin Nano and 0.935 of a DGX Spark; a Strix Halo of 128 GB reports 116 GiB and more.
+# reports 0.929 of an Orin Nano and 0.931 of a DGX Spark; a Strix Halo of 128 GB reports 116 GiB and more.
 _REPORTED_PERMILLE: dict[Vendor | Kind, int] = {
     Vendor.NVIDIA: 995,
     Vendor.AMD: 990,
@@ -77,6 +82,8 @@ _REPORTED_PERMILLE: dict[Vendor | Kind, int] = {
     Kind.MAC: 1000,  # hw.memsize is the size on the box
     Kind.PHONE: 1000,  # judged on that, whatever its system keeps
 }
+# What firmware keeps of a board does not shrink with it: 585 MiB of an Orin Nano's 8 GiB.
+_BOARD_KEEPS_BYTES = 600 * MIB
 # NVIDIA's driver keeps some of what nvidia-smi reports: 384 MiB of 4 GiB, 516 of 24, 669 of 45, 886 of 80, 1,109 of 96.
 # CUDA's total is the rest. This is more than was found on any of 29 cards; tests hold it against them.
 _DRIVER_KEEPS_BYTES = 400 * MIB
@@ -90,7 +97,11 @@ def find_device(text: str) -> Device:
     """
     wanted = words_of(text)
     index = _index()
-    named = index.by_name.get(wanted) or index.by_other.get(wanted, ())
+    named = (
+        _made(text, index.by_name.get(wanted, ()))
+        or _made(text, index.by_other.get(wanted, ()))
+        or _in_laptops(index, wanted)
+    )
     if not named:
         raise UsageError(f"unknown device {text[:40]!r}; {_near(text, wanted)}")
     if len({device.memory_bytes for device in named}) > 1:
@@ -108,7 +119,8 @@ def device_like(name: str, *, memory_bytes: int | None = None) -> Device | None:
     """
     wanted = words_of(name)
     index = _index()
-    named = _once((*index.by_name.get(wanted, ()), *index.by_other.get(wanted, ())))
+    known = (*index.by_name.get(wanted, ()), *index.by_other.get(wanted, ()))
+    named = _once(_made(name, known))
     if not named:
         return None
     if memory_bytes is not None:
@@ -164,6 +176,21 @@ def _once(devices: Iterable[Device]) -> tuple[Device, ...]:
     return tuple(dict.fromkeys(devices))
 
 
+def _made(name: str, devices: Iterable[Device]) -> tuple[Device, ...]:
+    """Those by the maker that the name tells, if it tells one."""
+    makers = makers_in(name)
+    return tuple(one for one in devices if not makers or one.vendor.value in makers)
+
+
+def _in_laptops(index: _Index, wanted: Words) -> tuple[Device, ...]:
+    """Before Ampere a laptop's card bears the desktop's name, and has its memory."""
+    if "laptop" not in wanted:
+        return ()
+    plain = tuple(word for word in wanted if word != "laptop")
+    named = index.by_name.get(plain) or index.by_other.get(plain, ())
+    return tuple(one for one in named if one.name.startswith(("GTX", "RTX 20", "Quadro")))
+
+
 def _near(text: str, wanted: Words) -> str:
     from edgekit.source.naming import close_names
 
@@ -217,7 +244,10 @@ def _bytes(mib: str) -> int:
 
 def _reported(kind: Kind, vendor: Vendor, size_gb: int) -> int:
     permille = _REPORTED_PERMILLE[vendor if kind is Kind.GPU else kind]
-    return size_gb * 1024 * permille // 1000 * MIB
+    reported_bytes = size_gb * 1024 * permille // 1000 * MIB
+    if kind is Kind.BOARD:
+        return min(reported_bytes, size_gb * 1024 * MIB - _BOARD_KEEPS_BYTES)
+    return reported_bytes
 
 
 def _usable(kind: Kind, vendor: Vendor, memory_bytes: int) -> int:

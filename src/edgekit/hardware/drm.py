@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgekit.hardware.tree import number_in, pairs_of
-from edgekit.hardware.types import Accelerator
 
 
 class DrmCard(NamedTuple):
@@ -65,14 +64,3 @@ def closed_note(root: Path, card: DrmCard, name: str) -> str:
     if not os.access(path, os.R_OK | os.W_OK):
         return f"{what} no permission to open {node}. What to do: join the groups render and video."
     return ""
-
-
-def cards_first(
-    devices: tuple[Accelerator, ...],
-) -> tuple[tuple[Accelerator, ...], tuple[str, ...]]:
-    """Beside a card of its own maker an integrated one stays unused: llama.cpp leaves it out too."""
-    cards = tuple(device for device in devices if not device.unified)
-    if not cards or len(cards) == len(devices):
-        return devices, ()
-    left = ", ".join(device.name for device in devices if device.unified)
-    return cards, (f"{left} is integrated: it is not counted beside {cards[0].name}.",)

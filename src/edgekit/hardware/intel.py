@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from edgekit.basis import Basis
 from edgekit.hardware.bandwidth import known_bandwidth
-from edgekit.hardware.drm import DrmCard, cards_first, closed_note, drm_cards
+from edgekit.hardware.drm import DrmCard, closed_note, drm_cards
 from edgekit.hardware.surroundings import Findings, Surroundings
 from edgekit.hardware.tree import number_in, number_of, text_of
 from edgekit.hardware.types import Accelerator, HostMemory, System, Vendor
@@ -38,6 +38,7 @@ _CARDS = {
     0xE20C: ("Intel Arc B570", (10,)),
     0xE211: ("Intel Arc Pro B60", (24,)),
     0xE212: ("Intel Arc Pro B50", (16,)),
+    0xE223: ("Intel Arc Pro B70", (32,)),
 }
 
 
@@ -54,8 +55,7 @@ def find_intel(here: Surroundings) -> Findings:
             notes.append(note or f"{name} ({card.slot}) does not tell its memory: not counted.")
         else:
             devices.append(device)
-    counted, left = cards_first(tuple(devices))
-    return Findings(devices=counted, notes=(*notes, *left))
+    return Findings(devices=tuple(devices), notes=tuple(notes))
 
 
 def _name(card: DrmCard) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from edgekit.hardware.address_space import within_address_space
 from edgekit.hardware.jetson import find_jetson
 from edgekit.hardware.nvml_errors import DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, told
-from edgekit.hardware.surroundings import Findings, NvmlError, Surroundings
+from edgekit.hardware.surroundings import Findings, NvmlError, Surroundings, in_wsl
 from edgekit.hardware.tree import number_of
 from edgekit.hardware.types import Accelerator, System
 from edgekit.hardware.visible import Answer, Seen, hidden_note, visible
@@ -15,7 +16,6 @@ _VENDOR = 0x10DE
 _DISPLAYS = (0x0300, 0x0302)  # PCI classes: with an outlet for a screen, and without
 _MOST_CARDS = 64  # 16 is the largest machine sold
 _SIGNS = ("proc/driver/nvidia/version", "dev/nvidiactl")  # of a driver that is loaded
-_WSL = "dev/dxg"  # the cards of Windows, anyone's, seen from inside Linux
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -28,8 +28,9 @@ def find_nvidia(here: Surroundings) -> Findings:
     wish = here.environment.get(_VARIABLE)
     shown = visible(wish, answer.seen)
     hidden = hidden_note(_VARIABLE, wish, answer.seen, shown)
-    notes = (*answer.notes, *hidden, *_order_note(here, answer.seen))
-    return Findings(devices=_together(shown), notes=notes)
+    reached = within_address_space(_together(shown), here.host)
+    notes = (*answer.notes, *hidden, *_order_note(here, answer.seen), *reached.notes)
+    return Findings(devices=reached.devices, notes=(*notes, *_spill_note(here, reached.devices)))
 
 
 def _together(shown: tuple[Accelerator, ...]) -> tuple[Accelerator, ...]:
@@ -43,7 +44,7 @@ def _together(shown: tuple[Accelerator, ...]) -> tuple[Accelerator, ...]:
 
 def _answer(here: Surroundings) -> Answer:
     loaded = any((here.root / sign).exists() for sign in _SIGNS)
-    if not loaded and here.system is System.LINUX and not (here.root / _WSL).exists():
+    if not loaded and here.system is System.LINUX and not in_wsl(here):
         return Answer(notes=_cards_without_driver(here))
     if here.system not in {System.LINUX, System.WINDOWS}:
         return Answer()
@@ -91,13 +92,30 @@ def _read_cards(here: Surroundings) -> Answer:
     nvml = here.nvml()
     nvml("nvmlInit")
     count = min(int(nvml("nvmlDeviceGetCount")), _MOST_CARDS)
-    cards = [read_card(nvml, index, here.host) for index in range(count)]
+    cards = [
+        read_card(nvml, index, here.host, by_windows=_by_windows(here)) for index in range(count)
+    ]
     with suppress(NvmlError):
         nvml("nvmlShutdown")
     return Answer(
         seen=tuple(seen for card in cards for seen in card.seen),
         notes=(*(note for card in cards for note in card.notes), *_closed_note(here, count)),
     )
+
+
+def _by_windows(here: Surroundings) -> bool:
+    return here.system is System.WINDOWS or in_wsl(here)
+
+
+def _spill_note(here: Surroundings, devices: tuple[Accelerator, ...]) -> tuple[str, ...]:
+    if not _by_windows(here) or not any(not device.unified for device in devices):
+        return ()
+    why = (
+        "Windows manages the memory of the NVIDIA cards, and keeps about 1 GiB of each. A model "
+        "that needs more is not refused: it spills into the processor's memory without a word, and "
+        "runs 2 to 6 times slower."
+    )
+    return (why,)
 
 
 def _closed_note(here: Surroundings, count: int) -> tuple[str, ...]:

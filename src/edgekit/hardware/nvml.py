@@ -10,18 +10,24 @@ from dataclasses import dataclass
 from pathlib import PureWindowsPath
 from typing import Any
 
+from edgekit.basis import Basis
 from edgekit.hardware.bandwidth import known_bandwidth
 from edgekit.hardware.nvml_errors import NOT_SUPPORTED, told
 from edgekit.hardware.surroundings import Nvml, NvmlError
 from edgekit.hardware.tree import printable
 from edgekit.hardware.types import Accelerator, HostMemory, Process, Vendor
 from edgekit.hardware.visible import Answer, Seen
-from edgekit.units import LARGEST
+from edgekit.units import GIB, LARGEST
 
 _NAME_LENGTH = 96
 _MOST_USERS = 64  # that are listed; a card with more is shared by a service
 _MOST_SLICES = 16  # MIG has 7 on every card so far
 _CLOCK_MEM = 2  # nvml.h, NVML_CLOCK_MEM
+# Where Windows manages the memory (WDDM, and WSL2 inside of it) NVML's free is not CUDA's: of an RTX 3080 of 12 GB it
+# told 12,091 MiB and CUDA 11,100; of an RTX 5090 CUDA had 30.12 of 31.84 GiB.
+_WINDOWS_KEEPS_BYTES = GIB
+_WINDOWS_KEEPS_OF_LARGE_BYTES = 13 * GIB // 10
+_LARGE_BYTES = 23 * GIB  # cards of 24 GB report a little less
 # Integrated with the processor, by the names their drivers give. A card that refuses to tell its
 # memory and is none of these is not counted: to take the host's for its own would be a guess.
 _INTEGRATED = ("(nvgpu)", "GB10", "Thor", "Orin", "Xavier", "Tegra")
@@ -37,6 +43,7 @@ class _Card:
     name: str
     known_unified: bool  # to the device table
     host: HostMemory | None
+    by_windows: bool  # its memory is managed by Windows
 
     def ask(self, function: str, *arguments: Any, otherwise: Any = None) -> Any:
         """Its answer; `otherwise` where the driver refuses this one question."""
@@ -57,7 +64,9 @@ class _Card:
         return self.known_unified or any(name in self.name for name in _INTEGRATED)
 
 
-def read_card(nvml: Nvml, index: int, host: HostMemory | None) -> Answer:
+def read_card(
+    nvml: Nvml, index: int, host: HostMemory | None, *, by_windows: bool = False
+) -> Answer:
     """A card that does not answer is a note, never an exception."""
     from edgekit.hardware.devices import device_like
 
@@ -72,6 +81,7 @@ def read_card(nvml: Nvml, index: int, host: HostMemory | None) -> Answer:
             name=name,
             known_unified=row is not None and row.unified,
             host=host,
+            by_windows=by_windows,
         )
         mig, _ = card.ask("nvmlDeviceGetMigMode", handle, otherwise=(0, 0))
         return _slices(card) if mig else _whole(card)
@@ -157,21 +167,27 @@ def _device(card: _Card, handle: Any, *, partition: str = "") -> Accelerator:
         capability=_capability(card),
         partition=partition,
         users=_users(card, handle),
-        because="NVML",
+        basis=Basis.ASSUMED if card.by_windows else Basis.EXACT,
+        because="NVML, less what Windows is assumed to keep" if card.by_windows else "NVML",
     )
 
 
 def _memory(card: _Card, handle: Any) -> tuple[int, int]:
     """Total and free as CUDA has them. What the driver keeps for itself is in NVML's total and not
     in CUDA's: an H200 has 150,754,820,096 - 644,939,776 (`reserved`, of the second form) = 150,109,880,320 bytes.
-    Free is the same in all three.
+    Free is the same in all three. Under Windows NVML's total is CUDA's too, and free is less.
     """
     memory = card.nvml("nvmlDeviceGetMemoryInfo", handle)
     more = card.ask("nvmlDeviceGetMemoryInfo_v2", handle)
-    total_bytes = int(memory.total) - (0 if more is None else int(more.reserved))
+    kept = 0 if more is None or card.by_windows else int(more.reserved)
+    total_bytes = int(memory.total) - kept
     if not 0 < total_bytes < LARGEST:
         raise NvmlError(NOT_SUPPORTED)
-    return total_bytes, max(0, min(int(memory.free), total_bytes))
+    free_bytes = min(int(memory.free), total_bytes)
+    if card.by_windows:
+        large = total_bytes >= _LARGE_BYTES
+        free_bytes -= _WINDOWS_KEEPS_OF_LARGE_BYTES if large else _WINDOWS_KEEPS_BYTES
+    return total_bytes, max(0, free_bytes)
 
 
 def _capability(card: _Card) -> tuple[int, int] | None:

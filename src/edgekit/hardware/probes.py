@@ -8,15 +8,19 @@ from typing import TypeVar
 
 from edgekit.hardware.amd import find_amd
 from edgekit.hardware.apple import find_apple
+from edgekit.hardware.chosen import choose
 from edgekit.hardware.intel import find_intel
+from edgekit.hardware.numa import without_gpu_memory
 from edgekit.hardware.nvidia import find_nvidia
 from edgekit.hardware.ram import find_host
-from edgekit.hardware.surroundings import Findings, Surroundings
+from edgekit.hardware.shared_memory import shared_memory_notes
+from edgekit.hardware.surroundings import Findings, Surroundings, in_wsl
 from edgekit.hardware.system import core_count, processor_name
 from edgekit.hardware.tree import printable
-from edgekit.hardware.types import HostMemory, Machine, System
+from edgekit.hardware.types import Accelerator, HostMemory, Machine, System
 
 T = TypeVar("T")
+_NO_NOTES: tuple[str, ...] = ()
 
 PROBES: tuple[tuple[str, Callable[[Surroundings], Findings]], ...] = (
     ("NVIDIA cards", find_nvidia),
@@ -31,7 +35,9 @@ def look(here: Surroundings | None = None) -> Machine:
     host, host_notes = _host(here)
     here = replace(here, host=host)
     findings = [_asked(kind, probe, here) for kind, probe in PROBES]
-    devices = tuple(device for found in findings for device in found.devices)
+    seen = tuple(device for found in findings for device in found.devices)
+    devices, left_out = choose(seen, here.environment)
+    host, shared = _tried((here.host, _NO_NOTES), lambda: _settled(here, devices))
     notes = tuple(note for found in findings for note in found.notes)
     return Machine(
         name="this machine",
@@ -40,7 +46,13 @@ def look(here: Surroundings | None = None) -> Machine:
         cores=_tried(None, lambda: core_count(here)),
         host=host,
         devices=devices,
-        notes=(*host_notes, *notes, *(() if devices else _unseen_note(here))),
+        notes=(
+            *host_notes,
+            *notes,
+            *left_out,
+            *shared,
+            *(() if devices else _unseen_note(here)),
+        ),
     )
 
 
@@ -49,6 +61,16 @@ def _host(here: Surroundings) -> tuple[HostMemory | None, tuple[str, ...]]:
         return find_host(here)
     except Exception as error:  # noqa: BLE001 - what a probe meets is a note, whatever it is
         return None, (_failure("the memory of the processor", error),)
+
+
+def _settled(
+    here: Surroundings, devices: tuple[Accelerator, ...]
+) -> tuple[HostMemory | None, tuple[str, ...]]:
+    """The host again, now that its devices are known: some have their memory counted in it."""
+    if here.host is None:
+        return None, ()
+    host, twice = without_gpu_memory(here.host, devices, here.root)
+    return host, (*twice, *shared_memory_notes(host, devices, here.root))
 
 
 def _asked(kind: str, probe: Callable[[Surroundings], Findings], here: Surroundings) -> Findings:
@@ -75,6 +97,7 @@ def _failure(what: str, error: Exception) -> str:
 
 def _unseen_note(here: Surroundings) -> tuple[str, ...]:
     """Where we do not look, nothing found is no answer."""
-    if here.system in {System.LINUX, System.MACOS}:
+    if here.system is System.MACOS or (here.system is System.LINUX and not in_wsl(here)):
         return ()
-    return (f"On {here.system.value} only NVIDIA's cards are looked for: give others by --vram.",)
+    where = "Inside of Windows (WSL2)" if in_wsl(here) else f"On {here.system.value}"
+    return (f"{where} only NVIDIA's cards are looked for: give others by --vram.",)

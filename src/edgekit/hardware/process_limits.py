@@ -9,11 +9,12 @@ from edgekit.hardware.tree import number_in, pairs_of, text_of
 from edgekit.hardware.types import MemoryLimit
 from edgekit.units import KIB
 
+ADDRESS_SPACE = "RLIMIT_AS (ulimit -v)"
 # Name in /proc/self/limits, what counts against it in /proc/self/status, and how people set it.
 # Both hold: a mapped file takes address space, what is allocated takes data too (Linux 4.7).
 _LIMITS = (
-    ("Max address space", "VmSize", "RLIMIT_AS (ulimit -v)"),
-    ("Max data size", "VmData", "RLIMIT_DATA (ulimit -d)"),
+    ("Max address space", "VmSize", ADDRESS_SPACE),
+    ("Max data size", "VmData", "RLIMIT_DATA (ulimit -d; mapped files do not count)"),
 )
 
 

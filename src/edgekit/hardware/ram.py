@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 
 from edgekit.hardware.cgroup import cgroup_limits
+from edgekit.hardware.commit import commit_limits
+from edgekit.hardware.numa import bound_limits
 from edgekit.hardware.process_limits import process_limits
 from edgekit.hardware.surroundings import Psutil, Surroundings
 from edgekit.hardware.types import HostMemory, System
@@ -22,7 +24,12 @@ def find_host(here: Surroundings) -> tuple[HostMemory, tuple[str, ...]]:
         free_bytes=max(0, min(int(memory.available), total_bytes)),
         swap_total_bytes=swap_total_bytes,
         swap_free_bytes=swap_free_bytes,
-        limits=(*limits, *process_limits(here.root)),
+        limits=(
+            *limits,
+            *process_limits(here.root),
+            *bound_limits(here.root),
+            *commit_limits(here),
+        ),
     )
     return host, notes
 

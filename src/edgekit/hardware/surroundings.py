@@ -79,6 +79,17 @@ def _sysctl(name: str) -> bytes | None:
     return None if failed else value.raw[: size.value]
 
 
+def _page_file() -> tuple[int, int] | None:
+    """Windows' ullTotalPageFile and ullAvailPageFile: what it promises in all, and still; None elsewhere."""
+    import ctypes
+
+    windll = getattr(ctypes, "windll", None)
+    status = (ctypes.c_uint64 * 8)(64)  # MEMORYSTATUSEX: its length and the load, then seven sizes
+    if windll is None or not windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status)):
+        return None
+    return int(status[3]), int(status[4])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     system: System = field(default_factory=lambda: _SYSTEMS.get(sys.platform, System.OTHER))
@@ -88,7 +99,13 @@ class Surroundings:
     psutil: Callable[[], Psutil] = _psutil
     nvml: Callable[[], Nvml] = _nvml
     sysctl: Callable[[str], bytes | None] = _sysctl
+    page_file: Callable[[], tuple[int, int] | None] = _page_file
     deadline_s: float = 3.0  # for a driver to answer; a healthy one needs some 0.1 s
+
+
+def in_wsl(here: Surroundings) -> bool:
+    """Linux inside of Windows, which shows its cards there, whosever they are."""
+    return here.system is System.LINUX and (here.root / "dev/dxg").exists()
 
 
 class Findings(NamedTuple):

@@ -83,6 +83,7 @@ class Accelerator:
     total_bytes: int
     free_bytes: int
     unified: bool = False  # its memory is the host's: one pool, two devices
+    integrated: bool = False  # inside of a processor, also with a memory of its own
     limit_bytes: int | None = None  # the most it may take of a unified memory: macOS' wired limit
     limit_because: str = ""
     bandwidth_bytes_per_s: int | None = None

@@ -25,9 +25,16 @@ LARGEST_BYTES = 2**50
 _BETWEEN = re.compile(r",|(?<!max)\+", re.IGNORECASE)  # the Ryzen is called AI Max+ 395
 _COUNT = re.compile(r"\s*(-?[0-9]+)\s*[x×*]\s*(?=\S)(.*)", re.IGNORECASE | re.DOTALL)  # noqa: RUF001 - people type it
 _SYSTEMS = {"linux": System.LINUX, "darwin": System.MACOS, "win32": System.WINDOWS}
+_FIRST_MACOS, _FIRST_MACOS_SINCE = 26, "2025-10"  # Macs from the M5 on run no older one
 _ALONE = "nothing else runs on it: all of its memory counts as free"
 _NO_RAM = "its RAM was not said: only the cards are judged; --ram adds it"
-_PHONE = "a phone is judged on all of its RAM; its system gives one app less"
+_PHONE = "a phone or tablet is judged on all of its RAM; its system gives one app less"
+_NO_GPU = "its processor is judged alone: no engine is modelled on its GPU"
+_HALF = {
+    # amdgpu_ttm.c takes TTM's own limit, half of the memory; engines logged 62.5 GiB of 128
+    Vendor.AMD: "what amdgpu maps by default, half of it (ttm.pages_limit)",
+    Vendor.INTEL: "what Windows lends it, half of it; Mesa on Linux lends three quarters",
+}
 
 
 def wished_machine(
@@ -88,6 +95,9 @@ def _size(flag: str, text: str) -> int:
     return size_bytes
 
 
+_BEFORE_VOLTA = (6, 0)  # or less: the table has capabilities from Volta on
+
+
 def _card(device: Device) -> Accelerator:
     told = f"{device.name}: {device.memory_bytes // MIB:,} MiB by its driver"
     kept = device.memory_bytes - device.usable_bytes
@@ -97,7 +107,7 @@ def _card(device: Device) -> Accelerator:
         total_bytes=device.usable_bytes,
         free_bytes=device.usable_bytes,
         bandwidth_bytes_per_s=device.bandwidth_bytes_per_s,
-        capability=device.capability,
+        capability=device.capability or (_BEFORE_VOLTA if device.vendor is Vendor.NVIDIA else None),
         basis=device.basis,
         because=f"{told}, less {kept // MIB:,} MiB that it keeps" if kept else told,
     )
@@ -157,10 +167,16 @@ def _whole(devices: Sequence[Device], ram_bytes: int | None) -> Machine:
             free_bytes=device.usable_bytes,
             bandwidth_bytes_per_s=device.bandwidth_bytes_per_s,
         ),
-        devices=() if device.kind is Kind.PHONE else (_shared_gpu(device),),
-        notes=(_ALONE, _PHONE) if device.kind is Kind.PHONE else (_ALONE,),
+        devices=(_shared_gpu(device),) if device.has_gpu else (),
+        notes=(_ALONE, *_caveat(device)),
         what_if=True,
     )
+
+
+def _caveat(device: Device) -> tuple[str, ...]:
+    if device.kind is Kind.PHONE:
+        return (_PHONE,)
+    return () if device.has_gpu else (_NO_GPU,)
 
 
 def _shared_gpu(device: Device) -> Accelerator:
@@ -179,11 +195,11 @@ def _gpu_limit(device: Device) -> tuple[int | None, str]:
     if device.kind is Kind.MAC:
         from edgekit.hardware.apple import default_working_set_bytes
 
-        limit_bytes = default_working_set_bytes(device.memory_bytes)
+        macos = _FIRST_MACOS if device.released >= _FIRST_MACOS_SINCE else 0
+        limit_bytes = default_working_set_bytes(device.memory_bytes, macos=macos)
         return limit_bytes, "what macOS lets the GPU wire by default (iogpu.wired_limit_mb)"
     if device.kind is Kind.APU:
-        # amdgpu_ttm.c takes TTM's own limit, half of the memory; engines logged 62.5 GiB of 128
-        return device.memory_bytes // 2, "what amdgpu maps by default, half of it (ttm.pages_limit)"
+        return device.memory_bytes // 2, _HALF[device.vendor]
     return None, ""
 
 

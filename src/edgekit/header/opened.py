@@ -8,8 +8,6 @@ from typing import TypeVar
 
 from edgekit.source.types import ByteSource, GrowingSource, ModelFile, ModelFiles
 
-_AT_ONCE = 8  # connections: enough to hide round trips, few enough to be polite
-
 _Read = TypeVar("_Read")
 
 
@@ -33,11 +31,10 @@ def read_shards(
     if not files.origin.is_remote or len(shards) < 2:
         yield from map(read_one, shards)
         return
-    from concurrent.futures import ThreadPoolExecutor
+    from edgekit.source.side_by_side import AT_ONCE, side_by_side
 
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for start in range(0, len(shards), _AT_ONCE):
-            yield from pool.map(read_one, shards[start : start + _AT_ONCE])
+    for start in range(0, len(shards), AT_ONCE):
+        yield from side_by_side(read_one, shards[start : start + AT_ONCE])
 
 
 def listed_bytes(files: ModelFiles) -> int | None:

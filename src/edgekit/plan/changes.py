@@ -228,7 +228,7 @@ def _device(question: Question, result: PreflightResult) -> Iterator[Change]:
     tokens = result.context_tokens
     for kind, vendor in ((Kind.GPU, Vendor.NVIDIA), (Kind.MAC, Vendor.APPLE)):
         known = [one for one in usual_devices() if (one.kind, one.vendor) == (kind, vendor)]
-        machines = [machine_of(one) for one in sorted(known, key=lambda one: one.memory_bytes)]
+        machines = [machine_of(one) for one in sorted(known, key=lambda one: one.usable_bytes)]
         held = _smallest(machines, lambda one: _holds(question, one, tokens))
         if held is not None:
             what = "GPU" if kind is Kind.GPU else "Mac"

@@ -79,7 +79,9 @@ def plan_window(
         raise UsageError(f"a budget of {budget_bytes} bytes for the cache")
     tokens = longest(lambda count: cache_bytes(count) <= budget_bytes, step=step, most=native)
     held = cache_bytes(tokens) if tokens else 0
-    if tokens == native:
+    if tokens == native and native_tokens is None:
+        because = f"the model does not say what it was made for: {native:,} are taken"
+    elif tokens == native:
         because = f"the whole native window: its cache of {format_bytes(held)} is within {format_bytes(budget_bytes)}"
     else:
         because = f"the longest window whose cache stays within {format_bytes(budget_bytes)}"

@@ -27,6 +27,7 @@ class Fitting:
     """One question and one way to start: every context has a price, worked out once."""
 
     def __init__(self, question: Question, way: Way) -> None:
+        _check_numbers(question)
         self.question, self.way = question, way
         self._bill = question.bill or _own_bill(question)
         self._prices: dict[int, Weighed] = {}
@@ -77,9 +78,13 @@ class Fitting:
 
     @cached_property
     def minimum(self) -> int:
-        """Below it a model is of no use: 16K, its own window where that is smaller, or what the caller says."""
+        """Below it a model is of no use: 16K or what the caller says, its own window where that is smaller.
+
+        Who wants more than 16K wants it of every model.
+        """
         wanted = self.question.min_context
-        return min(MINIMUM_TOKENS if wanted is None else wanted, self.most)
+        least = MINIMUM_TOKENS if wanted is None else wanted
+        return least if least > MINIMUM_TOKENS else min(least, self.most)
 
     @cached_property
     def longest(self) -> int:
@@ -91,6 +96,8 @@ class Fitting:
         tokens = self.question.load.context_tokens
         if tokens is None and self.question.job is not None:
             return self._window(self.question.job)[0]
+        if tokens is not None and self.question.job is not None:
+            raise UsageError("a context and a job: the job says how long a context it needs")
         if tokens is not None and tokens < 0:
             raise UsageError(f"a context of {tokens} tokens")
         return self.most if tokens == 0 else tokens
@@ -121,16 +128,17 @@ class Fitting:
 
     def _default(self) -> tuple[int, str]:
         """The window to open unasked, never beyond what fits; where too little fits, the least that is of use."""
+        least = min(self.step, self.most)
         if self.longest < self.minimum or not self.longest:
-            return max(self.minimum, 1), "the least that is of use"
+            return max(min(self.minimum, self.most), least), "the least that is of use"
         tokens, because = self._window(None)
         if tokens > self.longest:
             return self.longest, "the longest that fits"
-        return max(tokens, self.step), because
+        return max(tokens, least), because
 
     def result(self) -> PreflightResult:
         asked = self.asked
-        tokens, because = (asked, "") if asked is not None else self._default()
+        tokens, because = (asked, self._asked_because()) if asked is not None else self._default()
         weighed = self.price(tokens)
         reasons = tuple(self._reasons(weighed))
         status = Status.FAILED if reasons else weighed.status
@@ -151,6 +159,10 @@ class Fitting:
             machine=self.question.machine,
         )
 
+    def _asked_because(self) -> str:
+        job = self.question.job
+        return "" if job is None else self._window(job)[1]
+
     def _reasons(self, weighed: Weighed) -> Iterator[str]:
         for budget in self.way.budgets:
             if budget.blocked:
@@ -158,6 +170,9 @@ class Fitting:
         if not weighed.fits:
             yield f"{weighed.context_tokens:,} tokens need {_of(weighed.tightest)}{self._at_most()}"
         elif self.longest < self.minimum:
+            if self.longest == self.most:
+                yield f"the model was made for {self.most:,} tokens, fewer than the {self.minimum:,} that are wanted"
+                return
             yield (
                 f"at most {self.longest:,} tokens fit, fewer than the {self.minimum:,} that make a model useful "
                 "(--min-context to accept fewer)"
@@ -168,6 +183,15 @@ class Fitting:
             return f"; the largest context that fits is {self.longest:,}"
         bare = self.price(min(self.step, self.most))
         return f"; weights and overhead alone take {_of(bare.tightest)}"
+
+
+def _check_numbers(question: Question) -> None:
+    for what, number in (
+        ("a least context", question.min_context),
+        ("a budget for the cache", question.window_budget_bytes),
+    ):
+        if number is not None and number < 0:
+            raise UsageError(f"{what} of {number}")
 
 
 def _of(use: Use) -> str:

@@ -21,6 +21,7 @@ from edgekit.hardware.types import Accelerator, Machine, Vendor
 from edgekit.plan.types import Start, Way, Ways
 
 PLACED = frozenset({"backend", "n_gpu_layers", "n_cpu_moe", "cpu_moe", "tensor_split", "offload_kqv"})  # fmt: skip
+LEAST_CAPABILITY = (7, 0)
 _BACKENDS = {Vendor.NVIDIA: "cuda", Vendor.APPLE: "metal"}
 
 
@@ -49,8 +50,9 @@ def _llamacpp_ways(model: Model, machine: Machine, start: Start) -> Ways:
 
     setup = start.setup or LlamaCppSetup(mode=Mode.SERVER)
     cards = devices_for(machine, "llama.cpp")
-    cpu_alone = "backend" in start.settled and setup.backend is Backend.CPU
-    if cpu_alone or not cards:
+    if "backend" in start.settled:
+        _check_backend(machine, cards, setup.backend)
+    if not cards or ("backend" in start.settled and setup.backend is Backend.CPU):
         return (_on_the_cpu(machine, setup),)
     if "backend" not in start.settled:
         setup = replace(setup, backend=Backend(_BACKENDS.get(cards[0].vendor, "vulkan")))
@@ -63,6 +65,21 @@ def _llamacpp_ways(model: Model, machine: Machine, start: Start) -> Ways:
         for changes, told in _less_and_less(model)
     )
     return (full, *partly, _on_the_cpu(machine, setup))
+
+
+def _check_backend(machine: Machine, cards: tuple[Accelerator, ...], backend: Any) -> None:
+    """Raises HardwareError for one that the machine has no device for. Vulkan runs on all but Apple's."""
+    from edgekit.engine.llamacpp.types import Backend
+
+    vendors = {card.vendor for card in cards}
+    runs = {
+        Backend.CPU: True,
+        Backend.CUDA: Vendor.NVIDIA in vendors,
+        Backend.METAL: Vendor.APPLE in vendors,
+        Backend.VULKAN: bool(vendors - {Vendor.APPLE}),
+    }
+    if not runs[backend]:
+        raise HardwareError(f"{machine.name} has no device for the backend {backend.value}")
 
 
 def _as_devices(cards: tuple[Accelerator, ...], split: tuple[float, ...]) -> tuple[Any, ...]:
@@ -99,6 +116,7 @@ def _all_told(setup: Any, cards: tuple[Accelerator, ...]) -> str:
     from edgekit.engine.llamacpp.types import ALL_LAYERS
 
     partly = setup.n_gpu_layers != ALL_LAYERS or setup.cpu_moe or setup.n_cpu_moe
+    partly = partly or not setup.offload_kqv
     return f"as asked, on {_names(cards)}" if partly else f"all of it on {_names(cards)}"
 
 
@@ -156,6 +174,8 @@ def _vllm_way(
 ) -> Way:
     """The card's memory is the budget's business: the bill is that of the requests, not of the whole pool."""
     one = min(cards, key=lambda card: card.total_bytes)
+    if one.capability is not None and one.capability < LEAST_CAPABILITY:
+        raise HardwareError(f"vLLM runs on NVIDIA GPUs from Volta on, and {one.name} is older")
     known = {"capability": one.capability} if one.capability is not None else {}
     return Way(
         setup=replace(

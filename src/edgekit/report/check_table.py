@@ -11,7 +11,7 @@ from edgekit.report.bars import BLOCKS, Glyphs
 from edgekit.report.check import Check, Unanswered
 from edgekit.report.check_words import VERDICTS, is_beyond, is_blocked, share_words, sizes_words
 from edgekit.report.lines import figures, printable
-from edgekit.report.screen import LEAST_WIDTH, folded, hanging, joined
+from edgekit.report.screen import LEAST_WIDTH, folded, hanging, joined, within
 
 Found = Check | Unanswered
 
@@ -44,7 +44,7 @@ def check_table(rows: Sequence[Found], *, width: int = 100, glyphs: Glyphs = BLO
     told = list(_rows(rows))
     lines = joined(_above(rows), width, glyphs.between)
     lines += ["", *_table_lines(told, width)] if told else []
-    reasons = [line for reason in _reasons(told) for line in hanging(reason, width)]
+    reasons = [line for reason in _reasons(told) for line in hanging(reason, within(width))]
     lines += ["", *reasons] if reasons else []
     return "\n".join([*lines, "", *folded(summary(rows), width)]).lstrip("\n") + "\n"
 
@@ -134,7 +134,8 @@ def _reasons(rows: Sequence[_Row]) -> Iterator[str]:
             found.setdefault((row.engine, row.because), []).append(row.name)
     for (engine, because), names in found.items():
         who = f"{len(names)} models" if len(names) > NAMES_TOLD else ", ".join(filter(None, names))
-        yield f"{' on '.join(filter(None, (who, engine)))}: {because}"
+        told = " on ".join(filter(None, (who, engine)))
+        yield because if told and because.startswith(f"{told}:") else f"{told}: {because}"
 
 
 def _table_lines(rows: Sequence[_Row], width: int) -> list[str]:

@@ -59,7 +59,7 @@ def _title(check: Check) -> tuple[str, ...]:
 
 
 def _context_rows(result: PreflightResult) -> Iterator[str]:
-    why = "as asked" if result.asked else result.window
+    why = result.window or "as asked"
     yield f"judged for {result.context_tokens:,} tokens, {why}"
     native = result.native_context
     made = f"the model was made for {native:,}" if native else "the model does not say its own"

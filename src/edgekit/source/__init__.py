@@ -36,7 +36,7 @@ from edgekit.source.types import ModelFiles, Reach
 if TYPE_CHECKING:
     from edgekit.source.reference import Reference
 
-__all__ = ["hub_hosts", "hub_model_of", "locate"]
+__all__ = ["cached_in_need", "hub_hosts", "hub_model_of", "locate"]
 
 _PATH_START = re.compile(r"[/~]|\.{1,2}(?:[/\\]|$)|[A-Za-z]:[/\\]|.*\\", re.DOTALL)
 
@@ -133,10 +133,8 @@ def _locate_hub(model: HubModel, reach: Reach) -> ModelFiles:
     except (RemoteNotFoundError, RemoteAccessError):
         raise  # the hub was reached, and it said no
     except RemoteInspectError as error:
-        found = _cached_in_need(model)
-        if found is not None:
-            note = f"the hub did not answer, so these are the files in its cache ({error})"
-            return replace(found, notes=(*found.notes, note))
+        if (found := _cached_in_need(model, error)) is not None:
+            return found
         if (kept := locate_kept(model, reach, error)) is not None:
             return kept
         raise
@@ -173,14 +171,25 @@ def _switched_off(model: HubModel, cache: Path) -> RemoteInspectError:
     )
 
 
-def _cached_in_need(model: HubModel) -> ModelFiles | None:
-    """From the hub's cache; None also for what is in it but cannot be used."""
+def cached_in_need(reference: str, error: RemoteInspectError) -> ModelFiles | None:
+    """The files in the hub's cache of a hub model that the network does not show; None where they are not there."""
+    model = hub_model_of(reference)
+    found = _cached_in_need(model, error) if model is not None else None
+    return None if found is None else replace(found, reference=clean_text(reference))
+
+
+def _cached_in_need(model: HubModel, error: RemoteInspectError) -> ModelFiles | None:
+    """None also for what is there but cannot be used, or is a config.json without its weights."""
     from edgekit.source.stores import find_hub_cached, hub_cache_folder
 
     try:
-        return find_hub_cached(model, hub_cache_folder())
+        found = find_hub_cached(model, hub_cache_folder())
     except EdgekitError:
         return None  # the network's error says more
+    if found is None:
+        return None
+    note = f"the hub did not show it, so these are the files in its cache ({error})"
+    return replace(found, notes=(*found.notes, note))
 
 
 def _locate_ollama(model: OllamaModel, reach: Reach) -> ModelFiles:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,13 +26,13 @@ from edgekit.source.endpoint import is_offline
 from edgekit.source.fetch import HubFile, describe_file, fetch_file, fetch_patiently, is_commit
 from edgekit.source.hub import locate_hub
 from edgekit.source.reference import HubModel
+from edgekit.source.side_by_side import side_by_side
 from edgekit.source.stores import find_hub_cached, hub_cache_folder
 from edgekit.source.types import ModelFiles, Reach
 from edgekit.units import MIB, format_bytes
 
 SPARE_BYTES = 256 * MIB  # on a disk with less than this, other programs begin to fail
 LISTING_TIMEOUT_S = 20.0  # the hub was asked a moment ago: not another two minutes
-_AT_ONCE = 8  # sizes asked for, as polite as reading shards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +111,8 @@ def _describe(model: HubModel, choice: ModelFiles, reach: Reach) -> list[HubFile
     if reach.progress is not None:
         reach.progress(f"{choice.label}: asking how large its files are")
     described = describe_file(model, first, reach)
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        more = pool.map(lambda file: describe_file(described.model, file, reach), rest)
-        return [described, *more]
+    more = side_by_side(lambda file: describe_file(described.model, file, reach), rest)
+    return [described, *more]
 
 
 def _require_room(download: Download) -> None:

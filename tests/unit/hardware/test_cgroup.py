@@ -111,6 +111,23 @@ CASES = {
         [],
     ),
     "used up": ("0::/box\n", V2, v2_group("/box", str(GIB), used=2 * GIB), [(GIB, 0)]),
+    "two mounts: the one that shows the groups above": (
+        "0::/pod/box\n",
+        V2.replace("0:26 / ", "0:26 /pod/box ").replace("/sys/fs/cgroup ", "/mine ") + V2,
+        {
+            **v2_group("/pod", str(4 * GIB)),
+            **v2_group("/pod/box", str(8 * GIB)),
+            "/mine/memory.max": f"{8 * GIB}\n",
+        },
+        [(4 * GIB, 4 * GIB), (8 * GIB, 8 * GIB)],
+    ),
+    "two mounts: the first shows another group": (
+        "0::/pod/box\n",
+        V2.replace("0:26 / ", "0:26 /other ").replace("/sys/fs/cgroup ", "/other ")
+        + V2.replace("0:26 / ", "0:26 /pod "),
+        {"/other/memory.max": f"{GIB}\n", **v2_group("/box", str(8 * GIB))},
+        [(8 * GIB, 8 * GIB)],
+    ),
     "a blank in the path of the mount": (
         "0::/\n",
         V2.replace("/sys/fs/cgroup ", "/sys/my\\040groups "),
@@ -181,6 +198,28 @@ def test_groups_that_are_not_mounted_are_told(tmp_path: Path) -> None:
     limits, notes = cgroup_limits(plant(tmp_path, {"/proc/self/cgroup": "0::/box\n"}))
     assert limits == ()
     assert "a memory limit of a container cannot be seen" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("groups", "mounts", "files", "told"),
+    [
+        ("0::/box\n", V2, v2_group("/box", "max"), 0),
+        ("0::/\n", V2, {}, 0),  # the real root
+        ("0::/\n", V2, {"/sys/fs/cgroup/cgroup.events": "populated 1\n"}, 1),  # of a namespace
+        ("0::/pod/box\n", V2.replace("0:26 / ", "0:26 /pod/box "), v2_group("", "max"), 1),
+        ("0::/\n", V2.replace("0:26 / ", "0:26 /../.. "), v2_group("", "max"), 1),
+        ("0::/../other\n", V2, v2_group("", "max"), 1),
+        ("0::/../other\n", V2, v2_group("", str(GIB)), 0),  # one limit is seen, and holds
+        ("4:memory:/\n0::/\n", V1 + V2, {"/sys/fs/cgroup/cgroup.events": "populated 1\n"}, 0),
+    ],
+)
+def test_limits_above_what_is_mounted_cannot_be_seen(
+    tmp_path: Path, groups: str, mounts: str, files: dict[str, str], told: int
+) -> None:
+    said = {"/proc/self/cgroup": groups, "/proc/self/mountinfo": mounts}
+    _, notes = cgroup_limits(plant(tmp_path, {**said, **files}))
+    assert len(notes) == told
+    assert all("cannot be seen" in note for note in notes)
 
 
 @given(groups=st.text(), mounts=st.text(), limit=st.text())

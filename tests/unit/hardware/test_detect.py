@@ -52,6 +52,42 @@ def test_windows_says_what_it_does_not_look_for(tmp_path: Path) -> None:
     assert found.notes == ("On windows only NVIDIA's cards are looked for: give others by --vram.",)
 
 
+def test_inside_of_windows_too(tmp_path: Path) -> None:
+    """Synthetic: WSL2 shows one device for the cards of every maker."""
+    tree = {"psutil": recorded("synthetic_mac")["psutil"], "files": {"/dev/dxg": ""}}
+    said: dict[str, Any] = {"nvmlInit": {"": {"error": 12}}}
+    found = detect(machine(tmp_path, tree, answers=said))
+    assert (found.devices, found.notes) == (
+        (),
+        ("Inside of Windows (WSL2) only NVIDIA's cards are looked for: give others by --vram.",),
+    )
+
+
+def test_the_memory_of_a_coherent_card_counts_once(tmp_path: Path) -> None:
+    """Synthetic: the recorded H200 under another name, 20 GiB of a node without processors."""
+    tree = recorded("h200_tree")
+    kib = 20 * GIB // 1024
+    node = "/sys/devices/system/node/node1"
+    tree["files"][f"{node}/cpulist"] = "\n"
+    tree["files"][f"{node}/meminfo"] = f"Node 1 MemTotal: {kib} kB\nNode 1 MemFree: {kib} kB\n"
+    said = recorded("h200_nvml")["answers"]
+    said["nvmlDeviceGetName"]["gpu0"] = "NVIDIA GH200 144G HBM3e"
+    found = detect(machine(tmp_path, tree, answers=said))
+    assert found.host is not None
+    assert found.host.usable_bytes == 134_601_003_008 - 20 * GIB
+    assert "counted once, as the card's" in found.notes[0]
+
+
+def test_integrated_graphics_beside_a_card(tmp_path: Path) -> None:
+    tree = recorded("synthetic_rx7900xtx")
+    tree["psutil"] = recorded("hybrid_tree")["psutil"]
+    found = detect(machine(tmp_path, tree))
+    assert [device.name for device in found.devices] == ["AMD Radeon RX 7900 XTX"]
+    assert found.notes == (
+        "AMD GPU 164e is integrated: it is not counted beside AMD Radeon RX 7900 XTX.",
+    )
+
+
 def test_a_probe_that_fails_is_a_note_and_the_others_go_on(tmp_path: Path) -> None:
     def broken() -> Nvml:
         raise ImportError("pynvml is\nbroken")

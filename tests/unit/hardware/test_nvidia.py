@@ -271,6 +271,28 @@ def test_a_size_that_cannot_be_is_no_size(tmp_path: Path, total: int) -> None:
     assert [device.index for device in found(tmp_path, said).devices] == [1]
 
 
+@pytest.mark.parametrize("system", [System.WINDOWS, System.LINUX])
+@pytest.mark.parametrize(
+    ("total", "free", "left"),
+    [
+        (12 * GIB, 12_091 * MIB, 11_067 * MIB),  # an RTX 3080, WSL2: CUDA had 10.84 GiB, 11,100 MiB
+        (32_607 * MIB, 32_000 * MIB, 32_000 * MIB - 13 * GIB // 10),  # an RTX 5090: CUDA had 30.12
+        (8 * GIB, 900 * MIB, 0),
+    ],
+)
+def test_windows_manages_the_memory(
+    tmp_path: Path, system: System, total: int, free: int, left: int
+) -> None:
+    """NVML's total is CUDA's there, free is less. On Linux: inside of Windows. The free of 32,000 MiB is made up."""
+    said = answers("h200_nvml")
+    said["nvmlDeviceGetMemoryInfo"]["gpu0"] = {"total": total, "free": free, "used": 0}
+    here = machine(tmp_path, {"files": {"/dev/dxg": ""}}, answers=said, system=system)
+    seen = find_nvidia(here)
+    (device,) = seen.devices
+    assert (device.total_bytes, device.free_bytes, device.basis) == (total, left, Basis.ASSUMED)
+    assert "spills into the processor's memory" in seen.notes[0]
+
+
 def test_more_free_than_there_is_counts_as_all(tmp_path: Path) -> None:
     said = answers(TWO)
     said["nvmlDeviceGetMemoryInfo"]["gpu0"]["free"] = 99 * GIB

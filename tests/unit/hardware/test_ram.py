@@ -92,7 +92,7 @@ def test_swap_that_cannot_be_read_is_no_failure(tmp_path: Path) -> None:
         (
             limits_text("unlimited", str(2 * GIB)),
             "VmSize:\t 9999 kB\nVmData:\t  2048 kB\n",
-            [("RLIMIT_DATA (ulimit -d)", 2 * GIB - 2 * MIB)],
+            [("RLIMIT_DATA (ulimit -d; mapped files do not count)", 2 * GIB - 2 * MIB)],
         ),
         (limits_text(str(GIB)), "", [("RLIMIT_AS (ulimit -v)", GIB)]),
         ("garbage\0\nMax address space\n", "VmSize: ten\n", []),

@@ -47,7 +47,7 @@ def test_resource_limit(kind: str) -> None:
 def group() -> Iterator[tuple[_Version, Path]]:
     """A control group of our own, inside the one we are in."""
     for version, inside in _groups(Path("/")):
-        mount = _mount_of(version, tuple(_mounts(Path("/"))))
+        mount = _mount_of(Path("/"), version, tuple(_mounts(Path("/"))), inside)
         if mount is None:
             continue
         folder = Path(_inside(mount, PurePosixPath(inside))) / f"edgekit-test-{os.getpid()}"

@@ -84,9 +84,19 @@ def test_sizes(
     [
         ("m3-max-64", System.MACOS, 64 * GIB, 48 * GIB),  # three quarters
         ("m3-max-36", System.MACOS, 36 * GIB, 27 * GIB),
-        ("dgx spark", System.LINUX, 122_502 * MIB, None),
+        (
+            "m5-max-128",
+            System.MACOS,
+            128 * GIB,
+            115_448_725_504,
+        ),  # logged; no M5 runs less than macOS 26
+        ("m4-max-128", System.MACOS, 128 * GIB, 96 * GIB),  # may run macOS 15
+        ("dgx spark", System.LINUX, 122_035 * MIB, None),
         ("jetson agx orin 64", System.LINUX, 62_827 * MIB, None),
         ("Ryzen AI Max+ 395 128GB", None, 117_964 * MIB, 117_964 // 2 * MIB),  # 900/1000 of 128 GiB
+        ("Radeon 780M 32GB", None, 29_491 * MIB, 29_491 * MIB // 2),
+        ("Arc 140V 16GB", None, 14_745 * MIB, 14_745 * MIB // 2),
+        ("Jetson Nano", System.LINUX, (4096 - 600) * MIB, None),
     ],
 )
 def test_one_memory(wish: str, system: System | None, total: int, limit: int | None) -> None:
@@ -101,7 +111,8 @@ def test_one_memory(wish: str, system: System | None, total: int, limit: int | N
 
 
 @pytest.mark.parametrize(
-    ("wish", "size"), [("phone-8", 8), ("iPhone 17 Pro", 12), ("Pixel 9 Pro", 16)]
+    ("wish", "size"),
+    [("phone-8", 8), ("iPhone 17 Pro", 12), ("Pixel 9 Pro", 16), ("iPad Pro M4 16GB", 16)],
 )
 def test_a_phone_is_its_ram(wish: str, size: int) -> None:
     machine = wished_machine(devices=[wish])
@@ -109,6 +120,22 @@ def test_a_phone_is_its_ram(wish: str, size: int) -> None:
     assert (machine.devices, machine.system) == ((), System.OTHER)
     assert machine.host.total_bytes == machine.host.free_bytes == size * GIB
     assert any("judged on all of its RAM" in note for note in machine.notes)
+
+
+@pytest.mark.parametrize(
+    ("wish", "total", "system"),
+    [
+        ("Raspberry Pi 5 8GB", 7_577 * MIB, System.LINUX),  # 925/1000 of 8 GiB
+        ("Snapdragon X Elite 32GB", 29_491 * MIB, None),  # 900/1000 of 32 GiB
+    ],
+)
+def test_a_processor_alone(wish: str, total: int, system: System | None) -> None:
+    machine = wished_machine(devices=[wish])
+    assert machine.host is not None
+    assert (machine.devices, machine.host.free_bytes) == ((), total)
+    assert machine.host.bandwidth_bytes_per_s == find_device(wish).bandwidth_bytes_per_s
+    assert any("its processor is judged alone" in note for note in machine.notes)
+    assert system in {None, machine.system}
 
 
 def test_ram_that_a_device_has_may_be_said() -> None:
@@ -194,5 +221,6 @@ def test_every_device_makes_a_machine() -> None:
         machine = machine_of(device)
         held = machine.host.free_bytes if machine.host else machine.devices[0].free_bytes
         assert (machine.name, held) == (device.name, device.usable_bytes)
-        assert bool(machine.devices) == (device.kind is not Kind.PHONE)
+        assert bool(machine.devices) == device.has_gpu
+        assert device.has_gpu <= (device.kind is not Kind.PHONE)
     assert machine_of(find_device("4090")).devices == wished_machine(devices=["4090"]).devices

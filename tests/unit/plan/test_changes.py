@@ -124,7 +124,7 @@ def test_the_named_device_holds_it_and_the_next_smaller_does_not(name: str) -> N
         held = [one for one in known if one.name in named]
         for device in held:
             assert holds(question, device.name, result.context_tokens)
-            smaller = [one for one in known if one.memory_bytes < device.memory_bytes and one.vendor is device.vendor]  # fmt: skip
+            smaller = [one for one in known if one.usable_bytes < device.usable_bytes and one.vendor is device.vendor]  # fmt: skip
             assert not any(holds(question, one.name, result.context_tokens) for one in smaller)
 
 

@@ -16,6 +16,7 @@ from edgekit.errors import HardwareError
 from edgekit.geometry import read_geometry
 from edgekit.hardware.budgets import Budget
 from edgekit.hardware.types import Machine, MemoryLimit
+from edgekit.hardware.wishes import wished_machine
 from edgekit.memory.types import DEVICE, HOST, Component, Load, MemoryEstimate, MemoryLine
 from edgekit.plan.placement import engine_on
 from edgekit.plan.types import Job, Question, Start, Status, Use
@@ -304,6 +305,12 @@ def test_vllm_takes_less_of_a_card_in_use_unless_its_share_was_settled() -> None
     refused = judge(replace(question, start=settled))
     assert refused.failed
     assert "does not start" in refused.reasons[0]
+
+
+def test_vllm_refuses_cards_before_volta() -> None:
+    machine = wished_machine(devices=("Tesla P100 16GB",))
+    with pytest.raises(HardwareError, match="from Volta on"):
+        judge(ask(of_config("llama-3.1-8b"), machine, "vllm"))
 
 
 def test_sequences_that_do_not_share_have_a_window_each() -> None:

@@ -71,6 +71,6 @@ def _share(options: Mapping[str, Any]) -> float:
     value = options.get("gpu_memory_utilization")
     if value is None:
         return DEFAULT_UTILIZATION
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise UsageError(f"gpu_memory_utilization {value!r:.60} is not a number")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
+        raise UsageError(f"gpu_memory_utilization {value!r:.60} is not a share above 0 and up to 1")
     return float(value)
