@@ -119,7 +119,7 @@ def test_one_screen_of_what_does_not(capsys: pytest.CaptureFixture[str]) -> None
         "-ctk q8_0 -ctv q8_0: fits, up to 42,240 tokens",
         "quantised to IQ4_XS",
         "on the host: fits",
-        "RTX 5090: the smallest GPU that holds it whole",
+        "the smallest GPU that holds it whole",
         "the smallest Mac that holds it whole",
     ):
         assert change in told
