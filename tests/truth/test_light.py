@@ -23,23 +23,31 @@ ABOVE = 1.13  # the upper bound of compute, where keys do not make a graph: mini
 ABOVE_SMALL = 1.4  # where compute is much of it: a model of 30 MB
 
 
-def light_header(place: int, *, names_mix: bool) -> ModelHeader:
+def light_header(place: int, *, names_mix: bool, name: str | None = None) -> ModelHeader:
     """As one range of it reads: the key of the mix lies before the vocabulary, or behind it."""
     model = models()[place]
     file = model["header_without_vocabulary"]
     files = gguf_files(file, header_bytes(file), model["data_section_bytes"])
     header = read_header(files, depth=Depth.ARCHITECTURE)
     keys = {k: v for k, v in header.keys.items() if names_mix or k != "general.file_type"}
-    return replace(header, keys=keys, tensors=None, tensor_bytes=None)
+    return replace(header, name=name or header.name, keys=keys, tensors=None, tensor_bytes=None)
 
 
-@pytest.mark.parametrize("names_mix", [True, False])
+HOW_KNOWN: dict[str, tuple[bool, str | None, int]] = {
+    "by its key": (True, None, 1),
+    "by its name": (False, None, 3),
+    "by its size": (False, "model.gguf", 6),
+}
+
+
+@pytest.mark.parametrize("how", HOW_KNOWN)
 @pytest.mark.parametrize("backend", [Backend.CPU, Backend.CUDA])
-def test_it_errs_on_the_large_side(backend: Backend, *, names_mix: bool) -> None:
+def test_it_errs_on_the_large_side(backend: Backend, how: str) -> None:
+    names_mix, name, each = HOW_KNOWN[how]
     setup = LlamaCppSetup(mode=Mode.SERVER, backend=backend)
     load = Load(context_tokens=8192)
-    for place, one in enumerate(models()):
-        header = light_header(place, names_mix=names_mix)
+    for place, one in list(enumerate(models()))[::each]:
+        header = light_header(place, names_mix=names_mix, name=name)
         light = llamacpp.estimate(Model(header=header, geometry=read_geometry(header)), load, setup)
         exact = llamacpp.estimate(engine_models()[one["model"], one["quant"]], load, setup)
         share = light.total_bytes / exact.total_bytes
@@ -50,7 +58,7 @@ def test_it_errs_on_the_large_side(backend: Backend, *, names_mix: bool) -> None
 
 
 def test_without_a_mix_and_a_size_more_is_needed() -> None:
-    header = replace(light_header(0, names_mix=False), file_bytes=None)
+    header = replace(light_header(0, names_mix=False, name="model.gguf"), file_bytes=None)
     model = Model(header=header, geometry=read_geometry(header))
     with pytest.raises(HeaderError, match="tensor directory is needed"):
         llamacpp.estimate(model, Load(context_tokens=512), LlamaCppSetup())

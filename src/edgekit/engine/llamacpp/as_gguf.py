@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -29,6 +30,7 @@ from edgekit.memory.types import (
     no_better_than,
 )
 from edgekit.memory.what_if import WITHIN, MixedModel, at_mix
+from edgekit.source.naming import quant_tag
 from edgekit.source.types import Container
 
 DEFAULT_MIX = "Q4_K_M"
@@ -114,19 +116,22 @@ def converted(model: Model, mix: str | None) -> Converted | None:
 
 
 def _likely_mix(model: Model) -> str:
-    """The one that the file names; where that key lies behind the vocabulary, the one that comes nearest its size."""
+    """The one that the file names; where that key lies behind the vocabulary, its name, else the nearest by size."""
     number, size = model.header.keys.get("general.file_type"), model.header.file_bytes
     mix = mix_by_file_type(number) if isinstance(number, int) else None
     if mix is not None:
         return mix.name
+    tag = quant_tag(model.header.name)
+    if tag in USUAL_MIXES:
+        return tag
     if size is None:
         raise HeaderError(
             "neither the file's mix of types nor its size is known: its tensor directory is needed",
             file=model.header.name,
         )
-    sizes = {name: _tensor_bytes(model, name) for name in USUAL_MIXES}
-    within = {name: held for name, held in sizes.items() if held <= size} or sizes
-    return min(within, key=lambda name: abs(size - within[name]))
+    # They are sorted: the first that is no larger than the file. What is left over is added.
+    place = bisect_left(USUAL_MIXES, -size, key=lambda name: -_tensor_bytes(model, name))
+    return USUAL_MIXES[min(place, len(USUAL_MIXES) - 1)]
 
 
 def _tensor_bytes(model: Model, mix: str) -> int:
