@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -71,14 +71,15 @@ def model_preflight(
     """
     confirm = (lambda _: True) if allow_download else None
     opened = open_or_download(model_id, reach=reach, confirm=confirm)
-    question = _question(opened, engine, machine or _machine(device, ram, vram), options or {})
-    return judge(
-        replace(
-            _for_context(question, context, sequences, min_context),
-            job=None if job is None else Job(prompt_tokens=job[0], new_tokens=job[1]),
-            window_budget_bytes=window_budget_bytes,
-        )
+    here = _machine(machine, device, ram, vram)
+    asked = Asked(
+        context=context,
+        sequences=sequences,
+        job=_job(job),
+        min_context=min_context,
+        window_budget_bytes=window_budget_bytes,
     )
+    return _judged(opened, engine, here, options or {}, asked)
 
 
 def can_load(
@@ -102,12 +103,12 @@ def can_load(
     >>> can_load("sample:gemma-3-27b", "llama.cpp", ram="8G")
     False
     """
-    here = machine or _machine(device, ram, vram)
+    here = _machine(machine, device, ram, vram)
     for depth in (Depth.ARCHITECTURE, Depth.TENSORS):
         try:
             opened = open_model(model_id, depth=depth, reach=reach)
-            question = _question(opened, engine, here, options or {})
-            result = judge(_for_context(question, context, None, min_context))
+            asked = Asked(context=context, min_context=min_context)
+            result = _judged(opened, engine, here, options or {}, asked)
             if result.can_load and (depth is Depth.TENSORS or result.utilization <= LIGHT_ENOUGH):
                 return True
         except (HardwareError, RefusedError):
@@ -140,8 +141,31 @@ def inspect_model_remote(
     return read_metadata(model.header, model.geometry)
 
 
-def _machine(device: str | None, ram: str | None, vram: str | None) -> Machine:
-    if device is ram is vram is None:
+def _job(job: tuple[int, int] | None) -> Job | None:
+    if job is None:
+        return None
+    try:
+        prompt, new = job
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"job {job!r:.60} is not (prompt tokens, new tokens)") from error
+    _check_whole("prompt tokens", prompt)
+    _check_whole("new tokens", new)
+    return Job(prompt_tokens=prompt, new_tokens=new)
+
+
+def _machine(
+    machine: Machine | None, device: str | None, ram: str | None, vram: str | None
+) -> Machine:
+    named = {"device": device, "ram": ram, "vram": vram}
+    for name, value in named.items():
+        if not isinstance(value, str | None):
+            raise UsageError(f"{name} {value!r:.60} is not a text such as 'RTX 4090' or '24G'")
+    wished = any(value is not None for value in named.values())
+    if machine is not None and wished:
+        raise UsageError("a machine is given, and another described: choose one")
+    if machine is not None:
+        return machine
+    if not wished:
         from edgekit.hardware import detect
 
         return detect()
@@ -150,30 +174,58 @@ def _machine(device: str | None, ram: str | None, vram: str | None) -> Machine:
     return wished_machine(devices=() if device is None else (device,), ram=ram, vram=vram)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a caller wants, whatever the engine."""
+
+    context: int | None = None
+    sequences: int | None = None
+    job: Job | None = None
+    min_context: int | None = None
+    window_budget_bytes: int = WINDOW_BUDGET_BYTES
+
+    def __post_init__(self) -> None:
+        for name in ("context", "sequences", "min_context", "window_budget_bytes"):
+            _check_whole(name, getattr(self, name))
+
+
+def _check_whole(name: str, value: object) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise UsageError(f"{name} {value!r:.60} is not a whole number")
+
+
+def _judged(
+    opened: Opened, engine: str, machine: Machine, options: Mapping[str, Any], asked: Asked
+) -> PreflightResult:
+    """By the engine that is named; automatically, by the files' own and, where that has no room, by llama.cpp."""
+    if engine.lower() != AUTO:
+        return judge(_question(opened, engine_name(engine), machine, options, asked))
+    name = engine_on(opened.model, machine)
+    first = judge(_question(opened, name, machine, options, asked))
+    if first.can_load or name == "llama.cpp" or options:
+        return first
+    try:
+        other = judge(_question(opened, "llama.cpp", machine, options, asked))
+    except EdgekitError:
+        return first
+    return other if other.can_load else first
+
+
 def _question(
-    opened: Opened, engine: str, machine: Machine, options: Mapping[str, Any]
+    opened: Opened, engine: str, machine: Machine, options: Mapping[str, Any], asked: Asked
 ) -> Question:
-    name = engine_on(opened.model, machine) if engine.lower() == AUTO else engine_name(engine)
-    load, setup = _read_options(name, options) if options else (Load(), None)
+    load, setup = _read_options(engine, options) if options else (Load(), None)
+    own: dict[str, Any] = {"context_tokens": asked.context, "sequences": asked.sequences}
     return Question(
         model=opened.model,
-        engine=name,
+        engine=engine,
         machine=machine,
-        load=load,
+        load=replace(load, **{name: value for name, value in own.items() if value is not None}),
         start=Start(setup=setup, settled=frozenset(options)),
+        job=asked.job,
+        min_context=asked.min_context,
+        window_budget_bytes=asked.window_budget_bytes,
     )
-
-
-def _for_context(
-    question: Question, context: int | None, sequences: int | None, min_context: int | None
-) -> Question:
-    load = question.load
-    changed = replace(
-        load,
-        context_tokens=load.context_tokens if context is None else context,
-        sequences=load.sequences if sequences is None else sequences,
-    )
-    return replace(question, load=changed, min_context=min_context)
 
 
 def _read_options(engine: str, options: Mapping[str, Any]) -> tuple[Load, Any]:

@@ -19,6 +19,8 @@ from edgekit.geometry import read_geometry
 from edgekit.hardware.types import Machine
 from edgekit.hardware.wishes import wished_machine
 from edgekit.plan.fitting import Fitting
+from edgekit.plan.ladder import Ladder
+from edgekit.plan.placement import ways_of
 from edgekit.plan.types import PreflightResult, Question
 from edgekit.plan.verdict import judge
 
@@ -107,28 +109,48 @@ def _judged(engine: str, name: str) -> Iterator[tuple[Question, PreflightResult]
             continue
 
 
+def ladder_of(question: Question) -> Ladder:
+    """A fresh one: what was asked of another must not matter."""
+    return Ladder(
+        question, ways_of(question.model, question.engine, question.machine, question.start)
+    )
+
+
 @pytest.mark.parametrize(("engine", "name"), list(questions()))
 def test_one_step_more_does_not_fit(engine: str, name: str) -> None:
     for question, result in judged(engine, name):
-        fitting = Fitting(question, result.way)
-        longest, step = result.max_context, fitting.step
-        assert longest <= fitting.most
-        assert longest % step == 0 or longest == fitting.most
+        ladder = ladder_of(question)
+        longest, step, most = result.max_context, ladder.top.step, ladder.top.most
+        assert longest <= most
+        assert longest % step == 0 or longest == most
         if longest:
-            assert fitting.price(longest).fits, question.machine.name
-        if longest < fitting.most:
-            assert not fits(fitting, min(longest + step, fitting.most)), question.machine.name
+            assert ladder.holder(longest) is not None, question.machine.name
+        if longest < most:
+            assert ladder.holder(min(longest + step, most)) is None, question.machine.name
 
 
 @pytest.mark.parametrize(("engine", "name"), list(questions()))
 def test_a_plain_scan_finds_no_longer_one(engine: str, name: str) -> None:
     chance = random.Random(name)  # the same sample every time
     for question, result in judged(engine, name):
-        fitting = Fitting(question, result.way)
-        places = range(result.max_context // fitting.step + 1, -(-fitting.most // fitting.step))
-        near, far = places[:12], chance.sample(places, min(12, len(places)))
+        ladder = ladder_of(question)
+        step = ladder.top.step
+        places = range(result.max_context // step + 1, -(-ladder.top.most // step))
+        near, far = places[:8], chance.sample(places, min(8, len(places)))
         for place in (*near, *far):
-            assert not fits(fitting, place * fitting.step), (question.machine.name, place)
+            assert ladder.holder(place * step) is None, (question.machine.name, place)
+
+
+@pytest.mark.parametrize(("engine", "name"), list(questions()))
+def test_what_fits_with_one_way_is_the_longest_with_it(engine: str, name: str) -> None:
+    for question, result in judged(engine, name):
+        fitting = Fitting(question, result.way)
+        longest, step = result.way_context, fitting.step
+        assert longest <= result.max_context
+        if longest:
+            assert fitting.price(longest).fits
+        if longest < fitting.most:
+            assert not fits(fitting, min(longest + step, fitting.most))
 
 
 def fits(fitting: Fitting, tokens: int) -> bool:
@@ -144,11 +166,23 @@ def test_every_step_of_a_window_on_one_machine() -> None:
         question = Question(
             model=engine_models()[name, "Q4_K_M"], engine="llama.cpp", machine=machine
         )
-        result = judge(question)
-        fitting = Fitting(question, result.way)
+        fitting = Fitting(question, judge(question).way)
         steps = range(fitting.step, fitting.most + 1, fitting.step)
         longest = max((tokens for tokens in steps if fits(fitting, tokens)), default=0)
-        assert longest == result.max_context
+        assert longest == fitting.longest
+
+
+def test_every_step_and_every_rung_on_one_machine() -> None:
+    """The ladder is climbed by guesses: here it is walked."""
+    question = Question(
+        model=engine_models()["llama-3.1-8b", "Q8_0"],
+        engine="llama.cpp",
+        machine=wished_machine(vram="4G", ram="12G"),
+    )
+    ways = ways_of(question.model, question.engine, question.machine, question.start)
+    rungs = [Fitting(question, way) for way in ways]
+    longest = max(rung.longest for rung in rungs)
+    assert judge(question).max_context == longest > rungs[0].longest
 
 
 def test_all_three_engines_are_asked() -> None:

@@ -13,11 +13,11 @@ from edgekit.engine import engine_named
 from edgekit.errors import EdgekitError, HardwareError, UsageError
 from edgekit.estimation import Opened, open_or_download
 from edgekit.hardware.types import Machine
-from edgekit.memory.types import Load, MemoryEstimate
+from edgekit.memory.types import HOST, Load, MemoryEstimate
 from edgekit.plan.changes import changes
 from edgekit.plan.growth import growth_limits
 from edgekit.plan.placement import engine_on
-from edgekit.plan.types import Job, PreflightResult, Question, Start
+from edgekit.plan.types import Job, PreflightResult, Question, Start, Status
 from edgekit.plan.verdict import judge
 from edgekit.report.check import Check, Unanswered
 from edgekit.source.folders import is_here, models_in
@@ -28,6 +28,8 @@ if TYPE_CHECKING:  # only to name it: a local file needs none of it
     from edgekit.source.download import Download
 
 MAX_MODELS = 10_000  # of one call; a folder of so many is a mistake
+
+LLAMACPP = "llama.cpp"
 
 Answer = Check | Unanswered
 
@@ -51,16 +53,17 @@ class Asking:
 
 def references(words: Sequence[str]) -> tuple[str, ...]:
     """The models that are meant: folders of them opened up, `-` read from standard input."""
-    found: list[str] = []
+    found: dict[str, None] = {}  # in order, each once
     for word in words:
         for one in _stdin_lines() if word == "-" else (word,):
             # neither is a path: the first would be this folder, the second an error of the system
-            found += models_in(one) if one and "\0" not in one else (one,)
+            names = models_in(one) if one and "\0" not in one else (one,)
+            found |= dict.fromkeys(names)
             if len(found) > MAX_MODELS:
                 raise UsageError(f"more than {MAX_MODELS:,} models at once")
     if not found:
         raise UsageError("no model is named")
-    return tuple(dict.fromkeys(found))
+    return tuple(found)
 
 
 def _stdin_lines() -> Iterator[str]:
@@ -101,8 +104,23 @@ def check_model(reference: str, asking: Asking) -> list[Answer]:
         opened = open_or_download(reference, reach=reach, confirm=asking.confirm)
     except EdgekitError as error:
         return [Unanswered(reference=reference, engine=None, error=error)]
-    engines = asking.engines or (engine_on(opened.model, asking.machine),)
-    return [_answer(reference, opened, engine, asking, reach) for engine in engines]
+    if not asking.engines:
+        return [_automatic(reference, opened, asking, reach)]
+    return [_answer(reference, opened, engine, asking, reach) for engine in asking.engines]
+
+
+def _automatic(reference: str, opened: Opened, asking: Asking, reach: Reach) -> Answer:
+    """The engine that the files are for; where that has no room, llama.cpp, which quantises and divides."""
+    engine = engine_on(opened.model, asking.machine)
+    first = _answer(reference, opened, engine, asking, reach)
+    if engine == LLAMACPP or (isinstance(first, Check) and first.result.can_load):
+        return first
+    other = _answer(reference, opened, LLAMACPP, asking, reach)
+    if not isinstance(other, Check) or other.result.failed:
+        return first
+    why = first.error if isinstance(first, Unanswered) else "; ".join(first.result.reasons)
+    note = f"judged for llama.cpp, for {engine} has no room: {why}"
+    return replace(other, bill=replace(other.bill, notes=(note, *other.bill.notes)))
 
 
 def _answer(reference: str, opened: Opened, engine: str, asking: Asking, reach: Reach) -> Answer:
@@ -146,6 +164,7 @@ def _told(
     load = replace(question.load, context_tokens=result.context_tokens)
     settled = {
         **growth_limits(result),
+        **(_as_stored(opened, result) if engine == LLAMACPP else {}),
         **values,
         "context": result.context_tokens,
         **OPTIONS[engine].settled(setup),
@@ -158,6 +177,18 @@ def _told(
         result=result,
         changes=changes(question, result) if asking.with_changes else (),
     )
+
+
+def _as_stored(opened: Opened, result: PreflightResult) -> dict[str, Any]:
+    """Weights rearranged for the CPU would take more than the host has: llama.cpp is told not to."""
+    from edgekit.cli.llamacpp_bill import rearranged_bytes
+
+    for use in result.uses:
+        if HOST in use.budget.pools:
+            more = rearranged_bytes(opened, result.way.setup)
+            fuller = replace(use, required_bytes=use.required_bytes + more)
+            return {"repack": False} if more and fuller.status is Status.FAILED else {}
+    return {}
 
 
 def _whole_pool(question: Question, result: PreflightResult, load: Load) -> MemoryEstimate:

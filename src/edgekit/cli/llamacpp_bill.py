@@ -66,20 +66,23 @@ class LoadedBeside:
         return with_drafter(bill, _drafter(self.drafter, bill, self.values, (load, setup)))
 
 
+def rearranged_bytes(opened: Opened, setup: LlamaCppSetup) -> int:
+    """What a build that rearranges weights for its CPU holds more on the host."""
+    return llamacpp.repacked_bytes(opened.model, replace(setup, repack=this_cpu()))
+
+
 def repack_notes(
     opened: Opened, setup: LlamaCppSetup, values: Mapping[str, Any]
 ) -> tuple[str, ...]:
     """Many released builds rearrange weights on the host unless told not to: said where it was not settled."""
-    if "repack" in values:
-        return ()
-    more = llamacpp.repacked_bytes(opened.model, replace(setup, repack=this_cpu()))
+    more = 0 if values.get("repack") else rearranged_bytes(opened, setup)
     if more <= 0:
         return ()
-    told = (
-        f"a build that rearranges weights for its CPU (many do) holds {format_bytes(more)} more on the host: "
-        "--repack counts it, -nr (--no-repack) avoids it"
+    told = f"a build that rearranges weights for its CPU (many do) holds {format_bytes(more)} more on the host"
+    how = (
+        "-nr avoids it" if "repack" in values else "--repack counts it, -nr (--no-repack) avoids it"
     )
-    return (told,)
+    return (f"{told}: {how}",)
 
 
 def _projector(name: str, opened: Opened, reach: Reach) -> ModelHeader:

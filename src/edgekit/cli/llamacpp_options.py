@@ -38,6 +38,11 @@ def _layers(text: str) -> str | int:
     return number
 
 
+def _backend(text: str) -> str:
+    found: str = one_of("cpu", "cuda", "metal", "vulkan", "none")(text)
+    return "cpu" if found == "none" else found
+
+
 def _cache_type(text: str) -> str:
     """A name of the table; what llama.cpp has not it refuses itself."""
     from edgekit.engine.llamacpp.context import CACHE_TYPES
@@ -80,7 +85,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("--spec-draft-n-max", "--draft-max"), "draft_max", "tokens it proposes (default 3)", "N", whole(most=1024)),
     Flag(("--spec-type",), "spec_type", "draft-simple (default with a drafter), or draft-mtp: the model's own", "NAME", one_of("none", "draft-simple", "draft-mtp")),
     Flag(("--mode",), "mode", "who calls llama.cpp: server (default) or library", "MODE", one_of("server", "library"), ours=True),
-    Flag(("--backend",), "backend", "cpu, cuda, metal or vulkan (default: cuda with a GPU flag, else cpu)", "NAME", one_of("cpu", "cuda", "metal", "vulkan"), ours=True),
+    Flag(("--backend",), "backend", "cpu, cuda, metal or vulkan (default: cuda with a GPU flag, else cpu)", "NAME", _backend, ours=True),
+    Flag(("-dev",), "backend", "none: the CPU alone, as llama.cpp is told", "none", _backend, ours=True),
     Flag(("--mix",), "mix", "weights as if quantised so: Q4_K_M (default for files that are no GGUF), Q8_0 ...", "NAME", ours=True),
     Flag(("--device-memory",), "device_memory", "free memory of each GPU, for the split: 24G,24G", "SIZES", sizes, ours=True),
 )  # fmt: skip

@@ -64,6 +64,8 @@ def ask(values: Mapping[str, Any]) -> tuple[Load, VllmSetup]:
 
     plain = {key: value for key, value in values.items() if key not in _UNLIKE_THE_SETUP}
     length = values.get("max_model_len") or values.get("context") or None
+    if values.get("context") and length != values["context"]:
+        raise UsageError("-c and --max-model-len are the same, and say two lengths")
     return Load(context_tokens=length), VllmSetup(gpu=_gpu(values), **plain)
 
 
@@ -84,8 +86,9 @@ def settled(setup: VllmSetup) -> dict[str, Any]:
     from edgekit.engine.vllm.types import DEFAULT_UTILIZATION
 
     found: dict[str, Any] = {}
-    if setup.tensor_parallel_size > 1:
-        found["tensor_parallel_size"] = setup.tensor_parallel_size
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if getattr(setup, name) > 1:
+            found[name] = getattr(setup, name)
     if setup.gpu_memory_utilization != DEFAULT_UTILIZATION:
         found["gpu_memory_utilization"] = setup.gpu_memory_utilization
     return found

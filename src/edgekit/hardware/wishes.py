@@ -71,8 +71,14 @@ def _parts(flag: str, wish: str) -> list[str]:
     return _BETWEEN.split(wish)
 
 
+_COUNT_AFTER = re.compile(r"(.*\S)\s+[xX](\d{1,3})")  # 'RTX 3090 x2'
+
+
 def _counted(flag: str, text: str) -> tuple[int, str]:
     """'2x RTX 3090' -> 2 of them."""
+    after = _COUNT_AFTER.fullmatch(text)
+    if after is not None:
+        text = f"{after[2]}x {after[1]}"
     found = _COUNT.fullmatch(text)
     count, name = (1, text) if found is None else (int(found[1]), found[2])
     if not name.strip():

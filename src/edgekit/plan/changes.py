@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from edgekit.engine.types import Model
@@ -12,9 +12,10 @@ from edgekit.errors import EdgekitError
 from edgekit.hardware.budgets import devices_for
 from edgekit.hardware.types import HostMemory, Machine
 from edgekit.memory.cache_types import cache_type
+from edgekit.memory.types import HOST
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.placement import PLACED, ways_of
-from edgekit.plan.types import FULL_PERCENT, PreflightResult, Question, Start
+from edgekit.plan.types import FULL_PERCENT, PreflightResult, Question, Start, Use
 from edgekit.plan.verdict import judge
 from edgekit.units import format_bytes
 
@@ -69,9 +70,6 @@ def _cache(question: Question, result: PreflightResult) -> Iterator[Change]:
     """The most accurate that makes it fit; of a load that fits, the first that lengthens it."""
     if result.can_load and result.max_context >= (result.native_context or 0):
         return
-    if result.can_load:  # the same layers on the same devices
-        settled = question.start.settled | PLACED | {"tensor_parallel_size"}
-        question = replace(question, start=Start(setup=result.way.setup, settled=settled))
     for value, flags, changed in _smaller_caches(question):
         found = _judged(changed)
         if found is None or not found.can_load or found.max_context <= result.max_context:
@@ -190,15 +188,32 @@ def _placement(question: Question, _: PreflightResult) -> Iterator[Change]:
     found = _judged(replace(question, machine=replace(machine, host=host)))
     if found is None or not found.can_load:
         return
-    needed = next(use.required_bytes for use in found.uses if use.budget.name == "host memory")
+    host_use = next(use for use in found.uses if use.budget.name == "host memory")
     yield Change(
         kind=ChangeKind.PLACEMENT,
         value=found.way.because,
-        told=f"{found.way.because} and {format_bytes(needed)} on the host: fits, up to "
-        f"{found.max_context:,} tokens, if so much RAM is free there (--ram)",
-        max_context=found.max_context,
+        told=f"{found.way.because}: fits beside {format_bytes(_free_for(host_use))} of free RAM (--ram)",
+        max_context=found.way_context,
         result=found,
     )
+
+
+def _free_for(use: Use) -> int:
+    """How much has to be free for what it requires: within 85 %, and the reserve beside it."""
+    return -(-use.required_bytes * 100 // FULL_PERCENT) + use.budget.reserve_bytes
+
+
+def _memory(question: Question, result: PreflightResult) -> Iterator[Change]:
+    """Where the host is what lacks: how much of it there would have to be, or which limit is in the way."""
+    use, host = result.tightest, question.machine.host
+    if host is None or HOST not in use.budget.pools or use.budget.blocked:
+        return
+    needed = format_bytes(_free_for(use))
+    limit = host.tightest
+    told = f"{needed} of free memory, where {format_bytes(use.budget.free_bytes)} are"
+    if limit is not None:
+        told += f": {limit.name} holds it down"
+    yield Change(kind=ChangeKind.DEVICE, value=needed, told=told)
 
 
 def _engine(question: Question, _: PreflightResult) -> Iterator[Change]:
@@ -269,13 +284,24 @@ def _smallest(machines: list[Machine], holds: Callable[[Machine], bool]) -> Mach
 
 
 def _holds(question: Question, machine: Machine, tokens: int) -> bool:
-    asked = replace(question, machine=machine)
+    asked = replace(question, machine=machine, start=_whole(question.start))
     try:
-        ways = ways_of(question.model, question.engine, machine, question.start)
-        way = ways[-1] if question.engine == "vllm" else ways[0]  # all cards, all layers
-        return Fitting(asked, way).price(tokens).fits
+        ways = ways_of(question.model, question.engine, machine, asked.start)
+        fitting = Fitting(asked, ways[-1] if question.engine == "vllm" else ways[0])
+        return fitting.price(max(tokens, fitting.minimum)).fits
     except EdgekitError:
         return False
+
+
+def _whole(start: Start) -> Start:
+    """The same without a word about placement: all cards, all layers."""
+    setup = start.setup
+    placed = {one.name for one in fields(setup)} & PLACED if setup is not None else set()
+    if placed:
+        plain = type(setup)()
+        own = {name: getattr(plain, name) for name in placed - {"backend"}}
+        setup = replace(setup, **own)
+    return Start(setup=setup, settled=start.settled - PLACED)
 
 
 def _judged(question: Question) -> PreflightResult | None:
@@ -291,6 +317,7 @@ _TO_FIT: tuple[Maker, ...] = (
     _cache,
     _weights,
     _placement,
+    _memory,
     _engine,
     _more_cards,
     _device,

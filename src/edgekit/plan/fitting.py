@@ -15,9 +15,8 @@ from edgekit.plan.context import (
     UNKNOWN_NATIVE_TOKENS,
     max_context,
     plan_window,
-    recommended_context,
 )
-from edgekit.plan.types import Bill, Job, PreflightResult, Question, Status, Use, Way, Weighed
+from edgekit.plan.types import Bill, Job, Question, Use, Way, Weighed
 from edgekit.units import format_bytes
 
 CACHE_STEP_TOKENS = 256  # llama.cpp pads its cells to it, mlx-lm grows its caches by it
@@ -40,7 +39,13 @@ class Fitting:
                 Use(budget=budget, required_bytes=budget.required_bytes(estimate))
                 for budget in self.way.budgets
             )
-            self._prices[tokens] = Weighed(context_tokens=tokens, estimate=estimate, uses=uses)
+            refused = dict(estimate.facts).get("refused")  # vLLM's pool, where its size was settled
+            self._prices[tokens] = Weighed(
+                context_tokens=tokens,
+                estimate=estimate,
+                uses=uses,
+                refused=f"vLLM does not start: {refused}" if refused else "",
+            )
         return self._prices[tokens]
 
     def device_utilization(self, tokens: int) -> float:
@@ -84,37 +89,53 @@ class Fitting:
         """
         wanted = self.question.min_context
         least = MINIMUM_TOKENS if wanted is None else wanted
-        return least if least > MINIMUM_TOKENS else min(least, self.most)
+        return least if least > MINIMUM_TOKENS else min(least * self.streams, self.most)
 
     @cached_property
     def longest(self) -> int:
         return max_context(self.price, step=self.step, most=self.most)
 
+    @property
+    def least(self) -> int:
+        """No shorter context is ever opened."""
+        return min(self.step, self.most)
+
     @cached_property
     def asked(self) -> int | None:
         """The context that was asked for: by its length, by 0 for the native one, or by a job."""
         tokens = self.question.load.context_tokens
-        if tokens is None and self.question.job is not None:
-            return self._window(self.question.job)[0]
-        if tokens is not None and self.question.job is not None:
+        if tokens is None:
+            return None if self.question.job is None else self._window(self.question.job)[0]
+        if self.question.job is not None:
             raise UsageError("a context and a job: the job says how long a context it needs")
-        if tokens is not None and tokens < 0:
+        if tokens < 0:
             raise UsageError(f"a context of {tokens} tokens")
-        return self.most if tokens == 0 else tokens
+        return tokens or self.native
+
+    @property
+    def asked_because(self) -> str:
+        job = self.question.job
+        return "" if job is None else self._window(job)[1]
 
     @cached_property
-    def window_tokens(self) -> int:
-        return self._window(None)[0]
+    def window(self) -> tuple[int, str]:
+        """What is opened unasked, and why so much."""
+        return self._window(None)
 
     def _window(self, job: Job | None) -> tuple[int, str]:
         window = plan_window(
             self._cache_bytes,
-            native_tokens=self.most,
+            native_tokens=self.most if self._states_its_window else None,
             budget_bytes=self.question.window_budget_bytes,
             step=self.step,
             job=job,
         )
         return window.context_tokens, window.because
+
+    @property
+    def _states_its_window(self) -> bool:
+        geometry = self.question.model.geometry
+        return bool(geometry.native_context or geometry.trained_context)
 
     def _cache_bytes(self, tokens: int) -> int:
         """llama.cpp tells its caches alone, a hundred times quicker than the whole bill."""
@@ -126,62 +147,32 @@ class Fitting:
         load = replace(question.load, context_tokens=tokens)
         return cache_bytes(question.model, load, self.way.setup)
 
-    def _default(self) -> tuple[int, str]:
-        """The window to open unasked, never beyond what fits; where too little fits, the least that is of use."""
-        least = min(self.step, self.most)
-        if self.longest < self.minimum or not self.longest:
-            return max(min(self.minimum, self.most), least), "the least that is of use"
-        tokens, because = self._window(None)
-        if tokens > self.longest:
-            return self.longest, "the longest that fits"
-        return max(tokens, least), because
-
-    def result(self) -> PreflightResult:
-        asked = self.asked
-        tokens, because = (asked, self._asked_because()) if asked is not None else self._default()
-        weighed = self.price(tokens)
-        reasons = tuple(self._reasons(weighed))
-        status = Status.FAILED if reasons else weighed.status
-        geometry = self.question.model.geometry
-        return PreflightResult(
-            engine=self.question.engine,
-            status=status,
-            context_tokens=tokens,
-            asked=asked is not None,
-            max_context=self.longest,
-            recommended_context=recommended_context(self.longest),
-            native_context=geometry.native_context or geometry.trained_context,
-            uses=weighed.uses,
-            estimate=weighed.estimate,
-            reasons=reasons,
-            window=because,
-            way=self.way,
-            machine=self.question.machine,
-        )
-
-    def _asked_because(self) -> str:
-        job = self.question.job
-        return "" if job is None else self._window(job)[1]
-
-    def _reasons(self, weighed: Weighed) -> Iterator[str]:
+    def reasons(self, weighed: Weighed, longest_tokens: int) -> Iterator[str]:
+        """Why this load fails here; `longest_tokens` fit in one way or another."""
         for budget in self.way.budgets:
             if budget.blocked:
                 yield budget.blocked
-        if not weighed.fits:
-            yield f"{weighed.context_tokens:,} tokens need {_of(weighed.tightest)}{self._at_most()}"
-        elif self.longest < self.minimum:
-            if self.longest == self.most:
-                yield f"the model was made for {self.most:,} tokens, fewer than the {self.minimum:,} that are wanted"
-                return
-            yield (
-                f"at most {self.longest:,} tokens fit, fewer than the {self.minimum:,} that make a model useful "
-                "(--min-context to accept fewer)"
-            )
+        if weighed.refused:
+            yield weighed.refused
+        elif not weighed.fits:
+            yield f"{weighed.context_tokens:,} tokens need {_of(weighed.tightest)}{self._at_most(longest_tokens)}"
+        elif longest_tokens < self.minimum:
+            yield self._too_few(longest_tokens)
 
-    def _at_most(self) -> str:
-        if self.longest:
-            return f"; the largest context that fits is {self.longest:,}"
-        bare = self.price(min(self.step, self.most))
+    def _too_few(self, longest_tokens: int) -> str:
+        if longest_tokens == self.most:
+            return f"the model was made for {self.most:,} tokens, fewer than the {self.minimum:,} that are wanted"
+        return (
+            f"at most {longest_tokens:,} tokens fit, fewer than the {self.minimum:,} that make a model useful "
+            "(--min-context to accept fewer)"
+        )
+
+    def _at_most(self, longest_tokens: int) -> str:
+        if longest_tokens == self.most:
+            return f"; all {self.most:,} that the model was made for fit"
+        if longest_tokens:
+            return f"; the largest context that fits is {longest_tokens:,}"
+        bare = self.price(self.least)
         return f"; weights and overhead alone take {_of(bare.tightest)}"
 
 

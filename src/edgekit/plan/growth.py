@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgekit.memory.types import HOST, Component, MemoryLine
-from edgekit.plan.types import PreflightResult
+from edgekit.plan.types import FULL_PERCENT, PreflightResult
 from edgekit.units import MIB
 
 
@@ -14,9 +14,9 @@ def growing_lines(result: PreflightResult) -> tuple[MemoryLine, ...]:
 
 
 def left_on_host(result: PreflightResult) -> int | None:
-    """Available there and not required at the start; None where the host is not known."""
+    """Within 85 % of what is available there, and not required at the start; None where the host is not known."""
     left = [
-        use.budget.available_bytes - use.required_bytes
+        use.budget.available_bytes * FULL_PERCENT // 100 - use.required_bytes
         for use in result.uses
         if HOST in use.budget.pools
     ]
@@ -33,7 +33,7 @@ def growth_limits(result: PreflightResult) -> dict[str, int]:
         return {}
     checkpoints = sum(line.size_bytes for line in lines if line.component is Component.CHECKPOINTS)
     prompts = min(max(left - checkpoints, left // 2) // MIB, setup.cache_ram_mib)
-    limits = {"cache_ram": prompts}
+    limits = {} if prompts == setup.cache_ram_mib else {"cache_ram": prompts}
     if checkpoints > left - prompts * MIB:
         one = checkpoints // setup.ctx_checkpoints  # of every slot
         limits["ctx_checkpoints"] = (left - prompts * MIB) // one

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 from edgekit.engine.types import Model
@@ -20,7 +19,11 @@ from edgekit.hardware.budgets import (
 from edgekit.hardware.types import Accelerator, Machine, Vendor
 from edgekit.plan.types import Start, Way, Ways
 
-PLACED = frozenset({"backend", "n_gpu_layers", "n_cpu_moe", "cpu_moe", "tensor_split", "offload_kqv"})  # fmt: skip
+# Fields of a setup that say what lies where; a caller who settles one settles all.
+PLACED = frozenset({
+    "backend", "n_gpu_layers", "n_cpu_moe", "cpu_moe", "tensor_split", "offload_kqv",
+    "tensor_parallel_size", "pipeline_parallel_size",
+})  # fmt: skip
 LEAST_CAPABILITY = (7, 0)
 _BACKENDS = {Vendor.NVIDIA: "cuda", Vendor.APPLE: "metal"}
 
@@ -146,14 +149,19 @@ def _vllm_ways(_model: Model, machine: Machine, start: Start) -> Ways:
         raise HardwareError(
             f"vLLM is asked to use {setup.world_size} GPUs, and {machine.name} has {len(cards)}"
         )
-    settled = bool(start.settled & {"tensor_parallel_size", "pipeline_parallel_size"})
-    sizes = [setup.tensor_parallel_size] if settled else list(_powers(len(cards)))
-    chosen = ((size, tuple(islice(largest, size * setup.pipeline_parallel_size))) for size in sizes)
+    if start.settled & PLACED:
+        sizes = [(setup.tensor_parallel_size, setup.pipeline_parallel_size)]
+    else:
+        sizes = [(size, 1) for size in _powers(len(cards))]
+        if len(cards) not in {size for size, _ in sizes}:
+            sizes.append((1, len(cards)))  # three cards share layers, not heads
     lower = "gpu_memory_utilization" not in start.settled
-    return tuple(
-        _vllm_way(_startable(setup, own) if lower else setup, own, size, Gpu)
-        for size, own in chosen
-    )
+    ways = []
+    for ranks, stages in sizes:
+        own = tuple(largest[: ranks * stages])
+        shared = replace(setup, tensor_parallel_size=ranks, pipeline_parallel_size=stages)
+        ways.append(_vllm_way(_startable(shared, own) if lower else shared, own, Gpu))
+    return tuple(ways)
 
 
 def _startable(setup: Any, cards: tuple[Accelerator, ...]) -> Any:
@@ -169,18 +177,14 @@ def _powers(most: int) -> Iterator[int]:
         size *= 2
 
 
-def _vllm_way(
-    setup: Any, cards: tuple[Accelerator, ...], size: int, gpu: Callable[..., Any]
-) -> Way:
+def _vllm_way(setup: Any, cards: tuple[Accelerator, ...], gpu: Callable[..., Any]) -> Way:
     """The card's memory is the budget's business: the bill is that of the requests, not of the whole pool."""
     one = min(cards, key=lambda card: card.total_bytes)
     if one.capability is not None and one.capability < LEAST_CAPABILITY:
         raise HardwareError(f"vLLM runs on NVIDIA GPUs from Volta on, and {one.name} is older")
     known = {"capability": one.capability} if one.capability is not None else {}
     return Way(
-        setup=replace(
-            setup, tensor_parallel_size=size, gpu=gpu(name=one.name, memory_bytes=None, **known)
-        ),
+        setup=replace(setup, gpu=gpu(name=one.name, memory_bytes=None, **known)),
         budgets=vllm_budgets(cards, setup.gpu_memory_utilization),
         because=f"on {_names(cards)}" if len(cards) == 1 else f"shared by {_names(cards)}",
     )

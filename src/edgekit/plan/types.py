@@ -60,6 +60,7 @@ class Weighed:
     context_tokens: int
     estimate: MemoryEstimate = field(repr=False)
     uses: tuple[Use, ...]
+    refused: str = ""  # why the engine would not start with this, however much is free
 
     @property
     def tightest(self) -> Use:
@@ -67,6 +68,8 @@ class Weighed:
 
     @property
     def status(self) -> Status:
+        if self.refused:
+            return Status.FAILED
         return max((use.status for use in self.uses), key=_WORST.index)
 
     @property
@@ -137,7 +140,9 @@ class PreflightResult:
     status: Status
     context_tokens: int  # what the verdict is for
     asked: bool  # whether the caller named it
-    max_context: int
+    max_context: int  # the longest that fits there, with however many layers on the devices
+    way_context: int  # the longest that fits with this way
+    streams: int = 1  # sequences that a context is divided among, where they share no cache
     recommended_context: int
     native_context: int | None
     uses: tuple[Use, ...]

@@ -27,6 +27,7 @@ def check_json(check: Check) -> dict[str, Any]:
         "context_asked": result.asked,
         "context_because": result.window or None,
         "max_context": result.max_context,
+        "way_context": result.way_context,
         "recommended_context": result.recommended_context,
         "native_context": result.native_context,
         "required_bytes": result.required_bytes,

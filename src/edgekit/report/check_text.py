@@ -72,7 +72,17 @@ def _longest(result: PreflightResult) -> str:
     if not result.max_context:
         return "no context fits"
     fit = "would fit" if is_blocked(result) else "fit"
-    return f"up to {result.max_context:,} {fit}, {result.recommended_context:,} recommended"
+    most = f"up to {result.max_context:,}{_each(result)} {fit}"
+    if result.can_load and result.way_context < result.max_context:
+        less = "more cards" if result.engine == "vllm" else "less on the devices"
+        most = f"up to {result.way_context:,} {fit} so, up to {result.max_context:,} with {less}"
+    return f"{most}, {result.recommended_context:,} recommended"
+
+
+def _each(result: PreflightResult) -> str:
+    if result.streams == 1:
+        return ""
+    return f" ({result.max_context // result.streams:,} for each of {result.streams})"
 
 
 def _sections(check: Check) -> Iterator[tuple[str, list[str]]]:
