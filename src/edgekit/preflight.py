@@ -67,7 +67,7 @@ def model_preflight(
 
     >>> result = model_preflight("sample:gemma-3-27b", "llama.cpp", device="RTX 4090", ram="64G")
     >>> result.status.name, result.max_context
-    ('WARNING', 28672)
+    ('WARNING', 131072)
     """
     confirm = (lambda _: True) if allow_download else None
     opened = open_or_download(model_id, reach=reach, confirm=confirm)

@@ -118,7 +118,7 @@ def test_one_screen_of_what_does_not(capsys: pytest.CaptureFixture[str]) -> None
         "-c 14336: the largest context that fits, with --min-context 14336",
         "-ctk q8_0 -ctv q8_0: fits, up to 42,240 tokens",
         "quantised to IQ4_XS",
-        "on the host: fits",
+        "of free RAM (--ram)",
         "the smallest GPU that holds it whole",
         "the smallest Mac that holds it whole",
     ):

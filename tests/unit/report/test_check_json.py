@@ -16,7 +16,7 @@ from edgekit.units import GIB
 
 NAMES = [
     "schema", "model", "reference", "status", "can_load", "context_tokens", "context_asked", "context_because",
-    "max_context", "recommended_context", "native_context", "required_bytes", "available_bytes", "utilization",
+    "max_context", "way_context", "recommended_context", "native_context", "required_bytes", "available_bytes", "utilization",
     "engine", "machine", "budgets", "way", "reasons", "changes", "basis", "estimate", "command", "notes",
 ]  # fmt: skip
 BUDGET = {

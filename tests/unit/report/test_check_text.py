@@ -40,7 +40,7 @@ Memory   RTX 4090     [██████████████████▓
          RTX 4090: 24.00 GiB free less 1 GiB for everything else
          host memory: 16.00 GiB free less 1 GiB for everything else
 
-Later    up to 8.00 GiB of prompt cache may grow on the host, where 13.50 GiB are left
+Later    up to 8.00 GiB of prompt cache may grow on the host, where 11.25 GiB are left
 
 Basis    exact: weights, kv cache, output
          modelled, within 10 %: compute

@@ -18,17 +18,17 @@ def _sizes(prompts: int, checkpoints: int) -> str:
 @pytest.mark.parametrize(
     ("prompts", "checkpoints", "host_gib", "told"),
     [
-        # 16 - 1 reserved - 1.5 required = 13.5 left
-        (8, 0, 16, "13.50 GiB are left"),
-        (8, 5, 16, "13.50 GiB are left"),
-        # 7 - 1 - 1.5 = 4.5 left: all of it for prompts
-        (8, 0, 7, "only 4.50 GiB are left: --cache-ram 4608 to stay within that"),
-        # 2 of checkpoints leave 2.5
-        (8, 2, 7, "only 4.50 GiB are left: --cache-ram 2560 to stay within that"),
-        # 64 of checkpoints, 2 for each of 32: half for prompts, of 2.25 for checkpoints one
-        (8, 64, 7, "only 4.50 GiB are left: --cache-ram 2304 --ctx-checkpoints 1 to stay within that"),
-        # 16.5 left: prompts have their 8, of the 8.5 four times 2
-        (8, 64, 19, "only 16.50 GiB are left: --cache-ram 8192 --ctx-checkpoints 4 to stay within that"),
+        # 85 % of (21 - 1 reserved) - 1.5 required = 15.5 left
+        (8, 0, 21, "15.50 GiB are left"),
+        (8, 7, 21, "15.50 GiB are left"),
+        # 85 % of 10 - 1.5 = 7 left: all of it for prompts
+        (8, 0, 11, "only 7.00 GiB are left: --cache-ram 7168 to stay within that"),
+        # 2 of checkpoints leave 5
+        (8, 2, 11, "only 7.00 GiB are left: --cache-ram 5120 to stay within that"),
+        # 64 of checkpoints, 2 for each of 32: half for prompts, of 3.5 for checkpoints one
+        (8, 64, 11, "only 7.00 GiB are left: --cache-ram 3584 --ctx-checkpoints 1 to stay within that"),
+        # 24 left: prompts have the 8 they would take anyway, of the 16 eight times 2
+        (8, 64, 31, "only 24.00 GiB are left: --ctx-checkpoints 8 to stay within that"),
         (8, 0, 2, "only 0 B are left: --cache-ram 0 to stay within that"),
     ],
 )  # fmt: skip
@@ -50,6 +50,6 @@ def test_nothing_that_grows_is_no_line() -> None:
 
 
 def test_a_unified_memory_is_the_hosts() -> None:
-    unified = machine(card("Orin", 16, unified=True), ram_gib=16)
-    # 16 - 1 reserved - 11.5 and 1.5 required
-    assert "only 2.00 GiB are left: --cache-ram 2048" in next(later_rows(made(on=unified).result))
+    unified = machine(card("Orin", 21, unified=True), ram_gib=21)
+    # 85 % of (21 - 1 reserved) - 11.5 and 1.5 required
+    assert "only 4.00 GiB are left: --cache-ram 4096" in next(later_rows(made(on=unified).result))

@@ -1,0 +1,89 @@
+"""Laws of the verdict: more memory is never worse, and a smaller load never fails where a larger one fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.recorded import engine_models
+from tests.unit.plan.machines import cards, cpu
+
+from edgekit.memory.types import Load
+from edgekit.plan.types import PreflightResult, Question
+from edgekit.plan.verdict import judge
+
+MODELS = (
+    ("llama-3.1-8b", "Q4_K_M"),
+    ("gemma-3-27b", "Q4_K_M"),
+    ("qwen3-30b-a3b", "Q4_K_M"),
+    ("phi-3-mini-128k", "F16"),
+    ("falcon-h1-1.5b", "F16"),
+    ("deepseek-v2-lite", "Q8_0"),
+)
+models = st.sampled_from(MODELS)
+gib = st.integers(2, 40)
+more = st.integers(1, 24)
+
+
+def judged(
+    model: tuple[str, str], vram: int, ram: int, context: int | None = None
+) -> PreflightResult:
+    question = Question(
+        model=engine_models()[model],
+        engine="llama.cpp",
+        machine=cards(vram, ram=ram) if vram else cpu(ram),
+        load=Load(context_tokens=context),
+    )
+    return judge(question)
+
+
+@settings(max_examples=60, deadline=None)
+@given(model=models, vram=gib, ram=gib, extra=more)
+def test_a_larger_card_is_never_worse(
+    model: tuple[str, str], vram: int, ram: int, extra: int
+) -> None:
+    small, large = judged(model, vram, ram), judged(model, vram + extra, ram)
+    assert small.max_context <= large.max_context
+    assert large.can_load or small.failed
+
+
+@settings(max_examples=60, deadline=None)
+@given(model=models, vram=st.integers(0, 24), ram=gib, extra=more)
+def test_more_host_memory_is_never_worse(
+    model: tuple[str, str], vram: int, ram: int, extra: int
+) -> None:
+    small, large = judged(model, vram, ram), judged(model, vram, ram + extra)
+    assert small.max_context <= large.max_context
+    assert large.can_load or small.failed
+
+
+@settings(max_examples=60, deadline=None)
+@given(model=models, vram=gib, ram=gib, context=st.integers(256, 140_000), less=st.integers(1, 99))
+def test_a_shorter_context_never_fails_where_a_longer_one_fits(
+    model: tuple[str, str], vram: int, ram: int, context: int, less: int
+) -> None:
+    long = judged(model, vram, ram, context)
+    short = judged(model, vram, ram, max(1, context * less // 100) + 255)
+    assert short.can_load or long.failed
+
+
+@settings(max_examples=60, deadline=None)
+@given(model=models, vram=st.integers(0, 24), ram=gib)
+def test_the_longest_fits_when_it_is_asked_for_and_no_longer_one_does(
+    model: tuple[str, str], vram: int, ram: int
+) -> None:
+    result = judged(model, vram, ram)
+    question = Question(
+        model=engine_models()[model],
+        engine="llama.cpp",
+        machine=result.machine,
+        min_context=0,
+    )
+    longest, native = result.max_context, result.native_context
+    if longest:
+        assert judge(replace(question, load=Load(context_tokens=longest))).can_load
+    if native is not None and longest + 256 <= native:
+        beyond = judge(replace(question, load=Load(context_tokens=longest + 256)))
+        assert beyond.failed
+        assert beyond.max_context == longest
