@@ -88,7 +88,7 @@ def read_metadata(header: ModelHeader, geometry: ModelGeometry) -> ModelMetadata
 
 
 def _kv_heads(first: Attention | LatentAttention | None) -> int | None:
-    """A latent is shared by all heads: the file's own count is theirs."""
+    """A latent that is attended to as it is counts as one head; one that is unfolded has all of them."""
     match first:
         case Attention():
             return first.kv_heads

@@ -109,8 +109,9 @@ def can_load(
             opened = open_model(model_id, depth=depth, reach=reach)
             asked = Asked(context=context, min_context=min_context)
             result = _judged(opened, engine, here, options or {}, asked)
-            if result.can_load and (depth is Depth.TENSORS or result.utilization <= LIGHT_ENOUGH):
-                return True
+            whole = depth is Depth.TENSORS or opened.model.header.tensors is not None
+            if whole or (result.can_load and result.utilization <= LIGHT_ENOUGH):
+                return result.can_load
         except (HardwareError, RefusedError):
             return False
         except (HeaderError, UnknownArchitectureError):

@@ -190,7 +190,7 @@ def test_a_refused_download_is_the_first_error_with_a_word_about_it(
         download_model("acme/whole-GGUF", WHY, confirm=lambda _: False, reach=reach)
     assert str(caught.value) == (
         "no ranges here. The full download of 1.00 MiB may answer it and was not allowed: "
-        "--download-up-to SIZE allows it, and allow_download=True"
+        "--download-up-to SIZE allows it for one model at a time, and allow_download=True"
     )
     assert not hub_cache.exists()
 

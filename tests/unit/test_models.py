@@ -449,8 +449,7 @@ def test_yes_or_no(
 @pytest.mark.parametrize(
     ("model", "least_gib"), [("gemma-3-4b", 5), ("qwen3-30b-a3b", 24), ("mamba-2.8b", 3)]
 )
-def test_a_quick_yes_is_never_a_slow_no(model: str, least_gib: int, tmp_path: Path) -> None:
-    """One request brings the keys and the size: what they leave open may cost a yes, never bring one."""
+def test_yes_or_no_agrees_with_the_verdict(model: str, least_gib: int, tmp_path: Path) -> None:
     path = write_model(tmp_path, model)
     told = []
     for gib in range(least_gib - 2, least_gib + 2):

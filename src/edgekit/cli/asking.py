@@ -34,6 +34,7 @@ class EngineOptions(Protocol):
     ) -> list[str]: ...
 
 
+CELLS = 256  # llama.cpp rounds a context up to whole cells of so many
 OPTIONS: dict[str, EngineOptions] = {
     "llama.cpp": llamacpp_options,
     "vllm": vllm_options,
@@ -194,8 +195,9 @@ def _notes(
         yield from files.notes
     if geometry.because:
         yield f"{geometry.basis.name}: {geometry.because}"
-    native, length = geometry.native_context, asked[0].context_tokens
-    if native is not None and length is not None and length > native:
+    facts: dict[str, Any] = dict(estimate.facts)
+    native, length = geometry.native_context, facts.get("n_ctx_seq") or asked[0].context_tokens
+    if native is not None and length is not None and length - native >= CELLS:
         yield f"the model was made for {native:,} tokens: answers beyond them are worse, or nonsense"
     if files is not None and files.projectors and "mmproj" not in values:
         yield f"{files.projectors[0].name} is not counted: --mmproj auto (llama.cpp) adds it"

@@ -190,13 +190,16 @@ def _job(text: str | None) -> Job | None:
 
 
 def _confirm(arguments: argparse.Namespace, *, alone: bool) -> Callable[[Download], bool] | None:
-    """Up to the limit without a word; beyond it a person is asked, a program gets a no."""
-    if arguments.no_download:
+    """Up to the limit without a word; beyond it a person is asked, a program gets a no.
+
+    Of several models none is downloaded: nobody said how much they may take together.
+    """
+    if arguments.no_download or not alone:
         return None
     limit = UNASKED_DOWNLOAD_BYTES
     if arguments.download_up_to is not None:
         limit = _read("--download-up-to", parse_size, arguments.download_up_to)
-    asks = alone and not (arguments.json or arguments.quiet) and _is_person()
+    asks = not (arguments.json or arguments.quiet) and _is_person()
 
     def confirm(download: Download) -> bool:
         return download.size_bytes <= limit or (asks and _ask(download))

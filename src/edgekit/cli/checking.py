@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -82,18 +83,20 @@ def check_all(
 
     Models behind a network are asked for side by side; those on this machine keep one core busy as it is.
     """
-    done = 0
+    done, counting = 0, threading.Lock()
 
     def checked(name: str) -> list[Answer]:
         nonlocal done
         answers = check_model(name, asking)
-        done += 1
-        tell(done, len(names))
+        with counting:
+            done += 1
+            tell(done, len(names))
         return answers
 
     far = [name for name in names if not is_here(name)]
     coming = side_by_side(checked, far)
-    near = {name: checked(name) for name in names if name not in set(far)}
+    away = set(far)
+    near = {name: checked(name) for name in names if name not in away}
     return [near[name] if name in near else next(coming) for name in names]
 
 
@@ -214,11 +217,7 @@ _CODES = (0, 1, 3, 2, 4, 5)  # the better ones first
 
 def _code(answer: Answer, *, strict: bool) -> int:
     if isinstance(answer, Unanswered):
-        return (
-            HardwareError.exit_code
-            if isinstance(answer.error, HardwareError)
-            else answer.error.exit_code
-        )
+        return answer.error.exit_code
     if answer.result.failed:
         return HardwareError.exit_code
     return int(strict and answer.result.warning)

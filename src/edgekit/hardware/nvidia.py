@@ -92,9 +92,13 @@ def _read_cards(here: Surroundings) -> Answer:
     nvml = here.nvml()
     nvml("nvmlInit")
     count = min(int(nvml("nvmlDeviceGetCount")), _MOST_CARDS)
-    cards = [
-        read_card(nvml, index, here.host, by_windows=_by_windows(here)) for index in range(count)
-    ]
+    cards = []
+    for index in range(count):
+        try:
+            cards.append(read_card(nvml, index, here.host, by_windows=_by_windows(here)))
+        except (TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:
+            why = f"GPU {index} answers what cannot be understood ({type(error).__name__}): it is not counted."
+            cards.append(Answer(notes=(why,)))
     with suppress(NvmlError):
         nvml("nvmlShutdown")
     return Answer(

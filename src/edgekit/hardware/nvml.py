@@ -5,10 +5,10 @@ https://docs.nvidia.com/deploy/nvml-api/
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import PureWindowsPath
-from typing import Any
+from typing import Any, TypeVar
 
 from edgekit.basis import Basis
 from edgekit.hardware.bandwidth import known_bandwidth
@@ -18,6 +18,8 @@ from edgekit.hardware.tree import printable
 from edgekit.hardware.types import Accelerator, HostMemory, Process, Vendor
 from edgekit.hardware.visible import Answer, Seen
 from edgekit.units import GIB, LARGEST
+
+T = TypeVar("T")
 
 _NAME_LENGTH = 96
 _MOST_USERS = 64  # that are listed; a card with more is shared by a service
@@ -149,8 +151,8 @@ def _shared(card: _Card) -> Accelerator | None:
         free_bytes=card.host.usable_bytes,
         unified=True,
         bandwidth_bytes_per_s=known_bandwidth(card.name, card.host.total_bytes),
-        capability=_capability(card),
-        users=_users(card, card.handle),
+        capability=_aside(lambda: _capability(card), None),
+        users=_aside(lambda: _users(card, card.handle), ()),
         because="it shares the processor's memory",
     )
 
@@ -163,13 +165,23 @@ def _device(card: _Card, handle: Any, *, partition: str = "") -> Accelerator:
         index=card.index,
         total_bytes=total_bytes,
         free_bytes=free_bytes,
-        bandwidth_bytes_per_s=_bandwidth(card, total_bytes if partition else None),
-        capability=_capability(card),
+        bandwidth_bytes_per_s=_aside(
+            lambda: _bandwidth(card, total_bytes if partition else None), None
+        ),
+        capability=_aside(lambda: _capability(card), None),
         partition=partition,
-        users=_users(card, handle),
+        users=_aside(lambda: _users(card, handle), ()),
         basis=Basis.ASSUMED if card.by_windows else Basis.EXACT,
         because="NVML, less what Windows is assumed to keep" if card.by_windows else "NVML",
     )
+
+
+def _aside(ask: Callable[[], T], otherwise: T) -> T:
+    """What is nice to know does not decide whether a card counts: an odd answer is none."""
+    try:
+        return ask()
+    except (TypeError, ValueError, AttributeError, LookupError, OverflowError):
+        return otherwise
 
 
 def _memory(card: _Card, handle: Any) -> tuple[int, int]:

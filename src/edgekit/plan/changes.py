@@ -19,7 +19,7 @@ from edgekit.plan.types import FULL_PERCENT, PreflightResult, Question, Start, U
 from edgekit.plan.verdict import judge
 from edgekit.units import format_bytes
 
-MLX_BITS = (8, 6, 4, 3)
+MLX_BITS = (3,)  # unquantised repositories are judged at 4 already
 BEYOND_ANY_HOST_BYTES = 2**50
 
 
@@ -29,6 +29,7 @@ class ChangeKind(enum.Enum):
     WEIGHTS = "weights"
     PLACEMENT = "placement"
     ENGINE = "engine"
+    MEMORY = "memory"
     DEVICE = "device"
 
 
@@ -173,7 +174,7 @@ def _smaller_bits(question: Question) -> Iterator[tuple[str, str, Question]]:
 
     if quantization_of(question.model) is not None:
         return  # packed already: another repository would be needed
-    for bits in (bits for bits in MLX_BITS if bits < 4):
+    for bits in MLX_BITS:
         packing = Quantize(packing=Packing(bits=bits, group_size=64))
         told = f"mlx_lm.convert -q --q-bits {bits}"
         yield f"{bits} bit", told, _with_setup(question, quantize=packing)
@@ -206,23 +207,21 @@ def _free_for(use: Use) -> int:
 def _memory(question: Question, result: PreflightResult) -> Iterator[Change]:
     """Where the host is what lacks: how much of it there would have to be, or which limit is in the way."""
     use, host = result.tightest, question.machine.host
-    if host is None or HOST not in use.budget.pools or use.budget.blocked:
-        return
+    if host is None or HOST not in use.budget.pools or question.engine == "mlx":
+        return  # a larger Mac also keeps more for itself
     needed = format_bytes(_free_for(use))
     limit = host.tightest
     told = f"{needed} of free memory, where {format_bytes(use.budget.free_bytes)} are"
     if limit is not None:
         told += f": {limit.name} holds it down"
-    yield Change(kind=ChangeKind.DEVICE, value=needed, told=told)
+    yield Change(kind=ChangeKind.MEMORY, value=needed, told=told)
 
 
 def _engine(question: Question, _: PreflightResult) -> Iterator[Change]:
     """llama.cpp quantises, and divides a model between the GPU and the host."""
     if question.engine == "llama.cpp":
         return
-    found = _judged(
-        replace(question, engine="llama.cpp", load=replace(question.load), start=Start(), bill=None)
-    )
+    found = _judged(replace(question, engine="llama.cpp", start=Start(), bill=None))
     if found is not None and found.can_load:
         yield Change(
             kind=ChangeKind.ENGINE,

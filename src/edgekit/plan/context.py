@@ -36,7 +36,7 @@ def longest(fits: Callable[[int], bool], *, step: int, most: int) -> int:
         else:
             high = middle
     ahead = low + 1
-    while ahead < min(low + 1 + LOOK_AHEAD, end):
+    while ahead < min(low + 1 + LOOK_AHEAD, end - 1):
         ahead += 1
         if fits(ahead * step):
             low = ahead

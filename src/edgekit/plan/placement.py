@@ -18,6 +18,7 @@ from edgekit.hardware.budgets import (
 )
 from edgekit.hardware.types import Accelerator, Machine, Vendor
 from edgekit.plan.types import Start, Way, Ways
+from edgekit.units import GIB
 
 # Fields of a setup that say what lies where; a caller who settles one settles all.
 PLACED = frozenset({
@@ -25,6 +26,9 @@ PLACED = frozenset({
     "tensor_parallel_size", "pipeline_parallel_size",
 })  # fmt: skip
 LEAST_CAPABILITY = (7, 0)
+LEAST_CARD_BYTES = (
+    5 * GIB // 2
+)  # a reserve of 1 GiB, a context of 0.6, a compute buffer and a layer
 _BACKENDS = {Vendor.NVIDIA: "cuda", Vendor.APPLE: "metal"}
 
 
@@ -52,7 +56,7 @@ def _llamacpp_ways(model: Model, machine: Machine, start: Start) -> Ways:
     from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup, Mode
 
     setup = start.setup or LlamaCppSetup(mode=Mode.SERVER)
-    cards = devices_for(machine, "llama.cpp")
+    cards = _worth_using(devices_for(machine, "llama.cpp"))
     if "backend" in start.settled:
         _check_backend(machine, cards, setup.backend)
     if not cards or ("backend" in start.settled and setup.backend is Backend.CPU):
@@ -68,6 +72,12 @@ def _llamacpp_ways(model: Model, machine: Machine, start: Start) -> Ways:
         for changes, told in _less_and_less(model)
     )
     return (full, *partly, _on_the_cpu(machine, setup))
+
+
+def _worth_using(cards: tuple[Accelerator, ...]) -> tuple[Accelerator, ...]:
+    """Among several, not those that have no room beyond the engine's own context: they would only be in the way."""
+    roomy = tuple(card for card in cards if card.free_bytes >= LEAST_CARD_BYTES)
+    return roomy or cards[:1]
 
 
 def _check_backend(machine: Machine, cards: tuple[Accelerator, ...], backend: Any) -> None:
@@ -143,8 +153,8 @@ def _vllm_ways(_model: Model, machine: Machine, start: Start) -> Ways:
     from edgekit.engine.vllm.types import Gpu, VllmSetup
 
     setup = start.setup or VllmSetup()
-    cards = devices_for(machine, "vllm")
-    largest = sorted(cards, key=lambda card: -card.total_bytes)
+    cards = _new_enough(devices_for(machine, "vllm"))
+    largest = sorted(cards, key=lambda card: -card.free_bytes)
     if setup.world_size > len(cards):
         raise HardwareError(
             f"vLLM is asked to use {setup.world_size} GPUs, and {machine.name} has {len(cards)}"
@@ -164,6 +174,15 @@ def _vllm_ways(_model: Model, machine: Machine, start: Start) -> Ways:
     return tuple(ways)
 
 
+def _new_enough(cards: tuple[Accelerator, ...]) -> tuple[Accelerator, ...]:
+    found = tuple(
+        card for card in cards if (card.capability or LEAST_CAPABILITY) >= LEAST_CAPABILITY
+    )
+    if not found:
+        raise HardwareError(f"vLLM runs on NVIDIA GPUs from Volta on, and {_names(cards)} is older")
+    return found
+
+
 def _startable(setup: Any, cards: tuple[Accelerator, ...]) -> Any:
     """Its share of a card that is in use already, or shared with NCCL, is lowered until it starts."""
     share = vllm_share(cards, setup.gpu_memory_utilization)
@@ -180,14 +199,19 @@ def _powers(most: int) -> Iterator[int]:
 def _vllm_way(setup: Any, cards: tuple[Accelerator, ...], gpu: Callable[..., Any]) -> Way:
     """The card's memory is the budget's business: the bill is that of the requests, not of the whole pool."""
     one = min(cards, key=lambda card: card.total_bytes)
-    if one.capability is not None and one.capability < LEAST_CAPABILITY:
-        raise HardwareError(f"vLLM runs on NVIDIA GPUs from Volta on, and {one.name} is older")
     known = {"capability": one.capability} if one.capability is not None else {}
     return Way(
         setup=replace(setup, gpu=gpu(name=one.name, memory_bytes=None, **known)),
         budgets=vllm_budgets(cards, setup.gpu_memory_utilization),
-        because=f"on {_names(cards)}" if len(cards) == 1 else f"shared by {_names(cards)}",
+        because=f"{'on' if len(cards) == 1 else 'shared by'} {_names(cards)}{_lowered(setup)}",
     )
+
+
+def _lowered(setup: Any) -> str:
+    from edgekit.engine.vllm.types import DEFAULT_UTILIZATION
+
+    share = setup.gpu_memory_utilization
+    return f", {share:g} of it" if share != DEFAULT_UTILIZATION else ""
 
 
 def _mlx_ways(_model: Model, machine: Machine, start: Start) -> Ways:

@@ -52,5 +52,7 @@ def _context(ladder: Ladder) -> tuple[int, str]:
         if reach >= max(top.minimum, 1):
             if window > reach:
                 return reach, "the longest that fits"
-            return max(window, top.least), because
+            if window < top.least:
+                return top.least, "the shortest there is: its cache is more than the budget"
+            return window, because
     return max(min(top.minimum, top.most), top.least), "the least that is of use"

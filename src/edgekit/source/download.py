@@ -99,8 +99,8 @@ def _refuse(because: EdgekitError, what: str) -> NoReturn:
     if not isinstance(because, RemoteInspectError) or isinstance(because, RemoteAccessError):
         raise because  # the same door is closed to a download
     raise type(because)(
-        f"{because}. {what} may answer it and was not allowed: --download-up-to SIZE allows it, and "
-        "allow_download=True"
+        f"{because}. {what} may answer it and was not allowed: --download-up-to SIZE allows it for one model "
+        "at a time, and allow_download=True"
     ) from because
 
 

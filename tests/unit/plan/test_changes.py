@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -35,15 +36,10 @@ def told(question: Question) -> dict[ChangeKind, Change]:
 
 
 @pytest.mark.parametrize("name", FAILING)
-def test_whatever_is_suggested_with_a_result_fits(name: str) -> None:
+def test_there_is_always_something_to_do(name: str) -> None:
     question = FAILING[name]
-    found = changes(question, judge(question))
-    assert found
-    for change in found:
-        if change.kind is ChangeKind.CONTEXT or change.result is None:
-            continue
-        assert change.result.can_load, change.told
-        assert change.max_context in {change.result.max_context, change.result.way_context}
+    kinds = {change.kind for change in changes(question, judge(question))}
+    assert kinds & {ChangeKind.DEVICE, ChangeKind.MEMORY}
 
 
 def test_the_largest_context_fits_when_it_is_asked_for() -> None:
@@ -104,11 +100,13 @@ def test_a_quantisation_that_the_repository_has_is_said_to_be_there() -> None:
 def test_how_much_ram_beside_a_card_would_do() -> None:
     question = FAILING["dense on a card"]
     change = told(question)[ChangeKind.PLACEMENT]
-    assert change.result is not None
-    needed = next(use for use in change.result.uses if use.budget.name == "host memory")
-    ram = needed.required_bytes * 100 // 85 + GIB + 1  # with the reserve, at 85 %
-    host = HostMemory(total_bytes=ram, free_bytes=ram)
-    assert judge(replace(question, machine=replace(question.machine, host=host))).can_load
+    told = re.search(r"beside ([\d.]+) GiB", change.told)
+    assert told is not None
+    for ram, fits in ((float(told[1]) + 0.01, True), (float(told[1]) * 0.5, False)):
+        size = int(ram * GIB)
+        host = HostMemory(total_bytes=size, free_bytes=size)
+        asked = replace(question, machine=replace(question.machine, host=host))
+        assert judge(asked).can_load is fits
 
 
 @pytest.mark.parametrize("name", ["dense on a card", "a Mac", "vLLM"])

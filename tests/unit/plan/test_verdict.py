@@ -309,6 +309,37 @@ def test_vllm_takes_less_of_a_card_in_use_unless_its_share_was_settled() -> None
     assert "does not start" in refused.reasons[0]
 
 
+def test_a_busy_card_is_not_in_the_way_of_a_free_one() -> None:
+    machine = cards(24, 8, ram=None)
+    busy = replace(machine.devices[1], free_bytes=GIB)
+    both = replace(machine, devices=(machine.devices[0], busy))
+    alone = judge(ask(recorded("llama-3.1-8b"), cards(24, ram=None)))
+    result = judge(ask(recorded("llama-3.1-8b"), both))
+    assert (result.status, result.max_context) == (alone.status, alone.max_context)
+
+
+def test_vllm_takes_the_card_with_most_free() -> None:
+    machine = cards(80, 24)
+    busy = replace(machine.devices[0], free_bytes=4 * GIB)
+    result = judge(
+        ask(of_config("llama-3.1-8b"), replace(machine, devices=(busy, machine.devices[1])), "vllm")
+    )
+    assert result.can_load
+    assert result.way.because.startswith("on 24 GiB card")
+
+
+def test_a_pool_that_holds_no_request_does_not_start() -> None:
+    from edgekit.engine.vllm.types import VllmSetup
+
+    start = Start(
+        setup=VllmSetup(kv_cache_memory_bytes=GIB), settled=frozenset({"kv_cache_memory_bytes"})
+    )
+    load = Load(context_tokens=17_000)
+    result = judge(ask(of_config("llama-3.1-8b"), cards(24), "vllm", start=start, load=load))
+    assert result.failed
+    assert "vLLM does not start" in result.reasons[0]
+
+
 def test_vllm_refuses_cards_before_volta() -> None:
     machine = wished_machine(devices=("Tesla P100 16GB",))
     with pytest.raises(HardwareError, match="from Volta on"):
