@@ -46,7 +46,15 @@ class NotFoundError(SourceError):
 
 
 class RemoteInspectError(SourceError):
-    """A light remote inspection could not be done; a full download may still work."""
+    """A light remote inspection could not be done; a full download may still work.
+
+    >>> from edgekit.models import inspect_model_remote
+    >>> try:
+    ...     inspect_model_remote("./no-such-model.gguf")
+    ... except RemoteInspectError as error:
+    ...     print(error)
+    no such file or folder: no-such-model.gguf
+    """
 
 
 class RemoteNotFoundError(RemoteInspectError):

@@ -25,6 +25,11 @@ class ModelMetadata:
     """What a model is. None: the files do not say, or there is no such thing in it.
 
     Head counts and widths are those of the first layer with attention; `geometry` has every layer.
+
+    >>> from edgekit.models import inspect_model_remote
+    >>> model = inspect_model_remote("sample:qwen3-30b-a3b")
+    >>> model.num_layers, model.num_kv_heads, model.num_experts, model.num_experts_used
+    (48, 4, 128, 8)
     """
 
     name: str

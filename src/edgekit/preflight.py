@@ -161,18 +161,13 @@ def _machine(
     for name, value in named.items():
         if not isinstance(value, str | None):
             raise UsageError(f"{name} {value!r:.60} is not a text such as 'RTX 4090' or '24G'")
-    wished = any(value is not None for value in named.values())
-    if machine is not None and wished:
+    if machine is not None and any(value is not None for value in named.values()):
         raise UsageError("a machine is given, and another described: choose one")
     if machine is not None:
         return machine
-    if not wished:
-        from edgekit.hardware import detect
+    from edgekit.hardware import this_or_wished
 
-        return detect()
-    from edgekit.hardware.wishes import wished_machine
-
-    return wished_machine(devices=() if device is None else (device,), ram=ram, vram=vram)
+    return this_or_wished(devices=() if device is None else (device,), ram=ram, vram=vram)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

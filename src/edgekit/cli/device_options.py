@@ -32,13 +32,9 @@ def add_device_options(parser: argparse.ArgumentParser) -> None:
 
 def machine_of_arguments(arguments: argparse.Namespace) -> Machine:
     """Raises UsageError for a name or a size that means nothing."""
-    if not (arguments.device or arguments.ram is not None or arguments.vram is not None):
-        from edgekit.hardware import detect
+    from edgekit.hardware import this_or_wished
 
-        return detect()
-    from edgekit.hardware.wishes import wished_machine
-
-    return wished_machine(devices=tuple(arguments.device), ram=arguments.ram, vram=arguments.vram)
+    return this_or_wished(devices=arguments.device, ram=arguments.ram, vram=arguments.vram)
 
 
 def join_counts(argv: Sequence[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,3 +15,14 @@ def detect(here: Surroundings | None = None) -> Machine:
     from edgekit.hardware.probes import look
 
     return look(here)
+
+
+def this_or_wished(
+    *, devices: Sequence[str] = (), ram: str | None = None, vram: str | None = None
+) -> Machine:
+    """The machine that is described; the one at hand where nothing is. Raises UsageError."""
+    if not devices and ram is None and vram is None:
+        return detect()
+    from edgekit.hardware.wishes import wished_machine
+
+    return wished_machine(devices=tuple(devices), ram=ram, vram=vram)

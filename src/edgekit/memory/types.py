@@ -84,7 +84,13 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """The bill: every total, table and decision is a sum or a filter over its lines."""
+    """The bill: every total, table and decision is a sum or a filter over its lines.
+
+    >>> from edgekit.models import model_preflight
+    >>> bill = model_preflight("sample:gemma-3-27b", "llama.cpp", ram="64G", context=8192).estimate
+    >>> bill.total_bytes == bill.weights_bytes + bill.kv_cache_bytes + bill.overhead_bytes, bill.basis.name
+    (True, 'EXACT')
+    """
 
     engine: str
     backend: str

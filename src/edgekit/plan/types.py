@@ -134,7 +134,13 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreflightResult:
-    """Whether a model fits. Required and available are those of the memory that is tightest."""
+    """Whether a model fits. Required and available are those of the memory that is tightest.
+
+    >>> from edgekit.models import model_preflight
+    >>> result = model_preflight("sample:gemma-3-27b", "llama.cpp", ram="64G")
+    >>> result.passed, result.can_load, f"{result.required_gb / result.available_gb:.2f}" == f"{result.utilization:.2f}"
+    (True, True, True)
+    """
 
     engine: str
     status: Status

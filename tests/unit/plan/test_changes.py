@@ -100,9 +100,9 @@ def test_a_quantisation_that_the_repository_has_is_said_to_be_there() -> None:
 def test_how_much_ram_beside_a_card_would_do() -> None:
     question = FAILING["dense on a card"]
     change = told(question)[ChangeKind.PLACEMENT]
-    told = re.search(r"beside ([\d.]+) GiB", change.told)
-    assert told is not None
-    for ram, fits in ((float(told[1]) + 0.01, True), (float(told[1]) * 0.5, False)):
+    found = re.search(r"beside ([\d.]+) GiB", change.told)
+    assert found is not None
+    for ram, fits in ((float(found[1]) + 0.01, True), (float(found[1]) * 0.5, False)):
         size = int(ram * GIB)
         host = HostMemory(total_bytes=size, free_bytes=size)
         asked = replace(question, machine=replace(question.machine, host=host))
