@@ -76,10 +76,7 @@ class Ladder:
         return needed * 100 > sum(one.available_bytes for one in apart) * FULL_PERCENT
 
     def _first_held(self, tokens: int) -> int:
-        """Every rung takes nearly as much off as the one before: a straight line guesses it in three looks, not seven.
-
-        Fewer tokens never need a lower rung, so what is known of others narrows it. The last needs no device.
-        """
+        """Fewer tokens never need a lower rung, so what is known of others narrows it. The last needs no device."""
         if tokens in self._held:
             return self._held[tokens]
         low = max((rung - 1 for known, rung in self._held.items() if known < tokens), default=0)
@@ -87,22 +84,35 @@ class Ladder:
             (rung for known, rung in self._held.items() if known > tokens), default=self.last
         )
         low = min(max(low, 0), high - 1)
-        above, below = self._share(low, tokens), 0.0
-        if above <= _LIMIT:  # it is not the devices that lack
-            low = high = low or self.last
+        share = self._share(low, tokens)
+        is_lacking = share > _LIMIT  # else it is not the devices that lack
+        found = self._searched(tokens, (low, share), high) if is_lacking else low or self.last
+        self._held[tokens] = found
+        return found
+
+    def _searched(self, tokens: int, above: tuple[int, float], high: int) -> int:
+        """Every rung takes nearly as much off as the one before: a line through two of them tells where to look."""
+        low, before, now = above[0], (self.last, 0.0), above
         while high - low > 1:
-            part = (above - _LIMIT) / (above - below) if math.isfinite(above) else 0.5
-            rung = min(max(low + round(part * (high - low)), low + 1), high - 1)
+            rung = min(max(_crossing(before, now), low + 1), high - 1)
             share = self._share(rung, tokens)
+            before, now = now, (rung, share)
             if share <= _LIMIT:
-                high, below = rung, share
+                high = rung
             else:
-                low, above = rung, share
-        self._held[tokens] = high
+                low = rung
         return high
 
     def _share(self, place: int, tokens: int) -> float:
         return self.rung(place).device_utilization(tokens)
+
+
+def _crossing(one: tuple[int, float], other: tuple[int, float]) -> int:
+    """The first rung within the limit on the line through two; half-way where that says nothing."""
+    fall = one[1] - other[1]
+    if not math.isfinite(fall) or not fall:
+        return (one[0] + other[0]) // 2
+    return math.ceil(one[0] + (one[1] - _LIMIT) * (other[0] - one[0]) / fall)
 
 
 def _fits(fitting: Fitting, tokens: int) -> bool:
