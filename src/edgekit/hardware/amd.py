@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from edgekit.basis import Basis
 from edgekit.hardware.bandwidth import known_bandwidth
-from edgekit.hardware.drm import DrmCard, closed_note, drm_cards
+from edgekit.hardware.drm import DrmCard, drm_findings
 from edgekit.hardware.surroundings import Findings, Surroundings
 from edgekit.hardware.tree import bytes_of, number_of, printable, text_of
-from edgekit.hardware.types import Accelerator, System, Vendor
+from edgekit.hardware.types import Accelerator, Vendor
 from edgekit.units import format_bytes
 
 _VENDOR = 0x1002
@@ -21,19 +21,7 @@ _INTEGRATED_METRICS = (2, 3)
 
 
 def find_amd(here: Surroundings) -> Findings:
-    if here.system is not System.LINUX:
-        return Findings()
-    devices: list[Accelerator] = []
-    notes: list[str] = []
-    for index, card in enumerate(drm_cards(here.root, _VENDOR)):
-        name = _name(here, card)
-        device = _device(here, card, name, index)
-        note = closed_note(here.root, card, name)
-        if note or device is None:
-            notes.append(note or f"{name} ({card.slot}) does not tell its memory: not counted.")
-        else:
-            devices.append(device)
-    return Findings(devices=tuple(devices), notes=tuple(notes))
+    return drm_findings(here, _VENDOR, _name, _device)
 
 
 def _name(here: Surroundings, card: DrmCard) -> str:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from edgekit.hardware.surroundings import Findings, Surroundings
 from edgekit.hardware.tree import number_in, pairs_of
+from edgekit.hardware.types import Accelerator, System
 
 
 class DrmCard(NamedTuple):
@@ -29,6 +32,28 @@ def drm_cards(root: Path, vendor: int) -> tuple[DrmCard, ...]:
     cards = (_card(folder) for folder in folders if re.fullmatch(r"card\d+", folder.name))
     mine = (card for card in cards if card is not None and card.vendor == vendor)
     return tuple(sorted(mine, key=lambda card: card.slot))
+
+
+def drm_findings(
+    here: Surroundings,
+    vendor: int,
+    name_of: Callable[[Surroundings, DrmCard], str],
+    device_of: Callable[[Surroundings, DrmCard, str, int], Accelerator | None],
+) -> Findings:
+    """The cards of one vendor that a program may use; the others are a note each."""
+    if here.system is not System.LINUX:
+        return Findings()
+    devices: list[Accelerator] = []
+    notes: list[str] = []
+    for index, card in enumerate(drm_cards(here.root, vendor)):
+        name = name_of(here, card)
+        device = device_of(here, card, name, index)
+        note = closed_note(here.root, card, name)
+        if note or device is None:
+            notes.append(note or f"{name} ({card.slot}) does not tell its memory: not counted.")
+        else:
+            devices.append(device)
+    return Findings(devices=tuple(devices), notes=tuple(notes))
 
 
 def _card(folder: Path) -> DrmCard | None:

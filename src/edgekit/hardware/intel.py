@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from edgekit.basis import Basis
 from edgekit.hardware.bandwidth import known_bandwidth
-from edgekit.hardware.drm import DrmCard, closed_note, drm_cards
+from edgekit.hardware.drm import DrmCard, drm_findings
 from edgekit.hardware.surroundings import Findings, Surroundings
 from edgekit.hardware.tree import number_in, number_of, text_of
-from edgekit.hardware.types import Accelerator, HostMemory, System, Vendor
+from edgekit.hardware.types import Accelerator, HostMemory, Vendor
 from edgekit.units import GIB
 
 _VENDOR = 0x8086
@@ -43,28 +43,18 @@ _CARDS = {
 
 
 def find_intel(here: Surroundings) -> Findings:
-    if here.system is not System.LINUX:
-        return Findings()
-    devices: list[Accelerator] = []
-    notes: list[str] = []
-    for index, card in enumerate(drm_cards(here.root, _VENDOR)):
-        name = _name(card)
-        device = _device(here, card, name, index) if card.driver in _DRIVERS else None
-        note = closed_note(here.root, card, name)
-        if note or device is None:
-            notes.append(note or f"{name} ({card.slot}) does not tell its memory: not counted.")
-        else:
-            devices.append(device)
-    return Findings(devices=tuple(devices), notes=tuple(notes))
+    return drm_findings(here, _VENDOR, _name, _device)
 
 
-def _name(card: DrmCard) -> str:
+def _name(_: Surroundings, card: DrmCard) -> str:
     if card.slot == _INTEGRATED_SLOT:
         return "Intel integrated graphics"
     return _CARDS.get(card.device, (f"Intel GPU {card.device:04x}",))[0]
 
 
 def _device(here: Surroundings, card: DrmCard, name: str, index: int) -> Accelerator | None:
+    if card.driver not in _DRIVERS:
+        return None
     if card.slot == _INTEGRATED_SLOT:
         return None if here.host is None else _shared(here.host, name, index)
     total_bytes, source = _memory(card)
