@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -16,7 +17,7 @@ from edgekit.plan.context import (
     max_context,
     plan_window,
 )
-from edgekit.plan.types import Bill, Job, Question, Use, Way, Weighed
+from edgekit.plan.types import Bill, Job, Question, Status, Use, Way, Weighed
 from edgekit.units import format_bytes
 
 CACHE_STEP_TOKENS = 256  # llama.cpp pads its cells to it, mlx-lm grows its caches by it
@@ -48,10 +49,19 @@ class Fitting:
             )
         return self._prices[tokens]
 
-    def device_utilization(self, tokens: int) -> float:
-        """Of the fullest device; 0 where none is used."""
-        uses = (use for use in self.price(tokens).uses if HOST not in use.budget.pools)
-        return max((use.utilization for use in uses), default=0.0)
+    def devices_share(self, tokens: int) -> float:
+        """What is taken of all devices together; 0 where none is used."""
+        uses = [use for use in self.price(tokens).uses if HOST not in use.budget.pools]
+        required = sum(use.required_bytes for use in uses)
+        available = sum(use.budget.available_bytes for use in uses)
+        if not required:
+            return 0.0
+        return required / available if available else math.inf
+
+    def devices_hold(self, tokens: int) -> bool:
+        """Each of them what lies on it."""
+        uses = self.price(tokens).uses
+        return all(use.status is not Status.FAILED for use in uses if HOST not in use.budget.pools)
 
     @cached_property
     def native(self) -> int:

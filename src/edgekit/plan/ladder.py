@@ -12,6 +12,8 @@ from edgekit.plan.fitting import Fitting
 from edgekit.plan.types import FULL_PERCENT, Question, Ways
 
 SHORT = 8  # so few ways are tried one by one
+# Several cards that hold something together need not hold it each: whole layers move from one to the next.
+LOOK_FURTHER = 12
 _LIMIT = FULL_PERCENT / 100
 
 
@@ -21,7 +23,7 @@ class Ladder:
     def __init__(self, question: Question, ways: Ways) -> None:
         self._question, self._ways = question, ways
         self._rungs: dict[int, Fitting] = {}
-        self._held: dict[int, int] = {}  # tokens -> the first rung on which the devices hold them
+        self._held: dict[int, int] = {}  # tokens -> the first rung they hold, taken together
 
     def rung(self, place: int) -> Fitting:
         if place not in self._rungs:
@@ -45,7 +47,10 @@ class Ladder:
             return next((one for one in rungs if _fits(one, tokens)), None)
         if self._is_hopeless(tokens):
             return None
-        found = self.rung(self._first_held(tokens))
+        first = self._first_held(tokens)
+        near = range(first, min(first + LOOK_FURTHER, self.last) + 1)
+        rungs = (self.rung(place) for place in near)
+        found = next((one for one in rungs if one.devices_hold(tokens)), self.rung(self.last))
         return found if _fits(found, tokens) else None
 
     def nearest(self, tokens: int) -> Fitting:
@@ -104,7 +109,7 @@ class Ladder:
         return high
 
     def _share(self, place: int, tokens: int) -> float:
-        return self.rung(place).device_utilization(tokens)
+        return self.rung(place).devices_share(tokens)
 
 
 def _crossing(one: tuple[int, float], other: tuple[int, float]) -> int:
