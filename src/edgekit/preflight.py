@@ -69,6 +69,7 @@ def model_preflight(
     >>> result.status.name, result.max_context
     ('WARNING', 131072)
     """
+    _check_kinds(model_id, engine, options)
     confirm = (lambda _: True) if allow_download else None
     opened = open_or_download(model_id, reach=reach, confirm=confirm)
     here = _machine(machine, device, ram, vram)
@@ -103,6 +104,7 @@ def can_load(
     >>> can_load("sample:gemma-3-27b", "llama.cpp", ram="8G")
     False
     """
+    _check_kinds(model_id, engine, options)
     here = _machine(machine, device, ram, vram)
     for depth in (Depth.ARCHITECTURE, Depth.TENSORS):
         try:
@@ -131,6 +133,7 @@ def inspect_model_remote(
     >>> inspect_model_remote("sample:gemma-3-27b").num_kv_heads
     16
     """
+    _check_kinds(model_id, engine, None)
     if engine.lower() != AUTO:
         engine_name(engine)
     try:
@@ -183,6 +186,16 @@ class Asked:
     def __post_init__(self) -> None:
         for name in ("context", "sequences", "min_context", "window_budget_bytes"):
             _check_whole(name, getattr(self, name))
+
+
+def _check_kinds(model_id: object, engine: object, options: object) -> None:
+    """Raises UsageError for what can be no model, engine or options."""
+    if not isinstance(model_id, str | os.PathLike):
+        raise UsageError(f"{model_id!r:.60} is no model: give a path, a hub id or an address")
+    if not isinstance(engine, str):
+        raise UsageError(f"engine {engine!r:.60} is not a name such as 'llama.cpp'")
+    if not isinstance(options, Mapping | None):
+        raise UsageError(f"options {options!r:.60} are not a mapping of names to values")
 
 
 def _check_whole(name: str, value: object) -> None:

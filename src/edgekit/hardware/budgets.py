@@ -135,7 +135,7 @@ def _share(device: Accelerator, utilization: float, before_bytes: int) -> Budget
         blocked = (
             f"vLLM does not start: it asks for {format_bytes(asked)} of {device.name} "
             f"(--gpu-memory-utilization {utilization:g}), where {format_bytes(started)} are free once it runs; "
-            f"free the card, or ask for {share:g}"
+            f"free the card{f', or ask for {share:g}' if share else ''}"
         )
     return Budget(
         name=device.name,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgekit.engine.types import Model
@@ -15,9 +16,9 @@ from edgekit.memory.cache_types import cache_type
 from edgekit.memory.types import HOST
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.placement import PLACED, ways_of
-from edgekit.plan.types import FULL_PERCENT, PreflightResult, Question, Start, Use
-from edgekit.plan.verdict import judge
-from edgekit.units import format_bytes
+from edgekit.plan.types import FULL_PERCENT, PreflightResult, Question, Start, Status, Use
+from edgekit.plan.verdict import judge, would_hold
+from edgekit.units import GIB, format_bytes
 
 MLX_BITS = (3,)  # unquantised repositories are judged at 4 already
 BEYOND_ANY_HOST_BYTES = 2**50
@@ -54,10 +55,12 @@ def _context(question: Question, result: PreflightResult) -> Iterator[Change]:
     if not result.max_context or result.max_context >= result.context_tokens:
         return
     tokens = result.max_context
-    found = _judged(replace(question, load=replace(question.load, context_tokens=tokens)))
-    if found is None:
+    asked = replace(question, load=replace(question.load, context_tokens=tokens), job=None)
+    try:
+        found = judge(asked)
+    except EdgekitError:
         return
-    short = "" if found.can_load else f", with --min-context {tokens}"
+    short = "" if found.can_load else f", with --min-context {tokens // result.streams}"
     yield Change(
         kind=ChangeKind.CONTEXT,
         value=f"{tokens}",
@@ -189,27 +192,32 @@ def _placement(question: Question, _: PreflightResult) -> Iterator[Change]:
     found = _judged(replace(question, machine=replace(machine, host=host)))
     if found is None or not found.can_load:
         return
-    host_use = next(use for use in found.uses if use.budget.name == "host memory")
+    fitting = Fitting(question, found.way)
+    uses = fitting.price(max(found.context_tokens, fitting.minimum)).uses
+    host_use = next(use for use in uses if HOST in use.budget.pools)
     yield Change(
         kind=ChangeKind.PLACEMENT,
         value=found.way.because,
-        told=f"{found.way.because}: fits beside {format_bytes(_free_for(host_use))} of free RAM (--ram)",
-        max_context=found.way_context,
+        told=f"{found.way.because}: fits beside {_free_for(host_use)} of free RAM (--ram)",
         result=found,
     )
 
 
-def _free_for(use: Use) -> int:
-    """How much has to be free for what it requires: within 85 %, and the reserve beside it."""
-    return -(-use.required_bytes * 100 // FULL_PERCENT) + use.budget.reserve_bytes
+def _free_for(use: Use) -> str:
+    """How much has to be free for what it requires: within 85 %, the reserve beside it, rounded up to tenths."""
+    needed = -(-use.required_bytes * 100 // FULL_PERCENT) + use.budget.reserve_bytes
+    return f"{math.ceil(needed * 10 / GIB + 0.5) / 10:.1f} GiB"
 
 
 def _memory(question: Question, result: PreflightResult) -> Iterator[Change]:
     """Where the host is what lacks: how much of it there would have to be, or which limit is in the way."""
     use, host = result.tightest, question.machine.host
+    lacking = [one for one in result.uses if one.status is Status.FAILED]
     if host is None or HOST not in use.budget.pools or question.engine == "mlx":
         return  # a larger Mac also keeps more for itself
-    needed = format_bytes(_free_for(use))
+    if any(HOST not in one.budget.pools for one in lacking) or len(result.uses) > 1:
+        return  # the devices lack too, or would take another part of it
+    needed = _free_for(use)
     limit = host.tightest
     told = f"{needed} of free memory, where {format_bytes(use.budget.free_bytes)} are"
     if limit is not None:
@@ -240,6 +248,8 @@ def _device(question: Question, result: PreflightResult) -> Iterator[Change]:
     from edgekit.hardware.wishes import machine_of
 
     tokens = result.context_tokens
+    if question.start.settled & PLACED:
+        return
     for kind, vendor in ((Kind.GPU, Vendor.NVIDIA), (Kind.MAC, Vendor.APPLE)):
         known = [one for one in usual_devices() if (one.kind, one.vendor) == (kind, vendor)]
         machines = [machine_of(one) for one in sorted(known, key=lambda one: one.usable_bytes)]
@@ -254,6 +264,8 @@ def _more_cards(question: Question, result: PreflightResult) -> Iterator[Change]
     """As many of the same card as hold it: engines share a model among 2, 4 or 8."""
     machine = question.machine
     cards = devices_for(machine, question.engine)
+    if question.start.settled & PLACED:
+        return  # what was settled for these cards may mean nothing on others
     alike = {(card.name, card.free_bytes) for card in cards}
     if len(alike) != 1 or cards[0].unified:
         return
@@ -283,7 +295,7 @@ def _smallest(machines: list[Machine], holds: Callable[[Machine], bool]) -> Mach
 
 
 def _holds(question: Question, machine: Machine, tokens: int) -> bool:
-    asked = replace(question, machine=machine, start=_whole(question.start))
+    asked = replace(question, machine=machine)
     try:
         ways = ways_of(question.model, question.engine, machine, asked.start)
         fitting = Fitting(asked, ways[-1] if question.engine == "vllm" else ways[0])
@@ -292,20 +304,10 @@ def _holds(question: Question, machine: Machine, tokens: int) -> bool:
         return False
 
 
-def _whole(start: Start) -> Start:
-    """The same without a word about placement: all cards, all layers."""
-    setup = start.setup
-    placed = {one.name for one in fields(setup)} & PLACED if setup is not None else set()
-    if placed:
-        plain = type(setup)()
-        own = {name: getattr(plain, name) for name in placed - {"backend"}}
-        setup = replace(setup, **own)
-    return Start(setup=setup, settled=start.settled - PLACED)
-
-
 def _judged(question: Question) -> PreflightResult | None:
+    """None also for what does not load: that costs less to find out than how long a context would."""
     try:
-        return judge(question)
+        return judge(question) if would_hold(question) else None
     except EdgekitError:
         return None
 

@@ -99,7 +99,8 @@ class Fitting:
         """
         wanted = self.question.min_context
         least = MINIMUM_TOKENS if wanted is None else wanted
-        return least if least > MINIMUM_TOKENS else min(least * self.streams, self.most)
+        whole = least * self.streams
+        return whole if least > MINIMUM_TOKENS else min(whole, self.most)
 
     @cached_property
     def longest(self) -> int:

@@ -6,7 +6,7 @@ import math
 from functools import cached_property
 
 from edgekit.errors import RefusedError
-from edgekit.memory.types import CACHES, Component
+from edgekit.memory.types import CACHES, HOST, Component
 from edgekit.plan.context import longest
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.types import FULL_PERCENT, Question, Ways
@@ -48,10 +48,11 @@ class Ladder:
         if self._is_hopeless(tokens):
             return None
         first = self._first_held(tokens)
-        near = range(first, min(first + LOOK_FURTHER, self.last) + 1)
-        rungs = (self.rung(place) for place in near)
-        found = next((one for one in rungs if one.devices_hold(tokens)), self.rung(self.last))
-        return found if _fits(found, tokens) else None
+        several = sum(HOST not in use.budget.pools for use in self.top.price(tokens).uses) > 1
+        further = LOOK_FURTHER if several or not first else 0
+        near = [*range(first, min(first + further, self.last) + 1), self.last]
+        rungs = (self.rung(place) for place in dict.fromkeys(near))
+        return next((one for one in rungs if _fits(one, tokens)), None)
 
     def nearest(self, tokens: int) -> Fitting:
         """Where none holds them: the one that lacks least."""
@@ -65,7 +66,7 @@ class Ladder:
             return self.top.longest
         if self.last < SHORT:
             rungs = (self.rung(place) for place in range(self.last + 1))
-            return max(one.longest for one in rungs if _is_run(one, one.least))
+            return max((one.longest for one in rungs if _is_run(one)), default=0)
         step, most = self.top.step, self.top.most
         return max(
             self.top.longest,
@@ -74,9 +75,9 @@ class Ladder:
 
     def _is_hopeless(self, tokens: int) -> bool:
         """Weights and caches alone are more than all memories together may hold: no rung mends that."""
-        weighed = self.top.price(tokens)
-        needed = weighed.estimate.of(Component.WEIGHTS, *CACHES)
-        budgets = [use.budget for use in weighed.uses]
+        bare = self.rung(self.last).price(tokens)  # on the processor nothing is held twice
+        needed = bare.estimate.of(Component.WEIGHTS, *CACHES)
+        budgets = [use.budget for use in self.top.price(tokens).uses]
         apart = [one for one in budgets if not any(one.pools < other.pools for other in budgets)]
         return needed * 100 > sum(one.available_bytes for one in apart) * FULL_PERCENT
 
@@ -91,7 +92,7 @@ class Ladder:
         low = min(max(low, 0), high - 1)
         share = self._share(low, tokens)
         is_lacking = share > _LIMIT  # else it is not the devices that lack
-        found = self._searched(tokens, (low, share), high) if is_lacking else low or self.last
+        found = self._searched(tokens, (low, share), high) if is_lacking else low
         self._held[tokens] = found
         return found
 
@@ -127,9 +128,10 @@ def _fits(fitting: Fitting, tokens: int) -> bool:
         return False
 
 
-def _is_run(fitting: Fitting, tokens: int) -> bool:
+def _is_run(fitting: Fitting, tokens: int | None = None) -> bool:
+    """Whether the engine would start so: some numbers of cards do not divide the heads."""
     try:
-        fitting.price(tokens)
+        fitting.price(fitting.least if tokens is None else tokens)
     except RefusedError:
         return False
     return True

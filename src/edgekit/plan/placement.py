@@ -64,20 +64,34 @@ def _llamacpp_ways(model: Model, machine: Machine, start: Start) -> Ways:
     if "backend" not in start.settled:
         setup = replace(setup, backend=Backend(_BACKENDS.get(cards[0].vendor, "vulkan")))
     setup = replace(setup, devices=_as_devices(cards, setup.tensor_split))
-    full = _on_devices(machine, cards, setup, _all_told(setup, cards))
+    full = _on_devices(machine, cards, setup, _all_told(setup, cards) + _left_out(machine, cards))
     if start.settled & PLACED or machine.host is None:
         return (full,)
     partly = (
-        _on_devices(machine, cards, replace(setup, **changes), f"{told} on {_names(cards)}")
+        _on_devices(
+            machine,
+            cards,
+            replace(setup, **changes),
+            f"{told} on {_names(cards)}{_left_out(machine, cards)}",
+        )
         for changes, told in _less_and_less(model)
     )
     return (full, *partly, _on_the_cpu(machine, setup))
 
 
 def _worth_using(cards: tuple[Accelerator, ...]) -> tuple[Accelerator, ...]:
-    """Among several, not those that have no room beyond the engine's own context: they would only be in the way."""
-    roomy = tuple(card for card in cards if card.free_bytes >= LEAST_CARD_BYTES)
-    return roomy or cards[:1]
+    """Among several, not those that hold little beside the largest: a card's own buffers cost more than it gives."""
+    largest = max((card.free_bytes for card in cards), default=0)
+    least = max(LEAST_CARD_BYTES, largest // 4)
+    return tuple(card for card in cards if card.free_bytes >= least) or cards[:1]
+
+
+def _left_out(machine: Machine, used: tuple[Accelerator, ...]) -> str:
+    """How llama.cpp is told to leave a card alone."""
+    known = devices_for(machine, "llama.cpp")
+    if len(known) == len(used) or known[0].vendor is not Vendor.NVIDIA:
+        return ""
+    return f" alone (CUDA_VISIBLE_DEVICES={','.join(str(card.index) for card in used)})"
 
 
 def _check_backend(machine: Machine, cards: tuple[Accelerator, ...], backend: Any) -> None:

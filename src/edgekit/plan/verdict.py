@@ -39,6 +39,15 @@ def judge(question: Question) -> PreflightResult:
     )
 
 
+def would_hold(question: Question) -> bool:
+    """Whether `judge` would say that it loads, without looking how long a context it could be."""
+    ways = ways_of(question.model, question.engine, question.machine, question.start)
+    ladder = Ladder(question, ways)
+    return (
+        ladder.holder(max(ladder.top.asked or 0, ladder.top.minimum, ladder.top.least)) is not None
+    )
+
+
 def _context(ladder: Ladder) -> tuple[int, str]:
     """What was asked for; else the window to open, and where too little fits, the least that is of use.
 
