@@ -17,7 +17,7 @@ from edgekit.plan.context import (
     max_context,
     plan_window,
 )
-from edgekit.plan.types import Bill, Job, Question, Status, Use, Way, Weighed
+from edgekit.plan.types import Bill, Job, Question, Use, Way, Weighed
 from edgekit.units import format_bytes
 
 CACHE_STEP_TOKENS = 256  # llama.cpp pads its cells to it, mlx-lm grows its caches by it
@@ -57,11 +57,6 @@ class Fitting:
         if not required:
             return 0.0
         return required / available if available else math.inf
-
-    def devices_hold(self, tokens: int) -> bool:
-        """Each of them what lies on it."""
-        uses = self.price(tokens).uses
-        return all(use.status is not Status.FAILED for use in uses if HOST not in use.budget.pools)
 
     @cached_property
     def native(self) -> int:

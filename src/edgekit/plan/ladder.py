@@ -18,7 +18,7 @@ _LIMIT = FULL_PERCENT / 100
 
 
 class Ladder:
-    """Every rung takes less of the devices, and more of the host, than the one before it."""
+    """Every rung takes less of the devices, and as a rule more of the host, than the one before it."""
 
     def __init__(self, question: Question, ways: Ways) -> None:
         self._question, self._ways = question, ways
