@@ -114,8 +114,11 @@ def can_load(
             whole = depth is Depth.TENSORS or opened.model.header.tensors is not None
             if whole or (result.can_load and result.utilization <= LIGHT_ENOUGH):
                 return result.can_load
-        except (HardwareError, RefusedError):
+        except HardwareError:
             return False
+        except RefusedError:
+            if depth is Depth.TENSORS:  # else it was refused at a mix that was only guessed
+                return False
         except (HeaderError, UnknownArchitectureError):
             if depth is Depth.TENSORS:  # less was not enough: the keys alone leave something open
                 raise
@@ -210,14 +213,19 @@ def _judged(
     if engine.lower() != AUTO:
         return judge(_question(opened, engine_name(engine), machine, options, asked))
     name = engine_on(opened.model, machine)
-    first = judge(_question(opened, name, machine, options, asked))
-    if first.can_load or name == "llama.cpp" or options:
-        return first
+    if name == "llama.cpp" or options:
+        return judge(_question(opened, name, machine, options, asked))
     try:
         other = judge(_question(opened, "llama.cpp", machine, options, asked))
     except EdgekitError:
-        return first
-    return other if other.can_load else first
+        other = None
+    try:
+        first = judge(_question(opened, name, machine, options, asked))
+    except RefusedError:
+        if other is None or other.failed:
+            raise
+        return other
+    return first if first.can_load or other is None or other.failed else other
 
 
 def _question(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from edgekit.errors import HardwareError
@@ -51,6 +52,13 @@ class Budget:
 
     def required_bytes(self, estimate: MemoryEstimate) -> int:
         return estimate.total(lambda line: line.pool in self.pools)
+
+
+def together_bytes(budgets: Iterable[Budget]) -> int:
+    """What they make available in all; a share of a unified memory is in that already."""
+    every = tuple(budgets)
+    apart = (one for one in every if not any(one.pools < other.pools for other in every))
+    return sum(one.available_bytes for one in apart)
 
 
 def devices_for(machine: Machine, engine: str) -> tuple[Accelerator, ...]:

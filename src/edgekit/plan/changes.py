@@ -10,13 +10,13 @@ from typing import Any
 
 from edgekit.engine.types import Model
 from edgekit.errors import EdgekitError
-from edgekit.hardware.budgets import devices_for
+from edgekit.hardware.budgets import devices_for, together_bytes
 from edgekit.hardware.types import HostMemory, Machine
 from edgekit.memory.cache_types import cache_type
 from edgekit.memory.types import HOST
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.placement import PLACED, ways_of
-from edgekit.plan.types import FULL_PERCENT, PreflightResult, Question, Start, Status, Use
+from edgekit.plan.types import FULL_PERCENT, PreflightResult, Question, Start, Use
 from edgekit.plan.verdict import judge, would_hold
 from edgekit.units import GIB, format_bytes
 
@@ -150,9 +150,7 @@ def _smaller_weights(
 
 def _room(result: PreflightResult) -> int:
     """What weights may take at most, in all memories together: whatever needs more is not worth a look."""
-    budgets = [use.budget for use in result.uses]
-    apart = [one for one in budgets if not any(one.pools < other.pools for other in budgets)]
-    free = sum(one.available_bytes for one in apart) * FULL_PERCENT // 100
+    free = together_bytes(use.budget for use in result.uses) * FULL_PERCENT // 100
     return free - (result.estimate.total_bytes - result.estimate.weights_bytes)
 
 
@@ -212,11 +210,8 @@ def _free_for(use: Use) -> str:
 def _memory(question: Question, result: PreflightResult) -> Iterator[Change]:
     """Where the host is what lacks: how much of it there would have to be, or which limit is in the way."""
     use, host = result.tightest, question.machine.host
-    lacking = [one for one in result.uses if one.status is Status.FAILED]
-    if host is None or HOST not in use.budget.pools or question.engine == "mlx":
-        return  # a larger Mac also keeps more for itself
-    if any(HOST not in one.budget.pools for one in lacking) or len(result.uses) > 1:
-        return  # the devices lack too, or would take another part of it
+    if host is None or len(result.uses) > 1 or question.engine == "mlx":
+        return  # devices would take another part of it; a larger Mac also keeps more for itself
     needed = _free_for(use)
     limit = host.tightest
     told = f"{needed} of free memory, where {format_bytes(use.budget.free_bytes)} are"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edgekit.errors import RefusedError, UsageError
-from edgekit.plan.types import WINDOW_BUDGET_BYTES, Job, Weighed, Window
+from edgekit.errors import UsageError
+from edgekit.plan.types import WINDOW_BUDGET_BYTES, Job, Window
 from edgekit.units import format_bytes
 
 MINIMUM_TOKENS = 16_384  # a model is of little use below it
@@ -13,8 +13,6 @@ UNKNOWN_NATIVE_TOKENS = 32_768  # of a model that does not say what it was made 
 JOB_MARGIN_TOKENS = 64
 RECOMMENDED_PERCENT = 80
 LOOK_AHEAD = 8  # steps; the deepest dip seen is 18 MB, the cache of one or two
-
-Price = Callable[[int], Weighed]
 
 
 def longest(fits: Callable[[int], bool], *, step: int, most: int) -> int:
@@ -41,18 +39,6 @@ def longest(fits: Callable[[int], bool], *, step: int, most: int) -> int:
         if fits(ahead * step):
             low = ahead
     return low * step
-
-
-def max_context(price: Price, *, step: int, most: int) -> int:
-    """The longest context whose bill is within 85 % of every budget."""
-    return longest(lambda tokens: _fits(price, tokens), step=step, most=most)
-
-
-def _fits(price: Price, tokens: int) -> bool:
-    try:
-        return price(tokens).fits
-    except RefusedError:  # the engine has a ceiling of its own
-        return False
 
 
 def recommended_context(max_tokens: int) -> int:

@@ -14,7 +14,7 @@ from edgekit.memory.types import HOST
 from edgekit.plan.context import (
     MINIMUM_TOKENS,
     UNKNOWN_NATIVE_TOKENS,
-    max_context,
+    longest,
     plan_window,
 )
 from edgekit.plan.types import Bill, Job, Question, Use, Way, Weighed
@@ -48,6 +48,13 @@ class Fitting:
                 refused=f"vLLM does not start: {refused}" if refused else "",
             )
         return self._prices[tokens]
+
+    def fits(self, tokens: int) -> bool:
+        """A refusal is a no: heads that so many cards do not divide, or a ceiling of the engine's own."""
+        try:
+            return self.price(tokens).fits
+        except RefusedError:
+            return False
 
     def devices_share(self, tokens: int) -> float:
         """What is taken of all devices together; 0 where none is used."""
@@ -99,7 +106,7 @@ class Fitting:
 
     @cached_property
     def longest(self) -> int:
-        return max_context(self.price, step=self.step, most=self.most)
+        return longest(self.fits, step=self.step, most=self.most)
 
     @property
     def least(self) -> int:

@@ -6,6 +6,7 @@ import math
 from functools import cached_property
 
 from edgekit.errors import RefusedError
+from edgekit.hardware.budgets import together_bytes
 from edgekit.memory.types import CACHES, HOST, Component
 from edgekit.plan.context import longest
 from edgekit.plan.fitting import Fitting
@@ -40,11 +41,11 @@ class Ladder:
 
     def holder(self, tokens: int) -> Fitting | None:
         """The first way that holds so many tokens; None where none does."""
-        if _fits(self.top, tokens):
+        if self.top.fits(tokens):
             return self.top
         if self.last < SHORT:
             rungs = (self.rung(place) for place in range(1, self.last + 1))
-            return next((one for one in rungs if _fits(one, tokens)), None)
+            return next((one for one in rungs if one.fits(tokens)), None)
         if self._is_hopeless(tokens):
             return None
         first = self._first_held(tokens)
@@ -52,7 +53,7 @@ class Ladder:
         further = LOOK_FURTHER if several or not first else 0
         near = [*range(first, min(first + further, self.last) + 1), self.last]
         rungs = (self.rung(place) for place in dict.fromkeys(near))
-        return next((one for one in rungs if _fits(one, tokens)), None)
+        return next((one for one in rungs if one.fits(tokens)), None)
 
     def nearest(self, tokens: int) -> Fitting:
         """Where none holds them: the one that lacks least."""
@@ -77,9 +78,7 @@ class Ladder:
         """Weights and caches alone are more than all memories together may hold: no rung mends that."""
         bare = self.rung(self.last).price(tokens)  # on the processor nothing is held twice
         needed = bare.estimate.of(Component.WEIGHTS, *CACHES)
-        budgets = [use.budget for use in self.top.price(tokens).uses]
-        apart = [one for one in budgets if not any(one.pools < other.pools for other in budgets)]
-        return needed * 100 > sum(one.available_bytes for one in apart) * FULL_PERCENT
+        return needed * 100 > together_bytes(self.top.way.budgets) * FULL_PERCENT
 
     def _first_held(self, tokens: int) -> int:
         """Fewer tokens never need a lower rung, so what is known of others narrows it. The last needs no device."""
@@ -119,13 +118,6 @@ def _crossing(one: tuple[int, float], other: tuple[int, float]) -> int:
     if not math.isfinite(fall) or not fall:
         return (one[0] + other[0]) // 2
     return math.ceil(one[0] + (one[1] - _LIMIT) * (other[0] - one[0]) / fall)
-
-
-def _fits(fitting: Fitting, tokens: int) -> bool:
-    try:
-        return fitting.price(tokens).fits
-    except RefusedError:  # heads that so many cards do not divide, or a ceiling of the engine's own
-        return False
 
 
 def _is_run(fitting: Fitting, tokens: int | None = None) -> bool:
