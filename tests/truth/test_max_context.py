@@ -111,9 +111,7 @@ def _judged(engine: str, name: str) -> Iterator[tuple[Question, PreflightResult]
 
 def ladder_of(question: Question) -> Ladder:
     """A fresh one: what was asked of another must not matter."""
-    return Ladder(
-        question, ways_of(question.model, question.engine, question.machine, question.start)
-    )
+    return Ladder(question, ways_of(question))
 
 
 @pytest.mark.parametrize(("engine", "name"), list(questions()))
@@ -179,7 +177,7 @@ def test_every_step_and_every_rung_on_one_machine() -> None:
         engine="llama.cpp",
         machine=wished_machine(vram="4G", ram="12G"),
     )
-    ways = ways_of(question.model, question.engine, question.machine, question.start)
+    ways = ways_of(question)
     rungs = [Fitting(question, way) for way in ways]
     longest = max(rung.longest for rung in rungs)
     assert judge(question).max_context == longest > rungs[0].longest

@@ -185,6 +185,8 @@ def settled(setup: LlamaCppSetup) -> dict[str, Any]:
         found["cpu_moe"] = True
     elif setup.n_cpu_moe:
         found["n_cpu_moe"] = setup.n_cpu_moe
+    if setup.tensor_split:
+        found["tensor_split"] = setup.tensor_split
     return found
 
 

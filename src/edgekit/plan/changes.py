@@ -6,14 +6,13 @@ import enum
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from edgekit.engine.types import Model
 from edgekit.errors import EdgekitError
 from edgekit.hardware.budgets import devices_for, together_bytes
 from edgekit.hardware.types import HostMemory, Machine
-from edgekit.memory.cache_types import cache_type
 from edgekit.memory.types import HOST
+from edgekit.plan.caches import cache_choices, with_setup
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.placement import PLACED, ways_of
 from edgekit.plan.types import FULL_PERCENT, PreflightResult, Question, Start, Use
@@ -74,51 +73,20 @@ def _cache(question: Question, result: PreflightResult) -> Iterator[Change]:
     """The most accurate that makes it fit; of a load that fits, the first that lengthens it."""
     if result.can_load and result.max_context >= (result.native_context or 0):
         return
-    for value, flags, changed in _smaller_caches(question):
-        found = _judged(changed)
+    at_hand = not devices_for(question.machine, question.engine)
+    for choice in cache_choices(question, on_the_cpu=at_hand)[1:]:
+        found = _judged(choice.of(question))
         if found is None or not found.can_load or found.max_context <= result.max_context:
             continue
-        told = f"{flags}: fits, up to {found.max_context:,} tokens"
-        if result.can_load:
-            told = f"{flags}: up to {found.max_context:,} tokens"
+        fits = "" if result.can_load else "fits, "
         yield Change(
             kind=ChangeKind.CACHE,
-            value=value,
-            told=told,
+            value=choice.name,
+            told=f"{choice.flags}: {fits}up to {found.max_context:,} tokens",
             max_context=found.max_context,
             result=found,
         )
         return
-
-
-def _smaller_caches(question: Question) -> Iterator[tuple[str, str, Question]]:
-    load, start = question.load, question.start
-    if question.engine == "llama.cpp" and load.cache_k is None and load.cache_v is None:
-        for name in ("q8_0", "q4_0"):
-            kind = cache_type(name)
-            smaller = replace(load, cache_k=kind, cache_v=kind)
-            yield name, f"-ctk {name} -ctv {name}", replace(question, load=smaller)
-    elif question.engine == "vllm" and "kv_cache_dtype" not in start.settled:
-        yield "fp8", "--kv-cache-dtype fp8", _with_setup(question, kv_cache_dtype="fp8")
-    elif question.engine == "mlx" and "kv_bits" not in start.settled:
-        for bits in (8, 4):
-            changed = _with_setup(question, kv_bits=bits, quantized_kv_start=0)
-            yield f"{bits} bit", f"--kv-bits {bits} --quantized-kv-start 0", changed
-
-
-def _with_setup(question: Question, **changes: Any) -> Question:
-    start = question.start
-    setup = start.setup if start.setup is not None else _plain_setup(question.engine)
-    return replace(question, start=replace(start, setup=replace(setup, **changes)))
-
-
-def _plain_setup(engine: str) -> Any:
-    from edgekit.engine.llamacpp.types import LlamaCppSetup, Mode
-    from edgekit.engine.mlx.types import MlxSetup
-    from edgekit.engine.vllm.types import VllmSetup
-
-    plain = {"vllm": VllmSetup, "mlx": MlxSetup}.get(engine)
-    return plain() if plain is not None else LlamaCppSetup(mode=Mode.SERVER)
 
 
 def _weights(question: Question, result: PreflightResult) -> Iterator[Change]:
@@ -143,7 +111,7 @@ def _smaller_weights(
     if question.engine == "llama.cpp" and "mix" not in question.start.settled:
         for mix in _smaller_mixes(question.model, _room(result)):
             here = ", which the repository has" if mix in question.alternatives else ""
-            yield mix, f"quantised to {mix}{here}", _with_setup(question, mix=mix)
+            yield mix, f"quantised to {mix}{here}", with_setup(question, mix=mix)
     elif question.engine == "mlx" and "quantize" not in question.start.settled:
         yield from _smaller_bits(question)
 
@@ -178,7 +146,7 @@ def _smaller_bits(question: Question) -> Iterator[tuple[str, str, Question]]:
     for bits in MLX_BITS:
         packing = Quantize(packing=Packing(bits=bits, group_size=64))
         told = f"mlx_lm.convert -q --q-bits {bits}"
-        yield f"{bits} bit", told, _with_setup(question, quantize=packing)
+        yield f"{bits} bit", told, with_setup(question, quantize=packing)
 
 
 def _placement(question: Question, _: PreflightResult) -> Iterator[Change]:
@@ -292,7 +260,7 @@ def _smallest(machines: list[Machine], holds: Callable[[Machine], bool]) -> Mach
 def _holds(question: Question, machine: Machine, tokens: int) -> bool:
     asked = replace(question, machine=machine)
     try:
-        ways = ways_of(question.model, question.engine, machine, asked.start)
+        ways = ways_of(asked)
         fitting = Fitting(asked, ways[-1] if question.engine == "vllm" else ways[0])
         return fitting.price(max(tokens, fitting.minimum)).fits
     except EdgekitError:

@@ -17,9 +17,11 @@ from edgekit.plan.context import (
     longest,
     plan_window,
 )
+from edgekit.plan.split import resplit
 from edgekit.plan.types import Bill, Job, Question, Use, Way, Weighed
 from edgekit.units import format_bytes
 
+TIMES_DIVIDED = 3  # a new division changes the buffers, and they the division
 CACHE_STEP_TOKENS = 256  # llama.cpp pads its cells to it, mlx-lm grows its caches by it
 
 
@@ -34,20 +36,36 @@ class Fitting:
 
     def price(self, tokens: int) -> Weighed:
         if tokens not in self._prices:
-            load = replace(self.question.load, context_tokens=tokens)
-            estimate = self._bill(load, self.way.setup)
-            uses = tuple(
-                Use(budget=budget, required_bytes=budget.required_bytes(estimate))
-                for budget in self.way.budgets
-            )
-            refused = dict(estimate.facts).get("refused")  # vLLM's pool, where its size was settled
-            self._prices[tokens] = Weighed(
-                context_tokens=tokens,
-                estimate=estimate,
-                uses=uses,
-                refused=f"vLLM does not start: {refused}" if refused else "",
-            )
+            self._prices[tokens] = self._divided(self._weighed(tokens, self.way))
         return self._prices[tokens]
+
+    def _divided(self, found: Weighed) -> Weighed:
+        """Among several cards: as the engine divides its layers, or as they have room for them."""
+        for _ in range(TIMES_DIVIDED if self.way.may_resplit else 0):
+            if found.fits:
+                break
+            other = resplit(found.way, found.estimate)
+            if other is None:
+                break
+            again = self._weighed(found.context_tokens, other)
+            if again.tightest.utilization >= found.tightest.utilization:
+                break
+            found = again
+        return found
+
+    def _weighed(self, tokens: int, way: Way) -> Weighed:
+        estimate = self._bill(replace(self.question.load, context_tokens=tokens), way.setup)
+        refused = dict(estimate.facts).get("refused")  # vLLM's pool, where its size was settled
+        return Weighed(
+            context_tokens=tokens,
+            estimate=estimate,
+            uses=tuple(
+                Use(budget=budget, required_bytes=budget.required_bytes(estimate))
+                for budget in way.budgets
+            ),
+            way=way,
+            refused=f"vLLM does not start: {refused}" if refused else "",
+        )
 
     def fits(self, tokens: int) -> bool:
         """A refusal is a no: heads that so many cards do not divide, or a ceiling of the engine's own."""

@@ -17,7 +17,7 @@ from edgekit.hardware.budgets import (
     vllm_share,
 )
 from edgekit.hardware.types import Accelerator, Machine, Vendor
-from edgekit.plan.types import Start, Way, Ways
+from edgekit.plan.types import Question, Way, Ways
 from edgekit.units import GIB
 
 # Fields of a setup that say what lies where; a caller who settles one settles all.
@@ -32,13 +32,13 @@ LEAST_CARD_BYTES = (
 _BACKENDS = {Vendor.NVIDIA: "cuda", Vendor.APPLE: "metal"}
 
 
-def ways_of(model: Model, engine: str, machine: Machine, start: Start) -> Ways:
+def ways_of(question: Question) -> Ways:
     """Ordered: what a way takes of the devices is never more than the one before it takes.
 
     Raises HardwareError where the engine cannot run there at all.
     """
-    check_runs(machine, engine)
-    return _WAYS[engine](model, machine, start)
+    check_runs(question.machine, question.engine)
+    return _WAYS[question.engine](question)
 
 
 def engine_on(model: Model, machine: Machine) -> str:
@@ -52,11 +52,12 @@ def engine_on(model: Model, machine: Machine) -> str:
     return other if not model.header.mlx and devices_for(machine, other) else "llama.cpp"
 
 
-def _llamacpp_ways(model: Model, machine: Machine, start: Start) -> Ways:
+def _llamacpp_ways(question: Question) -> Ways:
     from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup, Mode
 
+    machine, start = question.machine, question.start
     setup = start.setup or LlamaCppSetup(mode=Mode.SERVER)
-    cards = _worth_using(devices_for(machine, "llama.cpp"))
+    cards = _worth_using(devices_for(machine, "llama.cpp"), question.most_cards)
     if "backend" in start.settled:
         _check_backend(machine, cards, setup.backend)
     if not cards or ("backend" in start.settled and setup.backend is Backend.CPU):
@@ -74,16 +75,17 @@ def _llamacpp_ways(model: Model, machine: Machine, start: Start) -> Ways:
             replace(setup, **changes),
             f"{told} on {_names(cards)}{_left_out(machine, cards)}",
         )
-        for changes, told in _less_and_less(model)
+        for changes, told in _less_and_less(question.model)
     )
     return (full, *partly, _on_the_cpu(machine, setup))
 
 
-def _worth_using(cards: tuple[Accelerator, ...]) -> tuple[Accelerator, ...]:
+def _worth_using(cards: tuple[Accelerator, ...], most: int | None) -> tuple[Accelerator, ...]:
     """Among several, not those that hold little beside the largest: a card's own buffers cost more than it gives."""
-    largest = max((card.free_bytes for card in cards), default=0)
-    least = max(LEAST_CARD_BYTES, largest // 4)
-    return tuple(card for card in cards if card.free_bytes >= least) or cards[:1]
+    by_size = sorted(cards, key=lambda card: -card.free_bytes)[:most]
+    least = max(LEAST_CARD_BYTES, by_size[0].free_bytes // 4) if by_size else 0
+    used = [card for card in by_size if card.free_bytes >= least] or by_size[:1]
+    return tuple(card for card in cards if card in used)
 
 
 def _left_out(machine: Machine, used: tuple[Accelerator, ...]) -> str:
@@ -136,7 +138,13 @@ def _less_and_less(model: Model) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def _on_devices(machine: Machine, cards: tuple[Accelerator, ...], setup: Any, because: str) -> Way:
-    return Way(setup=setup, budgets=llamacpp_budgets(machine, cards), because=because)
+    return Way(
+        setup=setup,
+        budgets=llamacpp_budgets(machine, cards),
+        because=because,
+        cards=cards,
+        may_resplit=len(cards) > 1 and not setup.tensor_split,
+    )
 
 
 def _all_told(setup: Any, cards: tuple[Accelerator, ...]) -> str:
@@ -163,11 +171,13 @@ def _names(cards: tuple[Accelerator, ...]) -> str:
     return " + ".join(f"{count}x {name}" if count > 1 else name for name, count in counts.items())
 
 
-def _vllm_ways(_model: Model, machine: Machine, start: Start) -> Ways:
+def _vllm_ways(question: Question) -> Ways:
     from edgekit.engine.vllm.types import Gpu, VllmSetup
 
+    machine, start = question.machine, question.start
     setup = start.setup or VllmSetup()
-    cards = _new_enough(devices_for(machine, "vllm"))
+    one_node = _new_enough(devices_for(machine, "vllm"))
+    cards = one_node * question.nodes
     largest = sorted(cards, key=lambda card: -card.free_bytes)
     if setup.world_size > len(cards):
         raise HardwareError(
@@ -176,9 +186,7 @@ def _vllm_ways(_model: Model, machine: Machine, start: Start) -> Ways:
     if start.settled & PLACED:
         sizes = [(setup.tensor_parallel_size, setup.pipeline_parallel_size)]
     else:
-        sizes = [(size, 1) for size in _powers(len(cards))]
-        if len(cards) not in {size for size, _ in sizes}:
-            sizes.append((1, len(cards)))  # three cards share layers, not heads
+        sizes = list(_shapes(len(one_node), question.nodes))
     lower = "gpu_memory_utilization" not in start.settled
     ways = []
     for ranks, stages in sizes:
@@ -203,6 +211,18 @@ def _startable(setup: Any, cards: tuple[Accelerator, ...]) -> Any:
     return replace(setup, gpu_memory_utilization=share)
 
 
+def _shapes(cards: int, nodes: int) -> Iterator[tuple[int, int]]:
+    """Ranks x stages: heads are divided inside of a machine, layers between machines, for that needs less traffic."""
+    powers = tuple(_powers(cards))
+    yield from ((size, 1) for size in powers)
+    if cards not in powers:
+        yield 1, cards  # three cards share layers, not heads
+    for count in range(2, nodes + 1):
+        yield powers[-1], count
+        if cards not in powers:
+            yield 1, cards * count
+
+
 def _powers(most: int) -> Iterator[int]:
     size = 1
     while size <= most:
@@ -218,6 +238,7 @@ def _vllm_way(setup: Any, cards: tuple[Accelerator, ...], gpu: Callable[..., Any
         setup=replace(setup, gpu=gpu(name=one.name, memory_bytes=None, **known)),
         budgets=vllm_budgets(cards, setup.gpu_memory_utilization),
         because=f"{'on' if len(cards) == 1 else 'shared by'} {_names(cards)}{_lowered(setup)}",
+        cards=cards,
     )
 
 
@@ -228,19 +249,20 @@ def _lowered(setup: Any) -> str:
     return f", {share:g} of it" if share != DEFAULT_UTILIZATION else ""
 
 
-def _mlx_ways(_model: Model, machine: Machine, start: Start) -> Ways:
+def _mlx_ways(question: Question) -> Ways:
     from edgekit.engine.mlx.types import MlxSetup
 
-    cards = devices_for(machine, "mlx")
+    cards = devices_for(question.machine, "mlx")
     way = Way(
-        setup=start.setup or MlxSetup(),
-        budgets=mlx_budgets(machine, cards),
+        setup=question.start.setup or MlxSetup(),
+        budgets=mlx_budgets(question.machine, cards),
+        cards=cards[:1],
         because=f"in the unified memory of {cards[0].name}",
     )
     return (way,)
 
 
-_WAYS: dict[str, Callable[[Model, Machine, Start], Ways]] = {
+_WAYS: dict[str, Callable[[Question], Ways]] = {
     "llama.cpp": _llamacpp_ways,
     "vllm": _vllm_ways,
     "mlx": _mlx_ways,

@@ -9,7 +9,7 @@ from typing import Any
 
 from edgekit.engine.types import Model
 from edgekit.hardware.budgets import Budget
-from edgekit.hardware.types import Machine
+from edgekit.hardware.types import Accelerator, Machine
 from edgekit.memory.types import Load, MemoryEstimate
 from edgekit.units import GIB
 
@@ -60,6 +60,7 @@ class Weighed:
     context_tokens: int
     estimate: MemoryEstimate = field(repr=False)
     uses: tuple[Use, ...]
+    way: Way = field(repr=False)
     refused: str = ""  # why the engine would not start with this, however much is free
 
     @property
@@ -101,6 +102,8 @@ class Way:
     setup: Any = field(repr=False)
     budgets: tuple[Budget, ...]
     because: str  # where the model lies, in words
+    cards: tuple[Accelerator, ...] = ()  # the devices it computes on, in the engine's order
+    may_resplit: bool = False  # layers may be divided otherwise among several cards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +132,8 @@ class Question:
     job: Job | None = None
     min_context: int | None = None
     window_budget_bytes: int = WINDOW_BUDGET_BYTES
+    most_cards: int | None = None  # use the largest so many; None: all that are worth it
+    nodes: int = 1  # machines like this one, joined by Ray (vLLM)
     alternatives: tuple[str, ...] = ()  # other quantisations that the repository has
 
 

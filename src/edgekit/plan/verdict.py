@@ -13,7 +13,7 @@ def judge(question: Question) -> PreflightResult:
 
     Raises HardwareError where the engine cannot run on the machine, RefusedError where it would not run the model.
     """
-    ways = ways_of(question.model, question.engine, question.machine, question.start)
+    ways = ways_of(question)
     ladder = Ladder(question, ways)
     tokens, because = _context(ladder)
     fitting = ladder.holder(tokens) or ladder.nearest(tokens)
@@ -34,14 +34,14 @@ def judge(question: Question) -> PreflightResult:
         estimate=weighed.estimate,
         reasons=reasons,
         window=because,
-        way=fitting.way,
+        way=weighed.way,
         machine=question.machine,
     )
 
 
 def would_hold(question: Question) -> bool:
     """Whether `judge` would say that it loads, without looking how long a context it could be."""
-    ways = ways_of(question.model, question.engine, question.machine, question.start)
+    ways = ways_of(question)
     ladder = Ladder(question, ways)
     return (
         ladder.holder(max(ladder.top.asked or 0, ladder.top.minimum, ladder.top.least)) is not None

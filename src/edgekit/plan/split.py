@@ -1,0 +1,83 @@
+"""A bill over several cards -> how to divide the layers among them so that the fullest is as empty as can be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from edgekit.hardware.budgets import Budget, pool_of
+from edgekit.memory.types import Component, MemoryEstimate, PoolKind
+from edgekit.plan.types import Way
+
+STEPS = 24  # of halving: to a ten-millionth of a card
+WORST_SHARE = 64.0  # of a card; a division that needs more is none
+
+
+def resplit(way: Way, estimate: MemoryEstimate) -> Way | None:
+    """The same way with -ts; None where there is no other division. `estimate` is the bill as it is divided now."""
+    layers = _layer_bytes(estimate)
+    cards = [budget for place in range(len(way.cards)) for budget in _card(way, place)]
+    if len(cards) != len(way.cards) or len(layers) < len(cards):
+        return None
+    counts = _balanced(layers, _fixed_bytes(estimate, len(cards)), cards)
+    if counts is None or counts == way.setup.tensor_split:
+        return None
+    told = f"{way.because}, divided {':'.join(str(round(count)) for count in counts)}"
+    return replace(way, setup=replace(way.setup, tensor_split=counts), because=told)
+
+
+def _card(way: Way, place: int) -> tuple[Budget, ...]:
+    pool = frozenset({pool_of(place)})
+    return tuple(budget for budget in way.budgets if budget.pools == pool)
+
+
+def _layer_bytes(estimate: MemoryEstimate) -> list[int]:
+    """Of every layer on a device, in order, and of the head behind the last."""
+    sizes: dict[int, int] = {}
+    head = 0
+    for line in estimate.lines:
+        if line.pool.kind is not PoolKind.DEVICE or not line.reserved:
+            continue
+        if line.layer is not None:
+            sizes[line.layer] = sizes.get(line.layer, 0) + line.size_bytes
+        elif line.component is Component.WEIGHTS:
+            head += line.size_bytes
+    return [*(sizes[layer] for layer in sorted(sizes)), head]
+
+
+def _fixed_bytes(estimate: MemoryEstimate, cards: int) -> list[int]:
+    """What a card holds however many layers it has: buffers and the driver's own."""
+    fixed = [0] * cards
+    for line in estimate.lines:
+        if line.pool.kind is PoolKind.DEVICE and line.layer is None and line.reserved:
+            fixed[line.pool.index] += line.size_bytes * (line.component is not Component.WEIGHTS)
+    return fixed
+
+
+def _balanced(layers: list[int], fixed: list[int], cards: list[Budget]) -> tuple[float, ...] | None:
+    """Filling every card to the same share, the smallest that holds all layers."""
+    low, high = 0.0, WORST_SHARE
+    if _filled(layers, fixed, cards, high) is None:
+        return None
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        if _filled(layers, fixed, cards, middle) is None:
+            low = middle
+        else:
+            high = middle
+    ends = _filled(layers, fixed, cards, high)
+    return None if ends is None else tuple(float(b - a) for a, b in pairwise((0, *ends)))
+
+
+def _filled(
+    layers: list[int], fixed: list[int], cards: list[Budget], share: float
+) -> list[int] | None:
+    """Where each card's layers end when each is filled to that share; None where some are left over."""
+    place, ends = 0, []
+    for base, card in zip(fixed, cards, strict=True):
+        room = card.available_bytes * share - base
+        while place < len(layers) and layers[place] <= room:
+            room -= layers[place]
+            place += 1
+        ends.append(place)
+    return ends if place == len(layers) else None
