@@ -10,7 +10,7 @@ from edgekit.cli.llamacpp_options import this_cpu
 from edgekit.engine import llamacpp
 from edgekit.engine.llamacpp.companions import adapter_lines, projector_lines, with_drafter
 from edgekit.engine.llamacpp.placement import place
-from edgekit.engine.llamacpp.types import ALL_LAYERS, LlamaCppSetup
+from edgekit.engine.llamacpp.types import LlamaCppSetup
 from edgekit.engine.types import Model
 from edgekit.errors import UsageError
 from edgekit.estimation import Opened, open_model
@@ -63,7 +63,13 @@ class LoadedBeside:
             bill = replace(bill, lines=(*bill.lines, *more))
         if self.drafter is None:
             return bill
-        return with_drafter(bill, _drafter(self.drafter, bill, self.values, (load, setup)))
+        key, value = self.values.get("draft_type_k"), self.values.get("draft_type_v")
+        own = replace(
+            load,
+            cache_k=None if key is None else cache_type(key),
+            cache_v=None if value is None else cache_type(value),
+        )
+        return with_drafter(bill, self.drafter, own, setup)
 
 
 def rearranged_bytes(opened: Opened, setup: LlamaCppSetup) -> int:
@@ -99,34 +105,3 @@ def _projector(name: str, opened: Opened, reach: Reach) -> ModelHeader:
         weights=found[:1],
     )
     return read_header(files)
-
-
-def _drafter(
-    drafter: Model,
-    bill: MemoryEstimate,
-    values: Mapping[str, Any],
-    asked: tuple[Load, LlamaCppSetup],
-) -> MemoryEstimate:
-    """As speculative.cpp @ 0c1e570 starts it: the main model's options, one row of logits per sequence."""
-    load, setup = asked
-    facts: dict[str, Any] = dict(bill.facts)
-    key, value = values.get("draft_type_k"), values.get("draft_type_v")
-    own_load = replace(
-        load,
-        context_tokens=facts["n_ctx"],
-        sequences=facts["n_seq_max"],
-        unified=facts["kv_streams"] == 1,
-        output_rows=facts["n_seq_max"],
-        cache_k=None if key is None else cache_type(key),
-        cache_v=None if value is None else cache_type(value),
-    )
-    own_setup = replace(
-        setup,
-        n_gpu_layers=ALL_LAYERS,
-        cpu_moe=False,
-        n_cpu_moe=0,
-        embeddings=False,
-        load_mtp=False,
-        mix=None,
-    )
-    return llamacpp.estimate(drafter, own_load, own_setup)

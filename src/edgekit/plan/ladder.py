@@ -22,13 +22,13 @@ class Ladder:
     """Every rung takes less of the devices, and as a rule more of the host, than the one before it."""
 
     def __init__(self, question: Question, ways: Ways) -> None:
-        self._question, self._ways = question, ways
+        self.question, self._ways = question, ways
         self._rungs: dict[int, Fitting] = {}
         self._held: dict[int, int] = {}  # tokens -> the first rung they hold, taken together
 
     def rung(self, place: int) -> Fitting:
         if place not in self._rungs:
-            self._rungs[place] = Fitting(self._question, self._ways[place])
+            self._rungs[place] = Fitting(self.question, self._ways[place])
         return self._rungs[place]
 
     @property

@@ -11,6 +11,7 @@ from edgekit.basis import Basis
 from edgekit.engine.types import Model
 from edgekit.hardware.types import Machine
 from edgekit.memory.types import Load
+from edgekit.plan.changes import Change
 from edgekit.plan.types import PreflightResult, Start
 
 
@@ -106,6 +107,7 @@ class Plan:
     decisions: tuple[Decision, ...]  # in the order of the levers
     drafter: Drafter | None = None
     speed: Speed | None = None
+    to_fit: tuple[Change, ...] = ()  # what would help where it does not fit
 
     @property
     def fits(self) -> bool:

@@ -13,9 +13,13 @@ def judge(question: Question) -> PreflightResult:
 
     Raises HardwareError where the engine cannot run on the machine, RefusedError where it would not run the model.
     """
-    ways = ways_of(question)
-    ladder = Ladder(question, ways)
-    tokens, because = _context(ladder)
+    ladder = Ladder(question, ways_of(question))
+    return judged(ladder, *_context(ladder))
+
+
+def judged(ladder: Ladder, tokens: int, because: str) -> PreflightResult:
+    """The verdict for so many tokens, by the ways of this ladder."""
+    question = ladder.question
     fitting = ladder.holder(tokens) or ladder.nearest(tokens)
     weighed = fitting.price(tokens)
     reasons = tuple(fitting.reasons(weighed, ladder.longest))
@@ -41,8 +45,7 @@ def judge(question: Question) -> PreflightResult:
 
 def would_hold(question: Question) -> bool:
     """Whether `judge` would say that it loads, without looking how long a context it could be."""
-    ways = ways_of(question)
-    ladder = Ladder(question, ways)
+    ladder = Ladder(question, ways_of(question))
     return (
         ladder.holder(max(ladder.top.asked or 0, ladder.top.minimum, ladder.top.least)) is not None
     )

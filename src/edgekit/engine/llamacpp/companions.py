@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from edgekit.basis import Basis
+from edgekit.engine import llamacpp
 from edgekit.engine.llamacpp.context import pad
 from edgekit.engine.llamacpp.placement import Placed, Placement
-from edgekit.engine.llamacpp.types import LlamaCppSetup
+from edgekit.engine.llamacpp.types import ALL_LAYERS, LlamaCppSetup
+from edgekit.engine.types import Model
 from edgekit.errors import UsageError
 from edgekit.geometry.roles import block_of
 from edgekit.header.types import ModelHeader
@@ -16,6 +19,7 @@ from edgekit.memory.types import (
     DEVICE,
     HOST,
     Component,
+    Load,
     MemoryEstimate,
     MemoryLine,
     Pool,
@@ -27,11 +31,39 @@ PROJECTOR_WITHIN = 1.0
 ADAPTER_WITHIN = 1.0
 
 
-def with_drafter(main: MemoryEstimate, drafter: MemoryEstimate) -> MemoryEstimate:
-    """One bill for both. The driver's context is paid once."""
+def with_drafter(
+    main: MemoryEstimate,
+    drafter: Model,
+    load: Load,
+    setup: LlamaCppSetup,
+    *,
+    mix: str | None = None,
+) -> MemoryEstimate:
+    """One bill for both. The driver's context is paid once.
+
+    `load` and `setup` are the main model's, but for the cache types, which are the drafter's own. As speculative.cpp
+    @ 0c1e570 starts it: the main model's options, one row of logits per sequence.
+    """
+    facts: dict[str, Any] = dict(main.facts)
+    own_load = replace(
+        load,
+        context_tokens=facts["n_ctx"],
+        sequences=facts["n_seq_max"],
+        unified=facts["kv_streams"] == 1,
+        output_rows=facts["n_seq_max"],
+    )
+    own_setup = replace(
+        setup,
+        n_gpu_layers=ALL_LAYERS,
+        cpu_moe=False,
+        n_cpu_moe=0,
+        embeddings=False,
+        load_mtp=False,
+        mix=mix,
+    )
     own = (
         replace(line, part="drafter")
-        for line in drafter.lines
+        for line in llamacpp.estimate(drafter, own_load, own_setup).lines
         if line.reserved and line.component is not Component.RUNTIME
     )
     return replace(main, lines=(*main.lines, *own))

@@ -1,0 +1,111 @@
+"""A plan and drafters -> the largest that still leaves the window: guesses that the model only has to check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from edgekit.engine import llamacpp
+from edgekit.engine.llamacpp.companions import with_drafter
+from edgekit.engine.types import Model
+from edgekit.errors import EdgekitError, RefusedError
+from edgekit.memory.types import Load, MemoryEstimate
+from edgekit.plan.caches import with_setup
+from edgekit.plan.candidates import Candidate, whole
+from edgekit.plan.ladder import Ladder
+from edgekit.plan.planned import Decision, Drafter, Lever, Tried, Wish
+from edgekit.plan.types import Question
+from edgekit.units import format_bytes
+
+DRAFT_TOKENS = 3  # common.h @ 0c1e570: what llama.cpp itself proposes at once
+TIMES_SMALLER = 8  # a drafter that is nearer to the model's own size saves no time
+OWN_BLOCKS = "its own blocks"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafted:
+    """The window with what drafts beside it; without a drafter the window as it was."""
+
+    ladder: Ladder
+    drafter: Drafter | None
+    decision: Decision | None
+
+
+def own_drafter(model: Model) -> tuple[Drafter, ...]:
+    """The blocks for further tokens that some models bring along."""
+    if not model.geometry.mtp_layers:
+        return ()
+    return (
+        Drafter(name=OWN_BLOCKS, because="made with the model: blocks that guess further tokens"),
+    )
+
+
+def take_drafter(wish: Wish, found: Candidate, *, divided: bool) -> Drafted:
+    """The first that fits beside the model and its window. Nothing is taken off the window for it."""
+    none = Drafted(ladder=found.ladder, drafter=None, decision=None)
+    if wish.engine != "llama.cpp" or not wish.drafters or wish.users is not None:
+        return none  # with several users the batch is full already
+    if divided:
+        return replace(none, decision=_none("the device is full already", ()))
+    tried: list[Tried] = []
+    for drafter in wish.drafters:
+        ladder = _with(found.ladder.question, drafter)
+        told = _held(ladder, found.tokens)
+        if told is not None:
+            tried.append(Tried(value=drafter.name, told=told))
+            continue
+        tried.append(Tried(value=drafter.name, told=_weight(ladder, found.tokens), taken=True))
+        because = f"{drafter.because}; {tried[-1].told}, and the window stays"
+        decision = Decision(
+            lever=Lever.DRAFTER, value=drafter.name, because=because, tried=tuple(tried)
+        )
+        return Drafted(ladder=ladder, drafter=drafter, decision=decision)
+    return replace(none, decision=_none("none leaves the window as it is", tuple(tried)))
+
+
+def _none(because: str, tried: tuple[Tried, ...]) -> Decision:
+    return Decision(lever=Lever.DRAFTER, value="none", because=because, tried=tried)
+
+
+def _with(question: Question, drafter: Drafter) -> Ladder:
+    asked = with_setup(question, draft_max=DRAFT_TOKENS, load_mtp=drafter.model is None)
+    if drafter.model is not None:
+        asked = replace(
+            asked, bill=_bill(question.model, drafter.model, drafter.changes.get("mix"))
+        )
+    return Ladder(asked, whole(asked))
+
+
+def _bill(model: Model, drafter: Model, mix: str | None) -> Callable[[Load, Any], MemoryEstimate]:
+    def bill(load: Load, setup: Any) -> MemoryEstimate:
+        main = llamacpp.estimate(model, load, setup)
+        return with_drafter(
+            main, drafter, replace(load, cache_k=None, cache_v=None), setup, mix=mix
+        )
+
+    return bill
+
+
+def _held(ladder: Ladder, tokens: int) -> str | None:
+    """Why it is not taken; None where it is."""
+    try:
+        held = ladder.holder(tokens)
+    except RefusedError as error:
+        return f"refused: {error}"
+    except EdgekitError as error:
+        return f"its bill is not known: {error}"
+    return None if held is not None else f"does not fit beside {tokens:,} tokens"
+
+
+def _weight(ladder: Ladder, tokens: int) -> str:
+    held = ladder.holder(tokens) or ladder.top
+    lines = held.price(tokens).estimate.lines
+    size = sum(line.size_bytes for line in lines if line.part in {"drafter", "prediction"})
+    return f"{format_bytes(size)} with its own cache"
+
+
+def smaller_models(parameters: int, others: Iterator[tuple[int, Drafter]]) -> tuple[Drafter, ...]:
+    """Those that are small enough beside a model of so many active parameters, the largest first."""
+    small = [(size, one) for size, one in others if size * TIMES_SMALLER <= parameters]
+    return tuple(one for _, one in sorted(small, key=lambda pair: -pair[0]))

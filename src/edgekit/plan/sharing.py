@@ -1,0 +1,64 @@
+"""A plan -> how many users it holds at the same time, each with a window of that length."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgekit.errors import RefusedError
+from edgekit.plan.candidates import Candidate
+from edgekit.plan.ladder import Ladder
+from edgekit.plan.planned import Decision, Lever, Wish
+from edgekit.plan.types import Question, Ways
+
+MOST_USERS = 256  # vLLM's own limit on cards of usual size
+
+
+def decide_sequences(wish: Wish, found: Candidate, ways: Ways) -> Decision:
+    """What was asked for; else the engine's own number, and how many more there is room for."""
+    each = found.tokens // found.ladder.top.streams
+    if wish.users is not None:
+        return Decision(
+            lever=Lever.SEQUENCES,
+            value=f"{wish.users}",
+            because=f"as asked, each with a window of {each:,} tokens",
+        )
+    count = users_that_fit(found.ladder.question, each, ways)
+    usual = "llama-server's 4 share the window" if wish.engine == "llama.cpp" else "one request"
+    more = (
+        f"--users {count}: each has a window of its own" if count > 1 else "no second one has room"
+    )
+    return Decision(
+        lever=Lever.SEQUENCES,
+        value=f"{max(count, 1)} at most" if count > 1 else "1",
+        because=f"{usual}; {more}",
+    )
+
+
+def users_that_fit(question: Question, tokens: int, ways: Ways) -> int:
+    """With so many tokens each, in one of these ways. Doubling finds the edge, halving the number."""
+
+    def holds(users: int) -> bool:
+        return _holds(question, users, tokens, ways)
+
+    count = 1
+    while count * 2 <= MOST_USERS and holds(count * 2):
+        count *= 2
+    low, high = count, min(count * 2, MOST_USERS + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if holds(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _holds(question: Question, users: int, tokens: int, ways: Ways) -> bool:
+    load = replace(question.load, sequences=users, context_tokens=None)
+    together = tokens
+    if question.engine == "llama.cpp":
+        load, together = replace(load, unified=False), tokens * users
+    try:
+        return Ladder(replace(question, load=load), ways).holder(together) is not None
+    except RefusedError:
+        return False

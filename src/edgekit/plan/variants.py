@@ -1,0 +1,86 @@
+"""A model and an engine -> the quantisations to choose among, the most accurate first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from edgekit.engine.llamacpp.as_gguf import USUAL_MIXES
+from edgekit.engine.types import Model
+from edgekit.header.mixes import mix_by_name
+from edgekit.memory.mix_table import BY_NAME
+from edgekit.plan.planned import Variant
+from edgekit.source.naming import SHORT_MIXES
+from edgekit.source.types import Container
+
+# In hundredths of a bit a weight. Above it more bits are hardly to be told from the original, below it they are missed.
+USUAL_ACCURACY = 500
+GOOD_ACCURACY = 400
+ORIGINAL_ACCURACY = 1000  # 16 bits: nothing is gained over 8 that memory should be spent on
+MLX_BITS = (8, 6, 5, 4, 3)
+AS_STORED = "as stored"
+
+
+def as_it_is(model: Model, name: str = AS_STORED, reference: str = "") -> tuple[Variant, ...]:
+    """Nothing to choose: the file that was named."""
+    return (Variant(name=name, model=model, accuracy=USUAL_ACCURACY, reference=reference),)
+
+
+def at_mixes(
+    model: Model, mixes: Iterable[str] = USUAL_MIXES, *, repository: str = ""
+) -> tuple[Variant, ...]:
+    """llama.cpp: as if quantised so. With a repository the files are there to be had."""
+    known = ((SHORT_MIXES.get(tag.upper(), tag.upper()), tag) for tag in mixes)
+    found = {name: tag for name, tag in known if name in BY_NAME}
+    variants = (_at_mix(model, name, tag, repository) for name, tag in found.items())
+    quantised = sorted(variants, key=lambda one: -one.accuracy)
+    small = tuple(one for one in quantised if one.accuracy < ORIGINAL_ACCURACY)
+    return small or tuple(quantised)
+
+
+def _at_mix(model: Model, name: str, tag: str, repository: str) -> Variant:
+    accuracy = accuracy_of(name)
+    return Variant(
+        name=name,
+        model=model,
+        accuracy=accuracy,
+        changes={"mix": name},
+        reference=f"{repository}:{tag}" if repository else "",
+        is_good=accuracy >= GOOD_ACCURACY,
+    )
+
+
+def accuracy_of(mix: str) -> int:
+    """By the bits of its name: a file's average differs by model, the order of the names does not."""
+    known = mix_by_name(mix)
+    return round(known.bits_per_weight * 100) if known is not None else USUAL_ACCURACY
+
+
+def at_bits(model: Model) -> tuple[Variant, ...]:
+    """MLX: an unquantised repository as mlx_lm.convert would write it."""
+    return tuple(_at_bits(model))
+
+
+def _at_bits(model: Model) -> Iterator[Variant]:
+    from edgekit.engine.mlx.types import Packing, Quantize
+
+    for bits in MLX_BITS:
+        accuracy = bits * 100 + 50  # a scale and a bias of 16 bits for every 64 weights
+        yield Variant(
+            name=f"{bits} bit",
+            model=model,
+            accuracy=accuracy,
+            changes={"quantize": Quantize(packing=Packing(bits=bits, group_size=64))},
+            is_good=accuracy >= GOOD_ACCURACY,
+        )
+
+
+def variants_of(model: Model, engine: str, *, settled: bool) -> tuple[Variant, ...]:
+    """What can be made of a model. `settled`: the caller has named the file, or how it is quantised."""
+    if engine == "vllm" or settled:
+        return as_it_is(model)
+    if engine == "llama.cpp":
+        return at_mixes(model)
+    from edgekit.engine.mlx.weights import quantization_of
+
+    plain = model.header.container is not Container.GGUF and quantization_of(model) is None
+    return at_bits(model) if plain else as_it_is(model)

@@ -1,0 +1,141 @@
+"""A wish -> the quantisation to take, and where it lies: the first decision, in a fixed order of preference.
+
+The order knows nothing of the memory at hand, and more memory only adds to what is possible: so a plan never gets worse
+with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from edgekit.hardware.budgets import devices_for
+from edgekit.memory.types import MemoryEstimate
+from edgekit.plan.candidates import CLOSE_PLACE, Candidate, open_window, reaches
+from edgekit.plan.placement import PLACED
+from edgekit.plan.planned import Tried, Variant, Wish
+from edgekit.plan.variants import USUAL_ACCURACY
+from edgekit.units import format_bytes
+
+# More bits than usual must not make it slower than people read. Judged by the fast end of what is expected: the slow
+# end counts a full cache, and would fall where more memory holds a longer one.
+QUICK_TOKENS_PER_S = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """The candidate that is taken, why its weights, and what was looked at before."""
+
+    candidate: Candidate
+    divided: bool
+    because: str
+    tried: tuple[Tried, ...]
+
+
+def take_weights(wish: Wish, *, brief: bool = False) -> Taken | None:
+    """None where no quantisation fits in any way. `brief`: without looking how much longer another cache would hold.
+
+    First about four bits or more, all of it where the engine computes; then with experts or layers on the host; fewer
+    bits only where nothing else fits. More bits than usual once the usual window is held.
+    """
+    good = [one for one in wish.variants if one.is_good]
+    usual = [one for one in good if one.accuracy <= USUAL_ACCURACY] or good[-1:]
+    better = [one for one in good if one not in usual]
+    tried: list[Tried] = []
+    for variants, divided, told in _stages(wish, usual):
+        found = _first(wish, variants, tried, brief=brief, divided=divided)
+        if found is None:
+            continue
+        if not divided and found.variant is usual[0] and better:
+            return _bettered(wish, better, found, tried, brief=brief)
+        return _taken(found, told, tried, divided=divided)
+    return None
+
+
+def _stages(wish: Wish, usual: Sequence[Variant]) -> Iterator[tuple[Sequence[Variant], bool, str]]:
+    low = [one for one in wish.variants if not one.is_good]
+    alone = len(wish.variants) == 1
+    divides = _may_be_divided(wish)
+    yield usual, False, "the file there is" if alone else "the most accurate that fits as a whole"
+    if divides:
+        told = "with more bits even less of it would lie on the device"
+        yield usual, True, "the file there is" if alone else told
+    yield low, False, "fewer bits than usual, for nothing else fits"
+    if divides:
+        yield low, True, "fewer bits than usual, for nothing else fits"
+
+
+def _may_be_divided(wish: Wish) -> bool:
+    if wish.engine != "llama.cpp" or wish.start.settled & PLACED or wish.machine.host is None:
+        return False
+    return bool(devices_for(wish.machine, wish.engine))
+
+
+def _first(
+    wish: Wish, variants: Sequence[Variant], tried: list[Tried], *, brief: bool, divided: bool
+) -> Candidate | None:
+    for variant in variants:
+        found = open_window(wish, variant, brief=brief, divided=divided)
+        if found is not None:
+            return found
+        where = "with a part on the host" if divided else "as a whole"
+        tried.append(Tried(value=variant.name, told=f"does not fit {where}"))
+    return None
+
+
+def _bettered(
+    wish: Wish, better: Sequence[Variant], found: Candidate, tried: list[Tried], *, brief: bool
+) -> Taken:
+    """More bits, where they still leave the window that is usual, or asked for, and do not make it slow."""
+    top = found.ladder.top
+    tokens = top.asked or min(top.window[0], found.tokens)
+    close = found.choice.place <= CLOSE_PLACE
+    for variant in better if close else ():
+        if not reaches(wish, variant, tokens):
+            tried.append(Tried(value=variant.name, told=f"leaves no room for {tokens:,} tokens"))
+            continue
+        other = open_window(wish, variant, brief=brief)
+        if other is None:
+            continue
+        speed = fastest(wish, other)
+        if speed is None or speed < QUICK_TOKENS_PER_S:
+            told = (
+                "how fast it would be is not known"
+                if speed is None
+                else f"at most {speed:.1f} tokens a second"
+            )
+            tried.append(Tried(value=variant.name, told=f"fits, but {told}"))
+            continue
+        told = f"the most accurate that leaves room for {tokens:,} tokens, and quick enough"
+        return _taken(other, told, tried, divided=False)
+    return _taken(found, "the usual accuracy", tried, divided=False)
+
+
+def bill_of(candidate: Candidate) -> MemoryEstimate:
+    ladder = candidate.ladder
+    held = ladder.holder(candidate.tokens) or ladder.top
+    return held.price(candidate.tokens).estimate
+
+
+def fastest(wish: Wish, candidate: Candidate) -> float | None:
+    """Tokens a second at the fast end of what is expected; None where nothing is known."""
+    from edgekit.plan.speed import expected_speed
+
+    ladder = candidate.ladder
+    held = ladder.holder(candidate.tokens) or ladder.top
+    weighed = held.price(candidate.tokens)
+    found = expected_speed(
+        candidate.variant.model,
+        ladder.question.load,
+        weighed.way.setup,
+        weighed.estimate,
+        wish.machine,
+        wish.engine,
+    )
+    return None if found is None else found.decode[1]
+
+
+def _taken(found: Candidate, because: str, tried: list[Tried], *, divided: bool) -> Taken:
+    size = format_bytes(bill_of(found).weights_bytes)
+    mine = Tried(value=found.variant.name, told=f"{size} of weights", taken=True)
+    return Taken(candidate=found, divided=divided, because=because, tried=(*tried, mine))
