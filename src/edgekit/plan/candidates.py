@@ -113,12 +113,16 @@ def _asked(variant: Variant, ladders: Ladders) -> Candidate | None:
 
 
 def _usual(variant: Variant, ladders: Ladders) -> Candidate | None:
-    """The window that is opened unasked; where that does not fit, the least that is of use."""
+    """The window that is opened unasked; where that does not fit, half of it, and so on to the least that is of use."""
     top = ladders[0][1].top
     least = max(min(top.minimum, top.most), top.least)
     tokens, because = top.window
-    found = _first_holder(variant, ladders, max(tokens, least), because)
-    return found or _first_holder(variant, ladders, least, "the least that is of use")
+    while tokens > least:
+        found = _first_holder(variant, ladders, tokens, because)
+        if found is not None:
+            return found
+        tokens, because = tokens // 2 // top.step * top.step, "what fits of the usual window"
+    return _first_holder(variant, ladders, least, "the least that is of use")
 
 
 def _first_holder(

@@ -31,10 +31,15 @@ def make_plan(wish: Wish, *, thorough: bool = True) -> Plan:
     Raises UsageError for wishes that contradict each other, HardwareError where the engine has no hardware there,
     RefusedError where it takes no such model.
     """
+    return find_plan(wish, thorough=thorough) or _nothing_fits(wish)
+
+
+def find_plan(wish: Wish, *, thorough: bool = False) -> Plan | None:
+    """The same; None where nothing fits."""
     _check(wish)
     taken = take_weights(wish, brief=not thorough)
     if taken is None:
-        return _nothing_fits(wish, thorough=thorough)
+        return None
     found = _on_fewest_cards(taken)
     drafted = take_drafter(wish, found, divided=taken.divided)
     result = judged(drafted.ladder, found.tokens, found.because)
@@ -145,7 +150,7 @@ def _speed(wish: Wish, found: Candidate, result: PreflightResult) -> Speed | Non
     return expected_speed(question.model, load, setup, bill, wish.machine, wish.engine)
 
 
-def _nothing_fits(wish: Wish, *, thorough: bool) -> Plan:
+def _nothing_fits(wish: Wish) -> Plan:
     """The verdict on the smallest there is, in the smallest cache that the engine takes, and what would help."""
     variant = wish.variants[-1]
     question = _with_smallest_cache(question_of(wish, variant))
@@ -162,7 +167,7 @@ def _nothing_fits(wish: Wish, *, thorough: bool) -> Plan:
         load=replace(question.load, context_tokens=result.context_tokens),
         result=result,
         decisions=(smallest,),
-        to_fit=changes(question, result) if thorough else (),
+        to_fit=changes(question, result),
     )
 
 
