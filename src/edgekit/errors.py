@@ -15,6 +15,7 @@ EdgekitError
 ├── UnknownArchitectureError     no row in geometry/architectures.py and no standard keys
 ├── HardwareError                the machine has nothing that the engine runs on
 ├── RefusedError                 the engine itself would refuse these options or this model
+├── KvSpillUnsupportedError      cold pages of a cache would not be back in time, or have no place to go
 └── EngineError                  the real engine did not come up: its last words
 """
 
@@ -112,6 +113,12 @@ class RefusedError(EdgekitError):
     """The engine would not run this. The message is the engine's reason."""
 
     exit_code = 2
+
+
+class KvSpillUnsupportedError(EdgekitError):
+    """A cache that does not fit cannot be spilled either. The message has all the numbers."""
+
+    exit_code = 3
 
 
 class EngineError(EdgekitError):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
 ALL, AUTO = "all", "auto"
 UNASKED_DOWNLOAD_BYTES = 512 * MIB  # a download of up to so much needs no question
 # What the machine says, not the caller.
-_OF_THE_MACHINE = frozenset({"device_memory", "gpu", "gpu_memory"})
+OF_THE_MACHINE = frozenset({"device_memory", "gpu", "gpu_memory"})
 
 _DESCRIPTION = (
     "Will it fit on this machine, or on another? The verdict first, then the bill against what is free, what "
@@ -83,14 +83,14 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="SIZE",
         help="cache of a run that names no context (default 4G)",
     )
-    _add_download_options(parser)
+    add_download_options(parser)
     add_device_options(parser)
     add_reach_options(parser)
-    add_engine_flags(parser, several=True, without=_OF_THE_MACHINE)
+    add_engine_flags(parser, several=True, without=OF_THE_MACHINE)
     parser.set_defaults(run=run)
 
 
-def _add_download_options(parser: argparse.ArgumentParser) -> None:
+def add_download_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("a model on the hub that cannot be read by ranges")
     group.add_argument(
         "--download-up-to",
@@ -153,20 +153,25 @@ def _asking(
 ) -> Asking:
     from edgekit.cli.checking import Asking
 
-    budget, least = arguments.window_budget, arguments.min_context
+    budget = arguments.window_budget
     return Asking(
         machine=machine_of_arguments(arguments),
         engines=flags[0],
         flags=flags[1],
         job=_job(arguments.job),
-        min_context=None if least is None else _read("--min-context", whole(), least),
+        min_context=read_number("--min-context", arguments.min_context),
         window_budget_bytes=None
         if budget is None
         else _read("--window-budget", parse_size, budget),
         with_changes=alone and not arguments.quiet,  # a table has no room for them
         reach=reach,
-        confirm=_confirm(arguments, alone=alone),
+        confirm=confirmed(arguments, alone=alone),
     )
+
+
+def read_number(flag: str, text: str | None, least: int = 0) -> int | None:
+    """None where it was not given. Raises UsageError that names the flag."""
+    return None if text is None else _read(flag, whole(least), text)
 
 
 def _read(flag: str, read: Callable[[str], int], text: str) -> int:
@@ -189,7 +194,7 @@ def _job(text: str | None) -> Job | None:
     )
 
 
-def _confirm(arguments: argparse.Namespace, *, alone: bool) -> Callable[[Download], bool] | None:
+def confirmed(arguments: argparse.Namespace, *, alone: bool) -> Callable[[Download], bool] | None:
     """Up to the limit without a word; beyond it a person is asked, a program gets a no.
 
     Of several models none is downloaded: nobody said how much they may take together.

@@ -50,13 +50,13 @@ def reach_of(arguments: argparse.Namespace, *, quiet: bool) -> Iterator[Reach]:
         network=not arguments.offline,
         cache=not arguments.no_cache,
         total_timeout_s=arguments.timeout,
-        progress=_show_progress if is_terminal(sys.stderr) and not quiet else None,
+        progress=show_progress if is_terminal(sys.stderr) and not quiet else None,
     )
     try:
         yield reach
     finally:
         if reach.progress is not None:
-            _show_progress("")
+            show_progress("")
 
 
 def is_terminal(stream: object) -> bool:
@@ -82,6 +82,6 @@ def seconds(text: str) -> float:
     return number
 
 
-def _show_progress(line: str) -> None:
+def show_progress(line: str) -> None:
     sys.stderr.write(f"\r\x1b[K{line[:100]}")
     sys.stderr.flush()

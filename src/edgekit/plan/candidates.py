@@ -70,6 +70,7 @@ def open_window(
     a window the other caches hold is not looked at.
     """
     ladders = _ladders(question_of(wish, variant), ways_of if divided else whole)
+    check_window(ladders[0][1])
     if ladders[0][1].top.asked is not None:
         return _asked(variant, ladders)
     return _usual(variant, ladders) if divided else _longest(wish, variant, ladders, brief=brief)
@@ -79,23 +80,20 @@ Ladders = list[tuple[CacheChoice, Ladder]]
 
 
 def _ladders(question: Question, ways: WayMaker) -> Ladders:
-    """One for each cache type that the engine takes for this model."""
+    """One for each cache type of the engine."""
     on_the_cpu = not devices_for(question.machine, question.engine)
-    found: Ladders = []
-    refused: RefusedError | None = None
-    for choice in cache_choices(question, on_the_cpu=on_the_cpu):
-        asked = choice.of(question)
-        ladder = Ladder(asked, ways(asked))
-        try:
-            check_window(ladder)
-            _ = ladder.top.facts
-        except RefusedError as error:
-            refused = error
-            continue
-        found.append((choice, ladder))
-    if not found and refused is not None:
-        raise refused
-    return found
+    asked = (
+        (choice, choice.of(question)) for choice in cache_choices(question, on_the_cpu=on_the_cpu)
+    )
+    return [(choice, Ladder(one, ways(one))) for choice, one in asked]
+
+
+def _holds(ladder: Ladder, tokens: int) -> bool:
+    """A cache that the engine refuses for this model holds nothing; the engine's own is never asked in vain."""
+    try:
+        return ladder.holder(tokens) is not None
+    except RefusedError:
+        return False
 
 
 def check_window(ladder: Ladder) -> None:
@@ -131,7 +129,7 @@ def _first_holder(
     tried: list[Tried] = []
     for choice, ladder in ladders:
         held = max(tokens, ladder.top.minimum, ladder.top.least)
-        if ladder.holder(held) is not None:
+        if _holds(ladder, held):
             tried.append(Tried(value=choice.name, told=f"holds {tokens:,} tokens", taken=True))
             return Candidate(
                 variant=variant,
@@ -148,12 +146,12 @@ def _first_holder(
 def _longest(wish: Wish, variant: Variant, ladders: Ladders, *, brief: bool) -> Candidate | None:
     top = ladders[0][1].top
     least = max(min(top.minimum, top.most), top.least)
-    if ladders[-1][1].holder(least) is None:  # the smallest cache
-        return None
     order = ladders if wish.prefer_accurate_cache else ladders[::-1]
-    goal = next(ladder.longest for _, ladder in order if ladder.holder(least) is not None)
+    goal = next((ladder.longest for _, ladder in order if _holds(ladder, least)), None)
+    if goal is None:
+        return None
     tokens, because = with_margin(goal, least, top.most, ROUND_TOKENS * top.streams)
-    choice, ladder = next(one for one in ladders if one[1].holder(tokens) is not None)
+    choice, ladder = next(one for one in ladders if _holds(one[1], tokens))
     return Candidate(
         variant=variant,
         choice=choice,
@@ -167,9 +165,13 @@ def _longest(wish: Wish, variant: Variant, ladders: Ladders, *, brief: bool) -> 
 def _lengths(ladders: Ladders, taken: CacheChoice) -> Iterator[Tried]:
     """How long a window each cache holds, up to the first that holds all."""
     for choice, ladder in ladders:
-        longest = f"up to {ladder.longest:,} tokens"
-        yield Tried(value=choice.name, told=longest, taken=choice is taken)
-        if ladder.longest == ladder.top.most:
+        try:
+            longest = ladder.longest
+        except RefusedError as error:
+            yield Tried(value=choice.name, told=f"refused: {error}")
+            continue
+        yield Tried(value=choice.name, told=f"up to {longest:,} tokens", taken=choice is taken)
+        if longest == ladder.top.most:
             return
 
 
@@ -188,9 +190,6 @@ def reaches(wish: Wish, variant: Variant, tokens: int) -> bool:
     on_the_cpu = not devices_for(question.machine, question.engine)
     for choice in cache_choices(question, on_the_cpu=on_the_cpu)[: CLOSE_PLACE + 1]:
         asked = choice.of(question)
-        try:
-            if Ladder(asked, whole(asked)).holder(tokens) is not None:
-                return True
-        except RefusedError:
-            continue
+        if _holds(Ladder(asked, whole(asked)), tokens):
+            return True
     return False

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from edgekit.catalog import open_entry
+from edgekit.catalog.types import Entry, Kind
 from edgekit.engine import llamacpp
 from edgekit.engine.llamacpp.companions import with_drafter
 from edgekit.engine.types import Model
@@ -21,6 +23,8 @@ from edgekit.units import format_bytes
 DRAFT_TOKENS = 3  # common.h @ 0c1e570: what llama.cpp itself proposes at once
 TIMES_SMALLER = 8  # a drafter that is nearer to the model's own size saves no time
 OWN_BLOCKS = "its own blocks"
+DRAFTER_MIX = "Q4_K_M"
+MOST_OTHER_WORDS = 128  # speculative.cpp @ 0c1e570: SPEC_VOCAB_MAX_SIZE_DIFFERENCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +109,29 @@ def _weight(ladder: Ladder, tokens: int) -> str:
     return f"{format_bytes(size)} with its own cache"
 
 
-def smaller_models(parameters: int, others: Iterator[tuple[int, Drafter]]) -> tuple[Drafter, ...]:
-    """Those that are small enough beside a model of so many active parameters, the largest first."""
-    small = [(size, one) for size, one in others if size * TIMES_SMALLER <= parameters]
-    return tuple(one for _, one in sorted(small, key=lambda pair: -pair[0]))
+def catalog_drafters(entry: Entry, entries: Iterable[Entry]) -> tuple[Drafter, ...]:
+    """Models of the same family with as many words, small enough beside it, the largest first."""
+    active = entry.active_parameters or entry.parameters or 0
+    found = [
+        other
+        for other in entries
+        if _speaks_alike(entry, other)
+        and 0 < (other.parameters or 0) * TIMES_SMALLER <= active
+        and Kind.EMBEDDING not in other.kinds
+    ]
+    return tuple(_drafter(one) for one in sorted(found, key=lambda one: -(one.parameters or 0)))
+
+
+def _speaks_alike(entry: Entry, other: Entry) -> bool:
+    if entry.vocabulary is None or other.vocabulary is None or entry.family != other.family:
+        return False
+    return abs(entry.vocabulary - other.vocabulary) <= MOST_OTHER_WORDS
+
+
+def _drafter(entry: Entry) -> Drafter:
+    return Drafter(
+        name=f"{entry.id} at {DRAFTER_MIX}",
+        model=open_entry(entry, "llama.cpp"),
+        changes={"mix": DRAFTER_MIX},
+        because=f"of the same family, {entry.vocabulary:,} words as well (llama.cpp compares them when it starts)",
+    )

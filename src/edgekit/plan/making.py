@@ -12,12 +12,13 @@ from edgekit.plan.candidates import Candidate, open_window, question_of, whole
 from edgekit.plan.changes import changes
 from edgekit.plan.drafting import Drafted, take_drafter
 from edgekit.plan.ladder import Ladder
+from edgekit.plan.pace import pace, steady_pace
 from edgekit.plan.placement import PLACED
-from edgekit.plan.planned import Decision, Lever, Plan, Speed, Tried, Wish
+from edgekit.plan.planned import Decision, Lever, Plan, Tried, Wish
 from edgekit.plan.sharing import decide_sequences
 from edgekit.plan.types import PreflightResult, Question
 from edgekit.plan.verdict import judge, judged
-from edgekit.plan.weights import Taken, take_weights
+from edgekit.plan.weights import Taken, take_weights, weighed_of
 from edgekit.plan.wiring import decide_limit
 from edgekit.units import format_bytes
 
@@ -42,11 +43,14 @@ def find_plan(wish: Wish, *, thorough: bool = False) -> Plan | None:
         return None
     found = _on_fewest_cards(taken)
     drafted = take_drafter(wish, found, divided=taken.divided)
-    result = judged(drafted.ladder, found.tokens, found.because)
+    result = judged(
+        drafted.ladder, found.tokens, found.because, _longest_so(drafted, found, thorough)
+    )
     decisions = list(_decisions(taken, found, result, drafted))
     if thorough:
         decisions += _further(wish, found)
     question = drafted.ladder.question
+    weighed = weighed_of(replace(found, ladder=drafted.ladder))
     return Plan(
         wish=wish,
         variant=found.variant,
@@ -54,8 +58,15 @@ def find_plan(wish: Wish, *, thorough: bool = False) -> Plan | None:
         result=result,
         decisions=tuple(decisions),
         drafter=drafted.drafter,
-        speed=_speed(wish, found, result),
+        speed=pace(question, weighed),
+        steady_tokens_per_s=steady_pace(question, weighed),
     )
+
+
+def _longest_so(drafted: Drafted, found: Candidate, thorough: bool) -> int:  # noqa: FBT001 - one caller
+    """The longest window in the way that is planned: what other ways would hold is no part of the plan."""
+    held = drafted.ladder.holder(found.tokens)
+    return held.longest if thorough and held is not None else found.tokens
 
 
 def _check(wish: Wish) -> None:
@@ -139,15 +150,6 @@ def _further(wish: Wish, found: Candidate) -> Iterator[Decision]:
 def _longest(wish: Wish, found: Candidate, machine: Machine) -> int:
     other = open_window(replace(wish, machine=machine), found.variant)
     return 0 if other is None else other.tokens
-
-
-def _speed(wish: Wish, found: Candidate, result: PreflightResult) -> Speed | None:
-    from edgekit.plan.speed import expected_speed
-
-    question = found.ladder.question
-    load = replace(question.load, context_tokens=found.tokens)
-    setup, bill = result.way.setup, result.estimate
-    return expected_speed(question.model, load, setup, bill, wish.machine, wish.engine)
 
 
 def _nothing_fits(wish: Wish) -> Plan:

@@ -107,6 +107,9 @@ class Plan:
     decisions: tuple[Decision, ...]  # in the order of the levers
     drafter: Drafter | None = None
     speed: Speed | None = None
+    steady_tokens_per_s: float | None = (
+        None  # the middle, with an empty cache: plans are compared by it
+    )
     to_fit: tuple[Change, ...] = ()  # what would help where it does not fit
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from edgekit.catalog import open_entry
 from edgekit.catalog.types import Entry, Kind
@@ -22,14 +23,16 @@ from edgekit.plan.caches import plain_setup
 from edgekit.plan.context import MINIMUM_TOKENS
 from edgekit.plan.drafting import own_drafter
 from edgekit.plan.making import find_plan, make_plan
+from edgekit.plan.pace import fastest_middle
 from edgekit.plan.planned import Plan, Wish
 from edgekit.plan.ranking import rank_of
 from edgekit.plan.types import FULL_PERCENT, Start
 from edgekit.plan.variants import GOOD_ACCURACY, accuracy_of, variants_of
 
 SHOWN = 5
-# Tokens a second at the fast end of what is expected: about as fast as people read. Slower ones come last.
-QUICK_TOKENS_PER_S = 8.0
+QUICK_TOKENS_PER_S = 5.0  # to expect: about as fast as people read. Slower ones come last.
+TOO_LARGE, SLOW = "too large", "too slow to read along"
+READ_SHARE = 0.75  # of the weights that work on a token, at least: of the embedding one row is read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +58,7 @@ class Suggestion:
 
     @property
     def is_quick(self) -> bool:
-        speed = self.plan.speed
-        return speed is not None and speed.decode[1] >= QUICK_TOKENS_PER_S
+        return (self.plan.steady_tokens_per_s or 0.0) >= QUICK_TOKENS_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +106,7 @@ class _Search:
         self._ask, self._most, self._of_a_family = ask, most, of_a_family
         self._tell = tell
         self._room_bytes = _room_bytes(ask)
-        self._late: list[Suggestion] = []
+        self._late: list[Entry] = []
         self.passed_over: Counter[str] = Counter()
 
     def quick(self, ranked: Sequence[Entry]) -> list[Suggestion]:
@@ -115,19 +117,22 @@ class _Search:
                 break
             if families[entry.family] >= self._of_a_family:
                 continue
-            suggestion = self._suggestion(entry)
-            if suggestion is None:
-                continue
-            if suggestion.is_quick:
+            reason = self._hopeless(entry) or self._slow(entry)
+            suggestion = None if reason else self._suggestion(entry)
+            if suggestion is not None and suggestion.is_quick:
                 found.append(suggestion)
                 families[entry.family] += 1
-            else:
-                self._late.append(suggestion)
-                self.passed_over["too slow to read along"] += 1
+            elif reason == SLOW or suggestion is not None:
+                self._late.append(entry)
+                self.passed_over[SLOW] += 1
+            elif reason:
+                self.passed_over[reason] += 1
         return found
 
     def slow(self) -> list[Suggestion]:
-        return self._late[: self._most]
+        """The first of them that fit."""
+        planned = (self._suggestion(entry) for entry in self._late)
+        return list(islice((one for one in planned if one is not None), self._most))
 
     def nearest(self, ranked: Sequence[Entry]) -> Suggestion | None:
         """The smallest that the engine takes, with what would make it fit."""
@@ -140,17 +145,13 @@ class _Search:
         return None
 
     def _suggestion(self, entry: Entry) -> Suggestion | None:
-        reason = self._hopeless(entry)
-        if reason:
-            self.passed_over[reason] += 1
-            return None
         try:
             plan = find_plan(self._good(entry))
         except EdgekitError:
             self.passed_over["not run by the engine"] += 1
             return None
         if plan is None:
-            self.passed_over["too large"] += 1
+            self.passed_over[TOO_LARGE] += 1
             return None
         return Suggestion(entry=entry, plan=plan, rank=rank_of(entry))
 
@@ -169,8 +170,17 @@ class _Search:
         if self._ask.task is not Kind.EMBEDDING and (entry.native_context or 0) < least:
             return "made for too short a context"
         if _smallest_bytes(entry) > self._room_bytes:
-            return "too large"
+            return TOO_LARGE
         return ""
+
+    def _slow(self, entry: Entry) -> str:
+        """What a glance at the weights tells: not even reading them is quick enough."""
+        size, whole = _smallest_bytes(entry), entry.parameters or 0
+        if not size or not whole:
+            return ""
+        work = READ_SHARE * size * (entry.active_parameters or whole) / whole
+        most = fastest_middle(work, size, self._ask.machine, self._ask.engine)
+        return SLOW if most is not None and most < QUICK_TOKENS_PER_S else ""
 
 
 def wish_for(entry: Entry, ask: Ask) -> Wish:

@@ -17,21 +17,24 @@ def judge(question: Question) -> PreflightResult:
     return judged(ladder, *_context(ladder))
 
 
-def judged(ladder: Ladder, tokens: int, because: str) -> PreflightResult:
-    """The verdict for so many tokens, by the ways of this ladder."""
+def judged(
+    ladder: Ladder, tokens: int, because: str, longest_tokens: int | None = None
+) -> PreflightResult:
+    """The verdict for so many tokens, by the ways of this ladder; `longest_tokens` where it is known already."""
     question = ladder.question
     fitting = ladder.holder(tokens) or ladder.nearest(tokens)
     weighed = fitting.price(tokens)
-    reasons = tuple(fitting.reasons(weighed, ladder.longest))
+    longest = ladder.longest if longest_tokens is None else longest_tokens
+    reasons = tuple(fitting.reasons(weighed, longest))
     geometry = question.model.geometry
     return PreflightResult(
         engine=question.engine,
         status=Status.FAILED if reasons else weighed.status,
         context_tokens=tokens,
         asked=ladder.top.asked is not None,
-        max_context=ladder.longest,
-        way_context=fitting.longest,
-        recommended_context=recommended_context(ladder.longest),
+        max_context=longest,
+        way_context=fitting.longest if longest_tokens is None else longest,
+        recommended_context=recommended_context(longest),
         native_context=geometry.native_context or geometry.trained_context,
         streams=fitting.streams,
         uses=weighed.uses,

@@ -7,19 +7,21 @@ with it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from edgekit.errors import RefusedError
 from edgekit.hardware.budgets import devices_for
-from edgekit.memory.types import MemoryEstimate
+from edgekit.plan.caches import with_setup
 from edgekit.plan.candidates import CLOSE_PLACE, Candidate, open_window, reaches
-from edgekit.plan.placement import PLACED
+from edgekit.plan.ladder import Ladder
+from edgekit.plan.pace import steady_pace
+from edgekit.plan.placement import PLACED, ways_of
 from edgekit.plan.planned import Tried, Variant, Wish
+from edgekit.plan.types import Weighed
 from edgekit.plan.variants import USUAL_ACCURACY
 from edgekit.units import format_bytes
 
-# More bits than usual must not make it slower than people read. Judged by the fast end of what is expected: the slow
-# end counts a full cache, and would fall where more memory holds a longer one.
-QUICK_TOKENS_PER_S = 15.0
+QUICK_TOKENS_PER_S = 15.0  # more bits than usual must not make it slower than people read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +79,25 @@ def _first(
     for variant in variants:
         found = open_window(wish, variant, brief=brief, divided=divided)
         if found is not None:
-            return found
+            return _cache_on_host(found) if divided else found
         where = "with a part on the host" if divided else "as a whole"
         tried.append(Tried(value=variant.name, told=f"does not fit {where}"))
     return None
+
+
+def _cache_on_host(found: Candidate) -> Candidate:
+    """All layers on the devices and the cache on the host, where that fits as well and is faster."""
+    question = found.ladder.question
+    asked = with_setup(question, offload_kqv=False)
+    ladder = Ladder(asked, ways_of(asked)[:1])
+    try:
+        held = ladder.holder(found.tokens)
+    except RefusedError:
+        return found
+    other = replace(found, ladder=ladder)
+    if held is None or (_pace(other) or 0.0) <= (_pace(found) or 0.0):
+        return found
+    return other
 
 
 def _bettered(
@@ -97,12 +114,12 @@ def _bettered(
         other = open_window(wish, variant, brief=brief)
         if other is None:
             continue
-        speed = fastest(wish, other)
+        speed = _pace(other)
         if speed is None or speed < QUICK_TOKENS_PER_S:
             told = (
                 "how fast it would be is not known"
                 if speed is None
-                else f"at most {speed:.1f} tokens a second"
+                else f"about {speed:.1f} tokens a second"
             )
             tried.append(Tried(value=variant.name, told=f"fits, but {told}"))
             continue
@@ -111,31 +128,18 @@ def _bettered(
     return _taken(found, "the usual accuracy", tried, divided=False)
 
 
-def bill_of(candidate: Candidate) -> MemoryEstimate:
+def weighed_of(candidate: Candidate) -> Weighed:
+    """Its price in the first way that holds it."""
     ladder = candidate.ladder
     held = ladder.holder(candidate.tokens) or ladder.top
-    return held.price(candidate.tokens).estimate
+    return held.price(candidate.tokens)
 
 
-def fastest(wish: Wish, candidate: Candidate) -> float | None:
-    """Tokens a second at the fast end of what is expected; None where nothing is known."""
-    from edgekit.plan.speed import expected_speed
-
-    ladder = candidate.ladder
-    held = ladder.holder(candidate.tokens) or ladder.top
-    weighed = held.price(candidate.tokens)
-    found = expected_speed(
-        candidate.variant.model,
-        ladder.question.load,
-        weighed.way.setup,
-        weighed.estimate,
-        wish.machine,
-        wish.engine,
-    )
-    return None if found is None else found.decode[1]
+def _pace(candidate: Candidate) -> float | None:
+    return steady_pace(candidate.ladder.question, weighed_of(candidate))
 
 
 def _taken(found: Candidate, because: str, tried: list[Tried], *, divided: bool) -> Taken:
-    size = format_bytes(bill_of(found).weights_bytes)
+    size = format_bytes(weighed_of(found).estimate.weights_bytes)
     mine = Tried(value=found.variant.name, told=f"{size} of weights", taken=True)
     return Taken(candidate=found, divided=divided, because=because, tried=(*tried, mine))

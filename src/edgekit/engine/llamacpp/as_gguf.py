@@ -88,7 +88,7 @@ class Converted:
 
     def unexplained(self, estimate: MemoryEstimate) -> tuple[MemoryLine, ...]:
         """What the file is larger than its mix: other types than named, or a long header."""
-        more = (self.file_bytes or 0) - self.mixed.tensor_bytes
+        more = 0 if self.file_bytes is None else self.file_bytes - self.mixed.tensor_bytes
         if more <= 0:
             return ()
         line = MemoryLine(

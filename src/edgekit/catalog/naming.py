@@ -1,0 +1,69 @@
+"""A model's name -> its id, its family, and what it is for. TABLE of the words that tell."""
+
+from __future__ import annotations
+
+import re
+
+from edgekit.catalog.types import Kind
+
+# From the first of these words on, a name tells sizes and versions of one family apart.
+_VARIANT = re.compile(
+    r"(?:\d+x)?[ae]?\d+(?:\.\d+)?[bmk]|mini|small|medium|large|nano|super|ultra|tiny|micro|lite|flash|pro|max|scout"
+    r"|maverick|lightning|base|chat|instruct|it|hf|code|coder|embedding|v0\.\d+|\d{4}|fp8|nvfp4|mxfp4|bf16|gguf|mlx"
+    r"|\d+bit"
+)
+_QUANT = re.compile(
+    r"(?:[-._:]|^)(?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|BF16|F16|F32|MXFP4(?:_MOE)?)(?=$|[-._])",
+    re.IGNORECASE,
+)
+_LONGEST = 200  # the longest names on the hub have 96
+_NOT_IN_IDS = re.compile(r"[^a-z0-9._:+@-]+")
+
+# (words in the name, what they tell); all that fit count.
+_KINDS: tuple[tuple[re.Pattern[str], Kind], ...] = (
+    (
+        re.compile(r"embed|(?:^|-)(?:e5|gte|bge|jina)(?:-|$)|minilm|nomic"),
+        Kind.EMBEDDING,
+    ),
+    (re.compile(r"cod(?:er?|ing|ellama|estral)(?:-|\d|$)|codellama|starcoder|devstral"), Kind.CODE),
+    (re.compile(r"-vl(?:-|\d|$)|vision|llava|janus|gemma-3-(?:4b|12b|27b)"), Kind.VISION),
+    (
+        re.compile(
+            r"reasoning|thinking|-r1(?:-|$)|^qwen3(?:\.\d)?-(?!vl|coder|next|embedding)|gpt-oss|smollm3|glm-(?:4\.[5-9]|5)"
+            r"|minimax-m[2-9]|nemotron-(?:3|super)|deepseek-v4|kimi-k2\.[5-9]|kimi-k3|mimo"
+        ),
+        Kind.REASONING,
+    ),
+)
+# Trained to go on with a text, not to answer.
+_WITHOUT_CHAT = re.compile(r"starcoder|mamba-2\.8b|-base(?:-|$)|nomic-embed-code")
+
+
+def id_of(label: str) -> str:
+    """'unsloth/Qwen3-8B-GGUF:Q4_K_M' -> 'qwen3-8b', 'model.Q8_0.gguf' -> 'model'."""
+    name = label.rstrip("/").rpartition("/")[2].removeprefix("sample:")
+    name = re.sub(r"\.(?:gguf|safetensors|json)$", "", name, flags=re.IGNORECASE)
+    name = _QUANT.sub("", re.sub(r"-\d{5}-of-\d{5}$", "", name))
+    name = re.sub(r"[-_.]gguf$", "", name.rstrip(":-._"), flags=re.IGNORECASE)
+    return _NOT_IN_IDS.sub("-", name.lower())[:_LONGEST].strip("-.:_@+") or "model"
+
+
+def family_of(name: str) -> str:
+    """'qwen3-vl-30b-a3b-instruct' -> 'qwen3-vl': what comes before sizes and versions."""
+    words = name.lower().split("-")
+    end = next((i for i, word in enumerate(words) if i and _VARIANT.fullmatch(word)), len(words))
+    return "-".join(words[:end])
+
+
+def kinds_of(name: str, *, causal: bool, pooled: bool, sees: bool) -> tuple[Kind, ...]:
+    """In the order of the enum. Whatever generates and is not named otherwise is for chat."""
+    found = {kind for words, kind in _KINDS if words.search(name.lower())}
+    if sees:
+        found.add(Kind.VISION)
+    if not causal or pooled:
+        found.add(Kind.EMBEDDING)
+    if Kind.EMBEDDING in found:
+        found -= {Kind.REASONING}
+    elif not _WITHOUT_CHAT.search(name.lower()):
+        found.add(Kind.CHAT)
+    return tuple(kind for kind in Kind if kind in found)

@@ -1,0 +1,49 @@
+"""An entry -> a model that an engine can be asked about, as if its header had been read."""
+
+from __future__ import annotations
+
+from edgekit.catalog.runs import tensors_of
+from edgekit.catalog.types import Entry
+from edgekit.engine import engine_name
+from edgekit.engine.types import Model
+from edgekit.errors import RefusedError
+from edgekit.estimation import Opened, open_config
+from edgekit.geometry import read_geometry
+from edgekit.header.types import ModelHeader
+from edgekit.source.types import Container
+
+
+def open_entry(entry: Entry, engine: str) -> Model:
+    """As a GGUF for llama.cpp where the entry has its keys, else from its config.
+
+    UsageError for an unknown engine, RefusedError where the entry has nothing that the engine loads, HeaderError
+    where it is damaged.
+    """
+    return opened_entry(entry, engine).model
+
+
+def opened_entry(entry: Entry, engine: str) -> Opened:
+    """The same under the entry's id, for whoever works with opened references."""
+    wanted = engine_name(engine)
+    if entry.keys and wanted == "llama.cpp":
+        return Opened(label=entry.id, model=_as_gguf(entry))
+    if not entry.config:
+        raise RefusedError(
+            f"{entry.id} is known by the header of a GGUF alone, which {wanted} does not load: "
+            "give its safetensors repository, or its config.json"
+        )
+    return open_config(entry.config, label=entry.id)
+
+
+def _as_gguf(entry: Entry) -> Model:
+    """Its tensors have the types they were recorded with: setup.mix says what they should have."""
+    tensors = tensors_of(entry.tensors, name=entry.id)
+    header = ModelHeader(
+        name=entry.id,
+        container=Container.GGUF,
+        keys=entry.keys,
+        tensors=tensors,
+        tensor_count=len(tensors),
+        tensor_bytes=sum(tensor.size_bytes for tensor in tensors),
+    )
+    return Model(header=header, geometry=read_geometry(header))

@@ -1,0 +1,263 @@
+"""An entry <-> a line of JSON, every value checked on the way in: anyone may have edited the line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from edgekit.basis import Basis
+from edgekit.catalog.types import Entry, Kind, MeasuredSpeed, Size, Source, TensorRun
+from edgekit.errors import HeaderError
+
+T = TypeVar("T")
+
+MAX_RECORD_CHARS = 1_048_576  # the longest packaged line has about 9,000
+MAX_TEXT_CHARS = 4_096  # a path or an address; sources are sentences
+MAX_ID_CHARS = 200
+MAX_ITEMS = 4_096  # keys, runs of tensors, sizes: about 100 in a packaged entry
+MAX_NUMBER = 2**63 - 1
+MAX_BLOCKS = 1_024  # as many as geometry/hyper.py reads
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+@-]*")
+_RANGES = re.compile(r"\d{1,4}(?:-\d{1,4})?(?:,\d{1,4}(?:-\d{1,4})?)*", re.ASCII)
+
+
+def is_id(text: str) -> bool:
+    """Letters, digits and . _ : + @ - : what can be typed without quotes."""
+    return len(text) <= MAX_ID_CHARS and _ID.fullmatch(text) is not None
+
+
+def record_of(entry: Entry) -> str:
+    """One line. What is None or empty is left out."""
+    raw: dict[str, Any] = {
+        "id": entry.id,
+        "repository": entry.repository,
+        "family": entry.family,
+        "architecture": entry.architecture,
+        "parameters": entry.parameters,
+        "active_parameters": entry.active_parameters,
+        "native_context": entry.native_context,
+        "vocabulary": entry.vocabulary,
+        "kinds": [kind.value for kind in entry.kinds],
+        "licence": entry.licence,
+        "released": entry.released,
+        "reference": entry.reference,
+        "sizes": {size.mix: [size.tensor_bytes, size.basis.value] for size in entry.sizes},
+        "speeds": [
+            [speed.device, speed.tokens_per_s, speed.setting, speed.source]
+            for speed in entry.speeds
+        ],
+        "keys": dict(entry.keys),
+        "tensors": [_run_raw(run) for run in entry.tensors],
+        "config": dict(entry.config),
+        "sources": _sources_raw(entry.sources),
+    }
+    kept = {name: value for name, value in raw.items() if value not in (None, "", [], {})}
+    try:
+        return json.dumps(kept, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except ValueError as error:  # infinity, or not a number
+        raise HeaderError(f"a value of its header is no number: {error}", file=entry.id) from error
+
+
+def _sources_raw(sources: Mapping[str, Source]) -> list[Any]:
+    """One source tells several facts: [text, basis, [facts]]."""
+    told: dict[Source, list[str]] = {}
+    for fact, source in sources.items():
+        told.setdefault(source, []).append(fact)
+    return [[source.text, source.basis.value, facts] for source, facts in told.items()]
+
+
+def _run_raw(run: TensorRun) -> list[Any]:
+    return [run.name, list(run.shape), run.type, *([ranges_text(run.blocks)] if run.blocks else ())]
+
+
+def read_record(line: object, *, where: str) -> Entry:
+    """HeaderError that says what is wrong with the line."""
+    try:
+        return _entry(_object(_parsed(line)))
+    except (ValueError, TypeError) as error:
+        raise HeaderError(str(error), file=where) from error
+
+
+def _parsed(line: object) -> object:
+    if not isinstance(line, str):
+        raise TypeError(f"a {type(line).__name__} stands where a line of JSON should")
+    if len(line) > MAX_RECORD_CHARS:
+        raise ValueError(f"{len(line):,} characters are over the limit of {MAX_RECORD_CHARS:,}")
+    try:
+        return json.loads(line, parse_constant=_no_number)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg} at character {error.pos:,}") from error
+
+
+def _no_number(word: str) -> object:
+    raise ValueError(f"{word} is no number")
+
+
+def _entry(raw: Mapping[str, Any]) -> Entry:
+    name = _at(raw, "id", _id)
+    keys = _at(raw, "keys", _keys, MappingProxyType({}))
+    config = _at(raw, "config", _config, MappingProxyType({}))
+    if not keys and not config:
+        raise ValueError("neither keys nor config: there is nothing to rebuild the model from")
+    return Entry(
+        id=name,
+        repository=_at(raw, "repository", _text, None),
+        family=_at(raw, "family", _text),
+        architecture=_at(raw, "architecture", _text),
+        parameters=_at(raw, "parameters", _whole, None),
+        active_parameters=_at(raw, "active_parameters", _whole, None),
+        native_context=_at(raw, "native_context", _whole, None),
+        vocabulary=_at(raw, "vocabulary", _whole, None),
+        kinds=_at(raw, "kinds", _kinds, ()),
+        licence=_at(raw, "licence", _text, None),
+        released=_at(raw, "released", _text, None),
+        reference=_at(raw, "reference", _text, ""),
+        sizes=_at(raw, "sizes", _sizes, ()),
+        speeds=_at(raw, "speeds", _speeds, ()),
+        keys=keys,
+        tensors=_at(raw, "tensors", _tensors, ()),
+        config=config,
+        sources=_at(raw, "sources", _sources, MappingProxyType({})),
+    )
+
+
+_MUST: Any = object()
+
+
+def _at(raw: Mapping[str, Any], name: str, read: Callable[[Any], T], default: Any = _MUST) -> T:
+    value = raw.get(name)
+    if value is None and default is not _MUST:
+        missing: T = default
+        return missing
+    try:
+        return read(value)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"a {type(value).__name__} stands where an object should")
+    if len(value) > MAX_ITEMS:
+        raise ValueError(f"{len(value):,} items are over the limit of {MAX_ITEMS:,}")
+    return value
+
+
+def _list(value: Any, lengths: tuple[int, ...] = ()) -> list[Any]:
+    if not isinstance(value, list) or (lengths and len(value) not in lengths):
+        raise ValueError(f"{value!r:.60} is not the list that is expected")
+    if len(value) > MAX_ITEMS:
+        raise ValueError(f"{len(value):,} items are over the limit of {MAX_ITEMS:,}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value or len(value) > MAX_TEXT_CHARS:
+        raise ValueError(f"{value!r:.60} is not a text of up to {MAX_TEXT_CHARS:,} characters")
+    return value
+
+
+def _id(value: Any) -> str:
+    if not isinstance(value, str) or not is_id(value):
+        raise ValueError(f"{value!r:.60} is not a name of letters, digits and . _ : + @ -")
+    return value
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= MAX_NUMBER:
+        raise ValueError(f"{value!r:.40} is not a whole number from 0 to 2^63 - 1")
+    return value
+
+
+def _kinds(value: Any) -> tuple[Kind, ...]:
+    return tuple(Kind(_text(one)) for one in _list(value))
+
+
+def _sizes(value: Any) -> tuple[Size, ...]:
+    return tuple(
+        Size(mix=_text(mix), tensor_bytes=_whole(size), basis=Basis(basis))
+        for mix, (size, basis) in _object(value).items()
+    )
+
+
+def _speeds(value: Any) -> tuple[MeasuredSpeed, ...]:
+    found = []
+    for one in _list(value):
+        device, rate, setting, source = _list(one, (4,))
+        if type(rate) not in (int, float) or not 0 < rate < 1e9:
+            raise ValueError(f"{rate!r:.40} is not a number of tokens a second")
+        speed = MeasuredSpeed(
+            device=_text(device),
+            tokens_per_s=float(rate),
+            setting=_text(setting),
+            source=_text(source),
+        )
+        found.append(speed)
+    return tuple(found)
+
+
+def _sources(value: Any) -> Mapping[str, Source]:
+    found: dict[str, Source] = {}
+    for one in _list(value):
+        text, basis, facts = _list(one, (3,))
+        source = Source(text=_text(text), basis=Basis(basis))
+        found |= {_text(fact): source for fact in _list(facts)}
+    return MappingProxyType(found)
+
+
+def _keys(value: Any) -> Mapping[str, Any]:
+    return MappingProxyType({_text(name): _value(one) for name, one in _object(value).items()})
+
+
+def _value(value: Any) -> Any:
+    """As header/gguf.py would have read it: a scalar, or a tuple of them."""
+    if isinstance(value, list):
+        return tuple(_scalar(one) for one in _list(value))
+    return _scalar(value)
+
+
+def _scalar(value: Any) -> Any:
+    if isinstance(value, str):
+        return value[:MAX_TEXT_CHARS]
+    if isinstance(value, (bool, float)) or (type(value) is int and abs(value) <= MAX_NUMBER):
+        return value
+    raise ValueError(f"{value!r:.40} is not a value of a GGUF")
+
+
+def _config(value: Any) -> Mapping[str, Any]:
+    """Whatever geometry/ takes: it looks at every value itself."""
+    return MappingProxyType(_object(value))
+
+
+def _tensors(value: Any) -> tuple[TensorRun, ...]:
+    return tuple(_run(one) for one in _list(value))
+
+
+def _run(value: Any) -> TensorRun:
+    name, shape, type_, *blocks = _list(value, (3, 4))
+    return TensorRun(
+        name=_text(name),
+        shape=tuple(_whole(one) for one in _list(shape, (1, 2, 3, 4))),
+        type=_text(type_),
+        blocks=read_ranges(_text(blocks[0])) if blocks else (),
+    )
+
+
+def ranges_text(blocks: tuple[tuple[int, int], ...]) -> str:
+    """((0, 2), (7, 7)) -> '0-2,7'."""
+    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in blocks)
+
+
+def read_ranges(text: str) -> tuple[tuple[int, int], ...]:
+    """'0-2,7' -> ((0, 2), (7, 7)). ValueError for anything else."""
+    if not _RANGES.fullmatch(text):
+        raise ValueError(f"{text!r:.60}: blocks are written 0-2,7")
+    pairs = [(int(a), int(b or a)) for a, _, b in (one.partition("-") for one in text.split(","))]
+    if any(not a <= b < MAX_BLOCKS for a, b in pairs):
+        raise ValueError(f"{text!r:.60}: blocks run from 0 to {MAX_BLOCKS - 1:,}")
+    return tuple(pairs)

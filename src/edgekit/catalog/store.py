@@ -1,0 +1,166 @@
+"""What the user added: rows of a SQLite file in the user's data folder.
+
+Every writer takes the file for itself first (BEGIN IMMEDIATE) and waits for others that do, so nothing is lost.
+Whatever the file turns out to be, reading it ends in entries and sentences, never in an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgekit.catalog.records import MAX_RECORD_CHARS, read_record, record_of
+from edgekit.catalog.types import Entry
+from edgekit.errors import HeaderError, SourceError
+
+if TYPE_CHECKING:
+    import sqlite3
+
+SCHEMA = 1  # PRAGMA user_version
+NAME = "catalog.db"
+MAX_ROWS = 10_000
+WAIT_S = 20.0  # for another that writes
+READ_S = 5.0  # a file that takes longer to read is not one of ours
+_STEPS = 10_000  # of SQLite's machine between two looks at the clock
+_TABLE = "CREATE TABLE IF NOT EXISTS entries (id TEXT PRIMARY KEY, entry TEXT NOT NULL)"
+
+
+def data_folder() -> Path | None:
+    """EDGEKIT_DATA, or where this platform keeps what a program must not lose; None without a home."""
+    if named := os.environ.get("EDGEKIT_DATA"):
+        return Path(named)
+    try:
+        return _platform_folder() / "edgekit"
+    except RuntimeError:  # Path.home() knows no home
+        return None
+
+
+def _platform_folder() -> Path:
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support"
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+
+
+def stored_entries() -> Iterator[Entry | str]:
+    """An entry for each row, a sentence for each that cannot be read, or one for the whole file."""
+    folder = data_folder()
+    path = folder / NAME if folder is not None else None
+    if path is None or not os.path.lexists(path):
+        return
+    try:
+        rows = _rows(path)
+    except (HeaderError, SourceError) as error:
+        yield f"{error}; what you added is left out"
+        return
+    for name, record in rows:
+        try:
+            yield _read(name, record, path)
+        except HeaderError as error:
+            yield f"{error}; `edgekit catalog remove` takes it out"
+
+
+def _read(name: object, record: object, path: Path) -> Entry:
+    where = f"{path}, entry {str(name)[:60]!r}"
+    if record is None:
+        raise HeaderError(f"more than {MAX_RECORD_CHARS:,} characters", file=where)
+    entry = read_record(record, where=where)
+    if entry.id != name or not entry.reference:
+        raise HeaderError(
+            "its row has another name, or does not say what it was read from", file=where
+        )
+    return entry
+
+
+def _rows(path: Path) -> list[tuple[object, object]]:
+    ask = f"SELECT id, CASE WHEN length(entry) <= {MAX_RECORD_CHARS} THEN entry END FROM entries ORDER BY id LIMIT {MAX_ROWS}"  # noqa: S608, E501
+    with _opened(path, "rw") as database:
+        end = time.monotonic() + READ_S
+        database.set_progress_handler(lambda: time.monotonic() > end, _STEPS)
+        if not _version(database, path):
+            return []  # made, and nothing written to it yet
+        return database.execute(ask).fetchall()
+
+
+def save_entry(entry: Entry) -> bool:
+    """Whether it is new; one of the same id is replaced. SourceError, HeaderError: it could not be written."""
+    record = record_of(entry)
+    if len(record) > MAX_RECORD_CHARS:
+        raise HeaderError(f"{entry.id}: its header is too long to be kept")
+    with _writing() as database:
+        old = database.execute("SELECT 1 FROM entries WHERE id = ?", (entry.id,)).fetchone()
+        database.execute("INSERT OR REPLACE INTO entries VALUES (?, ?)", (entry.id, record))
+    return old is None
+
+
+def forget_entry(name: str) -> bool:
+    """Whether there was one."""
+    folder = data_folder()
+    if folder is None or not os.path.lexists(folder / NAME):
+        return False
+    with _writing() as database:
+        return database.execute("DELETE FROM entries WHERE id = ?", (name,)).rowcount > 0
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[sqlite3.Connection]:
+    path = _made()
+    with _opened(path, "rwc") as database:
+        database.execute("BEGIN IMMEDIATE")
+        if not _version(database, path):
+            database.execute(_TABLE)
+            database.execute(f"PRAGMA user_version = {SCHEMA}")
+        yield database
+        database.execute("COMMIT")
+
+
+def _made() -> Path:
+    folder = data_folder()
+    if folder is None:
+        raise SourceError("there is no home folder: EDGEKIT_DATA says where to keep the catalog")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise SourceError(
+            f"{folder} cannot be made ({error.strerror}): EDGEKIT_DATA names another folder"
+        ) from error
+    return folder / NAME
+
+
+def _version(database: sqlite3.Connection, path: Path) -> int:
+    """0: nothing in it yet."""
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if version > SCHEMA:
+        raise HeaderError(
+            f"made by a newer EdgeKit (schema {version}, this one knows {SCHEMA}): upgrade",
+            file=str(path),
+        )
+    return int(version)
+
+
+@contextlib.contextmanager
+def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
+    """Closed again whatever happens; an open transaction is taken back. What SQLite says becomes a sentence."""
+    import sqlite3
+
+    if os.path.lexists(path) and not path.is_file():  # a pipe in its place would never end
+        raise SourceError(f"{path} is not a file: move it away")
+    try:
+        where = f"{path.absolute().as_uri()}?mode={mode}"
+        with contextlib.closing(
+            sqlite3.connect(where, uri=True, timeout=WAIT_S, isolation_level=None)
+        ) as database:
+            database.execute("PRAGMA trusted_schema = OFF")
+            yield database
+    except sqlite3.OperationalError as error:
+        raise SourceError(f"{path} cannot be used: {error}") from error
+    except (sqlite3.Error, OverflowError, UnicodeError) as error:
+        raise HeaderError(
+            f"a damaged catalog ({error}): move it away, and add your models again", file=str(path)
+        ) from error

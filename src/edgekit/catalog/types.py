@@ -1,0 +1,100 @@
+"""Nouns of the catalog: a known model, what is known of it, and how that is known."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from edgekit.basis import Basis
+
+if TYPE_CHECKING:  # reading the catalog imports no other room
+    from edgekit.header.types import Value
+
+
+class Kind(enum.Enum):
+    """What a model is for; it may be for several things."""
+
+    CHAT = "chat"
+    CODE = "code"
+    REASONING = "reasoning"
+    EMBEDDING = "embedding"
+    VISION = "vision"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """The weights at one quantisation. Headers and vocabularies come on top, in a file."""
+
+    mix: str  # "Q4_K_M"; "as stored": what a repository of another format holds
+    tensor_bytes: int
+    basis: Basis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredSpeed:
+    """Tokens a second that somebody saw."""
+
+    device: str
+    tokens_per_s: float
+    setting: str  # engine, quantisation, context: what the number depends on
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorRun:
+    """Tensors of a GGUF that differ in nothing but their block: `blk.*.attn_q.weight` of blocks 0 to 35."""
+
+    name: str  # "*" stands for the number of the block
+    shape: tuple[int, ...]  # outermost first
+    type: str  # of header/dtype.py
+    blocks: tuple[tuple[int, int], ...] = ()  # first and last of each stretch; empty: no block
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a fact was found."""
+
+    text: str
+    basis: Basis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A known model. None: nobody says."""
+
+    id: str
+    repository: str | None = None  # on the hub
+    family: str
+    architecture: str  # exactly what its file calls it
+    parameters: int | None = None
+    active_parameters: int | None = None  # that work on one token
+    native_context: int | None = None
+    vocabulary: int | None = None
+    kinds: tuple[Kind, ...] = ()
+    licence: str | None = None
+    released: str | None = None  # "2025-05-14"
+    sizes: tuple[Size, ...] = ()  # the largest first
+    speeds: tuple[MeasuredSpeed, ...] = ()
+    # What it takes to rebuild the model: keys and tensors of a GGUF, keys of a config.json, or both.
+    keys: Mapping[str, Value] = field(default_factory=dict, repr=False, hash=False)
+    tensors: tuple[TensorRun, ...] = field(default=(), repr=False)
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
+    sources: Mapping[str, Source] = field(default_factory=dict, repr=False, hash=False)  # by field
+    reference: str = ""  # what the user added it from; empty: it came with EdgeKit
+
+    @property
+    def is_users(self) -> bool:
+        return bool(self.reference)
+
+    def size(self, mix: str) -> Size | None:
+        return next((size for size in self.sizes if size.mix == mix), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Catalog:
+    """All entries, sorted by id, and a sentence for each that could not be read."""
+
+    entries: tuple[Entry, ...] = field(repr=False)
+    problems: tuple[str, ...] = ()

@@ -1,0 +1,217 @@
+"""`edgekit plan MODEL`: parse, call, print."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from edgekit.cli.asking import OPTIONS, add_engine_flags
+from edgekit.cli.check_command import OF_THE_MACHINE, add_download_options, confirmed, read_number
+from edgekit.cli.device_options import add_device_options, machine_of_arguments
+from edgekit.cli.flags import COMMON, given_flags
+from edgekit.cli.reach_options import (
+    ENVIRONMENT,
+    MODEL_FORMS,
+    add_reach_options,
+    is_terminal,
+    reach_of,
+    screen_width,
+)
+from edgekit.cli.tiers import is_tier, run_tier
+from edgekit.errors import HardwareError, UsageError
+
+if TYPE_CHECKING:  # only to name types: --help must be instant
+    from argparse import _SubParsersAction
+
+    from edgekit.plan.planned import Plan
+    from edgekit.planning import Named, Wanted
+    from edgekit.report.commands import Ready
+
+AUTO = "auto"
+
+_DESCRIPTION = (
+    "How to run a model on this machine, or on another: which quantisation, where its layers lie, how long a "
+    "context, how the cache is kept, a drafter, how many users; each with its reason, and the commands to run it."
+)
+_EXAMPLES = """
+  a known model             qwen3-8b, catalog:gemma-3-27b (edgekit catalog list)
+
+examples:
+  edgekit plan qwen3-30b-a3b
+  edgekit plan unsloth/gemma-3-27b-it-GGUF --device "RTX 4090" --ram 64G
+  edgekit plan qwen3-32b --device "RTX 4090, RTX 3060" --ram 64G -c 32k --why
+  edgekit plan qwen3-8b --users 8 -c 16k --engine vllm --device "RTX 4090"
+  edgekit plan meta-llama/Llama-3.1-405B --engine vllm --device 8x h100 --nodes 2
+  edgekit plan gemma-3-27b --device m3-max-36 --for ollama
+  edgekit plan gemma-3-27b --device "RTX 4090" --plot memory.svg
+
+exit codes: 0 there is a plan, 3 nothing fits or the engine cannot run there, 2 usage, wishes that contradict each
+other or refused by the engine, 4 not found, no access or no network, 5 unreadable or unsupported
+"""
+
+
+def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "plan",
+        help="how to run it: everything chosen, with reasons and ready commands",
+        usage="edgekit plan MODEL [-c N] [--users N] [--engine NAME] [--device NAME] [flags of the engine] [options]",
+        description=_DESCRIPTION,
+        epilog=MODEL_FORMS + _EXAMPLES + ENVIRONMENT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "model", metavar="MODEL", help="path, hub id, URL, or the name of a known model"
+    )
+    parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
+    parser.add_argument(
+        "--why", action="store_true", help="everything that was tried, and what came of it"
+    )
+    parser.add_argument(
+        "--for",
+        dest="program",
+        metavar="PROGRAM",
+        help="the command, file or settings of this program alone: llama-server, ollama, lm-studio ...",
+    )
+    parser.add_argument(
+        "--plot", metavar="FILE", help="memory against context, as .svg or .png ('edgekit[plot]')"
+    )
+    add_wishes(parser)
+    parser.add_argument(
+        "--no-drafter", action="store_true", help="do not look for a drafter that speeds it up"
+    )
+    parser.add_argument("--nodes", metavar="N", help="machines like this one, joined by Ray (vLLM)")
+    add_download_options(parser)
+    add_device_options(parser)
+    add_reach_options(parser)
+    add_engine_flags(parser, without=OF_THE_MACHINE)
+    parser.set_defaults(run=run)
+
+
+def add_wishes(parser: argparse.ArgumentParser) -> None:
+    """What may be wished for of one model, or of all."""
+    parser.add_argument(
+        "--users", metavar="N", help="so many at the same time, each with a context of their own"
+    )
+    parser.add_argument(
+        "--min-context", metavar="N", help="accept no less (default 16k, or the model's own window)"
+    )
+    parser.add_argument(
+        "--prefer-accurate-kv",
+        action="store_true",
+        help="an accurate cache before a long context, where none was asked for",
+    )
+    parser.add_argument(
+        "--latency",
+        metavar="FOR",
+        help="of the tiers, what may wait for cold pages of a cache: text (1.5 s, default) or voice (0.2 s)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> tuple[str, int]:
+    """The plan as text; that nothing fits is an exit code."""
+    if is_tier(arguments.model):
+        return run_tier(arguments)
+    from edgekit.planning import name_model, plan_model
+    from edgekit.report.commands import ready_commands
+
+    chosen, values = _settled(arguments)
+    with reach_of(arguments, quiet=arguments.json) as reach:
+        confirm = confirmed(arguments, alone=True)
+        named = name_model(arguments.model, reach=reach, confirm=confirm)
+        wanted = _wanted(arguments, named, chosen, values)
+        plan = plan_model(named, wanted, reach=reach)
+    ready = ready_commands(plan, files=named.files) if plan.fits else ()
+    if arguments.plot is not None:
+        _plot(plan, arguments.plot)
+    code = 0 if plan.fits else HardwareError.exit_code
+    return _told(plan, named, _only(ready, arguments.program), arguments), code
+
+
+def _settled(arguments: argparse.Namespace) -> tuple[str | None, dict[str, dict[str, Any]]]:
+    """The engine that was chosen, and the flags of each, read before anything is fetched."""
+    from edgekit.cli.asking import Asked, read_asked
+
+    word = AUTO if arguments.engine is None else arguments.engine.lower()
+    asked = read_asked(arguments, engine=None if word == AUTO else word)
+    given = given_flags(arguments)
+    common = given.pop(COMMON, {})
+    flags = {engine: {**common, **given.get(engine, {})} for engine in OPTIONS}
+    chosen = (asked.engine,) if asked.engine is not None else OPTIONS
+    read = {engine: Asked(engine, flags[engine]).values(engine) for engine in chosen}
+    return asked.engine, read
+
+
+def _wanted(
+    arguments: argparse.Namespace,
+    named: Named,
+    chosen: str | None,
+    values: dict[str, dict[str, Any]],
+) -> Wanted:
+    from edgekit.plan.types import Start
+    from edgekit.planning import Wanted
+
+    machine = machine_of_arguments(arguments)
+    engine = named.engine(chosen or AUTO, machine)
+    flags = dict(values[engine])
+    companions = {"mmproj", "lora", "draft_model"} & flags.keys()
+    if companions:
+        raise UsageError(f"plan does not take --{min(companions)}: edgekit check counts it")
+    load, setup = OPTIONS[engine].ask(flags)
+    flags.pop("context", None)
+    return Wanted(
+        machine=machine,
+        engine=engine,
+        load=load,
+        start=Start(setup=setup if flags else None, settled=frozenset(flags)),
+        users=read_number("--users", arguments.users, least=1),
+        min_context=read_number("--min-context", arguments.min_context),
+        prefer_accurate_cache=arguments.prefer_accurate_kv,
+        drafter=not arguments.no_drafter,
+        nodes=read_number("--nodes", arguments.nodes, least=1) or 1,
+    )
+
+
+def _only(ready: tuple[Ready, ...], program: str | None) -> tuple[Ready, ...]:
+    if program is None:
+        return ready
+    wanted = _plain(program)
+    found = tuple(one for one in ready if wanted in _plain(one.name))
+    if ready and not found:
+        names = ", ".join(one.name for one in ready)
+        raise UsageError(f"--for {program[:40]}: this plan is for {names}")
+    return found
+
+
+def _plain(name: str) -> str:
+    return "".join(char for char in name.lower() if char.isalnum())
+
+
+def _plot(plan: Plan, path: str) -> None:
+    from edgekit.plan.curve import plan_curves
+    from edgekit.report.plot import write_plot
+
+    write_plot(plan_curves(plan), path, model=plan.wish.label, machine=plan.wish.machine.name)
+
+
+def _told(plan: Plan, named: Named, ready: tuple[Ready, ...], arguments: argparse.Namespace) -> str:
+    if arguments.json:
+        from edgekit.report.as_json import json_text
+        from edgekit.report.plan_json import plan_json
+
+        return json_text(plan_json(plan, ready=ready, notes=named.notes))
+    if arguments.program is not None and ready:
+        return "\n\n".join(one.text for one in ready) + "\n"
+    from edgekit.report.bars import glyphs_for
+    from edgekit.report.plan_text import plan_text
+
+    return plan_text(
+        plan,
+        ready=ready,
+        notes=named.notes,
+        width=screen_width(),
+        colour=is_terminal(sys.stdout),
+        glyphs=glyphs_for(getattr(sys.stdout, "encoding", None)),
+        why=arguments.why,
+    )

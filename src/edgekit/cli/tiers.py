@@ -1,0 +1,94 @@
+"""`edgekit plan tier:27b` and `edgekit recommend --tiers`: the tiers of the context-scaling memo."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from edgekit.cli.check_command import read_number
+from edgekit.cli.device_options import machine_of_arguments
+from edgekit.cli.flags import COMMON, given_flags
+from edgekit.cli.reach_options import is_terminal, screen_width
+from edgekit.errors import HardwareError, UsageError
+
+if TYPE_CHECKING:  # only to name types: --help must be instant
+    from collections.abc import Callable
+
+    from edgekit.plan.spill import Purpose
+    from edgekit.plan.tiers import TierMemory, TierPlan, TierWish
+
+PREFIX = "tier:"
+
+
+def is_tier(name: str) -> bool:
+    return name.lower().startswith(PREFIX)
+
+
+def run_tier(arguments: argparse.Namespace) -> tuple[str, int]:
+    """One tier, by its name."""
+    from edgekit.catalog.tiers import find_tier
+    from edgekit.plan.tiers import plan_tier_on
+
+    tier = find_tier(arguments.model[len(PREFIX) :])
+    make = _maker(arguments, drafter=not arguments.no_drafter)
+    return _told(plan_tier_on(machine_of_arguments(arguments), tier, make), arguments)
+
+
+def run_tiers(arguments: argparse.Namespace) -> tuple[str, int]:
+    """The largest that the machine holds."""
+    from edgekit.plan.tiers import recommend_tier_on
+
+    return _told(recommend_tier_on(machine_of_arguments(arguments), _maker(arguments)), arguments)
+
+
+def _maker(
+    arguments: argparse.Namespace, *, drafter: bool = True
+) -> Callable[[TierMemory], TierWish]:
+    from edgekit.cli.asking import CONTEXT
+    from edgekit.cli.flags import read_flags
+    from edgekit.plan.tiers import TierWish
+
+    given = given_flags(arguments)
+    context = read_flags((CONTEXT,), given.pop(COMMON, {})).get("context") or None
+    if given:
+        raise UsageError(
+            "a tier is planned for a what-if engine: flags of real ones mean nothing to it"
+        )
+    least = read_number("--min-context", arguments.min_context, least=1)
+    users = read_number("--users", arguments.users, least=1)
+    purpose = _purpose(arguments.latency)
+
+    def make(memory: TierMemory) -> TierWish:
+        return TierWish(
+            memory=memory,
+            context_tokens=context,
+            users=users,
+            prefer_accurate_kv=arguments.prefer_accurate_kv,
+            with_drafter=drafter,
+            purpose=purpose,
+            **({} if least is None else {"min_context": least}),
+        )
+
+    return make
+
+
+def _purpose(word: str | None) -> Purpose:
+    from edgekit.plan.spill import Purpose
+
+    try:
+        return Purpose.TEXT if word is None else Purpose(word.lower())
+    except ValueError as error:
+        raise UsageError(f"--latency: {word!r:.40} is not voice or text") from error
+
+
+def _told(plan: TierPlan, arguments: argparse.Namespace) -> tuple[str, int]:
+    code = 0 if plan.holds else HardwareError.exit_code
+    if arguments.json:
+        from edgekit.report.as_json import json_text
+        from edgekit.report.tier_json import tier_json
+
+        return json_text(tier_json(plan)), code
+    from edgekit.report.tier_text import tier_text
+
+    return tier_text(plan, width=screen_width(), bold=is_terminal(sys.stdout)), code

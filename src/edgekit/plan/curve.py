@@ -1,0 +1,138 @@
+"""A plan -> memory against context for each way to keep the cache, everything else as it was planned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from edgekit.errors import RefusedError, UsageError
+from edgekit.hardware.budgets import Budget
+from edgekit.plan.caches import CacheChoice, cache_choices
+from edgekit.plan.fitting import Fitting
+from edgekit.plan.planned import Plan
+from edgekit.plan.types import Bill, Question, Start, Use, Way
+
+POINTS = 32  # of a curve; between them a bill is as good as straight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    tokens: int
+    required_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """What one cache type needs of one memory, the one that decides how long a context can be."""
+
+    cache: str  # "f16", "q8_0", "fp8", "8 bit"
+    points: tuple[Point, ...] = field(repr=False)
+    memory: str  # "RTX 4090", "host memory"
+    budget_bytes: int  # what the engine may use of it
+    longest: int  # that fits every memory; 0: none does
+    native: int  # what the model was made for
+
+
+def plan_curves(plan: Plan, *, bill: Bill | None = None) -> tuple[Curve, ...]:
+    """One for each cache type the engine has for the model. `bill` counts what is loaded beside it, if anything."""
+    bare = replace(plan.load, context_tokens=None, cache_k=None, cache_v=None)
+    question = Question(
+        model=plan.variant.model,
+        engine=plan.wish.engine,
+        machine=plan.wish.machine,
+        load=bare,
+        start=Start(setup=plan.result.way.setup),
+        bill=bill,
+        nodes=plan.wish.nodes,
+    )
+    return curves(question, plan.result.way)
+
+
+def curves(question: Question, way: Way, *, points: int = POINTS) -> tuple[Curve, ...]:
+    """The way stays as it is: what lies where, and the budgets. Caches that the engine refuses are left out."""
+    if points < 2:
+        raise UsageError(f"a curve of {points} points")
+    fittings = list(_fittings(question, way))
+    if not fittings:
+        return ()
+    place = _deciding([fitting for _, fitting in fittings])
+    return tuple(_curve(choice.name, fitting, place, points) for choice, fitting in fittings)
+
+
+def _fittings(question: Question, way: Way) -> Iterator[tuple[CacheChoice, Fitting]]:
+    """Each with the whole setup said: what the plan chose for its own cache is not carried over."""
+    plain = replace(
+        question, start=Start(), load=replace(question.load, cache_k=None, cache_v=None)
+    )
+    for choice in cache_choices(plain, on_the_cpu=False):
+        setup = replace(way.setup, **{**_engine_caches(question.engine), **choice.setup})
+        asked = replace(choice.of(plain), start=Start(setup=setup))
+        fitting = Fitting(asked, replace(way, setup=setup, may_resplit=False))
+        try:
+            fitting.price(fitting.least)
+        except RefusedError:
+            continue
+        yield choice, fitting
+
+
+def _engine_caches(engine: str) -> dict[str, object]:
+    """The engine's own cache; llama.cpp's is part of the load."""
+    own: dict[str, dict[str, object]] = {
+        "vllm": {"kv_cache_dtype": "auto"},
+        "mlx": {"kv_bits": None},
+    }
+    return own.get(engine, {})
+
+
+def _deciding(fittings: Sequence[Fitting]) -> int:
+    """The place of the memory that ends the most accurate cache's context; where none ends, the fullest."""
+    for fitting in fittings:
+        if fitting.longest < fitting.most:
+            beyond = min(fitting.longest + fitting.step, fitting.most)
+            return _fullest(fitting.price(beyond).uses)
+    return _fullest(fittings[0].price(fittings[0].most).uses)
+
+
+def _fullest(uses: Sequence[Use]) -> int:
+    return max(
+        range(len(uses)), key=lambda place: (uses[place].utilization, uses[place].required_bytes)
+    )
+
+
+def _curve(name: str, fitting: Fitting, place: int, count: int) -> Curve:
+    budget = fitting.way.budgets[place]
+    return Curve(
+        cache=name,
+        points=tuple(_points(fitting, place, count)),
+        memory=_told(fitting.way.budgets, place),
+        budget_bytes=budget.available_bytes,
+        longest=fitting.longest,
+        native=fitting.most,
+    )
+
+
+def _told(budgets: Sequence[Budget], place: int) -> str:
+    """Cards of one name are told apart by their number."""
+    name = budgets[place].name
+    return f"{name} #{place}" if [one.name for one in budgets].count(name) > 1 else name
+
+
+def _points(fitting: Fitting, place: int, count: int) -> Iterator[Point]:
+    """Evenly up to what the model was made for, and the end of what fits. What the engine refuses is left out."""
+    for tokens in sorted({*_contexts(fitting, count), fitting.longest} - {0}):
+        try:
+            uses = fitting.price(tokens).uses
+        except RefusedError:
+            continue
+        yield Point(tokens=tokens, required_bytes=uses[place].required_bytes)
+
+
+def _contexts(fitting: Fitting, count: int) -> Iterator[int]:
+    step, most = fitting.step, fitting.most
+    yield fitting.least
+    for part in range(1, count):
+        yield (
+            max(most * part // (count - 1) // step * step, fitting.least)
+            if part < count - 1
+            else most
+        )

@@ -1,0 +1,304 @@
+"""A bill on a machine -> tokens a second to expect, as a range. Always modelled, however exact the bill is.
+
+A decoded token reads every working weight and the cache once, so its time is bytes over bandwidth, and something for
+every layer. A token of a prompt costs operations instead. docs/speed.md holds the model against measured points.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from edgekit.basis import Basis
+from edgekit.engine.types import Model
+from edgekit.hardware.budgets import devices_for
+from edgekit.hardware.throughput import (
+    CROSSING_S,
+    EAGER_LAYER_S,
+    EXPERTS_PACE,
+    GB,
+    LINK_BYTES_PER_S,
+    READING,
+    REDUCING_S,
+    HostPace,
+    Range,
+    Reading,
+    device_flops,
+    host_pace,
+)
+from edgekit.hardware.types import Accelerator, Machine
+from edgekit.memory.types import Load, MemoryEstimate, PoolKind
+from edgekit.plan.planned import Speed
+from edgekit.plan.touched import Touched, Work, attention_flops, one_token
+from edgekit.units import format_bytes
+
+DEFAULT_BATCH_TOKENS = 512  # of a prompt that are worked on together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What a measurement on the same machine with the same engine says about the model: measured by modelled.
+
+    Both are held against the middle of the modelled range: see `calibrate`.
+    """
+
+    decode: float = 1.0
+    prefill: float = 1.0
+    spread: float = 0.15  # how far another model or length may still be off
+
+
+def calibrate(modelled: Speed, decode: float, prefill: float | None = None) -> Calibration:
+    """From a speed modelled with `filled` at the length that was measured."""
+    told = 1.0
+    if prefill is not None and modelled.prefill is not None:
+        told = prefill / _middle(modelled.prefill)
+    return Calibration(decode=decode / _middle(modelled.decode), prefill=told)
+
+
+def expected_speed(
+    model: Model,
+    load: Load,
+    setup: Any,
+    estimate: MemoryEstimate,
+    machine: Machine,
+    engine: str,
+    *,
+    filled: tuple[int, int] | None = None,
+    calibration: Calibration | None = None,
+) -> Speed | None:
+    """One sequence alone: from a full context at the slow end to an empty one at the fast end, or as `filled` says.
+
+    None where a device is read whose bandwidth nobody knows: such a range would say nothing.
+    """
+    work = one_token(model, load, setup, estimate)
+    places = _places(work, setup, estimate, machine, engine)
+    if places is None:
+        return None
+    least, most = filled or (0, work.context_tokens)
+    run = _Run(model=model, load=load, setup=setup, work=work, places=places, engine=engine)
+    decode = _ordered(run.decode(most), run.decode(least), calibration, "decode")
+    prefill = run.prefill(most)
+    told = None if prefill is None else _ordered(prefill, prefill, calibration, "prefill")
+    assumed = any(place.assumed and place.touched.is_read for place in places)
+    return Speed(
+        decode=decode,
+        prefill=told,
+        because=_because(work, places, most, run),
+        basis=Basis.ASSUMED if assumed else Basis.MODELLED,
+    )
+
+
+def _ordered(
+    longer: Range, shorter: Range, calibration: Calibration | None, field: str
+) -> tuple[float, float]:
+    """Seconds of a token (slow, fast) -> tokens a second, from slow to fast."""
+    if calibration is None:
+        return 1 / longer[0], 1 / shorter[1]
+    ratio, spread = getattr(calibration, field), calibration.spread
+    slow = ratio * _middle((1 / longer[0], 1 / longer[1]))
+    fast = ratio * _middle((1 / shorter[0], 1 / shorter[1]))
+    return slow * (1 - spread), fast * (1 + spread)
+
+
+def _middle(tokens_per_s: tuple[float, float]) -> float:
+    """That of the middle time."""
+    slow, fast = tokens_per_s
+    return 2 / (1 / slow + 1 / fast)
+
+
+# -- places ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """A pool, and how fast the machine reads and computes there."""
+
+    touched: Touched
+    rates: Range  # bytes a second
+    flops: Range | None
+    reading: Reading
+    told: str
+    assumed: bool = False
+    unified: bool = False
+
+
+def _places(
+    work: Work, setup: Any, estimate: MemoryEstimate, machine: Machine, engine: str
+) -> tuple[_Place, ...] | None:
+    cards = _cards(machine, engine, setup, estimate)
+    host = host_pace(machine)
+    found = []
+    for touched in work.pools:
+        place = _place(touched, cards, host, estimate, engine)
+        if place is not None:
+            found.append(place)
+        elif touched.is_read:
+            return None
+    return tuple(found)
+
+
+def _place(
+    touched: Touched,
+    cards: tuple[Accelerator, ...],
+    host: HostPace,
+    estimate: MemoryEstimate,
+    engine: str,
+) -> _Place | None:
+    pool = touched.pool
+    if pool.kind is PoolKind.HOST:
+        return _on_host(touched, host)
+    if pool.index >= len(cards):
+        return None
+    card = _slowest(cards) if engine == "vllm" else cards[pool.index]
+    bandwidth = card.bandwidth_bytes_per_s
+    if bandwidth is None and card.unified and not host.assumed:
+        bandwidth = int(host.bandwidth[0])
+    if not bandwidth:
+        return None
+    reading = READING[engine if engine in READING else estimate.backend]
+    return _Place(
+        touched=touched,
+        rates=reading.rates(bandwidth),
+        flops=device_flops(card, bandwidth, engine),
+        reading=reading,
+        told=f"{card.name} at {bandwidth / GB:,.0f} GB/s",
+        unified=card.unified,
+    )
+
+
+def _on_host(touched: Touched, host: HostPace) -> _Place:
+    return _Place(
+        touched=touched,
+        rates=host.rates(),
+        flops=host.flops(),
+        reading=READING["cpu"],
+        told=f"the host's memory at {host.told}",
+        assumed=host.assumed,
+    )
+
+
+def _slowest(cards: tuple[Accelerator, ...]) -> Accelerator:
+    """Ranks wait for the last of them."""
+    return min(cards, key=lambda card: card.bandwidth_bytes_per_s or 0)
+
+
+def _cards(
+    machine: Machine, engine: str, setup: Any, estimate: MemoryEstimate
+) -> tuple[Accelerator, ...]:
+    """Those that the engine is started on, in its order: where not all are used, those with the most memory."""
+    known = devices_for(machine, engine) if estimate.backend != "cpu" else ()
+    if engine == "vllm":
+        count = setup.world_size
+    else:
+        count = len(getattr(setup, "devices", ())) or 1
+    if count >= len(known):
+        return known
+    largest = sorted(range(len(known)), key=lambda place: -known[place].free_bytes)[:count]
+    return tuple(known[place] for place in sorted(largest))
+
+
+# -- times -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """One sequence on its places; every method gives seconds of a token, slow and fast."""
+
+    model: Model
+    load: Load
+    setup: Any
+    work: Work
+    places: tuple[_Place, ...]
+    engine: str
+
+    def decode(self, filled_tokens: int) -> Range:
+        slow, fast = self._around()
+        for place in self.places:
+            more = _reads(place, filled_tokens)
+            slow, fast = slow + more[0] * self._stages, fast + more[1] * self._stages
+        return slow, fast
+
+    def _around(self) -> Range:
+        """What a token costs beside reading."""
+        total = [0.0, 0.0]
+        first = self.places[0].reading if self.places else READING["cpu"]
+        for end in (0, 1):
+            total[end] += first.token_s[end] + self.work.crossings * CROSSING_S[end]
+            for place in self.places:
+                total[end] += place.touched.layers * self._layer_s(place)[end] * self._stages
+            total[end] += self._reducing_s()[end]
+        return total[0], total[1]
+
+    def _layer_s(self, place: _Place) -> Range:
+        eager = self.engine == "vllm" and self.setup.enforce_eager
+        return EAGER_LAYER_S if eager else place.reading.layer_s
+
+    def _reducing_s(self) -> Range:
+        ranks = self.setup.tensor_parallel_size if self.engine == "vllm" else 1
+        times = 2 * len(self.work.working.layers) if ranks > 1 else 0
+        return times * REDUCING_S[0], times * REDUCING_S[1]
+
+    @property
+    def _stages(self) -> float:
+        """VLLM's bill is that of the fullest card: others of a pipeline come after it."""
+        if self.engine != "vllm" or self.setup.pipeline_parallel_size == 1:
+            return 1.0
+        here = max((place.touched.layers for place in self.places), default=0)
+        return len(self.work.working.layers) / here if here else 1.0
+
+    @property
+    def ranks(self) -> int:
+        return self.setup.tensor_parallel_size if self.engine == "vllm" else 1
+
+    def prefill(self, prompt_tokens: int) -> Range | None:
+        """A prompt as long as the context at the slow end, a short one at the fast end."""
+        working = self.work.working
+        known = [place.flops for place in self.places]
+        if not working.parameters or not known or None in known:
+            return None
+        geometry = self.model.geometry
+        whole = sum(place.touched.held_bytes for place in self.places) or 1
+        # Along a prompt a token looks back on half of it.
+        heavy = 2.0 * working.parameters + attention_flops(geometry, prompt_tokens // 2)
+        light = 2.0 * working.parameters
+        pace = EXPERTS_PACE if working.has_experts else (1.0, 1.0)
+        devices = [one for one in self.places if one.touched.pool.kind is PoolKind.DEVICE]
+        total = [0.0, 0.0]
+        for place in self.places:
+            for end, flops in ((0, heavy), (1, light)):
+                share = place.touched.held_bytes / whole
+                total[end] += self._prompt_s(place, devices, flops * share, end) / pace[end]
+        fast = total[1] / max(len(devices), 1)  # cards may work on a prompt one behind the other
+        return total[0] / self.ranks, fast / self.ranks
+
+    def _prompt_s(self, place: _Place, devices: list[_Place], flops: float, end: int) -> float:
+        """Weights on the host are sent to a device, which is quicker with a whole micro-batch."""
+        if place.touched.pool.kind is PoolKind.DEVICE or not devices:
+            rate = place.flops[end] if place.flops is not None else 1.0
+            return flops / rate
+        device = devices[0]
+        batch = self.load.microbatch_tokens or DEFAULT_BATCH_TOKENS
+        link = device.rates[end] if device.unified else LINK_BYTES_PER_S[end]
+        rate = device.flops[end] if device.flops is not None else 1.0
+        return place.touched.held_bytes / link / batch + flops / rate
+
+
+def _reads(place: _Place, filled_tokens: int) -> Range:
+    touched = place.touched
+    weights = touched.weights_bytes + touched.state_bytes
+    cache = touched.cache_bytes(filled_tokens)
+    slow, fast = place.rates
+    return (weights + cache / place.reading.cache_share) / slow, (weights + cache) / fast
+
+
+def _because(work: Work, places: tuple[_Place, ...], most: int, run: _Run) -> str:
+    parts = []
+    for place in (one for one in places if one.touched.is_read):
+        weights = int(place.touched.weights_bytes + place.touched.state_bytes)
+        cache = int(place.touched.cache_bytes(most))
+        more = f" and up to {format_bytes(cache)} of cache" if cache else ""
+        parts.append(f"{format_bytes(weights)} of weights{more} from {place.told}")
+    told = f"a token reads {'; '.join(parts)}"
+    if run.ranks > 1:
+        told += f", on each of {run.ranks} cards at once"
+    return f"{told}; one sequence alone" if run.engine == "vllm" else told
