@@ -17,8 +17,10 @@ def _own_environment(
         "HF_HUB_CACHE",
         "NO_COLOR",
         "OLLAMA_MODELS",
+        "XDG_DATA_HOME",
     ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("HF_HOME", str(home / "huggingface"))
     monkeypatch.setenv("EDGEKIT_CACHE", str(home / "edgekit-cache"))
+    monkeypatch.setenv("EDGEKIT_DATA", str(home / "edgekit-data"))

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from edgekit.basis import Basis
-from edgekit.catalog.types import Entry, Kind, MeasuredSpeed, Size, Source, TensorRun
+from edgekit.catalog.types import Entry, Kind, MeasuredSpeed, Size, Source
 from edgekit.errors import HeaderError
 
 T = TypeVar("T")
@@ -19,9 +19,13 @@ MAX_TEXT_CHARS = 4_096  # a path or an address; sources are sentences
 MAX_ID_CHARS = 200
 MAX_ITEMS = 4_096  # keys, runs of tensors, sizes: about 100 in a packaged entry
 MAX_NUMBER = 2**63 - 1
-MAX_BLOCKS = 1_024  # as many as geometry/hyper.py reads
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+@-]*")
-_RANGES = re.compile(r"\d{1,4}(?:-\d{1,4})?(?:,\d{1,4}(?:-\d{1,4})?)*", re.ASCII)
+# A line of runs.py. Numbers of up to 12 digits: the largest tensor has 10^10 elements.
+RUN = re.compile(
+    r"[!-~]{1,256} [0-9]{1,12}(?:x[0-9]{1,12}){0,3} [A-Z][A-Z0-9_]{0,15}"
+    r"(?: [0-9]{1,4}(?:-[0-9]{1,4})?(?:,[0-9]{1,4}(?:-[0-9]{1,4})?)*)?"
+)
+_BASES = {basis.value: basis for basis in Basis}
 
 
 def is_id(text: str) -> bool:
@@ -50,7 +54,7 @@ def record_of(entry: Entry) -> str:
             for speed in entry.speeds
         ],
         "keys": dict(entry.keys),
-        "tensors": [_run_raw(run) for run in entry.tensors],
+        "tensors": list(entry.tensors),
         "config": dict(entry.config),
         "sources": _sources_raw(entry.sources),
     }
@@ -67,10 +71,6 @@ def _sources_raw(sources: Mapping[str, Source]) -> list[Any]:
     for fact, source in sources.items():
         told.setdefault(source, []).append(fact)
     return [[source.text, source.basis.value, facts] for source, facts in told.items()]
-
-
-def _run_raw(run: TensorRun) -> list[Any]:
-    return [run.name, list(run.shape), run.type, *([ranges_text(run.blocks)] if run.blocks else ())]
 
 
 def read_record(line: object, *, where: str) -> Entry:
@@ -174,13 +174,20 @@ def _whole(value: Any) -> int:
     return value
 
 
+def _basis(value: Any) -> Basis:
+    found = _BASES.get(value)
+    if found is None:
+        raise ValueError(f"{value!r:.40} is not one of {', '.join(_BASES)}")
+    return found
+
+
 def _kinds(value: Any) -> tuple[Kind, ...]:
     return tuple(Kind(_text(one)) for one in _list(value))
 
 
 def _sizes(value: Any) -> tuple[Size, ...]:
     return tuple(
-        Size(mix=_text(mix), tensor_bytes=_whole(size), basis=Basis(basis))
+        Size(mix=_text(mix), tensor_bytes=_whole(size), basis=_basis(basis))
         for mix, (size, basis) in _object(value).items()
     )
 
@@ -205,7 +212,7 @@ def _sources(value: Any) -> Mapping[str, Source]:
     found: dict[str, Source] = {}
     for one in _list(value):
         text, basis, facts = _list(one, (3,))
-        source = Source(text=_text(text), basis=Basis(basis))
+        source = Source(text=_text(text), basis=_basis(basis))
         found |= {_text(fact): source for fact in _list(facts)}
     return MappingProxyType(found)
 
@@ -234,30 +241,8 @@ def _config(value: Any) -> Mapping[str, Any]:
     return MappingProxyType(_object(value))
 
 
-def _tensors(value: Any) -> tuple[TensorRun, ...]:
-    return tuple(_run(one) for one in _list(value))
-
-
-def _run(value: Any) -> TensorRun:
-    name, shape, type_, *blocks = _list(value, (3, 4))
-    return TensorRun(
-        name=_text(name),
-        shape=tuple(_whole(one) for one in _list(shape, (1, 2, 3, 4))),
-        type=_text(type_),
-        blocks=read_ranges(_text(blocks[0])) if blocks else (),
-    )
-
-
-def ranges_text(blocks: tuple[tuple[int, int], ...]) -> str:
-    """((0, 2), (7, 7)) -> '0-2,7'."""
-    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in blocks)
-
-
-def read_ranges(text: str) -> tuple[tuple[int, int], ...]:
-    """'0-2,7' -> ((0, 2), (7, 7)). ValueError for anything else."""
-    if not _RANGES.fullmatch(text):
-        raise ValueError(f"{text!r:.60}: blocks are written 0-2,7")
-    pairs = [(int(a), int(b or a)) for a, _, b in (one.partition("-") for one in text.split(","))]
-    if any(not a <= b < MAX_BLOCKS for a, b in pairs):
-        raise ValueError(f"{text!r:.60}: blocks run from 0 to {MAX_BLOCKS - 1:,}")
-    return tuple(pairs)
+def _tensors(value: Any) -> tuple[str, ...]:
+    for one in _list(value):
+        if not isinstance(one, str) or not RUN.fullmatch(one):
+            raise ValueError(f"{one!r:.80} is not a line such as blk.*.attn_q.weight 64x64 F16 0-1")
+    return tuple(value)

@@ -43,16 +43,6 @@ class MeasuredSpeed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorRun:
-    """Tensors of a GGUF that differ in nothing but their block: `blk.*.attn_q.weight` of blocks 0 to 35."""
-
-    name: str  # "*" stands for the number of the block
-    shape: tuple[int, ...]  # outermost first
-    type: str  # of header/dtype.py
-    blocks: tuple[tuple[int, int], ...] = ()  # first and last of each stretch; empty: no block
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """Where a fact was found."""
 
@@ -79,7 +69,7 @@ class Entry:
     speeds: tuple[MeasuredSpeed, ...] = ()
     # What it takes to rebuild the model: keys and tensors of a GGUF, keys of a config.json, or both.
     keys: Mapping[str, Value] = field(default_factory=dict, repr=False, hash=False)
-    tensors: tuple[TensorRun, ...] = field(default=(), repr=False)
+    tensors: tuple[str, ...] = field(default=(), repr=False)  # lines of runs.py
     config: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
     sources: Mapping[str, Source] = field(default_factory=dict, repr=False, hash=False)  # by field
     reference: str = ""  # what the user added it from; empty: it came with EdgeKit

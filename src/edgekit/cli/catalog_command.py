@@ -1,0 +1,290 @@
+"""`edgekit catalog`: the known models, and yours among them. Parse, call, print."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from edgekit.cli.reach_options import (
+    ENVIRONMENT,
+    MODEL_FORMS,
+    add_reach_options,
+    is_terminal,
+    reach_of,
+    screen_width,
+)
+from edgekit.errors import EdgekitError, NotFoundError, UsageError
+
+if TYPE_CHECKING:  # only to name types: --help must be instant
+    from argparse import _SubParsersAction
+
+    from edgekit.catalog.types import Entry
+    from edgekit.source.types import Reach
+
+KINDS = ("chat", "code", "reasoning", "embedding", "vision")
+_DESCRIPTION = (
+    "Models that EdgeKit knows without reading anything, with the source of every fact, and those that you add. "
+    "Yours are kept in the user's data folder, or in EDGEKIT_DATA."
+)
+_EXAMPLES = """\
+examples:
+  edgekit catalog list --kind code
+  edgekit catalog list --family qwen3 --json
+  edgekit catalog show qwen3-8b
+  edgekit catalog add unsloth/Qwen3-8B-GGUF:Q4_K_M ./model.gguf
+  edgekit catalog add sample:gemma-3-27b --id my-gemma
+  edgekit catalog update
+  edgekit catalog remove my-gemma
+"""
+_ADD_EXAMPLES = """
+examples:
+  edgekit catalog add unsloth/Qwen3-8B-GGUF:Q4_K_M
+  edgekit catalog add ./model.gguf --id mine
+
+"""
+
+
+def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "catalog",
+        help="known models, with the source of every fact; add yours",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    _add_list(actions)
+    _add_show(actions)
+    _add_add(actions)
+    _add_remove(actions)
+    _add_update(actions)
+
+
+def _action(
+    actions: _SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    told: str,
+    run: Callable[[argparse.Namespace], Any],
+    epilog: str = "",
+) -> argparse.ArgumentParser:
+    parser = actions.add_parser(
+        name,
+        help=told,
+        description=f"{told[0].upper()}{told[1:]}.",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", action="store_true", help="for programs (docs/catalog.md)")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_list(actions: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = _action(actions, "list", "the models, a line each", run_list)
+    parser.add_argument("--kind", choices=KINDS, help="only those for this")
+    parser.add_argument(
+        "--family", metavar="NAME", help="only those of it: qwen3, llama-3.1, gemma"
+    )
+    whose = parser.add_mutually_exclusive_group()
+    whose.add_argument("--user", action="store_true", help="only what you added")
+    whose.add_argument("--packaged", action="store_true", help="only what came with EdgeKit")
+
+
+def _add_show(actions: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = _action(actions, "show", "everything about one model, and from where", run_show)
+    parser.add_argument("id", metavar="ID", help="its id, or its repository on the hub")
+
+
+def _add_add(actions: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    told = "read the header of models, wherever they are, and keep what it says"
+    epilog = MODEL_FORMS + _ADD_EXAMPLES + ENVIRONMENT
+    parser = _action(actions, "add", told, run_add, epilog)
+    parser.add_argument("models", metavar="MODEL", nargs="+", help="path, hub id, URL or name")
+    parser.add_argument("--id", metavar="NAME", help="what to call it (one model only)")
+    add_reach_options(parser)
+
+
+def _add_remove(actions: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = _action(actions, "remove", "forget a model that you added", run_remove)
+    parser.add_argument("id", metavar="ID")
+
+
+def _add_update(actions: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    told = "read the headers of what you added again, and tell what changed"
+    parser = _action(actions, "update", told, run_update)
+    parser.add_argument("id", metavar="ID", nargs="?", help="only this one")
+    add_reach_options(parser)
+
+
+def run_list(arguments: argparse.Namespace) -> str:
+    from edgekit.catalog import read_catalog
+
+    catalog = read_catalog()
+    entries = [entry for entry in catalog.entries if _wanted(entry, arguments)]
+    if arguments.json:
+        from edgekit.report.as_json import json_text
+        from edgekit.report.catalog_json import catalog_json
+
+        return json_text(catalog_json(entries, catalog))
+    from edgekit.report.catalog_text import catalog_text
+
+    return catalog_text(entries, catalog, width=screen_width(), bold=is_terminal(sys.stdout))
+
+
+def _wanted(entry: Entry, arguments: argparse.Namespace) -> bool:
+    family = (arguments.family or "").lower()
+    return (
+        (arguments.kind is None or arguments.kind in {kind.value for kind in entry.kinds})
+        and entry.family.lower().startswith(family)
+        and not (arguments.user and not entry.is_users)
+        and not (arguments.packaged and entry.is_users)
+    )
+
+
+def run_show(arguments: argparse.Namespace) -> str:
+    from edgekit.catalog import find_entry
+
+    entry = find_entry(arguments.id)
+    if arguments.json:
+        from edgekit.report.as_json import json_text
+        from edgekit.report.catalog_json import entry_json
+
+        return json_text(entry_json(entry, whole=True))
+    from edgekit.report.catalog_text import entry_text
+
+    return entry_text(entry, width=screen_width(), bold=is_terminal(sys.stdout))
+
+
+def run_add(arguments: argparse.Namespace) -> tuple[str, int]:
+    """What became of each. One that cannot be read does not keep the others out."""
+    from edgekit.catalog.records import is_id
+
+    if arguments.id is not None and len(arguments.models) > 1:
+        raise UsageError("--id names one model, and there are several")
+    if arguments.id is not None and not is_id(arguments.id):
+        raise UsageError(f"{arguments.id[:60]!r}: an id is letters, digits and . _ : + @ -")
+    added: list[tuple[Entry, bool]] = []
+    failed: list[tuple[str, EdgekitError]] = []
+    for reference in arguments.models:
+        try:
+            with reach_of(arguments, quiet=arguments.json) as reach:
+                added.append(_add(reference, arguments.id, reach))
+        except EdgekitError as error:
+            failed.append((reference, error))
+    if failed and not added and len(failed) == 1:
+        raise failed[0][1]
+    return _told_added(added, failed, arguments)
+
+
+def _add(reference: str, name: str | None, reach: Reach) -> tuple[Entry, bool]:
+    from edgekit.catalog import read_catalog
+    from edgekit.catalog.making import entry_of
+    from edgekit.catalog.store import save_entry
+    from edgekit.estimation import open_model
+
+    entry = entry_of(open_model(reference, reach=reach), reference, name=name)
+    known = {one.id: one for one in read_catalog().entries if one.is_users}
+    old = known.get(entry.id)
+    if old is not None and old.reference != entry.reference:
+        raise UsageError(
+            f"{entry.id} is there already, from {old.reference}: --id gives this one another name"
+        )
+    return entry, save_entry(entry)
+
+
+def _told_added(
+    added: list[tuple[Entry, bool]],
+    failed: list[tuple[str, EdgekitError]],
+    arguments: argparse.Namespace,
+) -> tuple[str, int]:
+    code = failed[0][1].exit_code if failed else 0
+    if arguments.json:
+        from edgekit.report.as_json import json_text
+        from edgekit.report.catalog_json import done_json, entry_json
+
+        return json_text(done_json("added", (entry_json(one) for one, _ in added), failed)), code
+    from edgekit.catalog.packaged import packaged_entries
+    from edgekit.report.catalog_text import added_text, lines_text
+
+    packaged = {one.id for one in packaged_entries() if not isinstance(one, str)}
+    lines = [added_text(one, new=new, shadows=one.id in packaged) for one, new in added]
+    lines += [f"not added: {name}: {error}" for name, error in failed]
+    return lines_text(lines, width=screen_width()), code
+
+
+def run_remove(arguments: argparse.Namespace) -> str:
+    from edgekit.catalog import find_entry, read_catalog
+    from edgekit.catalog.store import forget_entry
+    from edgekit.catalog.types import Catalog
+
+    name = arguments.id
+    if not forget_entry(name):  # by the letter first: a damaged row has nothing but its id
+        catalog = read_catalog()
+        own = Catalog(entries=tuple(one for one in catalog.entries if one.is_users))
+        if any(name.lower() == one.id for one in catalog.entries if not one.is_users):
+            raise UsageError(f"{name} came with EdgeKit: only what you added can be removed")
+        try:
+            name = find_entry(name, own).id
+        except NotFoundError as error:
+            told = f"you added no model {name[:80]!r}"
+            raise NotFoundError(told, candidates=error.candidates) from error
+        forget_entry(name)
+    if arguments.json:
+        from edgekit.report.as_json import json_text
+        from edgekit.report.catalog_json import done_json
+
+        return json_text(done_json("removed", [{"id": name}], ()))
+    return f"removed: {name}\n"
+
+
+def run_update(arguments: argparse.Namespace) -> tuple[str, int]:
+    """What changed, of each. One that cannot be read again stays as it is."""
+    from edgekit.catalog import find_entry, read_catalog
+    from edgekit.catalog.types import Catalog
+
+    own = Catalog(entries=tuple(one for one in read_catalog().entries if one.is_users))
+    entries = own.entries if arguments.id is None else (find_entry(arguments.id, own),)
+    changed: list[tuple[str, Any]] = []
+    failed: list[tuple[str, EdgekitError]] = []
+    for entry in entries:
+        try:
+            with reach_of(arguments, quiet=arguments.json) as reach:
+                changed.append((entry.id, _updated(entry, reach)))
+        except EdgekitError as error:
+            failed.append((entry.id, error))
+    return _told_changes(changed, failed, arguments)
+
+
+def _updated(entry: Entry, reach: Reach) -> Any:
+    from edgekit.catalog.making import changes_between, entry_of
+    from edgekit.catalog.store import save_entry
+    from edgekit.estimation import open_model
+
+    new = entry_of(open_model(entry.reference, reach=reach), entry.reference, name=entry.id)
+    changes = changes_between(entry, new)
+    if changes:
+        save_entry(new)
+    return changes
+
+
+def _told_changes(
+    changed: list[tuple[str, Any]],
+    failed: list[tuple[str, EdgekitError]],
+    arguments: argparse.Namespace,
+) -> tuple[str, int]:
+    code = failed[0][1].exit_code if failed else 0
+    if arguments.json:
+        from edgekit.report.as_json import json_text
+        from edgekit.report.catalog_json import changes_json, done_json
+
+        told = (changes_json(name, changes) for name, changes in changed)
+        return json_text(done_json("read", told, failed)), code
+    from edgekit.report.catalog_text import changes_text, lines_text
+
+    lines = [changes_text(name, changes) for name, changes in changed]
+    lines += [f"{name}: kept as it was: {error}" for name, error in failed]
+    return lines_text(lines or ["you added no models yet"], width=screen_width()), code

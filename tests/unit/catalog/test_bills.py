@@ -1,0 +1,70 @@
+"""A catalog entry at a mix has the bill of the recorded file at that mix, to the byte."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from tests.recorded import engine_models, models
+
+from edgekit.basis import Basis
+from edgekit.catalog import find_entry, open_entry
+from edgekit.catalog.packaged import packaged_entries
+from edgekit.catalog.types import Entry
+from edgekit.engine import llamacpp
+from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup, Mode
+from edgekit.engine.types import Model
+from edgekit.errors import EdgekitError
+from edgekit.memory.types import Component, Load
+
+FROM_HEADERS = {one.id for one in packaged_entries() if isinstance(one, Entry) and one.keys}
+RECORDED = [(row["model"], row["quant"]) for row in models() if row["model"] in FROM_HEADERS]
+ASKED: dict[str, tuple[Load, dict[str, Any]]] = {
+    "CPU": (Load(context_tokens=4096), {}),
+    "CUDA": (
+        Load(context_tokens=8192, flash_attention=False),
+        {"backend": Backend.CUDA},
+    ),
+    "seven layers on CUDA, served": (
+        Load(context_tokens=8192, sequences=4),
+        {"backend": Backend.CUDA, "n_gpu_layers": 7, "mode": Mode.SERVER},
+    ),
+}
+
+
+def bill(model: Model, load: Load, setup: LlamaCppSetup) -> Counter[object] | str:
+    """Bytes by component, pool and layer; or what the engine says against it."""
+    try:
+        estimate = llamacpp.estimate(model, load, setup)
+    except EdgekitError as error:
+        return str(error)
+    sums: Counter[object] = Counter()
+    for line in estimate.lines:
+        sums[line.component, line.pool, line.layer] += line.size_bytes
+    return sums
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize(("name", "mix"), RECORDED)
+def test_every_line_is_that_of_the_recorded_header(name: str, mix: str, asked: str) -> None:
+    load, options = ASKED[asked]
+    recorded = bill(engine_models()[name, mix], load, LlamaCppSetup(**options))
+    ours = open_entry(find_entry(name), "llama.cpp")
+    assert bill(ours, load, LlamaCppSetup(**options, mix=mix)) == recorded
+
+
+def test_all_recorded_models_without_doubt_are_there() -> None:
+    assert {row["model"] for row in models() if "doubt" not in row} == FROM_HEADERS
+    assert {"Q4_K_M", "Q8_0", "F16", "MXFP4_MOE"} == {mix for _, mix in RECORDED}
+
+
+def test_its_weights_are_exact_and_the_size_that_the_entry_states() -> None:
+    entry = find_entry("llama-3.1-8b")
+    setup = LlamaCppSetup(mix="Q4_K_M")
+    estimate = llamacpp.estimate(open_entry(entry, "llama.cpp"), Load(context_tokens=4096), setup)
+    weights = [line for line in estimate.lines if line.component is Component.WEIGHTS]
+    size = entry.size("Q4_K_M")
+    assert size is not None
+    assert {line.basis for line in weights} == {Basis.EXACT}
+    assert sum(line.size_bytes for line in weights) == size.tensor_bytes == 4_912_898_304

@@ -1,0 +1,98 @@
+"""What is packaged is what the tool makes of headers and configs."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.recorded import DATA, TRUTH, models
+
+from edgekit.catalog import find_entry, open_entry
+from edgekit.catalog.needed import needed_config
+from edgekit.catalog.packaged import PATH, packaged_entries
+from edgekit.catalog.records import read_record, record_of
+from edgekit.catalog.types import Entry
+from edgekit.engine import ENGINES, engine_named
+from edgekit.errors import EdgekitError
+from edgekit.estimation import open_config
+from edgekit.memory.types import Load
+
+ROOT = Path(__file__).parents[3]
+SKIPPED = "the collection of headers and configs is not part of the project; set EDGEKIT_TRUTH"
+FROM_HEADERS = ("sizes", "keys", "tensors", "parameters", "active_parameters", "native_context",
+                "vocabulary", "family", "architecture")  # fmt: skip
+
+
+@cache
+def tool() -> Any:
+    spec = importlib.util.spec_from_file_location("catalog_tool", ROOT / "tools/catalog.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen3-8b", "gpt-oss-20b", "deepseek-v2-lite", "granite-4-h-tiny", "qwen2.5-1.5b"]
+)
+def test_some_headers(name: str) -> None:
+    rows = [row for row in models() if row["model"] == name]
+    made, packaged = tool().header_entry(name, rows, DATA / "headers"), find_entry(name)
+    for field in FROM_HEADERS:
+        assert getattr(made, field) == getattr(packaged, field), field
+
+
+def test_everything_is_there_and_every_sixth_is_made_again() -> None:
+    if not (TRUTH / "models.json").exists():
+        pytest.skip(SKIPPED)
+    named = {row["model"] for row in models() if "doubt" not in row} | set(tool().CONFIGS.values())
+    packaged = PATH.read_text(encoding="utf-8").splitlines()
+    assert {read_record(line, where="").id for line in packaged} == named
+    again = set(sorted(named)[::6])
+    made = [one for one in tool().entries_of(TRUTH, again) if isinstance(one, Entry)]
+    lines = [record_of(entry) for entry in tool().documented(made, [])]
+    assert len(lines) == len(again)
+    assert set(lines) <= set(packaged)
+
+
+def test_the_kept_part_of_a_config_has_the_bills_of_the_whole() -> None:
+    if not (TRUTH / "configs").exists():
+        pytest.skip(SKIPPED)
+    configs = tool()._configs(TRUTH)
+    by_id = {name: stem for stem, name in tool().CONFIGS.items()}
+    load, compared = Load(context_tokens=2048), 0
+    for entry in packaged_entries():
+        assert isinstance(entry, Entry)
+        if not entry.config:
+            continue
+        whole = open_config(configs[by_id[entry.id]]["config"], label=entry.id).model
+        assert open_entry(entry, "vllm").geometry == whole.geometry
+        for engine in ENGINES:
+            bills: list[object] = []
+            for model in (whole, open_config(entry.config, label=entry.id).model):
+                try:
+                    setup = tool().SETUPS[engine]
+                    bills.append(engine_named(engine).estimate(model, load, setup).lines)
+                except EdgekitError as error:
+                    bills.append(str(error))
+            assert bills[0] == bills[1], (entry.id, engine)
+            compared += 1
+    assert compared > 300
+
+
+def test_what_nothing_reads_is_not_kept() -> None:
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000,
+        "max_position_embeddings": 512, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+        "bos_token_id": 1, "transformers_version": "4.40.0", "initializer_range": 0.02, "_name_or_path": "/home/me",
+    }  # fmt: skip
+    kept = needed_config(config)
+    assert config.keys() - kept.keys() == {
+        "bos_token_id", "transformers_version", "initializer_range", "_name_or_path",
+    }  # fmt: skip
+    assert kept.items() <= config.items()

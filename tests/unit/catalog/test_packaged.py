@@ -1,0 +1,178 @@
+"""The packaged catalog: what every entry must have, and some that can be checked on paper."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+
+from edgekit.basis import Basis
+from edgekit.catalog import find_entry, open_entry, opened, read_catalog
+from edgekit.catalog.packaged import PATH, packaged_entries
+from edgekit.catalog.types import Entry, Kind
+from edgekit.engine import ENGINES, engine_named
+from edgekit.engine.llamacpp.types import LlamaCppSetup
+from edgekit.engine.mlx.types import MlxSetup
+from edgekit.engine.vllm.types import VllmSetup
+from edgekit.errors import EdgekitError, NotFoundError, RefusedError, UsageError
+from edgekit.memory.types import Load
+
+ENTRIES = [one for one in packaged_entries() if isinstance(one, Entry)]
+SETUPS = {
+    "llama.cpp": LlamaCppSetup(mix="Q4_K_M"),
+    "vllm": VllmSetup(),
+    "mlx": MlxSetup(),
+}
+every_entry = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
+
+
+def test_all_of_it_is_readable_sorted_and_small() -> None:
+    lines = PATH.read_text(encoding="utf-8").splitlines()
+    assert len(ENTRIES) == len(lines) > 100
+    assert all(a.id < b.id for a, b in pairwise(ENTRIES))
+    assert PATH.stat().st_size < 400_000
+
+
+@every_entry
+def test_every_fact_has_a_source(entry: Entry) -> None:
+    facts = ("repository", "parameters", "active_parameters", "native_context", "vocabulary")
+    more = ("kinds", "licence", "released", "sizes", "family")
+    told = {fact for fact in (*facts, *more) if getattr(entry, fact)}
+    assert told <= entry.sources.keys()
+    assert not entry.is_users
+    assert not entry.speeds  # nobody measured any yet
+
+
+@every_entry
+def test_sizes_go_down_and_a_directory_is_better_than_a_config(entry: Entry) -> None:
+    sizes = [size.tensor_bytes for size in entry.sizes]
+    assert sizes == sorted(sizes, reverse=True)
+    assert {size.basis for size in entry.sizes} == {Basis.EXACT if entry.keys else Basis.MODELLED}
+    at_f16 = entry.size("F16")
+    assert at_f16 is not None
+    assert entry.parameters is not None
+    assert 2 * entry.parameters <= at_f16.tensor_bytes <= 2.1 * entry.parameters  # some stay at f32
+
+
+@every_entry
+def test_some_engine_gives_a_bill(entry: Entry) -> None:
+    load, bills = Load(context_tokens=min(entry.native_context or 2048, 2048)), []
+    for engine in ENGINES:
+        try:
+            model = open_entry(entry, engine)
+            bills.append(engine_named(engine).estimate(model, load, SETUPS[engine]).total_bytes)
+        except EdgekitError:
+            continue
+    assert bills
+    assert min(bills) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "facts"),
+    [
+        (
+            "qwen3-8b",
+            ("Qwen/Qwen3-8B", "qwen3", 8_190_735_360, 8_190_735_360, 40_960, 151_936),
+        ),
+        # 48 layers x (128 - 8) experts x 3 x 2048 x 768 do not work on a token
+        (
+            "qwen3-30b-a3b",
+            (
+                "Qwen/Qwen3-30B-A3B",
+                "qwen3",
+                30_532_122_624,
+                30_532_122_624 - 48 * 120 * 3 * 2048 * 768,
+                40_960,
+                151_936,
+            ),
+        ),
+        (
+            "llama-2-7b",
+            ("meta-llama/Llama-2-7b-hf", "llama-2", 6_738_415_616, 6_738_415_616, 4_096, 32_000),
+        ),
+    ],
+)
+def test_what_is_known_of_some(name: str, facts: tuple[object, ...]) -> None:
+    entry = find_entry(name)
+    assert facts == (
+        entry.repository,
+        entry.family,
+        entry.parameters,
+        entry.active_parameters,
+        entry.native_context,
+        entry.vocabulary,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("llama-3.1-8b", (Kind.CHAT,)),
+        ("qwen3-8b", (Kind.CHAT, Kind.REASONING)),
+        ("qwen3-coder-480b-a35b-instruct", (Kind.CHAT, Kind.CODE)),
+        ("qwen3-vl-4b-instruct", (Kind.CHAT, Kind.VISION)),
+        ("starcoder2-3b", (Kind.CODE,)),
+        ("nomic-embed-text-v1.5", (Kind.EMBEDDING,)),
+        ("nomic-embed-code", (Kind.CODE, Kind.EMBEDDING)),
+        ("qwen3-embedding-8b", (Kind.EMBEDDING,)),
+        ("mamba-2.8b", ()),
+    ],
+)
+def test_what_some_are_for(name: str, kinds: tuple[Kind, ...]) -> None:
+    assert find_entry(name).kinds == kinds
+
+
+@pytest.mark.parametrize("doubted", ["glm-4-32b-0414", "falcon-h1-1.5b", "gemma-3n-e4b"])
+def test_a_header_in_doubt_is_no_fact(doubted: str) -> None:
+    with pytest.raises(NotFoundError):
+        find_entry(doubted)
+
+
+@pytest.mark.parametrize("name", ["Qwen3-8B", " qwen/QWEN3-8b "])
+def test_it_is_found_by_id_and_repository_however_written(name: str) -> None:
+    assert find_entry(name).id == "qwen3-8b"
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("qwen3-9b", "qwen3-8b"), ("meta/lama-3.1-8b", "llama-3.1-8b")]
+)
+def test_what_is_not_there_brings_names_that_are_near(name: str, near: str) -> None:
+    with pytest.raises(NotFoundError) as raised:
+        find_entry(name)
+    assert near in raised.value.candidates
+
+
+@pytest.mark.parametrize("name", ["", "\x00", "x" * 10_000])
+def test_a_name_that_is_none(name: str) -> None:
+    with pytest.raises(NotFoundError, match="in the catalog"):
+        find_entry(name)
+
+
+def test_a_header_alone_is_not_for_engines_that_load_safetensors() -> None:
+    entry = find_entry("llama-2-7b")
+    assert open_entry(entry, "llama.cpp").header.keys
+    with pytest.raises(RefusedError, match="which vllm does not load"):
+        open_entry(entry, "vllm")
+    with pytest.raises(UsageError, match="unknown engine"):
+        open_entry(entry, "ollama-rs")
+
+
+def test_a_config_serves_every_engine() -> None:
+    entry = find_entry("qwen3-32b")
+    assert not entry.keys
+    assert {opened(entry, engine).label for engine in ENGINES} == {"qwen3-32b"}
+
+
+def test_reading_imports_no_other_room_and_no_database() -> None:
+    words = (
+        "import sys; from edgekit.catalog import read_catalog; read_catalog();"
+        "print([m for m in sys.modules if m == 'sqlite3' or m.startswith(('edgekit.header', 'edgekit.engine'))])"
+    )
+    found = subprocess.run([sys.executable, "-c", words], capture_output=True, check=True)
+    assert found.stdout.strip() == b"[]"
+
+
+def test_nothing_is_wrong_with_it() -> None:
+    assert read_catalog().problems == ()

@@ -1,0 +1,177 @@
+"""Entries as lines of JSON: there and back, and every way in which a line can be damaged."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgekit.basis import Basis
+from edgekit.catalog.packaged import PATH, packaged_entries
+from edgekit.catalog.records import (
+    MAX_RECORD_CHARS,
+    is_id,
+    read_record,
+    record_of,
+)
+from edgekit.catalog.runs import runs_of, tensors_of
+from edgekit.catalog.types import Entry, Kind, MeasuredSpeed, Size, Source
+from edgekit.errors import HeaderError, UnknownDtypeError
+
+ENTRY = Entry(
+    id="small",
+    repository="org/small",
+    family="small",
+    architecture="llama",
+    parameters=1000,
+    native_context=2048,
+    kinds=(Kind.CHAT, Kind.CODE),
+    sizes=(Size(mix="F16", tensor_bytes=2000, basis=Basis.EXACT),),
+    speeds=(
+        MeasuredSpeed(device="RTX 4090", tokens_per_s=61.5, setting="Q4_K_M, 4k", source="me"),
+    ),
+    keys={"general.architecture": "llama", "llama.attention.head_count_kv": (2, 0, 2)},
+    tensors=("blk.*.attn_q.weight 64x64 F16 0-1",),
+    sources={"parameters": Source(text="its header", basis=Basis.EXACT)},
+    reference="./small.gguf",
+)
+
+
+def test_there_and_back() -> None:
+    assert read_record(record_of(ENTRY), where="here") == ENTRY
+
+
+@pytest.mark.parametrize("entry", list(packaged_entries()), ids=lambda entry: entry.id)
+def test_the_packaged_lines_there_and_back(entry: Entry) -> None:
+    assert read_record(record_of(entry), where="here") == entry
+
+
+def test_what_is_unknown_is_not_written() -> None:
+    assert "licence" not in json.loads(record_of(ENTRY))
+    assert read_record(record_of(replace(ENTRY, parameters=None)), where="here").parameters is None
+
+
+def broken(**changes: Any) -> str:
+    return json.dumps({**json.loads(record_of(ENTRY)), **changes})
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("", "not JSON"),
+        ("{", "not JSON"),
+        ("[]", "a list stands where an object should"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"id": NaN}', "NaN is no number"),
+        (None, "a NoneType stands where a line of JSON should"),
+        (b"{}", "a bytes stands where a line of JSON should"),
+        (" " * (MAX_RECORD_CHARS + 1), "over the limit of 1,048,576"),
+        ("{}", "id: None is not a name"),
+        (broken(id="../x y"), "id: '../x y' is not a name"),
+        (broken(id="x" * 201), "is not a name"),
+        (broken(family=7), "family: 7 is not a text"),
+        (broken(parameters="many"), "parameters: 'many' is not a whole number"),
+        (broken(parameters=True), "parameters: True is not a whole number"),
+        (broken(parameters=-1), "parameters: -1 is not a whole number"),
+        (broken(native_context=2**63), "native_context: 9223372036854775808 is not a whole"),
+        (broken(kinds=["poetry"]), "kinds: 'poetry' is not a valid Kind"),
+        (broken(kinds="chat"), "kinds: 'chat' is not the list"),
+        (broken(sizes={"F16": 7}), "sizes: "),
+        (broken(sizes={"F16": [7, "sure"]}), "sizes: 'sure' is not one of exact, modelled, assumed"),
+        (broken(speeds=[["GPU", -1, "x", "y"]]), "speeds: -1 is not a number of tokens a second"),
+        (broken(keys=[]), "keys: a list stands where an object should"),
+        (broken(keys={"a": {}}), "keys: {} is not a value of a GGUF"),
+        (broken(keys={}, config={}), "nothing to rebuild the model from"),
+        (broken(tensors=["x 1x1x1x1x1 F16"]), "tensors: 'x 1x1x1x1x1 F16' is not a line"),
+        (broken(tensors=["x 1 F16 all"]), "is not a line such as"),
+        (broken(tensors=["x -1 F16"]), "is not a line such as"),
+        (broken(tensors=[["x", [1], "F16"]]), "is not a line such as"),
+        (broken(sources=[["x", "exact"]]), "sources: "),
+    ],
+)  # fmt: skip
+def test_a_damaged_line_says_what_is_wrong(line: object, told: str) -> None:
+    with pytest.raises(HeaderError) as raised:
+        read_record(line, where="catalog.db, entry 'small'")
+    assert str(raised.value).startswith("catalog.db, entry 'small': ")
+    assert told in str(raised.value)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from(sorted(json.loads(record_of(ENTRY)))), json_values)
+def test_whatever_stands_in_a_field_it_is_read_or_refused(field: str, value: Any) -> None:
+    try:
+        entry = read_record(broken(**{field: value}), where="here")
+    except HeaderError:
+        return
+    assert read_record(record_of(entry), where="here") == entry
+
+
+@given(st.sampled_from(PATH.read_text(encoding="utf-8").splitlines()), st.data())
+def test_a_line_that_breaks_off_is_refused(line: str, data: st.DataObject) -> None:
+    end = data.draw(st.integers(0, len(line) - 1))
+    with pytest.raises(HeaderError):
+        read_record(line[:end], where="here")
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("x 64x64 F16", ["x"]),
+        ("blk.*.x 64x64 F16 0", ["blk.0.x"]),
+        ("blk.*.x 64x64 F16 0-2,7", ["blk.0.x", "blk.1.x", "blk.2.x", "blk.7.x"]),
+        ("blk.*.x 64x64 F16 3,7,11-12", ["blk.3.x", "blk.7.x", "blk.11.x", "blk.12.x"]),
+    ],
+)
+def test_a_line_is_tensors(line: str, names: list[str]) -> None:
+    tensors = tensors_of((line,), name="small")
+    assert [tensor.name for tensor in tensors] == names
+    assert {(one.shape, one.size_bytes) for one in tensors} == {((64, 64), 64 * 64 * 2)}
+    assert runs_of(tensors) == (line,)
+
+
+@pytest.mark.parametrize(
+    ("line", "error", "told"),
+    [
+        ("x 1 Q9_9", UnknownDtypeError, "Q9_9"),
+        ("x 7 Q8_0", HeaderError, "not a multiple"),
+        ("x 1 F16 9-1", HeaderError, "small: '9-1': blocks run from 0 to 1,023"),
+        ("x 1 F16 0-1024", HeaderError, "blocks run from 0 to 1,023"),
+        ("x", HeaderError, "small: 'x' is not a line of tensors"),
+    ],
+)
+def test_a_line_of_no_tensor(line: str, error: type[HeaderError], told: str) -> None:
+    with pytest.raises(error, match=told):
+        tensors_of((line,), name="small")
+
+
+def test_too_many_tensors() -> None:
+    with pytest.raises(HeaderError, match="more than 49,152 tensors"):
+        tensors_of(("blk.*.x 1 F32 0-1023",) * 49, name="small")
+
+
+def test_a_tensor_that_cannot_be_written_down() -> None:
+    (tensor,) = tensors_of(("x 1 F32",), name="small")
+    with pytest.raises(HeaderError, match="cannot be kept"):
+        runs_of((replace(tensor, name="a b"),))
+
+
+@pytest.mark.parametrize("text", ["qwen3-8b", "a", "llama3.2:1b"])
+def test_an_id(text: str) -> None:
+    assert is_id(text)
+
+
+@pytest.mark.parametrize("text", ["", "-a", "a/b", "a b", "a\n", "é"])
+def test_no_id(text: str) -> None:
+    assert not is_id(text)

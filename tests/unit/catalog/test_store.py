@@ -1,0 +1,254 @@
+"""What the user added: written by many, read whatever became of the file."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgekit.catalog import find_entry, read_catalog
+from edgekit.catalog.packaged import packaged_entries
+from edgekit.catalog.records import MAX_RECORD_CHARS
+from edgekit.catalog.store import NAME, data_folder, forget_entry, save_entry
+from edgekit.catalog.types import Entry
+from edgekit.errors import EdgekitError, HeaderError, SourceError
+
+PACKAGED = sum(isinstance(one, Entry) for one in packaged_entries())
+OWN = Entry(
+    id="own",
+    family="own",
+    architecture="llama",
+    config={"model_type": "llama"},
+    reference="./own.gguf",
+)
+
+
+def own_ids() -> list[str]:
+    return [entry.id for entry in read_catalog().entries if entry.is_users]
+
+
+def test_added_found_replaced_removed(data_folder: Path) -> None:
+    assert save_entry(OWN)
+    assert not save_entry(replace(OWN, parameters=7))
+    assert find_entry("OWN").parameters == 7
+    assert len(read_catalog().entries) == PACKAGED + 1
+    assert forget_entry("own")
+    assert not forget_entry("own")
+    assert own_ids() == []
+
+
+def test_the_users_entry_stands_before_the_packaged_one(data_folder: Path) -> None:
+    save_entry(replace(OWN, id="qwen3-8b"))
+    assert find_entry("qwen3-8b").is_users
+    assert len(read_catalog().entries) == PACKAGED
+    forget_entry("qwen3-8b")
+    assert not find_entry("qwen3-8b").is_users
+
+
+def test_nothing_is_made_by_reading(data_folder: Path) -> None:
+    read_catalog()
+    assert not forget_entry("own")
+    assert not data_folder.exists()
+
+
+WRITER = """
+import sys
+from edgekit.catalog.store import save_entry
+from edgekit.catalog.types import Entry
+for i in range(int(sys.argv[2])):
+    save_entry(Entry(id=f"{sys.argv[1]}-{i}", family="x", architecture="llama", config={"a": 1}, reference="x"))
+"""
+
+
+def test_processes_that_add_at_once_lose_nothing(data_folder: Path) -> None:
+    """The file is made by whoever comes first."""
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, f"writer{i}", "15"]) for i in range(4)
+    ]
+    assert [writer.wait(timeout=120) for writer in writers] == [0] * 4
+    assert len(own_ids()) == 4 * 15
+    assert read_catalog().problems == ()
+
+
+def test_a_reader_waits_for_a_writer(data_folder: Path) -> None:
+    save_entry(OWN)
+    words = (
+        "import sqlite3, sys, time; d = sqlite3.connect(sys.argv[1], isolation_level=None);"
+        "d.execute('BEGIN EXCLUSIVE'); print('held', flush=True); time.sleep(0.5); d.execute('COMMIT')"
+    )
+    arguments = [sys.executable, "-c", words, str(data_folder / NAME)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        assert own_ids() == ["own"]
+        assert save_entry(replace(OWN, id="second"))
+
+
+def is_left_out(told: str) -> str:
+    """The packaged part is there all the same."""
+    catalog = read_catalog()
+    (problem,) = catalog.problems
+    assert len(catalog.entries) == PACKAGED
+    assert told in problem
+    return problem
+
+
+def test_not_a_database(data_folder: Path) -> None:
+    data_folder.mkdir()
+    (data_folder / NAME).write_bytes(b"my notes, not a database at all" * 100)
+    problem = is_left_out("a damaged catalog (file is not a database): move it away")
+    assert problem.startswith(str(data_folder / NAME))
+    with pytest.raises(HeaderError, match="damaged catalog"):
+        save_entry(OWN)
+    with pytest.raises(HeaderError, match="damaged catalog"):
+        forget_entry("own")
+
+
+def test_a_database_with_a_torn_page(data_folder: Path) -> None:
+    for i in range(60):
+        save_entry(replace(OWN, id=f"own-{i}", repository="x" * 2000))
+    path = data_folder / NAME
+    pages = bytearray(path.read_bytes())
+    pages[4096 : len(pages)] = b"\xff" * (len(pages) - 4096)
+    path.write_bytes(pages)
+    is_left_out("damaged catalog")
+
+
+def test_a_database_cut_short(data_folder: Path) -> None:
+    for i in range(60):
+        save_entry(replace(OWN, id=f"own-{i}", repository="x" * 2000))
+    path = data_folder / NAME
+    os.truncate(path, 5000)
+    assert read_catalog().problems
+    assert len([e for e in read_catalog().entries if not e.is_users]) == PACKAGED
+
+
+def test_a_newer_schema_is_neither_read_nor_written(data_folder: Path) -> None:
+    save_entry(OWN)
+    with sqlite3.connect(data_folder / NAME) as database:
+        database.execute("PRAGMA user_version = 2")
+    database.close()
+    is_left_out("made by a newer EdgeKit (schema 2, this one knows 1): upgrade")
+    with pytest.raises(HeaderError, match="newer EdgeKit"):
+        save_entry(OWN)
+
+
+def test_somebody_elses_database(data_folder: Path) -> None:
+    data_folder.mkdir()
+    with sqlite3.connect(data_folder / NAME) as database:
+        database.execute("CREATE TABLE songs (title)")
+        database.execute("PRAGMA user_version = 1")
+    database.close()
+    is_left_out("no such table: entries")
+
+
+def test_a_table_that_never_ends(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgekit.catalog.store.READ_S", 0.2)
+    data_folder.mkdir()
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS id, 'x' AS entry FROM n"
+    with sqlite3.connect(data_folder / NAME) as database:
+        database.execute(f"CREATE VIEW entries AS {endless}")
+        database.execute("PRAGMA user_version = 1")
+    database.close()
+    start = time.monotonic()
+    is_left_out("interrupted")
+    assert time.monotonic() - start < 10
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        (("own", "{"), "not JSON"),
+        (("own", b"\x00\xff"), "a bytes stands where"),
+        (("own", 7), "a int stands where"),
+        (("own", "x" * (MAX_RECORD_CHARS + 1)), "more than 1,048,576 characters"),
+        (("other", None), "its row has another name"),
+        ((b"own", "{}"), "id: None is not a name"),
+        (("own\x1b[2J", "{}"), "id: None is not a name"),
+    ],
+)
+def test_a_damaged_row_is_named_and_the_others_stay(
+    row: tuple[object, object], told: str, data_folder: Path
+) -> None:
+    from edgekit.catalog.records import record_of
+
+    save_entry(replace(OWN, id="fine"))
+    name, record = row
+    record = record_of(OWN) if record is None else record
+    with sqlite3.connect(data_folder / NAME) as database:
+        database.execute("INSERT INTO entries VALUES (?, ?)", (name, record))
+    database.close()
+    catalog = read_catalog()
+    (problem,) = catalog.problems
+    assert told in problem
+    assert "\x1b" not in problem
+    assert own_ids() == ["fine"]
+    assert len(catalog.entries) == PACKAGED + 1
+
+
+def test_a_folder_or_a_pipe_in_its_place(data_folder: Path) -> None:
+    (data_folder / NAME).mkdir(parents=True)
+    is_left_out("is not a file: move it away")
+    (data_folder / NAME).rmdir()
+    os.mkfifo(data_folder / NAME)
+    is_left_out("is not a file: move it away")
+    with pytest.raises(SourceError, match="is not a file"):
+        save_entry(OWN)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
+def test_a_file_that_may_not_be_read(data_folder: Path) -> None:
+    save_entry(OWN)
+    (data_folder / NAME).chmod(0)
+    is_left_out("unable to open database file")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
+def test_a_disk_that_may_not_be_written(data_folder: Path) -> None:
+    save_entry(OWN)
+    (data_folder / NAME).chmod(0o400)
+    data_folder.chmod(0o500)
+    assert own_ids() == ["own"]
+    with pytest.raises(EdgekitError, match="readonly"):
+        save_entry(replace(OWN, id="second"))
+    data_folder.chmod(0o700)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("EDGEKIT_DATA", str(tmp_path / "file" / "data"))
+    assert own_ids() == []
+    with pytest.raises(SourceError, match="EDGEKIT_DATA names another folder"):
+        save_entry(OWN)
+
+
+@pytest.mark.parametrize(
+    ("platform", "variable", "folder"),
+    [
+        ("linux", "", "home/.local/share/edgekit"),
+        ("linux", "XDG_DATA_HOME", "given/edgekit"),
+        ("darwin", "", "home/Library/Application Support/edgekit"),
+        ("win32", "LOCALAPPDATA", "given/edgekit"),
+        ("linux", "EDGEKIT_DATA", "given"),
+    ],
+)
+def test_where_it_lies(
+    platform: str, variable: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("EDGEKIT_DATA", "XDG_DATA_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    if variable:
+        monkeypatch.setenv(variable, str(tmp_path / "given"))
+    monkeypatch.setattr(sys, "platform", platform)
+    assert data_folder_now() == tmp_path / folder
+
+
+def data_folder_now() -> Path | None:
+    return data_folder()

@@ -1,0 +1,251 @@
+"""`edgekit catalog` as a person or a program meets it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from tests.header_files import ARCHITECTURE, FLOAT32, UINT32, entry, gguf, key
+
+from edgekit.catalog import find_entry
+from edgekit.cli import main
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGEKIT_DATA", str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+def ask(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(["catalog", *words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def small_model(path: Path, *, context: int = 512, more: tuple[bytes, ...] = ()) -> Path:
+    """A llama of 2 layers, 64 wide, 4 heads, 1,000 tokens: nothing but what its loader needs."""
+    numbers = {
+        "embedding_length": 64, "attention.head_count": 4, "context_length": context, "feed_forward_length": 128,
+        "vocab_size": 1000,
+    }  # fmt: skip
+    keys = [*ARCHITECTURE, *(key(f"llama.{name}", UINT32, n) for name, n in numbers.items())]
+    shapes = {"token_embd.weight": (64, 1000), "output_norm.weight": (64,)}
+    for i in range(2):
+        shapes |= {
+            f"blk.{i}.{name}.weight": (64, 64)
+            for name in ("attn_q", "attn_k", "attn_v", "attn_output")
+        }
+        shapes |= {f"blk.{i}.{name}.weight": (64,) for name in ("attn_norm", "ffn_norm")}
+        shapes |= {f"blk.{i}.ffn_{name}.weight": (64, 128) for name in ("gate", "up")}
+        shapes |= {f"blk.{i}.ffn_down.weight": (128, 64)}
+    rows, offset = [], 0
+    for name, shape in shapes.items():
+        rows.append(entry(name, shape, 0, offset))
+        size = 4 * shape[0] * (shape[1] if len(shape) > 1 else 1)
+        offset += -(-size // 32) * 32
+    path.write_bytes(gguf((*keys, *more), rows, data_bytes=offset))
+    return path
+
+
+def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = ask(capsys, "list")
+    assert (code, err) == (0, "")
+    first, _, head, *rows = out.splitlines()
+    assert re.fullmatch(r"(\d+) of \1 models", first)
+    assert head.split()[:4] == ["model", "parameters", "Q4_K_M", "context"]
+    assert any(row.startswith("qwen3-8b ") for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("words", "there", "not_there"),
+    [
+        (("--kind", "embedding"), "nomic-embed-text-v1.5", "qwen3-8b"),
+        (("--family", "QWEN3"), "qwen3-8b", "llama-2-7b"),
+        (("--packaged",), "qwen3-8b", "small"),
+        (("--user",), "small", "qwen3-8b"),
+    ],
+)
+def test_parts_of_the_list(
+    words: tuple[str, ...],
+    there: str,
+    not_there: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ask(capsys, "add", str(small_model(tmp_path / "small.gguf")))
+    told = json.loads(ask(capsys, "list", "--json", *words)[1])
+    names = {model["id"] for model in told["models"]}
+    assert there in names
+    assert not_there not in names
+
+
+def test_narrow_terminals(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    for words in (("list",), ("show", "qwen3-8b"), ("show", "llava-1.5-7b")):
+        assert max(map(len, ask(capsys, *words)[1].splitlines())) <= 40
+
+
+def test_one_model(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = ask(capsys, "show", "Qwen/Qwen3-30B-A3B")
+    assert (code, err) == (0, "")
+    assert out.startswith(
+        "qwen3-30b-a3b: 30.53 B parameters, 3.35 B of them active, 40,960 tokens, for chat, reasoning\n"
+    )
+    assert "licence not known" in out
+    assert re.search(r"Q4_K_M +17\.28 GiB +18,550,716,416 bytes +exact", out)
+    assert "Sources  " in out
+
+
+def test_one_model_for_a_program(capsys: pytest.CaptureFixture[str]) -> None:
+    told = json.loads(ask(capsys, "show", "qwen3-8b", "--json")[1])
+    assert told["sizes"][0] == {
+        "mix": "F16", "tensor_bytes": find_entry("qwen3-8b").sizes[0].tensor_bytes, "basis": "exact",
+    }  # fmt: skip
+    assert told["sources"]["parameters"]["basis"] == "exact"
+    assert told["forms"] == ["gguf", "config"]
+    assert told["keys"]["qwen3.block_count"] == 36
+    assert told["licence"] is None
+
+
+def test_every_name_of_the_json_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "catalog.md").read_text(encoding="utf-8")
+    told = json.loads(ask(capsys, "show", "qwen3-8b", "--json")[1])
+    assert told.keys() <= set(re.findall(r"`([a-z_]+)`", page))
+
+
+def test_added_shown_updated_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = small_model(tmp_path / "small-Q4_0.gguf")
+    # 1000 x 64 + 2 x (4 x 64 x 64 + 3 x 64 x 128 + 2 x 64) + 64
+    parameters = 64_000 + 2 * (16_384 + 24_576 + 128) + 64
+    assert ask(capsys, "add", str(path)) == (
+        0, f"added: small: {parameters / 1000:.2f} K parameters, 512 tokens, for chat\n", "",
+    )  # fmt: skip
+    added = find_entry("small")
+    assert (added.parameters, added.reference) == (parameters, str(path))
+    assert added.sizes[0].tensor_bytes == 4 * parameters
+    assert ask(capsys, "update") == (0, "small: as before\n", "")
+    small_model(path, context=1024)
+    code, out, _ = ask(capsys, "update", "small")
+    assert (code, out) == (0, "small: changed\n  native context: 512 -> 1,024\n  keys: changed\n")
+    assert find_entry("small").native_context == 1024
+    assert ask(capsys, "remove", "SMALL") == (0, "removed: small\n", "")
+    assert ask(capsys, "remove", "small")[0] == 4
+
+
+def test_a_relative_path_is_found_again_from_elsewhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_model(tmp_path / "small.gguf")
+    monkeypatch.chdir(tmp_path)
+    ask(capsys, "add", "small.gguf")
+    monkeypatch.chdir("/")
+    assert ask(capsys, "update")[:2] == (0, "small: as before\n")
+
+
+def test_what_cannot_be_read_again_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = small_model(tmp_path / "small.gguf")
+    small_model(tmp_path / "other.gguf")
+    ask(capsys, "add", str(path), str(tmp_path / "other.gguf"))
+    path.write_bytes(b"GGUF and then nothing")
+    code, out, _ = ask(capsys, "update")
+    assert code == 5
+    first, second, *_ = out.splitlines()
+    assert first == "other: as before"
+    assert second.startswith("small: kept as it was: ")
+    assert find_entry("small").parameters is not None
+    told = json.loads(ask(capsys, "update", "--json")[1])
+    assert [one["id"] for one in told["read"]] == ["other"]
+    assert told["failed"][0]["name"] == "small"
+
+
+def test_one_bad_reference_keeps_no_other_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = small_model(tmp_path / "small.gguf")
+    code, out, _ = ask(capsys, "add", "./nothing.gguf", str(path))
+    assert code == 4
+    assert out.splitlines()[0].startswith("added: small: ")
+    assert "not added: ./nothing.gguf: no such file or folder" in out
+
+
+def test_two_models_of_one_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        small_model(tmp_path / folder / "small.gguf")
+    assert ask(capsys, "add", str(tmp_path / "a/small.gguf"))[0] == 0
+    assert ask(capsys, "add", str(tmp_path / "a/small.gguf"))[1].startswith("read again: small: ")
+    code, out, err = ask(capsys, "add", str(tmp_path / "b/small.gguf"))
+    assert (code, out) == (2, "")
+    assert "--id gives this one another name" in err
+    assert ask(capsys, "add", str(tmp_path / "b/small.gguf"), "--id", "second")[0] == 0
+    assert find_entry("second").parameters == find_entry("small").parameters
+
+
+def test_a_name_of_the_packaged_ones_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = small_model(tmp_path / "small.gguf")
+    _, out, _ = ask(capsys, "add", str(path), "--id", "qwen3-8b")
+    assert "stands before the packaged entry" in out
+
+
+def test_a_value_that_is_no_number_is_not_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    strange = key("llama.rope.freq_base", FLOAT32, float("inf"))
+    path = small_model(tmp_path / "small.gguf", more=(strange,))
+    code, out, err = ask(capsys, "add", str(path))
+    assert (code, out) == (5, "")
+    assert "no number" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (("show", "qwen3-9b"), 4, "no model 'qwen3-9b' in the catalog. Did you mean: "),
+        (("remove", "nothing"), 4, "you added no model 'nothing'"),
+        (("remove", "Qwen3-8B"), 2, "came with EdgeKit: only what you added can be removed"),
+        (("update", "qwen3-8b"), 4, "no model 'qwen3-8b'"),
+        (("add", "./no.gguf"), 4, "no such file or folder"),
+        (("add", "a", "b", "--id", "c"), 2, "--id names one model"),
+        (("add", "a", "--id", "c/d"), 2, "an id is letters"),
+    ],
+)
+def test_errors(
+    words: tuple[str, ...], code: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, out, err = ask(capsys, *words)
+    assert (found, out) == (code, "")
+    assert told in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_damaged_store_is_a_note(data_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data_folder.mkdir()
+    (data_folder / "catalog.db").write_text("not a database" * 100)
+    code, out, err = ask(capsys, "list")
+    assert (code, err) == (0, "")
+    assert "what you added is left out" in " ".join(out.split())
+    assert ask(capsys, "show", "qwen3-8b")[0] == 0
+    assert ask(capsys, "add", "sample:gemma-3-27b")[0] == 5
+
+
+def test_nothing_added_yet(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask(capsys, "update") == (0, "you added no models yet\n", "")
+
+
+@pytest.mark.parametrize("action", ["", "list", "show", "add", "remove", "update"])
+def test_help(action: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["catalog", *filter(None, [action]), "--help"])
+    assert ended.value.code == 0
+    assert f"usage: edgekit catalog{f' {action}' if action else ''} " in capsys.readouterr().out

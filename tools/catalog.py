@@ -1,0 +1,470 @@
+"""Recorded headers and public configs -> src/edgekit/catalog/models.jsonl.
+
+Usage: python tools/catalog.py [COLLECTION] [--docs FOLDER ...]
+
+COLLECTION holds models.json with headers/, and configs/ with index.jsonl; without it EDGEKIT_TRUTH is taken. Folders
+have pages that date families and name repositories: docs/source/en/model_doc of transformers, and one with
+docs/models/supported_models.md and tests/models/registry.py of vLLM. Without them both stay as they are. What is left
+out is named, with the reason.
+
+Of a config nothing is kept but the numbers that a reader here looks at. A model of which there is a header and a config
+is one entry, where both agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from edgekit.basis import Basis
+from edgekit.catalog.making import facts_of
+from edgekit.catalog.opening import open_entry
+from edgekit.catalog.packaged import PATH, packaged_entries
+from edgekit.catalog.records import record_of
+from edgekit.catalog.runs import runs_of
+from edgekit.catalog.types import Entry, Kind, Source
+from edgekit.engine import ENGINES, engine_named
+from edgekit.engine.llamacpp.types import LlamaCppSetup
+from edgekit.engine.mlx.types import MlxSetup
+from edgekit.engine.types import Model
+from edgekit.engine.vllm.types import VllmSetup
+from edgekit.errors import EdgekitError
+from edgekit.estimation import open_config, open_model
+from edgekit.geometry.types import ModelGeometry, attention_of
+from edgekit.memory.types import Load
+from edgekit.memory.what_if import at_mix
+
+ROOT = Path(__file__).parents[1]
+TRUTH = Path(os.environ.get("EDGEKIT_TRUTH", ROOT.parent / "shared" / "truth"))
+SETUPS: Mapping[str, Any] = {
+    "llama.cpp": LlamaCppSetup(mix="Q4_K_M"),
+    "vllm": VllmSetup(),
+    "mlx": MlxSetup(),
+}
+
+# Configs that are those of a published model -> its id. The others of the collection are fine-tunes, tests, sizes that
+# no name tells, second copies, configs that a project changed for itself (executorch: other windows and model_types),
+# and repositories of packed weights that say so only in another file, or whose unpacked original is here.
+CONFIGS = {
+    # the same model as a recorded header
+    "CohereForAI__c4ai-command-r-v01": "command-r-35b",
+    "HuggingFaceTB__SmolLM3-3B": "smollm3-3b",
+    "LiquidAI__LFM2-1.2B": "lfm2-1.2b",
+    "Qwen__Qwen3-0.6B": "qwen3-0.6b",
+    "Qwen__Qwen3-30B-A3B": "qwen3-30b-a3b",
+    "Qwen__Qwen3-8B": "qwen3-8b",
+    "Qwen__Qwen3.5-27B": "qwen3.5-27b",
+    "TinyLlama_v1.1": "tinyllama-1.1b",
+    "deepseek-ai__DeepSeek-V3": "deepseek-v3",
+    "deepseek-v2-lite": "deepseek-v2-lite",
+    "gemma3": "gemma-3-27b",
+    "gemma3_1b_it": "gemma-3-1b",
+    "google__gemma-2-2b": "gemma-2-2b",
+    "gpt-oss-20b": "gpt-oss-20b",
+    "meta-llama__Llama-3.2-1B": "llama-3.2-1b",
+    "meta-llama__Llama-4-Scout-17B-16E-Instruct": "llama-4-scout",
+    "meta-llama__Meta-Llama-3.1-70B": "llama-3.1-70b",
+    "meta-llama__Meta-Llama-3.1-8B": "llama-3.1-8b",
+    "mistralai__Mixtral-8x7B-v0.1": "mixtral-8x7b",
+    "olmo2_modular": "olmo-2-7b",
+    "phi3.v2": "phi-3-mini-128k",
+    "qwen2.5_0.5b": "qwen2.5-0.5b",
+    "qwen2.5_1.5b": "qwen2.5-1.5b",
+    "qwen2.5_7b": "qwen2.5-7b",
+    # configs alone
+    "Alibaba-NLP__gte-Qwen2-7B-instruct": "gte-qwen2-7b-instruct",
+    "HuggingFaceTB__SmolLM-1.7B": "smollm-1.7b",
+    "LFM2.5-VL-1.6B": "lfm2.5-vl-1.6b",
+    "Meta-Llama-3-8B": "llama-3-8b",
+    "MiniMaxAI__MiniMax-M2.5": "minimax-m2.5",
+    "MiniMaxAI__MiniMax-M2.7": "minimax-m2.7",
+    "MiniMaxAI__MiniMax-M3": "minimax-m3",
+    "Mistral-7B-Instruct-v0.3": "mistral-7b-instruct-v0.3",
+    "Qwen2-1.5B-Instruct": "qwen2-1.5b-instruct",
+    "Qwen2-7B-Instruct": "qwen2-7b-instruct",
+    "Qwen2.5-3B": "qwen2.5-3b",
+    "Qwen2.5-VL-32B-Instruct": "qwen2.5-vl-32b-instruct",
+    "Qwen2.5-VL-72B-Instruct": "qwen2.5-vl-72b-instruct",
+    "Qwen3.6-27B": "qwen3.6-27b",
+    "Qwen__Qwen-7B": "qwen-7b",
+    "Qwen__Qwen3-1.7B": "qwen3-1.7b",
+    "Qwen__Qwen3-235B-A22B-FP8": "qwen3-235b-a22b-fp8",
+    "Qwen__Qwen3-32B": "qwen3-32b",
+    "Qwen__Qwen3-Coder-480B-A35B-Instruct": "qwen3-coder-480b-a35b-instruct",
+    "Qwen__Qwen3-VL-2B-Instruct": "qwen3-vl-2b-instruct",
+    "Qwen__Qwen3-VL-30B-A3B-Instruct": "qwen3-vl-30b-a3b-instruct",
+    "Qwen__Qwen3-VL-32B-Instruct": "qwen3-vl-32b-instruct",
+    "Qwen__Qwen3-VL-4B-Instruct": "qwen3-vl-4b-instruct",
+    "Qwen__Qwen3.5-122B-A10B": "qwen3.5-122b-a10b",
+    "Qwen__Qwen3.5-397B-A17B": "qwen3.5-397b-a17b",
+    "RedPajama-INCITE-7B-Base": "redpajama-incite-7b-base",
+    "THUDM__chatglm3-6b.v2": "chatglm3-6b",
+    "THUDM__glm-4-9b-chat": "glm-4-9b",  # its window is that of the base model
+    "XiaomiMiMo__MiMo-V2-Flash": "mimo-v2-flash",
+    "baichuan-inc__Baichuan2-7B-Chat.v2": "baichuan2-7b-chat",
+    "bloom": "bloom",
+    "codellama-34b-instruct-hf": "codellama-34b-instruct",
+    "dbrx": "dbrx",
+    "deepseek-ai__DeepSeek-R1": "deepseek-r1",
+    "deepseek-ai__DeepSeek-V4-Flash": "deepseek-v4-flash",
+    "deepseek-ai__DeepSeek-V4-Pro": "deepseek-v4-pro",
+    "deepseek-ai__Janus-1.3B": "janus-1.3b",
+    "deepseek-ai__deepseek-vl2-tiny": "deepseek-vl2-tiny",
+    "falcon-180B-chat": "falcon-180b-chat",
+    "gemma-4-12B-it": "gemma-4-12b-it",
+    "gemma-4-31B-it": "gemma-4-31b-it",
+    "gemma-4-E2B-it": "gemma-4-e2b-it",
+    "glm45_rtp-llm": "glm-4.5",
+    "google__gemma-4-26B-A4B": "gemma-4-26b-a4b",
+    "google__gemma-7b": "gemma-7b",
+    "granite-3.1-1b-a400m-instruct": "granite-3.1-1b-a400m-instruct",
+    "granite-3b-code-instruct-128k": "granite-3b-code-instruct-128k",
+    "gte-small": "gte-small",
+    "internlm-20b": "internlm-20b",
+    "internlm__internlm2-7b": "internlm2-7b",
+    "intfloat__e5-mistral-7b-instruct": "e5-mistral-7b-instruct",
+    "jina-embeddings-v2-base-en": "jina-embeddings-v2-base-en",
+    "llama-7b-hf": "llama-7b",
+    "llava-hf__llava-1.5-7b-hf": "llava-1.5-7b",
+    "meta-llama__Llama-3.2-3B": "llama-3.2-3b",
+    "meta-llama__Meta-Llama-3.1-405B": "llama-3.1-405b",
+    "microsoft__Phi-3-small-8k-instruct": "phi-3-small-8k-instruct",
+    "microsoft__Phi-3-vision-128k-instruct": "phi-3-vision-128k-instruct",
+    "microsoft__Phi-3.5-MoE-instruct": "phi-3.5-moe-instruct",
+    "microsoft__Phi-mini-MoE-instruct": "phi-mini-moe-instruct",
+    "mistral-nemo-instruct-2407": "mistral-nemo-instruct-2407",
+    "mistralai__Devstral-Small-2507": "devstral-small-2507",
+    "mistralai__Mixtral-8x22B-v0.1": "mixtral-8x22b-v0.1",
+    "moonshotai__Kimi-K2-Instruct": "kimi-k2-instruct",
+    "moonshotai__Kimi-K3": "kimi-k3",
+    "nvidia__Kimi-K2.6-NVFP4": "kimi-k2.6-nvfp4",
+    "nvidia__Kimi-K2.7-Code-NVFP4": "kimi-k2.7-code-nvfp4",
+    "nvidia__Llama-3_3-Nemotron-Super-49B-v1": "llama-3.3-nemotron-super-49b-v1",
+    "nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "nemotron-3-nano-30b-a3b",
+    "nvidia__NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16": "nemotron-3-ultra-550b-a55b",
+    "openai__gpt-oss-120b": "gpt-oss-120b",
+    "openbmb__MiniCPM3-4B": "minicpm3-4b",
+    "phi-4": "phi-4",
+    "qwen2.5_14b": "qwen2.5-14b",
+    "qwen2.5_32b": "qwen2.5-32b",
+    "qwen2.5_72b": "qwen2.5-72b",
+    "qwen2_5vl_3b": "qwen2.5-vl-3b-instruct",
+    "qwen2_vl_2b": "qwen2-vl-2b-instruct",
+    "qwen3-14b": "qwen3-14b",
+    "qwen3_4b": "qwen3-4b",
+    "qwen3_embedding_8b": "qwen3-embedding-8b",
+    "qwen3_vl_235b": "qwen3-vl-235b-a22b-instruct",
+    "stepfun-ai__Step-3.7-Flash": "step-3.7-flash",
+    "tiiuae__falcon-40b": "falcon-40b",
+    "xverse__XVERSE-7B": "xverse-7b",
+    "yi-34b": "yi-34b",
+    "zai-org__GLM-5.1": "glm-5.1",
+    "zai-org__GLM-5.2": "glm-5.2",
+}
+
+PAPER, LIBRARY = "published in HF papers on", "contributed to Hugging Face Transformers on"
+# Whose page of the documentation dates which models, and which of its two dates is near their release: a paper may be
+# an older generation's, and a library may take a model up years later.
+DATES = (
+    ("llama-2-", "llama2", PAPER),
+    ("llama-3-", "llama3", LIBRARY),
+    ("llama-3.1-", "llama3", PAPER),
+    ("llama-4-", "llama4", LIBRARY),
+    ("llama-7b", "llama", PAPER),
+    ("codellama-", "code_llama", PAPER),
+    ("qwen2-vl-", "qwen2_vl", LIBRARY),
+    ("qwen2.5-vl-", "qwen2_5_vl", LIBRARY),
+    ("qwen2-", "qwen2", PAPER),
+    ("qwen3-vl-", "qwen3_vl", LIBRARY),
+    ("qwen3-next-", "qwen3_next", LIBRARY),
+    ("qwen3-coder-", "", ""),
+    ("qwen3-embedding-", "", ""),
+    ("qwen3-", "qwen3", PAPER),
+    ("qwen3.5-", "qwen3_5", LIBRARY),
+    ("gemma-2-", "gemma2", LIBRARY),
+    ("gemma-3-", "gemma3", LIBRARY),
+    ("gemma-4-", "gemma4", LIBRARY),
+    ("gemma-7b", "gemma", LIBRARY),
+    ("gpt-oss-", "gpt_oss", LIBRARY),
+    ("deepseek-v2-", "deepseek_v2", PAPER),
+    ("deepseek-v3", "deepseek_v3", PAPER),
+    ("deepseek-v4-", "deepseek_v4", LIBRARY),
+    ("phi-3-", "phi3", PAPER),
+    ("mistral-7b-v0.1", "mistral", LIBRARY),
+    ("mixtral-8x7b", "mixtral", LIBRARY),
+    ("olmo-2-7b", "olmo2", LIBRARY),
+    ("lfm2-", "lfm2", LIBRARY),
+    ("mamba-", "mamba", PAPER),
+    ("smollm3-", "smollm3", LIBRARY),
+    ("starcoder2-", "starcoder2", LIBRARY),
+    ("command-r-35b", "cohere", LIBRARY),
+    ("command-r7b", "cohere2", LIBRARY),
+    ("glm-4.5", "glm4_moe", LIBRARY),
+    ("mimo-v2-flash", "mimo_v2_flash", LIBRARY),
+    ("step-3.7-", "step3p7", LIBRARY),
+    ("dbrx", "dbrx", LIBRARY),
+    ("bloom", "bloom", LIBRARY),
+)
+
+
+# Who publishes the originals: a repository of the same name elsewhere may hold anything.
+OWNERS = (
+    "01-ai", "Alibaba-NLP", "CohereForAI", "CohereLabs", "HuggingFaceTB", "LiquidAI", "MiniMaxAI", "Qwen", "THUDM",
+    "TinyLlama", "XiaomiMiMo", "ai21labs", "allenai", "baichuan-inc", "bigcode", "bigscience", "codellama",
+    "databricks", "deepseek-ai", "google", "ibm-granite", "internlm", "intfloat", "jinaai", "llava-hf", "meta-llama",
+    "microsoft", "mistralai", "moonshotai", "nomic-ai", "nvidia", "openai", "openbmb", "sentence-transformers",
+    "state-spaces", "stepfun-ai", "thenlper", "tiiuae", "togethercomputer", "zai-org",
+)  # fmt: skip
+_REPOSITORY = re.compile(rf"\b(?:{'|'.join(OWNERS)})/[A-Za-z0-9][A-Za-z0-9._-]*[A-Za-z0-9]")
+# What a repository may add to the name without being another model.
+_ADDED = re.compile(r"^meta-(?=llama)|-hf$")
+
+
+class Left(NamedTuple):
+    """What did not become an entry, and why."""
+
+    name: str
+    because: str
+
+
+def main(collection: Path, docs: list[Path]) -> None:
+    made = list(entries_of(collection))
+    left = [one for one in made if isinstance(one, Left)]
+    entries = documented([one for one in made if isinstance(one, Entry)], docs)
+    lines = [record_of(entry) for entry in sorted(entries, key=lambda entry: entry.id)]
+    PATH.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    for one in left:
+        print(f"left out: {one.name}: {one.because}")
+    print(f"{len(entries)} entries, {PATH.stat().st_size:,} bytes")
+
+
+def entries_of(collection: Path, wanted: Container[str] | None = None) -> Iterator[Entry | Left]:
+    """Every model of the collection, as an entry or with the reason why it is none; or those `wanted`, by id."""
+    rows = json.loads((collection / "models.json").read_text(encoding="utf-8"))
+    configs = _configs(collection)
+    by_id = {CONFIGS[stem]: stem for stem in configs if stem in CONFIGS}
+    headed: set[str] = set()
+    for name in dict.fromkeys(row["model"] for row in rows):
+        if wanted is not None and name not in wanted:
+            headed.add(name)
+            continue
+        own = [row for row in rows if row["model"] == name]
+        if any("doubt" in row for row in own):
+            yield Left(f"header of {name}", str(own[0]["doubt"]))
+            continue
+        headed.add(name)
+        stem = by_id.get(name)
+        yield from _checked(name, own, collection / "headers", configs[stem] if stem else None)
+    for stem, row in configs.items():
+        if wanted is not None and CONFIGS.get(stem) not in wanted:
+            continue
+        if stem not in CONFIGS:
+            yield Left(f"config {stem}", "not the config of a published model, or a second one")
+        elif CONFIGS[stem] not in headed:
+            yield from _checked(CONFIGS[stem], [], collection, row)
+
+
+def _configs(collection: Path) -> dict[str, dict[str, Any]]:
+    lines = (collection / "configs" / "index.jsonl").read_text(encoding="utf-8").splitlines()
+    found = {}
+    for row in map(json.loads, lines):
+        text = (collection / row["file"]).read_text(encoding="utf-8")
+        found[Path(row["file"]).stem] = {**row, "config": json.loads(text)}
+    return found
+
+
+def _checked(
+    name: str, rows: list[dict[str, Any]], headers: Path, row: dict[str, Any] | None
+) -> Iterator[Entry | Left]:
+    """The entry, where it opens and some engine gives a bill."""
+    try:
+        headed = header_entry(name, rows, headers) if rows else None
+        if row is not None and headed is not None and (told := _unlike(headed, row["config"])):
+            yield Left(f"config {row['file']}", f"differs from the header of {name}: {told}")
+            row = None
+        entry = joined(name, headed, config_entry(name, row) if row is not None else None)
+        refused = refusals(entry)
+    except EdgekitError as error:
+        yield Left(name, str(error))
+        return
+    yield Left(name, "; ".join(refused.values())) if len(refused) == len(ENGINES) else entry
+
+
+def refusals(entry: Entry) -> dict[str, str]:
+    """Engines that do not give a bill, each with its reason."""
+    told = {}
+    for engine, setup in SETUPS.items():
+        try:
+            load = Load(context_tokens=min(entry.native_context or 2048, 2048))
+            engine_named(engine).estimate(open_entry(entry, engine), load, setup)
+        except EdgekitError as error:
+            told[engine] = f"{engine}: {error}"
+    return told
+
+
+# --- headers
+
+
+def header_entry(name: str, rows: list[dict[str, Any]], headers: Path) -> Entry:
+    """From the directory at F16, or what another directory tells about it; sizes of all are compared."""
+    best = min(rows, key=lambda row: (row["quant"] != "F16", row["quant"] != "Q8_0"))
+    model = read_recorded(best, headers)
+    found = f"a GGUF header that llama.cpp's loader accepted ({_confirmed(best)})"
+    facts = facts_of(model, name, found=found, also=tuple(row["quant"] for row in rows))
+    facts["tensors"] = runs_of(at_mix(model.header, model.geometry, "F16").tensors)
+    entry = Entry(id=name, **facts)
+    for row in rows:
+        size = entry.size(row["quant"])
+        if size is None or size.tensor_bytes != row["tensor_bytes"]:
+            raise EdgekitError(f"{name} at {row['quant']}: {size} is not {row['tensor_bytes']:,}")
+    return entry
+
+
+def _confirmed(row: Mapping[str, Any]) -> str:
+    if row["confirmed_by_public_config"]:
+        return "its numbers equal a public config.json"
+    return "its numbers come from published descriptions"
+
+
+def read_recorded(row: Mapping[str, Any], headers: Path) -> Model:
+    """The header with a hole for weights, read like any file."""
+    header = gzip.decompress((headers / row["header_without_vocabulary"]).read_bytes())
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{row['model']}.{row['quant']}.gguf"
+        with path.open("wb") as file:
+            file.write(header)
+            file.truncate(-(-len(header) // 32) * 32 + row["data_section_bytes"])
+        return open_model(path).model
+
+
+# --- configs
+
+
+def config_entry(name: str, row: Mapping[str, Any]) -> Entry:
+    model = open_config(row["config"], label=name).model
+    path = row["source"].partition("@")[0] + ":" + row["source"].rpartition(":")[2]
+    entry = Entry(id=name, **facts_of(model, name, found=f"the config.json at {path}"))
+    stated = row["claim_basis"] == "stated-in-path" or row["source"].startswith("fetchwiki/")
+    if not stated or "/" not in row["claimed_model_id"]:
+        return entry
+    text = f"the path of its config, {path}"
+    sources = {**entry.sources, "repository": Source(text=text, basis=Basis.EXACT)}
+    return replace(entry, repository=row["claimed_model_id"], sources=sources)
+
+
+def _unlike(headed: Entry, config: Mapping[str, Any]) -> str:
+    """In what a header and a config contradict each other; empty: in nothing."""
+    header = open_entry(headed, "llama.cpp").geometry
+    other = open_config(config).model.geometry
+    pairs = zip(_shape(header), _shape(other), strict=True)
+    return ", ".join(f"{a[0]} {a[1]} and {b[1]}" for a, b in pairs if a != b)
+
+
+def _shape(geometry: ModelGeometry) -> list[tuple[str, Any]]:
+    attention = [one for layer in geometry.layers if (one := attention_of(layer.mixer))]
+    experts = [layer.experts for layer in geometry.layers if layer.experts]
+    return [
+        ("layers", len(geometry.layers)),
+        ("hidden", geometry.hidden),
+        ("vocabulary", _rounded(geometry.vocabulary)),
+        ("heads", attention[0].heads if attention else 0),
+        ("attention layers", len(attention)),
+        ("experts", experts[0].count if experts else 0),
+        ("tied", geometry.tied_embeddings),
+    ]
+
+
+def _rounded(vocabulary: int | None) -> int | None:
+    """A converter may pad it: Gemma 3's 262,144 are 262,208 with its picture tokens."""
+    return None if vocabulary is None else vocabulary // 512
+
+
+def joined(name: str, headed: Entry | None, configured: Entry | None) -> Entry:
+    """One entry of both; what a directory tells goes before what a config implies."""
+    if headed is None or configured is None:
+        whole = headed or configured
+        if whole is None:
+            raise EdgekitError(f"{name}: neither a header nor a config")
+        return whole
+    kinds = tuple(kind for kind in Kind if kind in {*headed.kinds, *configured.kinds})
+    return replace(
+        headed,
+        repository=configured.repository,
+        kinds=kinds,
+        config=configured.config,
+        sources=dict(sorted({**configured.sources, **headed.sources}.items())),
+    )
+
+
+# --- documentation
+
+
+def documented(entries: list[Entry], docs: list[Path]) -> list[Entry]:
+    """With dates and repositories that documentation tells; without any, with those of the present file."""
+    if docs:
+        paths = [path for one in docs for path in one.iterdir() if path.suffix in {".md", ".py"}]
+        pages = {path.name: path.read_text("utf-8") for path in paths}
+        names = _repositories(pages)
+        return [_named(_dated(entry, pages), names) for entry in entries]
+    known = {one.id: one for one in packaged_entries() if isinstance(one, Entry)}
+    return [_as_before(entry, known.get(entry.id)) for entry in entries]
+
+
+def _as_before(entry: Entry, old: Entry | None) -> Entry:
+    for field in ("released", "repository"):
+        value = getattr(old, field, None)
+        if old is not None and value is not None and getattr(entry, field) is None:
+            entry = _with(entry, field, value, old.sources[field])
+    return entry
+
+
+def _with(entry: Entry, field: str, value: str, source: Source) -> Entry:
+    sources = dict(sorted({**entry.sources, field: source}.items()))
+    changes: dict[str, Any] = {field: value, "sources": sources}
+    return replace(entry, **changes)
+
+
+def _dated(entry: Entry, pages: Mapping[str, str]) -> Entry:
+    rows = ((page, word) for start, page, word in DATES if entry.id.startswith(start))
+    page, word = next(rows, ("", ""))
+    found = re.search(rf"{word} (\d{{4}}-\d\d-\d\d)", pages.get(f"{page}.md", "")) if page else None
+    if found is None:
+        return entry
+    what = "the family's paper" if word == PAPER else "transformers had it from that day"
+    text = f"{what}, says {page}.md of transformers' documentation: weeks off at most"
+    return _with(entry, "released", found[1], Source(text=text, basis=Basis.MODELLED))
+
+
+def _repositories(pages: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Ids -> the repository that bears the name, and the page that names it first."""
+    found: dict[str, tuple[str, str]] = {}
+    for page in sorted(pages):
+        for repository in _REPOSITORY.findall(pages[page]):
+            name = _ADDED.sub("", repository.rpartition("/")[2].lower())
+            found.setdefault(name, (repository, page))
+    return found
+
+
+def _named(entry: Entry, names: Mapping[str, tuple[str, str]]) -> Entry:
+    if entry.repository is not None or entry.id not in names:
+        return entry
+    repository, page = names[entry.id]
+    text = f"its name: {page} of transformers' documentation or of vLLM has a repository of it"
+    return _with(entry, "repository", repository, Source(text=text, basis=Basis.ASSUMED))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("collection", nargs="?", type=Path, default=TRUTH)
+    parser.add_argument("--docs", type=Path, action="append", default=[])
+    asked = parser.parse_args(sys.argv[1:])
+    main(asked.collection, asked.docs)
