@@ -40,16 +40,22 @@ OPTIONS: dict[str, EngineOptions] = {
     "vllm": vllm_options,
     "mlx": mlx_options,
 }
+# What the engines and the programs around them call it: one flag, whichever of them is known.
+CONTEXT_NAMES = (
+    "--ctx", "--context", "--context-len", "--context-length", "--max-model-len", "--n-ctx",
+)  # fmt: skip
 CONTEXT = Flag(
-    ("-c", "--ctx-size", "--context"),
+    ("-c", "--ctx-size"),
     "context",
-    "tokens of context: 8192, 32k (default: all the model was made for)",
+    "tokens of context: 8192, 32k (default: all the model was made for); --max-model-len is the same",
     "N",
     whole(),
+    aliases=CONTEXT_NAMES,
 )
-
-
-_CHECKED_CONTEXT = "tokens of context: 8192, 32k, 0 for all the model was made for (default: what 4 GiB of cache hold)"
+_CHECKED_CONTEXT = (
+    "tokens of context: 8192, 32k, 0 for all the model was made for (default: what 4 GiB of cache hold); "
+    "--max-model-len is the same"
+)
 
 
 class Asked(NamedTuple):

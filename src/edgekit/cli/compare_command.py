@@ -1,57 +1,96 @@
-"""`edgekit compare MODEL`: the engines side by side. Parse, call, print."""
+"""`edgekit compare MODEL ...`: the engines for one model, or several models, side by side. Parse, call, print."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from edgekit.cli.asking import CONTEXT, OPTIONS, Asked, bill_of
+from edgekit.cli.device_options import DEVICE_FORMS, add_device_options, machine_of_arguments
 from edgekit.cli.flags import COMMON, add_flags, given_flags, read_flags
-from edgekit.cli.reach_options import ENVIRONMENT, MODEL_FORMS, add_reach_options, reach_of
+from edgekit.cli.reach_options import (
+    ENVIRONMENT,
+    MODEL_FORMS,
+    add_reach_options,
+    reach_of,
+    screen_width,
+)
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
+    from edgekit.cli.checking import Asking
     from edgekit.estimation import Opened
+    from edgekit.report.check import Check, Unanswered
     from edgekit.report.compare import Answer
     from edgekit.source.types import Reach
 
 UNKNOWN_CONTEXT = 32_768  # where a model does not say what it was made for
+COMPARED_CONTEXT = 16_384  # of several models, where none was asked for
 # The same load for all: one sequence, weights and cache on the GPU.
 _SAME: dict[str, dict[str, Any]] = {"llama.cpp": {"parallel": "1", "backend": "cuda"}}
+_ALONE: dict[str, dict[str, Any]] = {
+    "llama.cpp": {"parallel": "1"}
+}  # placed as the machine has room
+_DESCRIPTION = (
+    "One model: what llama.cpp, vLLM and MLX take for the same context, one sequence, weights and cache on the GPU. "
+    "Several models, or a machine: a row each, judged on this machine or the one that is named."
+)
 _EXAMPLES = """
 examples:
   edgekit compare Qwen/Qwen3-8B -c 32k
-  edgekit compare sample:gemma-3-27b --json
+  edgekit compare Qwen/Qwen3-8B --device "RTX 4090"
+  edgekit compare a.gguf b.gguf org/name-GGUF:Q4_K_M -c 32k --device "RTX 4090" --ram 64G
+  edgekit compare ~/models --json
 
+exit code 0 where at least one could be judged, whatever the verdict; else that of the first
 """
 
 
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "compare",
-        help="llama.cpp, vLLM and MLX side by side",
-        description="What llama.cpp, vLLM and MLX take for the same model and context: one sequence, "
-        "weights and cache on the GPU.",
-        epilog=MODEL_FORMS + _EXAMPLES + ENVIRONMENT,
+        help="models, or the engines for one model, side by side",
+        usage="edgekit compare MODEL ... [-c N] [--engine NAME] [--device NAME] [options]",
+        description=_DESCRIPTION,
+        epilog=MODEL_FORMS + DEVICE_FORMS + _EXAMPLES + ENVIRONMENT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("model", metavar="MODEL", help="path, hub id, URL or name")
+    parser.add_argument(
+        "models", metavar="MODEL", nargs="+", help="path, folder, hub id, URL, name or -"
+    )
     parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
+    parser.add_argument(
+        "--engine",
+        metavar="NAME",
+        help="llama.cpp, vllm, mlx, auto or all (default: of several models the one each is for, of one all)",
+    )
+    add_device_options(parser)
     add_reach_options(parser)
     add_flags(parser, COMMON, "load", (CONTEXT,))
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """The answer as text. An engine that refuses is an answer; none at all is an error."""
+    """The answer as text. A model or an engine that fails is a row; where all do, an error."""
+    from edgekit.cli.checking import references
+
+    asked = read_flags((CONTEXT,), given_flags(arguments).get(COMMON, {})).get("context")
+    names = references(arguments.models)
+    machine = bool(arguments.device or arguments.ram or arguments.vram)
+    if len(names) == 1 and not machine and arguments.engine is None:
+        return _engines(names[0], asked, arguments)
+    return _models(names, asked, arguments)
+
+
+def _engines(name: str, asked: int | None, arguments: argparse.Namespace) -> str:
     from edgekit.estimation import open_model
     from edgekit.report.compare import compare_json, compare_text
 
-    asked = read_flags((CONTEXT,), given_flags(arguments).get(COMMON, {})).get("context")
     with reach_of(arguments, quiet=arguments.json) as reach:
-        opened = open_model(arguments.model, reach=reach)
+        opened = open_model(name, reach=reach)
         context = asked or opened.model.geometry.native_context or UNKNOWN_CONTEXT
         answers = [_answer(engine, opened, context, reach) for engine in OPTIONS]
     if all(answer.error is not None for answer in answers):
@@ -59,7 +98,7 @@ def run(arguments: argparse.Namespace) -> str:
     if arguments.json:
         from edgekit.report.as_json import json_text
 
-        return json_text(compare_json(opened.label, arguments.model, context, answers))
+        return json_text(compare_json(opened.label, name, context, answers))
     return compare_text(opened.label, context, answers, _hint(opened))
 
 
@@ -80,3 +119,73 @@ def _answer(engine: str, opened: Opened, context: int, reach: Reach) -> Answer:
         return Answer(engine=engine, bill=bill_of(opened, engine, asked, reach))
     except EdgekitError as error:
         return Answer(engine=engine, error=error)
+
+
+def _models(names: tuple[str, ...], asked: int | None, arguments: argparse.Namespace) -> str:
+    from dataclasses import replace
+
+    from edgekit.cli.checking import check_all
+    from edgekit.report.check import Check, Unanswered
+    from edgekit.source.types import Traffic
+
+    with reach_of(arguments, quiet=arguments.json) as reach:
+        each = replace(reach, progress=None)
+        asking = _asking(arguments, names, asked, lambda: replace(each, traffic=Traffic()))
+        found = check_all(names, asking, _counter(reach.progress))
+    rows = [row for answers in found for row in answers]
+    if not any(isinstance(row, Check) for row in rows):
+        raise next(row.error for row in rows if isinstance(row, Unanswered))
+    return _rendered(rows, arguments)
+
+
+def _asking(
+    arguments: argparse.Namespace,
+    names: tuple[str, ...],
+    asked: int | None,
+    reach: Callable[[], Reach],
+) -> Asking:
+    """With no context asked for, 16k: of a model that was made for fewer, all of them."""
+    from edgekit.cli.checking import Asking
+    from edgekit.plan.context import JOB_MARGIN_TOKENS
+    from edgekit.plan.types import Job
+
+    said = {} if asked is None else {"context": str(asked)}
+    job = Job(prompt_tokens=COMPARED_CONTEXT - JOB_MARGIN_TOKENS, new_tokens=0)
+    return Asking(
+        machine=machine_of_arguments(arguments),
+        engines=_chosen(arguments.engine, len(names)),
+        flags={engine: {**said, **_ALONE.get(engine, {})} for engine in OPTIONS},
+        job=job if asked is None else None,
+        with_changes=False,
+        reach=reach,
+        confirm=None,  # several models are never downloaded
+    )
+
+
+def _chosen(word: str | None, models: int) -> tuple[str, ...]:
+    """None: the engine that the files are for."""
+    from edgekit.engine import engine_name
+
+    if word is None:
+        return tuple(OPTIONS) if models == 1 else ()
+    if word.lower() in {"auto", "all"}:
+        return tuple(OPTIONS) if word.lower() == "all" else ()
+    return (engine_name(word),)
+
+
+def _counter(progress: Callable[[str], None] | None) -> Callable[[int, int], None]:
+    def tell(done: int, of: int) -> None:
+        if progress is not None:
+            progress(f"read {done} of {of} models")
+
+    return tell
+
+
+def _rendered(rows: list[Check | Unanswered], arguments: argparse.Namespace) -> str:
+    from edgekit.report.compare import models_json, models_text
+
+    if arguments.json:
+        from edgekit.report.as_json import json_text
+
+        return json_text(models_json(rows))
+    return models_text(rows, width=screen_width())

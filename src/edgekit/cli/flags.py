@@ -6,7 +6,7 @@ A flag that was not given leaves no trace, so that the engine's own default coun
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from edgekit.errors import UsageError
@@ -28,6 +28,7 @@ class Flag(NamedTuple):
     value: Any = True  # what the switch means; for a flag that may stand alone, its text
     alone: bool = False  # may stand without a value
     ours: bool = False  # EdgeKit's own: no part of the engine's command
+    aliases: tuple[str, ...] = ()  # what other programs call it; read, and left out of the help
 
 
 def add_flags(
@@ -45,7 +46,37 @@ def add_flags(
         group.add_argument(
             *flag.names, dest=dest, metavar=flag.metavar, nargs="?" if flag.alone else None,
             const=flag.value if flag.alone else None, default=argparse.SUPPRESS, help=flag.help,
+            action=_OneAnswer if flag.aliases else "store",
         )  # fmt: skip
+        if flag.aliases:
+            group.add_argument(
+                *flag.aliases, dest=dest, metavar=flag.metavar, default=argparse.SUPPRESS,
+                help=argparse.SUPPRESS, action=_OneAnswer,
+            )  # fmt: skip
+
+
+class _OneAnswer(argparse.Action):
+    """Of a flag with several names: they may repeat each other, and not contradict."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest, values)
+        if _plain(before) != _plain(values):
+            parser.error(f"{option_string} {values}: {before} was said already")
+        setattr(namespace, self.dest, values)
+
+
+def _plain(text: object) -> object:
+    """4k and 4096 are the same."""
+    try:
+        return parse_tokens(str(text))
+    except UsageError:
+        return text
 
 
 def given_flags(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:

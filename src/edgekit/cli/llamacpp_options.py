@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from edgekit.cli.flags import Flag, flag_words, names, one_of, shares, sizes, whole
-from edgekit.cli.model_words import gguf_words
 from edgekit.errors import UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
@@ -206,6 +205,8 @@ def command(
     values: Mapping[str, Any], estimate: MemoryEstimate, files: ModelFiles | None
 ) -> list[str]:
     """Context and layers are always said: llama.cpp would fit what is not to the memory it finds."""
+    from edgekit.report.model_words import gguf_words
+
     program = "llama-server" if values.get("mode", "server") == "server" else "llama-cli"
     context = values.get("context") or dict(estimate.facts)["n_ctx"]
     words = [

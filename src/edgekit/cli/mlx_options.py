@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from edgekit.cli.flags import Flag, flag_words, whole
-from edgekit.cli.model_words import repository_word
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.engine.mlx.types import MlxSetup
@@ -52,6 +51,8 @@ def told(load: Load, estimate: MemoryEstimate) -> str:
 def command(
     values: Mapping[str, Any], estimate: MemoryEstimate, files: ModelFiles | None
 ) -> list[str]:
+    from edgekit.report.model_words import repository_word
+
     new = dict(estimate.facts)["new_tokens"]
     asked = {**values, "max_tokens": new} if new else values
     model = CONVERTED if conversion(values, estimate, files) else repository_word(files)
@@ -65,6 +66,7 @@ def conversion(
     from edgekit.engine.mlx import NOT_QUANTISED
     from edgekit.engine.mlx.rows import read_quantize
     from edgekit.engine.mlx.types import AS_STORED, PLAIN
+    from edgekit.report.model_words import repository_word
 
     wanted = values.get("quantize")
     if wanted is None and NOT_QUANTISED not in estimate.notes:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from edgekit.cli.flags import Flag, flag_words, share, size, whole
-from edgekit.cli.model_words import repository_word
 from edgekit.errors import UsageError
 from edgekit.units import GIB
 
@@ -32,7 +31,6 @@ def _card(name: str) -> Device:
 
 
 FLAGS: tuple[Flag, ...] = (
-    Flag(("--max-model-len",), "max_model_len", "the longest request, in tokens: the same as -c", "N", whole(1)),
     Flag(("-tp", "--tensor-parallel-size"), "tensor_parallel_size", "GPUs that share each layer", "N", whole(1, 4096)),
     Flag(("-pp", "--pipeline-parallel-size"), "pipeline_parallel_size", "groups of GPUs that share the layers", "N", whole(1, 4096)),
     Flag(("--kv-cache-dtype",), "kv_cache_dtype", "how the cache is kept: auto (default), fp8 ...", "TYPE"),
@@ -54,7 +52,7 @@ FLAGS: tuple[Flag, ...] = (
 )  # fmt: skip
 
 
-_UNLIKE_THE_SETUP = frozenset({"context", "max_model_len", "gpu", "gpu_memory"})
+_UNLIKE_THE_SETUP = frozenset({"context", "gpu", "gpu_memory"})
 
 
 def ask(values: Mapping[str, Any]) -> tuple[Load, VllmSetup]:
@@ -63,10 +61,7 @@ def ask(values: Mapping[str, Any]) -> tuple[Load, VllmSetup]:
     from edgekit.memory.types import Load
 
     plain = {key: value for key, value in values.items() if key not in _UNLIKE_THE_SETUP}
-    length = values.get("max_model_len") or values.get("context") or None
-    if values.get("context") and length != values["context"]:
-        raise UsageError("-c and --max-model-len are the same, and say two lengths")
-    return Load(context_tokens=length), VllmSetup(gpu=_gpu(values), **plain)
+    return Load(context_tokens=values.get("context") or None), VllmSetup(gpu=_gpu(values), **plain)
 
 
 def _gpu(values: Mapping[str, Any]) -> Gpu:
@@ -112,7 +107,8 @@ def command(
     values: Mapping[str, Any], estimate: MemoryEstimate, files: ModelFiles | None
 ) -> list[str]:
     """The length is always said: vLLM would take the model's own, or what fits."""
+    from edgekit.report.model_words import repository_word
+
     length = dict(estimate.facts)["max_model_len"]
-    asked = {key: value for key, value in values.items() if key != "max_model_len"}
     words = ["vllm", "serve", repository_word(files)]
-    return [*words, "--max-model-len", str(length), *flag_words(FLAGS, asked)]
+    return [*words, "--max-model-len", str(length), *flag_words(FLAGS, values)]

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from edgekit.engine import llamacpp
+from edgekit.engine.llamacpp.companions import with_drafter
 from edgekit.errors import RefusedError, UsageError
 from edgekit.hardware.budgets import Budget
+from edgekit.memory.types import Load, MemoryEstimate
 from edgekit.plan.caches import CacheChoice, cache_choices
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.planned import Plan
@@ -42,10 +46,24 @@ def plan_curves(plan: Plan, *, bill: Bill | None = None) -> tuple[Curve, ...]:
         machine=plan.wish.machine,
         load=bare,
         start=Start(setup=plan.result.way.setup),
-        bill=bill,
+        bill=bill or _with_drafter(plan),
         nodes=plan.wish.nodes,
     )
     return curves(question, plan.result.way)
+
+
+def _with_drafter(plan: Plan) -> Bill | None:
+    """What the plan's drafter takes is in every point; None where there is none, or it is the model's own."""
+    drafter = None if plan.drafter is None else plan.drafter.model
+    if drafter is None or plan.drafter is None or plan.wish.engine != "llama.cpp":
+        return None
+    model, mix = plan.variant.model, plan.drafter.changes.get("mix")
+
+    def bill(load: Load, setup: Any) -> MemoryEstimate:
+        own = replace(load, cache_k=None, cache_v=None)
+        return with_drafter(llamacpp.estimate(model, load, setup), drafter, own, setup, mix=mix)
+
+    return bill
 
 
 def curves(question: Question, way: Way, *, points: int = POINTS) -> tuple[Curve, ...]:

@@ -60,3 +60,119 @@ def test_errors_are_a_sentence_and_a_code(capsys: pytest.CaptureFixture[str]) ->
         found, out, err = ask(capsys, *words)
         assert (found, out) == (code, "")
         assert len(err.splitlines()) == 1
+
+
+# Several models, or a machine.
+
+A, B = "sample:gemma-3-27b", "sample:qwen3-30b-a3b"
+CARD = ("--device", "RTX 4090", "--ram", "64G")
+
+
+def rows(out: str) -> list[list[str]]:
+    lines = out.splitlines()
+    head = next(place for place, line in enumerate(lines) if line.split()[-1:] == ["longest"])
+    return [line.split() for line in lines[head:]]
+
+
+def test_one_row_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = ask(capsys, A, B, *CARD, "-c", "8k")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0].startswith("RTX 4090 + 64 GiB RAM")
+    assert out.splitlines()[0].endswith("8,192 tokens of context")
+    head, first, second, *_ = rows(out)
+    assert head == ["model", "parameters", "weights", "cache", "total", "used", "longest"]
+    assert first[1] == "gemma-3-27b.Q4_K_M.gguf"
+    assert second[1:6] == ["qwen3-30b-a3b.Q4_K_M.gguf", "30.53", "B", "(3.35", "B)"]
+    assert second[-1] == "40,960"
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_figures_of_several_models_are_those_of_check(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = ask(capsys, A, B, *CARD, "-c", "8k", "--json")
+    assert code == 0
+    for one in json.loads(out)["models"]:
+        name = A if "gemma" in one["model"] else B
+        assert main(["check", name, *CARD, "-c", "8k", "-np", "1", "--json"]) == 0
+        alone = json.loads(capsys.readouterr().out)
+        for key in ("status", "context_tokens", "max_context", "required_bytes", "available_bytes"):
+            assert one[key] == alone[key]
+        assert one["total_bytes"] == alone["estimate"]["total_bytes"]
+        assert one["cache_bytes"] == sum(alone["estimate"][key] for key in ("kv_bytes", "kv_swa_bytes", "recurrent_bytes"))  # fmt: skip
+        assert one["parameters"] >= one["active_parameters"] > 10**9
+
+
+def test_a_model_that_cannot_be_read_is_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = ask(capsys, A, "sample:none", *CARD)
+    assert (code, err) == (0, "")
+    assert rows(out)[2][:4] == ["not", "read", "sample:none", "-"]
+    assert "sample:none: there is no sample 'none'" in out
+    assert out.endswith("1 is tight, 1 could not be read\n")
+    _, out, _ = ask(capsys, A, "sample:none", *CARD, "--json")
+    assert json.loads(out)["models"][1]["error"]["type"] == "NotFoundError"
+
+
+def test_where_none_can_be_read_it_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = ask(capsys, "sample:none", "sample:nothing", "--ram", "8G")
+    assert (code, out) == (4, "")
+    assert "there is no sample 'none'" in err
+
+
+def test_without_a_context_each_has_16k_or_its_own_window(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))  # made for 8,192
+    code, out, _ = ask(capsys, A, str(tmp_path), *CARD, "--json")
+    assert code == 0
+    contexts = [one["context_tokens"] for one in json.loads(out)["models"]]
+    assert contexts == [16_384, 8192]
+
+
+def test_each_is_judged_for_the_engine_its_files_are_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    _, out, _ = ask(capsys, A, str(tmp_path), *CARD, "--json")
+    assert [one["engine"]["name"] for one in json.loads(out)["models"]] == ["llama.cpp", "vllm"]
+    _, out, _ = ask(capsys, A, str(tmp_path), *CARD, "--engine", "llama.cpp", "--json")
+    assert [one["engine"]["name"] for one in json.loads(out)["models"]] == ["llama.cpp"] * 2
+
+
+def test_engines_on_a_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    code, out, _ = ask(capsys, str(tmp_path), *CARD)
+    assert code == 0
+    assert out.splitlines()[0].startswith(tmp_path.name)
+    head, *told = rows(out)
+    assert head[0] == "engine"
+    assert [one[1] for one in told[:2]] == ["llama.cpp", "vllm"]
+    assert told[2][:3] == ["cannot", "run", "mlx"]
+
+
+def test_what_does_not_fit_is_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = ask(capsys, A, B, "--ram", "8G")
+    assert code == 0
+    assert out.endswith("2 do not fit\n")
+
+
+@pytest.mark.parametrize("width", [24, 60, 80])
+def test_on_a_narrow_screen(width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.setattr("edgekit.cli.compare_command.screen_width", lambda: width)
+    _, out, _ = ask(capsys, A, B, *CARD)
+    assert max(map(len, out.splitlines())) <= width
+    assert "16.48 GiB" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([A, B, "--engine", "voodoo"], "voodoo"),
+        ([A, B, "--device", "Voodoo 2"], "Voodoo 2"),
+        ([A, B, "--ram", "lots"], "lots"),
+    ],
+)
+def test_wishes_that_mean_nothing(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = ask(capsys, *words)
+    assert (code, out) == (2, "")
+    assert sentence in err

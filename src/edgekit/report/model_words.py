@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
+    from edgekit.source.reference import Reference
     from edgekit.source.types import ModelFiles
 
 PLACEHOLDER = "MODEL"
@@ -55,3 +56,32 @@ def _local_file(files: ModelFiles) -> str:
         return files.label
     path = Path(files.reference).expanduser()
     return str(path / files.weights[0].name) if path.is_dir() else files.reference
+
+
+def typed_gguf_words(reference: str) -> list[str]:
+    """The same for a reference as people type it, of which nothing was looked up."""
+    from edgekit.source.reference import HubModel, WebFile
+
+    match parsed(reference):
+        case HubModel(repo=repo, quant=quant, filename=None):
+            return ["-hf", f"{repo}:{quant}" if quant else repo]
+        case HubModel(repo=repo, filename=str(filename)):
+            return ["-hf", repo, "-hff", filename]
+        case WebFile(url=url):
+            return ["-mu", url]
+        case _:
+            return ["-m", reference]
+
+
+def parsed(reference: str) -> Reference | None:
+    """None for a path."""
+    from edgekit.errors import UsageError
+    from edgekit.source.folders import is_here
+    from edgekit.source.reference import parse_reference
+
+    if reference.startswith((".", "/", "~", "\\")) or reference[1:3] == ":\\" or is_here(reference):
+        return None
+    try:
+        return parse_reference(reference)
+    except UsageError:
+        return None

@@ -1,0 +1,28 @@
+"""A plan -> texts that are ready to paste: the commands, files and settings of the programs that run its files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from edgekit.report.commands.types import Planned, Ready
+
+if TYPE_CHECKING:
+    from edgekit.plan.planned import Plan
+    from edgekit.source.types import ModelFiles
+
+__all__ = ["Ready", "ready_commands"]
+
+
+def ready_commands(plan: Plan, *, files: ModelFiles | None = None) -> tuple[Ready, ...]:
+    """In the order in which they are to be run; `files` are those the wish's model was found in."""
+    from edgekit.report.commands import limits, llamacpp, lm_studio, mlx, ollama, vllm
+
+    makers: dict[str, tuple[Callable[[Planned], Iterator[Ready]], ...]] = {
+        "llama.cpp": (llamacpp.ready, ollama.ready, lm_studio.ready),
+        "vllm": (vllm.ready,),
+        "mlx": (mlx.ready, lm_studio.ready),
+    }
+    planned = Planned(plan=plan, files=files)
+    first = limits.ready(planned)
+    return (*first, *(one for make in makers[plan.wish.engine] for one in make(planned)))

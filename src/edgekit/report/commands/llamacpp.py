@@ -1,0 +1,217 @@
+"""A plan for llama.cpp -> llama-server and llama-cli. Flags as in common/arg.cpp @ b21e4de."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from dataclasses import replace
+
+from edgekit.engine.llamacpp import repacked_bytes
+from edgekit.engine.llamacpp.types import ALL_LAYERS, Backend, Repack
+from edgekit.hardware.types import System
+from edgekit.memory.types import HOST
+from edgekit.plan.growth import growth_limits
+from edgekit.plan.planned import Drafter
+from edgekit.plan.types import Status
+from edgekit.report.commands import cards
+from edgekit.report.commands.types import Planned, Ready
+from edgekit.report.model_words import gguf_words, typed_gguf_words
+from edgekit.units import format_bytes
+
+NO_PROJECTOR = "--no-mmproj"  # -hf would load a vision model's projector, which is not in the bill
+ALL = "all"
+_GROWTH = {"cache_ram": "-cram", "ctx_checkpoints": "-ctxcp"}
+
+
+def ready(planned: Planned) -> Iterator[Ready]:
+    plan = planned.plan
+    model = model_words(planned)
+    notes = [*made_notes(planned), *_drafter_notes(planned), *cards.notes(planned)]
+    around = cards.environment(planned)
+    total = plan.result.context_tokens
+    server = ["llama-server", *model, "-c", str(total), *_sequences(planned), *_rest(planned)]
+    yield planned.command("llama-server", server, around, [*notes, *_repack_notes(planned)])
+    alone = ["llama-cli", *model, "-c", str(plan.context_tokens), "-np", "1", *_rest(planned)]
+    yield planned.command("llama-cli", alone, around, notes)
+
+
+def model_words(planned: Planned) -> list[str]:
+    """The file, the repository, or the name of a file that has to be made first."""
+    variant, files = planned.plan.variant, planned.files
+    if is_to_be_made(planned):
+        return ["-m", made_name(planned)]
+    if files is not None and variant.reference in {"", files.reference}:
+        words = gguf_words(files)
+    else:
+        words = typed_gguf_words(variant.reference)
+    return (
+        [*words, NO_PROJECTOR] if words[0] == "-hf" and not planned.has_part("projector") else words
+    )
+
+
+def is_to_be_made(planned: Planned) -> bool:
+    """Nobody has it in this quantisation, or in this form."""
+    if planned.setup.mix is not None:
+        return True
+    from edgekit.source.types import Container
+
+    files = planned.files
+    stored = files is not None and files.container is Container.GGUF
+    return not planned.plan.variant.reference and not stored
+
+
+def made_name(planned: Planned) -> str:
+    label = (
+        planned.plan.wish.label.removeprefix("sample:")
+        .rsplit("/", maxsplit=1)[-1]
+        .partition(":")[0]
+    )
+    return f"{_as_file(label).removesuffix('.gguf') or 'MODEL'}-{planned.setup.mix or planned.plan.variant.name}.gguf"
+
+
+def _as_file(name: str) -> str:
+    return "".join(char if char.isalnum() or char in "._-" else "-" for char in name)
+
+
+def made_notes(planned: Planned) -> list[str]:
+    if not is_to_be_made(planned):
+        return []
+    name = made_name(planned)
+    mix = planned.setup.mix or planned.plan.variant.name
+    steps = "convert_hf_to_gguf.py FOLDER --outtype bf16 --outfile bf16.gguf, then llama-quantize bf16.gguf"
+    return [f"{name} has to be made first ({steps} {name} {mix}), or found on the hub"]
+
+
+def _sequences(planned: Planned) -> Iterator[str]:
+    """llama-server's own are four that share one cache; so many of them have one each unless it is said."""
+    load = planned.plan.load
+    if load.sequences:
+        yield from ("-np", str(load.sequences))
+        if load.unified:
+            yield "-kvu"
+    elif load.unified is False:
+        yield "-no-kvu"
+
+
+def _rest(planned: Planned) -> list[str]:
+    return [
+        *_placement(planned),
+        *_cache(planned),
+        *_batches(planned),
+        *_drafter(planned),
+        *_host(planned),
+    ]
+
+
+def _placement(planned: Planned) -> Iterator[str]:
+    """Context and layers are always said: llama.cpp would fit what is not to the memory it finds."""
+    setup = planned.setup
+    if setup.backend is Backend.CPU:
+        yield from ("-dev", "none")
+        return
+    yield from ("-ngl", ALL if setup.n_gpu_layers >= ALL_LAYERS else str(setup.n_gpu_layers))
+    if setup.cpu_moe:
+        yield "-cmoe"
+    elif setup.n_cpu_moe:
+        yield from ("-ncmoe", str(setup.n_cpu_moe))
+    if setup.tensor_split:
+        yield from ("-ts", ",".join(f"{share:g}" for share in setup.tensor_split))
+    if not setup.offload_kqv:
+        yield "-nkvo"
+
+
+def _cache(planned: Planned) -> Iterator[str]:
+    load = planned.plan.load
+    for flag, kind in (("-ctk", load.cache_k), ("-ctv", load.cache_v)):
+        if kind is not None:
+            yield from (flag, kind.name)
+    flash = load.flash_attention
+    if flash is None and load.cache_v is not None and load.cache_v.is_quantized:
+        flash = True  # without it llama.cpp keeps no quantised values
+    if flash is not None:
+        yield from ("-fa", "on" if flash else "off")
+    if load.full_window:
+        yield "--swa-full"
+
+
+def _batches(planned: Planned) -> Iterator[str]:
+    load = planned.plan.load
+    for flag, tokens in (("-b", load.batch_tokens), ("-ub", load.microbatch_tokens)):
+        if tokens is not None:
+            yield from (flag, str(tokens))
+
+
+def _drafter(planned: Planned) -> Iterator[str]:
+    drafter, setup = planned.plan.drafter, planned.setup
+    if drafter is None:
+        return
+    if drafter.model is None:
+        yield from ("--spec-type", "draft-mtp")
+    else:
+        named = {"-hf": "-hfd"}  # a file of a repository is named by -md beside it
+        first, word, *file = typed_gguf_words(drafter.reference or drafter_file(drafter))
+        yield from (named.get(first, "-md"), word)
+        yield from ("-md", *file[1:]) if file else ()
+        for flag, kind in (
+            ("-ctkd", planned.plan.load.cache_k),
+            ("-ctvd", planned.plan.load.cache_v),
+        ):
+            if kind is not None:
+                yield from (flag, kind.name)
+        if setup.backend is not Backend.CPU:
+            yield from ("-ngld", ALL)  # as it is billed
+    if setup.draft_max:
+        yield from ("--spec-draft-n-max", str(setup.draft_max))
+
+
+def drafter_file(drafter: Drafter) -> str:
+    """What a drafter that has no file yet would be called."""
+    name = _as_file(drafter.name.partition(" ")[0].rsplit("/", maxsplit=1)[-1]) or "DRAFTER"
+    mix = drafter.changes.get("mix")
+    return f"{name}-{mix}.gguf" if mix else f"{name}.gguf"
+
+
+def _drafter_notes(planned: Planned) -> list[str]:
+    drafter = planned.plan.drafter
+    if drafter is None or drafter.model is None or drafter.reference:
+        return []
+    return [
+        f"the drafter is {drafter.name}: {drafter_file(drafter)} has to be made, or found on the hub"
+    ]
+
+
+def _host(planned: Planned) -> Iterator[str]:
+    """What keeps the host within what was planned."""
+    setup = planned.setup
+    if not setup.use_mmap:
+        yield "--no-mmap"
+    if setup.embeddings:
+        yield "--embeddings"
+    if _rearranged(planned)[1]:
+        yield "-nr"
+    for key, number in growth_limits(planned.plan.result).items():
+        yield from (_GROWTH[key], str(number))
+
+
+def _rearranged(planned: Planned) -> tuple[int, bool]:
+    """What a build that rearranges weights for its CPU holds more on the host, and whether that is too much."""
+    if planned.setup.repack is not Repack.OFF:
+        return 0, False  # in the bill already
+    own = replace(planned.setup, repack=_repack(planned.system))
+    more = repacked_bytes(planned.plan.variant.model, own)
+    uses = [use for use in planned.plan.result.uses if HOST in use.budget.pools]
+    fuller = (replace(use, required_bytes=use.required_bytes + more) for use in uses)
+    return more, bool(more) and any(use.status is Status.FAILED for use in fuller)
+
+
+def _repack(system: System) -> Repack:
+    is_arm = system is System.MACOS or platform.machine().lower() in {"arm64", "aarch64"}
+    return Repack.ARM if is_arm else Repack.X86
+
+
+def _repack_notes(planned: Planned) -> list[str]:
+    more, avoided = _rearranged(planned)
+    if not more or avoided:
+        return []
+    told = f"a build that rearranges weights for its CPU (many do) holds {format_bytes(more)} more on the host"
+    return [f"{told}: -nr avoids it"]

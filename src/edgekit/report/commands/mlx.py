@@ -1,0 +1,131 @@
+"""A plan for MLX -> mlx_lm.convert where weights are to be packed, then mlx_lm.server. Flags as in mlx-lm @ d78bf58."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from edgekit.engine.mlx import NOT_QUANTISED
+from edgekit.engine.mlx.types import DEFAULT_PREFILL_STEP, FOUR_BIT, PLAIN, MlxSetup, Mode, Quantize
+from edgekit.plan.types import FULL_PERCENT
+from edgekit.report.commands.types import Planned, Ready
+from edgekit.report.model_words import repository_word
+
+DRAFT_TOKENS = 3  # server.py: --num-draft-tokens
+
+
+def ready(planned: Planned) -> Iterator[Ready]:
+    """The server keeps its caches in 16 bits: where the plan packs them, mlx_lm.generate runs it."""
+    packed = to_convert(planned)
+    if packed is not None:
+        yield planned.command(
+            "mlx_lm.convert", _convert(planned, packed), notes=["run it once, first"]
+        )
+    if planned.setup.kv_bits is None and planned.setup.max_kv_size is None:
+        yield planned.command("mlx_lm.server", _server(planned), notes=_server_notes(planned))
+    else:
+        yield planned.command("mlx_lm.generate", _generate(planned), notes=_generate_notes(planned))
+
+
+def model_word(planned: Planned) -> str:
+    return converted_name(planned) if to_convert(planned) is not None else source_word(planned)
+
+
+def source_word(planned: Planned) -> str:
+    variant, files = planned.plan.variant, planned.files
+    if files is not None and variant.reference in {"", files.reference}:
+        return repository_word(files)
+    return variant.reference or planned.plan.wish.repository or repository_word(files)
+
+
+def to_convert(planned: Planned) -> Quantize | None:
+    """How the weights are to be packed before they are as they were billed; None where they are."""
+    wanted = planned.setup.quantize
+    if wanted is None and NOT_QUANTISED in planned.plan.result.estimate.notes:
+        return Quantize(packing=FOUR_BIT)
+    is_packed = isinstance(wanted, Quantize) and wanted != PLAIN and wanted.rest
+    return wanted if is_packed else None
+
+
+def converted_name(planned: Planned) -> str:
+    name = planned.plan.wish.label.rsplit("/", maxsplit=1)[-1].partition(":")[0]
+    packed = to_convert(planned)
+    told = "" if packed is None else _told(packed)
+    return "".join(char if char.isalnum() or char in "._-" else "-" for char in f"{name}-{told}")
+
+
+def _told(packed: Quantize) -> str:
+    if packed.recipe is not None:
+        return packed.recipe.value
+    mode = packed.packing.mode
+    return f"{packed.packing.bits}bit" if mode is Mode.AFFINE else mode.value
+
+
+def _convert(planned: Planned, packed: Quantize) -> list[str]:
+    words = ["mlx_lm.convert", "--hf-path", source_word(planned), "-q"]
+    packing = packed.packing
+    if packed.recipe is not None:
+        words += ["--quant-predicate", packed.recipe.value]
+    elif packing.mode is not Mode.AFFINE:
+        words += ["--q-mode", packing.mode.value]
+    else:
+        words += ["--q-bits", str(packing.bits), "--q-group-size", str(packing.group_size)]
+    return [*words, "--mlx-path", converted_name(planned)]
+
+
+def _server(planned: Planned) -> list[str]:
+    """As many requests at once as are planned for, and no more kept of old ones than there is room."""
+    count = str(planned.plan.load.sequences or 1)
+    words = ["mlx_lm.server", "--model", model_word(planned)]
+    words += ["--decode-concurrency", count, "--prompt-concurrency", count]
+    words += ["--prompt-cache-bytes", str(_room_for_caches(planned))]
+    return [*words, *_prefill(planned.setup), *_drafter(planned)]
+
+
+def _room_for_caches(planned: Planned) -> int:
+    """What the bill has for them and what is left; server.py:731 trims old ones to it, those in use counted."""
+    result = planned.plan.result
+    left = [
+        use.budget.available_bytes * FULL_PERCENT // 100 - use.required_bytes for use in result.uses
+    ]
+    return result.estimate.kv_cache_bytes + max(0, min(left, default=0))
+
+
+def _server_notes(planned: Planned) -> list[str]:
+    length = f"{planned.plan.context_tokens:,}"
+    return [
+        f"it takes requests of any length: planned for up to {length} tokens each, prompt and answer"
+    ]
+
+
+def _generate(planned: Planned) -> list[str]:
+    setup = planned.setup
+    words = ["mlx_lm.generate", "--model", model_word(planned), "--prompt", "-"]
+    if setup.kv_bits is not None:
+        words += ["--kv-bits", str(setup.kv_bits), "--kv-group-size", str(setup.kv_group_size)]
+        words += ["--quantized-kv-start", str(setup.quantized_kv_start)]
+    if setup.max_kv_size is not None:
+        words += ["--max-kv-size", str(setup.max_kv_size)]
+    if setup.max_tokens:
+        words += ["--max-tokens", str(setup.max_tokens)]
+    return [*words, *_drafter(planned)]
+
+
+def _generate_notes(planned: Planned) -> list[str]:
+    named = "--kv-bits" if planned.setup.kv_bits is not None else "--max-kv-size"
+    return [
+        "it reads the prompt from standard input",
+        f"mlx_lm.server has no {named}: its caches would take more than is planned",
+    ]
+
+
+def _prefill(setup: MlxSetup) -> list[str]:
+    step = setup.prefill_step_size
+    return [] if step == DEFAULT_PREFILL_STEP else ["--prefill-step-size", str(step)]
+
+
+def _drafter(planned: Planned) -> list[str]:
+    drafter = planned.plan.drafter
+    if drafter is None or drafter.model is None:
+        return []
+    count = drafter.changes.get("draft_max") or DRAFT_TOKENS
+    return ["--draft-model", drafter.reference or "DRAFTER", "--num-draft-tokens", str(count)]

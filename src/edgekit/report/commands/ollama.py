@@ -1,0 +1,154 @@
+"""A plan for a GGUF model -> an Ollama Modelfile and the server that keeps to the plan.
+
+Ollama starts llama-server: what it passes on is in llm/llama_server.go, its variables in envconfig/config.go @ fb30760.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from edgekit.engine.llamacpp.types import ALL_LAYERS, Backend
+from edgekit.memory.cache_types import CacheType
+from edgekit.plan.growth import growth_limits
+from edgekit.report.commands import cards
+from edgekit.report.commands.llamacpp import made_notes, model_words
+from edgekit.report.commands.types import FILE, Planned, Ready
+from edgekit.report.lines import printable
+from edgekit.source.types import Origin
+
+CACHES = ("f16", "q8_0", "q4_0")  # docs/faq.mdx: those it lists, the most accurate first
+# llama-server reads them where no flag says it, and Ollama hands its own environment on.
+_GROWTH = {"cache_ram": "LLAMA_ARG_CACHE_RAM", "ctx_checkpoints": "LLAMA_ARG_CTX_CHECKPOINTS"}
+
+
+def ready(planned: Planned) -> Iterator[Ready]:
+    server = planned.command(
+        "Ollama server", ["ollama", "serve"], _environment(planned), _notes(planned)
+    )
+    yield server
+    text = "\n".join(_modelfile(planned)) + "\n"
+    yield Ready(name="Ollama Modelfile", kind=FILE, text=text, notes=tuple(made_notes(planned)))
+    name = _name(planned)
+    create = planned.command("Ollama", ["ollama", "create", name, "-f", "Modelfile"])
+    run = planned.command("Ollama", ["ollama", "run", name])
+    yield Ready(name="Ollama", kind=create.kind, text=f"{create.text}\n{run.text}")
+
+
+def _modelfile(planned: Planned) -> Iterator[str]:
+    yield f"FROM {printable(_from(planned))}"  # one line, whatever a file is called
+    yield f"PARAMETER num_ctx {_context(planned)}"
+    layers = _layers(planned)
+    if layers is not None:
+        yield f"PARAMETER num_gpu {layers}"
+    load, setup = planned.plan.load, planned.setup
+    if load.microbatch_tokens:
+        yield f"PARAMETER num_batch {load.microbatch_tokens}"
+    if not setup.use_mmap:
+        yield "PARAMETER use_mmap false"
+    drafter = planned.plan.drafter
+    if drafter is not None and drafter.model is None:
+        yield f"PARAMETER draft_num_predict {setup.draft_max}"
+
+
+def _from(planned: Planned) -> str:
+    """A file, hf.co/org/name:quant, or what Ollama has already."""
+    files = planned.files
+    if files is not None and files.origin in {Origin.OLLAMA, Origin.OLLAMA_STORE}:
+        return files.label
+    first, word, *_ = model_words(planned)
+    if first == "-hf":
+        return f"hf.co/{word}"
+    if first == "-mu":
+        return f"./{word.rsplit('/', maxsplit=1)[-1].partition('?')[0]}"
+    return word if word.startswith(("/", "./", "../", "~")) or word[1:2] == ":" else f"./{word}"
+
+
+def _context(planned: Planned) -> int:
+    """Of one request: Ollama multiplies it by the requests at once."""
+    return planned.plan.context_tokens
+
+
+def _parallel(planned: Planned) -> int:
+    """Each has a cache of its own there; where the plan shares one, one request has all of it."""
+    return planned.plan.result.streams
+
+
+def _layers(planned: Planned) -> int | None:
+    """None: experts alone cannot be kept on the host, so Ollama is left to divide it."""
+    setup = planned.setup
+    if setup.backend is Backend.CPU:
+        return 0
+    if setup.cpu_moe or setup.n_cpu_moe:
+        return None
+    every = planned.layers + 1  # and the output
+    return every if setup.n_gpu_layers >= ALL_LAYERS else min(setup.n_gpu_layers, every)
+
+
+def _environment(planned: Planned) -> dict[str, str]:
+    kept = _cache(planned)
+    load, found = planned.plan.load, cards.environment(planned)
+    found["OLLAMA_CONTEXT_LENGTH"] = str(_context(planned))
+    found["OLLAMA_NUM_PARALLEL"] = str(_parallel(planned))
+    if kept != CACHES[0]:
+        found["OLLAMA_KV_CACHE_TYPE"] = kept
+    if load.flash_attention is not None or kept != CACHES[0]:
+        found["OLLAMA_FLASH_ATTENTION"] = "0" if load.flash_attention is False else "1"
+    if len(planned.plan.result.way.cards) > 1:
+        found["OLLAMA_SCHED_SPREAD"] = "1"
+    limits = growth_limits(planned.plan.result)
+    return found | {_GROWTH[key]: str(number) for key, number in limits.items()}
+
+
+def _cache(planned: Planned) -> str:
+    """One for keys and values: the most accurate that takes no more than either."""
+    load = planned.plan.load
+    asked = [kind for kind in (load.cache_k, load.cache_v) if kind is not None]
+    least = min(map(_bits, asked), default=_bits(None))
+    return next((name for name in CACHES if _BITS[name] <= least), CACHES[-1])
+
+
+_BITS = {"f16": 16.0, "q8_0": 8.5, "q4_0": 4.5}
+
+
+def _bits(kind: CacheType | None) -> float:
+    return 16.0 if kind is None else kind.bits
+
+
+def _notes(planned: Planned) -> list[str]:
+    """What Ollama cannot be told."""
+    plan, setup = planned.plan, planned.setup
+    sequences = planned.facts.get("n_seq_max", 1)
+    told = {
+        _CACHES_ALIKE.format(_cache(planned)): _is_other_cache(planned),
+        _EXPERTS: bool(setup.cpu_moe or setup.n_cpu_moe),
+        _SPLIT: bool(setup.tensor_split),
+        _OFFLOAD: not setup.offload_kqv,
+        _DRAFTER: plan.drafter is not None and plan.drafter.model is not None,
+        _SHARED.format(sequences): sequences > 1 and plan.result.streams == 1,
+    }
+    return [*(note for note, holds in told.items() if holds), *cards.notes(planned)]
+
+
+def _is_other_cache(planned: Planned) -> bool:
+    load = planned.plan.load
+    wanted = {"f16" if kind is None else kind.name for kind in (load.cache_k, load.cache_v)}
+    return wanted != {_cache(planned)}
+
+
+_CACHES_ALIKE = (
+    f"Ollama keeps keys and values alike, as {', '.join(CACHES)}: {{}} here, for all its models"
+)
+_EXPERTS = "Ollama cannot keep experts alone on the host: without num_gpu it divides whole layers as it sees fit"
+_SPLIT = "Ollama divides layers among several cards by itself: -ts is llama-server's"
+_OFFLOAD = "Ollama has no --no-kv-offload: its cache lies with the layers"
+_DRAFTER = "Ollama takes no plain drafter: this runs without it"
+_SHARED = "one request at a time: the {} that share a cache would each have one of their own"
+
+
+def _name(planned: Planned) -> str:
+    """As Ollama spells names: small letters, digits, dots, dashes."""
+    label = planned.plan.wish.label.rsplit("/", maxsplit=1)[-1].removesuffix(".gguf").lower()
+    name = "".join(
+        char if char.isascii() and (char.isalnum() or char in "._-") else "-" for char in label
+    )
+    return name.strip("._-")[:80] or "planned"

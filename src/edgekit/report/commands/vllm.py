@@ -1,0 +1,103 @@
+"""A plan for vLLM -> vllm serve, and Ray before it where several machines share the model.
+
+Flags: vllm/engine/arg_utils.py; the steps over several machines: docs/serving/parallelism_scaling.md @ a014e35.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from edgekit.engine.vllm.types import VllmSetup
+from edgekit.report.commands import cards
+from edgekit.report.commands.types import Planned, Ready
+from edgekit.report.model_words import repository_word
+
+RAY_PORT = 6379  # Ray's own
+HEAD = "HEAD_IP"
+DRAFT_TOKENS = 3
+# Fields of the setup that are said where they are not vLLM's own default.
+_FLAGS = {
+    "tensor_parallel_size": "-tp",
+    "pipeline_parallel_size": "-pp",
+    "dtype": "--dtype",
+    "quantization": "-q",
+    "kv_cache_dtype": "--kv-cache-dtype",
+    "block_size": "--block-size",
+    "max_num_seqs": "--max-num-seqs",
+    "max_num_batched_tokens": "--max-num-batched-tokens",
+    "gpu_memory_utilization": "--gpu-memory-utilization",
+    "kv_cache_memory_bytes": "--kv-cache-memory-bytes",
+    "mamba_cache_dtype": "--mamba-cache-dtype",
+    "mamba_ssm_cache_dtype": "--mamba-ssm-cache-dtype",
+}
+_SWITCHES = {
+    ("enable_prefix_caching", True): "--enable-prefix-caching",
+    ("enable_prefix_caching", False): "--no-enable-prefix-caching",
+    ("async_scheduling", False): "--no-async-scheduling",
+    ("disable_hybrid_kv_cache_manager", True): "--disable-hybrid-kv-cache-manager",
+    ("enforce_eager", True): "--enforce-eager",
+}
+
+
+def ready(planned: Planned) -> Iterator[Ready]:
+    nodes = nodes_used(planned)
+    if nodes > 1:
+        yield from _ray(planned, nodes)
+    words = [
+        "vllm",
+        "serve",
+        _model(planned),
+        "--max-model-len",
+        str(planned.facts["max_model_len"]),
+    ]
+    words += [*_set(planned), *_drafter(planned)]
+    if nodes > 1:
+        words += ["--distributed-executor-backend", "ray"]
+    notes = ["on the first machine, once all have joined"] if nodes > 1 else []
+    yield planned.command("vllm serve", words, cards.environment(planned), notes)
+
+
+def nodes_used(planned: Planned) -> int:
+    """As many as the planned cards are on; a plan may need fewer machines than there are."""
+    wish = planned.plan.wish
+    own = sum(1 for card in wish.machine.devices if card.vendor.value == "nvidia")
+    needed: int = -(-planned.setup.world_size // max(own, 1))
+    return min(wish.nodes, needed)
+
+
+def _model(planned: Planned) -> str:
+    variant, files = planned.plan.variant, planned.files
+    if files is not None and variant.reference in {"", files.reference}:
+        return repository_word(files)
+    return variant.reference or planned.plan.wish.repository or repository_word(files)
+
+
+def _set(planned: Planned) -> Iterator[str]:
+    plain = VllmSetup()
+    for name, flag in _FLAGS.items():
+        value = getattr(planned.setup, name)
+        if value != getattr(plain, name):
+            yield from (flag, f"{value:g}" if isinstance(value, float) else str(value))
+    for (name, value), flag in _SWITCHES.items():
+        if getattr(planned.setup, name) == value != getattr(plain, name):
+            yield flag
+
+
+def _drafter(planned: Planned) -> Iterator[str]:
+    drafter = planned.plan.drafter
+    if drafter is None:
+        return
+    who = {"method": "mtp"} if drafter.model is None else {"model": drafter.reference or "DRAFTER"}
+    count = drafter.changes.get("draft_max") or DRAFT_TOKENS
+    yield from ("--speculative-config", json.dumps({**who, "num_speculative_tokens": count}))
+
+
+def _ray(planned: Planned, nodes: int) -> Iterator[Ready]:
+    others = f"the other {nodes - 1} machines" if nodes > 2 else "the other machine"
+    first = ["ray", "start", "--head", f"--port={RAY_PORT}"]
+    same = "every machine needs the same Python packages, the model at the same path, and `pip install 'ray[cgraph]'`"
+    closed = "on a network that no stranger reaches: nothing between the machines is encrypted"
+    yield planned.command("ray, on the first machine", first, notes=[same, closed])
+    join = ["ray", "start", f"--address={HEAD}:{RAY_PORT}"]
+    yield planned.command(f"ray, on {others}", join, notes=[f"{HEAD} is the address of the first"])

@@ -1,0 +1,250 @@
+"""Curves of memory against context -> a picture, FILE.svg or FILE.png, with the line of what may be used."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from edgekit.errors import EdgekitError, UsageError
+from edgekit.plan.types import FULL_PERCENT
+from edgekit.report.lines import printable
+from edgekit.units import GIB, format_bytes
+
+if TYPE_CHECKING:  # matplotlib is an extra, and heavy: imported on first use
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from edgekit.plan.curve import Curve
+
+SUFFIXES = (".svg", ".png")
+INSTALL = "pip install 'edgekit[plot]'"
+SIZE_INCHES = (8.0, 4.8)
+PIXELS_PER_INCH = 150
+# Okabe and Ito's colours, told apart by every kind of eye; dashes tell them apart on grey paper.
+STYLES: tuple[tuple[str, Any], ...] = (
+    ("#0072B2", "solid"),
+    ("#D55E00", (0, (6, 2))),
+    ("#009E73", (0, (6, 2, 1.5, 2))),
+    ("#CC79A7", (0, (1.5, 1.5))),
+    ("#56B4E9", (0, (10, 3))),
+)
+INK, PALE, HELD, BEYOND = "#222222", "#D9D9D9", "#F5F6F8", "#F7ECE9"
+APART = 0.045  # of the height: names at the ends of lines that end together
+HEAD_ROOM = 1.45  # of the budget: what is far beyond it need not be seen to its end
+TICKS = 8
+_SETTINGS: dict[Any, Any] = {
+    "text.parse_math": False,  # a $ in a name is no formula
+    "svg.hashsalt": "edgekit",  # the same curves, the same file
+    "svg.fonttype": "path",  # no font is needed to see it
+    "font.family": ["DejaVu Sans"],  # comes with matplotlib
+    "font.size": 10.0,
+    "path.simplify": False,
+}
+
+
+def write_plot(curves: Sequence[Curve], path: str | Path, *, model: str, machine: str) -> None:
+    """Whole or not at all. Raises UsageError for another suffix, no curves or a place that cannot be written."""
+    target = Path(path).expanduser()
+    if target.suffix.lower() not in SUFFIXES:
+        raise UsageError(
+            f"{target}: a plot is written to a file that ends in {' or '.join(SUFFIXES)}"
+        )
+    if not any(curve.points for curve in curves):
+        raise UsageError("nothing to draw: the engine takes none of its cache types for this model")
+    with _settings():
+        figure = draw(curves, model=model, machine=machine)
+        _save(figure, target)
+
+
+@contextmanager
+def _settings() -> Iterator[None]:
+    try:
+        import matplotlib as mpl
+    except ImportError as error:
+        raise EdgekitError(f"a plot needs matplotlib: {INSTALL}") from error
+    with mpl.rc_context(_SETTINGS), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a name in letters that the font lacks is drawn as boxes
+        yield
+
+
+def _save(figure: Figure, target: Path) -> None:
+    """Beside it first, then in its place: who looks meanwhile sees the old picture or the new one."""
+    kind = target.suffix.lower().removeprefix(".")
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    metadata: dict[str, Any] = (
+        {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
+    )
+    try:
+        figure.savefig(part, format=kind, dpi=PIXELS_PER_INCH, metadata=metadata)
+        part.replace(target)
+    except OSError as error:
+        raise UsageError(f"{target} cannot be written: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def draw(curves: Sequence[Curve], *, model: str, machine: str) -> Figure:
+    """The figure alone, with no window behind it."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=SIZE_INCHES, facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    top = _top_gib(curves)
+    _frame(axes, curves, top)
+    _floor(axes, curves)
+    _budget(axes, curves[0], top)
+    for curve, style in zip(curves, _styles(len(curves)), strict=True):
+        _line(axes, curve, style)
+    _names(axes, curves, top)
+    _legend(axes, curves)
+    _title(axes, model, machine)
+    return figure
+
+
+def _styles(count: int) -> list[tuple[str, Any]]:
+    return [STYLES[place % len(STYLES)] for place in range(count)]
+
+
+def _top_gib(curves: Sequence[Curve]) -> float:
+    most = max(point.required_bytes for curve in curves for point in curve.points) / GIB
+    budget = curves[0].budget_bytes / GIB
+    least = max(min(curve.points[0].required_bytes for curve in curves) / GIB, 0.001)
+    return max(min(most * 1.06, max(budget, least) * HEAD_ROOM), budget * 1.12, least * 1.12)
+
+
+def _frame(axes: Axes, curves: Sequence[Curve], top: float) -> None:
+    native = max(curve.native for curve in curves)
+    step = 1
+    while step * TICKS < native:
+        step *= 2
+    ticks = range(0, native + 1, step)
+    axes.set_xlim(0, native)
+    axes.set_ylim(0, top)
+    axes.set_xticks(list(ticks), [_tokens(tick) for tick in ticks])
+    axes.set_xlabel("context, tokens (1k = 1,024)", color=INK)
+    axes.set_ylabel(_plain(f"{curves[0].memory}, GiB"), color=INK)
+    axes.grid(visible=True, color="#ECECEC", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(color=PALE, labelcolor=INK)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(PALE)
+
+
+def _tokens(count: int) -> str:
+    """0, 512, 16k: as people say it."""
+    return f"{count // 1024}k" if count and count % 1024 == 0 else str(count)
+
+
+def _floor(axes: Axes, curves: Sequence[Curve]) -> None:
+    """What is held before there is any context to speak of."""
+    floor = min(curve.points[0].required_bytes for curve in curves)
+    axes.axhspan(0, floor / GIB, color=HELD, zorder=0, linewidth=0)
+    axes.annotate(
+        f"model and buffers, {format_bytes(floor)}", (0, floor / GIB), xytext=(6, -6),
+        textcoords="offset points", va="top", color=INK, fontsize=8.5,
+        bbox={"facecolor": HELD, "edgecolor": "none", "pad": 1.5},
+    )  # fmt: skip
+
+
+def _budget(axes: Axes, curve: Curve, top: float) -> None:
+    """All that may be used, and the share of it beyond which nothing is tried."""
+    whole = curve.budget_bytes / GIB
+    full = whole * FULL_PERCENT / 100
+    axes.axhspan(full, top, color=BEYOND, zorder=0, linewidth=0)
+    lines = (
+        (whole, "solid", f"{format_bytes(curve.budget_bytes)} available"),
+        (full, (0, (2, 2)), f"{FULL_PERCENT} %: filled no further"),
+    )
+    below = whole - full < top * APART  # no room for words between the two
+    for height, dashes, told in lines:
+        axes.axhline(height, color=INK, linewidth=1.1, linestyle=dashes, zorder=2)
+        axes.annotate(
+            told, (0, height), xytext=(6, -11 if below and height == full else 3),
+            textcoords="offset points", color=INK, fontsize=8.5,
+        )  # fmt: skip
+
+
+def _line(axes: Axes, curve: Curve, style: tuple[str, Any]) -> None:
+    colour, dashes = style
+    sizes = {point.tokens: point.required_bytes / GIB for point in curve.points}
+    axes.plot(
+        list(sizes), list(sizes.values()), color=colour, linestyle=dashes, linewidth=2.2, zorder=3
+    )
+    held = sizes.get(curve.longest)
+    if held is None:
+        return
+    axes.plot(
+        [curve.longest], [held], marker="o", markersize=7, color=colour, markeredgecolor="white",
+        markeredgewidth=1.2, zorder=4, clip_on=False,
+    )  # fmt: skip
+    axes.vlines(curve.longest, 0, held, color=colour, linewidth=0.9, linestyle=(0, (1, 2)))
+
+
+def _names(axes: Axes, curves: Sequence[Curve], top: float) -> None:
+    """At the right end of each line, apart from each other; on a line that leaves the picture, before it does."""
+    ends = []
+    for curve, (colour, _) in zip(curves, _styles(len(curves)), strict=True):
+        end = curve.points[-1].required_bytes / GIB
+        seen = [point for point in curve.points if point.required_bytes / GIB <= top * (1 - APART)]
+        if end <= top:
+            ends.append((end, curve, colour))
+        elif seen:
+            _name(axes, curve, (seen[-1].tokens, seen[-1].required_bytes / GIB), colour, "right")
+    lowest = 0.0
+    for height, curve, colour in sorted(ends, key=lambda end: end[0]):
+        lowest = max(height, lowest)
+        _name(axes, curve, (curve.native, lowest), colour, "left")
+        lowest += top * APART
+
+
+def _name(
+    axes: Axes, curve: Curve, at: tuple[float, float], colour: str, side: Literal["left", "right"]
+) -> None:
+    axes.annotate(
+        _plain(curve.cache), at, color=colour, fontweight="bold", fontsize=9.5, ha=side,
+        va="center" if side == "left" else "bottom",
+        xytext=(8, 0) if side == "left" else (-8, 3), textcoords="offset points", annotation_clip=False,
+    )  # fmt: skip
+
+
+def _legend(axes: Axes, curves: Sequence[Curve]) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], color=colour, linestyle=dashes, linewidth=2.2)
+        for colour, dashes in _styles(len(curves))
+    ]
+    labels = [f"{_plain(curve.cache)}: {_longest(curve)}" for curve in curves]
+    axes.legend(
+        handles, labels, title="cache, and the longest context", loc="lower center",
+        bbox_to_anchor=(0.5, 1.0), ncols=len(curves), frameon=False, fontsize=9, title_fontsize=8.5,
+        handlelength=3.6, columnspacing=1.6, borderaxespad=0.3,
+    )  # fmt: skip
+
+
+def _longest(curve: Curve) -> str:
+    if not curve.longest:
+        return "does not fit"
+    return f"{curve.longest:,}" + (" (all)" if curve.longest >= curve.native else "")
+
+
+def _title(axes: Axes, model: str, machine: str) -> None:
+    figure = axes.get_figure()
+    if figure is not None:
+        told = _plain(" on ".join(filter(None, (model, machine))))
+        figure.suptitle(told, fontsize=12.5, fontweight="bold", color=INK)
+
+
+def _plain(text: str, most: int = 84) -> str:
+    """On one line of the picture."""
+    text = printable(text)
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -1,0 +1,66 @@
+"""One flag for the context, whatever the engine at hand calls it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from edgekit.cli import main
+from edgekit.cli.asking import CONTEXT, CONTEXT_NAMES
+
+SAMPLE = "sample:qwen3-30b-a3b"
+EVERY_NAME = (*CONTEXT.names, *CONTEXT_NAMES)
+
+
+def test_the_names_people_know() -> None:
+    assert set(EVERY_NAME) >= {
+        "-c", "--ctx-size", "--ctx", "--context", "--context-len", "--context-length", "--max-model-len", "--n-ctx",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EVERY_NAME)
+@pytest.mark.parametrize(
+    "command", [["estimate", SAMPLE], ["check", SAMPLE, "--ram", "64G"], ["compare", SAMPLE]]
+)
+def test_all_are_the_same(
+    command: list[str], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, name, "16k", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    answer = answer.get("engines", {}).get("llama.cpp", answer)
+    answer = answer.get("estimate", answer)
+    assert answer["facts"]["n_ctx"] == 16_384
+
+
+@pytest.mark.parametrize("name", CONTEXT_NAMES)
+def test_verify_knows_them_too(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", SAMPLE, name, "lots"]) == 2
+    assert "-c/--ctx-size: 'lots' is not a number of tokens" in capsys.readouterr().err
+
+
+def test_the_same_length_may_be_said_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", SAMPLE, "-c", "4k", "--max-model-len", "4096"]) == 0
+    assert "4,096 tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["-c", "4k", "--ctx", "8k"], ["--n-ctx", "1", "-c", "2"]])
+def test_two_lengths_are_an_error(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["estimate", SAMPLE, *words])
+    assert stopped.value.code == 2
+    assert f"{words[2]} {words[3]}: {words[1]} was said already" in capsys.readouterr().err
+
+
+def test_help_tells_one_name_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["estimate", "--help"])
+    told = capsys.readouterr().out
+    assert "-c N, --ctx-size N" in told
+    assert "--n-ctx" not in told
+
+
+def test_it_chooses_no_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    """--max-model-len is vLLM's word, and means a GGUF file's context as well."""
+    assert main(["estimate", SAMPLE, "--max-model-len", "8k", "-ctk", "q8_0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["engine"] == "llama.cpp"

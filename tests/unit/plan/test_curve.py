@@ -1,0 +1,160 @@
+"""Memory against context: the exact bill at each point, and the longest context that the verdict knows too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from tests.unit.plan.test_verdict import per_token
+from tests.unit.report.plans import cards, cpu, gguf, mac, planned, qwen
+
+from edgekit.engine import engine_named
+from edgekit.errors import RefusedError, UsageError
+from edgekit.memory.cache_types import cache_type
+from edgekit.memory.types import Load, MemoryEstimate
+from edgekit.plan.curve import POINTS, curves, plan_curves
+from edgekit.plan.planned import Drafter, Plan
+from edgekit.plan.types import Question
+from edgekit.plan.verdict import judge
+from edgekit.units import GIB, MIB
+
+PLANS: dict[str, Callable[[], Plan]] = {
+    "cpu": lambda: planned(gguf("qwen3-0.6b"), cpu(8)),
+    "card": lambda: planned(gguf("llama-3.1-8b"), cards(12), load=Load(context_tokens=16_384)),
+    "q8_0": lambda: planned(
+        gguf("llama-3.1-8b"),
+        cards(12),
+        load=Load(context_tokens=16_384, cache_k=cache_type("q8_0"), cache_v=cache_type("q8_0")),
+    ),
+    "layers on the host": lambda: planned(gguf("gemma-3-27b"), cards(24)),
+    "two cards": lambda: planned(gguf("qwen3-30b-a3b"), cards(12, 12)),
+    "vllm": lambda: planned(qwen(), cards(24), engine="vllm", load=Load(context_tokens=8192)),
+    "mlx": lambda: planned(qwen(), mac(16), engine="mlx", load=Load(context_tokens=8192)),
+}
+
+
+@pytest.fixture(params=PLANS)
+def plan(request: pytest.FixtureRequest) -> Plan:
+    return PLANS[request.param]()
+
+
+def test_a_straight_bill_is_a_straight_curve() -> None:
+    # 15 GiB may be used, 85 % of it are 13,056 MiB: 13,056 tokens at 1 MiB each, a multiple of 256
+    model = gguf("llama-3.1-8b")
+    question = Question(model=model, engine="llama.cpp", machine=cpu(16), bill=per_token(MIB))
+    way = judge(question).way
+    found = curves(question, way)
+    assert [curve.cache for curve in found] == ["f16", "q8_0", "q4_0"]
+    for curve in found:
+        assert (curve.longest, curve.native, curve.budget_bytes) == (13_056, 131_072, 15 * GIB)
+        assert all(point.required_bytes == point.tokens * MIB for point in curve.points)
+
+
+def test_every_cache_of_the_engine() -> None:
+    names = {name: [curve.cache for curve in plan_curves(make())] for name, make in PLANS.items()}
+    assert names["q8_0"] == names["cpu"] == ["f16", "q8_0", "q4_0"]  # whatever the plan chose
+    assert names["vllm"] == ["auto", "fp8"]
+    assert names["mlx"] == ["16 bit", "8 bit", "4 bit"]
+
+
+def test_points_go_from_nothing_to_the_native_window(plan: Plan) -> None:
+    for curve in plan_curves(plan):
+        tokens = [point.tokens for point in curve.points]
+        assert tokens == sorted(set(tokens))
+        assert POINTS - 2 <= len(tokens) <= POINTS + 1
+        assert tokens[0] <= 256
+        assert tokens[-1] == curve.native
+        assert curve.longest in {0, *tokens}
+
+
+def test_the_points_are_the_engines_own_bill(plan: Plan) -> None:
+    """Of the most accurate cache: what the plan's own engine takes of the memory that decides."""
+    curve = plan_curves(plan)[0]
+    every: dict[str, dict[str, Any]] = {
+        "vllm": {"kv_cache_dtype": "auto"},
+        "mlx": {"kv_bits": None},
+    }
+    own = every.get(plan.wish.engine, {})
+    setup = replace(plan.result.way.setup, **own)
+    budget = next(
+        one
+        for place, one in enumerate(plan.result.way.budgets)
+        if curve.memory in {one.name, f"{one.name} #{place}"}
+    )
+    for point in curve.points[:: POINTS // 4]:
+        load = replace(plan.load, context_tokens=point.tokens, cache_k=None, cache_v=None)
+        bill = engine_named(plan.wish.engine).estimate(plan.variant.model, load, setup)
+        assert point.required_bytes == budget.required_bytes(bill)
+    assert curve.budget_bytes == budget.available_bytes
+
+
+def test_the_line_is_crossed_behind_the_longest(plan: Plan) -> None:
+    """Of the first cache that ends before the native window: within 85 % up to there, beyond it after."""
+    ending = next((curve for curve in plan_curves(plan) if 0 < curve.longest < curve.native), None)
+    if ending is None:
+        assert all(curve.longest == curve.native for curve in plan_curves(plan))
+        return
+    limit = ending.budget_bytes * 85 // 100
+    sizes = {point.tokens: point.required_bytes for point in ending.points}
+    assert sizes[ending.longest] <= limit
+    assert sizes[ending.native] > limit
+
+
+def test_the_longest_is_that_of_the_verdict() -> None:
+    plan = PLANS["card"]()
+    f16, q8_0, _ = plan_curves(plan)
+    assert f16.longest == plan.result.way_context
+    smaller = PLANS["q8_0"]()
+    assert q8_0.longest == smaller.result.way_context > f16.longest
+
+
+def test_a_smaller_cache_never_costs_more_on_llama_cpp() -> None:
+    for name in ("cpu", "card", "layers on the host", "two cards"):
+        found = plan_curves(PLANS[name]())
+        for larger, smaller in pairwise(found):
+            sizes = {point.tokens: point.required_bytes for point in larger.points}
+            common = [point for point in smaller.points if point.tokens in sizes]
+            assert len(common) >= POINTS - 2
+            assert all(point.required_bytes <= sizes[point.tokens] for point in common)
+
+
+def test_a_cache_that_the_engine_refuses_is_left_out() -> None:
+    def bill(load: Load, setup: Any) -> MemoryEstimate:
+        if load.cache_k is not None and load.cache_k.name == "q8_0":
+            raise RefusedError("its heads are no multiple of 32")
+        found: MemoryEstimate = per_token(MIB)(load, setup)
+        return found
+
+    question = Question(model=gguf("qwen3-0.6b"), engine="llama.cpp", machine=cpu(16), bill=bill)
+    way = judge(question).way
+    assert [curve.cache for curve in curves(question, way)] == ["f16", "q4_0"]
+
+
+def test_nothing_fits_and_there_is_still_a_picture() -> None:
+    plan = planned(gguf("llama-3.1-70b"), cards(12, ram=None), load=Load(context_tokens=16_384))
+    found = plan_curves(plan)
+    assert [curve.longest for curve in found] == [0, 0, 0]
+    assert all(curve.points for curve in found)
+
+
+def test_a_drafter_is_in_every_point() -> None:
+    plan = PLANS["card"]()
+    drafter = Drafter(name="small", model=gguf("qwen3-0.6b"))
+    alone, both = plan_curves(plan)[0], plan_curves(replace(plan, drafter=drafter))[0]
+    weights = 300 * MIB  # more than half of what its file has
+    assert both.longest < alone.longest
+    assert all(
+        two.required_bytes > one.required_bytes + weights
+        for one, two in zip(alone.points[:5], both.points[:5], strict=True)
+        if one.tokens == two.tokens
+    )
+
+
+def test_one_point_is_no_curve() -> None:
+    plan = PLANS["cpu"]()
+    question = Question(model=plan.variant.model, engine="llama.cpp", machine=cpu(8))
+    with pytest.raises(UsageError, match="a curve of 1 points"):
+        curves(question, plan.result.way, points=1)

@@ -1,0 +1,81 @@
+"""Plans for the report's tests, from real verdicts on recorded models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tests.recorded import config_header, engine_models
+from tests.unit.plan.machines import cards, cpu, mac
+from tests.unit.report.verdicts import QWEN
+
+from edgekit.engine.types import Model
+from edgekit.geometry import read_geometry
+from edgekit.hardware.types import Machine
+from edgekit.memory.types import Load
+from edgekit.plan.caches import plain_setup
+from edgekit.plan.planned import Drafter, Plan, Variant, Wish
+from edgekit.plan.types import Question, Start
+from edgekit.plan.verdict import judge
+from edgekit.source.types import Container, ModelFile, ModelFiles, Origin
+
+__all__ = ["cards", "cpu", "gguf", "mac", "planned", "qwen"]
+
+
+def gguf(name: str, mix: str = "Q4_K_M") -> Model:
+    return engine_models()[name, mix]
+
+
+def qwen(**more: Any) -> Model:
+    header = config_header({**QWEN, **more})
+    return Model(header=header, geometry=read_geometry(header))
+
+
+def found(label: str, origin: Origin = Origin.LOCAL, **more: Any) -> ModelFiles:
+    file = ModelFile(name=label.rsplit("/", maxsplit=1)[-1], open=_never, size_bytes=1)
+    plain: dict[str, Any] = {
+        "reference": label,
+        "container": Container.GGUF,
+        "weights": (file,),
+    }
+    return ModelFiles(label=label, origin=origin, **{**plain, **more})
+
+
+def _never() -> Any:
+    msg = "a ready command opens no file"
+    raise AssertionError(msg)
+
+
+def planned(
+    model: Model,
+    machine: Machine,
+    *,
+    engine: str = "llama.cpp",
+    load: Load | None = None,
+    reference: str = "./model.gguf",
+    drafter: Drafter | None = None,
+    nodes: int = 1,
+    settled: tuple[str, ...] = (),
+    decisions: tuple[Any, ...] = (),
+    label: str = "org/Some-Model",
+    **setup: Any,
+) -> Plan:
+    """As a planner would make it: the verdict for a load, and how it came about left out."""
+    start = Start(setup=replace(plain_setup(engine), **setup), settled=frozenset(settled))
+    load = load or Load(context_tokens=32_768)
+    asked = Question(
+        model=model, engine=engine, machine=machine, load=load, start=start, nodes=nodes
+    )
+    result = judge(asked)
+    variant = Variant(name="Q4_K_M", model=model, accuracy=4, reference=reference)
+    wish = Wish(
+        label=label, variants=(variant,), engine=engine, machine=machine, load=load, nodes=nodes
+    )
+    return Plan(
+        wish=wish,
+        variant=variant,
+        load=replace(load, context_tokens=result.context_tokens),
+        result=result,
+        decisions=decisions,
+        drafter=drafter,
+    )
