@@ -166,6 +166,7 @@ def wish_of(named: Named, wanted: Wanted) -> Wish:
         prefer_accurate_cache=wanted.prefer_accurate_cache,
         drafters=drafters,
         nodes=wanted.nodes,
+        repository=(named.entry.repository or "") if named.entry is not None else "",
     )
 
 

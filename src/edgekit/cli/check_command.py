@@ -204,7 +204,7 @@ def confirmed(arguments: argparse.Namespace, *, alone: bool) -> Callable[[Downlo
     limit = UNASKED_DOWNLOAD_BYTES
     if arguments.download_up_to is not None:
         limit = _read("--download-up-to", parse_size, arguments.download_up_to)
-    asks = not (arguments.json or arguments.quiet) and _is_person()
+    asks = not (arguments.json or getattr(arguments, "quiet", False)) and _is_person()
 
     def confirm(download: Download) -> bool:
         return download.size_bytes <= limit or (asks and _ask(download))

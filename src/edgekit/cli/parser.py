@@ -6,19 +6,25 @@ import argparse
 
 from edgekit import __version__
 from edgekit.cli import (
+    catalog_command,
     check_command,
     compare_command,
     estimate_command,
     hardware_command,
     inspect_command,
+    plan_command,
+    recommend_command,
     verify_command,
 )
 
 _EXAMPLES = """\
 examples:
+  edgekit recommend
+  edgekit plan qwen3-30b-a3b --device "RTX 4090" --ram 64G
   edgekit check model.gguf -c 32k
   edgekit check Qwen/Qwen3-8B --engine all --device "RTX 4090"
   edgekit hardware
+  edgekit catalog list --kind code
   edgekit inspect model.gguf
   edgekit inspect bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M
   edgekit inspect mlx-community/Qwen3-8B-4bit --json
@@ -29,7 +35,7 @@ examples:
   edgekit verify model.gguf -c 32k
 
 exit codes: 0 done, 1 a prediction outside its bounds (verify) or tight (check --strict), 2 usage or refused by the
-engine, 3 does not fit (check), 4 not found, no access or no network, 5 unreadable or unsupported
+engine, 3 does not fit (check, plan, recommend), 4 not found, no access or no network, 5 unreadable or unsupported
 """
 
 
@@ -43,10 +49,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"edgekit {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    recommend_command.add_to(commands)
+    plan_command.add_to(commands)
     check_command.add_to(commands)
     inspect_command.add_to(commands)
     estimate_command.add_to(commands)
     compare_command.add_to(commands)
     verify_command.add_to(commands)
     hardware_command.add_to(commands)
+    catalog_command.add_to(commands)
     return parser

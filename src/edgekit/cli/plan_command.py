@@ -176,10 +176,12 @@ def _wanted(
 def _only(ready: tuple[Ready, ...], program: str | None) -> tuple[Ready, ...]:
     if program is None:
         return ready
+    from edgekit.report.plan_run import program_of
+
     wanted = _plain(program)
-    found = tuple(one for one in ready if wanted in _plain(one.name))
+    found = tuple(one for one in ready if wanted in {_plain(program_of(one)), _plain(one.name)})
     if ready and not found:
-        names = ", ".join(one.name for one in ready)
+        names = ", ".join(dict.fromkeys(program_of(one) for one in ready))
         raise UsageError(f"--for {program[:40]}: this plan is for {names}")
     return found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -142,6 +141,8 @@ def _told(found: Recommendation, catalog: Catalog, arguments: argparse.Namespace
         from edgekit.report.cards_json import cards_json
 
         return json_text(cards_json(found, problems=catalog.problems))
+    import shlex
+
     from edgekit.report.bars import glyphs_for
     from edgekit.report.cards import cards_text
 

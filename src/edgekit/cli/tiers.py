@@ -48,6 +48,7 @@ def _maker(
     from edgekit.cli.asking import CONTEXT
     from edgekit.cli.flags import read_flags
     from edgekit.plan.tiers import TierWish
+    from edgekit.plan.tiers.types import MIN_CONTEXT
 
     given = given_flags(arguments)
     context = read_flags((CONTEXT,), given.pop(COMMON, {})).get("context") or None
@@ -67,7 +68,7 @@ def _maker(
             prefer_accurate_kv=arguments.prefer_accurate_kv,
             with_drafter=drafter,
             purpose=purpose,
-            **({} if least is None else {"min_context": least}),
+            min_context=MIN_CONTEXT if least is None else least,
         )
 
     return make

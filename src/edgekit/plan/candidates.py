@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from edgekit.errors import RefusedError, UsageError
 from edgekit.hardware.budgets import devices_for
 from edgekit.plan.caches import CacheChoice, cache_choices, with_setup
+from edgekit.plan.context import MINIMUM_TOKENS
 from edgekit.plan.ladder import Ladder
 from edgekit.plan.placement import ways_of
 from edgekit.plan.planned import Tried, Variant, Wish
@@ -39,8 +40,14 @@ def whole(question: Question) -> Ways:
 
 
 def question_of(wish: Wish, variant: Variant) -> Question:
-    """Users have a window of their own each: llama.cpp counts them together, the others apart."""
+    """Users have a window of their own each: llama.cpp counts them together, the others apart.
+
+    Who asks for a context is content with it: less than is useful unasked is no failure then.
+    """
     load, users = wish.load, wish.users
+    least = wish.min_context
+    if least is None and load.context_tokens:
+        least = min(load.context_tokens, MINIMUM_TOKENS)
     if users is not None:
         load = replace(load, sequences=users)
         if wish.engine == "llama.cpp":
@@ -53,7 +60,7 @@ def question_of(wish: Wish, variant: Variant) -> Question:
         machine=wish.machine,
         load=load,
         start=wish.start,
-        min_context=wish.min_context,
+        min_context=least,
         nodes=wish.nodes,
     )
     return with_setup(question, **variant.changes) if variant.changes else question

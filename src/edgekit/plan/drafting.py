@@ -84,9 +84,7 @@ def _with(question: Question, drafter: Drafter) -> Ladder:
 def _bill(model: Model, drafter: Model, mix: str | None) -> Callable[[Load, Any], MemoryEstimate]:
     def bill(load: Load, setup: Any) -> MemoryEstimate:
         main = llamacpp.estimate(model, load, setup)
-        return with_drafter(
-            main, drafter, replace(load, cache_k=None, cache_v=None), setup, mix=mix
-        )
+        return with_drafter(main, drafter, load, setup, mix=mix)  # its cache is kept the same way
 
     return bill
 

@@ -150,9 +150,9 @@ def _on_devices(machine: Machine, cards: tuple[Accelerator, ...], setup: Any, be
 def _all_told(setup: Any, cards: tuple[Accelerator, ...]) -> str:
     from edgekit.engine.llamacpp.types import ALL_LAYERS
 
-    partly = setup.n_gpu_layers != ALL_LAYERS or setup.cpu_moe or setup.n_cpu_moe
-    partly = partly or not setup.offload_kqv
-    return f"as asked, on {_names(cards)}" if partly else f"all of it on {_names(cards)}"
+    if setup.n_gpu_layers != ALL_LAYERS or setup.cpu_moe or setup.n_cpu_moe:
+        return f"as asked, on {_names(cards)}"
+    return f"{'all of it' if setup.offload_kqv else 'all but the cache'} on {_names(cards)}"
 
 
 def _on_the_cpu(machine: Machine, setup: Any) -> Way:

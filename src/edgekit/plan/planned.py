@@ -84,6 +84,7 @@ class Wish:
     prefer_accurate_cache: bool = False  # accuracy first, then the window
     drafters: tuple[Drafter, ...] = ()  # the largest first
     nodes: int = 1  # machines like this one (vLLM on Ray)
+    repository: str = ""  # on the hub: what the weights are, or are made from; "": not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,7 +58,9 @@ class Suggestion:
 
     @property
     def is_quick(self) -> bool:
-        return (self.plan.steady_tokens_per_s or 0.0) >= QUICK_TOKENS_PER_S
+        """A device of which nobody knows how fast it reads is not called slow."""
+        pace = self.plan.steady_tokens_per_s
+        return pace is None or pace >= QUICK_TOKENS_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,29 +112,35 @@ class _Search:
         self.passed_over: Counter[str] = Counter()
 
     def quick(self, ranked: Sequence[Entry]) -> list[Suggestion]:
-        found: list[Suggestion] = []
+        return list(islice(self._first_of_family(ranked, quick=True), self._most))
+
+    def _first_of_family(
+        self, ranked: Sequence[Entry], *, quick: bool = False
+    ) -> Iterator[Suggestion]:
         families: Counter[str] = Counter()
         for entry in ranked:
-            if len(found) == self._most:
-                break
-            if families[entry.family] >= self._of_a_family:
-                continue
-            reason = self._hopeless(entry) or self._slow(entry)
-            suggestion = None if reason else self._suggestion(entry)
-            if suggestion is not None and suggestion.is_quick:
-                found.append(suggestion)
-                families[entry.family] += 1
-            elif reason == SLOW or suggestion is not None:
-                self._late.append(entry)
-                self.passed_over[SLOW] += 1
-            elif reason:
-                self.passed_over[reason] += 1
-        return found
+            if families[entry.family] < self._of_a_family:
+                found = self._if_quick(entry) if quick else self._suggestion(entry)
+                if found is not None:
+                    families[entry.family] += 1
+                    yield found
+
+    def _if_quick(self, entry: Entry) -> Suggestion | None:
+        reason = self._hopeless(entry) or self._slow(entry)
+        found = None if reason else self._suggestion(entry)
+        if found is not None and found.is_quick:
+            return found
+        if found is not None or reason == SLOW:
+            self._late.append(entry)
+            reason = SLOW
+        if reason:
+            self.passed_over[reason] += 1
+        return None
 
     def slow(self) -> list[Suggestion]:
-        """The first of them that fit."""
-        planned = (self._suggestion(entry) for entry in self._late)
-        return list(islice((one for one in planned if one is not None), self._most))
+        """The first of them that fit: where nothing is quick, they are not passed over."""
+        self.passed_over.pop(SLOW, None)
+        return list(islice(self._first_of_family(self._late), self._most))
 
     def nearest(self, ranked: Sequence[Entry]) -> Suggestion | None:
         """The smallest that the engine takes, with what would make it fit."""
@@ -201,6 +209,7 @@ def wish_for(entry: Entry, ask: Ask) -> Wish:
         min_context=ask.min_context,
         prefer_accurate_cache=ask.prefer_accurate_cache,
         drafters=own_drafter(model),
+        repository=entry.repository or "",
     )
 
 

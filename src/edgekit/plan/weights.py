@@ -38,7 +38,7 @@ def take_weights(wish: Wish, *, brief: bool = False) -> Taken | None:
     """None where no quantisation fits in any way. `brief`: without looking how much longer another cache would hold.
 
     First about four bits or more, all of it where the engine computes; then with experts or layers on the host; fewer
-    bits only where nothing else fits. More bits than usual once the usual window is held.
+    bits only where nothing else fits. More bits than usual where they cost nothing else.
     """
     good = [one for one in wish.variants if one.is_good]
     usual = [one for one in good if one.accuracy <= USUAL_ACCURACY] or good[-1:]
@@ -103,13 +103,14 @@ def _cache_on_host(found: Candidate) -> Candidate:
 def _bettered(
     wish: Wish, better: Sequence[Variant], found: Candidate, tried: list[Tried], *, brief: bool
 ) -> Taken:
-    """More bits, where they still leave the window that is usual, or asked for, and do not make it slow."""
-    top = found.ladder.top
-    tokens = top.asked or min(top.window[0], found.tokens)
-    close = found.choice.place <= CLOSE_PLACE
-    for variant in better if close else ():
-        if not reaches(wish, variant, tokens):
-            tried.append(Tried(value=variant.name, told=f"leaves no room for {tokens:,} tokens"))
+    """More bits, where they cost neither window nor a cache of eight bits, and do not make it slow."""
+    if found.choice.place > CLOSE_PLACE:
+        told = "the usual accuracy; with more memory the cache comes first"
+        return _taken(found, told, tried, divided=False)
+    for variant in better:
+        if not reaches(wish, variant, found.tokens):
+            told = f"leaves no room for {found.tokens:,} tokens in 8 bits"
+            tried.append(Tried(value=variant.name, told=told))
             continue
         other = open_window(wish, variant, brief=brief)
         if other is None:
@@ -123,9 +124,9 @@ def _bettered(
             )
             tried.append(Tried(value=variant.name, told=f"fits, but {told}"))
             continue
-        told = f"the most accurate that leaves room for {tokens:,} tokens, and quick enough"
+        told = f"the most accurate that leaves room for {other.tokens:,} tokens, and quick enough"
         return _taken(other, told, tried, divided=False)
-    return _taken(found, "the usual accuracy", tried, divided=False)
+    return _taken(found, "more bits would cost window, cache or speed", tried, divided=False)
 
 
 def weighed_of(candidate: Candidate) -> Weighed:

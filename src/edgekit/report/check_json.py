@@ -35,10 +35,10 @@ def check_json(check: Check) -> dict[str, Any]:
         "utilization": _share(result.utilization),
         "engine": {"name": result.engine, "version": bill.version or None},
         "machine": machine_json(result.machine),
-        "budgets": [_use(use) for use in result.uses],
+        "budgets": [use_json(use) for use in result.uses],
         "way": result.way.because,
         "reasons": list(result.reasons),
-        "changes": [_change(change) for change in check.changes],
+        "changes": [change_json(change) for change in check.changes],
         "basis": result.estimate.basis.value,
         "estimate": bill_json(bill),
         "command": (bill.command or None) if result.can_load else None,
@@ -70,7 +70,7 @@ def _share(utilization: float) -> float | None:
     return utilization if math.isfinite(utilization) else None
 
 
-def _use(use: Use) -> dict[str, Any]:
+def use_json(use: Use) -> dict[str, Any]:
     return {
         **budget_json(use.budget),
         "required_bytes": use.required_bytes,
@@ -79,7 +79,7 @@ def _use(use: Use) -> dict[str, Any]:
     }
 
 
-def _change(change: Change) -> dict[str, Any]:
+def change_json(change: Change) -> dict[str, Any]:
     return {
         "kind": change.kind.value,
         "value": change.value,

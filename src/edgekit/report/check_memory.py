@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from edgekit.memory.types import MemoryLine, PoolKind
-from edgekit.plan.types import FULL_PERCENT, PreflightResult, Status
+from edgekit.plan.types import FULL_PERCENT, PreflightResult, Status, Use
 from edgekit.report.bars import PARTS, Glyphs, bar, parts_of
 from edgekit.report.bill import column_of
 from edgekit.report.check_words import budget_names, share_words, sizes_words
@@ -22,7 +22,7 @@ def memory_lines(
     result: PreflightResult, width: int, glyphs: Glyphs, *, colour: bool
 ) -> Iterator[str]:
     """Lines of at most `width`."""
-    yield from _bar_lines(result, width, glyphs, colour=colour)
+    yield from bar_lines([result], width, glyphs, colour=colour)[0]
     yield from _legend(result, width, glyphs)
     for sentence in (*_reserve_rows(result), *_not_judged(result)):
         yield from folded(sentence, width)
@@ -32,26 +32,48 @@ def painted(text: str, status: Status, weight: str = "") -> str:
     return f"\x1b[{weight}{_COLOURS[status]}m{text}\x1b[0m"
 
 
-def _bar_lines(
-    result: PreflightResult, width: int, glyphs: Glyphs, *, colour: bool
-) -> Iterator[str]:
-    """Name, bar, sizes and share beside each other; where there is no room, the bar below the words."""
-    uses = result.uses
-    names = _aligned([printable(name) for name in budget_names(uses)], "<")
+def bar_lines(
+    results: Sequence[PreflightResult], width: int, glyphs: Glyphs, *, colour: bool
+) -> list[list[str]]:
+    """For each verdict its lines: name, bar, sizes and share beside each other, in columns over all of them.
+
+    Where there is no room, the bar stands below the words.
+    """
+    uses = [use for result in results for use in result.uses]
+    named = [printable(name) for result in results for name in budget_names(result.uses)]
+    names = _aligned(named, "<")
     sizes = _aligned([sizes_words(u.required_bytes, u.budget.available_bytes) for u in uses], ">")
     shares = _aligned([share_words(use) for use in uses], ">")
     room = width - len(names[0]) - len(sizes[0]) - len(shares[0]) - 6
-    for use, name, size, share in zip(uses, names, sizes, shares, strict=True):
-        beside = room >= _LEAST_BESIDE
-        drawn = bar(use, parts_of(use, result.estimate), room if beside else width, glyphs)
-        shown = painted(drawn, use.status) if colour else drawn
-        if beside:
-            yield f"{name}  {shown}  {size}  {share}"
-        else:
-            yield from folded(
-                f"{name.strip()}: {size.strip()}, {share.strip()}".rstrip(", "), width
-            )
-            yield shown
+    words = iter(zip(names, sizes, shares, strict=True))
+    return [
+        [
+            line
+            for use in result.uses
+            for line in _bar(use, result, next(words), (room, width), glyphs, colour=colour)
+        ]
+        for result in results
+    ]
+
+
+def _bar(
+    use: Use,
+    result: PreflightResult,
+    words: tuple[str, str, str],
+    widths: tuple[int, int],
+    glyphs: Glyphs,
+    *,
+    colour: bool,
+) -> Iterator[str]:
+    (name, size, share), (room, width) = words, widths
+    beside = room >= _LEAST_BESIDE
+    drawn = bar(use, parts_of(use, result.estimate), room if beside else width, glyphs)
+    shown = painted(drawn, use.status) if colour else drawn
+    if beside:
+        yield f"{name}  {shown}  {size}  {share}"
+    else:
+        yield from folded(f"{name.strip()}: {size.strip()}, {share.strip()}".rstrip(", "), width)
+        yield shown
 
 
 def _aligned(words: Sequence[str], side: str) -> list[str]:

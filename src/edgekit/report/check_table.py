@@ -24,11 +24,13 @@ _COUNTED = {
     "not read": ("could not be read", "could not be read"),
 }
 NAMES_TOLD = 3  # beside a reason they share
-_LEAST_NAME = 16  # columns; where fewer are left for it, a row takes several lines
+LEAST_NAME = 16  # columns; where fewer are left for it, a row takes several lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
+class Row:
+    """One line of a table of verdicts, in words."""
+
     outcome: str
     name: str = ""  # "": told above
     engine: str = ""
@@ -41,10 +43,10 @@ class _Row:
 def check_table(rows: Sequence[Found], *, width: int = 100, glyphs: Glyphs = BLOCKS) -> str:
     """What is the same in all rows stands above them; why there is no answer, below."""
     width = max(width, LEAST_WIDTH)
-    told = list(_rows(rows))
+    told = list(rows_of(rows))
     lines = joined(_above(rows), width, glyphs.between)
     lines += ["", *_table_lines(told, width)] if told else []
-    reasons = [line for reason in _reasons(told) for line in hanging(reason, within(width))]
+    reasons = [line for reason in reasons_of(told) for line in hanging(reason, within(width))]
     lines += ["", *reasons] if reasons else []
     return "\n".join([*lines, "", *folded(summary(rows), width)]).lstrip("\n") + "\n"
 
@@ -92,7 +94,7 @@ def _above(rows: Sequence[Found]) -> Iterator[str]:
     yield checks[0].result.machine.name
 
 
-def _rows(rows: Sequence[Found]) -> Iterator[_Row]:
+def rows_of(rows: Sequence[Found]) -> Iterator[Row]:
     labels = {row.bill.reference: row.bill.label for row in rows if isinstance(row, Check)}
     one_model, one_engine = _one_model(rows), _one_engine(rows)
     for row in rows:
@@ -102,8 +104,8 @@ def _rows(rows: Sequence[Found]) -> Iterator[_Row]:
         )
 
 
-def _unanswered(found: Unanswered, labels: Mapping[str, str]) -> _Row:
-    return _Row(
+def _unanswered(found: Unanswered, labels: Mapping[str, str]) -> Row:
+    return Row(
         outcome=outcome_of(found),
         name=printable(labels.get(found.reference, found.reference)),
         engine=found.engine or "",
@@ -111,11 +113,11 @@ def _unanswered(found: Unanswered, labels: Mapping[str, str]) -> _Row:
     )
 
 
-def _judged(check: Check) -> _Row:
+def _judged(check: Check) -> Row:
     result = check.result
     longest = result.context_tokens if is_beyond(result) else result.max_context
     plain = result.can_load or (result.tightest.status is Status.FAILED and not is_blocked(result))
-    return _Row(
+    return Row(
         outcome=outcome_of(check),
         name=printable(check.bill.label),
         engine=result.engine,
@@ -126,7 +128,7 @@ def _judged(check: Check) -> _Row:
     )
 
 
-def _reasons(rows: Sequence[_Row]) -> Iterator[str]:
+def reasons_of(rows: Sequence[Row]) -> Iterator[str]:
     """What is to be said of several models once."""
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
@@ -138,19 +140,19 @@ def _reasons(rows: Sequence[_Row]) -> Iterator[str]:
         yield because if told and because.startswith(f"{told}:") else f"{told}: {because}"
 
 
-def _table_lines(rows: Sequence[_Row], width: int) -> list[str]:
+def _table_lines(rows: Sequence[Row], width: int) -> list[str]:
     """Names give way to the width; where too little is left of them, every row takes two lines."""
     table = _table(rows)
     over = max(map(len, table)) - width
     room = max(len(row.name) for row in rows) - over
     if over <= 0:
         return table
-    if room < _LEAST_NAME:
+    if room < LEAST_NAME:
         return [line for row in rows for line in _stacked(row, width)]
-    return _table([replace(row, name=_shortened(row.name, room)) for row in rows])
+    return _table([replace(row, name=shortened(row.name, room)) for row in rows])
 
 
-def _table(rows: Sequence[_Row]) -> list[str]:
+def _table(rows: Sequence[Row]) -> list[str]:
     """Columns in which nothing stands are left out."""
     columns = {
         "": [row.outcome for row in rows],
@@ -165,7 +167,7 @@ def _table(rows: Sequence[_Row]) -> list[str]:
     return figures(tuple(kept), list(zip(*kept.values(), strict=True)), words)
 
 
-def _shortened(name: str, room: int) -> str:
+def shortened(name: str, room: int) -> str:
     """The end tells quantisations apart, the beginning models."""
     if len(name) <= room:
         return name
@@ -173,7 +175,7 @@ def _shortened(name: str, room: int) -> str:
     return f"{name[:head]}...{name[head + 3 - room :]}"
 
 
-def _stacked(row: _Row, width: int) -> list[str]:
+def _stacked(row: Row, width: int) -> list[str]:
     first = folded("  ".join(filter(None, (row.outcome, row.name, row.engine))), width)
     if row.memory == "-":
         return first

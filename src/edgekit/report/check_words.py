@@ -15,7 +15,10 @@ VERDICTS = {Status.PASSED: "Fits", Status.WARNING: "Tight", Status.FAILED: "Does
 
 def answer(check: Check) -> str:
     """The whole verdict in one line."""
-    result = check.result
+    return verdict(check.result)
+
+
+def verdict(result: PreflightResult) -> str:
     told = _blocked(result) if is_blocked(result) else _numbers(result)
     return printable(f"{VERDICTS[result.status]}: {told}")
 

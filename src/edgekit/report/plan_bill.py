@@ -1,0 +1,22 @@
+"""A plan -> the bill that it rests on, as other reports tell one."""
+
+from __future__ import annotations
+
+from edgekit.engine import engine_named
+from edgekit.plan.planned import Plan
+from edgekit.report.bill import Bill
+
+
+def bill_of(plan: Plan, command: str = "") -> Bill:
+    """`command` starts the engine so; "" where none is known."""
+    result, sequences = plan.result, plan.load.sequences
+    many = f" for {sequences} sequences" if sequences is not None and sequences > 1 else ""
+    return Bill(
+        label=plan.wish.label,
+        reference=plan.variant.reference or plan.wish.label,
+        version=engine_named(result.engine).VERSION,
+        asked=f"{result.context_tokens:,} tokens of context{many}",
+        command=command,
+        estimate=result.estimate,
+        geometry=plan.variant.model.geometry,
+    )

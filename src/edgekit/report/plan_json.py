@@ -1,0 +1,142 @@
+"""A plan -> the documented JSON (docs/json.md): whole bytes, stable names, null for unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from edgekit.engine import engine_named
+from edgekit.memory.cache_types import CacheType
+from edgekit.plan.planned import Decision, Drafter, Lever, Plan, Speed, Variant
+from edgekit.plan.types import PreflightResult
+from edgekit.report.bill_json import SCHEMA, answer_json, bill_json
+from edgekit.report.check_json import change_json, use_json
+from edgekit.report.hardware_json import machine_json
+from edgekit.report.plan_bill import bill_of
+from edgekit.report.plan_run import by_program, program_of
+
+if TYPE_CHECKING:
+    from edgekit.report.commands import Ready
+
+
+def plan_json(
+    plan: Plan, *, ready: Sequence[Ready] = (), notes: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The whole plan, with every line of its bill."""
+    result = plan.result
+    shown = ready if plan.fits else ()
+    main = next(iter(by_program(shown).values()), [None])[-1]  # what is run first comes before it
+    return {
+        "schema": SCHEMA,
+        **plan_fields(plan),
+        "machine": machine_json(plan.wish.machine),
+        "estimate": bill_json(bill_of(plan, main.text if main is not None else "")),
+        "commands": [_ready(one) for one in shown],
+        "notes": [*result.machine.notes, *notes, *result.estimate.notes],
+    }
+
+
+def plan_fields(plan: Plan) -> dict[str, Any]:
+    """What a plan is, whatever it is part of; the bill in sums."""
+    result, wish = plan.result, plan.wish
+    return {
+        "model": wish.label,
+        "status": result.status.value,
+        "can_load": plan.fits,
+        "engine": {"name": wish.engine, "version": engine_named(wish.engine).VERSION},
+        "variant": _variant(plan.variant),
+        "context_tokens": plan.context_tokens,
+        "context_asked": wish.load.context_tokens is not None,
+        "native_context": result.native_context,
+        **_together(plan),
+        "cache": _cache(plan),
+        "way": result.way.because,
+        "nodes": wish.nodes,
+        **_numbers(result),
+        "budgets": [use_json(use) for use in result.uses],
+        "decisions": [_decision(one) for one in plan.decisions],
+        "drafter": None if plan.drafter is None else _drafter(plan.drafter),
+        "speed": None if plan.speed is None else _speed(plan.speed, plan.steady_tokens_per_s),
+        "reasons": list(result.reasons),
+        "to_fit": [change_json(change) for change in plan.to_fit],
+        "estimate": answer_json(result.estimate),
+    }
+
+
+def _together(plan: Plan) -> dict[str, Any]:
+    """All users: the context that the engine is asked for, and how many sequences."""
+    return {
+        "users": plan.wish.users,
+        "sequences": plan.load.sequences,
+        "total_context_tokens": plan.result.context_tokens,
+    }
+
+
+def _numbers(result: PreflightResult) -> dict[str, Any]:
+    tightest = use_json(result.tightest)
+    names = ("required_bytes", "available_bytes", "utilization")
+    return {name: tightest[name] for name in names} | {"basis": result.estimate.basis.value}
+
+
+def _variant(variant: Variant) -> dict[str, Any]:
+    return {
+        "name": variant.name,
+        "reference": variant.reference or None,
+        "is_good": variant.is_good,
+    }
+
+
+def _cache(plan: Plan) -> dict[str, Any]:
+    """Types of keys and values are null where they are the engine's own."""
+    chosen = plan.decision(Lever.CACHE)
+    return {
+        "name": None if chosen is None else chosen.value,
+        "type_k": _type(plan.load.cache_k),
+        "type_v": _type(plan.load.cache_v),
+    }
+
+
+def _type(kind: CacheType | None) -> str | None:
+    return None if kind is None else kind.name
+
+
+def _decision(decision: Decision) -> dict[str, Any]:
+    return {
+        "lever": decision.lever.value,
+        "value": decision.value,
+        "because": decision.because,
+        "tried": [
+            {"value": one.value, "told": one.told, "taken": one.taken} for one in decision.tried
+        ],
+    }
+
+
+def _drafter(drafter: Drafter) -> dict[str, Any]:
+    return {
+        "name": drafter.name,
+        "reference": drafter.reference or None,
+        "own_blocks": drafter.model is None,
+        "because": drafter.because,
+    }
+
+
+def _speed(speed: Speed, steady: float | None) -> dict[str, Any]:
+    """Tokens a second, from slow to fast, and the one number that plans are compared by."""
+    prefill = speed.prefill
+    return {
+        "decode": [round(rate, 2) for rate in speed.decode],
+        "prefill": None if prefill is None else [round(rate, 2) for rate in prefill],
+        "steady": None if steady is None else round(steady, 2),
+        "basis": speed.basis.value,
+        "because": speed.because,
+    }
+
+
+def _ready(one: Ready) -> dict[str, Any]:
+    return {
+        "program": program_of(one),
+        "name": one.name,
+        "kind": one.kind,
+        "text": one.text,
+        "notes": list(one.notes),
+    }

@@ -1,0 +1,110 @@
+"""Texts that are ready to paste -> those of one program in full, the others by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from edgekit.hardware.types import System
+from edgekit.report.commands.types import COMMAND, SETTINGS
+from edgekit.report.lines import printable
+from edgekit.report.screen import folded, hanging, placed, row_width
+
+if TYPE_CHECKING:
+    from edgekit.report.commands import Ready
+
+# How the name of a text begins -> the program it is for, as --for takes it.
+_PROGRAMS = {
+    "llama-server": "llama-server",
+    "llama-cli": "llama-cli",
+    "Ollama": "ollama",
+    "LM Studio": "lm-studio",
+    "lms ": "lm-studio",
+    "vllm": "vllm",
+    "ray": "vllm",
+    "mlx_lm": "mlx",
+    "wired limit": "limit",
+}
+LIMIT = "limit"  # of a Mac: not what runs the model
+_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|\\.|[^\s'"\\])+""")  # quotes stay as they are
+
+
+def program_of(one: Ready) -> str:
+    found = (program for start, program in _PROGRAMS.items() if one.name.startswith(start))
+    return next(found, one.name)
+
+
+def by_program(ready: Sequence[Ready]) -> dict[str, list[Ready]]:
+    """In the order in which they come; what runs the model first."""
+    found: dict[str, list[Ready]] = {}
+    for one in sorted(ready, key=lambda one: program_of(one) == LIMIT):
+        found.setdefault(program_of(one), []).append(one)
+    return found
+
+
+def run_lines(ready: Sequence[Ready], system: System, width: int) -> list[str]:
+    """What to paste, and which other programs it could be pasted into."""
+    programs = by_program(ready)
+    if not programs:
+        return []
+    main, *others = programs
+    lines = placed("Run", list(_full(programs[main], system, row_width(width))), width)
+    named = [f"--for {name}" for name in others if name != LIMIT]
+    if named:
+        told = f"{', '.join(named)}: the same plan for that program"
+        lines += placed("Or", folded(told, row_width(width)), width)
+    return lines
+
+
+def run_notes(ready: Sequence[Ready]) -> Iterator[str]:
+    """What is to be known before it is pasted."""
+    shown = next(iter(by_program(ready).values()), [])
+    for one in shown:
+        for note in one.notes:
+            yield f"{one.name}: {note}" if len(shown) > 1 else note
+
+
+def _full(shown: Sequence[Ready], system: System, width: int) -> Iterator[str]:
+    """Several have their names above, but for those that begin with them."""
+    for one in shown:
+        if len(shown) > 1 and not one.text.startswith(one.name):
+            yield from folded(f"{one.name}:", width)
+        yield from _pasted(one, system, width)
+
+
+def _pasted(one: Ready, system: System, width: int) -> Iterator[str]:
+    for line in map(printable, one.text.rstrip("\n").split("\n")):
+        if one.kind == COMMAND:
+            yield from continued(line, width, "`" if system is System.WINDOWS else "\\")
+        elif one.kind == SETTINGS:
+            yield from hanging(line, width)
+        else:
+            yield line  # of a file every space counts
+
+
+def continued(command: str, width: int, mark: str) -> list[str]:
+    """Lines that a shell reads as one; `mark` ends all but the last.
+
+    A word is never cut, so one may be wider; a flag and its value stay together.
+    """
+    lines: list[str] = []
+    for words in _kept_together(command):
+        if lines and len(lines[-1]) + len(words) + 1 <= width - 2:
+            lines[-1] += f" {words}"
+        else:
+            lines.append(words)
+    return [f"{line} {mark}" for line in lines[:-1]] + lines[-1:]
+
+
+def _kept_together(command: str) -> list[str]:
+    words = _WORD.findall(command)
+    if " ".join(words) != command:
+        return [command]  # a quote that nobody closed, or spaces that mean something
+    found: list[str] = []
+    for before, word in zip(("", *words), words, strict=False):
+        if before.startswith("-") and not word.startswith("-"):
+            found[-1] += f" {word}"
+        else:
+            found.append(word)
+    return found

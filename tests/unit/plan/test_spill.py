@@ -1,0 +1,154 @@
+"""Spilling cold pages: both parts in bytes, both gates on both sides for both stores."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgekit.catalog.tiers import find_layout, find_tier
+from edgekit.errors import KvSpillUnsupportedError, UsageError
+from edgekit.plan.spill import PAGE_TOKENS, Purpose, Spill, Store, plan_spill
+from edgekit.units import GIB, MIB
+
+
+def spilled(per_token: int, store: Store, purpose: Purpose, **more: int | None) -> Spill:
+    """131,072 tokens, of which half fit."""
+    return plan_spill(
+        context_tokens=131_072,
+        bytes_per_token=per_token,
+        resident_budget_bytes=65_536 * per_token,
+        store=store,
+        purpose=purpose,
+        **more,
+    )
+
+
+# bytes for a token with which a page of 256 takes exactly the limit, or the last whole byte below it
+EDGES = [
+    (Store.NVME, Purpose.VOICE, 1_500_000_000 * 200 // 1000 // 256),  # 1,171,875
+    (Store.NVME, Purpose.TEXT, 1_500_000_000 * 1500 // 1000 // 256),  # 8,789,062 (and a half)
+    (Store.HOST_RAM, Purpose.VOICE, 12_000_000_000 * 200 // 1000 // 256),  # 9,375,000
+    (Store.HOST_RAM, Purpose.TEXT, 12_000_000_000 * 1500 // 1000 // 256),  # 70,312,500
+]
+
+
+@pytest.mark.parametrize(("store", "purpose", "per_token"), EDGES)
+def test_a_page_that_is_back_at_the_limit_is_in_time(
+    store: Store, purpose: Purpose, per_token: int
+) -> None:
+    spill = spilled(per_token, store, purpose)
+    assert spill.restore_ms <= purpose.limit_ms
+    assert spill.restore_ms == pytest.approx(purpose.limit_ms, rel=1e-6)
+    assert spill.resident_bytes == 65_536 * per_token
+    assert spill.spilled_pages == 65_536 // 256
+    assert spill.spilled_bytes == 65_536 * per_token
+
+
+@pytest.mark.parametrize(("store", "purpose", "per_token"), EDGES)
+def test_one_byte_more_a_token_is_an_error(store: Store, purpose: Purpose, per_token: int) -> None:
+    with pytest.raises(KvSpillUnsupportedError, match="back too late") as raised:
+        spilled(per_token + 1, store, purpose)
+    told = str(raised.value)
+    assert f"131,072 tokens x {per_token + 1:,} B" in told
+    assert f"{purpose.value} waits {purpose.limit_ms:,} ms" in told
+    assert store.value in told
+    assert raised.value.exit_code == 3
+
+
+@pytest.mark.parametrize("purpose", Purpose)
+@pytest.mark.parametrize("store", Store)
+@pytest.mark.parametrize("name", ["0.8B", "2B", "4B", "9B", "27B"])
+def test_every_tier_is_well_within_both_gates(name: str, store: Store, purpose: Purpose) -> None:
+    per_token = find_tier(name).bytes_per_token(find_layout("polar"))
+    assert spilled(per_token, store, purpose).restore_ms < 6
+
+
+def test_the_memos_own_page() -> None:
+    """A page of the 0.8B is told as ~5 MB and ~3.4 ms from NVMe: that of the short layout."""
+    per_token = find_tier("0.8B").bytes_per_token(find_layout("turbo3"))
+    spill = spilled(per_token, Store.NVME, Purpose.VOICE)
+    assert spill.page_bytes == 256 * 20_160
+    assert f"{spill.page_bytes / 1e6:.0f}" == "5"
+    assert f"{spill.restore_ms:.1f}" == "3.4"
+
+
+@pytest.mark.parametrize(("tokens", "is_spilled"), [(65_536, False), (65_537, True)])
+def test_only_past_64k(tokens: int, *, is_spilled: bool) -> None:
+    ask = {
+        "context_tokens": tokens,
+        "bytes_per_token": 1000,
+        "resident_budget_bytes": 10 * MIB,
+    }
+    if is_spilled:
+        spill = plan_spill(**ask, store=Store.NVME, purpose=Purpose.TEXT)
+        assert spill.resident_tokens == 10 * MIB // 256_000 * 256  # 40 pages
+        assert spill.spilled_pages == 257 - 40  # the last has a single token
+        assert spill.spilled_bytes == 217 * 256_000
+    else:
+        with pytest.raises(KvSpillUnsupportedError, match="past 65,536 tokens only"):
+            plan_spill(**ask, store=Store.NVME, purpose=Purpose.TEXT)
+
+
+def test_what_fits_is_not_spilled_however_short() -> None:
+    spill = plan_spill(
+        context_tokens=100, bytes_per_token=10, resident_budget_bytes=1000, store=Store.NVME
+    )
+    assert (spill.resident_bytes, spill.spilled_bytes, spill.is_needed) == (1000, 0, False)
+
+
+@pytest.mark.parametrize(("pages", "is_enough"), [(1, False), (2, True)])
+def test_two_pages_must_stay(pages: int, *, is_enough: bool) -> None:
+    ask = {"context_tokens": 70_000, "bytes_per_token": 1000}
+    budget = pages * PAGE_TOKENS * 1000
+    if is_enough:
+        assert plan_spill(
+            **ask, resident_budget_bytes=budget, store=Store.NVME, purpose=Purpose.TEXT
+        ).is_needed
+    else:
+        with pytest.raises(KvSpillUnsupportedError, match="2 pages of it must stay"):
+            plan_spill(**ask, resident_budget_bytes=budget, store=Store.NVME, purpose=Purpose.TEXT)
+
+
+def test_a_store_that_is_too_small_is_named() -> None:
+    needed = 65_536 * 1000
+    assert spilled(1000, Store.HOST_RAM, Purpose.TEXT, room_bytes=needed).is_needed
+    with pytest.raises(KvSpillUnsupportedError, match=re.escape("62.50 MiB left in host memory")):
+        spilled(1000, Store.HOST_RAM, Purpose.TEXT, room_bytes=needed - 1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"context_tokens": 0}, {"bytes_per_token": -1}, {"resident_budget_bytes": -1}, {"context_tokens": 2**70}],
+)  # fmt: skip
+def test_numbers_that_make_no_sense(wrong: dict[str, int]) -> None:
+    ask = {"context_tokens": 70_000, "bytes_per_token": 1, "resident_budget_bytes": GIB, **wrong}
+    with pytest.raises(UsageError, match="makes no sense"):
+        plan_spill(**ask, store=Store.NVME, purpose=Purpose.TEXT)
+
+
+@given(
+    tokens=st.integers(65_537, 2_000_000),
+    per_token=st.integers(1, 200_000),
+    budget=st.integers(0, 2**38),
+    store=st.sampled_from(Store),
+)
+def test_the_parts_are_the_cache_and_the_resident_one_fits(
+    tokens: int, per_token: int, budget: int, store: Store
+) -> None:
+    try:
+        spill = plan_spill(
+            context_tokens=tokens,
+            bytes_per_token=per_token,
+            resident_budget_bytes=budget,
+            store=store,
+        )
+    except KvSpillUnsupportedError:
+        assert budget < 2 * PAGE_TOKENS * per_token  # nothing else can fail with such pages
+        return
+    assert spill.resident_bytes <= budget
+    assert spill.resident_tokens + spill.spilled_tokens == tokens
+    assert spill.resident_bytes + spill.spilled_bytes >= tokens * per_token
+    assert spill.is_in_time

@@ -1,0 +1,133 @@
+"""The RAM guard of the tiers: both sides of both ratios, the least RAM, the manifest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import edgekit.catalog
+from edgekit.catalog.tiers import find_tier
+from edgekit.errors import NotFoundError, UsageError
+from edgekit.plan.tiers import TierWish, card_memory, plan_tier, ram_memory
+from edgekit.plan.tiers.guard import MANIFEST_BYTES, assess, ram_budget, read_manifest
+from edgekit.plan.tiers.types import OS_RESERVE_BYTES, RamBudget, RamLevel
+from edgekit.units import GIB, MIB
+
+# a tier of which nothing but the download counts
+BARE = replace(
+    find_tier("27B"), weights_bytes=52 * 1000, working_bytes=0, min_ram_bytes=0, catalog_window=0
+)
+
+
+@pytest.mark.parametrize(
+    ("total", "level"),
+    [
+        (80_001, RamLevel.FITS),
+        (80_000, RamLevel.FITS),  # 52 / 80 = 0.65, not above
+        (79_999, RamLevel.TIGHT),
+        (65_000, RamLevel.TIGHT),  # 52 / 65 = 0.8, not above
+        (64_999, RamLevel.WONT_FIT),
+        (0, RamLevel.WONT_FIT),
+    ],
+)
+def test_ratios(total: int, level: RamLevel) -> None:
+    assert assess(BARE, card_memory(total)).level is level
+    assert assess(BARE, ram_memory(total + OS_RESERVE_BYTES)).level is level
+
+
+def test_the_reserve_is_of_ram_alone() -> None:
+    assert OS_RESERVE_BYTES == 1536 * MIB
+    assert assess(BARE, ram_memory(80_000)).level is RamLevel.WONT_FIT
+
+
+@pytest.mark.parametrize(
+    ("name", "gib"), [("2B", 6), ("4B", 8), ("9B", 12)]
+)  # of the whole phone, not of what its system leaves
+def test_least_ram(name: str, gib: int) -> None:
+    tier = find_tier(name)
+    assert assess(tier, ram_memory(gib * GIB)).level is not RamLevel.WONT_FIT
+    below = assess(tier, ram_memory(gib * GIB - 1))
+    assert below.level is RamLevel.WONT_FIT
+    assert f"{gib}.00 GiB are needed" in below.because
+
+
+def test_recommended_is_the_least_and_a_compressed_window() -> None:
+    tier = find_tier("9B")
+    budget = ram_budget(tier, ram_memory(16 * GIB))
+    assert budget.min_bytes == 12 * GIB
+    assert budget.recommended_bytes == 12 * GIB + 6_784 * 131_072
+    at, below = ram_memory(budget.recommended_bytes), ram_memory(budget.recommended_bytes - 1)
+    assert (assess(tier, at).level, assess(tier, below).level) == (RamLevel.FITS, RamLevel.TIGHT)
+
+
+def test_where_no_least_is_said_it_is_what_must_be_held() -> None:
+    tier = find_tier("27B")
+    assert ram_budget(tier, card_memory(24 * GIB)).min_bytes == round(19.3 * GIB)
+    with_reserve = round(19.3 * GIB) + OS_RESERVE_BYTES
+    assert ram_budget(tier, ram_memory(24 * GIB)).min_bytes == with_reserve
+    assert ram_budget(find_tier("9B"), card_memory(GIB)).min_bytes == round(5.4 * GIB) + round(
+        1.5 * GIB
+    )
+
+
+def test_a_tier_that_the_guard_keeps_off_does_not_hold_whatever_fits() -> None:
+    """The 9B with 16,384 tokens is 7.1 GiB; a phone of 10 GB has 8.5 of them."""
+    plan = plan_tier(find_tier("9B"), TierWish(memory=ram_memory(10 * GIB)))
+    assert (plan.holds, plan.to_add_bytes) == (False, 2 * GIB)
+    assert plan.required_bytes < plan.wish.memory.usable_bytes
+    assert plan.reasons == ("12.00 GiB are needed, 10.00 GiB are there",)
+
+
+def test_a_manifest_comes_before_what_is_made_up() -> None:
+    manifest = RamBudget(min_bytes=9 * GIB, recommended_bytes=11 * GIB, source="manifest")
+    plan = plan_tier(find_tier("9B"), TierWish(memory=ram_memory(10 * GIB), manifest=manifest))
+    assert (plan.holds, plan.ram.level, plan.ram.budget) == (True, RamLevel.TIGHT, manifest)
+
+
+def test_the_manifest_of_a_bundle() -> None:
+    file = Path(edgekit.catalog.__path__[0], "tier_data", "manifest.json")
+    assert read_manifest(file) == RamBudget(
+        min_bytes=4096 * MIB, recommended_bytes=7168 * MIB, source="manifest"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "not JSON"),
+        ("{", "not JSON"),
+        ("[" * 200_000, "not JSON"),
+        ("\x00\xff", "not JSON"),
+        ("[]", "no ramBudgetMb"),
+        ("{}", "no ramBudgetMb"),
+        ('{"ramBudgetMb": 4096}', "no ramBudgetMb"),
+        ('{"ramBudgetMb": {"min": 1}}', "recommended is None"),
+        ('{"ramBudgetMb": {"min": true, "recommended": 2}}', "min is True"),
+        ('{"ramBudgetMb": {"min": 0, "recommended": 2}}', "min is 0"),
+        ('{"ramBudgetMb": {"min": 1.5, "recommended": 2}}', "min is 1.5"),
+        ('{"ramBudgetMb": {"min": "4 GB", "recommended": 2}}', "min is 4 GB"),
+        ('{"ramBudgetMb": {"min": 1, "recommended": 9999999999}}', "recommended is 9999999999"),
+        ('{"ramBudgetMb": {"min": 3, "recommended": 2}}', "less than its min 3"),
+    ],
+)
+def test_a_manifest_that_is_none(tmp_path: Path, text: str, told: str) -> None:
+    file = tmp_path / "eliza-1.manifest.json"
+    file.write_text(text, encoding="latin-1")
+    with pytest.raises(UsageError, match=told):
+        read_manifest(file)
+
+
+def test_a_manifest_without_end(tmp_path: Path) -> None:
+    file = tmp_path / "eliza-1.manifest.json"
+    file.write_bytes(b" " * (MANIFEST_BYTES + 1))
+    with pytest.raises(UsageError, match=r"more than 1\.00 MiB"):
+        read_manifest(file)
+
+
+def test_no_manifest(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="no such manifest"):
+        read_manifest(tmp_path / "none")
+    with pytest.raises(NotFoundError):
+        read_manifest(tmp_path)

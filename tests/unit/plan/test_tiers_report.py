@@ -1,0 +1,90 @@
+"""A tier's plan as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from edgekit.catalog.tiers import find_layout, find_tier
+from edgekit.plan.tiers import TierWish, card_memory, plan_tier, ram_memory, recommend_tier
+from edgekit.plan.tiers.types import TierMemory
+from edgekit.report.tier_json import tier_json
+from edgekit.report.tier_text import tier_answer, tier_text
+from edgekit.units import GIB
+
+DOCS = Path(__file__).parents[3] / "docs" / "tiers.md"
+CARD = TierWish(memory=card_memory(24 * GIB, name="24 GB card"))
+SPILLED = TierWish(memory=card_memory(6 * GIB, host_bytes=32 * GIB), context_tokens=131_072)
+PLANS = {
+    "fits": recommend_tier(TierWish(memory=ram_memory(48 * GIB))),
+    "tight": recommend_tier(CARD),
+    "nothing holds": recommend_tier(TierWish(memory=ram_memory(2 * GIB))),
+    "spilled": plan_tier(find_tier("4B"), SPILLED),
+    "users": plan_tier(find_tier("2B"), TierWish(memory=card_memory(24 * GIB), users=4)),
+    "real engine": plan_tier(
+        find_tier("9B"),
+        TierWish(memory=card_memory(16 * GIB), engine="llama.cpp", layout=find_layout("q8_0")),
+    ),
+}
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 100])
+@pytest.mark.parametrize("name", PLANS)
+def test_the_screen_has_its_width(name: str, width: int) -> None:
+    widest = len("  drafter working set    1.50 GiB")  # a row of figures is not cut
+    assert max(map(len, tier_text(PLANS[name], width=width).splitlines())) <= max(width, widest)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_it_says_that_nothing_is_measured(name: str) -> None:
+    text = " ".join(tier_text(PLANS[name]).split())
+    assert "assumed: the figures of a tier are taken over from elizaOS' memo" in text
+    is_what_if = name != "real engine"
+    assert ("neither llama.cpp nor vLLM nor MLX has them" in text) is is_what_if
+    assert tier_json(PLANS[name])["basis"] == "assumed"
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("fits", "Fits: 27B with 131,072 tokens, cache qjl1_256+q4_polar, 9B as drafter, 8 sequences: 30.25 GiB of 46.50 GiB"),
+        ("tight", "Tight: 27B with 131,072 tokens, cache qjl1_256+q4_polar, 8 sequences: 22.13 GiB of 24.00 GiB"),
+        ("nothing holds", "Does not fit: 0.8B with 16,384 tokens, cache qjl1_256+q4_polar: 1.46 GiB of 512.00 MiB"),
+        ("users", "Fits: 2B with 131,072 tokens for each of 4, cache qjl1_256+q4_polar, 4 sequences: 13.59 GiB of 24.00 GiB"),
+    ],
+)  # fmt: skip
+def test_the_answer_comes_first(name: str, answer: str) -> None:
+    assert tier_answer(PLANS[name]) == answer
+    assert " ".join(tier_text(PLANS[name]).split()).startswith(answer)
+
+
+def test_what_to_add_is_said() -> None:
+    assert "To fit   add 1005.00 MiB of memory to RAM\n" in tier_text(PLANS["nothing holds"])
+
+
+def test_a_strangers_name_does_not_steer_the_terminal() -> None:
+    memory = TierMemory(name="\x1b[2Jcard", kind=CARD.memory.kind, total_bytes=0, free_bytes=0)
+    assert "\x1b" not in tier_text(recommend_tier(TierWish(memory=memory)))
+
+
+def test_the_page_shows_what_is_printed() -> None:
+    assert tier_text(PLANS["tight"]) in DOCS.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_json(name: str) -> None:
+    plan = PLANS[name]
+    read = json.loads(json.dumps(tier_json(plan)))
+    assert read["holds"] is plan.holds
+    beside = sum(line["size_bytes"] for line in read["lines"] if line["part"] == "spilled")
+    assert sum(line["size_bytes"] for line in read["lines"]) == read["required_bytes"] + beside
+    assert (read["spill"] is not None) is (name == "spilled")
+    assert [step["lever"] for step in read["steps"]][:3] == ["weights", "context", "cache"]
+
+
+def test_every_name_of_the_json_is_on_the_page() -> None:
+    page = DOCS.read_text(encoding="utf-8")
+    names = {name for plan in PLANS.values() for name in tier_json(plan)}
+    assert not {name for name in names if f"`{name}`" not in page}
