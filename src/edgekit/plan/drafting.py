@@ -54,7 +54,8 @@ def take_drafter(wish: Wish, found: Candidate, *, divided: bool) -> Drafted:
         return replace(none, decision=_none("the device is full already", ()))
     tried: list[Tried] = []
     for drafter in wish.drafters:
-        ladder = _with(found.ladder.question, drafter)
+        asked = with_drafter_beside(found.ladder.question, drafter)
+        ladder = Ladder(asked, whole(asked))
         told = _held(ladder, found.tokens)
         if told is not None:
             tried.append(Tried(value=drafter.name, told=told))
@@ -72,13 +73,14 @@ def _none(because: str, tried: tuple[Tried, ...]) -> Decision:
     return Decision(lever=Lever.DRAFTER, value="none", because=because, tried=tried)
 
 
-def _with(question: Question, drafter: Drafter) -> Ladder:
+def with_drafter_beside(question: Question, drafter: Drafter) -> Question:
+    """The question, asked of both together."""
     asked = with_setup(question, draft_max=DRAFT_TOKENS, load_mtp=drafter.model is None)
     if drafter.model is not None:
         asked = replace(
             asked, bill=_bill(question.model, drafter.model, drafter.changes.get("mix"))
         )
-    return Ladder(asked, whole(asked))
+    return asked
 
 
 def _bill(model: Model, drafter: Model, mix: str | None) -> Callable[[Load, Any], MemoryEstimate]:

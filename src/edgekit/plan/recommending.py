@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import Any
 
 from edgekit.catalog import open_entry
 from edgekit.catalog.types import Entry, Kind
@@ -19,9 +20,11 @@ from edgekit.hardware.budgets import (
 )
 from edgekit.hardware.types import Machine
 from edgekit.memory.types import Load
+from edgekit.plan.again import choices_of, plan_again
 from edgekit.plan.caches import plain_setup
 from edgekit.plan.context import MINIMUM_TOKENS
 from edgekit.plan.drafting import own_drafter
+from edgekit.plan.kept import keep, kept, key_of, steadied
 from edgekit.plan.making import find_plan, make_plan
 from edgekit.plan.pace import fastest_middle
 from edgekit.plan.planned import Plan, Wish
@@ -87,9 +90,53 @@ def recommend(
     engine has nothing to run on.
     """
     check_runs(ask.machine, ask.engine)
-    search = _Search(ask, most, of_a_family, tell)
+    ask = replace(ask, machine=steadied(ask.machine))
     suited = [entry for entry in entries if ask.task in entry.kinds]
     ranked = sorted(suited, key=lambda entry: (-rank_of(entry), entry.id))
+    key = key_of(_asked(ask, most, of_a_family), ask.machine, ask.engine, ranked)
+    before = _kept(key, ask, ranked)
+    if before is not None:
+        return before
+    answer = _searched(_Search(ask, most, of_a_family, tell), ask, ranked)
+    if answer.suggestions:
+        picks = [{"id": one.entry.id, **choices_of(one.plan)} for one in answer.suggestions]
+        keep(key, {"picks": picks, "passed_over": answer.passed_over})
+    return answer
+
+
+def _asked(ask: Ask, most: int, of_a_family: int) -> dict[str, object]:
+    return {
+        "task": ask.task.value,
+        "context": ask.context_tokens,
+        "users": ask.users,
+        "min_context": ask.min_context,
+        "accurate": ask.prefer_accurate_cache,
+        "most": most,
+        "of_a_family": of_a_family,
+    }
+
+
+def _kept(key: str, ask: Ask, ranked: Sequence[Entry]) -> Recommendation | None:
+    """What was found before, each priced anew; None where anything of it does not fit any more."""
+    answer = kept(key)
+    by_id = {entry.id: entry for entry in ranked}
+    try:
+        found = [_suggested(by_id[pick["id"]], ask, pick) for pick in (answer or {})["picks"]]
+        reasons = tuple((str(why), int(count)) for why, count in (answer or {})["passed_over"])
+    except (KeyError, TypeError, ValueError, EdgekitError):
+        return None
+    whole = [one for one in found if one is not None]
+    if not whole or len(whole) < len(found):
+        return None
+    return Recommendation(ask=ask, suggestions=tuple(whole), passed_over=reasons)
+
+
+def _suggested(entry: Entry, ask: Ask, pick: dict[str, Any]) -> Suggestion | None:
+    plan = plan_again(wish_for(entry, ask), pick)
+    return None if plan is None else Suggestion(entry=entry, plan=plan, rank=rank_of(entry))
+
+
+def _searched(search: _Search, ask: Ask, ranked: Sequence[Entry]) -> Recommendation:
     found = search.quick(ranked) or search.slow()
     return Recommendation(
         ask=ask,

@@ -1,0 +1,114 @@
+"""What was recommended -> kept on the disk, so that the same question is answered at once; and back.
+
+Only choices are kept, never a bill: what is shown is priced anew, and a choice that does not fit any more is dropped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+from edgekit import __version__
+from edgekit.catalog.types import Entry
+from edgekit.engine import engine_named
+from edgekit.hardware.types import Accelerator, Machine
+from edgekit.source.cache import cache_folder
+from edgekit.units import MIB
+
+STEP_BYTES = (
+    256 * MIB
+)  # free memory goes up and down: what is free beyond a whole step does not count
+MAX_KEPT_BYTES = 64 * 1024  # one answer has some 5 KB
+MOST_FILES = 64  # older ones are removed
+
+
+def steadied(machine: Machine) -> Machine:
+    """The machine with free memory in whole steps, always less than there is. One that is only wished for stays."""
+    if machine.what_if:
+        return machine
+    host = machine.host
+    if host is not None:
+        limits = tuple(
+            replace(one, limit_bytes=one.used_bytes + _floor(one.left_bytes)) for one in host.limits
+        )
+        host = replace(host, free_bytes=_floor(host.free_bytes), limits=limits)
+    return replace(machine, host=host, devices=tuple(map(_steadied, machine.devices)))
+
+
+def _steadied(device: Accelerator) -> Accelerator:
+    return replace(device, free_bytes=_floor(device.free_bytes), users=())
+
+
+def _floor(size_bytes: int) -> int:
+    return size_bytes // STEP_BYTES * STEP_BYTES
+
+
+def key_of(
+    question: Mapping[str, Any], machine: Machine, engine: str, entries: Iterable[Entry]
+) -> str:
+    """Equal for equal questions to the same version on a machine with as much free in whole steps."""
+    seen = (
+        __version__,
+        engine_named(engine).VERSION,
+        sorted(question.items(), key=lambda pair: pair[0]),
+        _memory(machine),
+        [
+            (entry.id, entry.reference, [size.tensor_bytes for size in entry.sizes])
+            for entry in entries
+        ],
+    )
+    return hashlib.sha256(repr(seen).encode()).hexdigest()[:32]
+
+
+def _memory(machine: Machine) -> tuple[object, ...]:
+    host = machine.host
+    own = None
+    if host is not None:
+        own = (host.usable_bytes, host.whole_bytes, host.total_bytes, host.bandwidth_bytes_per_s)
+    cards = [replace(device, users=(), because="") for device in machine.devices]
+    return machine.system, machine.cores, own, repr(cards)
+
+
+def _folder() -> Path | None:
+    headers = cache_folder()
+    return None if headers is None else headers.parent / "recommended"
+
+
+def keep(key: str, answer: Mapping[str, Any]) -> None:
+    """Quietly nothing where the disk does not let us: it is only kept for speed."""
+    folder = _folder()
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile("w", dir=folder, suffix=".part", delete=False) as part:
+            json.dump(answer, part)
+        Path(part.name).replace(folder / f"{key}.json")
+        _thin(folder)
+    except (OSError, ValueError):
+        return
+
+
+def _thin(folder: Path) -> None:
+    found = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in found[MOST_FILES:]:
+        path.unlink(missing_ok=True)
+
+
+def kept(key: str) -> dict[str, Any] | None:
+    """None where there is none, or where it is damaged."""
+    folder = _folder()
+    if folder is None:
+        return None
+    try:
+        with (folder / f"{key}.json").open("rb") as file:
+            body = file.read(MAX_KEPT_BYTES + 1)
+        found = json.loads(body) if len(body) <= MAX_KEPT_BYTES else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

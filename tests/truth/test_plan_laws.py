@@ -1,0 +1,109 @@
+"""Every catalog model on twelve kinds of machine, each with more and more memory: no plan exceeds its budget, and none
+is worse than the one before it.
+
+A few models in the normal run; EDGEKIT_LONG=1 takes all of the catalog.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from tests.unit.plan.machines import cards, cpu, mac
+
+from edgekit.catalog import open_entry, read_catalog
+from edgekit.catalog.types import Entry
+from edgekit.engine.llamacpp.types import ALL_LAYERS
+from edgekit.errors import EdgekitError
+from edgekit.hardware.types import Machine
+from edgekit.plan.making import find_plan
+from edgekit.plan.planned import Plan, Wish
+from edgekit.plan.types import FULL_PERCENT
+from edgekit.plan.variants import USUAL_ACCURACY, variants_of
+
+LONG = os.environ.get("EDGEKIT_LONG") == "1"
+CHOSEN = ("deepseek-v2-lite", "llama-3.1-8b", "nomic-embed-text-v1.5", "qwen3-30b-a3b")
+
+# Each grows in one direction: RAM, a card, a second card beside it, RAM beside a card, a Mac.
+LADDERS: dict[str, tuple[Machine, ...]] = {
+    "small processor": tuple(cpu(gib) for gib in (2, 3, 4, 6)),
+    "processor": tuple(cpu(gib) for gib in (8, 12, 16, 24)),
+    "large processor": tuple(cpu(gib) for gib in (32, 64, 128, 512)),
+    "small card": tuple(cards(gib) for gib in (4, 6, 8, 10)),
+    "card": tuple(cards(gib) for gib in (12, 16, 20, 24)),
+    "large card": tuple(cards(gib) for gib in (32, 48, 80, 141)),
+    "card without host": tuple(cards(gib, ram=None) for gib in (8, 12, 24, 48)),
+    "RAM beside a card": tuple(cards(12, ram=gib) for gib in (8, 16, 32, 128)),
+    "second card": tuple(cards(16, gib) for gib in (6, 8, 12, 16)),
+    "four cards": tuple(cards(*[24] * count) for count in (1, 2, 3, 4)),
+    "Mac": tuple(mac(gib, limit_gib=gib * 3 // 4) for gib in (8, 16, 24, 36)),
+    "large Mac": tuple(mac(gib, limit_gib=gib * 3 // 4) for gib in (48, 64, 96, 128)),
+}
+
+
+def with_rates(machine: Machine) -> Machine:
+    """Known bandwidths: without them nobody knows whether more bits would be too slow."""
+    host = machine.host and replace(machine.host, bandwidth_bytes_per_s=60 * 10**9)
+    devices = tuple(replace(one, bandwidth_bytes_per_s=500 * 10**9) for one in machine.devices)
+    return replace(machine, host=host, devices=devices)
+
+
+def wish(entry: Entry, machine: Machine) -> Wish:
+    model = open_entry(entry, "llama.cpp")
+    return Wish(
+        label=entry.id,
+        variants=variants_of(model, "llama.cpp", settled=False),
+        engine="llama.cpp",
+        machine=with_rates(machine),
+    )
+
+
+def worth(plan: Plan | None) -> tuple[float, ...]:
+    """The order that plans are chosen by, in whole: nothing in it is about memory."""
+    if plan is None:
+        return (0,)
+    accuracy, tokens = plan.variant.accuracy, plan.context_tokens
+    setup = plan.result.way.setup
+    whole = (
+        setup.n_gpu_layers == ALL_LAYERS
+        and setup.offload_kqv
+        and not setup.cpu_moe
+        and not setup.n_cpu_moe
+        and (setup.has_device or not plan.wish.machine.devices)
+    )
+    bits = plan.load.cache_k.bits if plan.load.cache_k else 16
+    return (
+        1,
+        plan.variant.is_good,
+        whole,
+        min(accuracy, USUAL_ACCURACY),
+        tokens,
+        bits >= 8,
+        accuracy,
+        bits,
+    )
+
+
+def entries() -> Iterator[Entry]:
+    for entry in read_catalog().entries:
+        if LONG or entry.id in CHOSEN:
+            yield entry
+
+
+@pytest.mark.parametrize("ladder", LADDERS)
+@pytest.mark.parametrize("entry", tuple(entries()), ids=lambda entry: entry.id)
+def test_more_memory_is_never_worse(entry: Entry, ladder: str) -> None:
+    before: tuple[float, ...] = (0,)
+    for machine in LADDERS[ladder]:
+        try:
+            plan = find_plan(wish(entry, machine))
+        except EdgekitError:
+            return
+        now = worth(plan)
+        assert now >= before, f"{machine.name}: {before} -> {now}"
+        before = now
+        if plan is not None:
+            for use in plan.result.uses:
+                assert use.required_bytes * 100 <= use.budget.available_bytes * FULL_PERCENT
