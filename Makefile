@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 run: setup
-	@$(BIN)/edgekit check sample:gemma-3-27b || test $$? -eq 3 # "does not fit" is an answer too
+	@$(BIN)/edgekit recommend || test $$? -eq 3 # "nothing fits" is an answer too
 
 test: setup
 	@$(BIN)/python -m pytest

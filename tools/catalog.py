@@ -1,11 +1,12 @@
 """Recorded headers and public configs -> src/edgekit/catalog/models.jsonl.
 
-Usage: python tools/catalog.py [COLLECTION] [--docs FOLDER ...]
+Usage: python tools/catalog.py [COLLECTION] [--docs FOLDER ...] [--versions FILE]
 
 COLLECTION holds models.json with headers/, and configs/ with index.jsonl; without it EDGEKIT_TRUTH is taken. Folders
 have pages that date families and name repositories: docs/source/en/model_doc of transformers, and one with
-docs/models/supported_models.md and tests/models/registry.py of vLLM. Without them both stay as they are. What is left
-out is named, with the reason.
+docs/models/supported_models.md and tests/models/registry.py of vLLM. FILE has a line "v4.47.0 2024-12-05" for every tag
+of transformers: a config names the version that wrote it, and no model is older than its config. Without them all stays
+as it is. What is left out is named, with the reason.
 
 Of a config nothing is kept but the numbers that a reader here looks at. A model of which there is a header and a config
 is one entry, where both agree.
@@ -236,10 +237,12 @@ class Left(NamedTuple):
     because: str
 
 
-def main(collection: Path, docs: list[Path]) -> None:
+def main(collection: Path, docs: list[Path], versions: Path | None) -> None:
     made = list(entries_of(collection))
     left = [one for one in made if isinstance(one, Left)]
     entries = documented([one for one in made if isinstance(one, Entry)], docs)
+    if versions is not None:
+        entries = written(entries, collection, versions)
     lines = [record_of(entry) for entry in sorted(entries, key=lambda entry: entry.id)]
     PATH.write_text("\n".join(lines) + "\n", encoding="utf-8")
     for one in left:
@@ -420,7 +423,7 @@ def documented(entries: list[Entry], docs: list[Path]) -> list[Entry]:
 
 
 def _as_before(entry: Entry, old: Entry | None) -> Entry:
-    for field in ("released", "repository"):
+    for field in ("released", "repository", "not_before"):
         value = getattr(old, field, None)
         if old is not None and value is not None and getattr(entry, field) is None:
             entry = _with(entry, field, value, old.sources[field])
@@ -442,6 +445,23 @@ def _dated(entry: Entry, pages: Mapping[str, str]) -> Entry:
     what = "the family's paper" if word == PAPER else "transformers had it from that day"
     text = f"{what}, says {page}.md of transformers' documentation: weeks off at most"
     return _with(entry, "released", found[1], Source(text=text, basis=Basis.MODELLED))
+
+
+def written(entries: list[Entry], collection: Path, versions: Path) -> list[Entry]:
+    """With the day since which the library is out that wrote their configs, where nothing else dates them."""
+    days = dict(line.split() for line in versions.read_text("utf-8").splitlines())
+    by_id = {CONFIGS[stem]: row for stem, row in _configs(collection).items() if stem in CONFIGS}
+    return [_written(entry, by_id.get(entry.id, {}).get("config", {}), days) for entry in entries]
+
+
+def _written(entry: Entry, config: Mapping[str, Any], days: Mapping[str, str]) -> Entry:
+    text = config.get("text_config")
+    version = config.get("transformers_version") or (text or {}).get("transformers_version") or ""
+    day = days.get(f"v{version.partition('.dev')[0]}")
+    if entry.released is not None or day is None:
+        return entry
+    told = f"its config.json was written by transformers {version}, which is out since that day"
+    return _with(entry, "not_before", day, Source(text=told, basis=Basis.EXACT))
 
 
 def _repositories(pages: Mapping[str, str]) -> dict[str, tuple[str, str]]:
@@ -466,5 +486,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("collection", nargs="?", type=Path, default=TRUTH)
     parser.add_argument("--docs", type=Path, action="append", default=[])
+    parser.add_argument("--versions", type=Path)
     asked = parser.parse_args(sys.argv[1:])
-    main(asked.collection, asked.docs)
+    main(asked.collection, asked.docs, asked.versions)

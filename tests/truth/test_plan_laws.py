@@ -9,17 +9,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from tests.unit.plan.machines import cards, cpu, mac
 
-from edgekit.catalog import open_entry, read_catalog
+from edgekit.catalog import find_entry, open_entry, read_catalog
 from edgekit.catalog.types import Entry
 from edgekit.engine.llamacpp.types import ALL_LAYERS
 from edgekit.errors import EdgekitError
 from edgekit.hardware.types import Machine
 from edgekit.plan.making import find_plan
-from edgekit.plan.planned import Plan, Wish
+from edgekit.plan.planned import Plan, Variant, Wish
 from edgekit.plan.types import FULL_PERCENT
 from edgekit.plan.variants import USUAL_ACCURACY, variants_of
 
@@ -50,11 +51,17 @@ def with_rates(machine: Machine) -> Machine:
     return replace(machine, host=host, devices=devices)
 
 
+@cache
+def variants(name: str) -> tuple[Variant, ...]:
+    """Opened once: what the engine works out for one machine serves the next."""
+    model = open_entry(find_entry(name), "llama.cpp")
+    return variants_of(model, "llama.cpp", settled=False)
+
+
 def wish(entry: Entry, machine: Machine) -> Wish:
-    model = open_entry(entry, "llama.cpp")
     return Wish(
         label=entry.id,
-        variants=variants_of(model, "llama.cpp", settled=False),
+        variants=variants(entry.id),
         engine="llama.cpp",
         machine=with_rates(machine),
     )

@@ -47,6 +47,7 @@ def record_of(entry: Entry) -> str:
         "kinds": [kind.value for kind in entry.kinds],
         "licence": entry.licence,
         "released": entry.released,
+        "not_before": entry.not_before,
         "reference": entry.reference,
         "sizes": {size.mix: [size.tensor_bytes, size.basis.value] for size in entry.sizes},
         "speeds": [
@@ -116,6 +117,7 @@ def _entry(raw: Mapping[str, Any]) -> Entry:
         kinds=_at(raw, "kinds", _kinds, ()),
         licence=_at(raw, "licence", _text, None),
         released=_at(raw, "released", _text, None),
+        not_before=_at(raw, "not_before", _text, None),
         reference=_at(raw, "reference", _text, ""),
         sizes=_at(raw, "sizes", _sizes, ()),
         speeds=_at(raw, "speeds", _speeds, ()),

@@ -65,6 +65,7 @@ class Entry:
     kinds: tuple[Kind, ...] = ()
     licence: str | None = None
     released: str | None = None  # "2025-05-14"
+    not_before: str | None = None  # nobody can have had it earlier: its files tell so
     sizes: tuple[Size, ...] = ()  # the largest first
     speeds: tuple[MeasuredSpeed, ...] = ()
     # What it takes to rebuild the model: keys and tensors of a GGUF, keys of a config.json, or both.

@@ -26,6 +26,6 @@ def rank_of(entry: Entry) -> float:
 
 def _dated(entry: Entry) -> date:
     try:
-        return date.fromisoformat(entry.released or "")
+        return date.fromisoformat(entry.released or entry.not_before or "")
     except ValueError:
         return UNKNOWN

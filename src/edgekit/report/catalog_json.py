@@ -33,6 +33,7 @@ def entry_json(entry: Entry, *, whole: bool = False) -> dict[str, Any]:
         "kinds": [kind.value for kind in entry.kinds],
         "licence": entry.licence,
         "released": entry.released,
+        "not_before": entry.not_before,
         "reference": entry.reference or None,
         "forms": [name for name, held in (("gguf", entry.keys), ("config", entry.config)) if held],
         "sizes": [

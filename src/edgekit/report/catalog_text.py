@@ -117,7 +117,7 @@ def _facts(entry: Entry) -> Iterator[str]:
     yield f"family {entry.family}, architecture {entry.architecture}"
     yield f"repository {entry.repository or 'not known'}"
     yield f"vocabulary {_tokens(entry.vocabulary)}"
-    yield f"released {entry.released or 'not known when'}, licence {entry.licence or 'not known'}"
+    yield f"released {_when(entry)}, licence {entry.licence or 'not known'}"
     if entry.reference:
         yield f"you added it from {entry.reference}"
 
@@ -198,3 +198,9 @@ def lines_text(lines: Iterable[str], *, width: int = MOST_WIDTH) -> str:
 def _folded(line: str, width: int) -> list[str]:
     indent = "  " if line.startswith("  ") else ""
     return [indent + row for row in folded(line.strip(), width - len(indent))]
+
+
+def _when(entry: Entry) -> str:
+    if entry.released is None and entry.not_before is not None:
+        return f"not before {entry.not_before}"
+    return entry.released or "not known when"
