@@ -27,7 +27,7 @@ class Reading:
     near_share: Range
     far_share: Range  # of what lies beyond the knee
     knee_bytes_per_s: float
-    cache_share: float  # slow end, of the slow rate: attention reads a cache worse than weights are read
+    cache_share: float  # of the slow rate: attention reads a cache worse than weights are read
     layer_s: Range  # of every layer besides: launches, norms, small kernels
     token_s: Range  # of every token besides: sampling, the loop around
 
@@ -84,18 +84,22 @@ READING["vllm"] = Reading(
     layer_s=(60 * _MICRO, 15 * _MICRO),
     token_s=(4000 * _MICRO, 300 * _MICRO),  # a scheduler in Python stands around every step
 )
-EAGER_LAYER_S: Range = (400 * _MICRO, 60 * _MICRO)  # vLLM without CUDA graphs: every kernel from Python
+# vLLM without CUDA graphs starts every kernel from Python.
+EAGER_LAYER_S: Range = (400 * _MICRO, 60 * _MICRO)
 CROSSING_S: Range = (250 * _MICRO, 15 * _MICRO)  # from one device to another and on
 REDUCING_S: Range = (60 * _MICRO, 8 * _MICRO)  # ranks add up what they have, twice in a layer
 
-# What one core multiplies of quantised weights: two cores of a Xeon 1.8 to 6 GB/s each, four of a 13900K 12.
-CORE_BYTES_PER_S: Range = (1.2 * GB, 16 * GB)
-# ... and in a prompt: 27 to 120 GFLOP/s of such cores.
-CORE_FLOPS: Range = (15 * GB, 250 * GB)
+# What one core multiplies of quantised weights: two of a Xeon 4.8 to 6.4 GB/s each, four of a 13900K 12.
+CORE_BYTES_PER_S: Range = (2.2 * GB, 16 * GB)
+# ... and in a prompt: 39 to 123 GFLOP/s of such cores.
+CORE_FLOPS: Range = (20 * GB, 250 * GB)
 UNKNOWN_CORES: Range = (4, 32)
-# Weights on the host are sent to the device for a prompt, a micro-batch at a time: PCIe 3 with 4 lanes to PCIe 5 with 16.
+# Weights on the host are sent to the device for every micro-batch of a prompt: PCIe 3 with 4 lanes to PCIe 5 with 16.
 LINK_BYTES_PER_S: Range = (3 * GB, 50 * GB)
-EXPERTS_PACE: Range = (0.25, 1.0)  # of the usual, where few tokens of a micro-batch meet in one expert
+# What a layer costs a whole micro-batch besides, in that of one token.
+PROMPT_KERNELS: Range = (10.0, 2.0)
+# Of the usual pace, where few tokens of a micro-batch meet in one expert.
+EXPERTS_PACE: Range = (0.25, 1.0)
 
 # Operations for every byte of bandwidth that engines reach with a prompt: llama.cpp, and vLLM (16 bits, tensor cores).
 _Work = tuple[Range, Range]
@@ -106,10 +110,10 @@ _NVIDIA: tuple[tuple[tuple[int, int], _Work], ...] = (  # from this capability o
     ((8, 0), ((14, 55), (25, 160))),  # A100: 22 to 33
     ((8, 6), ((35, 110), (35, 160))),  # RTX 3090: 65 to 71; RTX A6000: 51
     ((8, 7), ((20, 150), (20, 200))),
-    ((8, 9), ((50, 190), (50, 350))),  # RTX 4090: 106 to 154; RTX 4000 Ada: 67
-    ((9, 0), ((15, 85), (30, 400))),  # H200: 27 to 54; H100 PCIe: 32 to 48
-    ((10, 0), ((12, 120), (30, 500))),
-    ((12, 0), ((45, 230), (50, 450))),
+    ((8, 9), ((50, 190), (50, 300))),  # RTX 4090: 106 to 154; RTX 4000 Ada: 67
+    ((9, 0), ((15, 85), (30, 250))),  # H200: 27 to 54; H100 PCIe: 32 to 48
+    ((10, 0), ((12, 120), (30, 300))),
+    ((12, 0), ((45, 230), (50, 350))),
     ((12, 1), ((60, 350), (60, 600))),  # DGX Spark: little bandwidth for what it computes
 )
 _APPLE: tuple[tuple[int, Range], ...] = (  # from this M on: the fifth has matrix units in its GPU
@@ -125,7 +129,9 @@ _OTHERS: dict[Vendor, Range] = {
 def device_flops(device: Accelerator, bandwidth_bytes_per_s: float, engine: str) -> Range | None:
     """Operations a second with a prompt; None where nothing is known of such devices."""
     work = _work(device, engine)
-    return None if work is None else (work[0] * bandwidth_bytes_per_s, work[1] * bandwidth_bytes_per_s)
+    if work is None:
+        return None
+    return work[0] * bandwidth_bytes_per_s, work[1] * bandwidth_bytes_per_s
 
 
 def _work(device: Accelerator, engine: str) -> Range | None:

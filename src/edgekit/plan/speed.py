@@ -18,6 +18,7 @@ from edgekit.hardware.throughput import (
     EXPERTS_PACE,
     GB,
     LINK_BYTES_PER_S,
+    PROMPT_KERNELS,
     READING,
     REDUCING_S,
     HostPace,
@@ -29,7 +30,8 @@ from edgekit.hardware.throughput import (
 from edgekit.hardware.types import Accelerator, Machine
 from edgekit.memory.types import Load, MemoryEstimate, PoolKind
 from edgekit.plan.planned import Speed
-from edgekit.plan.touched import Touched, Work, attention_flops, one_token
+from edgekit.plan.touched import Touched, Work, one_token
+from edgekit.plan.working import attention_flops
 from edgekit.units import format_bytes
 
 DEFAULT_BATCH_TOKENS = 512  # of a prompt that are worked on together
@@ -55,7 +57,7 @@ def calibrate(modelled: Speed, decode: float, prefill: float | None = None) -> C
     return Calibration(decode=decode / _middle(modelled.decode), prefill=told)
 
 
-def expected_speed(
+def expected_speed(  # noqa: PLR0917 - the bill with all that it was made of, the machine and the engine
     model: Model,
     load: Load,
     setup: Any,
@@ -71,7 +73,7 @@ def expected_speed(
     None where a device is read whose bandwidth nobody knows: such a range would say nothing.
     """
     work = one_token(model, load, setup, estimate)
-    places = _places(work, setup, estimate, machine, engine)
+    places = _places(work, setup, estimate, machine)
     if places is None:
         return None
     least, most = filled or (0, work.context_tokens)
@@ -83,7 +85,7 @@ def expected_speed(
     return Speed(
         decode=decode,
         prefill=told,
-        because=_because(work, places, most, run),
+        because=_because(places, most, run),
         basis=Basis.ASSUMED if assumed else Basis.MODELLED,
     )
 
@@ -121,15 +123,22 @@ class _Place:
     assumed: bool = False
     unified: bool = False
 
+    @property
+    def is_host(self) -> bool:
+        return self.touched.pool.kind is PoolKind.HOST
+
+    def flops_at(self, end: int) -> float:
+        return self.flops[end] if self.flops is not None else 1.0
+
 
 def _places(
-    work: Work, setup: Any, estimate: MemoryEstimate, machine: Machine, engine: str
+    work: Work, setup: Any, estimate: MemoryEstimate, machine: Machine
 ) -> tuple[_Place, ...] | None:
-    cards = _cards(machine, engine, setup, estimate)
+    cards = _cards(machine, setup, estimate)
     host = host_pace(machine)
     found = []
     for touched in work.pools:
-        place = _place(touched, cards, host, estimate, engine)
+        place = _place(touched, cards, host, estimate)
         if place is not None:
             found.append(place)
         elif touched.is_read:
@@ -142,9 +151,8 @@ def _place(
     cards: tuple[Accelerator, ...],
     host: HostPace,
     estimate: MemoryEstimate,
-    engine: str,
 ) -> _Place | None:
-    pool = touched.pool
+    pool, engine = touched.pool, estimate.engine
     if pool.kind is PoolKind.HOST:
         return _on_host(touched, host)
     if pool.index >= len(cards):
@@ -182,15 +190,12 @@ def _slowest(cards: tuple[Accelerator, ...]) -> Accelerator:
     return min(cards, key=lambda card: card.bandwidth_bytes_per_s or 0)
 
 
-def _cards(
-    machine: Machine, engine: str, setup: Any, estimate: MemoryEstimate
-) -> tuple[Accelerator, ...]:
+def _cards(machine: Machine, setup: Any, estimate: MemoryEstimate) -> tuple[Accelerator, ...]:
     """Those that the engine is started on, in its order: where not all are used, those with the most memory."""
+    engine = estimate.engine
     known = devices_for(machine, engine) if estimate.backend != "cpu" else ()
-    if engine == "vllm":
-        count = setup.world_size
-    else:
-        count = len(getattr(setup, "devices", ())) or 1
+    ranks = setup.world_size if engine == "vllm" else 0
+    count = ranks or len(getattr(setup, "devices", ())) or 1
     if count >= len(known):
         return known
     largest = sorted(range(len(known)), key=lambda place: -known[place].free_bytes)[:count]
@@ -234,53 +239,58 @@ class _Run:
         return EAGER_LAYER_S if eager else place.reading.layer_s
 
     def _reducing_s(self) -> Range:
-        ranks = self.setup.tensor_parallel_size if self.engine == "vllm" else 1
-        times = 2 * len(self.work.working.layers) if ranks > 1 else 0
+        times = 2 * len(self.work.working.layers) if self.ranks > 1 else 0
         return times * REDUCING_S[0], times * REDUCING_S[1]
 
     @property
-    def _stages(self) -> float:
-        """VLLM's bill is that of the fullest card: others of a pipeline come after it."""
-        if self.engine != "vllm" or self.setup.pipeline_parallel_size == 1:
-            return 1.0
-        here = max((place.touched.layers for place in self.places), default=0)
-        return len(self.work.working.layers) / here if here else 1.0
+    def _stages(self) -> int:
+        """The bill of vLLM is that of the fullest card: those of a pipeline come one after another."""
+        return self.setup.pipeline_parallel_size if self.engine == "vllm" else 1
 
     @property
     def ranks(self) -> int:
         return self.setup.tensor_parallel_size if self.engine == "vllm" else 1
 
+    @property
+    def _batch_tokens(self) -> int:
+        return self.load.microbatch_tokens or DEFAULT_BATCH_TOKENS
+
     def prefill(self, prompt_tokens: int) -> Range | None:
         """A prompt as long as the context at the slow end, a short one at the fast end."""
-        working = self.work.working
-        known = [place.flops for place in self.places]
-        if not working.parameters or not known or None in known:
+        parameters = self.work.working.parameters
+        if not parameters or any(place.flops is None for place in self.places):
             return None
-        geometry = self.model.geometry
-        whole = sum(place.touched.held_bytes for place in self.places) or 1
         # Along a prompt a token looks back on half of it.
-        heavy = 2.0 * working.parameters + attention_flops(geometry, prompt_tokens // 2)
-        light = 2.0 * working.parameters
-        pace = EXPERTS_PACE if working.has_experts else (1.0, 1.0)
-        devices = [one for one in self.places if one.touched.pool.kind is PoolKind.DEVICE]
-        total = [0.0, 0.0]
-        for place in self.places:
-            for end, flops in ((0, heavy), (1, light)):
-                share = place.touched.held_bytes / whole
-                total[end] += self._prompt_s(place, devices, flops * share, end) / pace[end]
-        fast = total[1] / max(len(devices), 1)  # cards may work on a prompt one behind the other
-        return total[0] / self.ranks, fast / self.ranks
+        behind = attention_flops(self.model.geometry, prompt_tokens // 2)
+        slow = self._prompt_end_s(2.0 * parameters + behind, 0)
+        fast = self._prompt_end_s(2.0 * parameters, 1)
+        # Cards may work on a prompt one behind the other.
+        return slow / self.ranks, fast / self.ranks / max(len(self._devices), 1)
 
-    def _prompt_s(self, place: _Place, devices: list[_Place], flops: float, end: int) -> float:
+    def _prompt_end_s(self, flops: float, end: int) -> float:
+        whole = sum(place.touched.held_bytes for place in self.places) or 1
+        pace = EXPERTS_PACE[end] if self.work.working.has_experts else 1.0
+        total = 0.0
+        for place in self.places:
+            launches = place.touched.layers * self._layer_s(place)[end] * PROMPT_KERNELS[end]
+            share = place.touched.held_bytes / whole
+            total += (
+                launches / self._batch_tokens + self._prompt_s(place, flops * share, end) / pace
+            )
+        return total
+
+    @property
+    def _devices(self) -> tuple[_Place, ...]:
+        return tuple(one for one in self.places if one.touched.pool.kind is PoolKind.DEVICE)
+
+    def _prompt_s(self, place: _Place, flops: float, end: int) -> float:
         """Weights on the host are sent to a device, which is quicker with a whole micro-batch."""
-        if place.touched.pool.kind is PoolKind.DEVICE or not devices:
-            rate = place.flops[end] if place.flops is not None else 1.0
-            return flops / rate
-        device = devices[0]
-        batch = self.load.microbatch_tokens or DEFAULT_BATCH_TOKENS
-        link = device.rates[end] if device.unified else LINK_BYTES_PER_S[end]
-        rate = device.flops[end] if device.flops is not None else 1.0
-        return place.touched.held_bytes / link / batch + flops / rate
+        device = next(iter(self._devices), place)
+        seconds = flops / (device if place.is_host else place).flops_at(end)
+        if place.is_host and device is not place:
+            link = device.rates[end] if device.unified else LINK_BYTES_PER_S[end]
+            seconds += place.touched.held_bytes / link / self._batch_tokens
+        return seconds
 
 
 def _reads(place: _Place, filled_tokens: int) -> Range:
@@ -291,7 +301,7 @@ def _reads(place: _Place, filled_tokens: int) -> Range:
     return (weights + cache / place.reading.cache_share) / slow, (weights + cache) / fast
 
 
-def _because(work: Work, places: tuple[_Place, ...], most: int, run: _Run) -> str:
+def _because(places: tuple[_Place, ...], most: int, run: _Run) -> str:
     parts = []
     for place in (one for one in places if one.touched.is_read):
         weights = int(place.touched.weights_bytes + place.touched.state_bytes)
