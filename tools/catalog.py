@@ -41,7 +41,7 @@ from edgekit.engine.vllm.types import VllmSetup
 from edgekit.errors import EdgekitError
 from edgekit.estimation import open_config, open_model
 from edgekit.geometry.types import ModelGeometry, attention_of
-from edgekit.memory.types import Load
+from edgekit.memory.types import Load, weakest
 from edgekit.memory.what_if import at_mix
 
 ROOT = Path(__file__).parents[1]
@@ -242,7 +242,7 @@ def main(collection: Path, docs: list[Path], versions: Path | None) -> None:
     left = [one for one in made if isinstance(one, Left)]
     entries = documented([one for one in made if isinstance(one, Entry)], docs)
     if versions is not None:
-        entries = written(entries, collection, versions)
+        entries = succeeded(written(entries, collection, versions))
     lines = [record_of(entry) for entry in sorted(entries, key=lambda entry: entry.id)]
     PATH.write_text("\n".join(lines) + "\n", encoding="utf-8")
     for one in left:
@@ -323,6 +323,8 @@ def header_entry(name: str, rows: list[dict[str, Any]], headers: Path) -> Entry:
     model = read_recorded(best, headers)
     found = f"a GGUF header that llama.cpp's loader accepted ({_confirmed(best)})"
     facts = facts_of(model, name, found=found, also=tuple(row["quant"] for row in rows))
+    if not best["confirmed_by_public_config"]:
+        facts["sources"] = {field: _weaker(source) for field, source in facts["sources"].items()}
     facts["tensors"] = runs_of(at_mix(model.header, model.geometry, "F16").tensors)
     entry = Entry(id=name, **facts)
     for row in rows:
@@ -330,6 +332,11 @@ def header_entry(name: str, rows: list[dict[str, Any]], headers: Path) -> Entry:
         if size is None or size.tensor_bytes != row["tensor_bytes"]:
             raise EdgekitError(f"{name} at {row['quant']}: {size} is not {row['tensor_bytes']:,}")
     return entry
+
+
+def _weaker(source: Source) -> Source:
+    """A header is exact about itself; whether the published model is so nobody has compared."""
+    return replace(source, basis=weakest((Basis.MODELLED, source.basis)))
 
 
 def _confirmed(row: Mapping[str, Any]) -> str:
@@ -457,11 +464,51 @@ def written(entries: list[Entry], collection: Path, versions: Path) -> list[Entr
 def _written(entry: Entry, config: Mapping[str, Any], days: Mapping[str, str]) -> Entry:
     text = config.get("text_config")
     version = config.get("transformers_version") or (text or {}).get("transformers_version") or ""
-    day = days.get(f"v{version.partition('.dev')[0]}")
+    day = days.get(f"v{_published(version)}")
     if entry.released is not None or day is None:
         return entry
-    told = f"its config.json was written by transformers {version}, which is out since that day"
+    told = f"its config.json was written by transformers {version}, which is no older"
     return _with(entry, "not_before", day, Source(text=told, basis=Basis.EXACT))
+
+
+def _published(version: str) -> str:
+    """'4.45.0.dev0' -> '4.44.0': what it was made after."""
+    if ".dev" not in version:
+        return version
+    major, minor, *_ = version.split(".")
+    return f"{major}.{int(minor) - 1}.0" if minor.isdigit() and int(minor) else ""
+
+
+_VERSION = re.compile(r"(?P<line>[a-z-]*?)-?(?P<number>\d+(?:\.\d+)?)(?=$|-)")
+
+
+def succeeded(entries: list[Entry]) -> list[Entry]:
+    """No version of a line is older than the one before it: qwen3.6 came after qwen3.5."""
+    known: dict[tuple[str, float], str] = {}
+    for entry in entries:
+        version, day = _version(entry), entry.released or entry.not_before
+        if version is not None and day is not None:
+            known[version] = min(day, known.get(version, day))
+    return [_after(entry, known) for entry in entries]
+
+
+def _version(entry: Entry) -> tuple[str, float] | None:
+    found = _VERSION.match(entry.family)
+    return None if found is None else (found["line"], float(found["number"]))
+
+
+def _after(entry: Entry, known: Mapping[tuple[str, float], str]) -> Entry:
+    version = _version(entry)
+    if version is None or entry.released is not None:
+        return entry
+    before = [
+        (day, one) for one, day in known.items() if one[0] == version[0] and one[1] < version[1]
+    ]
+    day, one = max(before, default=("", version))
+    if day <= (entry.not_before or ""):
+        return entry
+    told = f"{one[0]} {one[1]:g}, the version before it, is of that day or later"
+    return _with(entry, "not_before", day, Source(text=told, basis=Basis.MODELLED))
 
 
 def _repositories(pages: Mapping[str, str]) -> dict[str, tuple[str, str]]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgekit.catalog import find_entry, opened, read_catalog
-from edgekit.catalog.types import Entry
-from edgekit.engine import engine_name
+from edgekit.catalog.naming import is_base
+from edgekit.catalog.types import Catalog, Entry, Kind
+from edgekit.engine import engine_for, engine_name
+from edgekit.engine.llamacpp.as_gguf import convert
 from edgekit.errors import (
-    EdgekitError,
     NotFoundError,
     RemoteAccessError,
     RemoteInspectError,
@@ -20,15 +21,36 @@ from edgekit.errors import (
 )
 from edgekit.estimation import Opened, open_model, open_or_download
 from edgekit.hardware.types import Machine
+from edgekit.kept import keep, kept, key_of, steadied
 from edgekit.memory.types import Load
+from edgekit.plan.again import as_data, choices_of, plan_again, read_choices
+from edgekit.plan.caches import embedding_start
 from edgekit.plan.drafting import catalog_drafters, own_drafter
 from edgekit.plan.making import make_plan
 from edgekit.plan.placement import engine_on
 from edgekit.plan.planned import Drafter, Lever, Plan, Variant, Wish
+from edgekit.plan.ranking import rank_of
+from edgekit.plan.recommending import (
+    SHOWN,
+    Ask,
+    Recommendation,
+    Suggestion,
+    ranked_for,
+    recommend,
+    wish_for,
+)
 from edgekit.plan.types import Start
-from edgekit.plan.variants import accuracy_of, as_it_is, at_mixes, variants_of
+from edgekit.plan.variants import (
+    AS_STORED,
+    accuracy_of,
+    as_it_is,
+    at_mixes,
+    stored_accuracy,
+    usual_variant,
+    variants_of,
+)
 from edgekit.source.folders import is_here
-from edgekit.source.naming import quant_tag
+from edgekit.source.naming import close_names, quant_tag
 from edgekit.source.types import Container, Origin
 
 if TYPE_CHECKING:
@@ -44,6 +66,7 @@ class Named:
     """A model by its name, before an engine is chosen: a known one, or one whose header was read."""
 
     name: str
+    catalog: Catalog = field(repr=False)
     entry: Entry | None = None
     found: Opened | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
@@ -57,6 +80,13 @@ class Named:
             return engine_name(wanted)
         return LLAMACPP if self.found is None else engine_on(self.found.model, machine)
 
+    @property
+    def first_engine(self) -> str:
+        """The one that its files are for."""
+        if self.found is not None:
+            return engine_for(self.found.model)
+        return LLAMACPP if self.entry is not None and self.entry.keys else "vllm"
+
     def opened(self, engine: str) -> Opened:
         """Raises RefusedError where the entry has nothing that the engine loads."""
         if self.found is None and self.entry is not None:
@@ -64,6 +94,15 @@ class Named:
         if self.found is None:
             raise UsageError(f"{self.name}: neither opened nor in the catalog")
         return self.found
+
+    def as_file(self, engine: str) -> Opened:
+        """The same, of a known model as the file that people run: llama.cpp at the usual quantisation."""
+        model = self.opened(engine)
+        if self.found is not None or engine != LLAMACPP:
+            return model
+        usual = usual_variant(variants_of(model.model, engine, settled=False))
+        made = convert(model.model, usual.name).model
+        return replace(model, label=f"{model.label} at {usual.name}", model=made)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,32 +128,55 @@ def name_model(
 ) -> Named:
     """A model of the catalog by its id, or anything that can be opened. Raises EdgekitError.
 
-    A repository that cannot be reached is taken from the catalog, where it is there.
+    What the user added is opened from where it came; a repository that cannot be reached is taken from the catalog,
+    where it is there.
     """
     name = os.fspath(reference)
-    if name.lower().startswith(CATALOG):
-        return Named(name=name, entry=find_entry(name[len(CATALOG) :]))
-    known = _known(name)
-    if known is not None and "/" not in name and not is_here(name):
-        return Named(name=name, entry=known)
+    catalog = Catalog(entries=()) if is_here(name) else read_catalog()  # a file needs none
+    entry: Entry | None = None
+    is_said = name.lower().startswith(CATALOG)
+    if is_said:
+        name = name[len(CATALOG) :]
+        entry = find_entry(name, catalog)
+    elif not is_here(name):
+        entry = _known(name, catalog)
+    if entry is not None and (is_said or "/" not in name) and not entry.is_users:
+        return Named(name=name, catalog=catalog, entry=entry, notes=_base_note(entry))
+    source = entry.reference if entry is not None and entry.is_users else name
     try:
-        return Named(
-            name=name,
-            entry=known,
-            found=open_or_download(reference, reach=reach, confirm=confirm),
-        )
-    except (RemoteNotFoundError, RemoteAccessError):
-        raise  # the server was reached, and it said no
+        found = open_or_download(source, reach=reach, confirm=confirm)
+    except NotFoundError as error:
+        if any(sign in name for sign in "/\\:."):
+            raise  # a path, an address, a name with a tag
+        raise _with_near(error, name, catalog) from error
     except RemoteInspectError as error:
-        if known is None:
+        said_no = isinstance(error, RemoteNotFoundError | RemoteAccessError)
+        if entry is None or (said_no and not entry.is_users):
             raise
-        note = f"known from the catalog, for the repository could not be read: {error}"
-        return Named(name=name, entry=known, notes=(note,))
+        note = f"known from the catalog, for {source} could not be read: {error}"
+        return Named(name=name, catalog=catalog, entry=entry, notes=(note,))
+    return Named(name=name, catalog=catalog, entry=entry, found=found)
 
 
-def _known(name: str) -> Entry | None:
+def _with_near(error: NotFoundError, name: str, catalog: Catalog) -> NotFoundError:
+    """The same, with names of the catalog that are near, and with what of it could not be read."""
+    near = close_names(name.lower(), [entry.id for entry in catalog.entries])
+    damaged = "".join(f"; the catalog cannot be read whole: {one}" for one in catalog.problems[:1])
+    return NotFoundError(f"{error}{damaged}", candidates=() if error.candidates else near)
+
+
+def _base_note(entry: Entry) -> tuple[str, ...]:
+    repository = entry.repository
+    if repository is None or Kind.CHAT not in entry.kinds or not is_base(repository):
+        return ()
+    return (
+        f"{repository} is the base model: to be answered take its instruct version, of the same shape",
+    )
+
+
+def _known(name: str, catalog: Catalog) -> Entry | None:
     try:
-        return find_entry(name)
+        return find_entry(name, catalog)
     except NotFoundError:
         return None
 
@@ -122,22 +184,25 @@ def _known(name: str) -> Entry | None:
 def plan_model(
     named: Named, wanted: Wanted, *, reach: Reach | None = None, thorough: bool = True
 ) -> Plan:
-    """The plan for it. Where a file of a repository is chosen that was not looked at, its header is read as well."""
+    """The plan for it. Where a file of a repository is chosen that was not looked at, its header is read as well.
+
+    Such a file may be larger than its name says: then the next smaller one is looked at.
+    """
     wish = wish_of(named, wanted)
-    plan = make_plan(wish, thorough=thorough)
-    chosen = plan.variant
-    if not plan.fits or not chosen.reference or not chosen.changes:
-        return plan
-    try:
+    while True:
+        plan = make_plan(wish, thorough=thorough)
+        chosen = plan.variant
+        if not plan.fits or not chosen.reference or not chosen.changes:
+            return plan
         found = open_model(chosen.reference, reach=reach)
-    except EdgekitError:
-        return plan  # as if: the basis says so
-    real = as_it_is(found.model, chosen.name, chosen.reference)
-    exact = make_plan(replace(wish, variants=real), thorough=thorough)
-    if not exact.fits:
+        real = as_it_is(found.model, chosen.name, chosen.reference)
+        exact = make_plan(replace(wish, variants=real), thorough=thorough)
         smaller = wish.variants[wish.variants.index(chosen) + 1 :]
-        return make_plan(replace(wish, variants=smaller), thorough=thorough) if smaller else exact
-    return _with_first_decision(exact, plan)
+        if exact.fits:
+            return _with_first_decision(exact, plan)
+        if not smaller:
+            return exact
+        wish = replace(wish, variants=smaller)
 
 
 def _with_first_decision(plan: Plan, before: Plan) -> Plan:
@@ -151,16 +216,17 @@ def wish_of(named: Named, wanted: Wanted) -> Wish:
     """Raises HardwareError, RefusedError, UsageError."""
     engine = named.engine(wanted.engine, wanted.machine)
     model = named.opened(engine)
+    embeds = _embeds(named, model)
     drafters: tuple[Drafter, ...] = ()
-    if wanted.drafter and engine == LLAMACPP:
+    if wanted.drafter and engine == LLAMACPP and not embeds:
         drafters = (*own_drafter(model.model), *_catalog_drafters(named))
     return Wish(
         label=model.label,
-        variants=_variants(named, model, engine, wanted.start.settled),
+        variants=_variants(named, model, engine, wanted.start),
         engine=engine,
         machine=wanted.machine,
         load=wanted.load,
-        start=wanted.start,
+        start=embedding_start(wanted.start, engine) if embeds else wanted.start,
         users=wanted.users,
         min_context=wanted.min_context,
         prefer_accurate_cache=wanted.prefer_accurate_cache,
@@ -170,25 +236,85 @@ def wish_of(named: Named, wanted: Wanted) -> Wish:
     )
 
 
+def _embeds(named: Named, model: Opened) -> bool:
+    """A model of which nobody wants words."""
+    if named.entry is not None:
+        return Kind.EMBEDDING in named.entry.kinds
+    return model.model.geometry.causal is False
+
+
 def _catalog_drafters(named: Named) -> tuple[Drafter, ...]:
     entry = named.entry
-    return () if entry is None else catalog_drafters(entry, read_catalog().entries)
+    return () if entry is None else catalog_drafters(entry, named.catalog.entries)
 
 
-def _variants(
-    named: Named, model: Opened, engine: str, settled: frozenset[str]
-) -> tuple[Variant, ...]:
+def _variants(named: Named, model: Opened, engine: str, start: Start) -> tuple[Variant, ...]:
     """The files of a repository where none was named; else what can be made of the model."""
     files = model.files
-    if {"mix", "quantize"} & settled:
-        return as_it_is(model.model)
+    if {"mix", "quantize"} & start.settled:
+        return as_it_is(model.model, str(getattr(start.setup, "mix", None) or "as asked"))
     if files is None or files.container is not Container.GGUF or engine != LLAMACPP:
         return variants_of(model.model, engine, settled=False)
-    tag = quant_tag(files.label) or "as stored"
+    tag = quant_tag(files.label.rpartition(":")[2]) or quant_tag(files.label) or AS_STORED
     own = as_it_is(model.model, tag, files.reference)
     if ":" in named.name.rpartition("/")[2] or files.origin is not Origin.HUB:
         return own
     others = at_mixes(model.model, files.alternatives, repository=files.reference)
-    mine = replace(own[0], accuracy=accuracy_of(tag))
+    mine = replace(own[0], accuracy=accuracy_of(tag) or stored_accuracy(model.model))
     every = (mine, *(one for one in others if one.name != tag))
     return tuple(sorted(every, key=lambda one: -one.accuracy))
+
+
+def recommended(
+    catalog: Catalog,
+    ask: Ask,
+    *,
+    most: int = SHOWN,
+    of_a_family: int = 1,
+    tell: Callable[[str], None] | None = None,
+) -> Recommendation:
+    """`recommend`, or what it said when the same was asked before, each priced anew.
+
+    Free memory counts in whole steps, so that the same machine is asked the same question again.
+    """
+    ask = replace(ask, machine=steadied(ask.machine))
+    ranked = ranked_for(ask.task, catalog.entries)
+    wishes = (ask.context_tokens, ask.users, ask.min_context, ask.prefer_accurate_cache)
+    key = key_of((*wishes, ask.task, most, of_a_family), ask.machine, ask.engine, ranked)
+    before = _before(kept(key), ask, ranked)
+    if before is not None:
+        return before
+    found = recommend(ranked, ask, most=most, of_a_family=of_a_family, tell=tell)
+    if found.suggestions:
+        picks = [{"id": one.entry.id, **as_data(choices_of(one.plan))} for one in found.suggestions]
+        keep(key, {"picks": picks, "passed_over": found.passed_over})
+    return found
+
+
+def _before(
+    answer: Mapping[str, Any] | None, ask: Ask, ranked: Sequence[Entry]
+) -> Recommendation | None:
+    """None where nothing was kept, it is damaged, or anything of it does not fit any more."""
+    picks, reasons = (answer or {}).get("picks"), _reasons((answer or {}).get("passed_over"))
+    if not isinstance(picks, list) or not picks or reasons is None:
+        return None
+    by_id = {entry.id: entry for entry in ranked}
+    found: list[Suggestion] = []
+    for pick in picks:
+        choices = read_choices(pick)
+        entry = None if choices is None else by_id.get(str(pick.get("id")))
+        if choices is None or entry is None:
+            return None
+        plan = plan_again(wish_for(entry, ask), choices)
+        if plan is None or not plan.fits:
+            return None
+        found.append(Suggestion(entry=entry, plan=plan, rank=rank_of(entry)))
+    return Recommendation(ask=ask, suggestions=tuple(found), passed_over=reasons)
+
+
+def _reasons(told: object) -> tuple[tuple[str, int], ...] | None:
+    if not isinstance(told, list):
+        return None
+    pairs = [one for one in told if isinstance(one, list) and len(one) == 2]
+    right = [(str(why), count) for why, count in pairs if isinstance(count, int)]
+    return tuple(right) if len(right) == len(told) else None

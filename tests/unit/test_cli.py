@@ -232,9 +232,11 @@ def test_readme_shows_the_real_verdict(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    command, printed = re.findall(r"`(edgekit check [^`\n]+)`\n\n```text\n(.*?)```", readme, re.DOTALL)[0]  # fmt: skip
-    code, out, _ = ask(capsys, *shlex.split(command)[1:])
-    assert (code, out) == (0, printed)
+    shown = re.findall(r"`(edgekit (?:check|plan|recommend) [^`\n]+)`\n\n```text\n(.*?)```", readme, re.DOTALL)  # fmt: skip
+    assert [command.split()[1] for command, _ in shown] == ["recommend", "plan", "check"]
+    for command, printed in shown:
+        code, out, _ = ask(capsys, *shlex.split(command)[1:])
+        assert (code, out) == (0, printed)
 
 
 def test_readme_python_examples_print_what_they_say(capsys: pytest.CaptureFixture[str]) -> None:

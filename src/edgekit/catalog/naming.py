@@ -67,3 +67,18 @@ def kinds_of(name: str, *, causal: bool, pooled: bool, sees: bool) -> tuple[Kind
     elif not _WITHOUT_CHAT.search(name.lower()):
         found.add(Kind.CHAT)
     return tuple(kind for kind in Kind if kind in found)
+
+
+# Who publishes a base model under the plain name, and the one that answers under a longer one.
+_BASE_OWNERS = frozenset({
+    "01-ai", "bigcode", "bigscience", "databricks", "google", "internlm", "meta-llama", "mistralai", "tiiuae",
+})  # fmt: skip
+_ANSWERS = re.compile(
+    r"(?:^|[-_.])(?:it|instruct|chat|thinking|reasoning)(?:$|[-_.])", re.IGNORECASE
+)
+
+
+def is_base(repository: str) -> bool:
+    """Whether it continues texts and answers no questions, by its name: 'meta-llama/Llama-3.1-8B'."""
+    owner, _, name = repository.partition("/")
+    return owner in _BASE_OWNERS and _ANSWERS.search(name) is None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from edgekit.catalog.records import MAX_RECORD_CHARS, read_record, record_of
 from edgekit.catalog.types import Entry
-from edgekit.errors import HeaderError, SourceError
+from edgekit.errors import EdgekitError, HeaderError, SourceError, UsageError
 
 if TYPE_CHECKING:
     import sqlite3
@@ -89,14 +89,31 @@ def _rows(path: Path) -> list[tuple[object, object]]:
 
 
 def save_entry(entry: Entry) -> bool:
-    """Whether it is new; one of the same id is replaced. SourceError, HeaderError: it could not be written."""
+    """Whether it is new; one of the same id from the same place is replaced.
+
+    UsageError for an id that another reference has, SourceError, HeaderError: it could not be written.
+    """
     record = record_of(entry)
     if len(record) > MAX_RECORD_CHARS:
         raise HeaderError(f"{entry.id}: its header is too long to be kept")
     with _writing() as database:
-        old = database.execute("SELECT 1 FROM entries WHERE id = ?", (entry.id,)).fetchone()
+        ask = "SELECT id, entry FROM entries WHERE id = ?"
+        old = database.execute(ask, (entry.id,)).fetchone()
+        _check_same(old, entry)
         database.execute("INSERT OR REPLACE INTO entries VALUES (?, ?)", (entry.id, record))
     return old is None
+
+
+def _check_same(old: tuple[object, object] | None, entry: Entry) -> None:
+    """What is damaged may be replaced."""
+    try:
+        known = None if old is None else _read(*old, Path(NAME))
+    except EdgekitError:
+        return
+    if known is not None and known.reference != entry.reference:
+        raise UsageError(
+            f"{entry.id} is there already, from {known.reference}: --id gives this one another name"
+        )
 
 
 def forget_entry(name: str) -> bool:

@@ -113,11 +113,11 @@ def _belonging(engine: str, keys: Mapping[str, Any]) -> str:
 
 def make_bill(reference: str, asked: Asked, reach: Reach) -> Bill:
     """Raises EdgekitError: the model cannot be read, or the engine refuses it."""
-    from edgekit.engine import engine_for
-    from edgekit.estimation import open_model
+    from edgekit.planning import name_model
 
-    opened = open_model(reference, reach=reach)
-    return bill_of(opened, asked.engine or engine_for(opened.model), asked, reach)
+    named = name_model(reference, reach=reach)
+    engine = asked.engine or named.first_engine
+    return bill_of(named.as_file(engine), engine, asked, reach)
 
 
 def assume_bill(name: str, asked: Asked) -> Bill:

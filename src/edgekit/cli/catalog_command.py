@@ -181,18 +181,11 @@ def run_add(arguments: argparse.Namespace) -> tuple[str, int]:
 
 
 def _add(reference: str, name: str | None, reach: Reach) -> tuple[Entry, bool]:
-    from edgekit.catalog import read_catalog
     from edgekit.catalog.making import entry_of
     from edgekit.catalog.store import save_entry
     from edgekit.estimation import open_model
 
     entry = entry_of(open_model(reference, reach=reach), reference, name=name)
-    known = {one.id: one for one in read_catalog().entries if one.is_users}
-    old = known.get(entry.id)
-    if old is not None and old.reference != entry.reference:
-        raise UsageError(
-            f"{entry.id} is there already, from {old.reference}: --id gives this one another name"
-        )
     return entry, save_entry(entry)
 
 

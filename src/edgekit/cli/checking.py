@@ -12,14 +12,14 @@ from edgekit.cli.asking import OPTIONS, Asked, biller, told_bill
 from edgekit.cli.llamacpp_options import COMPANIONS
 from edgekit.engine import engine_named
 from edgekit.errors import EdgekitError, HardwareError, UsageError
-from edgekit.estimation import Opened, open_or_download
+from edgekit.estimation import Opened
 from edgekit.hardware.types import Machine
 from edgekit.memory.types import HOST, Load, MemoryEstimate
 from edgekit.plan.changes import changes
 from edgekit.plan.growth import growth_limits
-from edgekit.plan.placement import engine_on
-from edgekit.plan.types import Job, PreflightResult, Question, Start, Status
+from edgekit.plan.types import WINDOW_BUDGET_BYTES, Job, PreflightResult, Question, Start, Status
 from edgekit.plan.verdict import judge
+from edgekit.planning import AUTO, Named, name_model
 from edgekit.report.check import Check, Unanswered
 from edgekit.source.folders import is_here, models_in
 from edgekit.source.side_by_side import side_by_side
@@ -104,21 +104,21 @@ def check_model(reference: str, asking: Asking) -> list[Answer]:
     """One answer for each engine that is asked for."""
     reach = asking.reach()
     try:
-        opened = open_or_download(reference, reach=reach, confirm=asking.confirm)
+        named = name_model(reference, reach=reach, confirm=asking.confirm)
     except EdgekitError as error:
         return [Unanswered(reference=reference, engine=None, error=error)]
     if not asking.engines:
-        return [_automatic(reference, opened, asking, reach)]
-    return [_answer(reference, opened, engine, asking, reach) for engine in asking.engines]
+        return [_automatic(named, asking, reach)]
+    return [_answer(named, engine, asking, reach) for engine in asking.engines]
 
 
-def _automatic(reference: str, opened: Opened, asking: Asking, reach: Reach) -> Answer:
+def _automatic(named: Named, asking: Asking, reach: Reach) -> Answer:
     """The engine that the files are for; where that has no room, llama.cpp, which quantises and divides."""
-    engine = engine_on(opened.model, asking.machine)
-    first = _answer(reference, opened, engine, asking, reach)
+    engine = named.engine(AUTO, asking.machine)
+    first = _answer(named, engine, asking, reach)
     if engine == LLAMACPP or (isinstance(first, Check) and first.result.can_load):
         return first
-    other = _answer(reference, opened, LLAMACPP, asking, reach)
+    other = _answer(named, LLAMACPP, asking, reach)
     if not isinstance(other, Check) or other.result.failed:
         return first
     why = first.error if isinstance(first, Unanswered) else "; ".join(first.result.reasons)
@@ -126,11 +126,11 @@ def _automatic(reference: str, opened: Opened, asking: Asking, reach: Reach) -> 
     return replace(other, bill=replace(other.bill, notes=(note, *other.bill.notes)))
 
 
-def _answer(reference: str, opened: Opened, engine: str, asking: Asking, reach: Reach) -> Answer:
+def _answer(named: Named, engine: str, asking: Asking, reach: Reach) -> Answer:
     try:
-        return check_opened(opened, engine, asking, reach)
+        return check_opened(named.as_file(engine), engine, asking, reach)
     except EdgekitError as error:
-        return Unanswered(reference=reference, engine=engine, error=error)
+        return Unanswered(reference=named.name, engine=engine, error=error)
 
 
 def check_opened(opened: Opened, engine: str, asking: Asking, reach: Reach) -> Check:
@@ -150,7 +150,7 @@ def check_opened(opened: Opened, engine: str, asking: Asking, reach: Reach) -> C
         job=asking.job,
         min_context=asking.min_context,
         alternatives=opened.files.alternatives if opened.files is not None else (),
-        **({} if budget is None else {"window_budget_bytes": budget}),
+        window_budget_bytes=WINDOW_BUDGET_BYTES if budget is None else budget,
     )
     result = judge(question)
     return _told(opened, question, result, values, asking)

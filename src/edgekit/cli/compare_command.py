@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
 
     from edgekit.cli.checking import Asking
     from edgekit.estimation import Opened
+    from edgekit.planning import Named
     from edgekit.report.check import Check, Unanswered
     from edgekit.report.compare import Answer
     from edgekit.source.types import Reach
@@ -86,20 +87,21 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def _engines(name: str, asked: int | None, arguments: argparse.Namespace) -> str:
-    from edgekit.estimation import open_model
+    from edgekit.planning import name_model
     from edgekit.report.compare import compare_json, compare_text
 
     with reach_of(arguments, quiet=arguments.json) as reach:
-        opened = open_model(name, reach=reach)
+        named = name_model(name, reach=reach)
+        opened = named.as_file(named.first_engine)
         context = asked or opened.model.geometry.native_context or UNKNOWN_CONTEXT
-        answers = [_answer(engine, opened, context, reach) for engine in OPTIONS]
+        answers = [_answer(engine, named, context, reach) for engine in OPTIONS]
     if all(answer.error is not None for answer in answers):
         raise next(answer.error for answer in answers if answer.error is not None)
     if arguments.json:
         from edgekit.report.as_json import json_text
 
         return json_text(compare_json(opened.label, name, context, answers))
-    return compare_text(opened.label, context, answers, _hint(opened))
+    return compare_text(opened.label, context, answers, _hint(opened) if named.found else "")
 
 
 def _hint(opened: Opened) -> str:
@@ -110,13 +112,13 @@ def _hint(opened: Opened) -> str:
     return "For vLLM and MLX give the repository that this file was converted from."
 
 
-def _answer(engine: str, opened: Opened, context: int, reach: Reach) -> Answer:
+def _answer(engine: str, named: Named, context: int, reach: Reach) -> Answer:
     from edgekit.errors import EdgekitError
     from edgekit.report.compare import Answer
 
     asked = Asked(engine, {"context": str(context), **_SAME.get(engine, {})})
     try:
-        return Answer(engine=engine, bill=bill_of(opened, engine, asked, reach))
+        return Answer(engine=engine, bill=bill_of(named.as_file(engine), engine, asked, reach))
     except EdgekitError as error:
         return Answer(engine=engine, error=error)
 

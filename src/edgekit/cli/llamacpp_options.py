@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
 
 TITLE = "llama.cpp"
 _ON_A_GPU = ("n_gpu_layers", "cpu_moe", "n_cpu_moe", "tensor_split", "offload_kqv", "device_memory")
+ENOUGH_LAYERS = 99  # what people write for all
 DRAFT_MAX = 3  # common.h @ 0c1e570: common_params_speculative_draft.n_max
 COMPANIONS = frozenset(
     {"mmproj", "lora", "draft_model", "mix"}
@@ -35,6 +36,14 @@ def _layers(text: str) -> str | int:
         return "all"  # what fits is not known here: auto is told as if all did
     number: int = whole(most=10**6)(text)
     return number
+
+
+def _all_layers(text: str) -> str:
+    if _layers(text) != "all" and int(text) < ENOUGH_LAYERS:
+        raise UsageError(
+            f"{text[:40]!r}: a drafter is billed with all of its layers where the model is"
+        )
+    return "all"
 
 
 def _backend(text: str) -> str:
@@ -81,6 +90,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("-md", "--model-draft", "--spec-draft-model"), "draft_model", "a drafter for speculative decoding", "MODEL"),
     Flag(("-ctkd", "--cache-type-k-draft"), "draft_type_k", "how it keeps its keys", "TYPE", _cache_type),
     Flag(("-ctvd", "--cache-type-v-draft"), "draft_type_v", "and its values", "TYPE", _cache_type),
+    Flag(("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft"), "draft_gpu_layers", "its layers on the GPU: all, as it is billed", "all", _all_layers),
+    Flag(("-devd", "--device-draft"), "draft_device", "none: it stays on the CPU with the model", "none", one_of("none")),
     Flag(("--spec-draft-n-max", "--draft-max"), "draft_max", "tokens it proposes (default 3)", "N", whole(most=1024)),
     Flag(("--spec-type",), "spec_type", "draft-simple (default with a drafter), or draft-mtp: the model's own", "NAME", one_of("none", "draft-simple", "draft-mtp")),
     Flag(("--mode",), "mode", "who calls llama.cpp: server (default) or library", "MODE", one_of("server", "library"), ours=True),

@@ -18,7 +18,7 @@ from edgekit.cli.reach_options import (
     reach_of,
     screen_width,
 )
-from edgekit.cli.tiers import is_tier, run_tier
+from edgekit.cli.tiers import check_latency, is_tier, run_tier
 from edgekit.errors import HardwareError, UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
@@ -41,8 +41,8 @@ examples:
   edgekit plan qwen3-30b-a3b
   edgekit plan unsloth/gemma-3-27b-it-GGUF --device "RTX 4090" --ram 64G
   edgekit plan qwen3-32b --device "RTX 4090, RTX 3060" --ram 64G -c 32k --why
-  edgekit plan qwen3-8b --users 8 -c 16k --engine vllm --device "RTX 4090"
-  edgekit plan meta-llama/Llama-3.1-405B --engine vllm --device 8x h100 --nodes 2
+  edgekit plan qwen3-8b --users 8 -c 16k --engine vllm --device h100
+  edgekit plan meta-llama/Llama-3.1-405B --engine vllm --device "8x h100" --nodes 2
   edgekit plan gemma-3-27b --device m3-max-36 --for ollama
   edgekit plan gemma-3-27b --device "RTX 4090" --plot memory.svg
 
@@ -113,6 +113,9 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     """The plan as text; that nothing fits is an exit code."""
     if is_tier(arguments.model):
         return run_tier(arguments)
+    check_latency(arguments)
+    from dataclasses import replace
+
     from edgekit.planning import name_model, plan_model
     from edgekit.report.commands import ready_commands
 
@@ -125,6 +128,8 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     ready = ready_commands(plan, files=named.files) if plan.fits else ()
     if arguments.plot is not None:
         _plot(plan, arguments.plot)
+        told = f"memory against context is drawn in {arguments.plot}"
+        named = replace(named, notes=(*named.notes, told))
     code = 0 if plan.fits else HardwareError.exit_code
     return _told(plan, named, _only(ready, arguments.program), arguments), code
 
@@ -149,17 +154,18 @@ def _wanted(
     chosen: str | None,
     values: dict[str, dict[str, Any]],
 ) -> Wanted:
+    from dataclasses import replace
+
     from edgekit.plan.types import Start
     from edgekit.planning import Wanted
 
     machine = machine_of_arguments(arguments)
     engine = named.engine(chosen or AUTO, machine)
     flags = dict(values[engine])
-    companions = {"mmproj", "lora", "draft_model"} & flags.keys()
-    if companions:
-        raise UsageError(f"plan does not take --{min(companions)}: edgekit check counts it")
+    _check_flags(flags)
     load, setup = OPTIONS[engine].ask(flags)
-    flags.pop("context", None)
+    if flags.pop("context", None) == 0:  # to every engine: all the model was made for
+        load = replace(load, context_tokens=0)
     return Wanted(
         machine=machine,
         engine=engine,
@@ -171,6 +177,24 @@ def _wanted(
         drafter=not arguments.no_drafter,
         nodes=read_number("--nodes", arguments.nodes, least=1) or 1,
     )
+
+
+# What a plan chooses itself, or leaves to another command.
+_NOT_PLANNED = {
+    "parallel": "-np: --users N plans for so many, each with a context of its own",
+    "unified": "-kvu: users of a plan have a context of their own each (--users)",
+    "mmproj": "--mmproj: edgekit check counts a projector",
+    "lora": "--lora: edgekit check counts adapters",
+    "draft_model": "-md: a plan looks for a drafter itself; edgekit check counts a given one",
+    "spec_type": "--spec-type: a plan looks for a drafter itself (--no-drafter)",
+    "max_num_seqs": "--max-num-seqs: --users N plans for so many requests of a length",
+}
+
+
+def _check_flags(flags: dict[str, Any]) -> None:
+    for key, told in _NOT_PLANNED.items():
+        if key in flags:
+            raise UsageError(f"plan does not take {told}")
 
 
 def _only(ready: tuple[Ready, ...], program: str | None) -> tuple[Ready, ...]:
@@ -197,6 +221,15 @@ def _plot(plan: Plan, path: str) -> None:
     write_plot(plan_curves(plan), path, model=plan.wish.label, machine=plan.wish.machine.name)
 
 
+def _parts(ready: tuple[Ready, ...]) -> str:
+    """One text as it is; of several each under its name. Notes are comments, in a shell and in a Modelfile."""
+    parts = []
+    for one in ready:
+        head = [f"# {one.name}"] if len(ready) > 1 else []
+        parts.append("\n".join([*head, *(f"# {note}" for note in one.notes), one.text]))
+    return "\n\n".join(parts) + "\n"
+
+
 def _told(plan: Plan, named: Named, ready: tuple[Ready, ...], arguments: argparse.Namespace) -> str:
     if arguments.json:
         from edgekit.report.as_json import json_text
@@ -204,7 +237,7 @@ def _told(plan: Plan, named: Named, ready: tuple[Ready, ...], arguments: argpars
 
         return json_text(plan_json(plan, ready=ready, notes=named.notes))
     if arguments.program is not None and ready:
-        return "\n\n".join(one.text for one in ready) + "\n"
+        return _parts(ready)
     from edgekit.report.bars import glyphs_for
     from edgekit.report.plan_text import plan_text
 

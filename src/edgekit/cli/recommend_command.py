@@ -13,7 +13,7 @@ from edgekit.cli.device_options import add_device_options, machine_of_arguments
 from edgekit.cli.flags import COMMON, add_flags, given_flags, read_flags
 from edgekit.cli.plan_command import add_wishes
 from edgekit.cli.reach_options import is_terminal, screen_width, show_progress
-from edgekit.cli.tiers import run_tiers
+from edgekit.cli.tiers import check_latency, run_tiers
 from edgekit.errors import HardwareError, UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
@@ -86,16 +86,18 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     """The best few as text; that nothing fits is an exit code."""
     if arguments.tiers:
         return run_tiers(arguments)
+    check_latency(arguments)
     from edgekit.catalog import read_catalog
-    from edgekit.plan.recommending import SHOWN, recommend
+    from edgekit.plan.recommending import SHOWN
+    from edgekit.planning import recommended
 
     ask = _ask(arguments)
     catalog = read_catalog()
     limit = read_number("--limit", arguments.limit, least=1) or SHOWN
     shows = is_terminal(sys.stderr) and not arguments.json
     try:
-        found = recommend(
-            catalog.entries,
+        found = recommended(
+            catalog,
             ask,
             most=min(limit, MOST_SHOWN),
             of_a_family=_EVERY_FAMILY if arguments.all_sizes else 1,

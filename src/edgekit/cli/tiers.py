@@ -25,6 +25,12 @@ def is_tier(name: str) -> bool:
     return name.lower().startswith(PREFIX)
 
 
+def check_latency(arguments: argparse.Namespace) -> None:
+    """Raises UsageError where it would mean nothing."""
+    if arguments.latency is not None:
+        raise UsageError("--latency is about the tiers: plan tier:27b, recommend --tiers")
+
+
 def run_tier(arguments: argparse.Namespace) -> tuple[str, int]:
     """One tier, by its name."""
     from edgekit.catalog.tiers import find_tier
@@ -50,6 +56,7 @@ def _maker(
     from edgekit.plan.tiers import TierWish
     from edgekit.plan.tiers.types import MIN_CONTEXT
 
+    _check_options(arguments)
     given = given_flags(arguments)
     context = read_flags((CONTEXT,), given.pop(COMMON, {})).get("context") or None
     if given:
@@ -72,6 +79,22 @@ def _maker(
         )
 
     return make
+
+
+# Options of plan and recommend that say nothing about a tier, with their defaults.
+_NOT_OF_TIERS: dict[str, tuple[object, ...]] = {
+    "engine": (None, "llama.cpp"), "plot": (None,), "program": (None,), "nodes": (None,), "why": (False,),
+    "task": ("chat",), "limit": (None,), "all_sizes": (False,),
+}  # fmt: skip
+
+
+def _check_options(arguments: argparse.Namespace) -> None:
+    for name, usual in _NOT_OF_TIERS.items():
+        if getattr(arguments, name, usual[0]) not in usual:
+            flag = {"program": "for"}.get(name, name.replace("_", "-"))
+            raise UsageError(
+                f"--{flag} means nothing to a tier, which is planned for a what-if engine"
+            )
 
 
 def _purpose(word: str | None) -> Purpose:

@@ -92,16 +92,22 @@ def llamacpp_budgets(machine: Machine, devices: tuple[Accelerator, ...]) -> tupl
     return (*found, *_limits(devices))
 
 
+def mlx_reserve_bytes(total_bytes: int) -> int:
+    """What macOS keeps of a unified memory of that size."""
+    if total_bytes <= MLX_SMALL_BYTES:
+        return MLX_SMALL_RESERVE_BYTES
+    return total_bytes * MLX_RESERVE_PERCENT // 100
+
+
 def mlx_budgets(machine: Machine, devices: tuple[Accelerator, ...]) -> tuple[Budget, ...]:
     """One unified memory, and what the system lets the GPU wire of it."""
     if machine.host is None:
         raise HardwareError(f"the memory of {machine.name} is not known: give --ram")
     total = machine.host.total_bytes
+    reserve = mlx_reserve_bytes(total)
+    told = f"{MLX_RESERVE_PERCENT} % of {format_bytes(total)} for macOS"
     if total <= MLX_SMALL_BYTES:
-        reserve, told = MLX_SMALL_RESERVE_BYTES, "3 GiB for macOS, in up to 16 GiB"
-    else:
-        reserve = total * MLX_RESERVE_PERCENT // 100
-        told = f"{MLX_RESERVE_PERCENT} % of {format_bytes(total)} for macOS"
+        told = "3 GiB for macOS, in up to 16 GiB"
     return (_host(machine.host, (DEVICE, HOST), reserve, told), *_limits(devices[:1]))
 
 

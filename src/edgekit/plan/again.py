@@ -2,94 +2,174 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, TypeVar
 
+from edgekit.engine.llamacpp.types import LlamaCppSetup
+from edgekit.errors import UsageError
 from edgekit.hardware.budgets import devices_for
-from edgekit.plan.caches import cache_choices, with_setup
-from edgekit.plan.candidates import question_of
+from edgekit.plan.caches import CacheChoice, cache_choices, with_setup
+from edgekit.plan.candidates import Candidate, holder, needed, question_of
 from edgekit.plan.drafting import with_drafter_beside
 from edgekit.plan.ladder import Ladder
-from edgekit.plan.pace import pace, steady_pace
+from edgekit.plan.making import planned
 from edgekit.plan.placement import ways_of
-from edgekit.plan.planned import Decision, Lever, Plan, Wish
-from edgekit.plan.types import Question, Way
-from edgekit.plan.verdict import judged
+from edgekit.plan.planned import Decision, Drafter, Lever, Plan, Tried, Variant, Wish
+from edgekit.plan.types import Ways
+
+Told = list[list[Any]]  # of every decision: lever, value, because, what was tried
 
 
-def choices_of(plan: Plan) -> dict[str, Any]:
-    """What it takes to find the plan again."""
-    used = len(plan.result.way.cards)
-    cards = len(devices_for(plan.wish.machine, plan.wish.engine))
-    cache = plan.decision(Lever.CACHE)
-    most = used if 0 < used < cards and plan.wish.engine == "llama.cpp" else None
-    question = _question(plan.wish, plan.variant.name, cache.value if cache else "", most)
-    return {
-        "variant": plan.variant.name,
-        "cache": cache.value if cache else "",
-        "tokens": plan.result.context_tokens,
-        "because": plan.result.window,
-        "most_cards": most,
-        "way": _place(question, plan.result.way),
-        "cache_on_host": not getattr(plan.result.way.setup, "offload_kqv", True),
-        "drafter": plan.drafter.name if plan.drafter is not None else None,
-        "decisions": [[one.lever.value, one.value, one.because] for one in plan.decisions],
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """What it takes to find a plan again."""
+
+    variant: str
+    cache: str
+    tokens: int
+    because: str
+    most_cards: int | None
+    way: int  # its place among all there are
+    cache_on_host: bool
+    drafter: str | None
+    decisions: Told
 
 
-def plan_again(wish: Wish, kept: Mapping[str, Any]) -> Plan | None:
-    """The plan with these choices; None where it does not fit, or where they mean nothing any more."""
-    try:
-        return _again(wish, kept)
-    except (KeyError, IndexError, TypeError, ValueError, StopIteration):
-        return None  # a file that somebody else wrote
-
-
-def _again(wish: Wish, kept: Mapping[str, Any]) -> Plan | None:
-    question = _question(wish, kept["variant"], kept["cache"], kept["most_cards"])
-    drafter = next((one for one in wish.drafters if one.name == kept["drafter"]), None)
-    if drafter is not None:
-        question = with_drafter_beside(question, drafter)
-    if kept["cache_on_host"]:
-        question = with_setup(question, offload_kqv=False)
-    way, tokens = ways_of(question)[kept["way"]], int(kept["tokens"])
-    ladder = Ladder(question, (way,))
-    if ladder.holder(tokens) is None:
-        return None
-    result = judged(ladder, tokens, str(kept["because"]), tokens)
-    weighed = ladder.top.price(tokens)
-    return Plan(
-        wish=wish,
-        variant=next(one for one in wish.variants if one.name == kept["variant"]),
-        load=replace(question.load, context_tokens=tokens),
-        result=result,
-        decisions=tuple(
-            Decision(lever=Lever(lever), value=str(value), because=str(because))
-            for lever, value, because in kept["decisions"]
-        ),
-        drafter=drafter,
-        speed=pace(question, weighed),
-        steady_tokens_per_s=steady_pace(question, weighed),
+def choices_of(plan: Plan) -> Choices:
+    if plan.choice is None:
+        raise UsageError("a plan that does not fit has no choices")
+    return Choices(
+        variant=plan.variant.name,
+        cache=plan.choice.name,
+        tokens=plan.result.context_tokens,
+        because=plan.result.window,
+        most_cards=_most_cards(plan),
+        way=_place(plan),
+        cache_on_host=not getattr(plan.result.way.setup, "offload_kqv", True),
+        drafter=plan.drafter.name if plan.drafter is not None else None,
+        decisions=[_told(one) for one in plan.decisions],
     )
 
 
-def _question(wish: Wish, variant: str, cache: str, most_cards: int | None) -> Question:
-    asked = question_of(wish, next(one for one in wish.variants if one.name == variant))
-    on_the_cpu = not devices_for(wish.machine, wish.engine)
-    choices = cache_choices(asked, on_the_cpu=on_the_cpu)
-    choice = next(one for one in choices if one.name == cache)
-    return replace(choice.of(asked), most_cards=most_cards)
+def _told(decision: Decision) -> list[Any]:
+    tried = [[one.value, one.told, one.taken] for one in decision.tried]
+    return [decision.lever.value, decision.value, decision.because, tried]
 
 
-def _place(question: Question, way: Way) -> int:
+def as_data(choices: Choices) -> dict[str, Any]:
+    return asdict(choices)
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "tokens": (int,),
+    "most_cards": (int, type(None)),
+    "way": (int,),
+    "cache_on_host": (bool,),
+    "drafter": (str, type(None)),
+    "decisions": (list,),
+}
+
+
+def read_choices(data: object) -> Choices | None:
+    """None for what nobody here can have written."""
+    if not isinstance(data, dict):
+        return None
+    found: dict[str, Any] = {one.name: data.get(one.name) for one in fields(Choices)}
+    right = all(isinstance(value, _KINDS.get(name, (str,))) for name, value in found.items())
+    if not right or found["tokens"] < 1 or found["way"] < 0 or (found["most_cards"] or 1) < 1:
+        return None
+    return Choices(**found)
+
+
+def plan_again(wish: Wish, choices: Choices) -> Plan | None:
+    """The plan with these choices; None where it does not fit, or where they mean nothing any more."""
+    found = _candidate(wish, choices)
+    decisions = _decisions(choices.decisions)
+    if found is None or decisions is None:
+        return None
+    drafter = _named(wish.drafters, choices.drafter)
+    return replace(planned(wish, found, drafter), decisions=decisions)
+
+
+def _candidate(wish: Wish, choices: Choices) -> Candidate | None:
+    variant = _named(wish.variants, choices.variant)
+    drafter = _named(wish.drafters, choices.drafter)
+    if variant is None or (choices.drafter is not None and drafter is None):
+        return None
+    question = question_of(wish, variant)
+    choice = _named(cache_choices(question), choices.cache)
+    if choice is None:
+        return None
+    question = replace(choice.of(question), most_cards=choices.most_cards)
+    if drafter is not None:
+        question = with_drafter_beside(question, drafter)
+    if choices.cache_on_host:
+        question = with_setup(question, offload_kqv=False)
+    ways = ways_of(question)[choices.way : choices.way + 1]
+    if not ways:
+        return None
+    ladder = Ladder(question, ways)
+    held = holder(ladder, needed(ladder.top, choices.tokens))
+    if held is None:
+        return None
+    return Candidate(
+        variant=variant,
+        choice=choice,
+        ladder=ladder,
+        held=held,
+        tokens=choices.tokens,
+        because=choices.because,
+        tried=(),
+    )
+
+
+N = TypeVar("N", Variant, Drafter, CacheChoice)
+
+
+def _named(known: tuple[N, ...], name: str | None) -> N | None:
+    return next((one for one in known if one.name == name), None)
+
+
+def _decisions(told: Told) -> tuple[Decision, ...] | None:
+    """None where a decision is not one."""
+    try:
+        return tuple(
+            Decision(
+                lever=Lever(lever),
+                value=str(value),
+                because=str(because),
+                tried=tuple(Tried(value=str(v), told=str(t), taken=bool(k)) for v, t, k in tried),
+            )
+            for lever, value, because, tried in told
+        )
+    except (TypeError, ValueError):
+        return None
+
+
+def _place(plan: Plan) -> int:
     """Of the way among all there are, however its layers are divided among the cards."""
-    wanted = _undivided(way.setup)
-    every = ways_of(question)
-    return next(place for place, one in enumerate(every) if _undivided(one.setup) == wanted)
+    wanted = _undivided(plan.result.way.setup)
+    for place, one in enumerate(_ways(plan)):
+        if _undivided(one.setup) == wanted:
+            return place
+    raise UsageError(f"{plan.wish.label}: its way is none of those there are")
+
+
+def _ways(plan: Plan) -> Ways:
+    question = question_of(plan.wish, plan.variant)
+    if plan.choice is not None:
+        question = plan.choice.of(question)
+    return ways_of(replace(question, most_cards=_most_cards(plan)))
+
+
+def _most_cards(plan: Plan) -> int | None:
+    """How many cards the plan keeps to; None where it uses all that are worth it."""
+    engine = plan.wish.engine
+    used, cards = len(plan.result.way.cards), len(devices_for(plan.wish.machine, engine))
+    return used if 0 < used < cards and engine == "llama.cpp" else None
 
 
 def _undivided(setup: Any) -> Any:
-    if not hasattr(setup, "tensor_split"):
+    if not isinstance(setup, LlamaCppSetup):
         return setup
     return replace(setup, tensor_split=(), offload_kqv=True, draft_max=0, load_mtp=False)

@@ -8,7 +8,8 @@ from typing import Any
 
 from edgekit.engine.llamacpp.types import LlamaCppSetup, Mode
 from edgekit.memory.cache_types import cache_type
-from edgekit.plan.types import Question
+from edgekit.plan.placement import first_way
+from edgekit.plan.types import Question, Start
 
 # Of the keys a little more is needed than of the values. With other pairs than equal ones CUDA and Metal as they are
 # released have no flash attention kernel, and would compute on the processor: fattn.cu @ 0c1e570.
@@ -25,6 +26,7 @@ class CacheChoice:
     name: str  # "f16", "q8_0", "q8_0 + q4_0", "fp8", "8 bit"
     place: int
     flags: str  # how the engine is told
+    asked: bool = False  # the caller settled it
     load: Mapping[str, Any] = field(default_factory=dict)
     setup: Mapping[str, Any] = field(default_factory=dict)
 
@@ -34,29 +36,34 @@ class CacheChoice:
         return with_setup(changed, **self.setup) if self.setup else changed
 
 
-AS_ASKED = CacheChoice(name="as asked", place=0, flags="")
-
-
-def cache_choices(question: Question, *, on_the_cpu: bool) -> tuple[CacheChoice, ...]:
+def cache_choices(question: Question) -> tuple[CacheChoice, ...]:
     """All there are, the most accurate first; what the caller settled is the only one."""
-    return tuple(_CHOICES[question.engine](question, on_the_cpu))
+    return tuple(_CHOICES[question.engine](question))
 
 
-def _llamacpp(question: Question, on_the_cpu: bool) -> Iterator[CacheChoice]:  # noqa: FBT001 - a table calls it
-    load = question.load
-    if load.cache_k is not None and load.cache_v is not None:
-        yield replace(AS_ASKED, name=pair_name(load.cache_k.name, load.cache_v.name))
+def _settled(name: str) -> CacheChoice:
+    return CacheChoice(name=name, place=0, flags="", asked=True)
+
+
+def _llamacpp(question: Question) -> Iterator[CacheChoice]:
+    keys, values = question.load.cache_k, question.load.cache_v
+    if keys is not None and values is not None:
+        yield _settled(pair_name(keys.name, values.name))
         return
-    pairs = [
-        (load.cache_k.name if load.cache_k else key, load.cache_v.name if load.cache_v else value)
-        for key, value in (CPU_PAIRS if on_the_cpu else EQUAL_PAIRS)
-    ]
-    for place, (key, value) in enumerate(dict.fromkeys(pairs)):
+    on_the_cpu = not first_way(question).cards
+    given = keys or values
+    if given is not None and not on_the_cpu:
+        pairs: tuple[tuple[str, str], ...] = ((given.name, given.name),)
+    else:
+        pairs = CPU_PAIRS if on_the_cpu else EQUAL_PAIRS
+    own = [(keys.name if keys else key, values.name if values else value) for key, value in pairs]
+    for place, (key, value) in enumerate(dict.fromkeys(own)):
         kept = {} if (key, value) == ("f16", "f16") else {"cache_k": key, "cache_v": value}
         yield CacheChoice(
             name=pair_name(key, value),
             place=place,
             flags=f"-ctk {key} -ctv {value}",
+            asked=given is not None and len(set(own)) == 1,
             load={side: cache_type(name) for side, name in kept.items()},
         )
 
@@ -66,18 +73,18 @@ def pair_name(key: str, value: str) -> str:
     return key if key == value else f"{key} + {value}"
 
 
-def _vllm(question: Question, _: bool) -> Iterator[CacheChoice]:  # noqa: FBT001 - a table calls it
+def _vllm(question: Question) -> Iterator[CacheChoice]:
     if "kv_cache_dtype" in question.start.settled:
-        yield replace(AS_ASKED, name=question.start.setup.kv_cache_dtype)
+        yield _settled(question.start.setup.kv_cache_dtype)
         return
     for place, name in enumerate(VLLM_TYPES):
         setup = {} if name == "auto" else {"kv_cache_dtype": name}
         yield CacheChoice(name=name, place=place, flags=f"--kv-cache-dtype {name}", setup=setup)
 
 
-def _mlx(question: Question, _: bool) -> Iterator[CacheChoice]:  # noqa: FBT001 - a table calls it
+def _mlx(question: Question) -> Iterator[CacheChoice]:
     if "kv_bits" in question.start.settled:
-        yield replace(AS_ASKED, name=f"{question.start.setup.kv_bits} bit")
+        yield _settled(f"{question.start.setup.kv_bits} bit")
         return
     for place, bits in enumerate(MLX_BITS):
         setup = {} if bits is None else {"kv_bits": bits, "quantized_kv_start": 0}
@@ -103,3 +110,12 @@ def plain_setup(engine: str) -> Any:
     from edgekit.engine.vllm.types import VllmSetup
 
     return VllmSetup() if engine == "vllm" else MlxSetup()
+
+
+def embedding_start(start: Start, engine: str) -> Start:
+    """Started to hand over embeddings, where the engine has to be told."""
+    if engine != "llama.cpp" or "embeddings" in start.settled:
+        return start
+    setup = start.setup if start.setup is not None else plain_setup(engine)
+    settled = start.settled | {"embeddings"}
+    return Start(setup=replace(setup, embeddings=True), settled=settled)

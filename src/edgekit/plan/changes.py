@@ -73,8 +73,7 @@ def _cache(question: Question, result: PreflightResult) -> Iterator[Change]:
     """The most accurate that makes it fit; of a load that fits, the first that lengthens it."""
     if result.can_load and result.max_context >= (result.native_context or 0):
         return
-    at_hand = not devices_for(question.machine, question.engine)
-    for choice in cache_choices(question, on_the_cpu=at_hand)[1:]:
+    for choice in cache_choices(question)[1:]:
         found = _judged(choice.of(question))
         if found is None or not found.can_load or found.max_context <= result.max_context:
             continue
@@ -178,7 +177,7 @@ def _free_for(use: Use) -> str:
 def _memory(question: Question, result: PreflightResult) -> Iterator[Change]:
     """Where the host is what lacks: how much of it there would have to be, or which limit is in the way."""
     use, host = result.tightest, question.machine.host
-    if host is None or len(result.uses) > 1 or question.engine == "mlx":
+    if host is None or len(result.uses) > 1 or question.engine != "llama.cpp":
         return  # devices would take another part of it; a larger Mac also keeps more for itself
     needed = _free_for(use)
     limit = host.tightest
@@ -189,8 +188,8 @@ def _memory(question: Question, result: PreflightResult) -> Iterator[Change]:
 
 
 def _engine(question: Question, _: PreflightResult) -> Iterator[Change]:
-    """llama.cpp quantises, and divides a model between the GPU and the host."""
-    if question.engine == "llama.cpp":
+    """llama.cpp quantises, and divides a model between the GPU and the host. Its users share what is counted here."""
+    if question.engine == "llama.cpp" or (question.load.sequences or 1) > 1:
         return
     found = _judged(replace(question, engine="llama.cpp", start=Start(), bill=None))
     if found is not None and found.can_load:
@@ -219,7 +218,7 @@ def _device(question: Question, result: PreflightResult) -> Iterator[Change]:
         held = _smallest(machines, lambda one: _holds(question, one, tokens))
         if held is not None:
             what = "GPU" if kind is Kind.GPU else "Mac"
-            told = f"{held.name}: the smallest {what} that holds it whole with {tokens:,} tokens"
+            told = f"{held.name}: the smallest of today's {what}s that holds it whole with {tokens:,} tokens"
             yield Change(kind=ChangeKind.DEVICE, value=held.name, told=told)
 
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from edgekit.engine import llamacpp
-from edgekit.engine.llamacpp.companions import with_drafter
 from edgekit.errors import RefusedError, UsageError
 from edgekit.hardware.budgets import Budget
-from edgekit.memory.types import Load, MemoryEstimate
 from edgekit.plan.caches import CacheChoice, cache_choices
+from edgekit.plan.drafting import with_drafter_beside
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.planned import Plan
 from edgekit.plan.types import Bill, Question, Start, Use, Way
@@ -46,24 +43,12 @@ def plan_curves(plan: Plan, *, bill: Bill | None = None) -> tuple[Curve, ...]:
         machine=plan.wish.machine,
         load=bare,
         start=Start(setup=plan.result.way.setup),
-        bill=bill or _with_drafter(plan),
+        bill=bill,
         nodes=plan.wish.nodes,
     )
+    if bill is None and plan.drafter is not None:
+        question = with_drafter_beside(question, plan.drafter)  # it is in every point
     return curves(question, plan.result.way)
-
-
-def _with_drafter(plan: Plan) -> Bill | None:
-    """What the plan's drafter takes is in every point; None where there is none, or it is the model's own."""
-    drafter = None if plan.drafter is None else plan.drafter.model
-    if drafter is None or plan.drafter is None or plan.wish.engine != "llama.cpp":
-        return None
-    model, mix = plan.variant.model, plan.drafter.changes.get("mix")
-
-    def bill(load: Load, setup: Any) -> MemoryEstimate:
-        own = replace(load, cache_k=None, cache_v=None)
-        return with_drafter(llamacpp.estimate(model, load, setup), drafter, own, setup, mix=mix)
-
-    return bill
 
 
 def curves(question: Question, way: Way, *, points: int = POINTS) -> tuple[Curve, ...]:
@@ -79,10 +64,10 @@ def curves(question: Question, way: Way, *, points: int = POINTS) -> tuple[Curve
 
 def _fittings(question: Question, way: Way) -> Iterator[tuple[CacheChoice, Fitting]]:
     """Each with the whole setup said: what the plan chose for its own cache is not carried over."""
-    plain = replace(
-        question, start=Start(), load=replace(question.load, cache_k=None, cache_v=None)
-    )
-    for choice in cache_choices(plain, on_the_cpu=False):
+    start = Start() if way.cards else Start(setup=way.setup, settled=frozenset({"backend"}))
+    bare = replace(question.load, cache_k=None, cache_v=None)
+    plain = replace(question, start=start, load=bare)
+    for choice in cache_choices(plain):
         setup = replace(way.setup, **{**_engine_caches(question.engine), **choice.setup})
         asked = replace(choice.of(plain), start=Start(setup=setup))
         fitting = Fitting(asked, replace(way, setup=setup, may_resplit=False))

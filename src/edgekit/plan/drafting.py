@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from edgekit.catalog.types import Entry, Kind
 from edgekit.engine import llamacpp
 from edgekit.engine.llamacpp.companions import with_drafter
 from edgekit.engine.types import Model
-from edgekit.errors import EdgekitError, RefusedError
+from edgekit.errors import EdgekitError
 from edgekit.memory.types import Load, MemoryEstimate
 from edgekit.plan.caches import with_setup
 from edgekit.plan.candidates import Candidate, whole
@@ -31,9 +31,9 @@ MOST_OTHER_WORDS = 128  # speculative.cpp @ 0c1e570: SPEC_VOCAB_MAX_SIZE_DIFFERE
 class Drafted:
     """The window with what drafts beside it; without a drafter the window as it was."""
 
-    ladder: Ladder
-    drafter: Drafter | None
-    decision: Decision | None
+    candidate: Candidate
+    drafter: Drafter | None = None
+    decision: Decision | None = None
 
 
 def own_drafter(model: Model) -> tuple[Drafter, ...]:
@@ -47,25 +47,22 @@ def own_drafter(model: Model) -> tuple[Drafter, ...]:
 
 def take_drafter(wish: Wish, found: Candidate, *, divided: bool) -> Drafted:
     """The first that fits beside the model and its window. Nothing is taken off the window for it."""
-    none = Drafted(ladder=found.ladder, drafter=None, decision=None)
+    none = Drafted(candidate=found)
     if wish.engine != "llama.cpp" or not wish.drafters or wish.users is not None:
         return none  # with several users the batch is full already
     if divided:
         return replace(none, decision=_none("the device is full already", ()))
     tried: list[Tried] = []
     for drafter in wish.drafters:
-        asked = with_drafter_beside(found.ladder.question, drafter)
-        ladder = Ladder(asked, whole(asked))
-        told = _held(ladder, found.tokens)
-        if told is not None:
-            tried.append(Tried(value=drafter.name, told=told))
-            continue
-        tried.append(Tried(value=drafter.name, told=_weight(ladder, found.tokens), taken=True))
-        because = f"{drafter.because}; {tried[-1].told}, and the window stays"
-        decision = Decision(
-            lever=Lever.DRAFTER, value=drafter.name, because=because, tried=tuple(tried)
-        )
-        return Drafted(ladder=ladder, drafter=drafter, decision=decision)
+        asked = with_drafter_beside(found.question, drafter)
+        other, told = _held(found, Ladder(asked, whole(asked)))
+        tried.append(Tried(value=drafter.name, told=told, taken=other is not None))
+        if other is not None:
+            because = f"{drafter.because}; {told}, and the window stays"
+            decision = Decision(
+                lever=Lever.DRAFTER, value=drafter.name, because=because, tried=tuple(tried)
+            )
+            return Drafted(candidate=other, drafter=drafter, decision=decision)
     return replace(none, decision=_none("none leaves the window as it is", tuple(tried)))
 
 
@@ -91,22 +88,17 @@ def _bill(model: Model, drafter: Model, mix: str | None) -> Callable[[Load, Any]
     return bill
 
 
-def _held(ladder: Ladder, tokens: int) -> str | None:
-    """Why it is not taken; None where it is."""
+def _held(found: Candidate, ladder: Ladder) -> tuple[Candidate | None, str]:
+    """The window with the drafter beside it, and what the drafter takes; or None, and why not."""
     try:
-        held = ladder.holder(tokens)
-    except RefusedError as error:
-        return f"refused: {error}"
+        other = found.on(ladder)
     except EdgekitError as error:
-        return f"its bill is not known: {error}"
-    return None if held is not None else f"does not fit beside {tokens:,} tokens"
-
-
-def _weight(ladder: Ladder, tokens: int) -> str:
-    held = ladder.holder(tokens) or ladder.top
-    lines = held.price(tokens).estimate.lines
+        return None, f"its bill is not known: {error}"
+    if other is None:
+        return None, f"does not fit beside {found.needed:,} tokens"
+    lines = other.weighed.estimate.lines
     size = sum(line.size_bytes for line in lines if line.part in {"drafter", "prediction"})
-    return f"{format_bytes(size)} with its own cache"
+    return other, f"{format_bytes(size)} with its own cache"
 
 
 def catalog_drafters(entry: Entry, entries: Iterable[Entry]) -> tuple[Drafter, ...]:
@@ -119,7 +111,8 @@ def catalog_drafters(entry: Entry, entries: Iterable[Entry]) -> tuple[Drafter, .
         and 0 < (other.parameters or 0) * TIMES_SMALLER <= active
         and Kind.EMBEDDING not in other.kinds
     ]
-    return tuple(_drafter(one) for one in sorted(found, key=lambda one: -(one.parameters or 0)))
+    ordered = sorted(found, key=lambda one: -(one.parameters or 0))
+    return tuple(drafter for one in ordered for drafter in _drafter(one))
 
 
 def _speaks_alike(entry: Entry, other: Entry) -> bool:
@@ -128,10 +121,15 @@ def _speaks_alike(entry: Entry, other: Entry) -> bool:
     return abs(entry.vocabulary - other.vocabulary) <= MOST_OTHER_WORDS
 
 
-def _drafter(entry: Entry) -> Drafter:
-    return Drafter(
+def _drafter(entry: Entry) -> Iterator[Drafter]:
+    """None of an entry that cannot be opened: a user's own may be damaged."""
+    try:
+        model = open_entry(entry, "llama.cpp")
+    except EdgekitError:
+        return
+    yield Drafter(
         name=f"{entry.id} at {DRAFTER_MIX}",
-        model=open_entry(entry, "llama.cpp"),
+        model=model,
         changes={"mix": DRAFTER_MIX},
         because=f"of the same family, {entry.vocabulary:,} words as well (llama.cpp compares them when it starts)",
     )

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from edgekit.engine import engine_named
 from edgekit.errors import RefusedError, UsageError
-from edgekit.memory.types import HOST
+from edgekit.memory.types import HOST, Load
 from edgekit.plan.context import (
     MINIMUM_TOKENS,
     UNKNOWN_NATIVE_TOKENS,
     longest,
     plan_window,
 )
-from edgekit.plan.split import resplit
-from edgekit.plan.types import Bill, Job, Question, Use, Way, Weighed
+from edgekit.plan.split import neighbours, resplit
+from edgekit.plan.types import FULL_PERCENT, Bill, Job, Question, Use, Way, Weighed
 from edgekit.units import format_bytes
 
 TIMES_DIVIDED = 3  # a new division changes the buffers, and they the division
+NEARLY = 0.92  # of a memory: so full a division is worth moving single layers
 CACHE_STEP_TOKENS = 256  # llama.cpp pads its cells to it, mlx-lm grows its caches by it
 
 
@@ -42,19 +43,43 @@ class Fitting:
     def _divided(self, found: Weighed) -> Weighed:
         """Among several cards: as the engine divides its layers, or as they have room for them."""
         for _ in range(TIMES_DIVIDED if self.way.may_resplit else 0):
-            if found.fits:
-                break
-            other = resplit(found.way, found.estimate)
+            other = None if found.fits else resplit(found.way, found.estimate)
             if other is None:
                 break
-            again = self._weighed(found.context_tokens, other)
-            if again.tightest.utilization >= found.tightest.utilization:
+            found = self._better(found, [other])
+        return self._moved(found) if self.way.may_resplit else found
+
+    def _moved(self, found: Weighed) -> Weighed:
+        """Where little is missing, layer by layer: buffers are no straight line of what a card holds."""
+        while (
+            not found.fits and found.tightest.utilization < NEARLY and found.way.setup.tensor_split
+        ):
+            other = self._better(found, neighbours(found.way))
+            if other is found:
                 break
-            found = again
+            found = other
         return found
 
+    def _better(self, found: Weighed, ways: Iterable[Way]) -> Weighed:
+        """The first that fits, else the one whose fullest memory is least full."""
+        best = found
+        for way in ways:
+            other = self._weighed(found.context_tokens, way)
+            if other.tightest.utilization < best.tightest.utilization:
+                best = other
+            if best.fits:
+                break
+        return best
+
+    def load(self, tokens: int) -> Load:
+        """What is asked of the engine for a context of that length."""
+        load = replace(self.question.load, context_tokens=tokens)
+        if not self.question.in_one_batch:
+            return load
+        return replace(load, batch_tokens=tokens, microbatch_tokens=tokens)
+
     def _weighed(self, tokens: int, way: Way) -> Weighed:
-        estimate = self._bill(replace(self.question.load, context_tokens=tokens), way.setup)
+        estimate = self._bill(self.load(tokens), way.setup)
         refused = dict(estimate.facts).get("refused")  # vLLM's pool, where its size was settled
         return Weighed(
             context_tokens=tokens,
@@ -156,7 +181,7 @@ class Fitting:
     def _window(self, job: Job | None) -> tuple[int, str]:
         window = plan_window(
             self._cache_bytes,
-            native_tokens=self.most if self._states_its_window else None,
+            native_tokens=self.most if self.states_its_window else None,
             budget_bytes=self.question.window_budget_bytes,
             step=self.step,
             job=job,
@@ -164,7 +189,7 @@ class Fitting:
         return window.context_tokens, window.because
 
     @property
-    def _states_its_window(self) -> bool:
+    def states_its_window(self) -> bool:
         geometry = self.question.model.geometry
         return bool(geometry.native_context or geometry.trained_context)
 
@@ -175,8 +200,7 @@ class Fitting:
             return self.price(tokens).estimate.kv_cache_bytes
         from edgekit.engine.llamacpp import cache_bytes
 
-        load = replace(question.load, context_tokens=tokens)
-        return cache_bytes(question.model, load, self.way.setup)
+        return cache_bytes(question.model, self.load(tokens), self.way.setup)
 
     def reasons(self, weighed: Weighed, longest_tokens: int) -> Iterator[str]:
         """Why this load fails here; `longest_tokens` fit in one way or another."""
@@ -190,9 +214,15 @@ class Fitting:
         elif longest_tokens < self.minimum:
             yield self._too_few(longest_tokens)
 
+    @property
+    def _made_for(self) -> str:
+        if self.states_its_window:
+            return f"the model was made for {self.most:,}"
+        return f"the model does not say what it was made for: taken are {self.most:,}"
+
     def _too_few(self, longest_tokens: int) -> str:
         if longest_tokens == self.most:
-            return f"the model was made for {self.most:,} tokens, fewer than the {self.minimum:,} that are wanted"
+            return f"{self._made_for} tokens, fewer than the {self.minimum:,} that are wanted"
         return (
             f"at most {longest_tokens:,} tokens fit, fewer than the {self.minimum:,} that make a model useful "
             "(--min-context to accept fewer)"
@@ -200,11 +230,18 @@ class Fitting:
 
     def _at_most(self, longest_tokens: int) -> str:
         if longest_tokens == self.most:
-            return f"; all {self.most:,} that the model was made for fit"
+            known = (
+                "that the model was made for"
+                if self.states_its_window
+                else "that are taken to be its own"
+            )
+            return f"; all {self.most:,} {known} fit"
         if longest_tokens:
             return f"; the largest context that fits is {longest_tokens:,}"
-        bare = self.price(self.least)
-        return f"; weights and overhead alone take {_of(bare.tightest)}"
+        bare = self.price(self.least).tightest
+        within = bare.required_bytes <= bare.budget.available_bytes
+        rule = f", above the {FULL_PERCENT} % that a load may fill" if within else ""
+        return f"; weights and overhead alone take {_of(bare)}{rule}"
 
 
 def _check_numbers(question: Question) -> None:
@@ -218,7 +255,7 @@ def _check_numbers(question: Question) -> None:
 
 def _of(use: Use) -> str:
     """'20.50 GiB of the 11.50 GiB available in RTX 4070 (178.3 %)'."""
-    share = "" if use.utilization == float("inf") else f" ({use.utilization * 100:.1f} %)"
+    share = "" if use.utilization == float("inf") else f" ({use.utilization * 100:,.1f} %)"
     return (
         f"{format_bytes(use.required_bytes)} of the {format_bytes(use.budget.available_bytes)} "
         f"available in {use.budget.name}{share}"

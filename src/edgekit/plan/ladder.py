@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
+from itertools import takewhile
 
 from edgekit.errors import RefusedError
 from edgekit.hardware.budgets import together_bytes
@@ -35,16 +36,23 @@ class Ladder:
     def top(self) -> Fitting:
         return self.rung(0)
 
+    @cached_property
+    def _wholes(self) -> int:
+        """So many ways at the top have all of it on devices; at least the first is tried on its own."""
+        leading = sum(1 for _ in takewhile(lambda way: way.whole, self._ways))
+        return min(max(leading, 1), len(self._ways))
+
     @property
     def last(self) -> int:
         return len(self._ways) - 1
 
     def holder(self, tokens: int) -> Fitting | None:
         """The first way that holds so many tokens; None where none does."""
-        if self.top.fits(tokens):
-            return self.top
+        for place in range(self._wholes):
+            if self.rung(place).fits(tokens):
+                return self.rung(place)
         if self.last < SHORT:
-            rungs = (self.rung(place) for place in range(1, self.last + 1))
+            rungs = (self.rung(place) for place in range(self._wholes, self.last + 1))
             return next((one for one in rungs if one.fits(tokens)), None)
         if self._is_hopeless(tokens):
             return None
@@ -70,7 +78,7 @@ class Ladder:
             return max((one.longest for one in rungs if _is_run(one)), default=0)
         step, most = self.top.step, self.top.most
         return max(
-            self.top.longest,
+            *(self.rung(place).longest for place in range(self._wholes)),
             longest(lambda tokens: self.holder(tokens) is not None, step=step, most=most),
         )
 
@@ -84,7 +92,8 @@ class Ladder:
         """Fewer tokens never need a lower rung, so what is known of others narrows it. The last needs no device."""
         if tokens in self._held:
             return self._held[tokens]
-        low = max((rung - 1 for known, rung in self._held.items() if known < tokens), default=0)
+        known_low = (rung - 1 for known, rung in self._held.items() if known < tokens)
+        low = max(self._wholes - 1, *known_low, 0)
         high = min(
             (rung for known, rung in self._held.items() if known > tokens), default=self.last
         )

@@ -8,19 +8,24 @@ from dataclasses import replace
 from edgekit.errors import RefusedError, UsageError
 from edgekit.hardware.types import Machine
 from edgekit.plan.caches import cache_choices
-from edgekit.plan.candidates import Candidate, open_window, question_of, whole
+from edgekit.plan.candidates import AS_ASKED, Candidate, open_window, question_of, whole
 from edgekit.plan.changes import changes
 from edgekit.plan.drafting import Drafted, take_drafter
 from edgekit.plan.ladder import Ladder
 from edgekit.plan.pace import pace, steady_pace
-from edgekit.plan.placement import PLACED
-from edgekit.plan.planned import Decision, Lever, Plan, Tried, Wish
+from edgekit.plan.placement import PLACED, ways_of
+from edgekit.plan.planned import Decision, Drafter, Lever, Plan, Tried, Wish
 from edgekit.plan.sharing import decide_sequences
+from edgekit.plan.split import pinned
 from edgekit.plan.types import PreflightResult, Question
 from edgekit.plan.verdict import judge, judged
-from edgekit.plan.weights import Taken, take_weights, weighed_of
+from edgekit.plan.weights import Taken, take_weights
 from edgekit.plan.wiring import decide_limit
 from edgekit.units import format_bytes
+
+MOST_NODES = 64
+MOST_SEQUENCES = 256  # llama.h @ 0c1e570: LLAMA_MAX_SEQ
+MOST_REQUESTS = 65_536
 
 
 def make_plan(wish: Wish, *, thorough: bool = True) -> Plan:
@@ -43,57 +48,81 @@ def find_plan(wish: Wish, *, thorough: bool = False) -> Plan | None:
         return None
     found = _on_fewest_cards(taken)
     drafted = take_drafter(wish, found, divided=taken.divided)
-    result = judged(
-        drafted.ladder, found.tokens, found.because, _longest_so(drafted, found, thorough)
-    )
-    decisions = list(_decisions(taken, found, result, drafted))
+    plan = planned(wish, drafted.candidate, drafted.drafter, thorough=thorough)
+    decisions = list(_decisions(taken, found, plan.result, drafted))
     if thorough:
         decisions += _further(wish, found)
-    question = drafted.ladder.question
-    weighed = weighed_of(replace(found, ladder=drafted.ladder))
+    return replace(plan, decisions=tuple(decisions))
+
+
+def planned(
+    wish: Wish, found: Candidate, drafter: Drafter | None, *, thorough: bool = False
+) -> Plan:
+    """A candidate as a plan, before its reasons are told.
+
+    The longest window is that of the way that is planned: what other ways would hold is no part of the plan.
+    """
+    found = _pinned(found)
+    longest = max(found.held.longest if thorough else 0, found.needed)
+    question, weighed = found.question, found.weighed
     return Plan(
         wish=wish,
         variant=found.variant,
-        load=replace(question.load, context_tokens=found.tokens),
-        result=result,
-        decisions=tuple(decisions),
-        drafter=drafted.drafter,
+        load=found.held.load(found.tokens),
+        choice=found.choice,
+        result=judged(found.ladder, found.tokens, found.because, longest),
+        decisions=(),
+        drafter=drafter,
         speed=pace(question, weighed),
         steady_tokens_per_s=steady_pace(question, weighed),
     )
 
 
-def _longest_so(drafted: Drafted, found: Candidate, thorough: bool) -> int:  # noqa: FBT001 - one caller
-    """The longest window in the way that is planned: what other ways would hold is no part of the plan."""
-    held = drafted.ladder.holder(found.tokens)
-    return held.longest if thorough and held is not None else found.tokens
+def check_users(users: int | None, engine: str) -> None:
+    """Raises UsageError for more than an engine serves at once."""
+    most = MOST_SEQUENCES if engine == "llama.cpp" else MOST_REQUESTS
+    if users is not None and not 1 <= users <= most:
+        raise UsageError(f"{users:,} users: {engine} serves 1 to {most:,} at once")
 
 
 def _check(wish: Wish) -> None:
     if not wish.variants:
         raise UsageError(f"{wish.label}: no quantisation to choose from")
-    if wish.users is not None and wish.users < 1:
-        raise UsageError(f"{wish.users} users")
-    if wish.nodes < 1:
-        raise UsageError(f"{wish.nodes} machines")
+    if not 1 <= wish.nodes <= MOST_NODES:
+        raise UsageError(f"{wish.nodes:,} machines: give 1 to {MOST_NODES}")
+    check_users(wish.users, wish.engine)
     if wish.nodes > 1 and wish.engine != "vllm":
         raise UsageError(f"several machines together are planned for vLLM, not for {wish.engine}")
 
 
 def _on_fewest_cards(taken: Taken) -> Candidate:
-    """What fewer cards hold as well is not spread over more: the largest first, and no layer goes the long way."""
+    """What fewer cards hold as well and as fast is not spread over more: the largest first."""
     found = taken.candidate
-    question = found.ladder.question
-    held = found.ladder.holder(found.tokens) or found.ladder.top
-    cards = len(held.way.cards)
-    if taken.divided or question.engine != "llama.cpp" or question.start.settled & PLACED:
+    question = found.question
+    if question.engine != "llama.cpp" or question.start.settled & PLACED:
         return found
-    for count in range(1, cards):
+    ways = ways_of if taken.divided else whole
+    for count in range(1, len(found.held.way.cards)):
         fewer = replace(question, most_cards=count)
-        ladder = Ladder(fewer, whole(fewer))
-        if ladder.holder(found.tokens) is not None:
-            return replace(found, ladder=ladder)
+        other = found.on(Ladder(fewer, ways(fewer)))
+        if other is not None and _is_as_fast(other, found):
+            return other
     return found
+
+
+def _is_as_fast(other: Candidate, found: Candidate) -> bool:
+    paces = [steady_pace(one.question, one.weighed) for one in (other, found)]
+    if paces[0] is None or paces[1] is None:
+        return other.held.way.whole or not found.held.way.whole
+    return paces[0] >= paces[1]
+
+
+def _pinned(found: Candidate) -> Candidate:
+    """How layers are divided among cards is said: the engine would divide them by what is free when it starts."""
+    if not found.held.way.may_resplit or found.weighed.way.setup.tensor_split:
+        return found
+    way = pinned(found.held.way, found.weighed.estimate)
+    return found.on(Ladder(found.question, (replace(way, may_resplit=False),))) or found
 
 
 def _decisions(
@@ -122,24 +151,30 @@ def _decisions(
 def _placed(taken: Taken, result: PreflightResult) -> str:
     use = result.tightest
     told = f"{format_bytes(use.required_bytes)} of {format_bytes(use.budget.available_bytes)} in {use.budget.name}"
+    if taken.candidate.question.start.settled & PLACED:
+        return told
     if taken.divided:
         return f"as a whole it does not fit; so the devices hold as much as they can: {told}"
     return f"it fits as a whole: {told}"
 
 
 def _kept(found: Candidate) -> str:
-    if found.choice.flags == "" and not found.choice.load and not found.choice.setup:
-        return "the engine's own" if found.choice.name != "as asked" else "as asked"
-    if found.because == "as asked":
-        return "the most accurate that holds the context"
-    return "the most accurate that holds so long a window"
+    if found.choice.asked:
+        keys, values = found.question.load.cache_k, found.question.load.cache_v
+        unequal = keys is not None and values is not None and keys.name != values.name
+        if unequal and found.held.way.cards:
+            return f"{AS_ASKED}; released builds attend to unequal types on the processor"
+        return AS_ASKED
+    if found.choice.place == 0:
+        return "the engine's own"
+    told = "the context" if found.because == AS_ASKED else "so long a window"
+    return f"the most accurate that holds {told}"
 
 
 def _further(wish: Wish, found: Candidate) -> Iterator[Decision]:
-    held = found.ladder.holder(found.tokens) or found.ladder.top
     several = wish.engine == "vllm"  # more requests may take more cards
-    yield decide_sequences(wish, found, whole(held.question) if several else (held.way,))
-    if found.tokens < found.ladder.top.most and wish.load.context_tokens is None:
+    yield decide_sequences(wish, found, whole(found.question) if several else (found.held.way,))
+    if found.tokens < found.held.most and wish.load.context_tokens is None:
         limit = decide_limit(
             wish.machine, found.tokens, lambda machine: _longest(wish, found, machine)
         )
@@ -155,30 +190,32 @@ def _longest(wish: Wish, found: Candidate, machine: Machine) -> int:
 def _nothing_fits(wish: Wish) -> Plan:
     """The verdict on the smallest there is, in the smallest cache that the engine takes, and what would help."""
     variant = wish.variants[-1]
-    question = _with_smallest_cache(question_of(wish, variant))
-    result = judge(question)
+    question, result = _with_smallest_cache(question_of(wish, variant))
     smallest = Decision(
         lever=Lever.WEIGHTS,
         value=variant.name,
-        because="nothing fits: this is the smallest there is",
+        because="nothing fits: this is the smallest that was looked at",
         tried=tuple(Tried(value=one.name, told="does not fit") for one in wish.variants),
     )
     return Plan(
         wish=wish,
         variant=variant,
         load=replace(question.load, context_tokens=result.context_tokens),
+        choice=None,
         result=result,
         decisions=(smallest,),
         to_fit=changes(question, result),
     )
 
 
-def _with_smallest_cache(question: Question) -> Question:
-    for choice in reversed(cache_choices(question, on_the_cpu=False)):
+def _with_smallest_cache(question: Question) -> tuple[Question, PreflightResult]:
+    smaller = (
+        () if question.engine == "vllm" else cache_choices(question)[1:]
+    )  # fp8 is not for every card
+    for choice in reversed(smaller):
         asked = choice.of(question)
         try:
-            judge(asked)
+            return asked, judge(asked)
         except RefusedError:
             continue
-        return asked
-    return question
+    return question, judge(question)

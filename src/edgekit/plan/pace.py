@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from edgekit.basis import Basis
 from edgekit.hardware.budgets import devices_for
 from edgekit.hardware.throughput import READING, Reading, host_pace
-from edgekit.hardware.types import Accelerator, Machine, Vendor
+from edgekit.hardware.types import Accelerator, Machine
+from edgekit.plan.placement import BACKENDS
 from edgekit.plan.planned import Speed
 from edgekit.plan.speed import expected_speed
 from edgekit.plan.types import Question, Weighed
@@ -22,7 +24,7 @@ def pace(
     way = weighed.way
     machine = replace(question.machine, devices=way.cards)
     load = replace(question.load, context_tokens=weighed.context_tokens)
-    return expected_speed(
+    found = expected_speed(
         question.model,
         load,
         way.setup,
@@ -31,6 +33,10 @@ def pace(
         question.engine,
         filled=(0, min(weighed.context_tokens, fill_tokens)),
     )
+    if found is None or question.nodes == 1:
+        return found
+    told = f"{found.because}; what the network between machines costs is not in it"
+    return replace(found, basis=Basis.ASSUMED, because=told)
 
 
 def fastest_middle(
@@ -59,8 +65,7 @@ def fastest_middle(
 
 
 def _reading(card: Accelerator, engine: str) -> Reading:
-    backends = {Vendor.NVIDIA: "cuda", Vendor.APPLE: "metal"}
-    return READING[engine if engine in READING else backends.get(card.vendor, "vulkan")]
+    return READING[engine if engine in READING else BACKENDS.get(card.vendor, "vulkan")]
 
 
 def steady_pace(question: Question, weighed: Weighed) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from edgekit.engine.types import Model
@@ -25,18 +26,32 @@ PLACED = frozenset({
     "backend", "n_gpu_layers", "n_cpu_moe", "cpu_moe", "tensor_split", "offload_kqv",
     "tensor_parallel_size", "pipeline_parallel_size",
 })  # fmt: skip
+Cards = tuple[Accelerator, ...]
 LEAST_CAPABILITY = (7, 0)
 LEAST_CARD_BYTES = (
     5 * GIB // 2
 )  # a reserve of 1 GiB, a context of 0.6, a compute buffer and a layer
-_BACKENDS = {Vendor.NVIDIA: "cuda", Vendor.APPLE: "metal"}
+BACKENDS = {Vendor.NVIDIA: "cuda", Vendor.APPLE: "metal"}
 
 
 def ways_of(question: Question) -> Ways:
-    """Ordered: what a way takes of the devices is never more than the one before it takes.
+    """Whole ones first; behind them what a way takes of the devices is never more than the one before it takes.
 
     Raises HardwareError where the engine cannot run there at all.
     """
+    return tuple(_ways(question))
+
+
+def whole_ways(question: Question) -> Ways:
+    """Those with all of it on devices, or on the processor of a machine without any; the others are not made out."""
+    return tuple(takewhile(lambda way: way.whole, _ways(question)))
+
+
+def first_way(question: Question) -> Way:
+    return next(_ways(question))
+
+
+def _ways(question: Question) -> Iterator[Way]:
     check_runs(question.machine, question.engine)
     return _WAYS[question.engine](question)
 
@@ -52,40 +67,45 @@ def engine_on(model: Model, machine: Machine) -> str:
     return other if not model.header.mlx and devices_for(machine, other) else "llama.cpp"
 
 
-def _llamacpp_ways(question: Question) -> Ways:
+def _llamacpp_ways(question: Question) -> Iterator[Way]:
     from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup, Mode
 
     machine, start = question.machine, question.start
     setup = start.setup or LlamaCppSetup(mode=Mode.SERVER)
-    cards = _worth_using(devices_for(machine, "llama.cpp"), question.most_cards)
+    cards, *fewer = _card_sets(devices_for(machine, "llama.cpp"), question.most_cards)
     if "backend" in start.settled:
         _check_backend(machine, cards, setup.backend)
     if not cards or ("backend" in start.settled and setup.backend is Backend.CPU):
-        return (_on_the_cpu(machine, setup),)
+        yield replace(_on_the_cpu(machine, setup), whole=True)
+        return
     if "backend" not in start.settled:
-        setup = replace(setup, backend=Backend(_BACKENDS.get(cards[0].vendor, "vulkan")))
-    setup = replace(setup, devices=_as_devices(cards, setup.tensor_split))
-    full = _on_devices(machine, cards, setup, _all_told(setup, cards) + _left_out(machine, cards))
+        setup = replace(setup, backend=Backend(BACKENDS.get(cards[0].vendor, "vulkan")))
+    for some in (cards,) if setup.tensor_split else (cards, *fewer):
+        own = replace(setup, devices=_as_devices(some, setup.tensor_split))
+        told = _all_told(setup, some) + _left_out(machine, some)
+        yield replace(_on_devices(machine, some, own, told), whole=True)
     if start.settled & PLACED or machine.host is None:
-        return (full,)
-    partly = (
-        _on_devices(
-            machine,
-            cards,
-            replace(setup, **changes),
-            f"{told} on {_names(cards)}{_left_out(machine, cards)}",
-        )
-        for changes, told in _less_and_less(question.model)
-    )
-    return (full, *partly, _on_the_cpu(machine, setup))
+        return
+    setup = replace(setup, devices=_as_devices(cards, ()))
+    where = f"on {_names(cards)}{_left_out(machine, cards)}"
+    for changes, told in _less_and_less(question.model):
+        yield _on_devices(machine, cards, replace(setup, **changes), f"{told} {where}")
+    yield _on_the_cpu(machine, setup)
 
 
-def _worth_using(cards: tuple[Accelerator, ...], most: int | None) -> tuple[Accelerator, ...]:
-    """Among several, not those that hold little beside the largest: a card's own buffers cost more than it gives."""
+def _card_sets(cards: Cards, most: int | None) -> list[Cards]:
+    """All that hold a layer beside their own buffers; then without those that are small beside the largest, then that
+    one alone: what a further card costs in buffers may be more than it gives.
+    """
     by_size = sorted(cards, key=lambda card: -card.free_bytes)[:most]
-    least = max(LEAST_CARD_BYTES, by_size[0].free_bytes // 4) if by_size else 0
-    used = [card for card in by_size if card.free_bytes >= least] or by_size[:1]
-    return tuple(card for card in cards if card in used)
+    largest = by_size[0].free_bytes if by_size else 0
+    found: list[Cards] = []
+    for least in (LEAST_CARD_BYTES, largest // 4, largest):
+        used = [card for card in by_size if card.free_bytes >= least] or by_size[:1]
+        some = tuple(card for card in cards if card in used[: None if least < largest else 1])
+        if some not in found:
+            found.append(some)
+    return found
 
 
 def _left_out(machine: Machine, used: tuple[Accelerator, ...]) -> str:
@@ -171,7 +191,7 @@ def _names(cards: tuple[Accelerator, ...]) -> str:
     return " + ".join(f"{count}x {name}" if count > 1 else name for name, count in counts.items())
 
 
-def _vllm_ways(question: Question) -> Ways:
+def _vllm_ways(question: Question) -> Iterator[Way]:
     from edgekit.engine.vllm.types import Gpu, VllmSetup
 
     machine, start = question.machine, question.start
@@ -188,12 +208,10 @@ def _vllm_ways(question: Question) -> Ways:
     else:
         sizes = list(_shapes(len(one_node), question.nodes))
     lower = "gpu_memory_utilization" not in start.settled
-    ways = []
     for ranks, stages in sizes:
         own = tuple(largest[: ranks * stages])
         shared = replace(setup, tensor_parallel_size=ranks, pipeline_parallel_size=stages)
-        ways.append(_vllm_way(_startable(shared, own) if lower else shared, own, Gpu))
-    return tuple(ways)
+        yield _vllm_way(_startable(shared, own) if lower else shared, own, Gpu)
 
 
 def _new_enough(cards: tuple[Accelerator, ...]) -> tuple[Accelerator, ...]:
@@ -234,35 +252,43 @@ def _vllm_way(setup: Any, cards: tuple[Accelerator, ...], gpu: Callable[..., Any
     """The card's memory is the budget's business: the bill is that of the requests, not of the whole pool."""
     one = min(cards, key=lambda card: card.total_bytes)
     known = {"capability": one.capability} if one.capability is not None else {}
+    card = gpu(name=one.name, memory_bytes=None, total_bytes=one.total_bytes, **known)
     return Way(
-        setup=replace(setup, gpu=gpu(name=one.name, memory_bytes=None, **known)),
+        setup=replace(setup, gpu=card),
         budgets=vllm_budgets(cards, setup.gpu_memory_utilization),
-        because=f"{'on' if len(cards) == 1 else 'shared by'} {_names(cards)}{_lowered(setup)}",
+        because=f"{'on' if len(cards) == 1 else 'shared by'} {_names(cards)}{_shape(setup)}{_lowered(setup)}",
         cards=cards,
     )
+
+
+def _shape(setup: Any) -> str:
+    """', tensor parallel 8 x pipeline parallel 2'; nothing for one card."""
+    ranks, stages = setup.tensor_parallel_size, setup.pipeline_parallel_size
+    told = [f"tensor parallel {ranks}"] if ranks > 1 else []
+    told += [f"pipeline parallel {stages}"] if stages > 1 else []
+    return f", {' x '.join(told)}" if told else ""
 
 
 def _lowered(setup: Any) -> str:
     from edgekit.engine.vllm.types import DEFAULT_UTILIZATION
 
     share = setup.gpu_memory_utilization
-    return f", {share:g} of it" if share != DEFAULT_UTILIZATION else ""
+    return f", {share:g} of its memory" if share != DEFAULT_UTILIZATION else ""
 
 
-def _mlx_ways(question: Question) -> Ways:
+def _mlx_ways(question: Question) -> Iterator[Way]:
     from edgekit.engine.mlx.types import MlxSetup
 
     cards = devices_for(question.machine, "mlx")
-    way = Way(
+    yield Way(
         setup=question.start.setup or MlxSetup(),
         budgets=mlx_budgets(question.machine, cards),
         cards=cards[:1],
         because=f"in the unified memory of {cards[0].name}",
     )
-    return (way,)
 
 
-_WAYS: dict[str, Callable[[Question], Ways]] = {
+_WAYS: dict[str, Callable[[Question], Iterator[Way]]] = {
     "llama.cpp": _llamacpp_ways,
     "vllm": _vllm_ways,
     "mlx": _mlx_ways,

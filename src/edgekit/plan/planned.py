@@ -11,8 +11,11 @@ from edgekit.basis import Basis
 from edgekit.engine.types import Model
 from edgekit.hardware.types import Machine
 from edgekit.memory.types import Load
+from edgekit.plan.caches import CacheChoice
 from edgekit.plan.changes import Change
 from edgekit.plan.types import PreflightResult, Start
+
+GOOD_ACCURACY = 400  # in hundredths of a bit a weight
 
 
 class Lever(enum.Enum):
@@ -52,10 +55,14 @@ class Variant:
 
     name: str  # "Q4_K_M", "4 bit", "as stored"
     model: Model = field(repr=False)
-    accuracy: int  # the larger, the nearer to the original
+    accuracy: int  # in hundredths of a bit a weight
     changes: Mapping[str, Any] = field(default_factory=dict)  # of the engine's setup
     reference: str = ""  # what to ask for; "": it has to be made, or found
-    is_good: bool = True  # about four bits and more: below, answers get clearly worse
+
+    @property
+    def is_good(self) -> bool:
+        """About four bits and more: below, answers get clearly worse."""
+        return self.accuracy >= GOOD_ACCURACY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +89,7 @@ class Wish:
     users: int | None = None  # sequences of that length at the same time
     min_context: int | None = None
     prefer_accurate_cache: bool = False  # accuracy first, then the window
-    drafters: tuple[Drafter, ...] = ()  # the largest first
+    drafters: tuple[Drafter, ...] = ()  # in the order in which they are tried
     nodes: int = 1  # machines like this one (vLLM on Ray)
     repository: str = ""  # on the hub: what the weights are, or are made from; "": not known
 
@@ -104,6 +111,7 @@ class Plan:
     wish: Wish = field(repr=False)
     variant: Variant
     load: Load  # context of all users together, cache types, sequences
+    choice: CacheChoice | None = None  # of the cache; None where nothing fits
     result: PreflightResult
     decisions: tuple[Decision, ...]  # in the order of the levers
     drafter: Drafter | None = None

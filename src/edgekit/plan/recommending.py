@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
-from typing import Any
 
 from edgekit.catalog import open_entry
 from edgekit.catalog.types import Entry, Kind
-from edgekit.errors import EdgekitError
+from edgekit.errors import EdgekitError, RefusedError, UnknownArchitectureError
 from edgekit.hardware.budgets import (
     check_runs,
     devices_for,
@@ -20,20 +18,20 @@ from edgekit.hardware.budgets import (
 )
 from edgekit.hardware.types import Machine
 from edgekit.memory.types import Load
-from edgekit.plan.again import choices_of, plan_again
-from edgekit.plan.caches import plain_setup
+from edgekit.plan.caches import embedding_start
 from edgekit.plan.context import MINIMUM_TOKENS
 from edgekit.plan.drafting import own_drafter
-from edgekit.plan.kept import keep, kept, key_of, steadied
-from edgekit.plan.making import find_plan, make_plan
+from edgekit.plan.making import check_users, find_plan, make_plan
 from edgekit.plan.pace import fastest_middle
-from edgekit.plan.planned import Plan, Wish
-from edgekit.plan.ranking import rank_of
+from edgekit.plan.planned import GOOD_ACCURACY, Plan, Wish
+from edgekit.plan.ranking import rank_of, root_of
 from edgekit.plan.types import FULL_PERCENT, Start
-from edgekit.plan.variants import GOOD_ACCURACY, accuracy_of, variants_of
+from edgekit.plan.variants import accuracy_of, variants_of
 
 SHOWN = 5
 QUICK_TOKENS_PER_S = 5.0  # to expect: about as fast as people read. Slower ones come last.
+DIVIDED_SHARE = 0.5
+OF_A_ROOT = 2  # models of one line, however many families it has
 TOO_LARGE, SLOW = "too large", "too slow to read along"
 READ_SHARE = 0.75  # of the weights that work on a token, at least: of the embedding one row is read
 
@@ -60,10 +58,15 @@ class Suggestion:
     rank: float  # of the model, by a rule of thumb (plan/ranking.py)
 
     @property
+    def worth(self) -> float:
+        """The rank; half of it where a part lies on the host, which is much slower there."""
+        return self.rank if self.plan.result.way.whole else self.rank * DIVIDED_SHARE
+
+    @property
     def is_quick(self) -> bool:
         """A device of which nobody knows how fast it reads is not called slow."""
         pace = self.plan.steady_tokens_per_s
-        return pace is None or pace >= QUICK_TOKENS_PER_S
+        return pace is None or pace >= QUICK_TOKENS_PER_S or Kind.EMBEDDING in self.entry.kinds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,60 +93,27 @@ def recommend(
     engine has nothing to run on.
     """
     check_runs(ask.machine, ask.engine)
-    ask = replace(ask, machine=steadied(ask.machine))
-    suited = [entry for entry in entries if ask.task in entry.kinds]
-    ranked = sorted(suited, key=lambda entry: (-rank_of(entry), entry.id))
-    key = key_of(_asked(ask, most, of_a_family), ask.machine, ask.engine, ranked)
-    before = _kept(key, ask, ranked)
-    if before is not None:
-        return before
-    answer = _searched(_Search(ask, most, of_a_family, tell), ask, ranked)
-    if answer.suggestions:
-        picks = [{"id": one.entry.id, **choices_of(one.plan)} for one in answer.suggestions]
-        keep(key, {"picks": picks, "passed_over": answer.passed_over})
-    return answer
-
-
-def _asked(ask: Ask, most: int, of_a_family: int) -> dict[str, object]:
-    return {
-        "task": ask.task.value,
-        "context": ask.context_tokens,
-        "users": ask.users,
-        "min_context": ask.min_context,
-        "accurate": ask.prefer_accurate_cache,
-        "most": most,
-        "of_a_family": of_a_family,
-    }
-
-
-def _kept(key: str, ask: Ask, ranked: Sequence[Entry]) -> Recommendation | None:
-    """What was found before, each priced anew; None where anything of it does not fit any more."""
-    answer = kept(key)
-    by_id = {entry.id: entry for entry in ranked}
-    try:
-        found = [_suggested(by_id[pick["id"]], ask, pick) for pick in (answer or {})["picks"]]
-        reasons = tuple((str(why), int(count)) for why, count in (answer or {})["passed_over"])
-    except (KeyError, TypeError, ValueError, EdgekitError):
-        return None
-    whole = [one for one in found if one is not None]
-    if not whole or len(whole) < len(found):
-        return None
-    return Recommendation(ask=ask, suggestions=tuple(whole), passed_over=reasons)
-
-
-def _suggested(entry: Entry, ask: Ask, pick: dict[str, Any]) -> Suggestion | None:
-    plan = plan_again(wish_for(entry, ask), pick)
-    return None if plan is None else Suggestion(entry=entry, plan=plan, rank=rank_of(entry))
-
-
-def _searched(search: _Search, ask: Ask, ranked: Sequence[Entry]) -> Recommendation:
-    found = search.quick(ranked) or search.slow()
+    check_users(ask.users, ask.engine)
+    search = _Search(ask, most, of_a_family, tell)
+    ranked = ranked_for(ask.task, entries)
+    found = search.found(ranked)
     return Recommendation(
         ask=ask,
         suggestions=tuple(found),
         passed_over=tuple(search.passed_over.most_common()),
         nearest=None if found else search.nearest(ranked),
     )
+
+
+def ranked_for(task: Kind, entries: Iterable[Entry]) -> list[Entry]:
+    """Those made for the task, the first to be looked at first."""
+    suited = [entry for entry in entries if task in entry.kinds and _speaks(entry, task)]
+    return sorted(suited, key=lambda entry: (-rank_of(entry), entry.id))
+
+
+def _speaks(entry: Entry, task: Kind) -> bool:
+    """An embedding model of code writes none."""
+    return task is Kind.EMBEDDING or Kind.EMBEDDING not in entry.kinds
 
 
 class _Search:
@@ -156,38 +126,71 @@ class _Search:
         self._tell = tell
         self._room_bytes = _room_bytes(ask)
         self._late: list[Entry] = []
+        self._slow: list[Suggestion] = []
         self.passed_over: Counter[str] = Counter()
 
-    def quick(self, ranked: Sequence[Entry]) -> list[Suggestion]:
-        return list(islice(self._first_of_family(ranked, quick=True), self._most))
+    def found(self, ranked: Sequence[Entry]) -> list[Suggestion]:
+        """The quick ones, then as many of the others as there is room for, each by its worth."""
+        quick = self._best(ranked, self._if_quick, [])
+        both = self._best(self._late, self._if_slow, quick)
+        self.passed_over[SLOW] -= len(both) - len(quick)
+        self.passed_over += Counter()  # drops what came to nothing
+        return both
 
-    def _first_of_family(
-        self, ranked: Sequence[Entry], *, quick: bool = False
-    ) -> Iterator[Suggestion]:
-        families: Counter[str] = Counter()
-        for entry in ranked:
-            if families[entry.family] < self._of_a_family:
-                found = self._if_quick(entry) if quick else self._suggestion(entry)
-                if found is not None:
-                    families[entry.family] += 1
-                    yield found
+    def _best(
+        self,
+        entries: Sequence[Entry],
+        look: Callable[[Entry], Suggestion | None],
+        before: list[Suggestion],
+    ) -> list[Suggestion]:
+        """Down the ranks until no further one can be worth more than those that were found."""
+        found: list[Suggestion] = []
+        shown = before
+        for entry in entries:
+            if len(shown) >= self._most and shown[-1].worth >= rank_of(entry):
+                break
+            if len(before) < self._most and self._has_room(entry, shown):
+                one = look(entry)
+                if one is not None:
+                    found = sorted([*found, one], key=lambda one: -one.worth)
+                    shown = self._shown(before, found)
+        return shown
+
+    def _shown(self, before: list[Suggestion], found: list[Suggestion]) -> list[Suggestion]:
+        """The best, of one family and of one line only the first so many."""
+        shown = list(before)
+        for one in found:
+            if len(shown) < self._most and self._leaves_room(one.entry, shown):
+                shown.append(one)
+        return shown
+
+    def _has_room(self, entry: Entry, shown: Sequence[Suggestion]) -> bool:
+        """Whether those that it cannot be worth more than leave it a place."""
+        return self._leaves_room(entry, [one for one in shown if one.worth >= rank_of(entry)])
+
+    def _leaves_room(self, entry: Entry, others: Sequence[Suggestion]) -> bool:
+        families = [one.entry.family for one in others]
+        line = [root_of(family) for family in families].count(root_of(entry.family))
+        several = self._of_a_family > 1
+        return families.count(entry.family) < self._of_a_family and (several or line < OF_A_ROOT)
 
     def _if_quick(self, entry: Entry) -> Suggestion | None:
-        reason = self._hopeless(entry) or self._slow(entry)
+        reason = self._hopeless(entry) or self._at_a_glance(entry)
         found = None if reason else self._suggestion(entry)
         if found is not None and found.is_quick:
             return found
-        if found is not None or reason == SLOW:
-            self._late.append(entry)
+        if found is not None:
+            self._slow.append(found)
             reason = SLOW
+        if reason == SLOW:
+            self._late.append(entry)
         if reason:
             self.passed_over[reason] += 1
         return None
 
-    def slow(self) -> list[Suggestion]:
-        """The first of them that fit: where nothing is quick, they are not passed over."""
-        self.passed_over.pop(SLOW, None)
-        return list(islice(self._first_of_family(self._late), self._most))
+    def _if_slow(self, entry: Entry) -> Suggestion | None:
+        known = next((one for one in self._slow if one.entry is entry), None)
+        return known or self._suggestion(entry)
 
     def nearest(self, ranked: Sequence[Entry]) -> Suggestion | None:
         """The smallest that the engine takes, with what would make it fit."""
@@ -202,8 +205,11 @@ class _Search:
     def _suggestion(self, entry: Entry) -> Suggestion | None:
         try:
             plan = find_plan(self._good(entry))
-        except EdgekitError:
+        except (RefusedError, UnknownArchitectureError):
             self.passed_over["not run by the engine"] += 1
+            return None
+        except EdgekitError:
+            self.passed_over["damaged or not known well enough"] += 1
             return None
         if plan is None:
             self.passed_over[TOO_LARGE] += 1
@@ -220,19 +226,23 @@ class _Search:
 
     def _hopeless(self, entry: Entry) -> str:
         """What needs no bill: a window that is too short, weights beyond all memory there is."""
-        wanted = self._ask.context_tokens or self._ask.min_context
-        least = MINIMUM_TOKENS if wanted is None else wanted
-        if self._ask.task is not Kind.EMBEDDING and (entry.native_context or 0) < least:
+        ask = self._ask
+        least = max(ask.context_tokens or 0, ask.min_context or 0)
+        if ask.context_tokens is None and ask.min_context is None:
+            least = MINIMUM_TOKENS
+        if ask.task is not Kind.EMBEDDING and entry.native_context is None:
+            return "made for nobody knows how long a context"
+        if ask.task is not Kind.EMBEDDING and (entry.native_context or 0) < least:
             return "made for too short a context"
         if _smallest_bytes(entry) > self._room_bytes:
             return TOO_LARGE
         return ""
 
-    def _slow(self, entry: Entry) -> str:
+    def _at_a_glance(self, entry: Entry) -> str:
         """What a glance at the weights tells: not even reading them is quick enough."""
         size, whole = _smallest_bytes(entry), entry.parameters or 0
-        if not size or not whole:
-            return ""
+        if not size or not whole or self._ask.task is Kind.EMBEDDING:
+            return ""  # nobody reads along with an embedding
         work = READ_SHARE * size * (entry.active_parameters or whole) / whole
         most = fastest_middle(work, size, self._ask.machine, self._ask.engine)
         return SLOW if most is not None and most < QUICK_TOKENS_PER_S else ""
@@ -241,17 +251,14 @@ class _Search:
 def wish_for(entry: Entry, ask: Ask) -> Wish:
     """Raises EdgekitError where the entry has nothing that the engine loads."""
     model = open_entry(entry, ask.engine)
-    start = Start()
-    if ask.task is Kind.EMBEDDING and ask.engine == "llama.cpp":
-        setup = replace(plain_setup(ask.engine), embeddings=True)
-        start = Start(setup=setup, settled=frozenset({"embeddings"}))
+    embeds = Kind.EMBEDDING in entry.kinds
     return Wish(
         label=entry.id,
         variants=variants_of(model, ask.engine, settled=False),
         engine=ask.engine,
         machine=ask.machine,
         load=Load(context_tokens=ask.context_tokens),
-        start=start,
+        start=embedding_start(Start(), ask.engine) if embeds else Start(),
         users=ask.users,
         min_context=ask.min_context,
         prefer_accurate_cache=ask.prefer_accurate_cache,
@@ -267,7 +274,7 @@ def _smallest_bytes(entry: Entry) -> int:
 
 def _good_bytes(entry: Entry) -> Iterator[int]:
     for size in entry.sizes:
-        if accuracy_of(size.mix) >= GOOD_ACCURACY:
+        if (accuracy_of(size.mix) or 0) >= GOOD_ACCURACY:
             yield size.tensor_bytes
 
 

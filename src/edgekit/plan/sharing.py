@@ -10,19 +10,19 @@ from edgekit.plan.ladder import Ladder
 from edgekit.plan.planned import Decision, Lever, Wish
 from edgekit.plan.types import Question, Ways
 
-MOST_USERS = 256  # vLLM's own limit on cards of usual size
+MOST_USERS = 256  # vLLM's own limit on cards of usual size; nobody asks llama.cpp or MLX for more
 
 
 def decide_sequences(wish: Wish, found: Candidate, ways: Ways) -> Decision:
     """What was asked for; else the engine's own number, and how many more there is room for."""
-    each = found.tokens // found.ladder.top.streams
+    each = found.tokens // found.held.streams
     if wish.users is not None:
         return Decision(
             lever=Lever.SEQUENCES,
             value=f"{wish.users}",
             because=f"as asked, each with a window of {each:,} tokens",
         )
-    count = users_that_fit(found.ladder.question, each, ways)
+    count = users_that_fit(found.question, each, ways)
     usual = "llama-server's 4 share the window" if wish.engine == "llama.cpp" else "one request"
     more = (
         f"--users {count}: each has a window of its own" if count > 1 else "no second one has room"

@@ -306,9 +306,10 @@ def _because(places: tuple[_Place, ...], most: int, run: _Run) -> str:
     for place in (one for one in places if one.touched.is_read):
         weights = int(place.touched.weights_bytes + place.touched.state_bytes)
         cache = int(place.touched.cache_bytes(most))
-        more = f" and up to {format_bytes(cache)} of cache" if cache else ""
+        more = f" and up to {format_bytes(cache)} of cache ({most:,} tokens)" if cache else ""
         parts.append(f"{format_bytes(weights)} of weights{more} from {place.told}")
     told = f"a token reads {'; '.join(parts)}"
     if run.ranks > 1:
         told += f", on each of {run.ranks} cards at once"
-    return f"{told}; one sequence alone" if run.engine == "vllm" else told
+    alone = run.engine == "vllm" or (run.load.sequences or 1) > 1
+    return f"{told}; one sequence alone" if alone else told

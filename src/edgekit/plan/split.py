@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 from edgekit.hardware.budgets import Budget, pool_of
 from edgekit.memory.types import Component, MemoryEstimate, PoolKind
 from edgekit.plan.types import Way
 
 STEPS = 24  # of halving: to a ten-millionth of a card
+DIVIDED = ", divided "
 WORST_SHARE = 64.0  # of a card; a division that needs more is none
 
 
@@ -22,8 +24,43 @@ def resplit(way: Way, estimate: MemoryEstimate) -> Way | None:
     counts = _balanced(layers, _fixed_bytes(estimate, len(cards)), cards)
     if counts is None or counts == way.setup.tensor_split:
         return None
-    told = f"{way.because}, divided {':'.join(str(round(count)) for count in counts)}"
+    return divided(way, counts)
+
+
+def divided(way: Way, counts: tuple[float, ...]) -> Way:
+    """The way with so many layers on each card, and words that say so."""
+    told = way.because.partition(DIVIDED)[0]
+    told += DIVIDED + ":".join(str(round(count)) for count in counts)
     return replace(way, setup=replace(way.setup, tensor_split=counts), because=told)
+
+
+def neighbours(way: Way) -> Iterator[Way]:
+    """One layer moved from a card to another."""
+    counts = way.setup.tensor_split
+    for giver, taker in permutations(range(len(counts)), 2):
+        if counts[giver] > 1:
+            moved = list(counts)
+            moved[giver] -= 1
+            moved[taker] += 1
+            yield divided(way, tuple(moved))
+
+
+def pinned(way: Way, estimate: MemoryEstimate) -> Way:
+    """The way with the division said that it is billed with: the engine would divide by what is free when it starts."""
+    if len(way.cards) < 2 or way.setup.tensor_split:
+        return way
+    counts = [0.0] * len(way.cards)
+    places: dict[int | None, int] = {}
+    for line in estimate.lines:
+        if (
+            line.component is Component.WEIGHTS
+            and line.pool.kind is PoolKind.DEVICE
+            and not line.part
+        ):
+            places[line.layer] = line.pool.index
+    for place in places.values():
+        counts[place] += 1
+    return replace(way, setup=replace(way.setup, tensor_split=tuple(counts)))
 
 
 def _card(way: Way, place: int) -> tuple[Budget, ...]:

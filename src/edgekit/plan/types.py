@@ -104,6 +104,7 @@ class Way:
     because: str  # where the model lies, in words
     cards: tuple[Accelerator, ...] = ()  # the devices it computes on, in the engine's order
     may_resplit: bool = False  # layers may be divided otherwise among several cards
+    whole: bool = False  # nothing of it that could lie on a device lies elsewhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +135,7 @@ class Question:
     window_budget_bytes: int = WINDOW_BUDGET_BYTES
     most_cards: int | None = None  # use the largest so many; None: all that are worth it
     nodes: int = 1  # machines like this one, joined by Ray (vLLM)
+    in_one_batch: bool = False  # the whole context is computed at once
     alternatives: tuple[str, ...] = ()  # other quantisations that the repository has
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 from edgekit.engine.llamacpp.as_gguf import USUAL_MIXES
@@ -12,12 +13,21 @@ from edgekit.plan.planned import Variant
 from edgekit.source.naming import SHORT_MIXES
 from edgekit.source.types import Container
 
-# In hundredths of a bit a weight. Above it more bits are hardly to be told from the original, below it they are missed.
+# In hundredths of a bit a weight: up to here the usual one is looked for.
 USUAL_ACCURACY = 500
-GOOD_ACCURACY = 400
 ORIGINAL_ACCURACY = 1000  # 16 bits: nothing is gained over 8 that memory should be spent on
 MLX_BITS = (8, 6, 5, 4, 3)
 AS_STORED = "as stored"
+MADE_IN_MXFP4 = frozenset({"gpt-oss", "gpt_oss"})
+
+
+def _up_to_stored(model: Model, variants: tuple[Variant, ...]) -> tuple[Variant, ...]:
+    """More bits than the original has make a file larger, and nothing better. gpt-oss was made in MXFP4."""
+    if model.geometry.architecture in MADE_IN_MXFP4:
+        return at_mixes(model, ("MXFP4_MOE",))
+    packed = model.header.quantization
+    most = ORIGINAL_ACCURACY if packed is None or packed.bits is None else packed.bits * 100 + 100
+    return tuple(one for one in variants if one.accuracy <= most) or variants
 
 
 def as_it_is(model: Model, name: str = AS_STORED, reference: str = "") -> tuple[Variant, ...]:
@@ -38,21 +48,27 @@ def at_mixes(
 
 
 def _at_mix(model: Model, name: str, tag: str, repository: str) -> Variant:
-    accuracy = accuracy_of(name)
     return Variant(
         name=name,
         model=model,
-        accuracy=accuracy,
+        accuracy=accuracy_of(name) or USUAL_ACCURACY,  # every row of the table has a name
         changes={"mix": name},
         reference=f"{repository}:{tag}" if repository else "",
-        is_good=accuracy >= GOOD_ACCURACY,
     )
 
 
-def accuracy_of(mix: str) -> int:
-    """By the bits of its name: a file's average differs by model, the order of the names does not."""
+def accuracy_of(mix: str) -> int | None:
+    """By the bits of its name: a file's average differs by model, the order of the names does not. None: unknown."""
     known = mix_by_name(mix)
-    return round(known.bits_per_weight * 100) if known is not None else USUAL_ACCURACY
+    return round(known.bits_per_weight * 100) if known is not None else None
+
+
+def stored_accuracy(model: Model) -> int:
+    """By the bits that the weights of a file really have; the usual where its directory was not read."""
+    weights = [tensor for tensor in model.header.tensors or () if len(tensor.shape) > 1]
+    elements = sum(math.prod(tensor.shape) for tensor in weights)
+    size = sum(tensor.size_bytes for tensor in weights)
+    return round(size * 800 / elements) if elements else USUAL_ACCURACY
 
 
 def at_bits(model: Model) -> tuple[Variant, ...]:
@@ -70,7 +86,6 @@ def _at_bits(model: Model) -> Iterator[Variant]:
             model=model,
             accuracy=accuracy,
             changes={"quantize": Quantize(packing=Packing(bits=bits, group_size=64))},
-            is_good=accuracy >= GOOD_ACCURACY,
         )
 
 
@@ -79,8 +94,14 @@ def variants_of(model: Model, engine: str, *, settled: bool) -> tuple[Variant, .
     if engine == "vllm" or settled:
         return as_it_is(model)
     if engine == "llama.cpp":
-        return at_mixes(model)
+        return _up_to_stored(model, at_mixes(model))
     from edgekit.engine.mlx.weights import quantization_of
 
     plain = model.header.container is not Container.GGUF and quantization_of(model) is None
     return at_bits(model) if plain else as_it_is(model)
+
+
+def usual_variant(variants: tuple[Variant, ...]) -> Variant:
+    """The one that people take: about four and a half bits, or the nearest to it."""
+    good = [one for one in variants if one.is_good] or list(variants)
+    return next((one for one in good if one.accuracy <= USUAL_ACCURACY), good[-1])

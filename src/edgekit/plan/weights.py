@@ -6,22 +6,21 @@ with it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from edgekit.errors import RefusedError
 from edgekit.hardware.budgets import devices_for
 from edgekit.plan.caches import with_setup
 from edgekit.plan.candidates import CLOSE_PLACE, Candidate, open_window, reaches
 from edgekit.plan.ladder import Ladder
-from edgekit.plan.pace import steady_pace
-from edgekit.plan.placement import PLACED, ways_of
+from edgekit.plan.pace import pace, steady_pace
+from edgekit.plan.placement import PLACED, first_way
 from edgekit.plan.planned import Tried, Variant, Wish
-from edgekit.plan.types import Weighed
 from edgekit.plan.variants import USUAL_ACCURACY
 from edgekit.units import format_bytes
 
-QUICK_TOKENS_PER_S = 15.0  # more bits than usual must not make it slower than people read
+MORE_BITS_FROM_TOKENS_PER_S = 15.0  # below it nobody gives up speed for them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +47,7 @@ def take_weights(wish: Wish, *, brief: bool = False) -> Taken | None:
         found = _first(wish, variants, tried, brief=brief, divided=divided)
         if found is None:
             continue
-        if not divided and found.variant is usual[0] and better:
+        if not divided and better and found.variant in usual[:1]:
             return _bettered(wish, better, found, tried, brief=brief)
         return _taken(found, told, tried, divided=divided)
     return None
@@ -57,11 +56,12 @@ def take_weights(wish: Wish, *, brief: bool = False) -> Taken | None:
 def _stages(wish: Wish, usual: Sequence[Variant]) -> Iterator[tuple[Sequence[Variant], bool, str]]:
     low = [one for one in wish.variants if not one.is_good]
     alone = len(wish.variants) == 1
+    only = "as asked" if {"mix", "quantize"} & wish.start.settled else "the file there is"
     divides = _may_be_divided(wish)
-    yield usual, False, "the file there is" if alone else "the most accurate that fits as a whole"
+    yield usual, False, only if alone else "the most accurate that fits as a whole"
     if divides:
         told = "with more bits even less of it would lie on the device"
-        yield usual, True, "the file there is" if alone else told
+        yield usual, True, only if alone else told
     yield low, False, "fewer bits than usual, for nothing else fits"
     if divides:
         yield low, True, "fewer bits than usual, for nothing else fits"
@@ -86,18 +86,22 @@ def _first(
 
 
 def _cache_on_host(found: Candidate) -> Candidate:
-    """All layers on the devices and the cache on the host, where that fits as well and is faster."""
-    question = found.ladder.question
-    asked = with_setup(question, offload_kqv=False)
-    ladder = Ladder(asked, ways_of(asked)[:1])
-    try:
-        held = ladder.holder(found.tokens)
-    except RefusedError:
-        return found
-    other = replace(found, ladder=ladder)
-    if held is None or (_pace(other) or 0.0) <= (_pace(found) or 0.0):
+    """All layers on the devices and the cache on the host, where that fits as well and is faster.
+
+    With the window half full: an empty cache is nowhere in the way, and nobody opens a window for nothing.
+    """
+    asked = with_setup(found.question, offload_kqv=False)
+    other = found.on(Ladder(asked, (first_way(asked),)))
+    if other is None or _half_full(other) <= _half_full(found):
         return found
     return other
+
+
+def _half_full(candidate: Candidate) -> float:
+    """Tokens a second, in the middle of the range; 0 where nothing is known."""
+    each = candidate.tokens // candidate.held.streams
+    speed = pace(candidate.question, candidate.weighed, each // 2)
+    return 0.0 if speed is None else math.sqrt(math.prod(speed.decode))
 
 
 def _bettered(
@@ -108,7 +112,7 @@ def _bettered(
         told = "the usual accuracy; with more memory the cache comes first"
         return _taken(found, told, tried, divided=False)
     for variant in better:
-        if not reaches(wish, variant, found.tokens):
+        if not reaches(wish, variant, found.needed):
             told = f"leaves no room for {found.tokens:,} tokens in 8 bits"
             tried.append(Tried(value=variant.name, told=told))
             continue
@@ -116,7 +120,7 @@ def _bettered(
         if other is None:
             continue
         speed = _pace(other)
-        if speed is None or speed < QUICK_TOKENS_PER_S:
+        if speed is None or speed < MORE_BITS_FROM_TOKENS_PER_S:
             told = (
                 "how fast it would be is not known"
                 if speed is None
@@ -129,18 +133,11 @@ def _bettered(
     return _taken(found, "more bits would cost window, cache or speed", tried, divided=False)
 
 
-def weighed_of(candidate: Candidate) -> Weighed:
-    """Its price in the first way that holds it."""
-    ladder = candidate.ladder
-    held = ladder.holder(candidate.tokens) or ladder.top
-    return held.price(candidate.tokens)
-
-
 def _pace(candidate: Candidate) -> float | None:
-    return steady_pace(candidate.ladder.question, weighed_of(candidate))
+    return steady_pace(candidate.question, candidate.weighed)
 
 
 def _taken(found: Candidate, because: str, tried: list[Tried], *, divided: bool) -> Taken:
-    size = format_bytes(weighed_of(found).estimate.weights_bytes)
+    size = format_bytes(found.weighed.estimate.weights_bytes)
     mine = Tried(value=found.variant.name, told=f"{size} of weights", taken=True)
     return Taken(candidate=found, divided=divided, because=because, tried=(*tried, mine))

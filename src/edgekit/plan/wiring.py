@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from edgekit.hardware.budgets import MLX_RESERVE_PERCENT, MLX_SMALL_BYTES, MLX_SMALL_RESERVE_BYTES
+from edgekit.hardware.budgets import mlx_reserve_bytes
 from edgekit.hardware.types import Machine, Vendor
 from edgekit.plan.planned import Decision, Lever
 from edgekit.units import MIB
@@ -16,10 +16,7 @@ def raised_limit(machine: Machine) -> Machine | None:
     host = machine.host
     if host is None or not any(one.limit_bytes is not None for one in machine.devices):
         return None
-    total = host.total_bytes
-    small = total <= MLX_SMALL_BYTES
-    kept = MLX_SMALL_RESERVE_BYTES if small else total * MLX_RESERVE_PERCENT // 100
-    most = (total - kept) // MIB * MIB
+    most = (host.total_bytes - mlx_reserve_bytes(host.total_bytes)) // MIB * MIB
     devices = tuple(
         replace(one, limit_bytes=most)
         if one.vendor is Vendor.APPLE and one.limit_bytes is not None and one.limit_bytes < most

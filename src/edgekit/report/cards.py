@@ -138,7 +138,7 @@ def _head(one: Suggestion) -> Iterator[str]:
         yield parameters_words(entry.parameters, entry.active_parameters)
     yield one.plan.result.way.because.removeprefix("all of it ")
     if entry.released:
-        yield f"released {entry.released}"
+        yield f"released {entry.released[:7]}"  # the day may be that of a paper
     if entry.licence:
         yield f"licence {entry.licence}"
 

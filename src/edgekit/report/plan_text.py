@@ -16,7 +16,7 @@ from edgekit.report.lines import printable
 from edgekit.report.plan_bill import bill_of
 from edgekit.report.plan_run import run_lines, run_notes
 from edgekit.report.screen import folded, hanging, joined, placed, row_width, section, within
-from edgekit.report.speed_words import rate_words, speed_row
+from edgekit.report.speed_words import embeds, rate_words, speed_row
 
 if TYPE_CHECKING:
     from edgekit.report.commands import Ready
@@ -57,7 +57,8 @@ def plan_answer(plan: Plan) -> str:
     if not plan.fits:
         return printable(f"{verdict(plan.result)}{_smallest(plan)}")
     parts = [f"{weights_words(plan)} with {window_words(plan)}", plan.result.way.because]
-    parts += [] if plan.speed is None else [rate_words(plan.speed.decode)]
+    if plan.speed is not None and not embeds(plan):
+        parts.append(rate_words(plan.speed.decode))
     return printable(f"{VERDICTS[plan.result.status]}: {', '.join(parts)}")
 
 

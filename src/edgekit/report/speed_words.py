@@ -30,6 +30,11 @@ def _figure(rate: float) -> str:
     return f"{rounded:,.1f}" if rounded < 10 else f"{rounded:,.0f}"
 
 
+def embeds(plan: Plan) -> bool:
+    """Whether it is started to hand over embeddings: then nothing is answered."""
+    return bool(getattr(plan.result.way.setup, "embeddings", False))
+
+
 def is_slow(plan: Plan) -> bool:
     """Whether people read faster than is to be expected. Of what is not known nobody says so."""
     pace = plan.steady_tokens_per_s
@@ -41,6 +46,9 @@ def speed_row(plan: Plan) -> str:
     speed = plan.speed
     if speed is None:
         return "not known"
+    if embeds(plan):
+        read = "not known" if speed.prefill is None else f"reads {rate_words(speed.prefill)}"
+        return f"{read}; {speed.basis.value}: {speed.because}"
     slow = ", slower than people read" if is_slow(plan) else ""
     prompts = f", prompts at {_range(speed.prefill)}" if speed.prefill is not None else ""
     told = f"{rate_words(speed.decode)}{slow}{prompts}; {speed.basis.value}"

@@ -24,7 +24,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 EXAMPLE = re.compile(r"`(edgekit [^`\n]+)`\n\n```text\n(.*?)```", re.DOTALL)
 EXAMPLES = [
     found
-    for page in ("check.md", "hardware.md")
+    for page in ("check.md", "hardware.md", "plan.md")
     for found in EXAMPLE.findall((DOCS / page).read_text(encoding="utf-8"))
 ]
 

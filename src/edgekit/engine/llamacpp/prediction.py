@@ -15,6 +15,7 @@ from edgekit.engine.llamacpp.placement import Placement
 from edgekit.engine.llamacpp.types import Context, LlamaCppSetup
 from edgekit.engine.types import Model
 from edgekit.errors import RefusedError
+from edgekit.memory.cache_types import F16
 from edgekit.memory.types import Component, MemoryLine
 
 PART = "prediction"
@@ -34,6 +35,8 @@ def prediction_lines(
     count, layers = model.geometry.mtp_layers, len(model.geometry.layers)
     if not count:
         raise RefusedError("llama.cpp: the model has no blocks for multi-token prediction")
+    # speculative.cpp @ b21e4de: its cache has the types of a drafter, f16 unless it is told otherwise.
+    context = replace(context, type_k=F16, type_v=F16)
     attending = next((one for one in reversed(model.geometry.layers) if one.mixer.streams), None)
     for block in range(layers, layers + count):
         if attending is not None:

@@ -296,7 +296,9 @@ def _head_dim(kind: Attention | LatentAttention, *, compressed: bool) -> int:
 
 def batch_limits(setup: VllmSetup, max_model_len: int) -> tuple[int, int]:
     """Tokens and sequences of one step (arg_utils.py get_batch_defaults, the API server's)."""
-    tokens, seqs = _batch_defaults(setup.gpu)
+    tokens, seqs = _batch_defaults(
+        setup.gpu
+    )  # by all the card has, whether or not its pool is billed
     seqs = setup.max_num_seqs or seqs
     if setup.max_num_batched_tokens is not None:
         tokens = setup.max_num_batched_tokens
@@ -306,7 +308,7 @@ def batch_limits(setup: VllmSetup, max_model_len: int) -> tuple[int, int]:
 
 
 def _batch_defaults(gpu: Gpu) -> tuple[int, int]:
-    memory = gpu.memory_bytes or 0
+    memory = gpu.total_bytes or gpu.memory_bytes or 0
     if memory >= 160 * GIB:
         return 16_384, 1024
     if memory >= 70 * GIB and "a100" not in gpu.name.lower():

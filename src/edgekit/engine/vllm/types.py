@@ -16,6 +16,7 @@ class Gpu:
 
     name: str = "NVIDIA H100 80GB HBM3"
     memory_bytes: int | None = None  # None: no budget can be worked out
+    total_bytes: int | None = None  # what vLLM's own defaults go by, where no budget is asked for
     capability: tuple[int, int] = (9, 0)
 
     @property

@@ -26,8 +26,11 @@ def environment(planned: Planned) -> dict[str, str]:
 def notes(planned: Planned) -> list[str]:
     """Where the engine has to be told in words of its own which cards to leave alone."""
     used = planned.plan.result.way.cards
-    if not used or not _is_partial(planned) or used[0].vendor is Vendor.NVIDIA:
+    if not used or not _is_partial(planned):
         return []
+    if used[0].vendor is Vendor.NVIDIA:
+        wished = planned.plan.wish.machine.what_if
+        return ["cards are numbered in the order in which they were named"] if wished else []
     names = " and ".join(card.name for card in used)
     return [
         f"planned for {names} alone: `llama-server --list-devices` names them, -dev NAME keeps to them"

@@ -31,6 +31,8 @@ def ready(planned: Planned) -> Iterator[Ready]:
     total = plan.result.context_tokens
     server = ["llama-server", *model, "-c", str(total), *_sequences(planned), *_rest(planned)]
     yield planned.command("llama-server", server, around, [*notes, *_repack_notes(planned)])
+    if planned.setup.embeddings:
+        return  # llama-cli answers, and embeds nothing
     alone = ["llama-cli", *model, "-c", str(plan.context_tokens), "-np", "1", *_rest(planned)]
     yield planned.command("llama-cli", alone, around, notes)
 
@@ -160,6 +162,8 @@ def _drafter(planned: Planned) -> Iterator[str]:
                 yield from (flag, kind.name)
         if setup.backend is not Backend.CPU:
             yield from ("-ngld", ALL)  # as it is billed
+    if setup.backend is Backend.CPU:
+        yield from ("-devd", "none")  # else it would lie on whatever card there is
     if setup.draft_max:
         yield from ("--spec-draft-n-max", str(setup.draft_max))
 

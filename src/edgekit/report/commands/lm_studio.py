@@ -58,7 +58,7 @@ def _llamacpp(planned: Planned) -> Iterator[Setting]:
             kept,
         )
     yield "Max Concurrent Predictions", "llm.load.numParallelSessions", facts["n_seq_max"]
-    yield "Unified KV Cache", "llm.load.useUnifiedKvCache", True
+    yield "Unified KV Cache", "llm.load.useUnifiedKvCache", facts["kv_streams"] == 1
     yield "Evaluation Batch Size", "llm.load.llama.evalBatchSize", facts["n_batch"]
     yield "Physical Batch Size", "llm.load.llama.physicalBatchSize", facts["n_ubatch"]
     yield "Try mmap()", "llm.load.llama.tryMmap", setup.use_mmap
@@ -105,8 +105,8 @@ def _cards(planned: Planned) -> Iterator[Setting]:
 
 def _drafter(planned: Planned) -> Iterator[Setting]:
     drafter, scope = planned.plan.drafter, "llm.load.llama.speculativeDecoding."
-    if drafter is None:
-        return
+    if drafter is None or (drafter.model is not None and planned.plan.load.cache_k is not None):
+        return  # LM Studio keeps a drafter's cache in 16 bits: that is not in the bill
     if drafter.model is None:
         yield "Draft MTP", f"{scope}draftMtp", True
     else:

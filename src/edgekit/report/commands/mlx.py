@@ -8,9 +8,6 @@ from edgekit.engine.mlx import NOT_QUANTISED
 from edgekit.engine.mlx.types import DEFAULT_PREFILL_STEP, FOUR_BIT, PLAIN, MlxSetup, Mode, Quantize
 from edgekit.plan.types import FULL_PERCENT
 from edgekit.report.commands.types import Planned, Ready
-from edgekit.report.model_words import repository_word
-
-DRAFT_TOKENS = 3  # server.py: --num-draft-tokens
 
 
 def ready(planned: Planned) -> Iterator[Ready]:
@@ -27,14 +24,7 @@ def ready(planned: Planned) -> Iterator[Ready]:
 
 
 def model_word(planned: Planned) -> str:
-    return converted_name(planned) if to_convert(planned) is not None else source_word(planned)
-
-
-def source_word(planned: Planned) -> str:
-    variant, files = planned.plan.variant, planned.files
-    if files is not None and variant.reference in {"", files.reference}:
-        return repository_word(files)
-    return variant.reference or planned.plan.wish.repository or repository_word(files)
+    return converted_name(planned) if to_convert(planned) is not None else planned.repository_word
 
 
 def to_convert(planned: Planned) -> Quantize | None:
@@ -61,7 +51,7 @@ def _told(packed: Quantize) -> str:
 
 
 def _convert(planned: Planned, packed: Quantize) -> list[str]:
-    words = ["mlx_lm.convert", "--hf-path", source_word(planned), "-q"]
+    words = ["mlx_lm.convert", "--hf-path", planned.repository_word, "-q"]
     packing = packed.packing
     if packed.recipe is not None:
         words += ["--quant-predicate", packed.recipe.value]
@@ -78,7 +68,7 @@ def _server(planned: Planned) -> list[str]:
     words = ["mlx_lm.server", "--model", model_word(planned)]
     words += ["--decode-concurrency", count, "--prompt-concurrency", count]
     words += ["--prompt-cache-bytes", str(_room_for_caches(planned))]
-    return [*words, *_prefill(planned.setup), *_drafter(planned)]
+    return [*words, *_prefill(planned.setup)]
 
 
 def _room_for_caches(planned: Planned) -> int:
@@ -107,7 +97,7 @@ def _generate(planned: Planned) -> list[str]:
         words += ["--max-kv-size", str(setup.max_kv_size)]
     if setup.max_tokens:
         words += ["--max-tokens", str(setup.max_tokens)]
-    return [*words, *_drafter(planned)]
+    return words
 
 
 def _generate_notes(planned: Planned) -> list[str]:
@@ -121,11 +111,3 @@ def _generate_notes(planned: Planned) -> list[str]:
 def _prefill(setup: MlxSetup) -> list[str]:
     step = setup.prefill_step_size
     return [] if step == DEFAULT_PREFILL_STEP else ["--prefill-step-size", str(step)]
-
-
-def _drafter(planned: Planned) -> list[str]:
-    drafter = planned.plan.drafter
-    if drafter is None or drafter.model is None:
-        return []
-    count = drafter.changes.get("draft_max") or DRAFT_TOKENS
-    return ["--draft-model", drafter.reference or "DRAFTER", "--num-draft-tokens", str(count)]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.hardware.types import System
 from edgekit.report.lines import printable
+from edgekit.report.model_words import PLACEHOLDER, repository_word
 
 if TYPE_CHECKING:
     from edgekit.plan.planned import Plan
@@ -51,7 +52,17 @@ class Planned:
 
     @property
     def layers(self) -> int:
-        return len(self.plan.variant.model.geometry.layers)
+        """Blocks as llama.cpp counts them: those that guess further tokens too."""
+        geometry = self.plan.variant.model.geometry
+        return len(geometry.layers) + geometry.mtp_layers
+
+    @property
+    def repository_word(self) -> str:
+        """What vLLM and mlx-lm call the model: a hub id or a folder."""
+        variant, files = self.plan.variant, self.files
+        if files is not None and variant.reference in {"", files.reference}:
+            return repository_word(files)
+        return variant.reference or self.plan.wish.repository or repository_word(files)
 
     def has_part(self, part: str) -> bool:
         """Whether something that stands beside the model is in the bill."""
@@ -65,6 +76,9 @@ class Planned:
         notes: Sequence[str] = (),
     ) -> Ready:
         told = [printable(word) for word in words]  # a stranger's name steers no terminal
+        if PLACEHOLDER in words:
+            more = f"{PLACEHOLDER} stands for its repository on the hub, or the folder of its files"
+            notes = (*notes, more)
         text = shell_text(told, environment or {}, self.system)
         return Ready(name=name, kind=COMMAND, text=text, notes=tuple(notes))
 

@@ -5,17 +5,16 @@ Flags: vllm/engine/arg_utils.py; the steps over several machines: docs/serving/p
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
+from dataclasses import replace
 
+from edgekit.engine import vllm
 from edgekit.engine.vllm.types import VllmSetup
 from edgekit.report.commands import cards
 from edgekit.report.commands.types import Planned, Ready
-from edgekit.report.model_words import repository_word
 
 RAY_PORT = 6379  # Ray's own
 HEAD = "HEAD_IP"
-DRAFT_TOKENS = 3
 # Fields of the setup that are said where they are not vLLM's own default.
 _FLAGS = {
     "tensor_parallel_size": "-tp",
@@ -47,11 +46,11 @@ def ready(planned: Planned) -> Iterator[Ready]:
     words = [
         "vllm",
         "serve",
-        _model(planned),
+        planned.repository_word,
         "--max-model-len",
         str(planned.facts["max_model_len"]),
     ]
-    words += [*_set(planned), *_drafter(planned)]
+    words += [*_set(planned), *_sequences(planned)]
     if nodes > 1:
         words += ["--distributed-executor-backend", "ray"]
     notes = ["on the first machine, once all have joined"] if nodes > 1 else []
@@ -66,13 +65,6 @@ def nodes_used(planned: Planned) -> int:
     return min(wish.nodes, needed)
 
 
-def _model(planned: Planned) -> str:
-    variant, files = planned.plan.variant, planned.files
-    if files is not None and variant.reference in {"", files.reference}:
-        return repository_word(files)
-    return variant.reference or planned.plan.wish.repository or repository_word(files)
-
-
 def _set(planned: Planned) -> Iterator[str]:
     plain = VllmSetup()
     for name, flag in _FLAGS.items():
@@ -84,13 +76,26 @@ def _set(planned: Planned) -> Iterator[str]:
             yield flag
 
 
-def _drafter(planned: Planned) -> Iterator[str]:
-    drafter = planned.plan.drafter
-    if drafter is None:
-        return
-    who = {"method": "mtp"} if drafter.model is None else {"model": drafter.reference or "DRAFTER"}
-    count = drafter.changes.get("draft_max") or DRAFT_TOKENS
-    yield from ("--speculative-config", json.dumps({**who, "num_speculative_tokens": count}))
+def _sequences(planned: Planned) -> Iterator[str]:
+    """As many as there are users. Models with states need a block for each, or vLLM does not start (compilation.py
+    adjust_cudagraph_sizes_for_mamba_cache @ a014e35).
+    """
+    plan = planned.plan
+    if plan.wish.users is not None:
+        yield from ("--max-num-seqs", str(plan.wish.users))
+    elif any(layer.mixer.states for layer in plan.variant.model.geometry.layers):
+        most = _blocks(planned)
+        if most is not None and most < planned.facts["max_num_seqs"]:
+            yield from ("--max-num-seqs", str(most))
+
+
+def _blocks(planned: Planned) -> int | None:
+    """Of the whole pool, as vLLM takes it at the start."""
+    plan, setup = planned.plan, planned.setup
+    card = replace(setup.gpu, memory_bytes=setup.gpu.total_bytes)
+    whole = vllm.estimate(plan.variant.model, plan.load, replace(setup, gpu=card))
+    found = dict(whole.facts).get("num_blocks")
+    return found if isinstance(found, int) else None
 
 
 def _ray(planned: Planned, nodes: int) -> Iterator[Ready]:

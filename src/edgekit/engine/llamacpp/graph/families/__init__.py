@@ -7,6 +7,7 @@ from typing import Protocol
 
 from edgekit.engine.llamacpp.graph.llama.build import Build
 from edgekit.engine.llamacpp.graph.llama.hparams import Hparams
+from edgekit.engine.llamacpp.names import ARCHITECTURES
 
 
 class Family(Protocol):
@@ -23,6 +24,8 @@ def family_of(architecture: str) -> Family | None:
 
     if architecture in USUAL:
         return USUAL[architecture]
+    if architecture not in ARCHITECTURES:
+        return None  # a config's own name for it: no table has that
     from edgekit.engine.llamacpp.graph.families.every import FAMILIES
 
     return FAMILIES.get(architecture)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ STEP_BYTES = (
     256 * MIB
 )  # free memory goes up and down: what is free beyond a whole step does not count
 MAX_KEPT_BYTES = 64 * 1024  # one answer has some 5 KB
+LEFT_S = 3600  # so old a part is nobody's any more
 MOST_FILES = 64  # older ones are removed
 
 
@@ -49,18 +51,15 @@ def _floor(size_bytes: int) -> int:
 
 
 def key_of(
-    question: Mapping[str, Any], machine: Machine, engine: str, entries: Iterable[Entry]
+    question: tuple[object, ...], machine: Machine, engine: str, entries: Iterable[Entry]
 ) -> str:
     """Equal for equal questions to the same version on a machine with as much free in whole steps."""
     seen = (
         __version__,
         engine_named(engine).VERSION,
-        sorted(question.items(), key=lambda pair: pair[0]),
+        question,
         _memory(machine),
-        [
-            (entry.id, entry.reference, [size.tensor_bytes for size in entry.sizes])
-            for entry in entries
-        ],
+        [(entry, entry.keys, entry.config) for entry in entries],
     )
     return hashlib.sha256(repr(seen).encode()).hexdigest()[:32]
 
@@ -96,7 +95,8 @@ def keep(key: str, answer: Mapping[str, Any]) -> None:
 
 def _thin(folder: Path) -> None:
     found = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in found[MOST_FILES:]:
+    left = [path for path in folder.glob("*.part") if time.time() - path.stat().st_mtime > LEFT_S]
+    for path in (*found[MOST_FILES:], *left):
         path.unlink(missing_ok=True)
 
 

@@ -1,0 +1,183 @@
+"""Plans from recorded headers: the options they print, read back and billed anew, are the plan to the byte.
+
+What runs on a processor is also asked of the real llama.cpp, in a dry run.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+from tests.recorded import gguf_files, header_bytes, models
+from tests.unit.plan.machines import cards, cpu, mac
+from tests.unit.plan.wishes import GEMMA, LLAMA, MOE, any_mix, gguf, one_file, rated
+
+from edgekit.cli import llamacpp_options
+from edgekit.cli.asking import CONTEXT
+from edgekit.cli.flags import COMMON, given_flags, read_flags
+from edgekit.cli.parser import build_parser
+from edgekit.engine.llamacpp import estimate
+from edgekit.engine.llamacpp.companions import with_drafter
+from edgekit.engine.llamacpp.types import LlamaCppSetup, Mode
+from edgekit.memory.cache_types import cache_type
+from edgekit.memory.types import Load, MemoryEstimate
+from edgekit.plan.making import make_plan
+from edgekit.plan.planned import Drafter, Plan
+from edgekit.plan.types import FULL_PERCENT, Start
+from edgekit.plan.variants import at_mixes
+from edgekit.report.commands import ready_commands
+from edgekit.source.types import ModelFiles
+
+# Flags that no bill asks about, and how many words each takes: where the file is, and the drafter's.
+_ELSEWHERE = {"-m": 2, "-md": 2, "-ngld": 2, "-devd": 2, "-nr": 1}
+SMALL = Drafter(name="small", model=gguf("llama-3.2-1b"), because="the same words")
+
+ON_THE_HOST = Start(
+    setup=LlamaCppSetup(mode=Mode.SERVER, offload_kqv=False), settled=frozenset({"offload_kqv"})
+)
+
+PLANS: dict[str, Callable[[], Plan]] = {
+    # on the processor
+    "processor": lambda: make_plan(one_file(LLAMA, cpu(16))),
+    "processor, asked": lambda: make_plan(one_file(LLAMA, cpu(16), 32_768)),
+    "processor, users": lambda: make_plan(one_file("gemma-3-4b", cpu(16), 16_384, users=3)),
+    "processor, latent": lambda: make_plan(one_file("deepseek-v2-lite", cpu(14))),
+    "processor, experts": lambda: make_plan(one_file("granite-4-h-tiny", cpu(8))),
+    "processor, drafter": lambda: make_plan(one_file(LLAMA, cpu(24), 16_384, drafters=(SMALL,))),
+    # one card
+    "card": lambda: make_plan(one_file(LLAMA, cards(12))),
+    "card, asked": lambda: make_plan(one_file("smollm3-3b", cards(8), 65_536)),
+    "card, layers": lambda: make_plan(one_file("llama-3.1-70b", rated(cards(24)))),
+    "card, cache on the host": lambda: make_plan(
+        one_file(LLAMA, rated(cards(8)), 131_072, start=ON_THE_HOST)
+    ),
+    "card, mix": lambda: make_plan(any_mix(LLAMA, rated(cards(24)))),
+    "card, low bits": lambda: make_plan(any_mix(LLAMA, rated(cards(4, ram=4)))),
+    "card, drafter": lambda: make_plan(one_file(LLAMA, cards(24), 131_072, drafters=(SMALL,))),
+    "card, users": lambda: make_plan(one_file("qwen2.5-7b", cards(16), 16_384, users=4)),
+    # two unequal cards
+    "cards": lambda: make_plan(one_file(GEMMA, cards(16, 8), 16_384)),
+    "cards, smaller first": lambda: make_plan(one_file(GEMMA, cards(8, 16), 16_384)),
+    "cards, nearly alike": lambda: make_plan(one_file(GEMMA, cards(16, 12), 16_384)),
+    "cards, layers": lambda: make_plan(one_file("llama-3.1-70b", rated(cards(24, 10)), 16_384)),
+    "cards, one left out": lambda: make_plan(one_file(GEMMA, cards(24, 12), 16_384)),
+    # experts on the host
+    "experts": lambda: make_plan(one_file(MOE, rated(cards(12)))),
+    "experts, none on the card": lambda: make_plan(one_file(MOE, rated(cards(5)))),
+    "experts, two cards": lambda: make_plan(one_file("mixtral-8x7b", rated(cards(12, 8)), 16_384)),
+    "experts, Mac": lambda: make_plan(any_mix(MOE, rated(mac(32, 24)))),
+}
+
+
+@cache
+def plan_of(name: str) -> Plan:
+    return PLANS[name]()
+
+
+def billed_again(plan: Plan) -> MemoryEstimate:
+    """From the words of the command alone, and the devices that were planned for."""
+    (text,) = (one.text for one in ready_commands(plan) if one.name == "llama-server")
+    words = shlex.split(text)
+    values = flags_of(words[words.index("llama-server") + 1 :])
+    load, setup = llamacpp_options.ask(values)
+    planned = plan.result.way.setup
+    asked = replace(setup, devices=planned.devices, mix=planned.mix)
+    if planned.has_device:
+        asked = replace(asked, backend=planned.backend)
+    bill = estimate(plan.variant.model, load, asked)
+    if plan.drafter is None or plan.drafter.model is None:
+        return bill
+    drafted = replace(asked, draft_max=values["draft_max"])
+    key, value = (values.get(name) for name in ("draft_type_k", "draft_type_v"))
+    own = replace(load, cache_k=key and cache_type(key), cache_v=value and cache_type(value))
+    bill = estimate(plan.variant.model, load, drafted)
+    return with_drafter(bill, plan.drafter.model, own, drafted)
+
+
+def flags_of(words: list[str]) -> dict[str, Any]:
+    kept: list[str] = []
+    skip = 0
+    for word in words:
+        skip = skip or _ELSEWHERE.get(word, 0)
+        if skip:
+            skip -= 1
+        else:
+            kept.append(word)
+    given = given_flags(build_parser().parse_args(["estimate", "MODEL", *kept]))
+    flags = {**given.get(COMMON, {}), **given.get("llama.cpp", {})}
+    return read_flags((CONTEXT, *llamacpp_options.FLAGS), flags)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_printed_options_are_the_plan(name: str) -> None:
+    plan = plan_of(name)
+    assert plan.fits
+    again = billed_again(plan)
+    assert again.total_bytes == plan.result.estimate.total_bytes
+    for use in plan.result.uses:
+        assert use.budget.required_bytes(again) == use.required_bytes, use.budget.name
+        assert use.required_bytes * 100 <= use.budget.available_bytes * FULL_PERCENT
+
+
+def test_the_plans_are_of_every_kind() -> None:
+    setups = {name: plan_of(name).result.way.setup for name in PLANS}  # fmt: skip
+    assert setups["cards"].tensor_split
+    assert len(setups["cards, one left out"].devices) == 1
+    assert not setups["card, cache on the host"].offload_kqv
+    assert setups["experts"].n_cpu_moe
+    assert setups["experts, none on the card"].cpu_moe
+    assert 0 < setups["card, layers"].n_gpu_layers < 80
+
+
+# --- the engine itself
+
+
+def recorded(name: str) -> ModelFiles:
+    fact = next(m for m in models() if (m["model"], m["quant"]) == (name, "Q4_K_M"))
+    file = fact["header_without_vocabulary"]
+    return gguf_files(file, header_bytes(file), fact["data_section_bytes"])
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "context", "users"),
+    [
+        ("llama-3.2-1b", 3, None, None),  # as long as fits, in a packed cache
+        ("gemma-3-4b", 8, 16_384, 2),  # sliding layers, a cache for each
+        ("deepseek-v2-lite", 14, None, None),  # latent attention, experts
+        ("granite-4-h-tiny", 8, 16_384, None),  # recurrent layers
+    ],
+)
+def test_llama_cpp_makes_room_for_what_was_planned(
+    name: str, gib: int, context: int | None, users: int | None
+) -> None:
+    pytest.importorskip("xllamacpp")
+    from edgekit.verify import ways
+    from edgekit.verify.check import verify_model
+
+    plan = make_plan(one_file(name, cpu(gib), context, users=users))
+    assert plan.fits
+    load, setup = read_back(plan)
+    found = verify_model(recorded(name), load, setup, way=ways.TABLE[0])
+    assert found.notes == ()
+    assert found.within, found.rows
+    for row in found.rows:
+        if row.part != "compute":
+            assert row.difference_bytes == 0, row
+    assert found.estimate.kv_cache_bytes == plan.result.estimate.kv_cache_bytes
+
+
+def read_back(plan: Plan) -> tuple[Load, LlamaCppSetup]:
+    (text,) = (one.text for one in ready_commands(plan) if one.name == "llama-server")
+    return llamacpp_options.ask(flags_of(shlex.split(text)[1:]))
+
+
+def test_a_quantisation_that_was_planned_is_billed_as_the_file_will_be() -> None:
+    """llama-3.1-8b as if at Q4_K_M, and the file that llama-quantize made."""
+    (usual,) = at_mixes(gguf(LLAMA, "F16"), ("Q4_K_M",))
+    planned = make_plan(replace(one_file(LLAMA, cards(12), 16_384), variants=(usual,)))
+    real = make_plan(one_file(LLAMA, cards(12), 16_384))
+    assert planned.result.estimate.total_bytes == real.result.estimate.total_bytes

@@ -1,0 +1,321 @@
+"""`edgekit plan` as a person or a program meets it. No network: HF_ENDPOINT is a port where nobody listens."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.cli.test_estimate import write_model
+
+from edgekit.cli import main
+
+MODEL = "qwen3-8b"
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("EDGEKIT_OLLAMA_REGISTRY", "http://127.0.0.1:9")
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_model(tmp_path_factory.mktemp("llama"), "llama-3.1-8b"))
+
+
+def ask(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    try:
+        code = main(["plan", *words])
+    except SystemExit as end:  # argparse
+        code = int(str(end.code))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def ask_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    _, out, err = ask(capsys, *words, "--json")
+    assert err == ""
+    told: dict[str, Any] = json.loads(out)
+    return told
+
+
+# --- the answer
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "begins"),
+    [
+        (["--ram", "16G"], 0, "Fits: Q4_K_M with 40,960 tokens, all of it on the CPU"),
+        (["--ram", "16G", "-c", "16k"], 0, "Fits: Q4_K_M with 16,384 tokens"),
+        (["--ram", "2G"], 3, "Does not fit: "),
+        (
+            ["--device", "RTX 4090", "--ram", "64G"],
+            0,
+            "Tight: Q8_0 with 40,960 tokens, all of it on RTX 4090",
+        ),
+        (["--device", "RTX 4090", "--engine", "vllm"], 0, ""),
+        (["--device", "m4-max-64", "--engine", "mlx"], 0, ""),
+    ],
+)
+def test_the_answer_comes_first(
+    words: list[str], code: int, begins: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, out, err = ask(capsys, MODEL, *words)
+    assert (found, err) == (code, "")
+    assert out.startswith(begins)
+    assert "\x1b" not in out
+    assert max(map(len, out.splitlines())) <= 100 or "llama-server" in out
+
+
+def test_a_plan_has_reasons_and_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = ask(capsys, MODEL, "--ram", "16G")
+    for word in ("weights", "placement", "context", "cache", "drafter", "sequences", "llama-server"):  # fmt: skip
+        assert word in out
+
+
+def test_what_does_not_fit_says_what_to_add(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = ask(capsys, MODEL, "--ram", "2G")
+    told = " ".join(out.split())
+    assert code == 3
+    assert "To fit" in told
+    assert "GiB of free memory, where 2.00 GiB are" in told
+    assert "the smallest GPU that holds it whole" in told
+    assert "llama-server" not in told
+
+
+def test_why_tells_all_that_was_tried(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [MODEL, "--ram", "12G"]
+    _, brief, _ = ask(capsys, *words)
+    _, out, _ = ask(capsys, *words, "--why")
+    assert len(out) > len(brief)
+    told = " ".join(out.split())
+    for tried in ("Q8_0", "Q6_K", "Q5_K_M", "f16", "q8_0"):
+        assert tried in told
+
+
+# --- for programs
+
+
+@pytest.mark.parametrize(
+    ("words", "fits"), [(["--ram", "16G"], True), (["--ram", "2G"], False), (["--device", "RTX 4090"], True)]
+)  # fmt: skip
+def test_json(words: list[str], capsys: pytest.CaptureFixture[str], *, fits: bool) -> None:
+    told = ask_json(capsys, MODEL, *words)
+    assert told["can_load"] is fits
+    assert told["model"] == MODEL
+    assert {one["lever"] for one in told["decisions"]} >= {"weights"}
+    assert told["required_bytes"] <= told["available_bytes"] or not fits
+
+
+def test_json_is_the_same_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [MODEL, "--device", "RTX 4090, RTX 3060", "--ram", "64G"]
+    assert ask_json(capsys, *words) == ask_json(capsys, *words)
+
+
+def test_an_error_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = ask(capsys, MODEL, "--ram", "16G", "-c", "50k", "--json")
+    assert code == 2
+    assert json.loads(out)["error"]["type"] == "UsageError"
+    assert "made for 40,960" in err
+
+
+# --- wishes
+
+
+def test_users_have_a_window_each(capsys: pytest.CaptureFixture[str]) -> None:
+    told = ask_json(capsys, MODEL, "--users", "4", "-c", "8k", "--ram", "32G")
+    assert (told["context_tokens"], told["total_context_tokens"], told["users"]) == (8192, 32_768, 4)  # fmt: skip
+
+
+def test_an_accurate_cache_before_a_long_context(
+    llama: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    longest = ask_json(capsys, llama, "--ram", "16G")
+    accurate = ask_json(capsys, llama, "--ram", "16G", "--prefer-accurate-kv")
+    assert (longest["context_tokens"], longest["cache"]["name"]) == (131_072, "q8_0 + q5_1")
+    assert accurate["cache"]["name"] == "f16"
+    assert accurate["context_tokens"] < 65_536
+
+
+def test_a_cache_that_was_typed_stays(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    told = ask_json(capsys, llama, "--ram", "64G", "-ctk", "q8_0", "-ctv", "q8_0")
+    assert (told["cache"]["type_k"], told["cache"]["type_v"]) == ("q8_0", "q8_0")
+
+
+def test_a_mix_that_was_typed_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = ask(capsys, MODEL, "--ram", "64G", "--mix", "Q6_K", "--no-drafter")
+    assert "6.26 GiB" in out  # 8.19 billion at 6.56 bits
+
+
+def test_no_drafter(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [MODEL, "--ram", "64G", "-c", "16k"]
+    assert "drafter" in {one["lever"] for one in ask_json(capsys, *words)["decisions"]}
+    assert "drafter" not in {one["lever"] for one in ask_json(capsys, *words, "--no-drafter")["decisions"]}  # fmt: skip
+
+
+def test_layers_that_were_typed_stay(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = ask(capsys, llama, "--device", "RTX 4090", "--ram", "64G", "-ngl", "20", "-c", "16k", "--for", "llama-server")  # fmt: skip
+    assert code == 0
+    line = shlex.split(out)
+    assert line[line.index("-ngl") + 1] == "20"
+
+
+def test_two_machines_of_eight_cards(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["llama-3.1-405b", "--engine", "vllm", "--device", "8x H100", "--nodes", "2", "-c", "16k"]  # fmt: skip
+    code, out, _ = ask(capsys, *words)
+    assert code == 0
+    told = " ".join(out.replace("\\\n", " ").split())
+    assert "-tp 8 -pp 2" in told
+    assert "ray start --head" in told
+
+
+@pytest.fixture
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+# --- contradictions, and what cannot be read
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["-c", "50k"], 2, "51,200 tokens of context are asked for, and the model was made for 40,960"),
+        (["-c", "-5"], 2, ""),
+        (["-c", "many"], 2, "-c/--ctx-size"),
+        (["--users", "0"], 2, "--users: 0 is not between 1"),
+        (["--users", "x"], 2, "--users"),
+        (["--users", "4", "-c", "50k"], 2, "made for 40,960"),
+        (["--nodes", "2"], 2, "several machines together are planned for vLLM, not for llama.cpp"),
+        (["--nodes", "0"], 2, "--nodes"),
+        (["--engine", "nobody"], 2, "nobody"),
+        (["--engine", "vllm", "-ngl", "3"], 2, "is a flag of llama.cpp"),
+        (["--min-context", "-1"], 2, "--min-context"),
+        (["--mmproj", "x.gguf"], 2, "edgekit check counts"),
+        (["--for", "nobody"], 2, "--for nobody"),
+        (["--plot", "nowhere/x.svg"], 2, "cannot be written"),
+        (["--plot", "x.gif"], 2, ".svg or .png"),
+        (["-ctk", "q9"], 2, "q9"),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("in_an_empty_folder")
+def test_contradictions(
+    words: list[str], code: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, out, err = ask(capsys, MODEL, "--ram", "16G", *words)
+    assert (found, out) == (code, "")
+    assert told in err
+    assert "Traceback" not in err
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["-tp", "3", "--engine", "vllm", "--device", "4x RTX 4090"], 2, "cannot be divided by tensor parallel size 3"),
+        (["-tp", "8", "--engine", "vllm", "--device", "4x RTX 4090"], 3, "asked to use 8 GPUs"),
+        (["--engine", "vllm", "--ram", "64G"], 3, "NVIDIA"),
+        (["--engine", "mlx", "--device", "RTX 4090"], 3, "Apple"),
+        (["--device", "nobody"], 2, "unknown device 'nobody'"),
+    ],
+)  # fmt: skip
+def test_engines_and_machines_that_do_not_go_together(
+    words: list[str], code: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, out, err = ask(capsys, MODEL, *words)
+    assert (found, out) == (code, "")
+    assert told in err
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "told"),
+    [
+        ("no-such-model", 4, "there is no file no-such-model"),
+        ("catalog:no-such-model", 4, "in the catalog"),
+        ("acme/no-such-model", 4, "cannot reach"),
+    ],
+)
+def test_unknown_models(
+    name: str, code: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, out, err = ask(capsys, name, "--ram", "16G")
+    assert (found, out) == (code, "")
+    assert told in err
+
+
+def test_what_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(b"GGUF" + b"\xff" * 100)
+    code, out, err = ask(capsys, str(path), "--ram", "16G")
+    assert (code, out) == (5, "")
+    assert err.startswith("edgekit: ")
+
+
+# --- no network
+
+
+def test_a_known_repository_without_a_network(capsys: pytest.CaptureFixture[str]) -> None:
+    told = ask_json(capsys, "Qwen/Qwen3-8B", "--ram", "16G", "--timeout", "2")
+    assert told["can_load"]
+    assert any("known from the catalog" in note for note in told["notes"])
+    other = ask_json(capsys, MODEL, "--ram", "16G")["notes"]
+    assert not any("known from the catalog" in note for note in other)
+
+
+# --- ready texts
+
+
+def test_for_one_program(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = ask(capsys, llama, "--ram", "16G", "--for", "ollama")
+    assert code == 0
+    assert f"FROM {llama}\n" in out
+    assert "PARAMETER num_ctx 131072" in out
+    assert "llama-server" not in out
+
+
+def test_for_llama_server(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = ask(capsys, llama, "--ram", "16G", "-c", "16k", "--for", "llama-server")
+    line = shlex.split(out)
+    assert line[:5] == ["llama-server", "-m", llama, "-c", "16384"]
+    assert line[line.index("-dev") + 1] == "none"
+
+
+def test_a_plot(llama: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "memory.svg"
+    code, out, err = ask(capsys, llama, "--ram", "16G", "--plot", str(path))
+    assert (code, err) == (0, "")
+    assert out.startswith("Tight: Q4_K_M with 131,072 tokens")
+    assert path.read_text().lstrip().startswith(("<?xml", "<svg"))
+
+
+# --- tiers
+
+
+def test_a_tier(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = ask(capsys, "tier:27b", "--ram", "32G")
+    assert code == 0
+    assert out.startswith("Fits: 27B with 131,072 tokens")
+    assert "what-if engine" in out
+    assert ask_json(capsys, "tier:27b", "--ram", "32G")["tier"]["name"] == "27B"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["tier:27b", "--ram", "8G"], 3, ""),
+        (["tier:3b", "--ram", "8G"], 2, "3b"),
+        (["tier:27b", "--ram", "32G", "-ngl", "3"], 2, "what-if engine"),
+        (["tier:27b", "--ram", "32G", "--latency", "soon"], 2, "--latency"),
+        (["tier:27b", "--ram", "32G", "--users", "0"], 2, "--users"),
+    ],
+)
+def test_tiers_that_do_not_go(
+    words: list[str], code: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, _, err = ask(capsys, *words)
+    assert found == code
+    assert told in err

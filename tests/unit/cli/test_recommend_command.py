@@ -1,0 +1,184 @@
+"""`edgekit recommend` as a person or a program meets it, without a network."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+import pytest
+
+from edgekit.catalog import read_catalog
+from edgekit.cli import main
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("EDGEKIT_OLLAMA_REGISTRY", "http://127.0.0.1:9")
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+def ask(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(["recommend", *words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def ask_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    _, out, err = ask(capsys, *words, "--json")
+    assert err == ""
+    told: dict[str, Any] = json.loads(out)
+    return told
+
+
+def ids(told: dict[str, Any]) -> list[str]:
+    return [one["id"] for one in told["suggestions"]]
+
+
+def test_a_few_for_a_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = ask(capsys, "--ram", "8G")
+    assert (code, err) == (0, "")
+    assert out.startswith("For chat on 8 GiB RAM: ")
+    assert out.splitlines()[0].endswith("is the best that fits")
+    assert "edgekit plan " in out
+    assert "passed over on the way: " in " ".join(out.split())
+    assert "\x1b" not in out
+
+
+def test_what_comes_next_can_be_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--ram", "8G", "-c", "8k", "--users", "2", "--prefer-accurate-kv", "--limit", "1"]
+    _, out, _ = ask(capsys, *words)
+    (line,) = (one for one in out.splitlines() if "edgekit plan " in one)
+    typed = shlex.split(line[line.index("edgekit plan") :])
+    assert main(typed[1:]) == 0
+    told = capsys.readouterr().out
+    assert "8,192 tokens" in told
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    told = ask_json(capsys, "--ram", "8G", "--limit", "3")
+    assert len(told["suggestions"]) == 3
+    assert (told["task"], told["engine"]) == ("chat", "llama.cpp")
+    ranks = [one["rank"] for one in told["suggestions"]]
+    assert ranks == sorted(ranks, reverse=True)
+    for one in told["suggestions"]:
+        assert one["plan"]["can_load"]
+        assert one["plan"]["variant"]["is_good"]
+        assert one["plan"]["required_bytes"] * 100 <= one["plan"]["available_bytes"] * 85
+
+
+@pytest.mark.parametrize(
+    ("word", "kind"),
+    [("embed", "embedding"), ("Embeddings", "embedding"), ("code", "code"), ("vision", "vision"), ("reason", "reasoning")],
+)  # fmt: skip
+def test_a_task(word: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    told = ask_json(capsys, "--ram", "8G", "--task", word, "--limit", "1")
+    assert told["task"] == kind
+    known = {one.id: one for one in read_catalog().entries}
+    assert ids(told)
+    for name in ids(told):
+        assert kind in {one.value for one in known[name].kinds}
+
+
+def test_several_of_a_family(capsys: pytest.CaptureFixture[str]) -> None:
+    families = [one["entry"]["family"] for one in ask_json(capsys, "--ram", "8G")["suggestions"]]
+    assert len(set(families)) == len(families) == 5
+    every = [one["entry"]["family"] for one in ask_json(capsys, "--ram", "8G", "--all-sizes")["suggestions"]]  # fmt: skip
+    assert len(set(every)) < len(every) == 5
+
+
+def test_a_context_for_users(capsys: pytest.CaptureFixture[str]) -> None:
+    told = ask_json(capsys, "--ram", "16G", "--ctx", "8k", "--users", "4", "--limit", "2")
+    for one in told["suggestions"]:
+        assert (one["plan"]["context_tokens"], one["plan"]["users"]) == (8192, 4)
+
+
+@pytest.mark.parametrize(
+    ("words", "engine"),
+    [(["--device", "RTX 4090", "--engine", "vllm"], "vllm"), (["--device", "m4-max-64", "--engine", "mlx"], "mlx")],
+)  # fmt: skip
+def test_another_engine(words: list[str], engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    told = ask_json(capsys, *words, "--limit", "1")
+    assert told["suggestions"][0]["plan"]["engine"]["name"] == engine
+
+
+# --- nothing fits
+
+
+def test_a_machine_that_holds_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = ask(capsys, "--ram", "1G")
+    assert (code, err) == (3, "")
+    first = out.splitlines()[0]
+    assert first.startswith("For chat on 1 GiB RAM: nothing fits; ")
+    nearest = first.split("; ")[1].split()[0]
+    chat = [one for one in read_catalog().entries if "chat" in {kind.value for kind in one.kinds}]
+    sizes = {one.id: min(size.tensor_bytes for size in one.sizes if size.mix.startswith(("Q4", "IQ4"))) for one in chat}  # fmt: skip
+    assert sizes[nearest] == min(sizes.values())
+    told = " ".join(out.split())
+    assert "To fit" in told
+    assert "GiB of free memory, where 1.00 GiB are" in told
+    assert ask_json(capsys, "--ram", "1G")["suggestions"] == []
+
+
+# --- what cannot be
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["--task", "nope"], 2, "--task: 'nope' is not one of chat, code, reasoning, embedding, vision"),
+        (["--users", "0"], 2, "--users: 0 is not between 1"),
+        (["--limit", "0"], 2, "--limit"),
+        (["--ctx", "many"], 2, "ctx-size"),
+        (["--engine", "nobody"], 2, "nobody"),
+        (["--engine", "vllm"], 3, "NVIDIA"),
+        (["--engine", "mlx"], 3, "Apple"),
+        (["--min-context", "x"], 2, "--min-context"),
+    ],
+)  # fmt: skip
+def test_contradictions(
+    words: list[str], code: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, out, err = ask(capsys, "--ram", "8G", *words)
+    assert (found, out) == (code, "")
+    assert told in err
+
+
+@pytest.mark.parametrize("ram", ["no", "-1G", ""])
+def test_no_memory_at_all(ram: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = ask(capsys, f"--ram={ram}")
+    assert (code, out) == (2, "")
+    assert err.startswith("edgekit: ")
+
+
+# --- tiers
+
+
+@pytest.mark.parametrize(
+    ("ram", "code", "begins"),
+    [("32G", 0, "Fits: 27B"), ("16G", 0, "Fits: 9B"), ("1G", 3, "")],
+)
+def test_tiers(ram: str, code: int, begins: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found, out, _ = ask(capsys, "--tiers", "--ram", ram)
+    assert found == code
+    assert out.startswith(begins)
+
+
+def test_tiers_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask_json(capsys, "--tiers", "--ram", "16G")["tier"]["name"] == "9B"
+
+
+# --- a damaged catalog
+
+
+def test_what_cannot_be_read_of_the_users_catalog_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEKIT_DATA", str(tmp_path))
+    (tmp_path / "catalog.db").write_bytes(b"no database" * 100)
+    code, out, _ = ask(capsys, "--ram", "8G", "--limit", "1")
+    assert code == 0
+    assert "catalog.db" in out
+    notes = ask_json(capsys, "--ram", "8G", "--limit", "1")["notes"]
+    assert any("catalog.db" in note for note in notes)

@@ -1,0 +1,151 @@
+"""Which caches an engine can be asked for, the most accurate first, and what the caller has settled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.plan.machines import cards, cpu, mac
+from tests.unit.plan.wishes import LLAMA, gguf, of_config
+
+from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup, Mode
+from edgekit.engine.mlx.types import MlxSetup
+from edgekit.engine.vllm.types import VllmSetup
+from edgekit.hardware.types import Machine
+from edgekit.memory.cache_types import cache_type
+from edgekit.memory.types import Load
+from edgekit.plan.caches import cache_choices, pair_name, plain_setup, with_setup
+from edgekit.plan.types import Question, Start
+
+Q8, Q4 = cache_type("q8_0"), cache_type("q4_0")
+
+
+MACHINES = {"llama.cpp": cpu(16), "vllm": cards(24), "mlx": mac(16)}
+
+
+def question(engine: str = "llama.cpp", machine: Machine | None = None, **more: Any) -> Question:
+    model = gguf(LLAMA) if engine == "llama.cpp" else of_config("qwen3-8b")
+    return Question(model=model, engine=engine, machine=machine or MACHINES[engine], **more)
+
+
+def names(asked: Question) -> list[str]:
+    return [one.name for one in cache_choices(asked)]
+
+
+# Keys first: of them a little more is needed. Pairs of two kinds compute on the processor alone.
+@pytest.mark.parametrize(
+    ("engine", "machine", "expected"),
+    [
+        ("llama.cpp", cards(24), ["f16", "q8_0", "q4_0"]),
+        ("llama.cpp", mac(16), ["f16", "q8_0", "q4_0"]),
+        ("llama.cpp", cpu(16), ["f16", "q8_0", "q8_0 + q5_1", "q8_0 + q4_0", "q4_0"]),
+        ("vllm", cards(24), ["auto", "fp8"]),
+        ("mlx", mac(16), ["16 bit", "8 bit", "4 bit"]),
+    ],
+)
+def test_the_most_accurate_first(engine: str, machine: Machine, expected: list[str]) -> None:
+    found = cache_choices(question(engine, machine))
+    assert [one.name for one in found] == expected
+    assert [one.place for one in found] == list(range(len(expected)))
+
+
+def bytes_a_token(choice_of: Question) -> float:
+    """Of one head of 128 keys and 128 values."""
+    load = choice_of.load
+    return sum(128 * (kind.bits if kind else 16) / 8 for kind in (load.cache_k, load.cache_v))
+
+
+def test_every_next_one_takes_less() -> None:
+    asked = question()
+    sizes = [bytes_a_token(one.of(asked)) for one in cache_choices(asked)]
+    # a block of 32: 34 bytes at q8_0, 24 at q5_1, 18 at q4_0
+    assert sizes == [512, 4 * (34 + 34), 4 * (34 + 24), 4 * (34 + 18), 4 * (18 + 18)]
+
+
+def test_the_engines_own_says_nothing() -> None:
+    first = cache_choices(question())[0]
+    assert (first.load, first.setup) == ({}, {})
+    assert first.of(question()) == question()
+
+
+@pytest.mark.parametrize(
+    ("load", "expected"),
+    [
+        (Load(cache_k=Q8, cache_v=Q8), ["q8_0"]),
+        (Load(cache_k=Q8, cache_v=Q4), ["q8_0 + q4_0"]),
+        (Load(cache_k=Q4), ["q4_0 + f16", "q4_0 + q8_0", "q4_0 + q5_1", "q4_0"]),
+        (Load(cache_k=Q8), ["q8_0 + f16", "q8_0", "q8_0 + q5_1", "q8_0 + q4_0"]),
+        (Load(cache_v=Q8), ["f16 + q8_0", "q8_0", "q4_0 + q8_0"]),
+    ],
+)
+def test_what_the_caller_settled_stays(load: Load, expected: list[str]) -> None:
+    asked = question(load=load)
+    assert names(asked) == expected
+    for choice in cache_choices(asked):
+        kept = choice.of(asked).load
+        assert load.cache_k in {None, kept.cache_k}
+        assert load.cache_v in {None, kept.cache_v}
+
+
+@pytest.mark.parametrize("load", [Load(cache_k=Q8), Load(cache_v=Q8), Load(cache_k=Q8, cache_v=Q8)])
+def test_on_a_card_the_other_side_is_kept_alike(load: Load) -> None:
+    asked = question(machine=cards(24), load=load)
+    (only,) = cache_choices(asked)
+    assert (only.name, only.asked) == ("q8_0", True)
+    kept = only.of(asked).load
+    assert (kept.cache_k, kept.cache_v) == (Q8, Q8)
+
+
+def test_who_settles_the_processor_has_its_pairs() -> None:
+    setup = LlamaCppSetup(mode=Mode.SERVER, backend=Backend.CPU)
+    start = Start(setup=setup, settled=frozenset({"backend"}))
+    assert len(names(question(machine=cards(24), start=start))) == 5
+
+
+@pytest.mark.parametrize(
+    ("engine", "setup", "field", "expected"),
+    [
+        ("vllm", VllmSetup(kv_cache_dtype="fp8"), "kv_cache_dtype", ["fp8"]),
+        ("mlx", MlxSetup(kv_bits=4), "kv_bits", ["4 bit"]),
+    ],
+)
+def test_a_settled_setup_stays(engine: str, setup: Any, field: str, expected: list[str]) -> None:
+    start = Start(setup=setup, settled=frozenset({field}))
+    assert names(question(engine, start=start)) == expected
+    assert len(names(question(engine, start=Start(setup=setup)))) > 1
+
+
+@pytest.mark.parametrize(
+    ("engine", "name", "flags"),
+    [
+        ("llama.cpp", "q8_0", "-ctk q8_0 -ctv q8_0"),
+        ("vllm", "fp8", "--kv-cache-dtype fp8"),
+        ("mlx", "8 bit", "--kv-bits 8 --quantized-kv-start 0"),
+    ],
+)
+def test_how_the_engine_is_told(engine: str, name: str, flags: str) -> None:
+    found = cache_choices(question(engine))
+    assert {one.name: one.flags for one in found}[name] == flags
+
+
+def test_mlx_packs_from_the_first_token() -> None:
+    asked = cache_choices(question("mlx"))[1].of(question("mlx"))
+    assert (asked.start.setup.kv_bits, asked.start.setup.quantized_kv_start) == (8, 0)
+
+
+def test_other_fields_of_a_setup_stay() -> None:
+    setup = LlamaCppSetup(mode=Mode.SERVER, backend=Backend.CUDA, n_gpu_layers=7)
+    asked = with_setup(question(start=Start(setup=setup)), offload_kqv=False)
+    assert asked.start.setup == LlamaCppSetup(
+        mode=Mode.SERVER, backend=Backend.CUDA, n_gpu_layers=7, offload_kqv=False
+    )
+
+
+def test_an_engine_starts_plainly() -> None:
+    assert plain_setup("llama.cpp") == LlamaCppSetup(mode=Mode.SERVER)
+    assert plain_setup("vllm") == VllmSetup()
+    assert plain_setup("mlx") == MlxSetup()
+
+
+def test_a_pair_of_one_kind_has_one_name() -> None:
+    assert (pair_name("q8_0", "q8_0"), pair_name("q8_0", "q4_0")) == ("q8_0", "q8_0 + q4_0")

@@ -1,0 +1,55 @@
+"""The rule of thumb by which models are ordered: parameters that there are and that work, doubling with time."""
+
+from __future__ import annotations
+
+import math
+from datetime import date, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgekit.catalog.types import Entry
+from edgekit.plan.ranking import DOUBLING_MONTHS, FIRST, rank_of
+
+
+def entry(parameters: int | None, active: int | None = None, released: str | None = None) -> Entry:
+    return Entry(id="x", family="x", architecture="x", parameters=parameters, active_parameters=active, released=released)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("parameters", "active", "released", "rank"),
+    [
+        (8 * 10**9, None, "2023-01-01", 8.0),
+        (8 * 10**9, 8 * 10**9, "2023-01-01", 8.0),
+        (32 * 10**9, 2 * 10**9, "2023-01-01", 8.0),  # the root of 64
+        (8 * 10**9, None, "2020-01-01", 8.0),  # nothing is held against age before 2023
+        (None, None, "2023-01-01", 0.0),
+    ],
+)
+def test_size(parameters: int | None, active: int | None, released: str, rank: float) -> None:
+    assert rank_of(entry(parameters, active, released)) == pytest.approx(rank)
+
+
+def test_it_doubles_with_time() -> None:
+    once, twice = (
+        FIRST + timedelta(days=round(times * DOUBLING_MONTHS * 30.44)) for times in (1, 2)
+    )
+    assert rank_of(entry(10**9, None, f"{once}")) == pytest.approx(2.0, rel=0.01)
+    assert rank_of(entry(10**9, None, f"{twice}")) == pytest.approx(4.0, rel=0.01)
+
+
+@pytest.mark.parametrize("released", [None, "", "soon", "2025-13-40", "\u0662\u0660"])
+def test_who_is_not_dated_counts_as_of_2024(released: str | None) -> None:
+    assert rank_of(entry(10**9, None, released)) == rank_of(entry(10**9, None, "2024-01-01"))
+
+
+DAYS = st.dates(date(2000, 1, 1), date(2100, 1, 1)).map(str)
+
+
+@given(st.integers(1, 10**13), st.integers(1, 10**13), DAYS, DAYS)
+def test_more_and_newer_is_never_worse(one: int, other: int, day: str, later: str) -> None:
+    (one, other), (day, later) = sorted((one, other)), sorted((day, later))
+    assert rank_of(entry(one, None, day)) <= rank_of(entry(other, None, day))
+    assert rank_of(entry(one, None, day)) <= rank_of(entry(one, None, later))
+    assert math.isfinite(rank_of(entry(other, None, later)))

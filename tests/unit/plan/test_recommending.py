@@ -1,0 +1,277 @@
+"""The best few for a machine: their order, why others are not among them, and what is said where nothing fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+from tests.unit.plan.machines import cards, cpu, mac
+from tests.unit.plan.wishes import is_within, rated
+
+from edgekit.catalog import find_entry, read_catalog
+from edgekit.catalog.types import Entry, Kind
+from edgekit.errors import HardwareError
+from edgekit.hardware.types import Machine
+from edgekit.plan.changes import ChangeKind
+from edgekit.plan.ranking import rank_of
+from edgekit.plan.recommending import (
+    QUICK_TOKENS_PER_S,
+    SLOW,
+    TOO_LARGE,
+    Ask,
+    Recommendation,
+    recommend,
+    wish_for,
+)
+
+NAMES = ("qwen3-0.6b", "qwen3-8b", "qwen3-30b-a3b", "llama-3.1-8b", "llama-3.2-1b", "gemma-3-27b", "smollm3-3b")  # fmt: skip
+CARD = rated(cards(24), card=1000)
+
+
+@cache
+def few() -> tuple[Entry, ...]:
+    return tuple(find_entry(name) for name in NAMES)
+
+
+def entry(name: str, **more: Any) -> Entry:
+    return replace(find_entry(name), **more)
+
+
+def ids(found: Recommendation) -> list[str]:
+    return [one.entry.id for one in found.suggestions]
+
+
+def over(found: Recommendation) -> dict[str, int]:
+    return dict(found.passed_over)
+
+
+# --- the order
+
+
+def test_the_best_rank_first_one_of_a_family() -> None:
+    found = recommend(few(), Ask(machine=CARD))
+    ranks = [one.rank for one in found.suggestions]
+    assert ranks == sorted(ranks, reverse=True)
+    families = [one.entry.family for one in found.suggestions]
+    assert len(set(families)) == len(families)
+    assert {"qwen3", "gemma-3"} <= set(families)
+    for one in found.suggestions:
+        assert one.rank == rank_of(one.entry)
+        assert one.is_quick
+        assert one.plan.fits
+        assert is_within(one.plan)
+
+
+def test_the_first_of_its_family_is_its_best_that_fits() -> None:
+    # 30.5 billion with 3.4 active come before 8.2: the root of 102 is 10.1
+    assert ids(recommend(few(), Ask(machine=CARD)))[0] in {"gemma-3-27b", "qwen3-30b-a3b"}
+    assert "qwen3-30b-a3b" in ids(recommend(few(), Ask(machine=CARD)))
+    small = recommend(few(), Ask(machine=rated(cards(12, ram=4), card=1000)))
+    assert [name for name in ids(small) if name.startswith("qwen3")] == ["qwen3-8b"]
+    assert over(small)[TOO_LARGE] >= 2
+
+
+def test_several_of_a_family_where_they_are_wanted() -> None:
+    found = recommend(few(), Ask(machine=CARD), of_a_family=2, most=10)
+    assert sum(one.entry.family == "qwen3" for one in found.suggestions) == 2
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_so_many_and_no_more(most: int) -> None:
+    whole = ids(recommend(few(), Ask(machine=CARD), most=10))
+    assert ids(recommend(few(), Ask(machine=CARD), most=most)) == whole[:most]
+
+
+def test_the_order_of_the_catalog_does_not_matter() -> None:
+    one, other = (recommend(entries, Ask(machine=CARD)) for entries in (few(), few()[::-1]))
+    assert ids(one) == ids(other)
+    assert one.passed_over == other.passed_over
+    assert [s.plan.result.estimate for s in one.suggestions] == [s.plan.result.estimate for s in other.suggestions]  # fmt: skip
+
+
+def test_equals_are_told_apart_by_their_names() -> None:
+    twins = [entry("qwen3-8b", id=name, family=name) for name in ("b", "c", "a")]
+    assert ids(recommend(twins, Ask(machine=CARD))) == ["a", "b", "c"]
+
+
+# --- slow ones
+
+
+def test_slow_ones_come_last() -> None:
+    # 16.5 GB for a token at 60 GB/s of the processor: never five times a second
+    found = recommend(few(), Ask(machine=rated(cpu(64))), most=10)
+    quick = [one.is_quick for one in found.suggestions]
+    assert quick == sorted(quick, reverse=True)
+    assert {True, False} == set(quick)
+    assert not next(one for one in found.suggestions if one.entry.id == "gemma-3-27b").is_quick
+    for is_quick in (True, False):
+        ranks = [one.rank for one in found.suggestions if one.is_quick is is_quick]
+        assert ranks == sorted(ranks, reverse=True)
+    for one in found.suggestions:
+        assert one.is_quick is ((one.plan.steady_tokens_per_s or 0) >= QUICK_TOKENS_PER_S)
+
+
+def test_quick_ones_leave_no_room_for_slow_ones() -> None:
+    found = recommend(few(), Ask(machine=rated(cpu(64))), most=2)
+    assert len(found.suggestions) == 2
+    assert all(one.is_quick for one in found.suggestions)
+    assert over(found)[SLOW] >= 1
+
+
+def test_where_all_are_slow_they_are_all_there_is() -> None:
+    found = recommend(few(), Ask(machine=rated(cpu(64), host=1)), most=10)
+    assert found.suggestions
+    assert not any(one.is_quick for one in found.suggestions)
+    ranks = [one.rank for one in found.suggestions]
+    assert ranks == sorted(ranks, reverse=True)
+    families = [one.entry.family for one in found.suggestions]
+    assert len(set(families)) == len(families)
+
+
+def test_who_is_not_known_to_be_slow_is_not_called_so() -> None:
+    found = recommend(few(), Ask(machine=cards(24)))
+    assert found.suggestions
+    assert all(one.is_quick and one.plan.speed is None for one in found.suggestions)
+
+
+# --- who is passed over
+
+
+def test_another_task() -> None:
+    found = recommend(few(), Ask(machine=CARD, task=Kind.EMBEDDING))
+    assert found.suggestions == ()
+    assert found.nearest is None
+
+
+def test_a_window_that_is_too_short() -> None:
+    short = entry("qwen3-8b", native_context=4096)
+    found = recommend([short], Ask(machine=CARD))
+    assert ids(found) == []
+    assert over(found) == {"made for too short a context": 1}
+    wanted = recommend(few(), Ask(machine=CARD, context_tokens=100_000))
+    assert set(ids(wanted)) <= {"llama-3.1-8b", "llama-3.2-1b", "gemma-3-27b"}
+
+
+def test_what_the_engine_refuses_is_counted() -> None:
+    refused = entry("phi-3-small-8k-instruct", native_context=32_768, kinds=(Kind.CHAT,))
+    found = recommend([refused, find_entry("qwen3-0.6b")], Ask(machine=CARD))
+    assert ids(found) == ["qwen3-0.6b"]
+    assert over(found) == {"not run by the engine": 1}
+
+
+def test_what_is_damaged_is_counted() -> None:
+    damaged = entry("qwen3-8b", tensors=("nonsense",))
+    found = recommend([damaged, find_entry("qwen3-0.6b")], Ask(machine=CARD), of_a_family=2)
+    assert ids(found) == ["qwen3-0.6b"]
+    assert sum(over(found).values()) == 1
+
+
+def test_a_window_that_nobody_states() -> None:
+    found = recommend([entry("qwen3-8b", native_context=None)], Ask(machine=CARD))
+    assert ids(found) == []
+    assert sum(over(found).values()) == 1
+
+
+def test_what_has_no_files_for_the_engine_is_counted() -> None:
+    bare = entry("qwen3-8b", config={})
+    found = recommend([bare, find_entry("qwen3-0.6b")], Ask(machine=CARD, engine="vllm"))
+    assert ids(found) == ["qwen3-0.6b"]
+    assert sum(over(found).values()) == 1
+
+
+def test_nobody_is_recommended_three_bits() -> None:
+    # 5 GiB: 0.85 x 4 = 3.4, less than 4.3 of an 8B at four bits, more than 3.1 at three
+    found = recommend([find_entry("llama-3.1-8b")], Ask(machine=rated(cpu(5), host=400)))
+    assert found.suggestions == ()
+    assert found.nearest is not None
+    assert found.nearest.plan.variant.name == "Q2_K"  # and that fits, as the plan of it would say
+
+
+# --- nothing fits
+
+
+def test_the_nearest_and_what_to_add() -> None:
+    found = recommend(few(), Ask(machine=rated(cpu(1))))
+    assert found.suggestions == ()
+    assert over(found)[TOO_LARGE] == len(few())
+    assert found.nearest is not None
+    assert found.nearest.entry.id == "qwen3-0.6b"  # the fewest bytes
+    assert not found.nearest.plan.fits
+    assert {ChangeKind.MEMORY} <= {change.kind for change in found.nearest.plan.to_fit}
+
+
+def test_nothing_at_all_to_choose_from() -> None:
+    found = recommend([], Ask(machine=CARD))
+    assert (found.suggestions, found.passed_over, found.nearest) == ((), (), None)
+
+
+@pytest.mark.parametrize(("engine", "machine"), [("vllm", cpu(64)), ("mlx", cards(24))])
+def test_no_hardware_for_the_engine(engine: str, machine: Machine) -> None:
+    with pytest.raises(HardwareError):
+        recommend(few(), Ask(machine=machine, engine=engine))
+
+
+# --- what is asked for reaches the plan
+
+
+@pytest.mark.parametrize(
+    ("engine", "machine"), [("llama.cpp", CARD), ("vllm", rated(cards(48))), ("mlx", rated(mac(64, 48)))]
+)  # fmt: skip
+def test_a_context_for_several_users(engine: str, machine: Machine) -> None:
+    found = recommend(few(), Ask(machine=machine, engine=engine, context_tokens=16_384, users=2), most=2)  # fmt: skip
+    assert len(found.suggestions) == 2
+    for one in found.suggestions:
+        assert one.plan.context_tokens == 16_384
+        assert one.plan.load.sequences == 2
+        assert one.plan.wish.engine == engine
+
+
+def test_an_accurate_cache_where_it_is_preferred() -> None:
+    ask = Ask(machine=rated(cards(12), card=1000))
+    entries = [find_entry("llama-3.1-8b")]
+    (longest,), (accurate,) = (recommend(entries, replace(ask, prefer_accurate_cache=prefer)).suggestions for prefer in (False, True))  # fmt: skip
+    assert accurate.plan.load.cache_k is None
+    assert longest.plan.context_tokens > accurate.plan.context_tokens
+
+
+def test_embeddings_are_asked_of_the_server() -> None:
+    found = recommend(read_catalog().entries, Ask(machine=rated(cpu(16)), task=Kind.EMBEDDING))
+    assert found.suggestions
+    for one in found.suggestions:
+        assert Kind.EMBEDDING in one.entry.kinds
+        assert one.plan.result.way.setup.embeddings
+
+
+def test_progress_is_told() -> None:
+    told: list[str] = []
+    recommend(few(), Ask(machine=CARD), most=1, tell=told.append)
+    assert told
+    assert all(any(name in line for name in NAMES) for line in told)
+
+
+def test_a_wish_names_where_its_weights_come_from() -> None:
+    wish = wish_for(find_entry("qwen3-8b"), Ask(machine=CARD))
+    assert (wish.label, wish.repository) == ("qwen3-8b", "Qwen/Qwen3-8B")
+
+
+# --- the whole catalog
+
+
+@pytest.mark.parametrize("machine", [rated(cpu(8)), rated(cards(8))], ids=["processor", "card"])
+def test_every_suggestion_of_the_catalog_fits(machine: Machine) -> None:
+    found = recommend(read_catalog().entries, Ask(machine=machine))
+    assert len(found.suggestions) == 5
+    assert all(is_within(one.plan) for one in found.suggestions)
+    assert all(one.plan.variant.is_good for one in found.suggestions)
+
+
+def test_the_same_question_has_the_same_answer() -> None:
+    one, other = (recommend(few(), Ask(machine=CARD)) for _ in range(2))
+    assert answer(one) == answer(other)
+
+
+def answer(found: Recommendation) -> list[tuple[Any, ...]]:
+    plans = [(one.entry.id, one.plan) for one in found.suggestions]
+    return [(name, plan.decisions, plan.load, plan.result.estimate, plan.speed) for name, plan in plans]  # fmt: skip

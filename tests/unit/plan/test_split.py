@@ -1,0 +1,116 @@
+"""Layers among unequal cards: each is filled to the same share, and no other division is better."""
+
+from __future__ import annotations
+
+from itertools import combinations_with_replacement, pairwise
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup
+from edgekit.hardware.budgets import Budget, pool_of
+from edgekit.memory.types import HOST, Component, MemoryEstimate, MemoryLine
+from edgekit.plan.split import resplit
+from edgekit.plan.types import Way
+
+
+def way(*rooms: int, split: tuple[float, ...] = ()) -> Way:
+    """Cards with so much room each."""
+    budgets = tuple(
+        Budget(name=f"card {place}", pools=frozenset({pool_of(place)}), total_bytes=room, free_bytes=room, reserve_bytes=0, because="")
+        for place, room in enumerate(rooms)
+    )  # fmt: skip
+    cards: tuple[object, ...] = tuple(range(len(rooms)))
+    return Way(
+        setup=LlamaCppSetup(backend=Backend.CUDA, tensor_split=split),
+        budgets=budgets,
+        because="all of it",
+        cards=cards,  # type: ignore[arg-type]  # only how many they are counts
+    )
+
+
+def bill(layers: list[int], *, head: int = 0, fixed: tuple[int, ...] = ()) -> MemoryEstimate:
+    """Layers, a head behind the last, and what every card holds besides; all layers lie on the first as yet."""
+    lines = [
+        MemoryLine(component=Component.WEIGHTS, size_bytes=size, pool=pool_of(0), layer=layer)
+        for layer, size in enumerate(layers)
+    ]
+    lines.append(MemoryLine(component=Component.WEIGHTS, size_bytes=head, pool=pool_of(0)))
+    lines += [
+        MemoryLine(component=Component.COMPUTE, size_bytes=size, pool=pool_of(place))
+        for place, size in enumerate(fixed)
+    ]
+    lines.append(MemoryLine(component=Component.WEIGHTS, size_bytes=10**9, pool=HOST))
+    return MemoryEstimate(engine="llama.cpp", backend="cuda", lines=tuple(lines))
+
+
+def counts(found: Way | None) -> tuple[float, ...] | None:
+    return None if found is None else found.setup.tensor_split
+
+
+@pytest.mark.parametrize(
+    ("rooms", "layers", "head", "fixed", "expected"),
+    [
+        ((200, 100), [10] * 8, 10, (), (6, 3)),  # nine pieces of 10, two thirds on the first
+        ((100, 200), [10] * 8, 10, (), (3, 6)),
+        ((100, 100), [10] * 8, 10, (), (5, 4)),  # as full as can be: 50 and 40
+        ((100, 100), [10] * 8, 10, (40, 0), (3, 6)),  # what it holds anyway counts: 70 and 60
+        ((100, 100), [10] * 7, 50, (), (6, 2)),  # the head of 50 lies with the last: 60 and 60
+        ((300, 200, 100), [10] * 11, 10, (), (6, 4, 2)),
+    ],
+)
+def test_the_fullest_is_as_empty_as_can_be(
+    rooms: tuple[int, ...], layers: list[int], head: int, fixed: tuple[int, ...], expected: tuple[float, ...]
+) -> None:  # fmt: skip
+    assert counts(resplit(way(*rooms), bill(layers, head=head, fixed=fixed))) == expected
+
+
+def test_the_division_is_told() -> None:
+    found = resplit(way(200, 100), bill([10] * 8, head=10))
+    assert found is not None
+    assert found.because == "all of it, divided 6:3"
+
+
+def test_the_same_division_is_no_other() -> None:
+    assert resplit(way(200, 100, split=(6.0, 3.0)), bill([10] * 8, head=10)) is None
+
+
+def test_fewer_layers_than_cards_are_not_divided() -> None:
+    assert resplit(way(10, 10, 10), bill([1])) is None
+
+
+def test_what_no_card_holds_is_not_divided() -> None:
+    assert resplit(way(10, 10), bill([10_000] * 4)) is None
+
+
+def test_unified_memory_is_not_divided() -> None:
+    several = way(10, 10)
+    both = frozenset({pool_of(0), pool_of(1)})
+    one = Budget(name="unified", pools=both, total_bytes=1, free_bytes=1, reserve_bytes=0, because="")  # fmt: skip
+    apart = Way(setup=several.setup, budgets=(one,), because="", cards=several.cards)
+    assert resplit(apart, bill([1] * 4)) is None
+
+
+def fullest(layers: list[int], ends: tuple[int, ...], rooms: list[int], fixed: list[int]) -> float:
+    """The share of the fullest card, where each card's layers end there."""
+    parts = [sum(layers[a:b]) for a, b in pairwise((0, *ends))]
+    return max((part + base) / room for part, base, room in zip(parts, fixed, rooms, strict=True))
+
+
+@given(st.data())
+def test_no_other_division_is_better(data: st.DataObject) -> None:
+    cards = data.draw(st.integers(2, 3))
+    layers = data.draw(st.lists(st.integers(1, 50), min_size=cards, max_size=7))
+    head = data.draw(st.integers(0, 50))
+    rooms = data.draw(st.lists(st.integers(50, 400), min_size=cards, max_size=cards))
+    fixed = data.draw(st.lists(st.integers(0, 20), min_size=cards, max_size=cards))
+    found = counts(resplit(way(*rooms), bill(layers, head=head, fixed=tuple(fixed))))
+    assume(found is not None)
+    assert found is not None
+    pieces = [*layers, head]
+    assert sum(found) == len(pieces)
+    ends = tuple(int(sum(found[: place + 1])) for place in range(cards))
+    choices = combinations_with_replacement(range(len(pieces) + 1), cards - 1)
+    best = min(fullest(pieces, (*cut, len(pieces)), rooms, fixed) for cut in choices)
+    assert fullest(pieces, ends, rooms, fixed) <= best + 1e-4

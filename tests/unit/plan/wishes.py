@@ -1,0 +1,82 @@
+"""Wishes for tests that are checked on paper: recorded models, machines in whole GiB, plain bandwidths."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tests.recorded import config_header, engine_models, rows
+
+from edgekit.engine import llamacpp
+from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup, Mode
+from edgekit.engine.types import Model
+from edgekit.geometry import read_geometry
+from edgekit.hardware.types import Machine
+from edgekit.memory.types import Load
+from edgekit.plan.planned import Plan, Wish
+from edgekit.plan.types import FULL_PERCENT
+from edgekit.plan.variants import as_it_is, at_mixes, variants_of
+
+LLAMA, GEMMA, MOE, LATENT = "llama-3.1-8b", "gemma-3-27b", "qwen3-30b-a3b", "deepseek-v2-lite"
+
+
+def gguf(name: str, mix: str = "Q4_K_M") -> Model:
+    return engine_models()[name, mix]
+
+
+def of_config(name: str) -> Model:
+    row = next(row for row in rows("vllm.jsonl.gz") if row["model"] == name)
+    header = config_header(row["config"])
+    return Model(header=header, geometry=read_geometry(header))
+
+
+def one_file(name: str, machine: Machine, context: int | None = None, **more: Any) -> Wish:
+    """A Q4_K_M and nothing else to choose from."""
+    load = more.pop("load", Load(context_tokens=context))
+    return Wish(
+        label=name,
+        variants=as_it_is(gguf(name)),
+        engine="llama.cpp",
+        machine=machine,
+        load=load,
+        **more,
+    )
+
+
+def any_mix(name: str, machine: Machine, context: int | None = None, **more: Any) -> Wish:
+    """Whatever llama-quantize could make of it."""
+    return replace(one_file(name, machine, context, **more), variants=at_mixes(gguf(name, "F16")))
+
+
+def from_config(
+    name: str, machine: Machine, engine: str, context: int | None = None, **more: Any
+) -> Wish:
+    return Wish(
+        label=name,
+        variants=variants_of(of_config(name), engine, settled=False),
+        engine=engine,
+        machine=machine,
+        load=Load(context_tokens=context),
+        **more,
+    )
+
+
+def rated(machine: Machine, *, host: int = 60, card: int = 500) -> Machine:
+    """With bandwidths in GB/s: without them nobody knows what is quick enough."""
+    memory = machine.host and replace(machine.host, bandwidth_bytes_per_s=host * 10**9)
+    devices = tuple(replace(one, bandwidth_bytes_per_s=card * 10**9) for one in machine.devices)
+    return replace(machine, host=memory, devices=devices)
+
+
+def billed(name: str, load: Load, **setup: Any) -> int:
+    """The whole bill of llama-server, straight from the engine's rules."""
+    asked = LlamaCppSetup(mode=Mode.SERVER, backend=Backend.CPU, **setup)
+    return llamacpp.estimate(gguf(name), load, asked).total_bytes
+
+
+def is_within(plan: Plan) -> bool:
+    """No memory above 85 % of what is available."""
+    return all(
+        use.required_bytes * 100 <= use.budget.available_bytes * FULL_PERCENT
+        for use in plan.result.uses
+    )

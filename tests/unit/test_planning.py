@@ -1,0 +1,294 @@
+"""A name -> the model, from the catalog or from a file, and the plan for it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.cli.test_estimate import write_model
+from tests.unit.plan.machines import cards, cpu, mac
+from tests.unit.plan.wishes import is_within, rated
+
+from edgekit.catalog import find_entry, read_catalog
+from edgekit.catalog.types import Catalog
+from edgekit.errors import EdgekitError, NotFoundError, RefusedError, UsageError
+from edgekit.hardware.types import Machine
+from edgekit.memory.types import Load
+from edgekit.plan.caches import plain_setup
+from edgekit.plan.planned import Lever
+from edgekit.plan.recommending import Ask, Recommendation, Suggestion
+from edgekit.plan.types import Start
+from edgekit.planning import Named, Wanted, name_model, plan_model, recommended, wish_of
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Port 9 of this machine: nobody listens."""
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("EDGEKIT_OLLAMA_REGISTRY", "http://127.0.0.1:9")
+
+
+# --- names
+
+
+@pytest.mark.parametrize("name", ["qwen3-8b", "QWEN3-8B", "catalog:qwen3-8b", "Catalog:Qwen3-8B", "catalog:Qwen/Qwen3-8B"])  # fmt: skip
+def test_a_known_model(name: str) -> None:
+    named = name_model(name)
+    assert named.entry is not None
+    assert (named.entry.id, named.found, named.notes, named.files) == ("qwen3-8b", None, (), None)
+
+
+def test_a_path_of_that_name_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_model(tmp_path, "qwen3-0.6b").rename(tmp_path / "qwen3-8b")
+    monkeypatch.chdir(tmp_path)
+    named = name_model("qwen3-8b")
+    assert named.found is not None
+    assert len(named.found.model.geometry.layers) == 28  # of the 0.6B in the file; the 8B has 36
+    known = name_model("catalog:qwen3-8b")
+    assert known.found is None
+    assert len(known.opened("llama.cpp").model.geometry.layers) == 36
+
+
+def test_a_sample() -> None:
+    named = name_model("sample:gemma-3-27b")
+    assert named.found is not None
+    assert named.engine("auto", cpu(64)) == "llama.cpp"
+
+
+@pytest.mark.parametrize("name", ["catalog:qwen3-9b", "catalog:", "catalog:no such model"])
+def test_an_unknown_model_of_the_catalog(name: str) -> None:
+    with pytest.raises(NotFoundError, match="in the catalog"):
+        name_model(name)
+
+
+def test_a_name_that_is_nearly_right_is_offered() -> None:
+    with pytest.raises(NotFoundError) as caught:
+        name_model("catalog:qwen3-8")
+    assert "qwen3-8b" in caught.value.candidates
+
+
+def test_an_unknown_name() -> None:
+    with pytest.raises(EdgekitError, match="there is no file no-such-model"):
+        name_model("no-such-model")
+
+
+def test_a_repository_that_cannot_be_reached() -> None:
+    named = name_model("Qwen/Qwen3-8B")
+    assert named.entry is not None
+    assert (named.entry.id, named.found) == ("qwen3-8b", None)
+    (note,) = named.notes
+    assert note.startswith("known from the catalog, for the repository could not be read: ")
+    assert "127.0.0.1:9" in note
+
+
+def test_one_that_nobody_knows_cannot_either() -> None:
+    with pytest.raises(EdgekitError, match=r"cannot reach 127\.0\.0\.1:9"):
+        name_model("acme/nobody-knows-it")
+
+
+def test_a_name_without_a_model() -> None:
+    with pytest.raises(UsageError, match="neither opened nor in the catalog"):
+        Named(name="x", catalog=read_catalog()).opened("llama.cpp")
+
+
+# --- the engine
+
+
+@pytest.mark.parametrize(
+    ("wanted", "machine", "engine"),
+    [
+        ("auto", cards(24), "llama.cpp"),
+        ("auto", mac(64), "llama.cpp"),
+        ("vllm", cards(24), "vllm"),
+        ("MLX", mac(64), "mlx"),
+        ("llamacpp", cpu(16), "llama.cpp"),
+    ],
+)
+def test_which_engine_a_known_model_is_planned_for(
+    wanted: str, machine: Machine, engine: str
+) -> None:
+    assert name_model("qwen3-8b").engine(wanted, machine) == engine
+
+
+def test_an_unknown_engine() -> None:
+    with pytest.raises(UsageError, match="nobody"):
+        name_model("qwen3-8b").engine("nobody", cpu(16))
+
+
+def test_what_an_engine_cannot_load() -> None:
+    with pytest.raises(RefusedError, match="known by the header of a GGUF alone"):
+        wish_of(name_model("llama-2-7b"), Wanted(machine=cards(24), engine="vllm"))
+
+
+# --- wishes
+
+
+def names(named: Named, wanted: Wanted) -> list[str]:
+    return [one.name for one in wish_of(named, wanted).variants]
+
+
+MIXES = ["Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "IQ3_XXS", "Q2_K"]
+
+
+def test_a_known_model_comes_in_every_quantisation() -> None:
+    assert names(name_model("qwen3-8b"), Wanted(machine=cpu(16))) == MIXES
+    assert names(name_model("qwen3-8b"), Wanted(machine=mac(16), engine="mlx")) == ["8 bit", "6 bit", "5 bit", "4 bit", "3 bit"]  # fmt: skip
+    assert names(name_model("qwen3-8b"), Wanted(machine=cards(24), engine="vllm")) == ["as stored"]
+
+
+def test_a_settled_quantisation_is_the_only_one() -> None:
+    setup = replace(plain_setup("llama.cpp"), mix="Q6_K")
+    start = Start(setup=setup, settled=frozenset({"mix"}))
+    wanted = Wanted(machine=cpu(32), load=Load(context_tokens=4096), start=start, drafter=False)
+    wish = wish_of(name_model("qwen3-8b"), wanted)
+    assert len(wish.variants) == 1
+    plan = plan_model(name_model("qwen3-8b"), wanted)
+    assert plan.result.way.setup.mix == "Q6_K"
+    assert 6 * 2**30 < plan.result.estimate.weights_bytes < 6.5 * 2**30  # 8.2 billion at 6.56 bits
+
+
+def test_a_file_stays_what_it_is(tmp_path: Path) -> None:
+    path = write_model(tmp_path, "llama-3.1-8b")
+    named = name_model(path)
+    (only,) = wish_of(named, Wanted(machine=cpu(64))).variants
+    assert (only.name, dict(only.changes)) == ("Q4_K_M", {})
+    plan = plan_model(named, Wanted(machine=rated(cards(48))))
+    assert plan.result.estimate.weights_bytes == 4_912_898_304  # the file's own tensors
+    assert plan.result.estimate.basis.name in {"EXACT", "MODELLED"}
+
+
+def test_drafters_of_the_catalog() -> None:
+    wanted = Wanted(machine=cpu(64))
+    drafters = wish_of(name_model("qwen3-8b"), wanted).drafters
+    assert [one.name for one in drafters] == ["qwen3-0.6b at Q4_K_M"]
+    assert wish_of(name_model("qwen3-8b"), replace(wanted, drafter=False)).drafters == ()
+    on_vllm = replace(wanted, machine=cards(48), engine="vllm")
+    assert wish_of(name_model("qwen3-8b"), on_vllm).drafters == ()
+
+
+def test_own_blocks_come_first() -> None:
+    drafters = wish_of(name_model("qwen3.6-27b"), Wanted(machine=cpu(64))).drafters
+    assert drafters[0].name == "its own blocks"
+
+
+# --- plans
+
+
+def test_a_plan_by_name() -> None:
+    plan = plan_model(name_model("qwen3-8b"), Wanted(machine=cpu(16), load=Load(context_tokens=16_384)))  # fmt: skip
+    assert plan.fits
+    assert (plan.variant.name, plan.context_tokens) == ("Q4_K_M", 16_384)
+    # K and V of 8 heads of 128, 16 bit: 36 layers, and 28 of the 0.6B that drafts
+    assert plan.drafter is not None
+    assert plan.result.estimate.kv_cache_bytes == 16_384 * (36 + 28) * 2 * 8 * 128 * 2
+    assert plan.wish.repository == "Qwen/Qwen3-8B"
+
+
+@pytest.mark.parametrize("thorough", [True, False])
+def test_a_plan_of_a_sample(thorough: bool) -> None:  # noqa: FBT001 - a table
+    plan = plan_model(name_model("sample:gemma-3-27b"), Wanted(machine=cpu(64)), thorough=thorough)
+    assert plan.fits
+    assert (plan.decision(Lever.SEQUENCES) is not None) is thorough
+
+
+def test_the_same_name_has_the_same_plan() -> None:
+    one, other = (plan_model(name_model("qwen3-8b"), Wanted(machine=cards(12))) for _ in range(2))
+    assert (one.decisions, one.load, one.result.estimate) == (other.decisions, other.load, other.result.estimate)  # fmt: skip
+
+
+# --- what was recommended before
+
+PROCESSOR = rated(cpu(12))
+
+
+@cache
+def few() -> Catalog:
+    return Catalog(entries=tuple(map(find_entry, ("qwen3-0.6b", "llama-3.1-8b"))))
+
+
+def priced(one: Suggestion) -> tuple[Any, ...]:
+    plan = one.plan
+    told = [(why.lever, why.value, why.because) for why in plan.decisions]
+    return one.entry.id, told, plan.load, plan.result.way, plan.result.estimate, plan.speed, plan.drafter  # fmt: skip
+
+
+def answer(found: Recommendation) -> list[tuple[Any, ...]]:
+    return [priced(one) for one in found.suggestions]
+
+
+def kept_in(folder: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask) -> tuple[Path, Recommendation]:
+    """An answer, and the file that it is kept in."""
+    monkeypatch.setenv("EDGEKIT_CACHE", str(folder / "cache"))
+    found = recommended(few(), ask)
+    (path,) = folder.rglob("*.json")
+    return path, found
+
+
+@pytest.mark.parametrize("machine", [PROCESSOR, rated(cards(16, 8), card=1000)])
+def test_what_is_kept_is_the_same_answer(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = Ask(machine=machine)
+    path, first = kept_in(tmp_path, monkeypatch, ask)
+    again = recommended(few(), ask)
+    assert answer(again) == answer(first)
+    assert again.passed_over == first.passed_over
+    path.unlink()
+    assert answer(recommended(few(), ask)) == answer(first)
+
+
+BODIES = (
+    b"{", b"[]", b'{"picks": [], "passed_over": []}', b'{"picks": [{"id": "qwen3-0.6b"}], "passed_over": []}',
+    b'{"picks": [3, null, []], "passed_over": [[]]}', b"[" * 50_000, b" " * 200_000,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
+def test_what_somebody_else_wrote_there_is_not_believed(
+    body: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, first = kept_in(tmp_path, monkeypatch, Ask(machine=PROCESSOR))
+    path.write_bytes(body)
+    assert answer(recommended(few(), Ask(machine=PROCESSOR))) == answer(first)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("tokens", 10**9), ("tokens", -5), ("tokens", "many"), ("variant", "F64"), ("cache", "f64"), ("way", 10**6), ("way", -1)],
+)  # fmt: skip
+def test_a_kept_choice_that_means_nothing_is_dropped(
+    field: str, value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, first = kept_in(tmp_path, monkeypatch, Ask(machine=PROCESSOR))
+    raw = json.loads(path.read_text())
+    raw["picks"][0][field] = value
+    path.write_text(json.dumps(raw))
+    again = recommended(few(), Ask(machine=PROCESSOR))
+    assert [one.entry.id for one in again.suggestions] == [one.entry.id for one in first.suggestions]  # fmt: skip
+    assert all(is_within(one.plan) for one in again.suggestions)
+
+
+def test_a_folder_that_cannot_be_written_to_is_no_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path / "file" / "cache"))
+    assert recommended(few(), Ask(machine=PROCESSOR)).suggestions
+
+
+def test_free_memory_in_whole_steps_is_the_same_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path / "cache"))
+    machine = rated(cpu(16))
+    assert machine.host is not None
+    for more in (0, 1, 2**20):
+        host = replace(machine.host, free_bytes=(12 << 30) + more)
+        found = recommended(few(), Ask(machine=replace(machine, host=host)))
+        (used,) = found.suggestions[0].plan.result.uses
+        assert used.budget.free_bytes == 12 << 30  # never more than is free
+    assert len(list(tmp_path.rglob("*.json"))) == 1
