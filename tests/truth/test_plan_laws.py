@@ -1,4 +1,4 @@
-"""Every catalog model on twelve kinds of machine, each with more and more memory: no plan exceeds its budget, and none
+"""Every catalog model on fifteen kinds of machine, each with more and more memory: no plan exceeds its budget, and none
 is worse than the one before it.
 
 A few models in the normal run; EDGEKIT_LONG=1 takes all of the catalog.
@@ -38,6 +38,9 @@ LADDERS: dict[str, tuple[Machine, ...]] = {
     "card without host": tuple(cards(gib, ram=None) for gib in (8, 12, 24, 48)),
     "RAM beside a card": tuple(cards(12, ram=gib) for gib in (8, 16, 32, 128)),
     "second card": tuple(cards(16, gib) for gib in (6, 8, 12, 16)),
+    "the larger of two": tuple(cards(gib, 5) for gib in (18, 20, 21, 24)),
+    "one of three": tuple(cards(24, gib, 8) for gib in (6, 10, 16, 24)),
+    "a large second": tuple(cards(gib, 80, ram=6) for gib in (24, 25, 32, 48)),
     "four cards": tuple(cards(*[24] * count) for count in (1, 2, 3, 4)),
     "Mac": tuple(mac(gib, limit_gib=gib * 3 // 4) for gib in (8, 16, 24, 36)),
     "large Mac": tuple(mac(gib, limit_gib=gib * 3 // 4) for gib in (48, 64, 96, 128)),
@@ -97,6 +100,43 @@ def entries() -> Iterator[Entry]:
     for entry in read_catalog().entries:
         if LONG or entry.id in CHOSEN:
             yield entry
+
+
+OTHERS = {
+    "vllm": ("card without host", "large card", "four cards"),
+    "mlx": ("Mac", "large Mac"),
+}
+
+
+@pytest.mark.parametrize(
+    ("engine", "ladder"), [(e, one) for e, some in OTHERS.items() for one in some]
+)
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-8b", "gemma-3-27b"])
+@pytest.mark.parametrize("users", [None, 3])
+def test_other_engines_and_several_users(
+    engine: str, ladder: str, name: str, users: int | None
+) -> None:
+    """More memory never shortens what each has, by the same weights, nor takes bits off them."""
+    model = open_entry(find_entry(name), engine)
+    before = (0, 0)
+    for machine in LADDERS[ladder]:
+        asked = Wish(
+            label=name,
+            variants=variants_of(model, engine, settled=False),
+            engine=engine,
+            machine=with_rates(machine),
+            users=users,
+        )
+        plan = find_plan(asked)
+        now = (
+            (0, 0)
+            if plan is None
+            else (min(plan.variant.accuracy, USUAL_ACCURACY), plan.context_tokens)
+        )
+        assert now >= before, f"{machine.name}: {before} -> {now}"
+        before = now
+        if plan is not None:
+            assert plan.result.can_load
 
 
 @pytest.mark.parametrize("ladder", LADDERS)

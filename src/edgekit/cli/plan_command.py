@@ -222,12 +222,15 @@ def _plot(plan: Plan, path: str) -> None:
 
 
 def _parts(ready: tuple[Ready, ...]) -> str:
-    """One text as it is; of several each under its name. Notes are comments, in a shell and in a Modelfile."""
-    parts = []
-    for one in ready:
-        head = [f"# {one.name}"] if len(ready) > 1 else []
-        parts.append("\n".join([*head, *(f"# {note}" for note in one.notes), one.text]))
-    return "\n\n".join(parts) + "\n"
+    """One text as it is, ready for a shell or a file, what is to be known of it on standard error; of several each
+    under its name, with notes as comments.
+    """
+    if len(ready) == 1:
+        for note in ready[0].notes:
+            print(f"edgekit: {note}", file=sys.stderr)
+        return f"{ready[0].text}\n"
+    told = (["# " + one.name, *(f"# {note}" for note in one.notes), one.text] for one in ready)
+    return "\n\n".join("\n".join(lines) for lines in told) + "\n"
 
 
 def _told(plan: Plan, named: Named, ready: tuple[Ready, ...], arguments: argparse.Namespace) -> str:

@@ -119,8 +119,8 @@ def test_one_screen_of_what_does_not(capsys: pytest.CaptureFixture[str]) -> None
         "-ctk q8_0 -ctv q8_0: fits, up to 42,240 tokens",
         "quantised to IQ4_XS",
         "of free RAM (--ram)",
-        "the smallest GPU that holds it whole",
-        "the smallest Mac that holds it whole",
+        "the smallest of today's GPUs that holds it whole",
+        "the smallest of today's Macs that holds it whole",
     ):
         assert change in told
     assert "Run" not in out  # nothing to run

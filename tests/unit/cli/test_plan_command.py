@@ -83,7 +83,7 @@ def test_what_does_not_fit_says_what_to_add(capsys: pytest.CaptureFixture[str]) 
     assert code == 3
     assert "To fit" in told
     assert "GiB of free memory, where 2.00 GiB are" in told
-    assert "the smallest GPU that holds it whole" in told
+    assert "the smallest of today's GPUs that holds it whole" in told
     assert "llama-server" not in told
 
 

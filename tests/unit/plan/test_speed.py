@@ -454,7 +454,7 @@ def test_prompts_on_a_card_of_unknown_kind_are_not_told() -> None:
 def test_where_it_is_read_from_is_told() -> None:
     speed = llama_cpp(recorded("llama-3.1-8b"), card(900), CUDA, filled=(0, 8192))
     assert speed.because == (
-        "a token reads 4.30 GiB of weights and up to 1.00 GiB of cache from 80 GiB card at 900 GB/s"
+        "a token reads 4.30 GiB of weights and up to 1.00 GiB of cache (8,192 tokens) from 80 GiB card at 900 GB/s"
     )
 
 

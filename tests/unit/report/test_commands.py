@@ -334,11 +334,11 @@ def test_one_of_two_machines_is_enough() -> None:
     assert list(ready(plan)) == ["vllm serve"]
 
 
-def test_vllm_with_a_drafter() -> None:
-    drafter = Drafter(name="d", model=qwen(), reference="Qwen/Qwen3-0.6B")
-    plan = planned(qwen(), cards(24), engine="vllm", load=Load(context_tokens=8192), drafter=drafter)  # fmt: skip
-    config = json.loads(after("--speculative-config", words(plan, "vllm serve")))
-    assert config == {"model": "Qwen/Qwen3-0.6B", "num_speculative_tokens": 3}
+def test_vllm_serves_as_many_as_there_are_users() -> None:
+    plan = planned(qwen(), cards(24), engine="vllm", load=Load(context_tokens=8192))
+    assert "--max-num-seqs" not in words(plan, "vllm serve")
+    several = replace(plan, wish=replace(plan.wish, users=3))
+    assert after("--max-num-seqs", words(several, "vllm serve")) == "3"
 
 
 # MLX

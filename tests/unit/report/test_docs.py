@@ -46,7 +46,7 @@ def test_examples_are_real(
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) == 4
+    assert len(EXAMPLES) == 6
 
 
 def _names(value: Any, *, without: frozenset[str]) -> Iterator[str]:
@@ -63,7 +63,12 @@ def _names(value: Any, *, without: frozenset[str]) -> Iterator[str]:
 
 
 def test_json_documentation_names_every_key() -> None:
-    page = (DOCS / "json.md").read_text(encoding="utf-8").partition("# `edgekit check --json`")[2]
+    page = (
+        (DOCS / "json.md")
+        .read_text(encoding="utf-8")
+        .partition("# `edgekit check --json`")[2]
+        .partition("# `edgekit plan --json`")[0]
+    )
     documented = set(re.findall(r"`([a-z_]+)`", page))
     missing = Unanswered(reference="x", engine=None, error=HeaderError("x"))
     told = [check_json(recorded(name)) for name in RECORDED]
