@@ -15,7 +15,7 @@ from edgekit.plan.ladder import Ladder
 from edgekit.plan.making import planned
 from edgekit.plan.placement import ways_of
 from edgekit.plan.planned import Decision, Drafter, Lever, Plan, Tried, Variant, Wish
-from edgekit.plan.types import Ways
+from edgekit.plan.types import Way, Ways
 
 Told = list[list[Any]]  # of every decision: lever, value, because, what was tried
 
@@ -30,6 +30,8 @@ class Choices:
     because: str
     most_cards: int | None
     way: int  # its place among all there are
+    where: str  # the same in words
+    split: list[float]  # how layers are divided among cards; empty: nothing to divide
     cache_on_host: bool
     drafter: str | None
     decisions: Told
@@ -45,6 +47,8 @@ def choices_of(plan: Plan) -> Choices:
         because=plan.result.window,
         most_cards=_most_cards(plan),
         way=_place(plan),
+        where=plan.result.way.because,
+        split=list(getattr(plan.result.way.setup, "tensor_split", ())),
         cache_on_host=not getattr(plan.result.way.setup, "offload_kqv", True),
         drafter=plan.drafter.name if plan.drafter is not None else None,
         decisions=[_told(one) for one in plan.decisions],
@@ -64,6 +68,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "tokens": (int,),
     "most_cards": (int, type(None)),
     "way": (int,),
+    "split": (list,),
     "cache_on_host": (bool,),
     "drafter": (str, type(None)),
     "decisions": (list,),
@@ -76,6 +81,7 @@ def read_choices(data: object) -> Choices | None:
         return None
     found: dict[str, Any] = {one.name: data.get(one.name) for one in fields(Choices)}
     right = all(isinstance(value, _KINDS.get(name, (str,))) for name, value in found.items())
+    right = right and all(isinstance(one, int | float) and 0 <= one < 1e6 for one in found["split"])
     if not right or found["tokens"] < 1 or found["way"] < 0 or (found["most_cards"] or 1) < 1:
         return None
     return Choices(**found)
@@ -105,10 +111,10 @@ def _candidate(wish: Wish, choices: Choices) -> Candidate | None:
         question = with_drafter_beside(question, drafter)
     if choices.cache_on_host:
         question = with_setup(question, offload_kqv=False)
-    ways = ways_of(question)[choices.way : choices.way + 1]
-    if not ways:
+    way = next(iter(ways_of(question)[choices.way : choices.way + 1]), None)
+    if way is None or len(choices.split) not in {0, len(way.cards)}:
         return None
-    ladder = Ladder(question, ways)
+    ladder = Ladder(question, (_as_kept(way, choices),))
     held = holder(ladder, needed(ladder.top, choices.tokens))
     if held is None:
         return None
@@ -121,6 +127,13 @@ def _candidate(wish: Wish, choices: Choices) -> Candidate | None:
         because=choices.because,
         tried=(),
     )
+
+
+def _as_kept(way: Way, choices: Choices) -> Way:
+    if not choices.split:
+        return replace(way, because=choices.where)
+    setup = replace(way.setup, tensor_split=tuple(map(float, choices.split)))
+    return replace(way, setup=setup, because=choices.where, may_resplit=False)
 
 
 N = TypeVar("N", Variant, Drafter, CacheChoice)

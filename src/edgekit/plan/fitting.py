@@ -34,6 +34,7 @@ class Fitting:
         self.question, self.way = question, way
         self._bill = question.bill or _own_bill(question)
         self._prices: dict[int, Weighed] = {}
+        self._division: Way | None = None
 
     def price(self, tokens: int) -> Weighed:
         if tokens not in self._prices:
@@ -42,12 +43,18 @@ class Fitting:
 
     def _divided(self, found: Weighed) -> Weighed:
         """Among several cards: as the engine divides its layers, or as they have room for them."""
-        for _ in range(TIMES_DIVIDED if self.way.may_resplit else 0):
+        if found.fits or not self.way.may_resplit or _share(found) * 100 > FULL_PERCENT:
+            return found  # what is too much for all of them together no division mends
+        if self._division is not None:  # what another length was divided like often does
+            found = self._better(found, [self._division])
+        for _ in range(TIMES_DIVIDED):
             other = None if found.fits else resplit(found.way, found.estimate)
             if other is None:
                 break
             found = self._better(found, [other])
-        return self._moved(found) if self.way.may_resplit else found
+        found = self._moved(found)
+        self._division = found.way if found.fits else self._division
+        return found
 
     def _moved(self, found: Weighed) -> Weighed:
         """Where little is missing, layer by layer: buffers are no straight line of what a card holds."""
@@ -101,12 +108,7 @@ class Fitting:
 
     def devices_share(self, tokens: int) -> float:
         """What is taken of all devices together; 0 where none is used."""
-        uses = [use for use in self.price(tokens).uses if HOST not in use.budget.pools]
-        required = sum(use.required_bytes for use in uses)
-        available = sum(use.budget.available_bytes for use in uses)
-        if not required:
-            return 0.0
-        return required / available if available else math.inf
+        return _share(self.price(tokens))
 
     @cached_property
     def native(self) -> int:
@@ -242,6 +244,15 @@ class Fitting:
         within = bare.required_bytes <= bare.budget.available_bytes
         rule = f", above the {FULL_PERCENT} % that a load may fill" if within else ""
         return f"; weights and overhead alone take {_of(bare)}{rule}"
+
+
+def _share(weighed: Weighed) -> float:
+    uses = [use for use in weighed.uses if HOST not in use.budget.pools]
+    required = sum(use.required_bytes for use in uses)
+    available = sum(use.budget.available_bytes for use in uses)
+    if not required:
+        return 0.0
+    return required / available if available else math.inf
 
 
 def _check_numbers(question: Question) -> None:

@@ -94,15 +94,15 @@ def _llamacpp_ways(question: Question) -> Iterator[Way]:
 
 
 def _card_sets(cards: Cards, most: int | None) -> list[Cards]:
-    """All that hold a layer beside their own buffers; then without those that are small beside the largest, then that
-    one alone: what a further card costs in buffers may be more than it gives.
+    """All that hold a layer beside their own buffers; then without those that are small beside the largest: what such
+    a card costs the others in buffers may be more than it gives.
     """
     by_size = sorted(cards, key=lambda card: -card.free_bytes)[:most]
     largest = by_size[0].free_bytes if by_size else 0
     found: list[Cards] = []
-    for least in (LEAST_CARD_BYTES, largest // 4, largest):
+    for least in (LEAST_CARD_BYTES, largest // 4):
         used = [card for card in by_size if card.free_bytes >= least] or by_size[:1]
-        some = tuple(card for card in cards if card in used[: None if least < largest else 1])
+        some = tuple(card for card in cards if card in used)
         if some not in found:
             found.append(some)
     return found

@@ -172,7 +172,10 @@ def test_a_card_says_all_that_is_known_of_each() -> None:
     for one in found.suggestions:
         plan = one.plan
         parts = [one.entry.id, plan.variant.name, f"{plan.context_tokens:,} tokens"]
-        parts += [plan.result.way.because.removeprefix("all of it "), (one.entry.released or "")[:7]]
+        parts += [
+            plan.result.way.because.removeprefix("all of it "),
+            (one.entry.released or "")[:7],
+        ]
         assert all(part in flat for part in parts)
     assert f"edgekit plan {found.suggestions[0].entry.id}" in flat
 

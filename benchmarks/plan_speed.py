@@ -1,0 +1,71 @@
+"""What a plan and a recommendation cost: cold, and once answers are kept.
+
+    python benchmarks/plan_speed.py
+
+CPU seconds of a child process, start-up included, the least of three; ratios to `edgekit --help` are what to compare.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+TRIES = 3
+EDGEKIT = (sys.executable, "-m", "edgekit")
+MACHINES = {
+    "this machine": (),
+    "RTX 3060 + 32G": ("--device", "RTX 3060", "--ram", "32G"),
+    "RTX 4090 + 64G": ("--device", "RTX 4090", "--ram", "64G"),
+    "RTX 4090 + RTX 3060 + 64G": ("--device", "RTX 4090, RTX 3060", "--ram", "64G"),
+    "8x H100": ("--device", "8x H100"),
+    "64G of RAM": ("--ram", "64G"),
+    "M4 Max 64GB, mlx": ("--device", "m4-max-64", "--engine", "mlx"),
+}
+PLANS = ("qwen3-8b", "gemma-3-27b", "qwen3-30b-a3b")
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        environment = {**os.environ, "PYTHONPYCACHEPREFIX": f"{scratch}/bytecode"}
+        environment |= {"EDGEKIT_CACHE": f"{scratch}/cache", "EDGEKIT_DATA": f"{scratch}/data"}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        bare = _least((*EDGEKIT, "--help"), environment)
+        print(f"edgekit --help: {bare:.2f} s\n")
+        print(
+            "| recommend on | cold CPU s | times --help | kept CPU s | times --help |\n|---|---|---|---|---|"
+        )
+        for name, words in MACHINES.items():
+            command = (*EDGEKIT, "recommend", *words)
+            cold = _least(command, environment, fresh=Path(scratch) / "cache")
+            kept = _least(command, environment)
+            print(f"| {name} | {cold:.2f} | {cold / bare:.0f} | {kept:.2f} | {kept / bare:.0f} |")
+        print("\n| plan on RTX 3060 + 32G | CPU s | times --help |\n|---|---|---|")
+        for name in PLANS:
+            command = (*EDGEKIT, "plan", name, "--device", "RTX 3060", "--ram", "32G")
+            cost = _least(command, environment)
+            print(f"| {name} | {cost:.2f} | {cost / bare:.0f} |")
+
+
+def _least(
+    command: tuple[str, ...], environment: Mapping[str, str], fresh: Path | None = None
+) -> float:
+    return min(_cost(command, environment, fresh) for _ in range(TRIES))
+
+
+def _cost(command: tuple[str, ...], environment: Mapping[str, str], fresh: Path | None) -> float:
+    if fresh is not None:
+        shutil.rmtree(fresh, ignore_errors=True)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, env=environment, capture_output=True, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""What was recommended: the same when it is asked for again, and nobody's garbage is believed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.plan.machines import cards, cpu, host
+
+from edgekit.catalog import read_catalog
+from edgekit.catalog.types import Catalog
+from edgekit.hardware.types import Machine, MemoryLimit
+from edgekit.kept import MOST_FILES, STEP_BYTES, steadied
+from edgekit.plan.recommending import Ask, Recommendation
+from edgekit.planning import recommended
+from edgekit.report.cards_json import cards_json
+from edgekit.units import GIB
+
+NAMES = ("qwen3-0.6b", "gemma-3-1b", "qwen3-30b-a3b")
+
+
+@pytest.fixture
+def catalog() -> Catalog:
+    return Catalog(entries=tuple(one for one in read_catalog().entries if one.id in NAMES))
+
+
+@pytest.fixture
+def one(catalog: Catalog) -> Catalog:
+    return Catalog(entries=tuple(entry for entry in catalog.entries if entry.id == "qwen3-0.6b"))
+
+
+def folder() -> Path:
+    return Path(os.environ["EDGEKIT_CACHE"]) / "recommended"
+
+
+def answer(catalog: Catalog, machine: Machine, **more: Any) -> Recommendation:
+    return recommended(catalog, Ask(machine=machine, **more))
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [cpu(8), cards(6), cards(8, 4), cards(10, ram=32)],
+    ids=["cpu", "card", "two", "divided"],
+)
+def test_the_same_again(
+    catalog: Catalog, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = answer(catalog, machine)
+    assert first.suggestions
+    monkeypatch.setattr("edgekit.planning.recommend", None)  # nobody searches a second time
+    assert cards_json(answer(catalog, machine)) == cards_json(first)
+
+
+def changed(key: str, value: object) -> Callable[[dict[str, Any]], None]:
+    def change(told: dict[str, Any]) -> None:
+        told["picks"][0][key] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        changed("tokens", 10**9),  # does not fit
+        changed("tokens", "many"),
+        changed("variant", "Q99"),
+        changed("cache", "f64"),
+        changed("way", 10**6),
+        changed("way", -1),
+        changed("most_cards", -3),
+        changed("split", [1, 2, 3]),
+        changed("drafter", "nobody"),
+        changed("decisions", [["weights"]]),
+        changed("id", "gone"),
+        lambda told: told.pop("picks"),
+        lambda told: told.update(passed_over=7),
+    ],
+)
+def test_what_is_spoilt_is_searched_again(
+    one: Catalog, spoil: Callable[[dict[str, Any]], object]
+) -> None:
+    first = answer(one, cpu(8))
+    (path,) = folder().glob("*.json")
+    told = json.loads(path.read_text())
+    spoil(told)
+    path.write_text(json.dumps(told))
+    assert cards_json(answer(one, cpu(8))) == cards_json(first)
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff\xfe", b"[" * 100_000, b"[]", b"{}", b" " * 100_000])
+def test_garbage_is_searched_again(one: Catalog, body: bytes) -> None:
+    first = answer(one, cpu(8))
+    (path,) = folder().glob("*.json")
+    path.write_bytes(body)
+    assert cards_json(answer(one, cpu(8))) == cards_json(first)
+
+
+def test_another_entry_is_another_question(catalog: Catalog) -> None:
+    answer(catalog, cpu(8))
+    shorter = [
+        replace(one, native_context=2048) if one.id == "gemma-3-1b" else one
+        for one in catalog.entries
+    ]
+    found = answer(Catalog(entries=tuple(shorter)), cpu(8))
+    assert "gemma-3-1b" not in [one.entry.id for one in found.suggestions]
+
+
+def test_a_folder_that_cannot_be_made_costs_only_time(
+    one: Catalog, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path / "file"))
+    assert answer(one, cpu(8)).suggestions
+
+
+def test_old_answers_go(one: Catalog) -> None:
+    answer(one, cpu(8))
+    for place in range(MOST_FILES + 5):
+        old = folder() / f"{place}.json"
+        old.write_text("{}")
+        os.utime(old, (place, place))
+    answer(one, cpu(9))
+    assert len(list(folder().glob("*.json"))) == MOST_FILES
+
+
+def test_free_memory_counts_in_whole_steps_and_never_for_more() -> None:
+    limit = MemoryLimit(name="a cgroup", limit_bytes=5 * GIB + 7, used_bytes=GIB)
+    free = 8 * GIB + STEP_BYTES - 1
+    machine = replace(cpu(16), host=replace(host(16), free_bytes=free, limits=(limit,)))
+    found = steadied(machine).host
+    assert found is not None
+    assert (found.free_bytes, found.limits[0].left_bytes) == (8 * GIB, 4 * GIB)
+    wished = replace(machine, what_if=True)
+    assert steadied(wished) is wished
