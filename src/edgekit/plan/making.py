@@ -122,7 +122,7 @@ def _pinned(found: Candidate) -> Candidate:
     if not found.held.way.may_resplit or found.weighed.way.setup.tensor_split:
         return found
     way = pinned(found.held.way, found.weighed.estimate)
-    return found.on(Ladder(found.question, (replace(way, may_resplit=False),))) or found
+    return found.on(Ladder(found.question, (way,))) or found
 
 
 def _decisions(

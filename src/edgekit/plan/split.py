@@ -31,7 +31,8 @@ def divided(way: Way, counts: tuple[float, ...]) -> Way:
     """The way with so many layers on each card, and words that say so."""
     told = way.because.partition(DIVIDED)[0]
     told += DIVIDED + ":".join(str(round(count)) for count in counts)
-    return replace(way, setup=replace(way.setup, tensor_split=counts), because=told)
+    setup = replace(way.setup, tensor_split=counts)
+    return replace(way, setup=setup, because=told, may_resplit=False)
 
 
 def neighbours(way: Way) -> Iterator[Way]:
@@ -60,7 +61,7 @@ def pinned(way: Way, estimate: MemoryEstimate) -> Way:
             places[line.layer] = line.pool.index
     for place in places.values():
         counts[place] += 1
-    return replace(way, setup=replace(way.setup, tensor_split=tuple(counts)))
+    return replace(way, setup=replace(way.setup, tensor_split=tuple(counts)), may_resplit=False)
 
 
 def _card(way: Way, place: int) -> tuple[Budget, ...]:
