@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     from edgekit.cli.checking import check_all, check_model, references, worst_code
     from edgekit.source.types import Traffic
 
-    flags = _flags(arguments)
+    flags = engine_flags(arguments)
     names = references(arguments.models)
     quiet = arguments.json or arguments.quiet
     with reach_of(arguments, quiet=quiet) as reach:
@@ -124,7 +124,9 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     return _render([answer for answers in found for answer in answers], arguments), code
 
 
-def _flags(arguments: argparse.Namespace) -> tuple[tuple[str, ...], dict[str, dict[str, Any]]]:
+def engine_flags(
+    arguments: argparse.Namespace,
+) -> tuple[tuple[str, ...], dict[str, dict[str, Any]]]:
     """The engines that were chosen, and the flags of each. Raises UsageError before anything is fetched."""
     from edgekit.cli.asking import Asked, read_asked
 

@@ -7,9 +7,14 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from edgekit.cli.asking import OPTIONS, add_engine_flags
-from edgekit.cli.check_command import OF_THE_MACHINE, add_download_options, confirmed, read_number
+from edgekit.cli.check_command import (
+    OF_THE_MACHINE,
+    add_download_options,
+    confirmed,
+    engine_flags,
+    read_number,
+)
 from edgekit.cli.device_options import add_device_options, machine_of_arguments
-from edgekit.cli.flags import COMMON, given_flags
 from edgekit.cli.reach_options import (
     ENVIRONMENT,
     MODEL_FORMS,
@@ -119,11 +124,15 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     from edgekit.planning import name_model, plan_model
     from edgekit.report.commands import ready_commands
 
-    chosen, values = _settled(arguments)
+    chosen, flags = engine_flags(arguments)
+    if len(chosen) > 1:
+        raise UsageError(
+            "a plan is for one engine: --engine llama.cpp, vllm or mlx; check compares them"
+        )
     with reach_of(arguments, quiet=arguments.json) as reach:
         confirm = confirmed(arguments, alone=True)
         named = name_model(arguments.model, reach=reach, confirm=confirm)
-        wanted = _wanted(arguments, named, chosen, values)
+        wanted = _wanted(arguments, named, next(iter(chosen), AUTO), flags)
         plan = plan_model(named, wanted, reach=reach)
     ready = ready_commands(plan, files=named.files) if plan.fits else ()
     if arguments.plot is not None:
@@ -134,34 +143,21 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     return _told(plan, named, _only(ready, arguments.program), arguments), code
 
 
-def _settled(arguments: argparse.Namespace) -> tuple[str | None, dict[str, dict[str, Any]]]:
-    """The engine that was chosen, and the flags of each, read before anything is fetched."""
-    from edgekit.cli.asking import Asked, read_asked
-
-    word = AUTO if arguments.engine is None else arguments.engine.lower()
-    asked = read_asked(arguments, engine=None if word == AUTO else word)
-    given = given_flags(arguments)
-    common = given.pop(COMMON, {})
-    flags = {engine: {**common, **given.get(engine, {})} for engine in OPTIONS}
-    chosen = (asked.engine,) if asked.engine is not None else OPTIONS
-    read = {engine: Asked(engine, flags[engine]).values(engine) for engine in chosen}
-    return asked.engine, read
-
-
 def _wanted(
     arguments: argparse.Namespace,
     named: Named,
-    chosen: str | None,
-    values: dict[str, dict[str, Any]],
+    chosen: str,
+    given: dict[str, dict[str, Any]],
 ) -> Wanted:
     from dataclasses import replace
 
+    from edgekit.cli.asking import Asked
     from edgekit.plan.types import Start
     from edgekit.planning import Wanted
 
     machine = machine_of_arguments(arguments)
-    engine = named.engine(chosen or AUTO, machine)
-    flags = dict(values[engine])
+    engine = named.engine(chosen, machine)
+    flags = Asked(engine, given[engine]).values(engine)
     _check_flags(flags)
     load, setup = OPTIONS[engine].ask(flags)
     if flags.pop("context", None) == 0:  # to every engine: all the model was made for
