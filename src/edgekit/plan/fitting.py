@@ -17,7 +17,7 @@ from edgekit.plan.context import (
     longest,
     plan_window,
 )
-from edgekit.plan.split import neighbours, resplit
+from edgekit.plan.split import neighbours, pinned, resplit
 from edgekit.plan.types import FULL_PERCENT, Bill, Job, Question, Use, Way, Weighed
 from edgekit.units import format_bytes
 
@@ -47,8 +47,9 @@ class Fitting:
             return found  # what is too much for all of them together no division mends
         if self._division is not None:  # what another length was divided like often does
             found = self._better(found, [self._division])
+        idle = 0 if found.way.setup.load_mtp else self.question.model.geometry.mtp_layers
         for _ in range(TIMES_DIVIDED):
-            other = None if found.fits else resplit(found.way, found.estimate)
+            other = None if found.fits else resplit(found.way, found.estimate, idle)
             if other is None:
                 break
             found = self._better(found, [other])
@@ -58,10 +59,9 @@ class Fitting:
 
     def _moved(self, found: Weighed) -> Weighed:
         """Where little is missing, layer by layer: buffers are no straight line of what a card holds."""
-        while (
-            not found.fits and found.tightest.utilization < NEARLY and found.way.setup.tensor_split
-        ):
-            other = self._better(found, neighbours(found.way))
+        while not found.fits and found.tightest.utilization < NEARLY:
+            said = pinned(found.way, self.question.model)  # also where the engine divides by itself
+            other = self._better(found, neighbours(said))
             if other is found:
                 break
             found = other

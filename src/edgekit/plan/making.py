@@ -121,7 +121,7 @@ def _pinned(found: Candidate) -> Candidate:
     """How layers are divided among cards is said: the engine would divide them by what is free when it starts."""
     if not found.held.way.may_resplit or found.weighed.way.setup.tensor_split:
         return found
-    way = pinned(found.held.way, found.weighed.estimate)
+    way = pinned(found.held.way, found.question.model)
     return found.on(Ladder(found.question, (way,))) or found
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise, permutations
 
+from edgekit.engine.llamacpp.placement import place
+from edgekit.engine.types import Model
 from edgekit.hardware.budgets import Budget, pool_of
 from edgekit.memory.types import Component, MemoryEstimate, PoolKind
 from edgekit.plan.types import Way
@@ -15,9 +17,12 @@ DIVIDED = ", divided "
 WORST_SHARE = 64.0  # of a card; a division that needs more is none
 
 
-def resplit(way: Way, estimate: MemoryEstimate) -> Way | None:
-    """The same way with -ts; None where there is no other division. `estimate` is the bill as it is divided now."""
-    layers = _layer_bytes(estimate)
+def resplit(way: Way, estimate: MemoryEstimate, idle_blocks: int = 0) -> Way | None:
+    """The same way with -ts; None where there is no other division. `estimate` is the bill as it is divided now.
+
+    Blocks for further tokens that are not loaded stand between the last layer and the head, and are counted too.
+    """
+    layers = _layer_bytes(estimate, idle_blocks)
     cards = [budget for place in range(len(way.cards)) for budget in _card(way, place)]
     if len(cards) != len(way.cards) or len(layers) < len(cards):
         return None
@@ -46,21 +51,15 @@ def neighbours(way: Way) -> Iterator[Way]:
             yield divided(way, tuple(moved))
 
 
-def pinned(way: Way, estimate: MemoryEstimate) -> Way:
+def pinned(way: Way, model: Model) -> Way:
     """The way with the division said that it is billed with: the engine would divide by what is free when it starts."""
     if len(way.cards) < 2 or way.setup.tensor_split:
         return way
+    placed = place(model, way.setup)
     counts = [0.0] * len(way.cards)
-    places: dict[int | None, int] = {}
-    for line in estimate.lines:
-        if (
-            line.component is Component.WEIGHTS
-            and line.pool.kind is PoolKind.DEVICE
-            and not line.part
-        ):
-            places[line.layer] = line.pool.index
-    for place in places.values():
-        counts[place] += 1
+    for pool in (*placed.blocks, placed.output):
+        if pool.kind is PoolKind.DEVICE:
+            counts[pool.index] += 1
     return replace(way, setup=replace(way.setup, tensor_split=tuple(counts)), may_resplit=False)
 
 
@@ -69,8 +68,8 @@ def _card(way: Way, place: int) -> tuple[Budget, ...]:
     return tuple(budget for budget in way.budgets if budget.pools == pool)
 
 
-def _layer_bytes(estimate: MemoryEstimate) -> list[int]:
-    """Of every layer on a device, in order, and of the head behind the last."""
+def _layer_bytes(estimate: MemoryEstimate, idle_blocks: int) -> list[int]:
+    """Of every block on a device, in order, and of the head behind the last."""
     sizes: dict[int, int] = {}
     head = 0
     for line in estimate.lines:
@@ -80,7 +79,7 @@ def _layer_bytes(estimate: MemoryEstimate) -> list[int]:
             sizes[line.layer] = sizes.get(line.layer, 0) + line.size_bytes
         elif line.component is Component.WEIGHTS:
             head += line.size_bytes
-    return [*(sizes[layer] for layer in sorted(sizes)), head]
+    return [*(sizes[layer] for layer in sorted(sizes)), *[0] * idle_blocks, head]
 
 
 def _fixed_bytes(estimate: MemoryEstimate, cards: int) -> list[int]:

@@ -7,12 +7,16 @@ from itertools import combinations_with_replacement, pairwise
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from tests.recorded import engine_models
+from tests.unit.plan.machines import cards
 
 from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup
 from edgekit.hardware.budgets import Budget, pool_of
 from edgekit.memory.types import HOST, Component, MemoryEstimate, MemoryLine
-from edgekit.plan.split import resplit
-from edgekit.plan.types import Way
+from edgekit.plan.fitting import Fitting
+from edgekit.plan.placement import first_way
+from edgekit.plan.split import pinned, resplit
+from edgekit.plan.types import Question, Way
 
 
 def way(*rooms: int, split: tuple[float, ...] = ()) -> Way:
@@ -21,12 +25,12 @@ def way(*rooms: int, split: tuple[float, ...] = ()) -> Way:
         Budget(name=f"card {place}", pools=frozenset({pool_of(place)}), total_bytes=room, free_bytes=room, reserve_bytes=0, because="")
         for place, room in enumerate(rooms)
     )  # fmt: skip
-    cards: tuple[object, ...] = tuple(range(len(rooms)))
+    numbers: tuple[object, ...] = tuple(range(len(rooms)))
     return Way(
         setup=LlamaCppSetup(backend=Backend.CUDA, tensor_split=split),
         budgets=budgets,
         because="all of it",
-        cards=cards,  # type: ignore[arg-type]  # only how many they are counts
+        cards=numbers,  # type: ignore[arg-type]  # only how many they are counts
     )
 
 
@@ -114,3 +118,18 @@ def test_no_other_division_is_better(data: st.DataObject) -> None:
     choices = combinations_with_replacement(range(len(pieces) + 1), cards - 1)
     best = min(fullest(pieces, (*cut, len(pieces)), rooms, fixed) for cut in choices)
     assert fullest(pieces, ends, rooms, fixed) <= best + 1e-4
+
+
+def test_what_is_pinned_is_billed_as_before() -> None:
+    """Blocks for further tokens count in a division although they are not loaded."""
+    for name in ("qwen3.5-9b", "llama-3.1-8b", "qwen3-30b-a3b"):
+        model = engine_models()[name, "Q4_K_M"]
+        question = Question(model=model, engine="llama.cpp", machine=cards(24, 16))
+        found = Fitting(question, first_way(question))
+        said = pinned(found.way, model)
+        assert (
+            sum(said.setup.tensor_split)
+            == len(model.geometry.layers) + model.geometry.mtp_layers + 1
+        )
+        alike = Fitting(question, said).price(16_384).estimate.lines
+        assert alike == found.price(16_384).estimate.lines
