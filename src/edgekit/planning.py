@@ -14,6 +14,7 @@ from edgekit.engine import engine_for, engine_name
 from edgekit.engine.llamacpp.as_gguf import convert
 from edgekit.errors import (
     NotFoundError,
+    RefusedError,
     RemoteAccessError,
     RemoteInspectError,
     RemoteNotFoundError,
@@ -96,13 +97,22 @@ class Named:
         return self.found
 
     def as_file(self, engine: str) -> Opened:
-        """The same, of a known model as the file that people run: llama.cpp at the usual quantisation."""
+        """The same, of a known GGUF as the file that people run, at the usual quantisation.
+
+        What is known by its config alone llama.cpp is asked about as if it were converted, and says so.
+        """
         model = self.opened(engine)
-        if self.found is not None or engine != LLAMACPP:
+        if self.found is not None or model.model.header.container is not Container.GGUF:
             return model
         usual = usual_variant(variants_of(model.model, engine, settled=False))
-        made = convert(model.model, usual.name).model
-        return replace(model, label=f"{model.label} at {usual.name}", model=made)
+        return replace(model, model=convert(model.model, usual.name).model)
+
+    @property
+    def embeds(self) -> bool:
+        """Whether it is a model of which nobody wants words."""
+        if self.entry is not None:
+            return Kind.EMBEDDING in self.entry.kinds
+        return self.found is not None and self.found.model.geometry.causal is False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,11 +151,16 @@ def name_model(
     elif not is_here(name):
         entry = _known(name, catalog)
     if entry is not None and (is_said or "/" not in name) and not entry.is_users:
-        return Named(name=name, catalog=catalog, entry=entry, notes=_base_note(entry))
+        return Named(name=name, catalog=catalog, entry=entry, notes=base_note(entry))
     source = entry.reference if entry is not None and entry.is_users else name
     try:
         found = open_or_download(source, reach=reach, confirm=confirm)
     except NotFoundError as error:
+        if entry is not None and entry.is_users:
+            note = (
+                f"known from the catalog, for {source} is gone (edgekit catalog remove {entry.id})"
+            )
+            return Named(name=name, catalog=catalog, entry=entry, notes=(note,))
         if any(sign in name for sign in "/\\:."):
             raise  # a path, an address, a name with a tag
         raise _with_near(error, name, catalog) from error
@@ -165,7 +180,8 @@ def _with_near(error: NotFoundError, name: str, catalog: Catalog) -> NotFoundErr
     return NotFoundError(f"{error}{damaged}", candidates=() if error.candidates else near)
 
 
-def _base_note(entry: Entry) -> tuple[str, ...]:
+def base_note(entry: Entry) -> tuple[str, ...]:
+    """What whoever wants answers should know of a base model."""
     repository = entry.repository
     if repository is None or Kind.CHAT not in entry.kinds or not is_base(repository):
         return ()
@@ -216,7 +232,9 @@ def wish_of(named: Named, wanted: Wanted) -> Wish:
     """Raises HardwareError, RefusedError, UsageError."""
     engine = named.engine(wanted.engine, wanted.machine)
     model = named.opened(engine)
-    embeds = _embeds(named, model)
+    embeds = named.embeds
+    if embeds and engine == "mlx":
+        raise RefusedError("mlx-lm hands over no embeddings: llama.cpp and vLLM do")
     drafters: tuple[Drafter, ...] = ()
     if wanted.drafter and engine == LLAMACPP and not embeds:
         drafters = (*own_drafter(model.model), *_catalog_drafters(named))
@@ -234,13 +252,6 @@ def wish_of(named: Named, wanted: Wanted) -> Wish:
         nodes=wanted.nodes,
         repository=(named.entry.repository or "") if named.entry is not None else "",
     )
-
-
-def _embeds(named: Named, model: Opened) -> bool:
-    """A model of which nobody wants words."""
-    if named.entry is not None:
-        return Kind.EMBEDDING in named.entry.kinds
-    return model.model.geometry.causal is False
 
 
 def _catalog_drafters(named: Named) -> tuple[Drafter, ...]:

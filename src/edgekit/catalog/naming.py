@@ -74,7 +74,8 @@ _BASE_OWNERS = frozenset({
     "01-ai", "bigcode", "bigscience", "databricks", "google", "internlm", "meta-llama", "mistralai", "tiiuae",
 })  # fmt: skip
 _ANSWERS = re.compile(
-    r"(?:^|[-_.])(?:it|instruct|chat|thinking|reasoning)(?:$|[-_.])", re.IGNORECASE
+    r"(?:^|[-_.])(?:it|instruct|chat|thinking|reasoning|devstral|magistral|codestral)(?:$|[-_.])",
+    re.IGNORECASE,
 )
 
 

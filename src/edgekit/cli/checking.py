@@ -13,10 +13,12 @@ from edgekit.cli.llamacpp_options import COMPANIONS
 from edgekit.engine import engine_named
 from edgekit.errors import EdgekitError, HardwareError, UsageError
 from edgekit.estimation import Opened
-from edgekit.hardware.types import Machine
+from edgekit.hardware.types import Machine, System
 from edgekit.memory.types import HOST, Load, MemoryEstimate
+from edgekit.plan.candidates import reads_at_once
 from edgekit.plan.changes import changes
 from edgekit.plan.growth import growth_limits
+from edgekit.plan.split import divides_unequal
 from edgekit.plan.types import WINDOW_BUDGET_BYTES, Job, PreflightResult, Question, Start, Status
 from edgekit.plan.verdict import judge
 from edgekit.planning import AUTO, Named, name_model
@@ -128,9 +130,17 @@ def _automatic(named: Named, asking: Asking, reach: Reach) -> Answer:
 
 def _answer(named: Named, engine: str, asking: Asking, reach: Reach) -> Answer:
     try:
-        return check_opened(named.as_file(engine), engine, asking, reach)
+        return check_opened(named.as_file(engine), engine, _for_embedding(asking, named), reach)
     except EdgekitError as error:
         return Unanswered(reference=named.name, engine=engine, error=error)
+
+
+def _for_embedding(asking: Asking, named: Named) -> Asking:
+    """Known embedding models are started to embed."""
+    flags = asking.flags.get(LLAMACPP, {})
+    if named.entry is None or not named.embeds or "embeddings" in flags:
+        return asking
+    return replace(asking, flags={**asking.flags, LLAMACPP: {**flags, "embeddings": True}})
 
 
 def check_opened(opened: Opened, engine: str, asking: Asking, reach: Reach) -> Check:
@@ -149,6 +159,7 @@ def check_opened(opened: Opened, engine: str, asking: Asking, reach: Reach) -> C
         bill=biller(opened, engine, values, reach) if COMPANIONS & values.keys() else None,
         job=asking.job,
         min_context=asking.min_context,
+        in_one_batch=reads_at_once(opened.model, engine, setup) and "ubatch" not in values,
         alternatives=opened.files.alternatives if opened.files is not None else (),
         window_budget_bytes=WINDOW_BUDGET_BYTES if budget is None else budget,
     )
@@ -165,7 +176,9 @@ def _told(
 ) -> Check:
     engine, setup = question.engine, result.way.setup
     load = replace(question.load, context_tokens=result.context_tokens)
+    batch = {"batch": result.context_tokens, "ubatch": result.context_tokens}
     settled = {
+        **(batch if question.in_one_batch else {}),
         **growth_limits(result),
         **(_as_stored(opened, result) if engine == LLAMACPP else {}),
         **values,
@@ -173,6 +186,8 @@ def _told(
         **OPTIONS[engine].settled(setup),
     }
     bill = told_bill(opened, engine, settled, (load, setup), result.estimate)
+    if divides_unequal(result.way) and asking.machine.system is not System.WINDOWS:
+        bill = replace(bill, command=f"CUDA_DEVICE_ORDER=PCI_BUS_ID {bill.command}")
     if engine == "vllm":  # judged is what requests need; told is the pool that it will take
         bill = replace(bill, asked=OPTIONS[engine].told(load, _whole_pool(question, result, load)))
     return Check(

@@ -13,11 +13,12 @@ from edgekit.engine.llamacpp.placement import place
 from edgekit.engine.llamacpp.types import LlamaCppSetup
 from edgekit.engine.types import Model
 from edgekit.errors import UsageError
-from edgekit.estimation import Opened, open_model
+from edgekit.estimation import Opened
 from edgekit.header import read_header
 from edgekit.header.types import ModelHeader
 from edgekit.memory.cache_types import cache_type
 from edgekit.memory.types import Load, MemoryEstimate
+from edgekit.planning import name_model
 from edgekit.source import locate
 from edgekit.source.types import Container, ModelFiles, Reach
 from edgekit.units import format_bytes
@@ -45,7 +46,7 @@ class LoadedBeside:
             adapters=tuple(
                 read_header(locate(name, reach=reach)) for name in values.get("lora", ())
             ),
-            drafter=open_model(values["draft_model"], reach=reach).model
+            drafter=name_model(values["draft_model"], reach=reach).as_file("llama.cpp").model
             if "draft_model" in values
             else None,
         )

@@ -138,11 +138,15 @@ def _task(word: str) -> Kind:
 
 
 def _told(found: Recommendation, catalog: Catalog, arguments: argparse.Namespace) -> str:
+    from edgekit.planning import base_note
+
+    base = (base_note(one.entry) for one in found.suggestions)
+    notes = (*catalog.problems, *(note for some in base for note in some))
     if arguments.json:
         from edgekit.report.as_json import json_text
         from edgekit.report.cards_json import cards_json
 
-        return json_text(cards_json(found, problems=catalog.problems))
+        return json_text(cards_json(found, problems=notes))
     import shlex
 
     from edgekit.report.bars import glyphs_for
@@ -150,7 +154,7 @@ def _told(found: Recommendation, catalog: Catalog, arguments: argparse.Namespace
 
     return cards_text(
         found,
-        problems=catalog.problems,
+        problems=notes,
         words=shlex.join(_same_words(arguments)),
         width=screen_width(),
         colour=is_terminal(sys.stdout),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from edgekit.engine.types import Model
 from edgekit.errors import RefusedError, UsageError
 from edgekit.plan.caches import CacheChoice, cache_choices, with_setup
 from edgekit.plan.context import MINIMUM_TOKENS, UNKNOWN_NATIVE_TOKENS
@@ -95,18 +97,17 @@ def question_of(wish: Wish, variant: Variant) -> Question:
         start=wish.start,
         min_context=least,
         nodes=wish.nodes,
-        in_one_batch=_reads_at_once(wish, variant),
+        in_one_batch=reads_at_once(variant.model, wish.engine, wish.start.setup),
     )
     return with_setup(question, **variant.changes) if variant.changes else question
 
 
-def _reads_at_once(wish: Wish, variant: Variant) -> bool:
+def reads_at_once(model: Model, engine: str, setup: Any) -> bool:
     """An input is not cut in pieces for an embedding, unless only its last token counts (server-context.cpp @ b21e4de:
     can_split).
     """
-    setup, geometry = wish.start.setup, variant.model.geometry
-    embeds = wish.engine == "llama.cpp" and setup is not None and setup.embeddings
-    return embeds and (not geometry.causal or geometry.pooling != "last")
+    embeds = engine == "llama.cpp" and setup is not None and setup.embeddings
+    return embeds and (not model.geometry.causal or model.geometry.pooling != "last")
 
 
 def _native(variant: Variant) -> int | None:
@@ -156,6 +157,8 @@ def _usual(variant: Variant, ladders: Ladders) -> Candidate | None:
     """The window that is opened unasked; where that does not fit, half of it, and so on to the least that is of use."""
     top = ladders[0][1].top
     least = needed(top, 0)
+    if holder(ladders[-1][1], least) is None:  # the smallest cache: none of the others holds more
+        return None
     tokens, because = top.window
     told = f"what fits of the usual window of {tokens:,}"
     beyond = 0

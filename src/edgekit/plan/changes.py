@@ -177,8 +177,12 @@ def _free_for(use: Use) -> str:
 def _memory(question: Question, result: PreflightResult) -> Iterator[Change]:
     """Where the host is what lacks: how much of it there would have to be, or which limit is in the way."""
     use, host = result.tightest, question.machine.host
-    if host is None or len(result.uses) > 1 or question.engine != "llama.cpp":
-        return  # devices would take another part of it; a larger Mac also keeps more for itself
+    unified = any(len(one.budget.pools) > 1 for one in result.uses)
+    lacks_there = (
+        HOST in use.budget.pools and not unified
+    )  # a larger Mac also keeps more for itself
+    if host is None or not lacks_there or question.engine != "llama.cpp":
+        return
     needed = _free_for(use)
     limit = host.tightest
     told = f"{needed} of free memory, where {format_bytes(use.budget.free_bytes)} are"

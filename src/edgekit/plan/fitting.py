@@ -22,6 +22,7 @@ from edgekit.plan.types import FULL_PERCENT, Bill, Job, Question, Use, Way, Weig
 from edgekit.units import format_bytes
 
 TIMES_DIVIDED = 3  # a new division changes the buffers, and they the division
+MOST_MOVES = 4
 NEARLY = 0.92  # of a memory: so full a division is worth moving single layers
 CACHE_STEP_TOKENS = 256  # llama.cpp pads its cells to it, mlx-lm grows its caches by it
 
@@ -48,18 +49,20 @@ class Fitting:
         if self._division is not None:  # what another length was divided like often does
             found = self._better(found, [self._division])
         idle = 0 if found.way.setup.load_mtp else self.question.model.geometry.mtp_layers
-        for _ in range(TIMES_DIVIDED):
+        for _ in range(TIMES_DIVIDED if self.way.whole else 1):
             other = None if found.fits else resplit(found.way, found.estimate, idle)
             if other is None:
                 break
             found = self._better(found, [other])
-        found = self._moved(found)
+        found = self._moved(found) if self.way.whole else found
         self._division = found.way if found.fits else self._division
         return found
 
     def _moved(self, found: Weighed) -> Weighed:
         """Where little is missing, layer by layer: buffers are no straight line of what a card holds."""
-        while not found.fits and found.tightest.utilization < NEARLY:
+        for _ in range(MOST_MOVES):
+            if found.fits or found.tightest.utilization >= NEARLY:
+                break
             said = pinned(found.way, self.question.model)  # also where the engine divides by itself
             other = self._better(found, neighbours(said))
             if other is found:
@@ -83,7 +86,9 @@ class Fitting:
         load = replace(self.question.load, context_tokens=tokens)
         if not self.question.in_one_batch:
             return load
-        return replace(load, batch_tokens=tokens, microbatch_tokens=tokens)
+        each = load.sequences or 1  # a mean over each needs whole ones
+        batch = -(-tokens // each) * each
+        return replace(load, batch_tokens=batch, microbatch_tokens=batch)
 
     def _weighed(self, tokens: int, way: Way) -> Weighed:
         estimate = self._bill(self.load(tokens), way.setup)

@@ -9,7 +9,7 @@ from edgekit.errors import RefusedError, UsageError
 from edgekit.hardware.types import Machine
 from edgekit.plan.caches import cache_choices
 from edgekit.plan.candidates import AS_ASKED, Candidate, open_window, question_of, whole
-from edgekit.plan.changes import changes
+from edgekit.plan.changes import Change, ChangeKind, changes
 from edgekit.plan.drafting import Drafted, take_drafter
 from edgekit.plan.ladder import Ladder
 from edgekit.plan.pace import pace, steady_pace
@@ -204,8 +204,17 @@ def _nothing_fits(wish: Wish) -> Plan:
         choice=None,
         result=result,
         decisions=(smallest,),
-        to_fit=changes(question, result),
+        to_fit=tuple(_for_each(one, result) for one in changes(question, result)),
     )
+
+
+def _for_each(change: Change, result: PreflightResult) -> Change:
+    """A context is that of one user."""
+    if change.kind is not ChangeKind.CONTEXT or result.streams == 1:
+        return change
+    each = result.max_context // result.streams
+    told = f"-c {each}: the largest context that fits for each of {result.streams}"
+    return replace(change, value=str(each), told=told)
 
 
 def _with_smallest_cache(question: Question) -> tuple[Question, PreflightResult]:
