@@ -89,7 +89,7 @@ def test_the_server_says_until_when_to_wait(raw_server: Server, reach: Reach) ->
     [
         {"Retry-After": "300"},
         {"Retry-After": "1000000000"},
-        {"Retry-After": email.utils.formatdate(time.time() + 301, usegmt=True)},
+        {"Retry-After": email.utils.formatdate(time.time() + 3001, usegmt=True)},
         {"RateLimit": '"api";r=0;t=300'},  # the hub's own form
     ],
 )
@@ -98,7 +98,7 @@ def test_a_long_wait_is_told_instead_of_waited(
 ) -> None:
     server = raw_server(lambda _, say: say(answer("429 Too Many Requests", headers)))
     started = time.monotonic()
-    with pytest.raises(RemoteInspectError, match=r"too many requests.*try again in [123][0-9]+ s"):
+    with pytest.raises(RemoteInspectError, match=r"too many requests.*try again in [0-9]{2,} s"):
         open_file(server.address + "/a.gguf", reach)
     assert len(server.asked) == 1
     assert time.monotonic() - started < 1.0
