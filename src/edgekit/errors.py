@@ -11,8 +11,14 @@ EdgekitError
 │       └── RemoteChangedError   the file changed between two ranges
 ├── HeaderError                  the bytes are not what they claim to be
 │   ├── HeaderLimitError         a count in the file is beyond a named limit
-│   └── UnknownDtypeError        a tensor type without a row in header/dtype.py
+│   ├── UnknownDtypeError        a tensor type without a row in header/dtype.py
+│   └── WeightsError             a tensor that is missing, of the wrong shape, or holds no numbers
 ├── UnknownArchitectureError     no row in geometry/architectures.py and no standard keys
+├── UnknownTokenizerError        a vocabulary without a row in embed/tokenizer
+├── TextError                    a text that cannot be embedded: empty, too long, no text
+├── MemoryPressureError          the embedder would break, or has broken, its memory limit
+├── CancelledError               somebody called it off
+├── DeadlineError                it took longer than it was given
 ├── HardwareError                the machine has nothing that the engine runs on
 ├── RefusedError                 the engine itself would refuse these options or this model
 ├── KvSpillUnsupportedError      cold pages of a cache would not be back in time, or have no place to go
@@ -99,8 +105,41 @@ class UnknownDtypeError(HeaderError):
     pass
 
 
+class WeightsError(HeaderError):
+    """The weights cannot be used. The message names the tensor."""
+
+
 class UnknownArchitectureError(EdgekitError):
     pass
+
+
+class UnknownTokenizerError(EdgekitError):
+    """Text cannot be cut as the model was taught. The message names the table that lacks the row."""
+
+
+class TextError(EdgekitError):
+    """`index` is the place of the text among those that were given."""
+
+    exit_code = 2
+
+    def __init__(self, what: str, *, index: int | None = None) -> None:
+        self.what = what
+        self.index = index
+        super().__init__(what if index is None else f"text {index}: {what}")
+
+
+class MemoryPressureError(EdgekitError):
+    """Going on would use more memory than was allowed. The message has the numbers."""
+
+    exit_code = 3
+
+
+class CancelledError(EdgekitError):
+    exit_code = 130  # 128 + SIGINT, as shells count
+
+
+class DeadlineError(EdgekitError):
+    """Nothing is returned of what was not finished in time."""
 
 
 class HardwareError(EdgekitError):

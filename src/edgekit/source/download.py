@@ -32,6 +32,7 @@ from edgekit.source.types import ModelFiles, Reach
 from edgekit.units import MIB, format_bytes
 
 SPARE_BYTES = 256 * MIB  # on a disk with less than this, other programs begin to fail
+LIGHT_FAILED = "the light inspection failed"
 LISTING_TIMEOUT_S = 20.0  # the hub was asked a moment ago: not another two minutes
 
 
@@ -43,6 +44,7 @@ class Download:
     files: tuple[HubFile, ...]  # those that are not here yet
     folder: Path  # the hub's cache
     because: str  # why the light inspection was not enough
+    lacking: str = LIGHT_FAILED
 
     @property
     def size_bytes(self) -> int:
@@ -55,11 +57,12 @@ def download_model(
     *,
     confirm: Callable[[Download], bool] | None,
     reach: Reach | None = None,
+    lacking: str = LIGHT_FAILED,
 ) -> ModelFiles:
     """The files of a hub model, downloaded where they are not in the hub's cache yet.
 
-    `because` is why the light inspection failed. It is raised again for everything but a hub model, for what the
-    hub does not have, when offline, and with a word about it when `confirm` refuses (None refuses unasked).
+    `because` is why the light inspection failed, or what else is `lacking`. It is raised again for everything but a hub
+    model, for what the hub does not have, when offline, and with a word about it when `confirm` refuses (None refuses unasked).
     SourceError before a byte is fetched when the disk has no room; RemoteAccessError says how to log in.
     """
     reach = reach or Reach()
@@ -77,6 +80,7 @@ def download_model(
         files=tuple(file for file in files if not file.is_in(folder)),
         folder=folder,
         because=str(because),
+        lacking=lacking,
     )
     if download.files:
         _require_room(download)
@@ -122,7 +126,7 @@ def _require_room(download: Download) -> None:
             f"{download.label}: the full download needs {format_bytes(download.size_bytes)} and "
             f"{format_bytes(SPARE_BYTES)} to spare, and the disk of {download.folder} has "
             f"{format_bytes(free_bytes)} free: make room, or set HF_HUB_CACHE to a folder on another disk. "
-            f"The light inspection failed: {download.because}"
+            f"{download.lacking.capitalize()}: {download.because}"
         )
 
 
@@ -138,7 +142,8 @@ def _announce(download: Download, reach: Reach) -> None:
     if reach.progress is not None:
         reach.progress("")  # the library's bar takes over the terminal
     logging.getLogger("edgekit").warning(
-        "light inspection failed (%s); downloading %s to %s",
+        "%s (%s); downloading %s to %s",
+        download.lacking.removeprefix("the "),
         download.because,
         format_bytes(download.size_bytes),
         download.folder,
@@ -163,7 +168,7 @@ def _found(reference: str, choice: ModelFiles, pinned: HubModel, download: Downl
     if found is None:
         raise SourceError(f"{download.folder} lost what was just downloaded to it: try again")
     how = f"downloaded in full ({format_bytes(download.size_bytes)})"
-    note = f"{how if download.files else 'read from the hub cache'}: the light inspection failed"
+    note = f"{how if download.files else 'read from the hub cache'}: {download.lacking}"
     return replace(
         found,
         reference=reference,

@@ -1,0 +1,59 @@
+"""A model's name -> the words it was trained to see before a query and before a document.
+
+The files do not say them, the models' cards do. Without them the vectors are those of another task.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from edgekit.errors import UsageError
+
+
+class Prefixes(NamedTuple):
+    query: str
+    document: str
+
+
+_INSTRUCT = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:"
+# A pattern for general.basename or general.name in lower case, and what its card says.
+# The first that fits is taken.
+_TABLE: tuple[tuple[str, Prefixes], ...] = (
+    (r"nomic[-_ ]embed[-_ ]code", Prefixes("Represent this query for searching relevant code: ", "")),
+    (r"nomic[-_ ]embed[-_ ]text", Prefixes("search_query: ", "search_document: ")),
+    (r"multilingual[-_ ]e5.*instruct|e5[-_ ]mistral", Prefixes(_INSTRUCT + " ", "")),
+    (r"\be5[-_ ]|multilingual[-_ ]e5", Prefixes("query: ", "passage: ")),
+    (r"qwen3[-_ ]embedding", Prefixes(_INSTRUCT, "")),
+    (r"gte[-_ ]qwen2", Prefixes(_INSTRUCT + " ", "")),
+    (r"bge[-_ ]m3", Prefixes("", "")),
+    (r"bge[-_ ].*[-_ ]en", Prefixes("Represent this sentence for searching relevant passages: ", "")),
+    (r"bge[-_ ].*[-_ ]zh", Prefixes("为这个句子生成表示以用于检索相关文章：", "")),
+    (r"mxbai[-_ ]embed", Prefixes("Represent this sentence for searching relevant passages: ", "")),
+    (
+        r"snowflake[-_ ]arctic[-_ ]embed.*v2|arctic[-_ ]embed.*v2",
+        Prefixes("query: ", ""),
+    ),
+    (
+        r"arctic[-_ ]embed",
+        Prefixes("Represent this sentence for searching relevant passages: ", ""),
+    ),
+    (r"all[-_ ]minilm|all[-_ ]mpnet|jina[-_ ]embeddings[-_ ]v2", Prefixes("", "")),
+)
+_NAMES = ("general.basename", "general.name")
+
+
+def prefixes_of(keys: Mapping[str, object]) -> Prefixes:
+    """UsageError when the table has no row: a prefix that is guessed spoils every vector."""
+    names = [name for key in _NAMES if isinstance(name := keys.get(key), str)]
+    for name in names:
+        for pattern, prefixes in _TABLE:
+            if re.search(pattern, name[:200].lower()):
+                return prefixes
+    told = f"'{names[0][:60]}'" if names else "a model without a name"
+    raise UsageError(
+        f"nothing is known about the prefixes of {told}: look into its card and give --prefix TEXT"
+        " (prefix=), which may be empty, instead of --query or --document; the table is"
+        " embed/prefixes.py"
+    )
