@@ -9,6 +9,7 @@ from edgekit.cli import (
     catalog_command,
     check_command,
     compare_command,
+    embed_command,
     estimate_command,
     hardware_command,
     inspect_command,
@@ -33,9 +34,11 @@ examples:
   edgekit estimate Qwen/Qwen3-8B --engine vllm --max-model-len 32k --gpu "RTX 4090"
   edgekit compare mlx-community/Qwen3-8B-4bit -c 16k
   edgekit verify model.gguf -c 32k
+  edgekit embed model.gguf --input texts.txt --output vectors.npy --budget 200M
 
-exit codes: 0 done, 1 a prediction outside its bounds (verify) or tight (check --strict), 2 usage or refused by the
-engine, 3 does not fit (check, plan, recommend), 4 not found, no access or no network, 5 unreadable or unsupported
+exit codes: 0 done, 1 a prediction outside its bounds (verify), tight (check --strict) or an output that cannot be
+written, 2 usage or refused by the engine, 3 does not fit (check, plan, recommend, embed), 4 not found, no access or
+no network, 5 unreadable or unsupported
 """
 
 
@@ -56,6 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     estimate_command.add_to(commands)
     compare_command.add_to(commands)
     verify_command.add_to(commands)
+    embed_command.add_to(commands)
     hardware_command.add_to(commands)
     catalog_command.add_to(commands)
     return parser

@@ -17,19 +17,27 @@ class Prefixes(NamedTuple):
     document: str
 
 
-_INSTRUCT = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:"
+_INSTRUCT = (
+    "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:"
+)
 # A pattern for general.basename or general.name in lower case, and what its card says.
 # The first that fits is taken.
 _TABLE: tuple[tuple[str, Prefixes], ...] = (
-    (r"nomic[-_ ]embed[-_ ]code", Prefixes("Represent this query for searching relevant code: ", "")),
+    (
+        r"nomic[-_ ]embed[-_ ]code",
+        Prefixes("Represent this query for searching relevant code: ", ""),
+    ),
     (r"nomic[-_ ]embed[-_ ]text", Prefixes("search_query: ", "search_document: ")),
     (r"multilingual[-_ ]e5.*instruct|e5[-_ ]mistral", Prefixes(_INSTRUCT + " ", "")),
     (r"\be5[-_ ]|multilingual[-_ ]e5", Prefixes("query: ", "passage: ")),
     (r"qwen3[-_ ]embedding", Prefixes(_INSTRUCT, "")),
     (r"gte[-_ ]qwen2", Prefixes(_INSTRUCT + " ", "")),
     (r"bge[-_ ]m3", Prefixes("", "")),
-    (r"bge[-_ ].*[-_ ]en", Prefixes("Represent this sentence for searching relevant passages: ", "")),
-    (r"bge[-_ ].*[-_ ]zh", Prefixes("为这个句子生成表示以用于检索相关文章：", "")),
+    (
+        r"bge[-_ ].*[-_ ]en",
+        Prefixes("Represent this sentence for searching relevant passages: ", ""),
+    ),
+    (r"bge[-_ ].*[-_ ]zh", Prefixes("为这个句子生成表示以用于检索相关文章\uff1a", "")),
     (r"mxbai[-_ ]embed", Prefixes("Represent this sentence for searching relevant passages: ", "")),
     (
         r"snowflake[-_ ]arctic[-_ ]embed.*v2|arctic[-_ ]embed.*v2",

@@ -42,9 +42,13 @@ class Limits:
     """What is refused. Each can be raised by whoever knows better."""
 
     file_bytes: int = 5_000 * MB  # a 7B model at four bits has 4.2 GB
-    held_tensor_bytes: int = 100 * MB  # a tensor that must be held whole; streamed ones may be larger
+    held_tensor_bytes: int = (
+        100 * MB
+    )  # a tensor that must be held whole; streamed ones may be larger
     tokens: int = 2048  # of one text, with its special tokens
-    text_bytes: int = 4 * MB  # of one text before it is cut into tokens: 2,048 tokens are about 10 KB
+    text_bytes: int = (
+        4 * MB
+    )  # of one text before it is cut into tokens: 2,048 tokens are about 10 KB
 
 
 Checkpoint = Callable[[float], None]
@@ -59,9 +63,7 @@ class Encoder(Protocol):
         """Floats in a vector."""
         ...
 
-    def encode(
-        self, texts: Sequence[Sequence[int]], into: Floats, checkpoint: Checkpoint
-    ) -> None:
+    def encode(self, texts: Sequence[Sequence[int]], into: Floats, checkpoint: Checkpoint) -> None:
         """One pooled vector for each text into the rows of `into`, not scaled yet."""
         ...
 

@@ -22,6 +22,7 @@ class _Version(NamedTuple):
     limits: tuple[str, ...]
     usage: str
     droppable: str  # of memory.stat
+    reclaimable: str  # what the kernel drops too before it kills
 
 
 # memory.high is a limit here: beyond it nothing is killed, but everything is throttled to a crawl.
@@ -34,6 +35,7 @@ _V1 = _Version(
     limits=("memory.limit_in_bytes",),
     usage="memory.usage_in_bytes",
     droppable="total_inactive_file",
+    reclaimable="total_active_file",
 )
 _V2 = _Version(
     name="cgroup v2",
@@ -41,6 +43,7 @@ _V2 = _Version(
     limits=("memory.max", "memory.high"),
     usage="memory.current",
     droppable="inactive_file",
+    reclaimable="active_file",
 )
 _WHOLE_TREE = "hierarchical_memory_limit"  # v1 tells of groups above the container too
 
@@ -52,29 +55,61 @@ class _Mount(NamedTuple):
     point: PurePosixPath
 
 
+class Group(NamedTuple):
+    """A control group with a say over memory, and where its files are."""
+
+    version: _Version
+    path: PurePosixPath
+    mount: _Mount
+
+
 def cgroup_limits(root: Path) -> tuple[tuple[MemoryLimit, ...], tuple[str, ...]]:
     """Limits, and notes on what could not be read. Both empty where nothing limits."""
-    limits: list[MemoryLimit] = []
-    notes: list[str] = []
+    groups, unseen = memory_groups(root)
+    limits, notes = group_limits(root, groups)
+    if len(groups) == 1 and not unseen and not limits and _is_cut(root, groups[0]):
+        version, _, mount = groups[0]
+        cut = (
+            f"This process sees a part of the control groups ({version.name} "
+            f"{printable(str(mount.point))}), and no memory limit in it: one above, of a pod or a "
+            "service around this container, cannot be seen."
+        )
+        notes = (*notes, cut)
+    return limits, unseen + notes
+
+
+def memory_groups(root: Path) -> tuple[tuple[Group, ...], tuple[str, ...]]:
+    """Which groups this process is in, and notes on those that cannot be seen from here."""
     mounts = tuple(_mounts(root))
-    groups = tuple(_groups(root))
-    for version, group in groups:
-        mount = _mount_of(root, version, mounts, group)
+    groups, notes = [], []
+    for version, path in _groups(root):
+        mount = _mount_of(root, version, mounts, path)
         if mount is None:
             notes.append(
-                f"This process is in a control group ({version.name} {printable(str(group))}), but "
+                f"This process is in a control group ({version.name} {printable(str(path))}), but "
                 "none is mounted here: a memory limit of a container cannot be seen."
             )
-            continue
-        for folder in _upwards(mount, group):
-            _read(root, folder, version, limits, notes)
-        _read_hidden(root, _inside(mount, group), version, limits)
-        if len(groups) == 1 and not limits and _is_cut(root, mount, group):
-            notes.append(
-                f"This process sees a part of the control groups ({version.name} "
-                f"{printable(str(mount.point))}), and no memory limit in it: one above, of a pod or a "
-                "service around this container, cannot be seen."
-            )
+        else:
+            groups.append(Group(version, path, mount))
+    return tuple(groups), tuple(notes)
+
+
+def group_limits(
+    root: Path, groups: tuple[Group, ...], *, cache_is_used: bool = True
+) -> tuple[tuple[MemoryLimit, ...], tuple[str, ...]]:
+    """What the groups say now. Without `cache_is_used` no page of a file counts as used: right for
+    one who reads the same files again and again, and whose pages the kernel therefore calls active.
+    """
+    limits: list[MemoryLimit] = []
+    notes: list[str] = []
+    for version, path, mount in groups:
+        dropped = (
+            (version.droppable,) if cache_is_used else (version.droppable, version.reclaimable)
+        )
+        counted = _Counted(root, version, dropped)
+        for folder in _upwards(mount, path):
+            _read(counted, folder, limits, notes)
+        _read_hidden(counted, _inside(mount, path), limits)
     return tuple(limits), tuple(notes)
 
 
@@ -123,13 +158,14 @@ def _mount_of(
     return min(shown, key=lambda mount: len(mount.top.parts), default=first)
 
 
-def _is_cut(root: Path, mount: _Mount, group: PurePosixPath) -> bool:
+def _is_cut(root: Path, group: Group) -> bool:
     """Groups above what is mounted: a top that is no root, a path out of the namespace ('/..'), or a
     root with files that the real one does not have. v1 tells the limits above (_read_hidden).
     """
+    mount = group.mount
     if mount.filesystem != _V2.filesystem:
         return False
-    outside = ".." in group.parts or mount.top != PurePosixPath("/")
+    outside = ".." in group.path.parts or mount.top != PurePosixPath("/")
     return outside or (_in(root, mount.point) / "cgroup.events").exists()
 
 
@@ -150,14 +186,18 @@ def _upwards(mount: _Mount, group: PurePosixPath) -> Iterator[PurePosixPath]:
     yield from (own, *own.parents)[: min(depth, _DEEPEST) + 1]
 
 
+class _Counted(NamedTuple):
+    """How the files of a group are read."""
+
+    root: Path
+    version: _Version
+    dropped: tuple[str, ...]  # lines of memory.stat that do not count as used
+
+
 def _read(
-    root: Path,
-    folder: PurePosixPath,
-    version: _Version,
-    limits: list[MemoryLimit],
-    notes: list[str],
+    counted: _Counted, folder: PurePosixPath, limits: list[MemoryLimit], notes: list[str]
 ) -> None:
-    here = _in(root, folder)
+    here, version = _in(counted.root, folder), counted.version
     for name in version.limits:
         text = text_of(here / name)
         if text is None or text.strip() == "max" or _is_boundless(text):
@@ -169,7 +209,7 @@ def _read(
             )
             continue
         title = f"{version.name} {folder / name}"
-        used_bytes = _used_bytes(here, version)
+        used_bytes = _used_bytes(here, counted)
         limits.append(MemoryLimit(name=title, limit_bytes=limit_bytes, used_bytes=used_bytes or 0))
         if used_bytes is None:
             notes.append(
@@ -182,22 +222,21 @@ def _is_boundless(text: str) -> bool:
     return text.strip().isdecimal() and number_in(text) is None
 
 
-def _used_bytes(folder: Path, version: _Version) -> int | None:
-    usage = number_of(folder / version.usage)
+def _used_bytes(folder: Path, counted: _Counted) -> int | None:
+    usage = number_of(folder / counted.version.usage)
     if usage is None:
         return None
-    droppable = number_in(pairs_of(folder / "memory.stat", " ").get(version.droppable, ""))
-    return max(0, usage - (droppable or 0))
+    told = pairs_of(folder / "memory.stat", " ")
+    droppable = sum(number_in(told.get(name, "")) or 0 for name in counted.dropped)
+    return max(0, usage - droppable)
 
 
-def _read_hidden(
-    root: Path, folder: PurePosixPath, version: _Version, limits: list[MemoryLimit]
-) -> None:
+def _read_hidden(counted: _Counted, folder: PurePosixPath, limits: list[MemoryLimit]) -> None:
     """A limit above what is mounted here; of its use only our own share is known."""
-    here = _in(root, folder)
+    here, version = _in(counted.root, folder), counted.version
     whole = number_in(pairs_of(here / "memory.stat", " ").get(_WHOLE_TREE, ""))
     seen = min((limit.limit_bytes for limit in limits), default=None)
     if version is _V1 and whole is not None and (seen is None or whole < seen):
         title = f"{version.name} {folder / 'memory.stat'} {_WHOLE_TREE}"
-        used_bytes = _used_bytes(here, version) or 0
+        used_bytes = _used_bytes(here, counted) or 0
         limits.append(MemoryLimit(name=title, limit_bytes=whole, used_bytes=used_bytes))

@@ -9,6 +9,7 @@ from edgekit.units import LARGEST
 
 # mountinfo is the longest one read: 100,000 mounts of a crowded node would be cut, 5,000 are not.
 _TEXT_BYTES = 1024**2
+_PIECE_BYTES = 4 * 1024  # asked for at once: a read of a megabyte takes that megabyte first
 _PRINTED = 40  # characters of a stranger's text that a note repeats
 
 
@@ -19,9 +20,13 @@ def text_of(path: Path) -> str | None:
 
 
 def bytes_of(path: Path, length: int) -> bytes | None:
+    pieces = []
     try:
-        with path.open("rb") as file:
-            return file.read(length)
+        with path.open("rb", buffering=0) as file:
+            while length > 0 and (piece := file.read(min(length, _PIECE_BYTES))):
+                pieces.append(piece)
+                length -= len(piece)
+            return b"".join(pieces)
     except (OSError, ValueError):  # ValueError: a NUL in a name
         return None
 

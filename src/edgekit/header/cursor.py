@@ -28,12 +28,13 @@ class Cursor:
     `may_fetch` is asked before a read that goes beyond what a remote source already holds.
     """
 
-    def __init__(self, source: ByteSource) -> None:
+    def __init__(self, source: ByteSource, *, window_bytes: int = WINDOW_BYTES) -> None:
         self.name = source.name
         self.may_fetch: Callable[[], bool] = lambda: True
         self.sure_bytes = 0
         self.likely_bytes = 0
         self._source = source
+        self._window_bytes = window_bytes
         self._end = source.size_bytes
         self._window = b""
         self._start = 0  # where the window lies in the file
@@ -145,7 +146,7 @@ class Cursor:
         """Makes the window begin here and hold at least `length` bytes."""
         self._check_end(length)
         position = self.position
-        wanted = max(length, min(WINDOW_BYTES, length + sure + self.sure_bytes))
+        wanted = max(length, min(self._window_bytes, length + sure + self.sure_bytes))
         here = self._source.available_bytes if isinstance(self._source, GrowingSource) else None
         if here is not None and here < position + wanted:
             # What is here costs nothing; what is not is asked for in one go, and only if needed.
@@ -153,6 +154,7 @@ class Cursor:
             if here and here < position + length and not self.may_fetch():
                 raise BeyondReachError
         ahead = likely + self.likely_bytes
+        self._window = b""  # not two at a time
         self._window = self._source.read(position, min(wanted, self._end - position), ahead=ahead)
         self._start, self._at = position, 0
         if len(self._window) < length:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container, Iterator
+from typing import NamedTuple
+
 from edgekit.errors import HeaderError, UnknownDtypeError
 from edgekit.header import limits
 from edgekit.header.cursor import Cursor
@@ -13,41 +16,59 @@ ENTRY_BYTES = 64  # 57 to 60 in real files
 LEAST_ENTRY_BYTES = 8 + 0 + 4 + 0 + 4 + 8  # length, name, dimensions, shape, type, offset
 
 
+class _Entry(NamedTuple):
+    """A line of the directory: a tensor whose place is not known before the last line."""
+
+    type: TensorType
+    shape: tuple[int, ...]
+    size_bytes: int
+    offset: int  # from where the data begins
+
+
 def read_directory(
-    cursor: Cursor, count: int, *, alignment: int, file_bytes: int
+    cursor: Cursor,
+    count: int,
+    *,
+    alignment: int,
+    file_bytes: int,
+    wanted: Callable[[str], bool] = lambda _: True,
 ) -> tuple[tuple[Tensor, ...], int]:
-    """The tensors in file order, and where the data begins."""
-    entries = _read_entries(cursor, count)
+    """The wanted tensors in file order, and where the data begins. Every one must lie in the file."""
+    entries: dict[str, _Entry] = {}
+    furthest, furthest_name = -1, ""
+    for name, entry in _entries(cursor, count, alignment, entries):
+        if entry.offset + entry.size_bytes > furthest:
+            furthest, furthest_name = entry.offset + entry.size_bytes, name
+        if wanted(name):
+            entries[name] = entry
     # A file without tensors (a vocabulary) need not be padded: gguf.cpp does not ask for it either.
     data_offset = _align(cursor.position, alignment) if count else cursor.position
     tensors = tuple(
         Tensor(name=name, type=kind, shape=shape, size_bytes=size, offset=data_offset + offset)
         for name, (kind, shape, size, offset) in entries.items()
     )
-    for tensor in tensors:
-        if (tensor.offset - data_offset) % alignment:
-            raise cursor.error(
-                f"tensor {quoted(tensor.name)} does not begin on a multiple of {alignment}",
-                offset=tensor.offset,
-            )
     _check_layout(cursor, tensors, file_bytes)
+    _check_end(cursor, furthest_name, data_offset + furthest, file_bytes)
     return tensors, data_offset
 
 
-_Entry = tuple[TensorType, tuple[int, ...], int, int]
-
-
-def _read_entries(cursor: Cursor, count: int) -> dict[str, _Entry]:
-    entries: dict[str, _Entry] = {}
+def _entries(
+    cursor: Cursor, count: int, alignment: int, taken: Container[str]
+) -> Iterator[tuple[str, _Entry]]:
+    """One line of the directory after another; none is held here."""
     for left in reversed(range(count)):
         cursor.sure_bytes = left * LEAST_ENTRY_BYTES
         cursor.likely_bytes = left * ENTRY_BYTES
         offset = cursor.position
         name = _read_name(cursor, offset)
-        if name in entries:
+        if name in taken:
             raise cursor.error(f"tensor {quoted(name)} occurs twice", offset=offset)
-        entries[name] = _read_entry(cursor, name)
-    return entries
+        entry = _read_entry(cursor, name)
+        if entry.offset % alignment:
+            raise cursor.error(
+                f"tensor {quoted(name)} does not begin on a multiple of {alignment}", offset=offset
+            )
+        yield name, entry
 
 
 def _read_name(cursor: Cursor, offset: int) -> str:
@@ -74,7 +95,7 @@ def _read_entry(cursor: Cursor, name: str) -> _Entry:
         raise UnknownDtypeError(what, file=cursor.name, offset=offset) from error
     except HeaderError as error:
         raise cursor.error(f"tensor {quoted(name)}: {error.what}", offset=offset) from error
-    return kind, tuple(reversed(shape)), size_bytes, data_offset
+    return _Entry(kind, tuple(reversed(shape)), size_bytes, data_offset)
 
 
 def _size_bytes(kind: TensorType, shape: list[int]) -> int:
@@ -93,7 +114,7 @@ def _align(position: int, alignment: int) -> int:
 
 
 def _check_layout(cursor: Cursor, tensors: tuple[Tensor, ...], file_bytes: int) -> None:
-    """No tensor lies on another, and all of them lie in the file."""
+    """No tensor lies on another, or beyond the file."""
     end, before = 0, ""
     for tensor in sorted(tensors, key=lambda tensor: (tensor.offset, tensor.size_bytes)):
         if tensor.offset < end:
@@ -102,8 +123,12 @@ def _check_layout(cursor: Cursor, tensors: tuple[Tensor, ...], file_bytes: int) 
                 offset=tensor.offset,
             )
         end, before = tensor.offset + tensor.size_bytes, tensor.name
-        if end > file_bytes:
-            raise cursor.error(
-                f"file is truncated: tensor {quoted(tensor.name)} ends at byte {end:,}, the file has"
-                f" {file_bytes:,} (an interrupted download?)"
-            )
+        _check_end(cursor, before, end, file_bytes)
+
+
+def _check_end(cursor: Cursor, name: str, end: int, file_bytes: int) -> None:
+    if end > file_bytes:
+        raise cursor.error(
+            f"file is truncated: tensor {quoted(name)} ends at byte {end:,}, the file has"
+            f" {file_bytes:,} (an interrupted download?)"
+        )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from edgekit.header import limits
 from edgekit.header.cursor import BeyondReachError, Cursor
@@ -46,28 +47,27 @@ def read_gguf(source: ByteSource, depth: Depth = Depth.TENSORS) -> GgufFile:
     architecture is known. A local file is always read whole: its last keys cost milliseconds.
     """
     cursor = Cursor(source)
-    version, big_endian = _read_version(cursor, source)
-    tensor_count, key_count = _read_counts(cursor)
+    start = read_start(cursor, source)
     shelf = Shelf()
     if depth is Depth.ARCHITECTURE:
         cursor.may_fetch = lambda: not _knows_architecture(shelf)
     complete, tensors, header_bytes = False, None, None
     try:
-        _read_keys(cursor, key_count, tensor_count, shelf)
+        read_keys(cursor, start, shelf)
         complete = True
         tensors, header_bytes = read_directory(
             cursor,
-            tensor_count,
-            alignment=_alignment(cursor, shelf),
+            start.tensor_count,
+            alignment=alignment_of(cursor, shelf),
             file_bytes=source.size_bytes,
         )
     except BeyondReachError:
         pass  # what was asked for is known
     return GgufFile(
         name=source.name,
-        version=version,
-        big_endian=big_endian,
-        tensor_count=tensor_count,
+        version=start.version,
+        big_endian=start.big_endian,
+        tensor_count=start.tensor_count,
         keys=shelf.keys,
         arrays=shelf.arrays,
         long_strings=shelf.long_strings,
@@ -75,6 +75,24 @@ def read_gguf(source: ByteSource, depth: Depth = Depth.TENSORS) -> GgufFile:
         header_bytes=header_bytes,
         complete=complete,
     )
+
+
+class Start(NamedTuple):
+    """The first 24 bytes."""
+
+    version: int
+    big_endian: bool
+    tensor_count: int
+    key_count: int
+
+
+def read_start(cursor: Cursor, source: ByteSource) -> Start:
+    version, big_endian = _read_version(cursor, source)
+    tensor_count = cursor.u64()
+    cursor.check_limit("number of tensors", tensor_count, limits.TENSORS_PER_FILE)
+    key_count = cursor.u64()
+    cursor.check_limit("number of keys", key_count, limits.KEYS)
+    return Start(version, big_endian, tensor_count, key_count)
 
 
 def _read_version(cursor: Cursor, source: ByteSource) -> tuple[int, bool]:
@@ -108,23 +126,16 @@ def _check_version(cursor: Cursor, version: int, *, big_endian: bool) -> None:
         raise cursor.error("big-endian GGUF exists from version 3 on, this file says 2")
 
 
-def _read_counts(cursor: Cursor) -> tuple[int, int]:
-    tensor_count = cursor.u64()
-    cursor.check_limit("number of tensors", tensor_count, limits.TENSORS_PER_FILE)
-    key_count = cursor.u64()
-    cursor.check_limit("number of keys", key_count, limits.KEYS)
-    return tensor_count, key_count
-
-
-def _read_keys(cursor: Cursor, count: int, tensor_count: int, shelf: Shelf) -> None:
-    cursor.likely_bytes = tensor_count * ENTRY_BYTES
-    for left in reversed(range(count)):
-        cursor.sure_bytes = left * LEAST_KEY_BYTES + tensor_count * LEAST_ENTRY_BYTES
+def read_keys(cursor: Cursor, start: Start, shelf: Shelf) -> None:
+    """Every key with its value, onto the shelf."""
+    cursor.likely_bytes = start.tensor_count * ENTRY_BYTES
+    for left in reversed(range(start.key_count)):
+        cursor.sure_bytes = left * LEAST_KEY_BYTES + start.tensor_count * LEAST_ENTRY_BYTES
         offset = cursor.position
         key = read_key(cursor)
         if key in shelf:
             raise cursor.error(f"key {quoted(key)} occurs twice", offset=offset)
-        shelf.reading = key
+        shelf.begin(key)
         read_value(cursor, key, shelf)
     shelf.reading = None
 
@@ -137,7 +148,7 @@ def _knows_architecture(shelf: Shelf) -> bool:
     return architecture is not None and stated and past
 
 
-def _alignment(cursor: Cursor, shelf: Shelf) -> int:
+def alignment_of(cursor: Cursor, shelf: Shelf) -> int:
     value = shelf.keys.get("general.alignment", _DEFAULT_ALIGNMENT)
     if type(value) is not int or value <= 0 or value & (value - 1):
         raise cursor.error(f"general.alignment is {quoted(value)}, not a power of two")

@@ -44,6 +44,9 @@ class ArrayFact:
 
     element: str  # "string", "float32", ...
     count: int
+    # Where its elements lie in the file, for those who come back for them.
+    offset: int = field(default=0, compare=False)
+    end: int = field(default=0, compare=False)  # 0: the walk stopped inside of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from edgekit.header import limits
@@ -31,22 +32,49 @@ _NUMBER_COST_BYTES = 40  # a Python number and its place in a tuple
 
 @dataclass(slots=True)
 class Shelf:
-    """Where the values of one file are put while it is read."""
+    """Where the values of one file are put while it is read, and how much there is room for.
 
+    A key that is not `wanted` is read like any other, and leaves nothing behind.
+    """
+
+    wanted: Callable[[str], bool] = lambda _: True
+    room_bytes: int = limits.KEPT_BYTES
+    string_bytes: int = limits.KEPT_STRING_BYTES
+    numbers: int = limits.KEPT_NUMBERS
     keys: dict[str, Value] = field(default_factory=dict)
     arrays: dict[str, ArrayFact] = field(default_factory=dict)
     long_strings: dict[str, int] = field(default_factory=dict)
     reading: str | None = None  # the key whose value comes next; None outside the keys
+    keeps: bool = True  # whether its value is wanted
     kept_bytes: int = 0
     strings_walked: int = 0
 
     def __contains__(self, key: str) -> bool:
         return key in self.keys or key in self.arrays or key in self.long_strings
 
+    def begin(self, key: str) -> None:
+        self.reading = key
+        self.keeps = self.wanted(key)
+
     def has_room(self, size_bytes: int) -> bool:
         """Whether a value of this size may still be kept; what may not is skipped, and noted."""
-        self.kept_bytes += size_bytes
-        return self.kept_bytes <= limits.KEPT_BYTES
+        if self.keeps:
+            self.kept_bytes += size_bytes
+        return self.keeps and self.kept_bytes <= self.room_bytes
+
+    def keep(self, key: str, value: Value) -> None:
+        if self.keeps:
+            self.keys[key] = value
+
+    def note_string(self, key: str, length: int) -> None:
+        if self.keeps:
+            self.long_strings[key] = length
+
+    def note_array(
+        self, key: str, element: str, count: int, *, offset: int = 0, end: int = 0
+    ) -> None:
+        if self.keeps:
+            self.arrays[key] = ArrayFact(element=element, count=count, offset=offset, end=end)
 
 
 def read_key(cursor: Cursor) -> str:
@@ -70,16 +98,19 @@ def read_value(cursor: Cursor, key: str, shelf: Shelf) -> None:
     elif value_type == _ARRAY:
         _read_array(cursor, key, shelf)
     else:
-        shelf.keys[key] = _read_numbers(cursor, key, value_type, 1)[0]
+        shelf.keep(key, _read_numbers(cursor, key, value_type, 1)[0])
 
 
 def _read_string(cursor: Cursor, key: str, shelf: Shelf) -> None:
     length = cursor.u64()
-    if length > limits.KEPT_STRING_BYTES or not shelf.has_room(length):
+    if length > shelf.string_bytes or not shelf.has_room(length):
         cursor.skip(length)
-        shelf.long_strings[key] = length
+        shelf.note_string(key, length)
     else:
-        shelf.keys[key] = _text(cursor.take(length))
+        value = _text(cursor.take(length))
+        if not value.isascii():
+            shelf.has_room(3 * length)  # one wide letter, and every letter takes four bytes
+        shelf.keep(key, value)
 
 
 def _text(raw: bytes) -> str:
@@ -117,11 +148,12 @@ def _read_array(cursor: Cursor, key: str, shelf: Shelf) -> None:
         _read_string_array(cursor, key, count, shelf)
         return
     name, _, size = _number(cursor, key, value_type)
-    small = count <= limits.KEPT_NUMBERS and not key.startswith("tokenizer.")
+    small = count <= shelf.numbers and not key.startswith("tokenizer.")
     if small and shelf.has_room(count * _NUMBER_COST_BYTES):
-        shelf.keys[key] = _read_numbers(cursor, key, value_type, count)
+        shelf.keep(key, _read_numbers(cursor, key, value_type, count))
     else:
-        shelf.arrays[key] = ArrayFact(element=name, count=count)
+        begin = cursor.position
+        shelf.note_array(key, name, count, offset=begin, end=begin + count * size)
         cursor.skip(count * size)
 
 
@@ -133,13 +165,16 @@ def _read_string_array(cursor: Cursor, key: str, count: int, shelf: Shelf) -> No
         _read_short_strings(cursor, key, count, shelf)
     else:
         # First the count, then the walk: a walk that stops half-way has still counted.
-        shelf.arrays[key] = ArrayFact(element="string", count=count)
+        begin = cursor.position
+        shelf.note_array(key, "string", count, offset=begin)
         cursor.skip_strings(count)
+        shelf.note_array(key, "string", count, offset=begin, end=cursor.position)
 
 
 def _read_short_strings(cursor: Cursor, key: str, count: int, shelf: Shelf) -> None:
     """Keeps an array such as general.tags, unless one of its strings turns out to be long."""
     texts: list[str] = []
+    begin = cursor.position
     for _ in range(count):
         length = cursor.u64()
         if length <= limits.KEPT_ENTRY_BYTES and shelf.has_room(length):
@@ -147,6 +182,6 @@ def _read_short_strings(cursor: Cursor, key: str, count: int, shelf: Shelf) -> N
         else:
             cursor.skip(length)
     if len(texts) == count:
-        shelf.keys[key] = tuple(texts)
+        shelf.keep(key, tuple(texts))
     else:
-        shelf.arrays[key] = ArrayFact(element="string", count=count)
+        shelf.note_array(key, "string", count, offset=begin, end=cursor.position)

@@ -63,18 +63,7 @@ class LocalFile:
             raise ValueError(f"read of {length} bytes at {offset}")
         descriptor = self._open()
         wanted = min(length, max(self._size_bytes - offset, 0))
-        pieces: list[bytes] = []
-        while wanted > 0:
-            try:
-                piece = _read_at(descriptor, offset, wanted)
-            except OSError as error:
-                raise trouble(error, self._path) from error
-            if not piece:
-                raise SourceError(f"{self.name} became shorter while it was read: try again")
-            pieces.append(piece)
-            offset += len(piece)
-            wanted -= len(piece)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return read_exactly(descriptor, self._path, offset, wanted)
 
     def close(self) -> None:
         if self._descriptor is not None:
@@ -83,12 +72,13 @@ class LocalFile:
 
     def _open(self) -> int:
         if self._descriptor is None:
-            self._descriptor, self._size_bytes = _open_regular(self._path)
+            self._descriptor, status = open_regular(self._path)
+            self._size_bytes = status.st_size
         return self._descriptor
 
 
-def _open_regular(path: Path) -> tuple[int, int]:
-    """Descriptor and size. Looks before it opens: opening some devices does something."""
+def open_regular(path: Path) -> tuple[int, os.stat_result]:
+    """Descriptor and status. Looks before it opens: opening some devices does something."""
     require_regular(path, look_up(path))
     try:
         descriptor = os.open(path, _OPEN_FLAGS)
@@ -100,7 +90,23 @@ def _open_regular(path: Path) -> tuple[int, int]:
     except BaseException:
         os.close(descriptor)
         raise
-    return descriptor, status.st_size
+    return descriptor, status
+
+
+def read_exactly(descriptor: int, path: Path, offset: int, length: int) -> bytes:
+    """SourceError where the disk fails, or the file ends before."""
+    pieces: list[bytes] = []
+    while length > 0:
+        try:
+            piece = _read_at(descriptor, offset, length)
+        except OSError as error:
+            raise trouble(error, path) from error
+        if not piece:
+            raise SourceError(f"{path} became shorter while it was read: try again")
+        pieces.append(piece)
+        offset += len(piece)
+        length -= len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def _read_at(descriptor: int, offset: int, length: int) -> bytes:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.control_groups import enter, own_group
 
-from edgekit.hardware.cgroup import _groups, _inside, _mount_of, _mounts, _Version
+from edgekit.hardware.cgroup import _Version
 from edgekit.units import GIB, MIB
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
@@ -46,26 +45,12 @@ def test_resource_limit(kind: str) -> None:
 @pytest.fixture
 def group() -> Iterator[tuple[_Version, Path]]:
     """A control group of our own, inside the one we are in."""
-    for version, inside in _groups(Path("/")):
-        mount = _mount_of(Path("/"), version, tuple(_mounts(Path("/"))), inside)
-        if mount is None:
-            continue
-        folder = Path(_inside(mount, PurePosixPath(inside))) / f"edgekit-test-{os.getpid()}"
-        with contextlib.suppress(OSError):
-            folder.mkdir()
-            try:
-                if (folder / version.limits[0]).exists():
-                    yield version, folder
-                    return
-            finally:
-                folder.rmdir()
-    pytest.skip("no control group with a memory limit can be made here")
+    yield from own_group("limits")
 
 
 def test_control_group(group: tuple[_Version, Path]) -> None:
     version, folder = group
     (folder / version.limits[0]).write_text(str(256 * MIB))
-    enter = f"import os; open({str(folder / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))"
-    told = told_by(f"{enter}\n{ASK}")
+    told = told_by(enter(folder) + ASK)
     assert 0 < told["usable"] < 256 * MIB < told["free"]
     assert told["tightest"] == f"{version.name} {folder / version.limits[0]}"

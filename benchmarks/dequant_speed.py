@@ -1,0 +1,175 @@
+"""How fast packed weights become floats, and products: ours beside ggml's, gguf-py's and BLAS's. Needs gguf, xllamacpp.
+
+    python benchmarks/dequant_speed.py
+
+Ratios of one run on one core; above 1, ours is faster. All take turns, and the best of many turns counts, so that a
+busy machine slows all of them alike. A chunk is 32 KiB of packed weights, for gguf-py once as rows of 4,096 weights (its
+best: one call of numpy for the whole chunk) and once as it comes from a file, a block after another. ggml's own functions
+are found through ctypes in xllamacpp's library, on Linux and macOS only.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is imported: one core for all
+
+import ctypes
+import sys
+import time
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.embed_kernels import KINDS, random_blocks, scale_places, set_half
+
+from edgekit.embed.kernels import Kernels, choose
+from edgekit.embed.kernels.types import Bytes, Floats
+from edgekit.errors import UsageError
+from edgekit.header.dtype import by_name
+
+CHUNK_BYTES = 32 * 1024
+ROW_WEIGHTS = 4096
+TURN_S = 0.4  # for all that are compared with one another
+SHAPES = (("F32", 384, 384), ("F16", 384, 1536), ("F16", 1536, 384), ("Q4_K", 3584, 256), ("Q6_K", 18944, 64))  # fmt: skip
+TOKENS = (1, 16, 128, 1024)
+Work = Callable[[], object]
+
+
+def main() -> None:
+    numpy_kernels = choose("numpy")
+    try:
+        native: Kernels | None = choose("native")
+    except UsageError as error:
+        native = None
+        print(f"{error}\n")
+    _print_unpacking(native, numpy_kernels)
+    for kernels in (native, numpy_kernels):
+        if kernels is not None:
+            _print_products(kernels)
+
+
+def _print_unpacking(native: Kernels | None, numpy_kernels: Kernels) -> None:
+    print("| type | native GB/s of floats | / ggml | / gguf-py | / gguf-py, blocks | numpy / gguf-py | / gguf-py, blocks |")  # fmt: skip
+    print("|---|---|---|---|---|---|---|")
+    for name in KINDS:
+        seconds = _best(_unpackers(name, native, numpy_kernels))
+        size = _chunk(name).size // by_name(name).block_bytes * by_name(name).block_elements * 4
+        cells = [
+            f"{size / seconds['native'] / 1e9:.1f}" if "native" in seconds else "-",
+            _ratio(seconds, "ggml", "native"),
+            *(
+                _ratio(seconds, them, us)
+                for us in ("native", "numpy")
+                for them in ("rows", "blocks")
+            ),
+        ]
+        print(f"| {name} | {' | '.join(cells)} |")
+    print()
+
+
+def _unpackers(name: str, native: Kernels | None, numpy_kernels: Kernels) -> Mapping[str, Work]:
+    kind, chunk = by_name(name), _chunk(name)
+    into = np.empty(chunk.size // kind.block_bytes * kind.block_elements, np.float32)
+    rows = chunk.reshape(-1, kind.row_bytes(ROW_WEIGHTS))
+    blocks = chunk.reshape(-1, kind.block_bytes)
+    code = gguf.GGMLQuantizationType[name]
+    work: dict[str, Work] = {
+        "numpy": lambda: numpy_kernels.dequantize(kind, chunk, into),
+        "rows": lambda: gguf.quants.dequantize(rows, code),
+        "blocks": lambda: gguf.quants.dequantize(blocks, code),
+    }
+    if native is not None:
+        work["native"] = lambda: native.dequantize(kind, chunk, into)
+    ggml = _ggml_function(name)
+    if ggml is not None:
+        work["ggml"] = lambda: ggml(chunk.ctypes.data, into.ctypes.data, into.size)
+    return work
+
+
+def _chunk(name: str) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    """Whole rows that come nearest to 32 KiB; scales near 1/100, as weights have them."""
+    kind = by_name(name)
+    rows = max(1, CHUNK_BYTES // kind.row_bytes(ROW_WEIGHTS))
+    return _weights(name, rows, ROW_WEIGHTS).reshape(-1)
+
+
+def _weights(name: str, rows: int, columns: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    kind = by_name(name)
+    blocks = random_blocks(name, rows * columns // kind.block_elements)
+    if name == "F32":
+        return np.random.default_rng(0).standard_normal(len(blocks), np.float32).view(np.uint8)
+    for place in scale_places(kind):
+        set_half(blocks, place, np.full(len(blocks), 0x2000, np.uint16))
+    return blocks.reshape(-1)
+
+
+def _ggml_function(name: str) -> Callable[[int, int, int], None] | None:
+    found = find_spec("xllamacpp")
+    if found is None or found.origin is None or sys.platform == "win32":
+        return None
+    spelled = name.lower().replace("_k", "_K")
+    for library in Path(found.origin).parent.glob("xllamacpp*.so"):
+        function = getattr(ctypes.CDLL(str(library)), f"dequantize_row_{spelled}", None)
+        if function is not None:
+            function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+            function.restype = None
+            return function  # type: ignore[no-any-return]  # a foreign function is typed as Any
+    return None
+
+
+def _print_products(kernels: Kernels) -> None:
+    print(f"x @ W.T, {kernels.name}: GFLOPS, and beside BLAS with W unpacked before\n")
+    print(f"| W | {' | '.join(f'{tokens} tokens' for tokens in TOKENS)} |")
+    print(f"|---|{'---|' * len(TOKENS)}")
+    for name, columns, rows in SHAPES:
+        packed = _weights(name, rows, columns)
+        cells = [_product(kernels, name, packed, (tokens, columns, rows)) for tokens in TOKENS]
+        print(f"| {name} {rows} x {columns} | {' | '.join(cells)} |")
+    print()
+
+
+def _product(kernels: Kernels, name: str, packed: Bytes, shape: tuple[int, int, int]) -> str:
+    tokens, columns, rows = shape
+    kind = by_name(name)
+    x = np.random.default_rng(0).standard_normal((tokens, columns), np.float32)
+    out: Floats = np.empty((tokens, rows), np.float32)
+    whole = np.empty(rows * columns, np.float32)
+    kernels.dequantize(kind, packed, whole)
+    across = whole.reshape(rows, columns).T
+    scratch = np.empty(kernels.scratch_floats(kind, columns), np.float32)
+    seconds = _best({
+        "ours": lambda: kernels.multiply(kind, packed, x, out, scratch),
+        "blas": lambda: np.matmul(x, across, out=out),
+    })  # fmt: skip
+    rate = 2 * tokens * columns * rows / seconds["ours"] / 1e9
+    return f"{rate:.0f} ({_ratio(seconds, 'blas', 'ours')})"
+
+
+def _best(work: Mapping[str, Work]) -> dict[str, float]:
+    """Seconds that each needs at best; they take turns."""
+    least = dict.fromkeys(work, float("inf"))
+    end = time.perf_counter() + TURN_S
+    turns = 0
+    while turns < 5 or time.perf_counter() < end:
+        for name, run in work.items():
+            began = time.perf_counter()
+            run()
+            least[name] = min(least[name], time.perf_counter() - began)
+        turns += 1
+    return least
+
+
+def _ratio(seconds: Mapping[str, float], them: str, us: str) -> str:
+    if them not in seconds or us not in seconds:
+        return "-"
+    return f"{seconds[them] / seconds[us]:.2f}"
+
+
+if __name__ == "__main__":
+    main()

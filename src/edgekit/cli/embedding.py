@@ -1,0 +1,323 @@
+"""Arguments of `edgekit embed` -> one bulk job: what is embedded, with what, to where, and how it is told."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from edgekit import __version__
+from edgekit.cli.flags import one_of, whole
+from edgekit.cli.reach_options import is_terminal, screen_width, show_progress
+from edgekit.embed.bulk.batching import Rule
+from edgekit.embed.bulk.job import Finished, Stage, Terms, embed_here, run_job
+from edgekit.embed.bulk.journal import read_job
+from edgekit.embed.bulk.output import FileOutput, Output, StreamOutput
+from edgekit.embed.bulk.readers import FORMATS, Fields, GivenTexts, format_of, open_source
+from edgekit.embed.bulk.types import BadRow, Form, Source, Status
+from edgekit.embed.bulk.writers import form_of, output_format
+from edgekit.embed.types import Limits
+from edgekit.errors import UsageError
+from edgekit.units import parse_size
+
+if TYPE_CHECKING:
+    from edgekit.embed.embedder import Embedder
+    from edgekit.embed.opening import Choices
+    from edgekit.source.download import Download
+    from edgekit.source.types import Reach
+
+MOST_TEXTS = 256  # of a batch by tokens: as many as a pass holds
+SHOW_EVERY_S = 0.2
+STDOUT = "-"
+
+_HASHED_BYTES = 2**20  # the beginning of a model has its keys, and the places of its tensors
+_THREADS_ON_RAY = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the command line asks for, read."""
+
+    model: str
+    texts: tuple[str, ...]
+    choices: Choices
+    prefix: str | None  # None: the model's own for a task
+    task: str | None
+    form: str | None  # of the input; None: by its name
+    fields: Fields
+    batch: int | None
+    cluster: tuple[str, int | None] | None  # where Ray is, and how many workers
+
+    def found(self, reach: Reach, confirm: Callable[[Download], bool] | None) -> Asked:
+        """With the path of the model in place of its name."""
+        from edgekit.embed.finding import find_weights
+
+        found = find_weights(self.model, reach=reach, confirm=confirm)
+        return replace(self, model=str(found.path))
+
+    def prefix_of(self, embedder: Embedder) -> str:
+        if self.task is not None:
+            return embedder.prefix(self.task)
+        return self.prefix or ""
+
+
+def read_asked(arguments: argparse.Namespace) -> Asked:
+    """UsageError that names the option."""
+    read = _Reader(arguments)
+    choices: dict[str, Any] = {
+        "own_process": arguments.ray
+        is None,  # what a worker of Ray itself takes is not ours to promise
+        "memory_budget": read("budget", parse_size),
+        "threads": read("threads", whole(1, 1024)),
+        "engine": read("engine", one_of("edgekit", "llama.cpp")) or "edgekit",
+        "tokenizer_cache": arguments.tokenizer_cache,
+        "mode": read("mode", one_of("encoder", "tokens")) or "encoder",
+        "pooling": read("pooling", one_of("mean", "cls", "last")),
+        "dimensions": read("dimensions", whole(1)),
+        "normalize": not arguments.no_normalize,
+        "truncate": arguments.truncate,
+        "limits": _limits(read("max_file", parse_size), read("max_tokens", whole(1))),
+    }
+    if arguments.ray is not None:
+        choices["threads"] = choices["threads"] or _THREADS_ON_RAY
+    tasks = [task for task in ("query", "document") if getattr(arguments, task)]
+    model, *texts = arguments.models
+    return Asked(
+        model=model,
+        texts=tuple(texts),
+        choices=_choices(choices),
+        prefix=arguments.prefix,
+        task=tasks[0] if tasks else None,
+        form=read("format", one_of(*FORMATS)),
+        fields=Fields(text=arguments.field, id=arguments.id_field),
+        batch=None if arguments.batch == "auto" else read("batch", whole(1, 65_536)),
+        cluster=None if arguments.ray is None else (arguments.ray, read("workers", whole(1, 4096))),
+    )
+
+
+class _Reader:
+    """Options by name; what is wrong with one is told with it."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments = arguments
+
+    def __call__(self, name: str, read: Callable[[str], Any]) -> Any:
+        text = getattr(self._arguments, name)
+        try:
+            return None if text is None else read(text)
+        except UsageError as error:
+            raise UsageError(f"--{name.replace('_', '-')}: {error}") from error
+
+
+def _choices(values: Mapping[str, Any]) -> Choices:
+    found = {name: value for name, value in values.items() if value is not None}
+    return cast("Choices", found)
+
+
+def _limits(file_bytes: int | None, tokens: int | None) -> Limits:
+    usual = Limits()
+    return Limits(
+        file_bytes=file_bytes or usual.file_bytes,
+        held_tensor_bytes=usual.held_tensor_bytes,
+        tokens=tokens or usual.tokens,
+        text_bytes=usual.text_bytes,
+    )
+
+
+def run_asked(asked: Asked, arguments: argparse.Namespace) -> Finished | None:
+    """The job from end to end; None where nobody reads its output any more."""
+    from edgekit.embed import open_embedder
+
+    kind = output_format(arguments.output)
+    if asked.cluster is not None:
+        from edgekit.embed.bulk.ray_stage import import_ray
+
+        import_ray()  # before there is an unfinished job
+    source = _source(asked, arguments)
+    try:
+        asked = replace(asked, choices=_as_before(asked.choices, arguments))
+        with open_embedder(asked.model, **asked.choices) as embedder:
+            terms = Terms(
+                name=source.name,
+                rule=_rule(asked, embedder.plan.pass_tokens),
+                prefix=asked.prefix_of(embedder),
+                skip_bad=arguments.skip_bad,
+            )
+            form = form_of(
+                kind,
+                dimensions=embedder.dimensions,
+                ids=asked.fields.id is not None,
+                integer_ids=source.integer_ids,
+            )
+            return _Job(asked, arguments, source, embedder, terms).run(form)
+    finally:
+        source.close()
+
+
+def _source(asked: Asked, arguments: argparse.Namespace) -> Source:
+    if arguments.input is None:
+        return GivenTexts(asked.texts)
+    return open_source(arguments.input, form=asked.form, fields=asked.fields)
+
+
+def _rule(asked: Asked, pass_tokens: int) -> Rule:
+    if asked.batch is None:
+        return Rule(texts=MOST_TEXTS, tokens=pass_tokens)
+    return Rule(texts=asked.batch)
+
+
+def _as_before(choices: Choices, arguments: argparse.Namespace) -> Choices:
+    """An unfinished job goes on with the budget and the threads it began with, unless others are named."""
+    if arguments.output == STDOUT or arguments.overwrite:
+        return choices
+    path = Path(arguments.output).resolve()
+    plan = (read_job(path.with_name(f"{path.name}.journal")) or {}).get("plan", {})
+    known = {"memory_budget": plan.get("budget_bytes"), "threads": plan.get("threads")}
+    return _choices({name: value for name, value in known.items() if _is_size(value)} | {**choices})
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+class _Job(NamedTuple):
+    """All that one run has at hand."""
+
+    asked: Asked
+    arguments: argparse.Namespace
+    source: Source
+    embedder: Embedder
+    terms: Terms
+
+    def run(self, form: Form) -> Finished | None:
+        output = self._output(form)
+        try:
+            with _shown(self.arguments) as tell:
+                done = run_job(self.source, self._stage(), output, tell)
+        except BrokenPipeError:  # found once more, and told, by whoever writes last
+            return None
+        finally:
+            output.close()
+        name = self.arguments.output
+        return Finished(
+            model=self.embedder.label,
+            source=self.source.name,
+            output="standard output" if name == STDOUT else name,
+            skipped=f"{name}.skipped.jsonl" if done.mark.skipped and name != STDOUT else None,
+            dimensions=self.embedder.dimensions,
+            done=done,
+        )
+
+    def _output(self, form: Form) -> Output:
+        arguments = self.arguments
+        if arguments.output != STDOUT:
+            return FileOutput(
+                Path(arguments.output),
+                form,
+                self._identity(),
+                overwrite=arguments.overwrite,
+                resume=arguments.resume,
+            )
+        if arguments.resume:
+            raise UsageError("what is written to a pipe cannot be gone on with: leave out --resume")
+        if sys.stdout is None:
+            raise UsageError("standard output is closed")
+        return StreamOutput(sys.stdout.buffer, form, _tell_bad)
+
+    def _identity(self) -> dict[str, Any]:
+        """What must be the same for the rest of a job to belong to its beginning."""
+        asked, plan = self.asked, self.embedder.plan
+        named = self.arguments.input
+        return {
+            "edgekit": __version__,
+            "model": _model_identity(asked.model),
+            "input": {
+                **self.source.identity,
+                "format": None if named is None else asked.form or format_of(named),
+                "field": asked.fields.text,
+                "id_field": asked.fields.id,
+            },
+            "options": {
+                "mode": plan.mode.value,
+                "engine": plan.engine,
+                "pooling": None if plan.pooling is None else plan.pooling.label,
+                "dimensions": plan.dimensions,
+                "normalize": asked.choices.get("normalize"),
+                "truncate": asked.choices.get("truncate"),
+                "prefix": self.terms.prefix,
+                "max_tokens": plan.text_tokens,
+                "batch": asked.batch or "auto",
+            },
+            "plan": {
+                "budget_bytes": plan.budget_bytes,
+                "threads": plan.threads,
+                "kernels": plan.kernels,
+                "pass_tokens": plan.pass_tokens,
+            },
+        }
+
+    def _stage(self) -> Stage:
+        asked, embedder = self.asked, self.embedder
+        if asked.cluster is None:
+            return embed_here(embedder, self.source, self.terms)
+        from edgekit.embed.bulk.ray_stage import Cluster, Opening, embed_on_ray
+
+        embedder.close()  # it has said what was asked; the workers open their own
+        address, workers = asked.cluster
+        path = Path(asked.model).resolve()
+        return embed_on_ray(
+            Opening(model=str(path), size_bytes=path.stat().st_size, options={**asked.choices}),
+            str(Path(self.arguments.input).resolve()),
+            form=asked.form,
+            fields=asked.fields,
+            terms=self.terms,
+            cluster=Cluster(
+                address=address,
+                workers=workers,
+                threads=embedder.plan.threads,
+                memory_bytes=embedder.plan.budget_bytes,
+            ),
+        )
+
+
+def _tell_bad(row: BadRow) -> None:
+    from edgekit.report.lines import printable
+
+    if sys.stderr is not None:
+        print(printable(f"edgekit: row {row.number:,} skipped: {row.reason}"), file=sys.stderr)
+
+
+def _model_identity(path: str) -> dict[str, Any]:
+    with Path(path).open("rb") as file:
+        status = os.fstat(file.fileno())
+        begin = hashlib.sha256(file.read(_HASHED_BYTES)).hexdigest()
+    return {"size_bytes": status.st_size, "modified_ns": status.st_mtime_ns, "beginning": begin}
+
+
+@contextmanager
+def _shown(arguments: argparse.Namespace) -> Iterator[Callable[[Status], None] | None]:
+    """A line that is written over and over, for a person who looks at it."""
+    if arguments.quiet or arguments.json or not is_terminal(sys.stderr):
+        yield None
+        return
+    from edgekit.report.embed_text import progress_line
+
+    next_s = 0.0
+
+    def tell(status: Status) -> None:
+        nonlocal next_s
+        if time.monotonic() >= next_s:
+            show_progress(progress_line(status, width=screen_width()))
+            next_s = time.monotonic() + SHOW_EVERY_S
+
+    try:
+        yield tell
+    finally:
+        show_progress("")

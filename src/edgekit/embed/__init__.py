@@ -1,0 +1,64 @@
+"""Texts -> vectors, with multi-gigabyte models inside a few dozen megabytes: `open_embedder`.
+
+    from edgekit.embed import open_embedder
+
+    with open_embedder("model.gguf", memory_budget="200M") as embedder:
+        vectors = embedder.embed(["a text", "another one"])
+
+Imported on first use: numpy and tokenizers come with `pip install 'edgekit[embed]'`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edgekit.embed.embedder import Embedder
+    from edgekit.embed.opening import Choices, open_embedder, plan_embedder
+    from edgekit.embed.plan import EmbedPlan
+    from edgekit.embed.types import Limits, Mode, Pooling
+
+__all__ = [
+    "Choices",
+    "EmbedPlan",
+    "Embedder",
+    "Limits",
+    "Mode",
+    "Pooling",
+    "open_embedder",
+    "plan_embedder",
+]
+
+_PLACES = {
+    "Choices": "edgekit.embed.opening",
+    "EmbedPlan": "edgekit.embed.plan",
+    "Embedder": "edgekit.embed.embedder",
+    "Limits": "edgekit.embed.types",
+    "Mode": "edgekit.embed.types",
+    "Pooling": "edgekit.embed.types",
+    "open_embedder": "edgekit.embed.opening",
+    "plan_embedder": "edgekit.embed.opening",
+}
+_EXTRA = frozenset({"numpy", "tokenizers"})
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        found = getattr(import_module(_PLACES[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRA:
+            raise
+        from edgekit.errors import UsageError
+
+        raise UsageError(
+            f"the embedder needs {error.name}: pip install 'edgekit[embed]'"
+        ) from error
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

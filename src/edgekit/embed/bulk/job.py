@@ -1,0 +1,145 @@
+"""An input, an embedder and an output -> all its vectors, in order, nothing twice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from edgekit.embed.bulk.batching import Rule, batches
+from edgekit.embed.bulk.output import Output
+from edgekit.embed.bulk.types import BadRow, Batch, Embeds, Mark, Row, Source, Status
+from edgekit.errors import CancelledError, SourceError, TextError
+
+if TYPE_CHECKING:
+    from edgekit.embed.types import Floats
+
+Embedded = Iterator[tuple[Batch, "Floats"]]
+Stage = Callable[[Mark], Embedded]
+"""From a mark on: batches with their vectors, in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """How rows become vectors, wherever that happens."""
+
+    name: str  # of the input, for messages
+    rule: Rule
+    prefix: str = ""
+    skip_bad: bool = False
+
+    def pass_over(self, row: BadRow) -> None:
+        """TextError unless bad rows are to be skipped."""
+        if not self.skip_bad:
+            raise TextError(
+                f"{self.name}, row {row.number:,}: {row.reason} (--skip-bad passes over such rows)"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    mark: Mark
+    begun: Mark  # where this run began: more than nothing where it went on with another's work
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A job that is done, for a report."""
+
+    model: str
+    source: str
+    output: str
+    skipped: str | None  # where the rows that were passed over are listed
+    dimensions: int
+    done: Done
+
+
+def run_job(
+    source: Source, stage: Stage, output: Output, tell: Callable[[Status], None] | None = None
+) -> Done:
+    """Embeds what is left of the input, and finishes the output.
+
+    TextError ends it at the first bad row, CancelledError at Ctrl-C, OutputError when the disk is full. In every case
+    the same job can be run again, and goes on.
+    """
+    begun, started_s = output.mark, time.monotonic()
+    try:
+        for batch, vectors in () if begun.done else stage(begun):
+            output.add(batch, vectors)
+            output.save(source.digest)
+            if tell is not None:
+                tell(
+                    Status(
+                        mark=output.mark,
+                        begun=begun,
+                        seconds=time.monotonic() - started_s,
+                        share=source.share(output.mark.position),
+                        share_begun=source.share(begun.position),
+                    )
+                )
+        source.check_unchanged()
+        output.finish()
+    except KeyboardInterrupt as error:
+        output.save(source.digest, now=True)
+        raise CancelledError(f"interrupted{output.kept_words}") from error
+    except TextError as error:
+        output.save(source.digest, now=True)
+        raise TextError(f"{error}{output.kept_words}") from error
+    return Done(mark=output.mark, begun=begun, seconds=time.monotonic() - started_s)
+
+
+def embed_here(embedder: Embeds, source: Source, terms: Terms) -> Stage:
+    """The stage of one process."""
+
+    def stage(begun: Mark) -> Embedded:
+        for batch in batches_of(source, begun, embedder, terms):
+            yield embedded(embedder, batch, terms)
+
+    return stage
+
+
+def batches_of(source: Source, begun: Mark, embedder: Embeds, terms: Terms) -> Iterator[Batch]:
+    return batches(
+        _rows(source, begun),
+        lambda text: embedder.count_tokens(text, prefix=terms.prefix),
+        terms.rule,
+        skip_bad=terms.pass_over,
+    )
+
+
+def embedded(embedder: Embeds, batch: Batch, terms: Terms) -> tuple[Batch, Floats]:
+    """A text that only the pass itself finds wanting is passed over like any bad row."""
+    while True:
+        try:
+            texts = [row.text for row in batch.rows]
+            return batch, embedder.embed(texts, prefix=terms.prefix)
+        except TextError as error:
+            if error.index is None:
+                raise
+            row = batch.rows[error.index]
+            bad = BadRow(number=row.number, reason=error.what, end=row.end)
+            terms.pass_over(bad)
+            batch = _without(batch, row, bad)
+
+
+def _without(batch: Batch, row: Row, bad: BadRow) -> Batch:
+    return replace(
+        batch,
+        rows=tuple(one for one in batch.rows if one is not row),
+        skipped=tuple(sorted((*batch.skipped, bad), key=lambda one: one.number)),
+    )
+
+
+def _rows(source: Source, begun: Mark) -> Iterable[Row | BadRow]:
+    """A pipe is what it was only if its beginning is."""
+    rows = source.rows(begun.place)
+    first = next(rows, None)
+    if begun.digest is not None and source.digest(begun.position) != begun.digest:
+        raise SourceError(
+            f"{source.name} does not begin as it did for the unfinished job: give it the same input again,"
+            " or --overwrite"
+        )
+    return rows if first is None else chain([first], rows)

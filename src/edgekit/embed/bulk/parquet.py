@@ -1,0 +1,223 @@
+"""Parquet in and out, a few rows at a time. pyarrow is imported here and nowhere else.
+
+A Parquet file ends with its directory and cannot be added to after a kill. So a job's vectors first lie in an Arrow
+stream, of which every batch stands on its own, and are copied into the Parquet file when all are there: for that
+moment the disk holds both.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgekit.embed.bulk.lines import ROW_BYTES, check_same, file_identity
+from edgekit.embed.bulk.types import BadRow, Place, Row
+from edgekit.errors import EdgekitError, HeaderError, NotFoundError, SourceError, UsageError
+
+if TYPE_CHECKING:
+    from edgekit.embed.bulk.readers import Fields
+    from edgekit.embed.types import Floats
+
+READ_ROWS = (
+    64  # held at a time: texts at their limit of 4 MB would be 256 MB, real ones are a few KB each
+)
+GROUP_ROWS = 4096  # a row group of 1,024 floats each is 16 MiB
+
+_BUFFER_BYTES = 256 * 1024
+
+
+def arrow() -> Any:
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise UsageError("Parquet needs pyarrow: pip install 'edgekit[parquet]'") from error
+    return pa
+
+
+class ParquetSource:
+    """Only the columns that are asked for are read, page by page."""
+
+    def __init__(self, reference: str, fields: Fields) -> None:
+        pa = arrow()
+        import pyarrow.parquet as pq
+
+        self.name = reference
+        self._fields = fields
+        path = Path(reference)
+        if path.is_dir():
+            raise UsageError(f"{reference} is a folder: name one Parquet file")
+        try:
+            self._raw = path.open("rb")
+        except OSError as error:
+            raise NotFoundError(f"{reference} cannot be read: {error.strerror}") from error
+        self._before = os.fstat(self._raw.fileno())
+        try:
+            self._file = pq.ParquetFile(self._raw, pre_buffer=False, buffer_size=_BUFFER_BYTES)
+            schema = self._file.schema_arrow
+        except (pa.ArrowException, OSError, ValueError) as error:
+            self._raw.close()
+            raise HeaderError(f"no Parquet file: {str(error)[:300]}", file=reference) from error
+        try:
+            self._check(schema, pa.types)
+        except EdgekitError:
+            self.close()
+            raise
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        return file_identity(self._before)
+
+    def rows(self, start: Place) -> Iterator[Row | BadRow]:
+        pa = arrow()
+        try:
+            yield from self._rows(start)
+        except (pa.ArrowException, OSError) as error:
+            raise SourceError(f"{self.name} cannot be read on: {str(error)[:300]}") from error
+
+    def digest(self, position: int) -> None:  # noqa: ARG002 - a file is known by its inode and times
+        return None
+
+    def share(self, position: int) -> float:
+        rows: int = self._file.metadata.num_rows
+        return position / max(rows, 1)
+
+    def check_unchanged(self) -> None:
+        check_same(self.name, self._before, self._raw.fileno())
+
+    def close(self) -> None:
+        self._raw.close()
+
+    def _check(self, schema: Any, types: Any) -> None:
+        self.integer_ids = False
+        for name in filter(None, (self._fields.text, self._fields.id)):
+            if len(schema.get_all_field_indices(name)) != 1:
+                told = ", ".join(repr(one[:40]) for one in schema.names[:20])
+                raise UsageError(f"{self.name}: no one column is named {name!r}; it has {told}")
+        kind = _stored(schema.field(self._fields.text).type, types)
+        if not _is_text(kind, types):
+            raise UsageError(
+                f"{self.name}: the column {self._fields.text!r} holds {kind}, not texts"
+            )
+        if self._fields.id is None:
+            return
+        kind = _stored(schema.field(self._fields.id).type, types)
+        self.integer_ids = types.is_integer(kind) and not types.is_uint64(kind)
+        if not self.integer_ids and not _is_text(kind, types):
+            raise UsageError(
+                f"{self.name}: the column {self._fields.id!r} holds {kind}, not texts or whole numbers"
+            )
+
+    def _rows(self, start: Place) -> Iterator[Row | BadRow]:
+        columns = [name for name in (self._fields.text, self._fields.id) if name is not None]
+        group, skip = self._group_of(start.position)
+        batches = self._file.iter_batches(
+            batch_size=READ_ROWS,
+            columns=columns,
+            row_groups=range(group, self._file.num_row_groups),
+            use_threads=False,
+        )
+        number = start.position - skip
+        for batch in batches:
+            texts = batch.column(batch.schema.get_field_index(self._fields.text))
+            ids = (
+                None
+                if self._fields.id is None
+                else batch.column(batch.schema.get_field_index(self._fields.id))
+            )
+            for place in range(len(texts)):
+                number += 1
+                if number > start.position:
+                    yield _row(number, texts[place], None if ids is None else ids[place])
+
+    def _group_of(self, position: int) -> tuple[int, int]:
+        """The row group that holds a row, and how many rows of it come before."""
+        directory = self._file.metadata
+        for group in range(directory.num_row_groups):
+            rows = directory.row_group(group).num_rows
+            if position < rows:
+                return group, position
+            position -= rows
+        return directory.num_row_groups, 0
+
+
+def _stored(kind: Any, types: Any) -> Any:
+    return kind.value_type if types.is_dictionary(kind) else kind
+
+
+def _is_text(kind: Any, types: Any) -> bool:
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def _row(number: int, text: Any, identity: Any) -> Row | BadRow:
+    reason = ""
+    try:
+        found, named = text.as_py(), None if identity is None else identity.as_py()
+    except UnicodeDecodeError as error:
+        reason = f"not UTF-8 at byte {error.start:,}"
+        found, named = "", None
+    if reason:
+        pass
+    elif found is None:
+        reason = "the text is null"
+    elif identity is not None and named is None:
+        reason = "the id is null"
+    elif not found.strip():
+        reason = "the text is empty"
+    elif len(found) > ROW_BYTES:
+        reason = f"a text of more than {ROW_BYTES:,} characters"
+    if reason:
+        return BadRow(number=number, reason=reason, end=number)
+    return Row(number=number, text=found, id=named, end=number)
+
+
+class ParquetForm:
+    """`row`, `id` where there is one, and `vector` of a fixed size."""
+
+    def __init__(self, dimensions: int, *, ids: bool, integer_ids: bool) -> None:
+        pa = arrow()
+        columns = [("row", pa.int64()), ("vector", pa.list_(pa.float32(), dimensions))]
+        if ids:
+            columns.insert(1, ("id", pa.int64() if integer_ids else pa.string()))
+        self._ids, self._integer_ids, self._dimensions = ids, integer_ids, dimensions
+        self._schema = pa.schema(columns)
+
+    def head(self) -> bytes:
+        return bytes(self._schema.serialize())
+
+    def encode(self, rows: Sequence[Row], vectors: Floats) -> bytes:
+        pa = arrow()
+        columns = [
+            pa.array([row.number for row in rows], pa.int64()),
+            pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), self._dimensions),
+        ]
+        if self._ids:
+            ids = [row.id if self._integer_ids else str(row.id) for row in rows]
+            columns.insert(1, pa.array(ids, self._schema.field("id").type))
+        return bytes(pa.record_batch(columns, schema=self._schema).serialize())
+
+    def finish(self, partial: Path, kept: int) -> Path:  # noqa: ARG002 - the stream knows how many
+        """Row groups of one size, wherever the batches ended."""
+        import pyarrow.parquet as pq
+
+        finished = partial.with_name(f"{partial.name}.finished")
+        with (
+            arrow().OSFile(str(partial), "rb") as stream,
+            finished.open("wb") as file,
+            pq.ParquetWriter(file, self._schema) as writer,
+        ):
+            for table in self._groups(stream):
+                writer.write_table(table, row_group_size=GROUP_ROWS)
+        return finished
+
+    def _groups(self, stream: Any) -> Iterator[Any]:
+        pa = arrow()
+        held = self._schema.empty_table()
+        for batch in pa.ipc.open_stream(stream):
+            held = pa.concat_tables([held, pa.Table.from_batches([batch])])
+            while held.num_rows >= GROUP_ROWS:
+                yield held.slice(0, GROUP_ROWS)
+                held = held.slice(GROUP_ROWS)
+        if held.num_rows:
+            yield held

@@ -1,0 +1,311 @@
+"""TABLE of input formats -> rows, one at a time. What is wrong with a row is told, never guessed around."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from edgekit.embed.bulk.lines import ROW_BYTES, STDIN, Line, Lines, PipeLines, open_lines
+from edgekit.embed.bulk.types import BadRow, Id, Place, Row, Source
+from edgekit.embed.strict_json import (
+    NotJsonError,
+    broken_character,
+    decoded,
+    kind_of,
+    read_object,
+)
+from edgekit.errors import UsageError
+
+SUFFIXES = {
+    ".txt": "txt",
+    ".text": "txt",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".tab": "tsv",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+}
+FORMATS = ("txt", "jsonl", "csv", "tsv", "parquet")
+PACKED = ".gz"
+MOST_COLUMNS = 10_000  # of a CSV header
+
+_DELIMITERS = {"csv": ",", "tsv": "\t"}
+_INT64 = 2**63
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fields:
+    """Where in a row the text is, and the id if there is one."""
+
+    text: str = "text"
+    id: str | None = None
+
+
+class _BadError(Exception):
+    """Why this row cannot be used."""
+
+
+def open_source(reference: str, *, form: str | None, fields: Fields) -> Source:
+    """The input; UsageError before any work where its format or its columns cannot be."""
+    form = form or format_of(reference)
+    packed = PurePath(reference).suffix.lower() == PACKED
+    if form == "parquet":
+        if reference == STDIN or packed:
+            raise UsageError("Parquet is read from its end: it needs a plain file, not a pipe")
+        from edgekit.embed.bulk.parquet import ParquetSource
+
+        return ParquetSource(reference, fields)
+    if form == "txt" and fields.id is not None:
+        raise UsageError("a line of text has no id: --id-field is for jsonl, csv, tsv and parquet")
+    lines = open_lines(reference, packed=packed)
+    if form in _DELIMITERS:
+        return CsvSource(lines, fields, _DELIMITERS[form])
+    return LineSource(lines, {"txt": _plain_text, "jsonl": _json_fields}[form], fields)
+
+
+def format_of(reference: str) -> str:
+    """By the name. Standard input is lines of text unless --format says otherwise."""
+    if reference == STDIN:
+        return "txt"
+    path = PurePath(reference)
+    if path.suffix.lower() == PACKED:
+        path = path.with_suffix("")
+    found = SUFFIXES.get(path.suffix.lower())
+    if found is None:
+        raise UsageError(
+            f"what {reference} holds does not show in its name: say --format {'|'.join(FORMATS)}"
+        )
+    return found
+
+
+Pick = Callable[[bytes, Fields], tuple[str, Id | None] | None]
+"""A line -> its text and id; None where a blank line is no row."""
+
+
+class LineSource:
+    """One row a line."""
+
+    integer_ids = False
+
+    def __init__(self, lines: Lines | PipeLines, pick: Pick, fields: Fields) -> None:
+        self._lines, self._pick, self._fields = lines, pick, fields
+        self.name = lines.name
+        self.identity: Mapping[str, Any] = lines.identity
+        self.digest, self.share = lines.digest, lines.share
+        self.check_unchanged, self.close = lines.check_unchanged, lines.close
+
+    def rows(self, start: Place) -> Iterator[Row | BadRow]:
+        lines = self._lines.from_position(start.position)
+        for number, line in enumerate(lines, start.number + 1):
+            try:
+                if (found := self._pick(_within(line), self._fields)) is not None:
+                    yield Row(number=number, text=found[0], id=found[1], end=line.end)
+            except (_BadError, NotJsonError) as error:
+                yield BadRow(number=number, reason=str(error), end=line.end)
+
+
+class CsvSource:
+    """One row a record, which may run over lines when it is quoted. The first names the columns."""
+
+    integer_ids = False
+
+    def __init__(self, lines: Lines | PipeLines, fields: Fields, delimiter: str) -> None:
+        self._lines, self._fields, self._delimiter = lines, fields, delimiter
+        self.name = lines.name
+        self.identity: Mapping[str, Any] = lines.identity
+        self.digest, self.share = lines.digest, lines.share
+        self.check_unchanged, self.close = lines.check_unchanged, lines.close
+        self._columns: list[str] = []
+
+    def rows(self, start: Place) -> Iterator[Row | BadRow]:
+        """UsageError when the header lacks a column."""
+        records = _Records(self._lines, self._delimiter)
+        self._columns = self._header(records)
+        if start.position > records.end:
+            records.go_to(start.position)
+        number = start.number
+        while (record := records.next()) is not None:
+            number += 1
+            try:
+                if record.cells != []:
+                    text, identity = self._picked(record)
+                    yield Row(number=number, text=text, id=identity, end=record.end)
+            except _BadError as error:
+                yield BadRow(number=number, reason=str(error), end=record.end)
+
+    def _header(self, records: _Records) -> list[str]:
+        head = records.next()
+        if head is None:
+            raise UsageError(f"{self.name} is empty: the first line of a CSV names its columns")
+        if head.wrong or len(head.cells) > MOST_COLUMNS:
+            raise UsageError(
+                f"{self.name}: the first line is no header: {head.wrong or 'too many columns'}"
+            )
+        for name in filter(None, (self._fields.text, self._fields.id)):
+            if head.cells.count(name) != 1:
+                told = ", ".join(repr(cell[:40]) for cell in head.cells[:20])
+                raise UsageError(
+                    f"{self.name}: {head.cells.count(name) or 'no'} column is named {name!r}; it has {told}"
+                )
+        return head.cells
+
+    def _picked(self, record: _Record) -> tuple[str, Id | None]:
+        if record.wrong:
+            raise _BadError(record.wrong)
+        if len(record.cells) != len(self._columns):
+            raise _BadError(
+                f"{len(record.cells)} fields where the header names {len(self._columns)}"
+            )
+        cells = dict(zip(self._columns, record.cells, strict=True))
+        identity = (
+            None if self._fields.id is None else _whole_text(cells[self._fields.id], "the id")
+        )
+        return _whole_text(cells[self._fields.text], "the text"), identity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Record:
+    cells: list[str]
+    end: int
+    wrong: str = ""
+
+
+class _Records:
+    """The records of a CSV, each with the byte after it: the csv module takes no line before it needs one."""
+
+    def __init__(self, lines: Lines | PipeLines, delimiter: str) -> None:
+        self._lines, self._delimiter = lines, delimiter
+        self.end = 0
+        self._source = lines.from_position(0)
+        self._begin()
+
+    def go_to(self, position: int) -> None:
+        self.end = position
+        self._source = self._lines.later(self._source, position)
+        self._begin()
+
+    def next(self) -> _Record | None:
+        self._bytes = 0
+        try:
+            return _Record(cells=next(self._reader), end=self.end)
+        except StopIteration:
+            return None
+        except (csv.Error, _BadError) as error:
+            self._begin()  # the next record begins on the next line
+            return _Record(cells=[""], end=self.end, wrong=f"no CSV: {error}")
+
+    def _begin(self) -> None:
+        csv.field_size_limit(ROW_BYTES)
+        self._reader = csv.reader(self._texts(), delimiter=self._delimiter, strict=True)
+
+    def _texts(self) -> Iterator[str]:
+        for line in self._source:
+            self.end = line.end
+            data = _within(line)
+            self._bytes += len(data)
+            if self._bytes > ROW_BYTES:
+                raise _BadError(
+                    f"a record of more than {ROW_BYTES:,} bytes: a quote that is never closed?"
+                )
+            yield data.decode("utf-8", "surrogateescape")  # a broken cell must not end the record
+
+
+class GivenTexts:
+    """Texts of a command line."""
+
+    name = "the command line"
+    integer_ids = False
+
+    def __init__(self, texts: tuple[str, ...]) -> None:
+        import hashlib
+
+        self._texts = texts
+        joined = json.dumps(texts).encode()
+        self.identity: Mapping[str, Any] = {"sha256": hashlib.sha256(joined).hexdigest()}
+
+    def rows(self, start: Place) -> Iterator[Row | BadRow]:
+        for number, text in enumerate(self._texts[start.position :], start.position + 1):
+            try:
+                yield Row(number=number, text=_whole_text(text, "the text"), end=number)
+            except _BadError as error:
+                yield BadRow(number=number, reason=str(error), end=number)
+
+    def digest(self, position: int) -> None:  # noqa: ARG002 - the identity says it all
+        return None
+
+    def share(self, position: int) -> float:
+        return position / len(self._texts)
+
+    def check_unchanged(self) -> None:
+        """Nobody else has them."""
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+def _within(line: Line) -> bytes:
+    if line.data is None:
+        raise _BadError(f"a line of more than {ROW_BYTES:,} bytes")
+    return line.data
+
+
+def _plain_text(line: bytes, _: Fields) -> tuple[str, None]:
+    return _full(decoded(line.removesuffix(b"\n").removesuffix(b"\r"))), None
+
+
+def _json_fields(line: bytes, fields: Fields) -> tuple[str, Id | None] | None:
+    line = line.strip()
+    if not line:
+        return None
+    row = read_object(line)
+    text = _at(row, fields.text)
+    if not isinstance(text, str):
+        raise _BadError(f"{fields.text!r} is {kind_of(text)}, not a text")
+    identity = None if fields.id is None else _at(row, fields.id)
+    if fields.id is not None and not _is_id(identity):
+        raise _BadError(
+            f"{fields.id!r} is {kind_of(identity)}, not a text or a whole number of 64 bits"
+        )
+    return _full(_unpaired(text, fields.text)), identity
+
+
+def _at(row: Mapping[str, Any], name: str) -> Any:
+    """A field of that very name, or one inside of others: data.title."""
+    if name in row:
+        return row[name]
+    value: Any = row
+    for step in name.split("."):
+        if not isinstance(value, dict) or step not in value:
+            told = ", ".join(repr(key[:40]) for key in list(row)[:10]) or "nothing"
+            raise _BadError(f"no field {name!r}; it has {told}")
+        value = value[step]
+    return value
+
+
+def _is_id(value: object) -> bool:
+    if isinstance(value, str):
+        return bool(_whole_text(value, "the id"))
+    return isinstance(value, int) and not isinstance(value, bool) and -_INT64 <= value < _INT64
+
+
+def _whole_text(text: str, what: str) -> str:
+    """What was read with its broken bytes let through."""
+    return _full(_unpaired(text, what), what)
+
+
+def _unpaired(text: str, what: str) -> str:
+    if (place := broken_character(text)) is not None:
+        raise _BadError(f"{what} is not UTF-8 at character {place:,}")
+    return text
+
+
+def _full(text: str, what: str = "the text") -> str:
+    if not text.strip():
+        raise _BadError(f"{what} is empty")
+    return text

@@ -1,0 +1,143 @@
+"""Nouns of a bulk job: rows come in, batches of them go through the embedder, marks say how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from edgekit.errors import EdgekitError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from edgekit.embed.types import Floats
+
+Id = str | int
+
+
+class OutputError(EdgekitError):
+    """The answer could not be written: no room, no right, no folder. What is done already is kept."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A text of the input. `number` counts from 1, `end` is where the next row begins."""
+
+    number: int
+    text: str
+    end: int
+    id: Id | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadRow:
+    number: int
+    reason: str
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """How far an input was read: so many rows, and where the next one begins (a byte, or a row of Parquet)."""
+
+    number: int = 0
+    position: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Rows that are embedded in one call, those passed over among them, and the place after both."""
+
+    rows: tuple[Row, ...]
+    skipped: tuple[BadRow, ...]
+    tokens: int
+    place: Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """All that a job needs to know to go on: up to here everything is on the disk."""
+
+    number: int = 0  # rows read
+    position: int = 0  # where the next one begins
+    kept: int = 0  # vectors written
+    skipped: int = 0
+    tokens: int = 0
+    output_bytes: int = 0
+    skipped_bytes: int = 0
+    digest: str | None = None  # of what was read, where the input cannot be asked who it is
+    done: bool = False  # the input is at its end
+
+    @property
+    def place(self) -> Place:
+        return Place(number=self.number, position=self.position)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """For a progress line."""
+
+    mark: Mark
+    begun: Mark  # where this run began
+    seconds: float
+    share: float | None  # of the input; None where nobody knows how long it is
+    share_begun: float | None
+
+
+class Source(Protocol):
+    """An input, row by row. Memory is that of one row, or of a few for Parquet."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What must be the same when a job goes on."""
+        ...
+
+    @property
+    def integer_ids(self) -> bool:
+        """Whether every id is known to be a whole number of 64 bits."""
+        ...
+
+    def rows(self, start: Place) -> Iterator[Row | BadRow]: ...
+
+    def digest(self, position: int) -> str | None:
+        """Of all bytes before `position`, where `identity` cannot tell inputs apart. Never goes back."""
+        ...
+
+    def share(self, position: int) -> float | None:
+        """How much of it lies before `position`; None where nobody knows."""
+        ...
+
+    def check_unchanged(self) -> None:
+        """SourceError when the input was written to while it was read."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Form(Protocol):
+    """How vectors lie in a file that only grows: a head, then batch after batch."""
+
+    def head(self) -> bytes: ...
+
+    def encode(self, rows: Sequence[Row], vectors: Floats) -> bytes: ...
+
+    def finish(self, partial: Path, kept: int) -> Path:
+        """The grown file made final; the path of what is to be renamed. May be called again after a kill."""
+        ...
+
+
+class Embeds(Protocol):
+    """What a job needs of an embedder."""
+
+    @property
+    def dimensions(self) -> int: ...
+
+    def count_tokens(self, text: str, *, prefix: str = "") -> int: ...
+
+    def embed(self, texts: Sequence[str], *, prefix: str = "") -> Floats: ...

@@ -1,0 +1,276 @@
+"""A GGUF file and a memory budget -> vectors of texts. One embedder serves any number of threads and tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from edgekit.embed.passes import Job, Passes
+from edgekit.embed.pooling import scale_row
+from edgekit.embed.types import Encoder, Floats, Limits
+from edgekit.errors import TextError, UsageError
+from edgekit.units import format_bytes
+
+if TYPE_CHECKING:
+    from edgekit.embed.monitor import Monitor
+    from edgekit.embed.plan import EmbedPlan
+    from edgekit.embed.prefixes import Prefixes
+    from edgekit.embed.tokenizer import TextTokenizer
+
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """All that an embedder is made of, opened and paid for."""
+
+    plan: EmbedPlan
+    encoder: Encoder
+    monitor: Monitor
+    tokenizer: Callable[[], TextTokenizer]  # built by the first text
+    prefixes: Callable[[], Prefixes]
+    normalize: bool
+    truncate: bool
+    limits: Limits
+    rows: Floats  # a vector for each text of the largest pass
+    held: ExitStack = field(repr=False)  # the file, the buffers
+
+
+class Embedder:
+    """Made by `open_embedder`. Close it, or use it in a `with`."""
+
+    def __init__(self, ready: Ready) -> None:
+        self._ready = ready
+        self._passes = Passes(
+            ready.encoder,
+            rows=ready.rows,
+            pass_tokens=ready.plan.pass_tokens,
+            check=ready.monitor.check,
+            finish=self._finish,
+        )
+
+    @property
+    def label(self) -> str:
+        return self._ready.plan.label
+
+    @property
+    def dimensions(self) -> int:
+        """Floats in a vector."""
+        return self._ready.plan.dimensions
+
+    @property
+    def plan(self) -> EmbedPlan:
+        """What is held, line by line, settled before the first weight was read."""
+        return self._ready.plan
+
+    @property
+    def monitor(self) -> Monitor:
+        """What is reserved, and what limits it."""
+        return self._ready.monitor
+
+    def prefix(self, task: str) -> str:
+        """What the model was trained to see before a 'query' or a 'document'; UsageError where that is unknown."""
+        prefixes = self._ready.prefixes()
+        found = {"query": prefixes.query, "document": prefixes.document}.get(task)
+        if found is None:
+            raise UsageError(f"a prefix is for a query or a document, not for {task[:40]!r}")
+        return found
+
+    def embed(
+        self,
+        texts: str | Sequence[str],
+        *,
+        prefix: str = "",
+        deadline_s: float | None = None,
+        cancel: threading.Event | None = None,
+        progress: Progress | None = None,
+    ) -> Floats:
+        """One row for each text, scaled to length 1 unless asked otherwise; a lone str is one text.
+
+        TextError names the text that cannot be embedded, DeadlineError and CancelledError end the call between two
+        tiles, MemoryPressureError says what would be broken. `progress` is told the share that is done, from another
+        thread.
+        """
+        texts = _checked(texts)
+        return self._wait(
+            self._job(
+                len(texts),
+                lambda index: self._tokens(texts, index, prefix),
+                deadline_s=deadline_s,
+                cancel=cancel,
+                progress=progress,
+            )
+        )
+
+    def embed_tokens(
+        self,
+        texts: Sequence[Sequence[int]],
+        *,
+        deadline_s: float | None = None,
+        cancel: threading.Event | None = None,
+        progress: Progress | None = None,
+    ) -> Floats:
+        """Like `embed`, of texts that somebody else has cut: nothing is added to their tokens."""
+        return self._wait(
+            self._job(
+                len(texts),
+                lambda index: self._counted(texts[index], index),
+                deadline_s=deadline_s,
+                cancel=cancel,
+                progress=progress,
+            )
+        )
+
+    async def aembed(
+        self,
+        texts: str | Sequence[str],
+        *,
+        prefix: str = "",
+        deadline_s: float | None = None,
+        progress: Progress | None = None,
+    ) -> Floats:
+        """`embed` for an event loop, which it never holds: a task that is cancelled stops the work too.
+
+        `progress` is called in the loop.
+        """
+        texts = _checked(texts)
+        loop = asyncio.get_running_loop()
+        job = self._job(
+            len(texts),
+            lambda index: self._tokens(texts, index, prefix),
+            deadline_s=deadline_s,
+            cancel=None,
+            progress=None if progress is None else lambda share: _in_loop(loop, progress, share),
+        )
+        if not job.count:
+            return job.vectors
+        self._passes.submit(job)
+        try:
+            return await asyncio.wrap_future(job.done)
+        finally:
+            job.cancel.set()  # a job that has ended does not mind
+
+    def tokens(self, text: str, *, prefix: str = "") -> Sequence[int]:
+        """What `embed` runs for this text, special tokens included; TextError as it would raise."""
+        try:
+            return self._tokens([text], 0, prefix)
+        except TextError as error:
+            raise TextError(error.what) from error
+
+    def count_tokens(self, text: str, *, prefix: str = "") -> int:
+        return len(self.tokens(text, prefix=prefix))
+
+    def close(self) -> None:
+        """Ends the calls that are still waiting, and gives everything back. Twice is as good as once."""
+        self._passes.close()
+        self._ready.encoder.close()
+        self._ready.held.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    def _job(
+        self,
+        count: int,
+        tokens_of: Callable[[int], Sequence[int]],
+        *,
+        deadline_s: float | None,
+        cancel: threading.Event | None,
+        progress: Progress | None,
+    ) -> Job:
+        ready = self._ready
+        size_bytes = count * ready.plan.dimensions * 4
+        reserved = ready.monitor.try_allocate(
+            size_bytes, f"{count:,} vectors ({format_bytes(size_bytes)})"
+        )
+        return Job(
+            count=count,
+            tokens_of=tokens_of,
+            vectors=np.zeros((count, ready.plan.dimensions), dtype=np.float32),
+            cancel=cancel or threading.Event(),
+            ends_at=None if deadline_s is None else time.monotonic() + deadline_s,
+            progress=progress,
+            release=reserved.release,
+        )
+
+    def _wait(self, job: Job) -> Floats:
+        if not job.count:
+            job.release()
+            return job.vectors
+        self._passes.submit(job)
+        try:
+            return job.done.result()
+        except BaseException:
+            job.done.cancel()  # Ctrl-C while waiting: the pass ends at its next tile
+            raise
+
+    def _tokens(self, texts: Sequence[str], index: int, prefix: str) -> Sequence[int]:
+        ready, text = self._ready, texts[index]
+        if not isinstance(text, str):
+            raise TextError(f"a {type(text).__name__} is no text", index=index)
+        if not text.strip():
+            raise TextError("it is empty", index=index)
+        most = ready.limits.text_bytes
+        if len(text) > most and not ready.truncate:  # a character has at least one byte
+            raise TextError(
+                f"{len(text):,} characters are over the limit of {most:,} (Limits.text_bytes)",
+                index=index,
+            )
+        try:
+            return ready.tokenizer().encode(
+                prefix + text[:most], limit_tokens=ready.plan.text_tokens, truncate=ready.truncate
+            )
+        except TextError as error:
+            raise TextError(error.what, index=index) from error
+
+    def _counted(self, tokens: Sequence[int], index: int) -> Sequence[int]:
+        most = self._ready.plan.text_tokens
+        if not tokens:
+            raise TextError("it has no tokens", index=index)
+        if len(tokens) > most:
+            raise TextError(
+                f"{len(tokens):,} tokens are over the limit of {most:,}"
+                f" ({self._ready.plan.text_tokens_because})",
+                index=index,
+            )
+        return tokens
+
+    def _finish(self, row: Floats, into: Floats) -> None:
+        into[:] = row[: len(into)]
+        scale_row(into, normalize=self._ready.normalize)
+
+
+def _checked(texts: str | Sequence[str]) -> Sequence[str]:
+    return [texts] if isinstance(texts, str) else texts
+
+
+def _in_loop(loop: asyncio.AbstractEventLoop, progress: Progress, share: float) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(progress, share)

@@ -1,0 +1,33 @@
+"""The forward pass of embedding models, streamed through a planned amount of memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edgekit.embed.budget import EncoderPlan
+    from edgekit.embed.file import WeightFile
+    from edgekit.embed.kernels.types import Kernels
+    from edgekit.embed.monitor import Monitor
+    from edgekit.embed.types import Encoder
+    from edgekit.embed.walk import Walked
+
+
+def open_encoder(
+    file: WeightFile,
+    walked: Walked,
+    *,
+    kernels: Kernels,
+    monitor: Monitor,
+    plan: EncoderPlan,
+) -> Encoder:
+    """Reserves and allocates what the plan says, and reads the weights that stay.
+
+    `plan` is of the same file. MemoryPressureError when the monitor does not give the memory;
+    WeightsError for weights that are no numbers; the file stays the caller's to close.
+    """
+    from edgekit.embed.encoder.streamed import StreamedEncoder
+
+    if walked.name != file.name:
+        raise ValueError(f"the header is of {walked.name}, the weights are of {file.name}")
+    return StreamedEncoder(file, kernels=kernels, monitor=monitor, plan=plan)

@@ -1,0 +1,245 @@
+"""A file's keys and tensor directory -> Model: every number in its bounds, every tensor in its place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from edgekit.embed.encoder.families import family_of
+from edgekit.embed.encoder.keys import Keys
+from edgekit.embed.encoder.rope import read_rope
+from edgekit.embed.encoder.types import Dimensions, Family, Model, Need, Rule
+from edgekit.errors import WeightsError
+from edgekit.header.quoting import quoted
+from edgekit.header.types import Tensor
+
+if TYPE_CHECKING:
+    from edgekit.embed.walk import Walked
+
+# What a file may ask for, beside what the largest real models have.
+LAYERS = 512  # LLAMA_MAX_LAYERS; Llama-3.1-405B has 126
+WIDTH = 65_536  # 16,384 in the same
+INNER = 1_048_576  # 53,248
+HEADS = 1_024  # 128
+HEAD_DIM = 1_024  # 256 in Gemma
+CONTEXT_TOKENS = 2**31  # told, never allocated
+VOCABULARY = 4_194_304  # 262,144 in Gemma 3
+
+_NAMED = 6  # tensors that a message names
+_BLOCK = re.compile(r"blk\.(\d{1,4})\.(.+)")
+Shelves = tuple[dict[str, Tensor], tuple[dict[str, Tensor], ...]]
+
+
+def read_model(walked: Walked) -> Model:
+    """UnknownArchitectureError, HeaderError or WeightsError for what cannot be run as it should."""
+    family = family_of(walked.keys.get("general.architecture"))
+    keys = Keys(walked.name, family.architecture, walked.keys)
+    keys.refuse_unknown()
+    dimensions = _dimensions(keys, family, walked.tensors.get("token_embd.weight"))
+    outside, layers = _shelved(walked, dimensions.layers)
+    sizes = _sizes(dimensions)
+    _check_all(walked.name, family, outside, layers, sizes)
+    window = keys.get("attention.sliding_window")
+    return Model(
+        family=family,
+        dimensions=dimensions,
+        epsilon=keys.number(family.norm.value),
+        causal=keys.flag("attention.causal", otherwise=family.causal),
+        rope=read_rope(keys, rotary=dimensions.rotary, context_tokens=dimensions.context_tokens)
+        if family.position.turns
+        else None,
+        outside=outside,
+        layers=layers,
+        window_tokens=keys.whole("attention.sliding_window", most=2**62) if window else None,
+    )
+
+
+def _dimensions(keys: Keys, family: Family, embedding: Tensor | None) -> Dimensions:
+    width = keys.whole("embedding_length", most=WIDTH)
+    heads = keys.whole("attention.head_count", most=HEADS)
+    kv_heads = keys.whole("attention.head_count_kv", most=HEADS, otherwise=heads)
+    if heads % kv_heads:
+        raise keys.error(f"{heads} heads cannot share {kv_heads} key heads evenly")
+    head_dim = keys.whole("attention.key_length", most=HEAD_DIM, otherwise=width // heads)
+    if keys.get("attention.key_length") is None and width % heads:
+        raise keys.error(f"a width of {width:,} is not a multiple of {heads} heads")
+    value_dim = keys.whole("attention.value_length", most=HEAD_DIM, otherwise=width // heads)
+    if value_dim != head_dim:
+        raise keys.error(
+            f"keys of {head_dim} values and values of {value_dim}: the built-in encoder wants them alike"
+        )
+    return Dimensions(
+        layers=keys.whole("block_count", most=LAYERS),
+        width=width,
+        inner=keys.whole("feed_forward_length", most=INNER),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        context_tokens=keys.whole("context_length", most=CONTEXT_TOKENS),
+        vocabulary=_vocabulary(keys, embedding),
+        rotary=_rotary(keys, head_dim) if family.position.turns else 0,
+    )
+
+
+def _rotary(keys: Keys, head_dim: int) -> int:
+    rotary = keys.whole("rope.dimension_count", most=head_dim, otherwise=head_dim)
+    if rotary % 2:
+        raise keys.error(f"{rotary} values of a head should turn, and they turn in pairs")
+    return rotary
+
+
+def _vocabulary(keys: Keys, embedding: Tensor | None) -> int:
+    if embedding is None:
+        raise WeightsError("not an embedding model: token_embd.weight is missing", file=keys.file)
+    rows = embedding.shape[0] if len(embedding.shape) == 2 else 0
+    if not 0 < rows <= VOCABULARY:
+        raise WeightsError(
+            f"token_embd.weight has the shape {_told(embedding.shape)}: one row for each token is"
+            f" wanted, at most {VOCABULARY:,}",
+            file=keys.file,
+        )
+    return rows
+
+
+def _sizes(dimensions: Dimensions) -> Mapping[str, tuple[int, ...]]:
+    """The words of a Rule's shape -> the numbers that may stand there; none: any."""
+    return {
+        "width": (dimensions.width,),
+        "inner": (dimensions.inner,),
+        "up": (dimensions.inner, 2 * dimensions.inner),
+        "query": (dimensions.query,),
+        "key": (dimensions.key,),
+        "qkv": (dimensions.query + 2 * dimensions.key,),
+        "head": (dimensions.head_dim,),
+        "pairs": (dimensions.rotary // 2,),
+        "vocabulary": (dimensions.vocabulary,),
+        "context": (dimensions.context_tokens,),
+        "types": (),
+    }
+
+
+def _shelved(walked: Walked, count: int) -> Shelves:
+    """The tensors of each layer, and the others."""
+    outside: dict[str, Tensor] = {}
+    layers: tuple[dict[str, Tensor], ...] = tuple({} for _ in range(count))
+    beyond = []
+    for name, tensor in walked.tensors.items():
+        found = _BLOCK.fullmatch(name)
+        if found is None:
+            outside[name] = tensor
+        elif int(found[1]) < count and found[1] == str(int(found[1])):
+            layers[int(found[1])][found[2]] = tensor
+        else:
+            beyond.append(name)
+    if beyond:
+        raise WeightsError(
+            f"tensors beyond the file's own number of layers ({count}): {_list(beyond)}",
+            file=walked.name,
+        )
+    return outside, layers
+
+
+def _check_all(
+    file: str,
+    family: Family,
+    outside: dict[str, Tensor],
+    layers: tuple[dict[str, Tensor], ...],
+    sizes: Mapping[str, tuple[int, ...]],
+) -> None:
+    shelves = [("", family.outside, outside)]
+    shelves += [(f"blk.{place}.", family.layer, layer) for place, layer in enumerate(layers)]
+    missing = [name for shelf in shelves for name in _missing(*shelf)]
+    if missing:
+        raise WeightsError(
+            f"not an embedding model of architecture {family.architecture}: {len(missing)} tensors"
+            f" are missing: {_list(missing)}",
+            file=file,
+        )
+    unknown = [name for shelf in shelves for name in _unknown(*shelf)]
+    if unknown:
+        raise WeightsError(
+            f"tensors that the built-in encoder has no use for, and would compute something else"
+            f" without: {_list(unknown)} (embed/encoder/families.py); engine llama.cpp may use them",
+            file=file,
+        )
+    for prefix, rules, shelf in shelves:
+        for rule in rules:
+            if rule.name in shelf and rule.need is not Need.UNUSED:
+                _check_shape(file, prefix, rule, shelf[rule.name], sizes)
+    for place, layer in enumerate(layers):
+        _check_alike(file, place, layer, layers[0])
+
+
+def _missing(prefix: str, rules: tuple[Rule, ...], shelf: Mapping[str, Tensor]) -> Iterable[str]:
+    yield from (
+        prefix + rule.name for rule in rules if rule.need is Need.YES and rule.name not in shelf
+    )
+    if prefix and "attn_qkv.weight" not in shelf:
+        three = ("attn_q.weight", "attn_k.weight", "attn_v.weight")
+        yield from (prefix + name for name in three if name not in shelf)
+
+
+def _unknown(prefix: str, rules: tuple[Rule, ...], shelf: Mapping[str, Tensor]) -> Iterable[str]:
+    known = {rule.name for rule in rules}
+    known -= {name for name in known if _lacks_weight(name, shelf)}
+    if "attn_qkv.weight" in shelf:
+        known -= {f"attn_{one}.{part}" for one in "qkv" for part in ("weight", "bias")}
+    return (prefix + name for name in shelf if name not in known)
+
+
+def _lacks_weight(name: str, shelf: Mapping[str, Tensor]) -> bool:
+    stem, _, part = name.rpartition(".")
+    return part == "bias" and f"{stem}.weight" not in shelf
+
+
+def _check_shape(
+    file: str, prefix: str, rule: Rule, tensor: Tensor, sizes: Mapping[str, tuple[int, ...]]
+) -> None:
+    wanted = [sizes[word] for word in rule.shape]
+    fits = len(tensor.shape) == len(wanted) and all(
+        length > 0 and (not may or length in may)
+        for length, may in zip(tensor.shape, wanted, strict=True)
+    )
+    if not fits:
+        told = " x ".join("any" if not may else " or ".join(map(str, may)) for may in wanted)
+        raise WeightsError(
+            f"tensor {quoted(prefix + rule.name)} has the shape {_told(tensor.shape)}, not {told}:"
+            " the keys and the tensors of this file do not belong together",
+            file=file,
+        )
+
+
+def _check_alike(
+    file: str, place: int, layer: Mapping[str, Tensor], first: Mapping[str, Tensor]
+) -> None:
+    """Layers have the same tensors in the same shapes, so that one plan is right for all."""
+    here = {name: tensor.shape for name, tensor in layer.items()}
+    there = {name: tensor.shape for name, tensor in first.items()}
+    if here != there:
+        differ = [name for name in {*here, *there} if here.get(name) != there.get(name)]
+        raise WeightsError(
+            f"layer {place} is not built like layer 0: {_list(sorted(differ))}", file=file
+        )
+    for name in layer:
+        stem, _, part = name.rpartition(".")
+        if part == "bias" and layer[name].shape != layer[f"{stem}.weight"].shape[:1]:
+            raise WeightsError(f"blk.{place}.{name} is not as long as its weight", file=file)
+    if (
+        "ffn_gate.weight" in layer
+        and layer["ffn_up.weight"].shape != layer["ffn_gate.weight"].shape
+    ):
+        raise WeightsError(
+            f"blk.{place}.ffn_up.weight has the shape of gate and up together, and there is"
+            " ffn_gate.weight too",
+            file=file,
+        )
+
+
+def _list(names: list[str]) -> str:
+    told = ", ".join(quoted(name) for name in names[:_NAMED])
+    return told if len(names) <= _NAMED else f"{told} and {len(names) - _NAMED} more"
+
+
+def _told(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape)) or "of a single number"

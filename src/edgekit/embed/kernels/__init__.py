@@ -1,0 +1,42 @@
+"""The arithmetic of the embedder: a small C extension, or numpy behind the same calls."""
+
+from __future__ import annotations
+
+import os
+
+from edgekit.embed.kernels.types import BlockError, Kernels
+from edgekit.errors import UsageError
+
+__all__ = ["KERNELS", "BlockError", "Kernels", "choose"]
+
+KERNELS = ("native", "numpy")  # best first
+VARIABLE = "EDGEKIT_KERNELS"
+
+
+def choose(name: str | None = None) -> Kernels:
+    """The kernels of that name, or of EDGEKIT_KERNELS, or the best that is installed."""
+    name = name or os.environ.get(VARIABLE) or None
+    if name is not None and name not in KERNELS:
+        raise UsageError(f"there are no kernels {name!r}: {' or '.join(KERNELS)} ({VARIABLE})")
+    if name != "numpy":
+        try:
+            return _load_native()
+        except ImportError as error:
+            if name == "native":
+                raise UsageError(
+                    "the native kernels are not installed: reinstall edgekit where there"
+                    " is a C compiler, or from a wheel"
+                ) from error
+    return _load_numpy()
+
+
+def _load_native() -> Kernels:
+    from edgekit.embed.kernels.native import NativeKernels
+
+    return NativeKernels()
+
+
+def _load_numpy() -> Kernels:
+    from edgekit.embed.kernels.numpy_kernels import NumpyKernels
+
+    return NumpyKernels()

@@ -1,0 +1,81 @@
+/* What the variants of the kernels and the Python module share. */
+#ifndef EDGEKIT_NATIVE_H
+#define EDGEKIT_NATIVE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "GGUF's weights are little-endian; this machine is served by the numpy kernels"
+#endif
+
+/* Rows of floats; `stride` floats from one row to the next. */
+struct matrix {
+    float *data;
+    ptrdiff_t rows, columns, stride;
+};
+
+/* The codebooks of the IQ types: points of 4 or 8 signed bytes, as codebooks.py lays them out. */
+struct codebooks {
+    int8_t iq2_xxs[256 * 8];
+    int8_t iq2_xs[512 * 8];
+    int8_t iq2_s[1024 * 8];
+    int8_t iq3_xxs[256 * 4];
+    int8_t iq3_s[512 * 4];
+    int8_t iq1_s[2048 * 8];
+};
+
+/* Unpacks whole blocks. -1, or the first block with a scale that is not finite. */
+typedef ptrdiff_t unpack_function(const uint8_t *source, ptrdiff_t blocks, float *out,
+                                  const struct codebooks *books);
+
+struct type {
+    int ggml_id;
+    int block_weights;
+    int block_bytes;
+    bool needs_codebooks;
+    unpack_function *unpack;
+};
+
+struct attention {
+    struct matrix q, k, v, out;
+    ptrdiff_t heads, kv_heads, head_dim;
+    float scale;
+    bool causal;
+    const float *slopes; /* one for each head, or NULL */
+    float *scratch;
+};
+
+enum activation { GELU, GELU_TANH, SILU };
+
+/* One set of kernels, made for one kind of processor. All sizes were checked by the caller. */
+struct variant {
+    const char *name;
+    const struct type *types;
+    int type_count;
+    ptrdiff_t scratch_floats;
+    ptrdiff_t static_bytes;
+    ptrdiff_t (*multiply)(const struct type *type, const uint8_t *weights, struct matrix x,
+                          struct matrix out, float *scratch, const struct codebooks *books);
+    ptrdiff_t (*attention_floats)(ptrdiff_t tokens, ptrdiff_t head_dim);
+    void (*attend)(const struct attention *task, ptrdiff_t start, ptrdiff_t end, ptrdiff_t head);
+    void (*layer_norm)(struct matrix x, struct matrix out, const float *weight, const float *bias,
+                       float eps);
+    void (*rms_norm)(struct matrix x, struct matrix out, const float *weight, float eps);
+    void (*activate)(struct matrix x, enum activation kind);
+    void (*gate)(struct matrix gate, struct matrix up, enum activation kind);
+    void (*rope)(struct matrix x, struct matrix cos, struct matrix sin, ptrdiff_t heads,
+                 ptrdiff_t head_dim, bool neox);
+};
+
+extern const struct variant edgekit_plain;
+
+/* GCC and Clang compile a function for a newer processor than the one they compile for. */
+#if (defined(__x86_64__) || defined(__i386__)) && defined(__GNUC__)
+#define EDGEKIT_X86_VARIANTS 1
+extern const struct variant edgekit_avx2;
+extern const struct variant edgekit_avx512;
+#endif
+
+#endif

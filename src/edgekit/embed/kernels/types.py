@@ -1,0 +1,108 @@
+"""Nouns of the kernels: the few calls that all the arithmetic of an embedding is made of."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit.header.dtype import TensorType
+
+Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8] | memoryview | bytes | bytearray
+Starts = NDArray[np.int32]
+GateKind = Literal["silu", "gelu", "gelu_tanh"]
+
+
+class BlockError(Exception):
+    """Weights that are not numbers. Who knows the tensor's name turns this into a WeightsError."""
+
+    def __init__(self, block: int) -> None:
+        self.block = block  # counted from the start of the bytes that were given
+        super().__init__(f"block {block:,} has a scale or a value that is not a finite number")
+
+
+class Kernels(Protocol):
+    """Arithmetic on arrays that the caller owns. Nothing is allocated that grows with them.
+
+    Arrays are float32 with a unit inner stride; rows may lie apart. Sizes are checked: ValueError.
+    All calls may run in several threads at once, each with its own `out` and `scratch`.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def dequantize(self, kind: TensorType, source: Bytes, into: Floats) -> int:
+        """Unpack whole blocks into the start of the flat `into`; how many floats were written."""
+        ...
+
+    def scratch_floats(self, kind: TensorType, columns: int) -> int:
+        """Floats of scratch that `multiply` needs for rows of so many columns."""
+        ...
+
+    def multiply(
+        self, kind: TensorType, weights: Bytes, x: Floats, out: Floats, scratch: Floats
+    ) -> None:
+        """out[T, rows] = x[T, K] @ W.T, where W is rows x K packed in `kind`."""
+        ...
+
+    def attention_floats(self, longest_tokens: int, head_dim: int) -> int:
+        """Floats of scratch that `attention` needs where the longest text has so many tokens."""
+        ...
+
+    def attention(
+        self,
+        q: Floats,
+        k: Floats,
+        v: Floats,
+        out: Floats,
+        starts: Starts,
+        *,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        scale: float,
+        causal: bool,
+        slopes: Floats | None,
+        scratch: Floats,
+        first: int,
+        last: int,
+    ) -> None:
+        """Softmax attention inside each text, for the tasks first..last (excluded).
+
+        Text i has the rows starts[i]..starts[i + 1]. A task is text * heads + head. `slopes` is
+        ALiBi's: -slope * |i - j| is added to the scores of a head. `out` may be `q`.
+        """
+        ...
+
+    def layer_norm(
+        self, x: Floats, out: Floats, weight: Floats, bias: Floats | None, eps: float
+    ) -> None:
+        """Each row to mean 0 and variance 1, times weight, plus bias. `out` may be `x`."""
+        ...
+
+    def rms_norm(self, x: Floats, out: Floats, weight: Floats, eps: float) -> None:
+        """Each row to a root mean square of 1, times weight. `out` may be `x`."""
+        ...
+
+    def gelu(self, x: Floats) -> None:
+        """In place: x * (1 + erf(x / sqrt 2)) / 2."""
+        ...
+
+    def gelu_tanh(self, x: Floats) -> None:
+        """The tanh approximation of gelu, in place."""
+        ...
+
+    def gate(self, gate: Floats, up: Floats, kind: GateKind) -> None:
+        """In place: gate = activation(gate) * up."""
+        ...
+
+    def rope(
+        self, x: Floats, cos: Floats, sin: Floats, *, heads: int, head_dim: int, neox: bool
+    ) -> None:
+        """Turn the first 2 * cos.shape[1] values of each head, in place; the others stay.
+
+        neox: value i turns with value i + half; otherwise values 2i and 2i + 1 turn together.
+        """
+        ...

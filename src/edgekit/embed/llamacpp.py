@@ -1,0 +1,317 @@
+"""Tokens -> vectors through real llama.cpp, for those who have the memory: `engine="llama.cpp"`.
+
+The engine runs in a process of its own (llamacpp_child.py): a file that it does not like aborts that process and not
+the caller's, its output does not mix with ours, and a pass that is called off ends at once, which inside one process
+it would not: llama.cpp is not asked in the middle of a batch.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from edgekit.embed.monitor import Monitor
+from edgekit.embed.types import MB, Checkpoint, Floats, Pooling
+from edgekit.embed.walk import Walked
+from edgekit.errors import EngineError, HeaderError, UsageError
+
+ENGINE = "llama.cpp"
+INSTALL = "pip install 'edgekit[llama]'"
+
+_SEQUENCES = 32  # texts that one batch may hold
+_SPARE_TOKENS = 256  # of the cache: a text must be shorter than it, and llama.cpp rounds to this
+_POLL_S = 0.02  # between two checkpoints: a cancelled pass ends after so long
+_LAST_WORDS_BYTES = 4_000
+_LINE_BYTES = 65_536
+_START_PATIENCE_S = 900.0  # 5 GB from a disk of 10 MB/s are 500 s
+_PROCESS_BYTES = (
+    192 * MB
+)  # interpreter, library, threads and what they work in: 60 to 170 MB measured
+_TOKEN_BYTES = 640  # of the vocabulary in memory: 152,064 tokens took 68 MB, 450 each
+_ENVIRONMENT = {
+    "GGML_NO_BACKTRACE": "1",  # an abort would start a debugger on itself
+    "MALLOC_ARENA_MAX": "2",
+    "OMP_WAIT_POLICY": "passive",  # threads that wait do not spin
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How llama.cpp is started."""
+
+    pooling: Pooling
+    threads: int
+    pass_tokens: int  # of all texts that it runs at a time; no text may be longer
+    repack: bool = False  # a second copy of the weights in the order that its kernels like best
+
+
+def is_here() -> bool:
+    return find_spec("xllamacpp") is not None
+
+
+def needed_bytes(walked: Walked, settings: Settings) -> int:
+    """What the engine's process will take at most. MODELLED: the file is mapped and counted whole."""
+    weights = walked.file_bytes * (2 if settings.repack else 1)
+    tokens = _vocabulary_tokens(walked)
+    return (
+        weights
+        + _cache_bytes(walked, settings)
+        + _compute_bytes(walked, settings, tokens)
+        + (_PROCESS_BYTES + tokens * _TOKEN_BYTES)
+    )
+
+
+def width_of(walked: Walked) -> int:
+    """Floats in a vector; HeaderError where the file does not say."""
+    found = _number(walked, "embedding_length_out") or _number(walked, "embedding_length")
+    if not found:
+        raise HeaderError("has no embedding_length, or none that is a number", file=walked.name)
+    return found
+
+
+class LlamaCppEncoder:
+    """An Encoder over a process that holds the model. One caller at a time."""
+
+    def __init__(
+        self,
+        path: Path,
+        walked: Walked,
+        settings: Settings,
+        *,
+        monitor: Monitor,
+        memory_bytes: int | None = None,
+    ) -> None:
+        """Loads it. `memory_bytes` is what a caller who knows better counts instead of `needed_bytes`.
+
+        MemoryPressureError where that much may not be had, EngineError with the engine's last words.
+        """
+        if not is_here():
+            raise UsageError(f"engine {ENGINE} is not installed: {INSTALL}")
+        size_bytes = needed_bytes(walked, settings) if memory_bytes is None else memory_bytes
+        self.width = width_of(walked)
+        self._path = path
+        self._settings = settings
+        self._child: _Child | None = None
+        self._memory = monitor.try_allocate(size_bytes, f"{walked.name} in {ENGINE}")
+        try:
+            self._child = self._start(lambda _: monitor.check())
+        except BaseException:
+            self._memory.release()
+            raise
+
+    def encode(self, texts: Sequence[Sequence[int]], into: Floats, checkpoint: Checkpoint) -> None:
+        """One pooled vector for each text into the rows of `into`, not scaled; EngineError if the engine dies.
+
+        When `checkpoint` raises, the engine's process is ended; the next call starts another.
+        """
+        checkpoint(0.0)
+        total, done, row = max(1, sum(map(len, texts))), 0, 0
+        try:
+            child = self._child = self._child or self._start(checkpoint)
+            for some in _parts(texts, self._settings.pass_tokens):
+                share = done / total
+                child.send({"tokens": [list(map(int, tokens)) for tokens in some]})
+                _put(child.answer(checkpoint, share), some, into[row : row + len(some)])
+                row, done = row + len(some), done + sum(map(len, some))
+                checkpoint(done / total)
+        except BaseException:
+            self._end()
+            raise
+
+    def close(self) -> None:
+        """Twice is as good as once."""
+        self._end()
+        self._memory.release()
+
+    def _start(self, checkpoint: Checkpoint) -> _Child:
+        child = _Child()
+        try:
+            child.send(_request(self._path, self._settings))
+            child.answer(checkpoint, 0.0, patience_s=_START_PATIENCE_S)
+        except BaseException:
+            child.end()
+            raise
+        return child
+
+    def _end(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.end()
+
+
+class _Child:
+    """The process, with a thread for each of its two mouths."""
+
+    def __init__(self) -> None:
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - our own script, by our own interpreter
+                [sys.executable, "-P", str(Path(__file__).with_name("llamacpp_child.py"))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**os.environ, **_ENVIRONMENT},
+                start_new_session=True,  # Ctrl-C reaches us alone
+            )
+        except OSError as error:
+            raise EngineError(f"no process can be started for {ENGINE}: {error}") from error
+        self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._words: deque[bytes] = deque(maxlen=64)
+        self._threads = [
+            threading.Thread(target=work, args=(stream,), daemon=True)
+            for work, stream in (
+                (self._hear, self._process.stdout),
+                (self._note, self._process.stderr),
+            )
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, words: Mapping[str, Any]) -> None:
+        stream = self._process.stdin
+        if stream is None:
+            raise TypeError("all ends of a child are pipes")
+        with suppress(BrokenPipeError, OSError):  # it died: the answer will say how
+            stream.write(json.dumps(words).encode() + b"\n")
+            stream.flush()
+
+    def answer(
+        self, checkpoint: Checkpoint, share: float, *, patience_s: float | None = None
+    ) -> dict[str, Any]:
+        """What it says next; `checkpoint` is called while it is silent."""
+        waited_s = 0.0
+        while True:
+            try:
+                line = self._answers.get(timeout=_POLL_S)
+                break
+            except queue.Empty:
+                checkpoint(share)
+                waited_s += _POLL_S
+                if patience_s is not None and waited_s > patience_s:
+                    raise self._failed(f"did not start in {patience_s:,.0f} s") from None
+        if not line:
+            raise self._failed(f"ended ({self._process.wait()})")
+        told: dict[str, Any] = json.loads(line)
+        if "error" in told:
+            raise self._failed(f"refused: {told['error']}")
+        return told
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for thread in self._threads:
+            thread.join()
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            with suppress(BrokenPipeError, OSError):
+                if stream is not None:
+                    stream.close()
+
+    def _failed(self, how: str) -> EngineError:
+        self.end()  # all that it said is heard
+        words = b"".join(self._words)[-_LAST_WORDS_BYTES:].decode(errors="replace").strip()
+        return EngineError(f"{ENGINE} {how}" + (f"; its last words:\n{words}" if words else ""))
+
+    def _hear(self, stream: IO[bytes]) -> None:
+        for line in stream:
+            self._answers.put(line)
+        self._answers.put(b"")
+
+    def _note(self, stream: IO[bytes]) -> None:
+        while line := stream.readline(_LINE_BYTES):
+            self._words.append(line)
+
+
+def _request(path: Path, settings: Settings) -> dict[str, Any]:
+    """What the child is told. Nobody else may talk to it: one thread on an address of this machine, with a key."""
+    return {
+        "model": str(path),
+        "pooling": f"LLAMA_POOLING_TYPE_{settings.pooling.name}",
+        "threads": settings.threads,
+        "parameters": {
+            "embedding": True,
+            "n_ctx": _context_tokens(settings),
+            "n_batch": settings.pass_tokens,
+            "n_ubatch": settings.pass_tokens,
+            "n_parallel": _SEQUENCES,
+            "kv_unified": True,
+            "no_extra_bufts": not settings.repack,
+            "n_gpu_layers": 0,
+            "fit_params": False,
+            "warmup": False,
+            "cache_ram_mib": 0,  # by default up to 8 GiB of earlier prompts are kept
+            "cache_prompt": False,
+            "cache_idle_slots": False,
+            "n_ctx_checkpoints": 0,
+            "n_threads_http": 1,
+            "hostnames": ["127.0.0.1"],
+            "port": 0,
+            "api_keys": [os.urandom(16).hex()],
+        },
+    }
+
+
+def _parts(texts: Sequence[Sequence[int]], most_tokens: int) -> Iterator[Sequence[Sequence[int]]]:
+    """Texts in their order, as many as fit one batch."""
+    start = tokens = 0
+    for end, text in enumerate(texts):
+        if end > start and (tokens + len(text) > most_tokens or end - start == _SEQUENCES):
+            yield texts[start:end]
+            start, tokens = end, 0
+        tokens += len(text)
+    if start < len(texts):
+        yield texts[start:]
+
+
+def _put(told: Mapping[str, Any], texts: Sequence[Sequence[int]], into: Floats) -> None:
+    vectors = told["vectors"]
+    if len(vectors) != len(texts):
+        raise EngineError(f"{ENGINE} gave {len(vectors)} vectors for {len(texts)} texts")
+    for row, vector in zip(into, vectors, strict=True):
+        floats = np.frombuffer(base64.b64decode(vector), dtype="<f4")
+        if floats.shape != row.shape:
+            raise EngineError(f"{ENGINE} gave {len(floats)} numbers where the file says {len(row)}")
+        row[:] = floats
+
+
+def _context_tokens(settings: Settings) -> int:
+    return -(-(settings.pass_tokens + _SPARE_TOKENS) // _SPARE_TOKENS) * _SPARE_TOKENS
+
+
+def _vocabulary_tokens(walked: Walked) -> int:
+    place = walked.arrays.get("tokenizer.ggml.tokens")
+    return place.count if place is not None else _number(walked, "vocab_size")
+
+
+def _cache_bytes(walked: Walked, settings: Settings) -> int:
+    """Keys and values in half precision; encoders have no cache, and so little width that it does not matter."""
+    heads = _number(walked, "attention.head_count") or 1
+    length = _number(walked, "attention.key_length") or _number(walked, "embedding_length") // heads
+    width = length * (_number(walked, "attention.head_count_kv") or heads)
+    return _context_tokens(settings) * _number(walked, "block_count") * 2 * width * 2
+
+
+def _compute_bytes(walked: Walked, settings: Settings, tokens: int) -> int:
+    """Floats for each token of a pass: feed-forward twice, a few of its width, its masks, a decoder's logits."""
+    logits = 0 if "tokenizer.ggml.token_type_count" in walked.keys else tokens
+    width, inner = _number(walked, "embedding_length"), _number(walked, "feed_forward_length")
+    masks = 2 * _context_tokens(settings)  # flash attention holds no scores
+    return settings.pass_tokens * 4 * (3 * inner + 16 * width + masks + logits)
+
+
+def _number(walked: Walked, key: str) -> int:
+    """0 where the file does not say, or says one for each layer."""
+    value = walked.keys.get(f"{walked.keys.get('general.architecture')}.{key}", 0)
+    return max(0, value) if isinstance(value, int) else 0

@@ -1,0 +1,227 @@
+"""Calls from any thread -> passes of one encoder: texts share a pass, each call may be called off."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from edgekit.embed.types import Encoder, Floats
+from edgekit.errors import CancelledError, DeadlineError, EdgekitError
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One call: its texts, where its vectors go, and how it may end before they are all there."""
+
+    count: int
+    tokens_of: Callable[[int], Sequence[int]]  # cut when its turn comes; TextError for a bad one
+    vectors: Floats
+    cancel: threading.Event
+    ends_at: float | None = None  # time.monotonic()
+    progress: Callable[[float], None] | None = None
+    release: Callable[[], None] = lambda: None  # when it has ended, however
+    done: Future[Floats] = field(default_factory=Future)
+    begun: int = 0  # texts that a pass has taken
+    finished: int = 0
+    looked_at: Sequence[int] | None = (
+        None  # the next text, cut, that found no room in the last pass
+    )
+
+    def fail(self, error: BaseException) -> None:
+        with suppress(InvalidStateError):  # it was called off by whoever waits for it
+            self.done.set_exception(error)
+        self.release()
+
+    def succeed(self) -> None:
+        with suppress(InvalidStateError):
+            self.done.set_result(self.vectors)
+        self.release()
+
+    def end_early(self, now: float) -> bool:
+        """Whether it is over; ends it when somebody has called it off or its time is up."""
+        if self.done.done():
+            return True
+        if self.cancel.is_set():
+            self.fail(CancelledError("called off"))
+        elif self.ends_at is not None and now > self.ends_at:
+            self.fail(DeadlineError("not finished in time"))
+        return self.done.done()
+
+    def tell(self, share: float) -> None:
+        """Progress; whoever raises in it ends the job."""
+        if self.progress is not None and not self.done.done():
+            try:
+                self.progress(share)
+            except BaseException as error:  # noqa: BLE001 - it is the caller's own, and goes back to the caller
+                self.fail(error)
+
+
+class _Piece(NamedTuple):
+    job: Job
+    place: int  # of the text in its job
+    tokens: Sequence[int]
+
+
+class _AbandonedError(Exception):
+    """Nobody waits for this pass any more."""
+
+
+class Passes:
+    """One thread that runs the encoder, and the line of those who wait for it."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        *,
+        rows: Floats,
+        pass_tokens: int,
+        check: Callable[[], None],
+        finish: Callable[[Floats, Floats], None],
+    ) -> None:
+        """`rows`: a vector for each text of the largest pass. `check` is asked between tiles.
+
+        `finish` turns the encoder's rows into a caller's.
+        """
+        self._encoder = encoder
+        self._rows = rows
+        self._pass_tokens = pass_tokens
+        self._check = check
+        self._finish = finish
+        self._jobs: deque[Job] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def submit(self, job: Job) -> None:
+        with self._changed:
+            if self._closing:
+                raise CancelledError("the embedder is closed")
+            self._jobs.append(job)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._work, name="edgekit-embed", daemon=True
+                )
+                self._thread.start()
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Ends what runs and what waits; returns when the thread has gone."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._fail_all(CancelledError("the embedder was closed"))
+
+    def _work(self) -> None:
+        while self._wait():
+            try:
+                self._one_pass()
+            except _AbandonedError:
+                pass
+            except BaseException as error:  # noqa: BLE001 - nobody may wait for ever
+                self._fail_all(error)
+
+    def _wait(self) -> bool:
+        """Until there is work: True. False: no more."""
+        with self._changed:
+            while not self._closing and not self._jobs:
+                self._changed.wait()
+            return not self._closing
+
+    def _one_pass(self) -> None:
+        pieces = list(self._gather())
+        self._drop_ended()
+        if not pieces:
+            return
+        rows = self._rows[: len(pieces)]
+        try:
+            self._encoder.encode(
+                [piece.tokens for piece in pieces], rows, lambda share: self._pause(pieces, share)
+            )
+            self._hand_out(pieces, rows)
+        except EdgekitError as error:
+            for job in _jobs_of(pieces):
+                job.fail(error)
+        finally:
+            self._drop_ended()
+
+    def _gather(self) -> Iterator[_Piece]:
+        """Texts of the jobs in their order, as many as one pass holds."""
+        room_tokens, room_texts = self._pass_tokens, len(self._rows)
+        with self._changed:
+            jobs = tuple(self._jobs)
+        for job in jobs:
+            while room_texts and job.begun < job.count and not job.end_early(time.monotonic()):
+                tokens = self._next_tokens(job)
+                if tokens is None:
+                    break
+                if len(tokens) > room_tokens:
+                    job.looked_at = tokens
+                    return
+                yield _Piece(job, job.begun, tokens)
+                job.looked_at = None
+                job.begun += 1
+                room_tokens -= len(tokens)
+                room_texts -= 1
+
+    def _next_tokens(self, job: Job) -> Sequence[int] | None:
+        """None: the text cannot be embedded, and so its job has ended."""
+        if job.looked_at is not None:
+            return job.looked_at
+        try:
+            return job.tokens_of(job.begun)
+        except EdgekitError as error:
+            job.fail(error)
+            return None
+
+    def _pause(self, pieces: list[_Piece], share: float) -> None:
+        """Between tiles: who has been called off, who wants to know, is there still memory."""
+        now = time.monotonic()
+        with self._changed:
+            closing, everybody = self._closing, tuple(self._jobs)
+        for job in everybody:
+            job.end_early(now)
+        waiting = [job for job in _jobs_of(pieces) if not job.done.done()]
+        if closing or not waiting:
+            raise _AbandonedError
+        self._check()
+        for job in waiting:
+            in_pass = job.begun - job.finished
+            job.tell((job.finished + share * in_pass) / job.count)
+
+    def _hand_out(self, pieces: list[_Piece], rows: Floats) -> None:
+        for place, piece in enumerate(pieces):
+            try:
+                self._finish(rows[place], piece.job.vectors[piece.place])
+            except EdgekitError as error:
+                piece.job.fail(error)
+            piece.job.finished += 1
+        for job in _jobs_of(pieces):
+            job.tell(job.finished / job.count)
+            if job.finished == job.count and not job.done.done():
+                job.succeed()
+
+    def _drop_ended(self) -> None:
+        with self._changed:
+            ended = [job for job in self._jobs if job.done.done()]
+            for job in ended:
+                self._jobs.remove(job)
+        for job in ended:
+            job.release()
+
+    def _fail_all(self, error: BaseException) -> None:
+        with self._changed:
+            jobs, self._jobs = tuple(self._jobs), deque()
+        for job in jobs:
+            job.fail(error)
+
+
+def _jobs_of(pieces: list[_Piece]) -> tuple[Job, ...]:
+    return tuple(dict.fromkeys(piece.job for piece in pieces))

@@ -1,0 +1,89 @@
+"""The arrays of a vocabulary, from their places in a file through one small window."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+
+from edgekit.embed.file import WeightFile
+from edgekit.embed.tokenizer.types import Strings
+from edgekit.embed.walk import ArrayPlace
+from edgekit.errors import HeaderError, HeaderLimitError
+from edgekit.units import KIB
+
+WINDOW_BYTES = 32 * KIB
+_LENGTH = struct.Struct("<Q")
+_CODES = {"float32": "f", "int32": "i", "int8": "b", "uint8": "B"}
+
+
+def read_strings(
+    file: WeightFile, place: ArrayPlace, what: str, *, entry_bytes: int, total_bytes: int
+) -> Strings:
+    """All entries. HeaderLimitError for one longer than `entry_bytes`, or for more than `total_bytes`."""
+    if place.element != "string":
+        raise HeaderError(f"{what} holds {place.element}, not strings", file=file.name)
+    _check_limit(file, f"{what}: length in bytes", place.end - place.offset, total_bytes)
+    strings = Strings(what, file=file.name)
+    buffer = bytearray(WINDOW_BYTES)
+    start = place.offset
+    while len(strings) < place.count:
+        length = min(WINDOW_BYTES, place.end - start)
+        file.read_into(start, memoryview(buffer)[:length], what=what)
+        read = _take_strings(file, buffer, length, strings, place.count, what, entry_bytes)
+        if not read:
+            raise HeaderError(f"{what} goes on behind its end", file=file.name, offset=start)
+        start += read
+    return strings
+
+
+def _take_strings(
+    file: WeightFile,
+    buffer: bytearray,
+    length: int,
+    strings: Strings,
+    count: int,
+    what: str,
+    entry_bytes: int,
+) -> int:
+    """Puts the strings that lie whole in the window onto the others; how many bytes they were."""
+    unpack, append = _LENGTH.unpack_from, strings.append
+    at = 0
+    for index in range(len(strings), count):
+        if at + 8 > length:
+            break
+        (size,) = unpack(buffer, at)
+        if size > entry_bytes:
+            _check_limit(file, f"{what}[{index}]: length in bytes", size, entry_bytes)
+        end = at + 8 + size
+        if end > length:
+            break
+        append(buffer[at + 8 : end])
+        at = end
+    return at
+
+
+def read_numbers(
+    file: WeightFile, place: ArrayPlace, what: str, *, elements: tuple[str, ...], count: int
+) -> array[int] | array[float]:
+    """The first `count` numbers; HeaderError where there are fewer, or of another type."""
+    if place.element not in elements:
+        raise HeaderError(
+            f"{what} holds {place.element}, not {' or '.join(elements)}", file=file.name
+        )
+    if place.count < count:
+        raise HeaderError(
+            f"{what} has {place.count:,} entries for {count:,} tokens", file=file.name
+        )
+    code = _CODES[place.element]
+    numbers: array[int] | array[float] = array(code)
+    numbers.frombytes(bytes(count * numbers.itemsize))
+    file.read_into(place.offset, memoryview(numbers).cast("B"), what=what)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
+
+
+def _check_limit(file: WeightFile, what: str, value: int, limit: int) -> None:
+    if value > limit:
+        raise HeaderLimitError(what, value=value, limit=limit, file=file.name)

@@ -1,0 +1,51 @@
+"""The table of vocabularies: one row for each `tokenizer.ggml.model` that can be read.
+
+The rows are those of llama_vocab::impl::load, src/llama-vocab.cpp @ b21e4de.
+"""
+
+from __future__ import annotations
+
+from edgekit.embed.tokenizer.types import Family, Method
+from edgekit.errors import UnknownTokenizerError
+from edgekit.header.quoting import quoted
+
+TABLE = "embed/tokenizer/families.py"
+
+FAMILIES: dict[str, Family] = {
+    row.model: row
+    for row in (
+        Family(
+            model="bert",
+            method=Method.WORDPIECE,
+            bos=101,
+            unknown=100,
+            separator=102,
+            add_bos=True,
+        ),
+        Family(model="gpt2", method=Method.BPE, bos=11, eos=11),
+        Family(model="whitespace", method=Method.BPE, bos=11, eos=11),
+        Family(model="gemma4", method=Method.BPE),
+        Family(
+            model="llama",
+            method=Method.SPM,
+            bos=1,
+            eos=2,
+            unknown=0,
+            add_bos=True,
+            space_prefix=True,
+        ),
+        Family(model="t5", method=Method.UNIGRAM, eos=1, unknown=2, add_eos=True),
+    )
+}
+
+
+def family_of(model: object, file: str) -> Family:
+    """UnknownTokenizerError for what has no row, with the name of the table."""
+    row = FAMILIES.get(model) if isinstance(model, str) else None
+    if row is None:
+        said = "does not say" if model is None else f"is {quoted(model)}"
+        raise UnknownTokenizerError(
+            f"{file}: which kind of vocabulary it has (tokenizer.ggml.model) {said}; known are"
+            f" {', '.join(FAMILIES)}. A new kind needs a row in {TABLE}"
+        )
+    return row

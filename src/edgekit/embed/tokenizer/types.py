@@ -1,0 +1,141 @@
+"""Nouns of the tokenizer: what a file says about its vocabulary, held as densely as the file holds it."""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from edgekit.errors import HeaderError
+from edgekit.header.quoting import quoted
+
+SPACE = "▁"  # what sentencepiece writes for a space
+
+
+class Method(enum.Enum):
+    """How a text is cut into the tokens of a vocabulary."""
+
+    WORDPIECE = "WordPiece"  # words, each from the left, the longest piece first
+    BPE = "BPE"  # words, each by its merges, the lowest first
+    SPM = (
+        "BPE by scores"  # the whole text, each time the pair that makes the token of highest score
+    )
+    UNIGRAM = "Unigram"  # the whole text, the tokens of the highest sum of scores
+
+
+class TokenKind(enum.IntEnum):
+    """What a token is for; the number is GGUF's token_type."""
+
+    UNDEFINED = 0
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """What `tokenizer.ggml.model` says, and what is assumed where the file is silent."""
+
+    model: str
+    method: Method
+    bos: int | None = None
+    eos: int | None = None
+    unknown: int | None = None
+    separator: int | None = None
+    add_bos: bool = False
+    add_eos: bool = False
+    space_prefix: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreTokenizer:
+    """How a BPE vocabulary's texts are cut into words, before any merge.
+
+    Each pattern cuts what the one before has left. The patterns are Oniguruma's.
+    """
+
+    patterns: tuple[str, ...]
+    ignore_merges: bool = False  # a word that is a token is that token
+    add_bos: bool = False
+    has_bos: bool = True
+    raw: bool = False  # merges are over letters with `▁` for spaces, not over bytes
+    newline_runs: bool = False  # a run of line ends that is a token is that token
+    ends_words: bool = True  # a letter or digit before a space always ends a word
+
+
+class Strings:
+    """Many short texts in one piece of memory: 150,000 tokens in 2 MB, as objects they were 10."""
+
+    __slots__ = ("_bytes", "_ends", "_file", "_what")
+
+    def __init__(self, what: str, *, file: str) -> None:
+        self._what = what
+        self._file = file
+        self._bytes = bytearray()
+        self._ends = array("I")
+
+    def append(self, text: bytes | bytearray) -> None:
+        self._bytes += text
+        self._ends.append(len(self._bytes))
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, index: int) -> str:
+        begin = self._ends[index - 1] if index else 0
+        return self._text(index, begin, self._ends[index])
+
+    def __iter__(self) -> Iterator[str]:
+        begin = 0
+        for index, end in enumerate(self._ends):
+            yield self._text(index, begin, end)
+            begin = end
+
+    def _text(self, index: int, begin: int, end: int) -> str:
+        raw = self._bytes[begin:end]
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            raise HeaderError(
+                f"{self._what}[{index}] is {quoted(bytes(raw))}, which is not UTF-8",
+                file=self._file,
+            ) from error
+
+    @property
+    def all_bytes(self) -> bytearray:
+        """One after another, without anything between."""
+        return self._bytes
+
+    @property
+    def ends(self) -> array[int]:
+        return self._ends
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """The tokens of one file and how they are used. Everything in it has been checked."""
+
+    file: str
+    family: Family
+    pre: PreTokenizer | None  # of BPE only
+    tokens: Strings = field(repr=False)
+    kinds: bytes = field(repr=False)  # one TokenKind for each token
+    scores: array[float] | None = field(repr=False)  # of SPM and Unigram
+    merges: Strings | None = field(repr=False)  # of BPE
+    charsmap: bytes = field(repr=False)  # of Unigram: what is written how, sentencepiece's own form
+    before: tuple[int, ...]  # tokens that are put before every text
+    after: tuple[int, ...]
+    unknown: int | None
+    space_prefix: bool
+    merge_spaces: bool
+    lowercase: bool
+    strip_accents: bool
+    strip_left: frozenset[int]  # special tokens that swallow the spaces before them
+    strip_right: frozenset[int]
+
+    def error(self, what: str) -> HeaderError:
+        return HeaderError(what, file=self.file)

@@ -1,0 +1,362 @@
+"""Files that lie to the embedder: an error that names the lie, in bounded memory and time, each time."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import struct
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.attacks.victim import pace_s
+from tests.embed_tables import TABLE, random_row, write_later, write_table
+from tests.header_files import (
+    ARCHITECTURE,
+    ARRAY,
+    F32,
+    FLOAT64,
+    INT32,
+    STRING,
+    UINT8,
+    UINT32,
+    UINT64,
+    entry,
+    gguf,
+    key,
+    text,
+)
+from tests.recorded import header_bytes
+
+from edgekit.embed import file as file_module
+from edgekit.embed.file import WeightFile
+from edgekit.embed.kernels import choose
+from edgekit.embed.monitor import Monitor
+from edgekit.embed.token_mean import TokenMean, open_token_mean
+from edgekit.embed.types import Limits
+from edgekit.embed.walk import Walked, walk
+from edgekit.errors import EdgekitError, HeaderError, HeaderLimitError, SourceError
+from edgekit.header import limits
+from edgekit.header.dtype import by_name
+from edgekit.units import KIB
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="open files are locked there")
+
+MB = 10**6
+MEMORY_BYTES = 100 * KIB  # also for the worst; a real header takes less than 64 KiB
+CPU_S = 1.5  # on a machine, and at a moment, where pace_s() is PACE_S or less
+PACE_S = 0.09
+
+
+def walk_at(path: Path) -> Walked:
+    with WeightFile(path, Limits()) as file:
+        return walk(file, wanted=lambda name: name == TABLE)
+
+
+def array_head(name: str, element: int, count: int) -> bytes:
+    return text(name) + struct.pack("<IIQ", ARRAY, element, count)
+
+
+def many_tensors(count: int = limits.TENSORS_PER_FILE) -> list[bytes]:
+    return [entry(f"{n:0{limits.NAME_BYTES}}", [1, 1, 1, 1], UINT8, 32 * n) for n in range(count)]
+
+
+def model_of(keys: Sequence[bytes]) -> bytes:
+    return gguf([*ARCHITECTURE, *keys])
+
+
+Build = Callable[[], bytes]
+# What is built to cost; and the error's words, or None where the walk gets through.
+BOMBS: dict[str, tuple[Build, str | None]] = {
+    "as many tensors as allowed": (
+        lambda: gguf([], many_tensors(), data_bytes=32 * limits.TENSORS_PER_FILE),
+        None,
+    ),
+    "one tensor more": (
+        lambda: gguf([], tensor_count=limits.TENSORS_PER_FILE + 1),
+        "number of tensors",
+    ),
+    "2**64 - 1 tensors": (lambda: gguf([], tensor_count=2**64 - 1), "number of tensors"),
+    "2**64 - 1 keys": (lambda: gguf([], key_count=2**64 - 1), "number of keys"),
+    "keys of a megabyte": (lambda: model_of([key("x" * MB, UINT8, 0)]), "length of a key"),
+    "10,000 keys of another": (
+        lambda: model_of([key(f"{n:01024}", UINT8, 0) for n in range(9_000)]),
+        None,
+    ),
+    "10,000 keys of the model": (
+        lambda: model_of([key(f"llama.{n}", UINT8, 0) for n in range(9_000)]),
+        "keys of the model",
+    ),
+    "10,000 keys of the model with long names": (
+        lambda: model_of([key(f"llama.{n:01000}", UINT8, 0) for n in range(9_000)]),
+        "keys of the model",
+    ),
+    "10,000 texts of the model": (
+        lambda: model_of([key(f"llama.{n}", STRING, "x" * 2_000) for n in range(9_000)]),
+        "keys of the model",
+    ),
+    "10,000 wide texts of the model": (
+        lambda: model_of(
+            [key(f"llama.{n}", STRING, "x" * 2_000 + "\U0001f600") for n in range(9_000)]
+        ),
+        "keys of the model",
+    ),
+    "texts of 60 KB in 1,500 keys": (
+        lambda: model_of([key(f"tokenizer.{n}", STRING, "x" * 60_000) for n in range(1_500)]),
+        "keys of the model",
+    ),
+    "a text of 90 MB": (
+        lambda: model_of([key("tokenizer.chat_template", STRING, "x" * 90 * MB)]),
+        None,
+    ),
+    "arrays of numbers": (
+        lambda: model_of([key(f"llama.{n}", ARRAY, (FLOAT64, [0.1] * 512)) for n in range(1_000)]),
+        "keys of the model",
+    ),
+    "arrays of strings": (
+        lambda: model_of(
+            [key(f"llama.{n}", ARRAY, (STRING, ["x" * 200] * 64)) for n in range(1_000)]
+        ),
+        "keys of the model",
+    ),
+    "an architecture that comes last": (
+        lambda: gguf([*(key(f"any.{n}", UINT8, 0) for n in range(9_000)), ARCHITECTURE[0]]),
+        "keys of the model",
+    ),
+    "as many strings as allowed": (
+        lambda: model_of(
+            [
+                array_head("tokenizer.ggml.tokens", STRING, limits.STRINGS_WALKED)
+                + bytes(8 * limits.STRINGS_WALKED)
+            ]
+        ),
+        None,
+    ),
+    "strings that jump": (
+        lambda: model_of(
+            [
+                array_head("tokenizer.ggml.tokens", STRING, 300)
+                + (struct.pack("<Q", 300_000) + bytes(300_000)) * 300
+            ]
+        ),
+        None,
+    ),
+    "2**63 strings": (
+        lambda: model_of([array_head("tokenizer.ggml.tokens", STRING, 2**63)]),
+        "array length",
+    ),
+    "2**63 numbers": (
+        lambda: model_of([array_head("tokenizer.ggml.scores", UINT64, 2**63)]),
+        "truncated",
+    ),
+    "a string beyond the file": (
+        lambda: model_of([text("tokenizer.x") + struct.pack("<IQ", STRING, 2**63)]),
+        "truncated",
+    ),
+    "an array in an array": (
+        lambda: model_of([array_head("tokenizer.x", ARRAY, 1) + array_head("", ARRAY, 1)]),
+        "arrays of arrays",
+    ),
+    "a tensor larger than the file": (
+        lambda: gguf([], [entry(TABLE, [3_584, 152_064], 12, 0)], data_bytes=MB),
+        "truncated: tensor 'token_embd.weight'",
+    ),
+    "a tensor at the end of the world": (
+        lambda: gguf([], [entry(TABLE, [32], F32, 2**64 - 32)], data_bytes=MB),
+        "truncated: tensor 'token_embd.weight'",
+    ),
+    "a tensor of more than all elements": (
+        lambda: gguf([], [entry(TABLE, [2**33, 2**33], F32, 0)], data_bytes=MB),
+        "more than an int64 counts",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_costs_little(name: str, tmp_path: Path) -> None:
+    build, words = BOMBS[name]
+    path = tmp_path / "bomb.gguf"
+    path.write_bytes(build())
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    message = outcome(path)
+    peak = tracemalloc.get_traced_memory()[1] - before
+    tracemalloc.stop()
+    cpu_s = min(paced_s(path) for _ in range(2))
+    path.unlink()
+    print(f"{name}: {peak / KIB:.1f} KiB, {cpu_s:.2f} s, {message}")
+    assert (message == "") == (words is None), message
+    assert (words or "") in message
+    assert len(message) < 500
+    assert "\n" not in message
+    assert peak < MEMORY_BYTES
+    assert cpu_s < CPU_S
+
+
+def outcome(path: Path) -> str:
+    try:
+        walk_at(path)
+    except EdgekitError as error:
+        return str(error)
+    return ""
+
+
+def paced_s(path: Path) -> float:
+    pace = pace_s()
+    begin = time.process_time()
+    outcome(path)
+    return (time.process_time() - begin) * min(1.0, PACE_S / pace)
+
+
+@pytest.mark.parametrize("name", ["all-minilm-l6-v2.F16", "lfm2-1.2b.Q4_K_M"])
+def test_a_header_cut_at_every_place(name: str, tmp_path: Path) -> None:
+    header = header_bytes(f"{name}.novocab.gguf.head.gz")
+    path = tmp_path / "model.gguf"
+    for end in {*range(0, len(header), 97), *range(64), len(header)}:
+        path.write_bytes(header[:end])
+        with pytest.raises(HeaderError):
+            walk_at(path)
+
+
+def test_a_header_with_any_byte_changed(tmp_path: Path) -> None:
+    """It is read, or refused with an error of ours; nothing else happens, and nothing large is held."""
+    header = header_bytes("lfm2-1.2b.Q4_K_M.novocab.gguf.head.gz")
+    path = tmp_path / "model.gguf"
+    path.write_bytes(header)
+    with path.open("r+b") as file:
+        file.truncate(4 * 10**9)
+    chance = random.Random(5)
+    refused, most = 0, 0
+    tracemalloc.start()
+    for _ in range(300):
+        at, value = chance.randrange(len(header)), chance.randrange(256)
+        write_later(path, bytes([value]), at)
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        refused += outcome(path) != ""
+        most = max(most, tracemalloc.get_traced_memory()[1] - before)
+        write_later(path, header[at : at + 1], at)
+    tracemalloc.stop()
+    assert 0 < refused < 300
+    assert most < MEMORY_BYTES
+
+
+# While it is at work
+
+WIDTH = 1_024
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "model.gguf"
+    chance = np.random.default_rng(0)
+    rows = {n: random_row(by_name("Q8_0"), WIDTH, chance) for n in range(100)}
+    write_table(path, "Q8_0", (100, WIDTH), rows, others=3)
+    return path
+
+
+def at_work(path: Path, meanwhile: Callable[[], object]) -> None:
+    """2,000 tokens, and something that happens to the file at the first checkpoint."""
+    todo = [meanwhile]
+
+    def checkpoint(_: float) -> None:
+        if todo:
+            todo.pop()()
+
+    with WeightFile(path, Limits()) as file:
+        mean = _mean(file)
+        mean.encode([list(range(100)) * 20], np.empty((1, WIDTH), np.float32), checkpoint)
+
+
+def _mean(file: WeightFile) -> TokenMean:
+    found = walk(file, wanted=lambda name: name == TABLE)
+    return open_token_mean(file, found, kernels=choose("numpy"), monitor=Monitor(critical_bytes=0))
+
+
+def _replace(path: Path) -> None:
+    other = path.with_name("other.gguf")
+    other.write_bytes(path.read_bytes())
+    other.replace(path)
+
+
+def _append(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"x")
+
+
+EVENTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "truncated inside the table": (lambda path: os.truncate(path, 50_000), "truncated"),
+    "truncated to nothing": (lambda path: os.truncate(path, 0), "truncated"),
+    "truncated behind the table": (
+        lambda path: os.truncate(path, path.stat().st_size - 1),
+        "truncated",
+    ),
+    "written to": (lambda path: write_later(path, b"\0\0", 70_000), "written to"),
+    "grown": (_append, "written to"),
+    "replaced": (_replace, "replaced by another file"),
+    "removed": (Path.unlink, "no such file"),
+}
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_what_happens_to_the_file_meanwhile_is_found_out(name: str, model: Path) -> None:
+    event, words = EVENTS[name]
+    with pytest.raises(SourceError, match=words) as caught:
+        at_work(model, lambda: event(model))
+    assert str(model) in str(caught.value)
+
+
+def test_nothing_happens_and_nothing_is_said(model: Path) -> None:
+    at_work(model, lambda: None)
+
+
+def test_a_disk_that_fails_in_the_middle(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        def broken(*_: object) -> int:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(file_module, "_READ", broken)
+
+    with pytest.raises(SourceError, match=rf"Input/output error \({TABLE}, at byte [\d,]+\)"):
+        at_work(model, fail)
+
+
+def test_a_file_truncated_inside_a_tensor_before_is_refused_by_its_header(model: Path) -> None:
+    os.truncate(model, model.stat().st_size - 1)
+    with pytest.raises(
+        HeaderError, match=r"truncated: tensor 'blk\.2\.ffn_up\.weight' ends at byte"
+    ):
+        walk_at(model)
+
+
+def test_a_header_that_changes_between_two_windows(tmp_path: Path) -> None:
+    """The vocabulary is walked window by window; what was skipped may be anything by then."""
+    path = tmp_path / "model.gguf"
+    tokens = key("tokenizer.ggml.tokens", ARRAY, (STRING, [f"token{n}" for n in range(20_000)]))
+    types = key("tokenizer.ggml.token_type", ARRAY, (INT32, [1] * 20_000))
+    path.write_bytes(
+        gguf([*ARCHITECTURE, tokens, types], [entry("t", [32], F32, 0)], data_bytes=128)
+    )
+
+    class Changing(WeightFile):
+        def read(self, offset: int, length: int, *, ahead: int = 0) -> bytes:
+            if offset > 100_000:
+                os.truncate(path, 90_000)
+            return super().read(offset, length, ahead=ahead)
+
+    with Changing(path, Limits()) as file, pytest.raises(SourceError, match="became shorter"):
+        walk(file)
+
+
+def test_a_file_of_five_terabytes_is_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    with path.open("wb") as file:
+        file.write(gguf([*ARCHITECTURE, key("llama.embedding_length", UINT32, 8)]))
+        file.truncate(5 * 10**12)
+    with pytest.raises(HeaderLimitError, match="size of the file in bytes"):
+        walk_at(path)

@@ -1,0 +1,88 @@
+"""All kernels that run on this machine: numpy, and each variant of the C extension; and blocks to give them."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit.embed.kernels import Kernels, choose
+from edgekit.embed.kernels.numpy_kernels import UNPACK
+from edgekit.header.dtype import TensorType, by_name
+
+KINDS = tuple(UNPACK)
+HAVE_NATIVE = importlib.util.find_spec("edgekit.embed.kernels._native") is not None
+
+
+def names() -> tuple[str, ...]:
+    """For example: numpy, native-plain, native-avx2."""
+    if not HAVE_NATIVE:
+        return ("numpy",)
+    from edgekit.embed.kernels import _native
+
+    return ("numpy", *(f"native-{variant}" for variant in _native.variants()))
+
+
+@contextmanager
+def using(name: str) -> Iterator[Kernels]:
+    """The kernels of that name; afterwards the best variant is chosen again."""
+    if name == "numpy":
+        yield choose("numpy")
+        return
+    from edgekit.embed.kernels import _native
+
+    _native.use_variant(name.removeprefix("native-"))
+    try:
+        yield choose("native")
+    finally:
+        _native.use_variant(_native.variants()[-1])
+
+
+def scale_places(kind: TensorType) -> tuple[int, ...]:
+    """Where in a block its halves (scale, minimum) begin."""
+    at, found = 0, []
+    for field, size in kind.fields:
+        if field in {"d", "dmin", "m"} or (field == "value" and size == 2):
+            found.append(at)
+        at += size
+    return tuple(found)
+
+
+def random_blocks(kind_name: str, count: int, seed: int = 0) -> NDArray[np.uint8]:
+    """Any bits at all in the codes; scales of any finite value, subnormal and negative ones too."""
+    kind = by_name(kind_name)
+    draw = np.random.default_rng(seed)
+    blocks = draw.integers(0, 256, (count, kind.block_bytes), dtype=np.uint8)
+    if kind_name == "F32":
+        finite = draw.integers(0, 0x7F800000, (count, 1), dtype=np.uint32)
+        finite |= draw.integers(0, 2, (count, 1), dtype=np.uint32) << 31
+        blocks = finite.view(np.uint8)
+    if kind_name == "MXFP4":
+        blocks[:, 0] = draw.integers(0, 253, count)
+    for place in scale_places(kind):
+        set_half(blocks, place, random_halves(kind_name, count, draw))
+    if kind_name == "IQ1_M":
+        set_scattered(blocks, random_halves(kind_name, count, draw))
+    return blocks
+
+
+def random_halves(kind_name: str, count: int, draw: np.random.Generator) -> NDArray[np.uint16]:
+    """The bits of finite numbers: F16's exponent ends at 0x7c00, BF16's at 0x7f80."""
+    end = 0x7F80 if kind_name == "BF16" else 0x7C00
+    halves = draw.integers(0, end, count, dtype=np.uint16)
+    return np.asarray(halves | draw.integers(0, 2, count, dtype=np.uint16) << 15, np.uint16)
+
+
+def set_half(blocks: NDArray[np.uint8], place: int, halves: NDArray[np.uint16]) -> None:
+    blocks[:, place] = halves & 255
+    blocks[:, place + 1] = halves >> 8
+
+
+def set_scattered(blocks: NDArray[np.uint8], halves: NDArray[np.uint16]) -> None:
+    """IQ1_M: four bits of d on top of each of four words."""
+    for word in range(4):
+        top = 49 + 2 * word
+        blocks[:, top] = blocks[:, top] & 15 | (halves >> (4 * word) & 15) << 4

@@ -1,0 +1,117 @@
+"""Small random models of every family, ours against real llama.cpp on the same file and the same tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.embed_models import FAMILIES, write_model
+from tests.embed_oracle import cosines, llamacpp_vectors
+from tests.embed_vocabularies import byte_bpe
+
+from edgekit.embed import open_embedder
+from edgekit.embed.types import Floats
+
+pytest.importorskip("xllamacpp")
+
+TEXTS = [[2, *range(10, 10 + length), 3] for length in (0, 1, 5, 60, 3, 120, 7)]
+# llama.cpp rounds activations too: to half precision for F16, to eight bits for packed weights.
+LEAST = {"F32": 0.9999, "F16": 0.9999, "BF16": 0.9999, "Q8_0": 0.999, "Q4_0": 0.98, "Q4_K": 0.98}
+
+
+@pytest.mark.parametrize("kind", LEAST)
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_every_family(tmp_path: Path, architecture: str, kind: str) -> None:
+    path = write_model(tmp_path / "model.gguf", architecture, kind=kind)
+    pooling = FAMILIES[architecture].pooling or "last"
+    assert _cosines(path, pooling).min() >= LEAST[kind]
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q5_K", "Q6_K"])
+def test_every_usual_packing(tmp_path: Path, kind: str) -> None:
+    path = write_model(tmp_path / "model.gguf", "qwen2", kind=kind)
+    assert _cosines(path, "mean").min() >= 0.98
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
+@pytest.mark.parametrize("architecture", ["bert", "qwen2"])
+def test_every_pooling(tmp_path: Path, architecture: str, pooling: str) -> None:
+    path = write_model(tmp_path / "model.gguf", architecture, pooling=pooling)
+    told = llamacpp_vectors(path, TEXTS)  # the file's own
+    assert cosines(_embed(path), told).min() >= 0.9999
+    assert cosines(_embed(path, pooling=pooling), told).min() >= 0.9999
+
+
+VARIATIONS: dict[str, dict[str, Any]] = {
+    "bert with one tensor for query, key and value": {"architecture": "bert", "joined_qkv": True},
+    "bert without biases": {"architecture": "bert", "biases": False},
+    "nomic-bert with three": {"architecture": "nomic-bert", "joined_qkv": False},
+    "nomic-bert that turns half a head": {"architecture": "nomic-bert", "rope_dims": 32},
+    "jina-bert-v2 with gate and up in one": {"architecture": "jina-bert-v2", "joined_gate": True},
+    "jina-bert-v2 for code": {"architecture": "jina-bert-v2", "query_norm": True},
+    "jina-bert-v2 with 12 heads": {
+        "architecture": "jina-bert-v2",
+        "heads": 12,
+        "kv_heads": 12,
+        "width": 768,
+    },
+    "qwen2 that looks ahead": {"architecture": "qwen2", "causal": False, "pooling": "mean"},
+    "qwen2 with one key head": {"architecture": "qwen2", "kv_heads": 1, "pooling": "last"},
+    "qwen2 with its own output": {"architecture": "qwen2", "tied": False, "pooling": "last"},
+    "qwen2 with one tensor": {"architecture": "qwen2", "joined_qkv": True, "pooling": "last"},
+    "qwen3 that looks ahead": {"architecture": "qwen3", "causal": False, "pooling": "mean"},
+    "llama 3 with factors": {
+        "architecture": "llama",
+        "rope_factors": True,
+        "pooling": "last",
+        "vocabulary": byte_bpe("llama-bpe", bos=True),
+    },
+    "llama with all its key heads": {"architecture": "llama", "kv_heads": 4, "pooling": "mean"},
+    "llama scaled by a line": {
+        "architecture": "llama",
+        "pooling": "last",
+        "keys": {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0},
+    },
+    "qwen2 scaled by yarn": {
+        "architecture": "qwen2",
+        "pooling": "last",
+        "keys": {
+            "qwen2.rope.scaling.type": "yarn",
+            "qwen2.rope.scaling.factor": 4.0,
+            "qwen2.rope.scaling.original_context_length": 128,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("name", VARIATIONS)
+def test_variations(tmp_path: Path, name: str) -> None:
+    path = write_model(tmp_path / "model.gguf", **VARIATIONS[name])
+    assert cosines(_embed(path), llamacpp_vectors(path, TEXTS)).min() >= 0.9999
+
+
+@pytest.mark.parametrize(("kind", "least"), [("F16", 0.999), ("Q8_0", 0.999), ("Q4_K", 0.98)])
+@pytest.mark.parametrize("architecture", ["bert", "qwen2"])
+def test_the_fast_path(tmp_path: Path, architecture: str, kind: str, least: float) -> None:
+    path = write_model(tmp_path / "model.gguf", architecture, kind=kind, pooling="mean")
+    ours, theirs = _embed(path), _embed(path, engine="llama.cpp")
+    assert cosines(ours, theirs).min() >= least
+    assert not np.array_equal(ours, theirs)  # it is another engine
+
+
+def test_the_largest_text(tmp_path: Path) -> None:
+    """Positions far from the start, where an error of the rotation would have grown."""
+    path = write_model(tmp_path / "model.gguf", "qwen2", context_tokens=2048, pooling="last")
+    texts = [[number % 200 for number in range(2000)]]
+    assert cosines(_embed(path, texts=texts), llamacpp_vectors(path, texts)).min() >= 0.9999
+
+
+def _cosines(path: Path, pooling: str) -> Floats:
+    return cosines(_embed(path, pooling=pooling), llamacpp_vectors(path, TEXTS, pooling))
+
+
+def _embed(path: Path, *, texts: list[list[int]] = TEXTS, **choices: Any) -> Floats:
+    with open_embedder(path, tokenizer=False, **choices) as embedder:
+        return embedder.embed_tokens(texts)

@@ -1,0 +1,538 @@
+"""`edgekit embed` as a person or a program meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.embed_models import write_model
+
+from edgekit.cli import main
+from edgekit.embed import open_embedder
+
+TINY: dict[str, Any] = {
+    "layers": 1,
+    "width": 64,
+    "inner": 128,
+    "heads": 2,
+    "kv_heads": 2,
+    "head_dim": 32,
+}
+BUDGET = ("--budget", "400M")
+ROWS, SOME_ROWS = 10_000, 3_000
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf", "bert", **TINY)
+
+
+@pytest.fixture
+def ask(capsys: pytest.CaptureFixture[str], model: Path) -> Callable[..., tuple[int, str, str]]:
+    def asked(*words: object) -> tuple[int, str, str]:
+        code = main(("embed", str(model), *map(str, words), *BUDGET))
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return asked
+
+
+def embedded(model: Path, texts: list[str], **choices: Any) -> Any:
+    with open_embedder(model, memory_budget="400M", **choices) as embedder:
+        return embedder.embed(texts)
+
+
+def write_rows(path: Path, count: int) -> Path:
+    texts = ("one", "two words", "three words here", "and a somewhat longer text with more of them")
+    rows = ({"id": f"r{i}", "text": f"{texts[i % 4]} {i % 97}"} for i in range(count))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+# --- a few texts
+
+
+def test_a_look_at_vectors(ask: Any, model: Path) -> None:
+    code, out, err = ask("hello world", "other text")
+    assert (code, err) == (0, "")
+    vectors = embedded(model, ["hello world", "other text"])
+    assert "64 dimensions, mean pooling" in out
+    assert " ".join(f"{x:+.4f}" for x in vectors[0][:6]) in out
+    assert f"cosine to the first {vectors[0] @ vectors[1]:.4f}" in out
+    assert "norm 1.0000" in out
+    assert "\x1b" not in out
+
+
+def test_all_numbers_for_a_program(ask: Any, model: Path) -> None:
+    code, out, _ = ask(
+        "hello world", "--json", "--dimensions", "7", "--no-normalize", "--pooling", "cls"
+    )
+    answer = json.loads(out)
+    assert code == 0
+    assert (answer["dimensions"], answer["pooling"], answer["mode"]) == (7, "cls", "encoder")
+    wanted = embedded(model, ["hello world"], dimensions=7, normalize=False, pooling="cls")
+    found = np.array([one["vector"] for one in answer["vectors"]], dtype=np.float32)
+    assert found.tobytes() == wanted.tobytes()
+    assert answer["vectors"][0]["tokens"] > 2
+
+
+def test_texts_may_stand_among_options(ask: Any, model: Path) -> None:
+    code, out, _ = ask("--prefix", "query: ", "one", "--json", "two")
+    assert code == 0
+    answer = json.loads(out)
+    wanted = embedded(model, ["query: one", "query: two"])
+    found = np.array([one["vector"] for one in answer["vectors"]], dtype=np.float32)
+    assert found.tobytes() == wanted.tobytes()
+    assert answer["prefix"] == "query: "
+
+
+def test_the_plan_embeds_nothing(ask: Any) -> None:
+    code, out, _ = ask("--plan", "--json")
+    plan = json.loads(out)
+    assert code == 0
+    assert plan["budget_bytes"] == 400 * 1024**2
+    assert (
+        plan["total_bytes"]
+        == sum(line["size_bytes"] for line in plan["lines"])
+        < plan["budget_bytes"]
+    )
+    code, out, _ = ask("--plan")
+    assert code == 0
+    assert re.match(r"[\d.]+ MiB in memory, of a budget of 400.00 MiB\n", out)
+
+
+def test_token_mode(ask: Any, model: Path) -> None:
+    _, out, _ = ask("hello world", "--json", "--mode", "tokens")
+    found = json.loads(out)["vectors"][0]["vector"]
+    assert (
+        np.array(found, dtype=np.float32).tobytes()
+        == embedded(model, ["hello world"], mode="tokens").tobytes()
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ((), "name texts, or a file of them"),
+        (("a", "--input", "x.txt"), "not from both"),
+        (("--input", "x.txt"), "--input needs an --output"),
+        (("a", "--stdio"), "--stdio takes its texts from requests"),
+        (("--input", "x.txt", "--output", "-", "--json"), "standard output has the vectors"),
+        (("a", "--ray", "local", "--output", "x.npy"), "--ray reads a file"),
+        (("--workers", "2", "a"), "add --ray"),
+        (("a", "--pooling", "max"), "--pooling: 'max' is not one of mean, cls, last"),
+        (("a", "--threads", "0"), "--threads: 0 is not between"),
+        (("a", "--max-file", "big"), "--max-file: 'big' is not a size"),
+        (("a", "--batch", "many", "--output", "x.npy"), "--batch: 'many'"),
+        (("a", "--format", "xml", "--output", "x.npy"), "--format: 'xml' is not one of txt"),
+        (("a", "--output", "x.csv"), "vectors are written as"),
+        (("a", "--output", "-", "--resume"), "leave out --resume"),
+        (("a", "--query"), "nothing is known about the prefixes"),
+        (("a", "--dimensions", "65"), "65 dimensions cannot be had"),
+        (("a", " "), "text 1: it is empty"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_meant_is_2(ask: Any, words: tuple[str, ...], why: str) -> None:
+    code, out, err = ask(*words)
+    assert (code, out != "") == (2, "--json" in words)
+    assert err.startswith("edgekit: ")
+    assert why in err
+
+
+def test_budgets_that_do_not_do_are_3(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    assert main(("embed", str(model), "a", "--budget", "1M")) == 3
+    assert "too small" in capsys.readouterr().err
+    assert main(("embed", str(model), "a", "--max-file", "1k")) == 5
+    assert "over the limit" in capsys.readouterr().err
+
+
+def test_what_is_not_there_is_4(
+    capsys: pytest.CaptureFixture[str], ask: Any, tmp_path: Path
+) -> None:
+    assert main(("embed", str(tmp_path / "none.gguf"), "a", "--json")) == 4
+    assert json.loads(capsys.readouterr().out)["error"]["type"] == "NotFoundError"
+    code, _, err = ask("--input", tmp_path / "none.txt", "--output", tmp_path / "out.npy")
+    assert code == 4
+    assert "none.txt cannot be read" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- jobs
+
+
+def test_every_input_gives_the_same_vectors(ask: Any, model: Path, tmp_path: Path) -> None:
+    texts = [f"this is text {i}" for i in range(50)]
+    (tmp_path / "in.txt").write_text("\n".join(texts), encoding="utf-8")
+    (tmp_path / "in.jsonl").write_text("\n".join(json.dumps({"text": one}) for one in texts))
+    (tmp_path / "in.csv").write_text(
+        "n,text\n" + "\n".join(f'{i},"{one}"' for i, one in enumerate(texts))
+    )
+    (tmp_path / "in.tsv").write_text(
+        "text\tn\n" + "\n".join(f"{one}\t{i}" for i, one in enumerate(texts))
+    )
+    pq.write_table(pa.table({"text": texts}), tmp_path / "in.parquet")
+    for kind in ("txt", "jsonl", "csv", "tsv", "parquet"):
+        out = tmp_path / f"{kind}.npy"
+        code, told, err = ask("--input", tmp_path / f"in.{kind}", "--output", out, "--json")
+        assert (code, err) == (0, "")
+        summary = json.loads(told)
+        assert (summary["rows"], summary["vectors"], summary["skipped"]) == (50, 50, 0)
+        assert np.load(out).shape == (50, 64)
+        assert out.read_bytes() == (tmp_path / "txt.npy").read_bytes()
+    wanted = embedded(model, texts)
+    assert np.abs(np.load(tmp_path / "txt.npy") - wanted).max() < 1e-6
+
+
+def test_every_output_holds_the_same_vectors(ask: Any, tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "in.jsonl", 30)
+    for kind in ("npy", "jsonl", "parquet"):
+        ids = () if kind == "npy" else ("--id-field", "id")
+        code, _, err = ask("--input", source, "--output", tmp_path / f"out.{kind}", *ids)
+        assert (code, err) == (0, "")
+    wanted = np.load(tmp_path / "out.npy")
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    table = pq.read_table(tmp_path / "out.parquet")
+    assert [line["id"] for line in lines] == table["id"].to_pylist() == [f"r{i}" for i in range(30)]
+    for found in ([line["vector"] for line in lines], table["vector"].to_pylist()):
+        assert np.array(found, dtype=np.float32).tobytes() == wanted.tobytes()
+
+
+def test_texts_to_a_file(ask: Any, tmp_path: Path) -> None:
+    code, out, err = ask("one", "two", "--output", tmp_path / "out.npy")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"2 vectors of 64 dimensions in {tmp_path / 'out.npy'}\n2 rows, ")
+    assert np.load(tmp_path / "out.npy").shape == (2, 64)
+    code, out, err = ask("one", "two", "--output", tmp_path / "out.npy", "-q")
+    assert code == 2
+    assert "exists: --overwrite" in err
+    assert ask("one", "--output", tmp_path / "out.npy", "--overwrite", "-q") == (0, "", "")
+    assert np.load(tmp_path / "out.npy").shape == (1, 64)
+
+
+BAD = '{"text": "one"}\n{"text": null}\n{"text": "three"}\nnonsense\n{"text": "%s"}\n' % (
+    "word " * 600
+)
+
+
+def test_bad_rows_stop_it_or_are_listed(ask: Any, tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text(BAD)
+    out = tmp_path / "out.npy"
+    code, told, err = ask("--input", source, "--output", out)
+    assert (code, told) == (2, "")
+    assert f"{source}, row 2: 'text' is null, not a text (--skip-bad passes over such rows)" in err
+    assert "0 vectors are saved, and the same command goes on there" in err
+    assert not out.exists()
+    code, told, err = ask("--input", source, "--output", out, "--skip-bad", "--json")
+    assert (code, err) == (0, "")
+    summary = json.loads(told)
+    assert (summary["rows"], summary["vectors"], summary["skipped"]) == (5, 2, 3)
+    assert summary["skipped_list"] == f"{out}.skipped.jsonl"
+    listed = [json.loads(line) for line in Path(summary["skipped_list"]).read_text().splitlines()]
+    assert [row["row"] for row in listed] == [2, 4, 5]
+    assert "tokens" in listed[2]["reason"]
+    assert np.load(out).shape == (2, 64)
+
+
+def test_truncation_makes_a_long_row_a_good_one(ask: Any, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text(BAD)
+    _, told, _ = ask("--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.npy", "--skip-bad",
+                     "--truncate", "--json")  # fmt: skip
+    assert json.loads(told)["vectors"] == 3
+
+
+# A mark after every batch, so that there is one to wait for on the fastest machine.
+OFTEN = """
+import sys
+from edgekit.cli import main
+from edgekit.embed.bulk import output
+output.MARK_EVERY_S = 0.0
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def start(*words: object, often: bool = False, **how: Any) -> subprocess.Popen[bytes]:
+    """A job in a process of its own."""
+    program = ("-c", OFTEN) if often else ("-m", "edgekit")
+    return subprocess.Popen(
+        [sys.executable, *program, "embed", *map(str, words), *BUDGET],
+        stdout=how.pop("stdout", subprocess.PIPE),
+        stderr=subprocess.PIPE,
+        **how,
+    )
+
+
+def finish(process: subprocess.Popen[bytes], data: bytes | None = None) -> tuple[int, bytes, bytes]:
+    out, err = process.communicate(data, timeout=120)
+    return process.returncode, out, err
+
+
+def rows_marked(journal: Path) -> int:
+    """How many rows the last whole mark of a running job vouches for."""
+    try:
+        lines = journal.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return 0
+    return int(json.loads(lines[-2]).get("number", 0)) if len(lines) > 2 else 0
+
+
+def wait_until_marked(process: subprocess.Popen[bytes], journal: Path, rows: int) -> int:
+    while process.poll() is None and rows_marked(journal) <= rows:
+        time.sleep(0.005)
+    assert process.poll() is None, "it was over before it could be interrupted"
+    return rows_marked(journal)
+
+
+@pytest.fixture(scope="module")
+def many_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_rows(tmp_path_factory.mktemp("rows") / "rows.jsonl", ROWS)
+
+
+@pytest.fixture(scope="module")
+def some_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_rows(tmp_path_factory.mktemp("rows") / "rows.jsonl", SOME_ROWS)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
+@pytest.mark.parametrize("kind", ["npy", "jsonl", "parquet"])
+def test_killed_twice_it_gives_what_one_run_gives(
+    model: Path, many_rows: Path, tmp_path: Path, kind: str
+) -> None:
+    """Nothing lost, nothing twice, to the bit."""
+    ids = () if kind == "npy" else ("--id-field", "id")
+    words = (model, "--input", many_rows, *ids)
+    once, out = tmp_path / f"once.{kind}", tmp_path / f"out.{kind}"
+    code, _, err = finish(start(*words, "--output", once))
+    assert (code, err) == (0, b"")
+    marked = 0
+    for least in (ROWS // 5, ROWS // 2):
+        killed = start(*words, "--output", out, often=True)
+        marked = wait_until_marked(killed, tmp_path / f"out.{kind}.journal", least)
+        killed.kill()
+        finish(killed)
+        assert killed.returncode == -signal.SIGKILL
+        assert least < marked < ROWS
+        assert not out.exists()
+        assert (tmp_path / f"out.{kind}.partial").exists()
+    code, told, err = finish(start(*words, "--output", out, "--json"))
+    assert (code, err) == (0, b"")
+    summary = json.loads(told)
+    assert marked <= summary["resumed_rows"] < ROWS
+    assert (summary["rows"], summary["vectors"]) == (ROWS, ROWS)
+    assert out.read_bytes() == once.read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == {once.name, out.name}
+    if kind == "parquet":
+        assert pq.read_table(out)["id"].to_pylist() == [f"r{i}" for i in range(ROWS)]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="other signals")
+def test_interrupted_and_changed_in_between(model: Path, some_rows: Path, tmp_path: Path) -> None:
+    out, journal = tmp_path / "out.npy", tmp_path / "out.npy.journal"
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(some_rows.read_bytes())
+    words = (model, "--input", source, "--output", out, "--batch", "4")
+    process = start(*words, often=True)
+    wait_until_marked(process, journal, 0)
+    code, _, err = finish(start(*words))  # while the first one runs
+    assert code == 2
+    assert b"another job is writing to" in err
+    process.send_signal(signal.SIGINT)
+    code, told, err = finish(process)
+    assert (code, told) == (130, b"")
+    assert re.fullmatch(
+        rb"edgekit: interrupted\. [\d,]+ vectors are saved, and the same command goes on there\n",
+        err,
+    )
+    for more, changed in (
+        (("--prefix", "x"), b"options prefix changed"),
+        (("--truncate",), b"options truncate changed"),
+        (("--threads", "1"), b"plan threads changed"),
+        (("--mode", "tokens"), b"options mode"),
+    ):
+        code, _, err = finish(start(*words, *more))
+        assert code == 2
+        assert changed in err
+        assert b"start over with --overwrite" in err
+    os.utime(source, ns=(0, 0))
+    code, _, err = finish(start(*words))
+    assert code == 2
+    assert b"input modified ns changed" in err
+    short = tmp_path / "short.jsonl"
+    write_rows(short, 10)
+    code, _, _ = finish(start(model, "--input", short, "--output", out, "--overwrite"))
+    assert code == 0
+    assert np.load(out).shape == (10, 64)
+    assert not journal.exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="other signals")
+def test_standard_input_goes_on_when_it_begins_the_same(
+    model: Path, some_rows: Path, tmp_path: Path
+) -> None:
+    words = (model, "--input", "-", "--format", "jsonl")
+    once, out = tmp_path / "once.npy", tmp_path / "out.npy"
+    data = some_rows.read_bytes()
+    assert finish(start(*words, "--output", once, stdin=subprocess.PIPE), data)[0] == 0
+    with some_rows.open("rb") as rows:
+        process = start(*words, "--output", out, stdin=rows, often=True)
+        marked = wait_until_marked(process, tmp_path / "out.npy.journal", 0)
+        process.kill()
+        finish(process)
+    code, _, err = finish(start(*words, "--output", out, stdin=subprocess.PIPE), b"x" + data)
+    assert code == 4
+    assert b"does not begin as it did" in err
+    code, _, err = finish(start(*words, "--output", out, stdin=subprocess.PIPE), data[:1000])
+    assert code == 4
+    assert b"standard input ends after 1,000 bytes" in err
+    code, told, _ = finish(start(*words, "--output", out, "--json", stdin=subprocess.PIPE), data)
+    assert code == 0
+    assert marked <= json.loads(told)["resumed_rows"] < SOME_ROWS
+    assert out.read_bytes() == once.read_bytes()
+
+
+def test_lines_on_standard_output(model: Path, tmp_path: Path) -> None:
+    data = b"one\n\ntwo\n"
+    code, out, err = finish(
+        start(model, "--input", "-", "--output", "-", "--skip-bad", stdin=subprocess.PIPE), data
+    )
+    assert code == 0
+    assert [json.loads(line)["row"] for line in out.splitlines()] == [1, 3]
+    assert b"row 2 skipped: the text is empty" in err
+    assert b"2 vectors of 64 dimensions in standard output" in err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such devices")
+def test_a_reader_who_has_seen_enough(model: Path, some_rows: Path) -> None:
+    process = start(model, "--input", some_rows, "--output", "-")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert json.loads(process.stdout.readline())["row"] == 1
+    process.stdout.close()
+    assert process.wait(60) == 0
+    assert process.stderr.read() == b""
+    process.stderr.close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_behind_standard_output(model: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        code, _, err = finish(start(model, "one", "--output", "-", stdout=full))
+    assert code == 1
+    assert err == b"edgekit: standard output cannot be written: No space left on device.\n"
+
+
+LIMITED = """
+import resource, sys
+from edgekit.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such limit")
+def test_a_disk_that_fills_up(model: Path, some_rows: Path, tmp_path: Path) -> None:
+    """No more than 500,000 bytes may be written to a file: as on a full disk, the write fails half-way."""
+    once, out = tmp_path / "once.npy", tmp_path / "out.npy"
+    words = ("embed", str(model), "--input", str(some_rows), *BUDGET, "--batch", "64", "--output")
+    assert (
+        subprocess.run(
+            [sys.executable, "-m", "edgekit", *words, str(once), "-q"], check=False
+        ).returncode
+        == 0
+    )
+    full = subprocess.run(
+        [sys.executable, "-c", LIMITED, "500000", *words, str(out)],
+        capture_output=True,
+        check=False,
+    )
+    assert full.returncode == 1
+    assert re.search(
+        rb"out\.npy cannot be written: File too large\. [\d,]+ vectors are saved: make room",
+        full.stderr,
+    )
+    assert not out.exists()
+    assert (
+        subprocess.run(
+            [sys.executable, "-m", "edgekit", *words, str(out), "-q"], check=False
+        ).returncode
+        == 0
+    )
+    assert out.read_bytes() == once.read_bytes()
+
+
+def test_outputs_that_cannot_be(ask: Any, tmp_path: Path) -> None:
+    code, _, err = ask("one", "--output", tmp_path / "nowhere" / "out.npy")
+    assert code == 1
+    assert "there is no folder" in err
+    (tmp_path / "out.npy").mkdir()
+    code, _, err = ask("one", "--output", tmp_path / "out.npy")
+    assert code == 2
+    assert "is a folder" in err
+    code, _, err = ask(
+        "--input",
+        write_rows(tmp_path / "a.jsonl", 1),
+        "--id-field",
+        "id",
+        "--output",
+        tmp_path / "x.npy",
+    )
+    assert code == 2
+    assert "no place for ids" in err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
+def test_progress_on_a_terminal_alone(model: Path, some_rows: Path, tmp_path: Path) -> None:
+    import pty
+
+    ours, theirs = pty.openpty()
+    words = [
+        sys.executable,
+        "-m",
+        "edgekit",
+        "embed",
+        str(model),
+        "--input",
+        str(some_rows),
+        *BUDGET,
+    ]
+    environment = {**os.environ, "TERM": "xterm"}
+    environment.pop("NO_COLOR", None)
+    subprocess.run(
+        [*words, "--output", str(tmp_path / "out.npy"), "--batch", "16"],
+        stderr=theirs, stdout=subprocess.DEVNULL, check=True, env=environment,
+    )  # fmt: skip
+    os.close(theirs)
+    shown = os.read(ours, 100_000).decode()
+    os.close(ours)
+    assert re.search(r"\[#+\.*\] \d+%  [\d,]+ rows  [\d,.]+ rows/s  [\d,]+ tokens/s  \d", shown)
+    assert re.search(r"[\d.]+ s left", shown)
+    assert shown.endswith("\r\x1b[K")  # wiped away in the end
+
+
+def test_documentation_names_every_key(ask: Any, tmp_path: Path) -> None:
+    page = (DOCS / "embed-bulk.md").read_text(encoding="utf-8").partition("## `--json`")[2]
+    documented = set(re.findall(r"`([a-z_]+)`", page))
+    named: set[str] = set()
+    for words in (
+        ("a", "--json"),
+        ("--plan", "--json"),
+        ("a", "--json", "--output", tmp_path / "out.npy"),
+    ):
+        answer = json.loads(ask(*words)[1])
+        named |= answer.keys() | {key for one in answer.get("lines", []) for key in one}
+        named |= {key for one in answer["vectors"] for key in one} if "lines" not in answer and isinstance(
+            answer["vectors"], list) else set()  # fmt: skip
+    assert named == documented - {"because"} | {"because"}

@@ -1,0 +1,206 @@
+"""Every type that can be unpacked, bit for bit as gguf-py does it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from tests.embed_kernels import (
+    KINDS,
+    names,
+    random_blocks,
+    scale_places,
+    set_half,
+    set_scattered,
+    using,
+)
+
+from edgekit.embed.kernels import BlockError, Kernels
+from edgekit.header.dtype import by_name
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+
+# 0, the smallest subnormal, the largest one, the smallest normal, 1, the largest; and their negatives.
+EDGES = (
+    0x0000,
+    0x0001,
+    0x03FF,
+    0x0400,
+    0x3C00,
+    0x7BFF,
+    0x8000,
+    0x8001,
+    0x83FF,
+    0x8400,
+    0xBC00,
+    0xFBFF,
+)
+NOT_FINITE = (
+    0x7C00,
+    0xFC00,
+    0x7E00,
+    0x7D01,
+    0xFFFF,
+)  # both infinities, a quiet and a signalling NaN
+
+
+@pytest.fixture(params=names())
+def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
+    with using(request.param) as chosen:
+        yield chosen
+
+
+def reference(name: str, blocks: Bytes) -> Floats:
+    return np.asarray(gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[name]), np.float32)
+
+
+def unpacked(kernels: Kernels, name: str, blocks: Bytes) -> Floats:
+    kind = by_name(name)
+    into = np.full(len(blocks) * kind.block_elements, np.nan, np.float32)
+    assert kernels.dequantize(kind, blocks.reshape(-1), into) == into.size
+    return into
+
+
+def same_bits(one: Floats, other: Floats) -> bool:
+    return bool(np.array_equal(one.reshape(-1).view(np.uint32), other.reshape(-1).view(np.uint32)))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_random_blocks_are_gguf_pys_bit_for_bit(kernels: Kernels, name: str) -> None:
+    blocks = random_blocks(name, 5000)
+    assert same_bits(unpacked(kernels, name, blocks), reference(name, blocks))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_scales_at_the_edges(kernels: Kernels, name: str) -> None:
+    blocks = np.concatenate([with_scale(name, edge) for edge in EDGES])
+    assert same_bits(unpacked(kernels, name, blocks), reference(name, blocks))
+
+
+def with_scale(name: str, half: int, count: int = 20) -> Bytes:
+    """Random codes, all scales of a block the same."""
+    blocks = random_blocks(name, count, seed=half)
+    halves = np.full(count, half, np.uint16)
+    for place in scale_places(by_name(name)):
+        set_half(blocks, place, halves)
+    if name == "IQ1_M":
+        set_scattered(blocks, halves)
+    return blocks
+
+
+@pytest.mark.parametrize("name", ["MXFP4"])
+def test_every_exponent_that_gives_numbers(kernels: Kernels, name: str) -> None:
+    blocks = random_blocks(name, 253)
+    blocks[:, 0] = np.arange(253)
+    assert same_bits(unpacked(kernels, name, blocks), reference(name, blocks))
+
+
+@pytest.mark.parametrize("exponent", [253, 254, 255])
+def test_an_exponent_whose_codes_are_no_float32(kernels: Kernels, exponent: int) -> None:
+    blocks = random_blocks("MXFP4", 7)
+    blocks[5, 0] = exponent
+    assert bad_block(kernels, "MXFP4", blocks) == 5
+
+
+def bad_block(kernels: Kernels, name: str, blocks: Bytes) -> int:
+    with pytest.raises(BlockError) as raised:
+        unpacked(kernels, name, blocks)
+    return raised.value.block
+
+
+@pytest.mark.parametrize("half", NOT_FINITE)
+@pytest.mark.parametrize("name", [name for name in KINDS if scale_places(by_name(name))])
+def test_a_scale_that_is_not_finite(kernels: Kernels, name: str, half: int) -> None:
+    """The first bad block is named, whichever of its scales is bad."""
+    bits = half if name != "BF16" else (half & 0x8000) | 0x7F80 | (half & 0x7F)
+    count = 20_000 if by_name(name).block_elements == 1 else 300
+    for place in scale_places(by_name(name)):
+        blocks = random_blocks(name, count)
+        for bad in (count - 1, count // 2):
+            blocks[bad, place : place + 2] = (bits & 255, bits >> 8)
+            assert bad_block(kernels, name, blocks) == bad
+
+
+def test_a_scattered_scale_that_is_not_finite(kernels: Kernels) -> None:
+    blocks = random_blocks("IQ1_M", 100)
+    set_scattered(blocks[70:], np.full(30, 0x7C00, np.uint16))
+    assert bad_block(kernels, "IQ1_M", blocks) == 70
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_a_float_that_is_not_finite(kernels: Kernels, value: float) -> None:
+    blocks = random_blocks("F32", 20_000)
+    blocks[12_345:12_347] = np.full(2, value, np.float32).view(np.uint8).reshape(2, 4)
+    assert bad_block(kernels, "F32", blocks) == 12_345
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_bytes_that_lie_anywhere(kernels: Kernels, name: str) -> None:
+    """A buffer read from a file gives no promise about alignment."""
+    kind = by_name(name)
+    blocks = random_blocks(name, 40)
+    for shift in (1, 2, 3):
+        moved = np.zeros(blocks.size + shift, np.uint8)[shift:]
+        moved[:] = blocks.reshape(-1)
+        into = np.empty(40 * kind.block_elements, np.float32)
+        kernels.dequantize(kind, moved.data, into)
+        assert same_bits(into, reference(name, blocks))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_any_whole_number_of_blocks(kernels: Kernels, name: str) -> None:
+    """Parts of a row give what the row gives; what lies behind them is not touched."""
+    kind = by_name(name)
+    blocks = random_blocks(name, 37)
+    whole = reference(name, blocks).reshape(37, kind.block_elements)
+    for first, last in ((0, 1), (1, 4), (4, 37), (37, 37)):
+        into = np.full((last - first + 1) * kind.block_elements, -7, np.float32)
+        written = kernels.dequantize(kind, blocks[first:last].tobytes(), into)
+        assert written == (last - first) * kind.block_elements
+        assert same_bits(into[:written], whole[first:last])
+        assert (into[written:] == -7).all()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_half_a_block_is_refused(kernels: Kernels, name: str) -> None:
+    kind = by_name(name)
+    into = np.empty(10 * kind.block_elements, np.float32)
+    with pytest.raises(ValueError, match="whole blocks"):
+        kernels.dequantize(kind, bytes(2 * kind.block_bytes - 1), into)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_too_little_room_is_refused(kernels: Kernels, name: str) -> None:
+    kind = by_name(name)
+    into = np.full(2 * kind.block_elements - 1, -7, np.float32)
+    with pytest.raises(ValueError, match=r"fit|small"):
+        kernels.dequantize(kind, bytes(2 * kind.block_bytes), into)
+    assert (into == -7).all()
+
+
+@given(st.sampled_from(KINDS), st.data())
+@settings(max_examples=60, deadline=None)
+def test_all_kernels_agree_on_any_bits(name: str, data: st.DataObject) -> None:
+    """Also on bits that no quantiser writes, and on which block is bad."""
+    kind = by_name(name)
+    raw = data.draw(st.binary(min_size=kind.block_bytes, max_size=8 * kind.block_bytes))
+    raw = raw[: len(raw) // kind.block_bytes * kind.block_bytes]
+    told = {outcome(name, raw, which) for which in names()}
+    assert len(told) == 1
+
+
+def outcome(name: str, raw: bytes, which: str) -> bytes | int:
+    kind = by_name(name)
+    into = np.empty(len(raw) // kind.block_bytes * kind.block_elements, np.float32)
+    with using(which) as kernels:
+        try:
+            kernels.dequantize(kind, raw, into)
+        except BlockError as error:
+            return error.block
+    return into.tobytes()

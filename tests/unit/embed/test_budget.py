@@ -1,0 +1,327 @@
+"""The plan is a promise: planned before the first weight, kept by the monitor and by numpy itself."""
+
+from __future__ import annotations
+
+import gc
+import re
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.embed_models import write_model
+
+from edgekit.basis import Basis
+from edgekit.embed.budget import EncoderPlan, PlanLine, matrices, plan_encoder, usable_cores
+from edgekit.embed.encoder import open_encoder
+from edgekit.embed.file import WeightFile
+from edgekit.embed.kernels import Kernels, choose
+from edgekit.embed.monitor import Monitor
+from edgekit.embed.types import Limits, Pooling
+from edgekit.embed.walk import Walked, walk
+from edgekit.errors import HeaderError, HeaderLimitError, MemoryPressureError, UsageError
+from edgekit.header.dtype import by_name
+from edgekit.header.types import Tensor, Value
+from edgekit.units import parse_size
+
+KERNELS = choose("numpy")
+ARCHITECTURES = ("bert", "nomic-bert", "jina-bert-v2", "qwen2", "qwen3", "llama")
+MIB = 1024**2
+
+
+def walked_of(path: Path) -> Walked:
+    with WeightFile(path, Limits()) as file:
+        return walk(file)
+
+
+def planned(walked: Walked, **wishes: Any) -> EncoderPlan:
+    wishes.setdefault("pooling", Pooling.MEAN)
+    wishes.setdefault("threads", 2)
+    return plan_encoder(walked, kernels=wishes.pop("kernels", KERNELS), **wishes)
+
+
+def seven_billion(tokens: int = 151_936) -> Walked:
+    """The header of a Qwen2-7B at four bits. There is no file behind it."""
+    q4_k, q6_k, f32 = by_name("Q4_K"), by_name("Q6_K"), by_name("F32")
+    shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
+        "token_embd.weight": (q4_k, (tokens, 3584)),
+        "output.weight": (q6_k, (tokens, 3584)),
+        "output_norm.weight": (f32, (3584,)),
+    }
+    for place in range(28):
+        at = f"blk.{place}."
+        shapes |= {
+            f"{at}attn_norm.weight": (f32, (3584,)),
+            f"{at}ffn_norm.weight": (f32, (3584,)),
+            f"{at}attn_q.weight": (q4_k, (3584, 3584)),
+            f"{at}attn_q.bias": (f32, (3584,)),
+            f"{at}attn_k.weight": (q4_k, (512, 3584)),
+            f"{at}attn_k.bias": (f32, (512,)),
+            f"{at}attn_v.weight": (q6_k, (512, 3584)),
+            f"{at}attn_v.bias": (f32, (512,)),
+            f"{at}attn_output.weight": (q4_k, (3584, 3584)),
+            f"{at}ffn_gate.weight": (q4_k, (18944, 3584)),
+            f"{at}ffn_up.weight": (q4_k, (18944, 3584)),
+            f"{at}ffn_down.weight": (q6_k, (3584, 18944)),
+        }
+    tensors, offset = {}, 0
+    for name, (kind, shape) in shapes.items():
+        size = kind.row_bytes(shape[-1]) * (shape[0] if len(shape) == 2 else 1)
+        tensors[name] = Tensor(name=name, type=kind, shape=shape, size_bytes=size, offset=offset)
+        offset += size
+    keys: dict[str, Value] = {
+        "general.architecture": "qwen2",
+        "qwen2.block_count": 28,
+        "qwen2.context_length": 32_768,
+        "qwen2.embedding_length": 3584,
+        "qwen2.feed_forward_length": 18944,
+        "qwen2.attention.head_count": 28,
+        "qwen2.attention.head_count_kv": 4,
+        "qwen2.attention.layer_norm_rms_epsilon": 1e-6,
+        "qwen2.rope.freq_base": 1e6,
+        "qwen2.pooling_type": 3,
+    }
+    return Walked(
+        name="seven-billion.gguf",
+        keys=keys,
+        arrays={},
+        tensors=tensors,
+        tensor_count=len(tensors),
+        names_seen=tuple(tensors)[:8],
+        file_bytes=offset,
+    )
+
+
+# --- the arithmetic, on paper
+
+
+def test_the_bill_of_a_7b_model() -> None:
+    plan = planned(seven_billion(), budget_bytes=100 * MIB, pooling=None)
+    lines = {line.what: line for line in plan.lines}
+    assert plan.pooling is Pooling.LAST
+    assert plan.pass_tokens == plan.text_tokens == 2048
+    assert lines["tokens"].size_bytes == 2048 * 3584 * 4
+    assert lines["queries"].size_bytes == 2048 * 28 * 128 * 4
+    arena = max(2048 * 2 * 4 * 128, plan.chunk_tokens * 18944)
+    assert lines["keys and values, then feed-forward"].size_bytes == arena * 4
+    assert lines["chunk"].size_bytes == plan.chunk_tokens * 3584 * 4
+    assert lines["rotary tables"].size_bytes == (2048 + 2048) * 128 * 4
+    vectors = 3584 + 28 * (3 * 3584 + 2 * 512)
+    assert lines["norms and biases"].size_bytes == vectors * 4
+    assert lines["norms and biases"].basis is Basis.EXACT
+    assert lines["threads"].basis is Basis.MODELLED
+    assert plan.total_bytes <= 100 * MIB * 85 // 100
+    assert not plan.unpacked
+    assert plan.streams
+
+
+def test_a_short_limit_of_tokens_lets_7b_into_little_memory() -> None:
+    plan = planned(seven_billion(), budget_bytes=40 * MIB, pooling=None, limits=Limits(tokens=512))
+    assert plan.pass_tokens == 512
+    assert plan.total_bytes <= 34 * MIB
+
+
+def test_more_budget_is_never_used_worse() -> None:
+    walked = seven_billion()
+    kept = -1
+    for mib in (100, 200, 400, 800, 2_000, 5_000, 20_000, 40_000):
+        plan = planned(walked, budget_bytes=mib * MIB)
+        assert plan.total_bytes <= mib * MIB * 85 // 100
+        size = sum(line.size_bytes for line in plan.lines if line.what.startswith("weights"))
+        assert size >= kept
+        kept = size
+    assert not plan.streams
+    assert {tensor.name for tensor in matrices(plan.model)} - plan.unpacked == {"token_embd.weight"}
+
+
+def test_weights_are_unpacked_only_when_all_are_kept() -> None:
+    walked = seven_billion()
+    packed = sum(tensor.size_bytes for tensor in matrices(planned(walked).model))
+    plan = planned(walked, budget_bytes=packed)
+    assert plan.kept
+    assert not plan.unpacked
+    plan = planned(walked, budget_bytes=2 * packed)
+    assert len(plan.kept) == len(list(matrices(plan.model)))
+    assert plan.unpacked
+
+
+def test_without_a_budget_it_is_a_quarter_and_no_more_than_is_of_use(tmp_path: Path) -> None:
+    small = walked_of(write_model(tmp_path / "small.gguf", "bert"))
+    rich = planned(small, available_bytes=64 * 1024 * MIB)
+    assert rich.budget_bytes < 200 * MIB
+    assert not rich.streams
+    assert {tensor.name for tensor in matrices(rich.model)} - rich.unpacked == {
+        "token_embd.weight",
+        "position_embd.weight",
+    }
+    poor = planned(seven_billion(), available_bytes=400 * MIB)
+    assert poor.budget_bytes == 100 * MIB
+    large = planned(seven_billion(), available_bytes=64 * 1024 * MIB)
+    assert large.kept == frozenset(), "the system's cache holds a file that is read again and again"
+
+
+def test_what_others_hold_counts(tmp_path: Path) -> None:
+    walked = walked_of(write_model(tmp_path / "model.gguf", "bert"))
+    line = PlanLine(what="tokenizer", size_bytes=10 * MIB, basis=Basis.MODELLED, because="x")
+    budget = 20 * MIB
+    plain, beside = (
+        planned(walked, budget_bytes=budget),
+        planned(walked, budget_bytes=budget, other_lines=[line]),
+    )
+    assert beside.total_bytes <= budget * 85 // 100
+    assert beside.size_bytes == beside.total_bytes - 10 * MIB
+    assert beside.size_bytes < plain.size_bytes
+    assert beside.other_lines == (line,)
+
+
+# --- what is refused
+
+
+def told_bytes(message: str) -> list[int]:
+    return [parse_size(found) for found in re.findall(r"[\d.]+ [KMG]iB", message)]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_budget_below_the_floor_says_the_floor(architecture: str, tmp_path: Path) -> None:
+    walked = walked_of(write_model(tmp_path / "model.gguf", architecture))
+    with pytest.raises(MemoryPressureError, match="at least") as caught:
+        planned(walked, budget_bytes=MIB)
+    budget, floor, one_thread, short_texts, both = told_bytes(str(caught.value))
+    assert budget == MIB
+    planned(walked, budget_bytes=floor)
+    planned(walked, budget_bytes=one_thread, threads=1)
+    planned(walked, budget_bytes=short_texts, limits=Limits(tokens=256))
+    planned(walked, budget_bytes=both, threads=1, limits=Limits(tokens=256))
+    with pytest.raises(MemoryPressureError):
+        planned(walked, budget_bytes=floor * 99 // 100)
+    assert both < min(one_thread, short_texts) <= max(one_thread, short_texts) < floor
+
+
+def test_the_floor_of_7b_is_told_in_numbers_that_do() -> None:
+    with pytest.raises(MemoryPressureError, match="at least") as caught:
+        planned(seven_billion(), budget_bytes=50 * MIB)
+    _, floor, *_ = told_bytes(str(caught.value))
+    planned(seven_billion(), budget_bytes=floor)
+
+
+def test_a_vector_too_large_to_hold_is_refused(tmp_path: Path) -> None:
+    walked = walked_of(write_model(tmp_path / "model.gguf", "bert"))
+    with pytest.raises(HeaderLimitError, match="must be held whole"):
+        planned(walked, limits=Limits(held_tensor_bytes=256 * 4))
+
+
+def test_a_sliding_window_is_no_matter_or_refused(tmp_path: Path) -> None:
+    for window, tokens in ((64, 64), (4096, 2048), (0, 2048)):
+        path = write_model(
+            tmp_path / "w.gguf", "llama", keys={"llama.attention.sliding_window": window}
+        )
+        assert planned(walked_of(path), limits=Limits(tokens=tokens)).text_tokens == min(
+            tokens, 512
+        )
+    path = write_model(tmp_path / "w.gguf", "llama", keys={"llama.attention.sliding_window": 64})
+    with pytest.raises(HeaderError, match="--max-tokens 64"):
+        planned(walked_of(path))
+
+
+@pytest.mark.parametrize(
+    "wish", [{"threads": 0}, {"limits": Limits(tokens=0)}, {"pooling": None}], ids=str
+)
+def test_wishes_that_make_no_sense(wish: dict[str, Any], tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.gguf", "qwen2")
+    with pytest.raises(UsageError):
+        planned(walked_of(path), **wish)
+
+
+def test_a_type_that_cannot_be_unpacked_is_told_with_its_tensor(tmp_path: Path) -> None:
+    walked = walked_of(write_model(tmp_path / "model.gguf", "qwen2"))
+    tensors = dict(walked.tensors)
+    name = "blk.1.ffn_up.weight"
+    tensors[name] = replace(tensors[name], type=by_name("Q8_1"))
+    with pytest.raises(HeaderError, match=r"tensor blk.1.ffn_up.weight: Q8_1"):
+        planned(replace(walked, tensors=tensors))
+
+
+def test_threads_are_the_cores_and_not_too_many(tmp_path: Path) -> None:
+    walked = walked_of(write_model(tmp_path / "model.gguf", "bert"))
+    assert planned(walked, threads=None).threads == min(8, usable_cores())
+
+
+# --- the promise
+
+
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    architecture=st.sampled_from(ARCHITECTURES),
+    kind=st.sampled_from(["F32", "F16", "Q8_0"]),
+    kernels=st.sampled_from([KERNELS, choose()]),
+    heads=st.sampled_from([2, 4]),
+    head_dim=st.sampled_from([16, 32, 64]),
+    inner=st.integers(1, 24).map(lambda blocks: 32 * blocks),
+    tokens=st.integers(8, 150),
+    threads=st.integers(1, 4),
+    spare=st.floats(0, 1.5),
+    lengths=st.lists(st.integers(1, 150), min_size=1, max_size=8),
+)
+def test_neither_the_monitor_nor_numpy_sees_more_than_planned(  # noqa: PLR0917 - hypothesis gives them by name
+    tmp_path: Path,
+    architecture: str,
+    kind: str,
+    kernels: Kernels,
+    heads: int,
+    head_dim: int,
+    inner: int,
+    tokens: int,
+    threads: int,
+    spare: float,
+    lengths: list[int],
+) -> None:
+    path = write_model(
+        tmp_path / "model.gguf",
+        architecture,
+        kind=kind,
+        heads=heads,
+        kv_heads=heads if "bert" in architecture else 2,
+        head_dim=head_dim,
+        width=heads * head_dim,
+        inner=inner,
+        layers=2,
+    )
+    limits = Limits(tokens=tokens)
+    walked = walked_of(path)
+    with pytest.raises(MemoryPressureError) as caught:
+        planned(walked, budget_bytes=1000, threads=threads, limits=limits, kernels=kernels)
+    floor = told_bytes(str(caught.value))[0]
+    budget = floor + int(spare * 4 * MIB)
+    texts = [[5] * min(length, tokens) for length in lengths]
+    into = np.empty((len(texts), heads * head_dim), np.float32)
+    with WeightFile(path, limits) as file:
+        import edgekit.embed.encoder.streamed  # noqa: F401 - code is not what is measured
+
+        Monitor()  # and neither is psutil's
+        gc.collect()
+        tracemalloc.start()
+        try:
+            plan = planned(
+                walked, budget_bytes=budget, threads=threads, limits=limits, kernels=kernels
+            )
+            monitor = Monitor(budget_bytes=budget)
+            encoder = open_encoder(file, walked, kernels=kernels, monitor=monitor, plan=plan)
+            for _ in range(2):
+                encoder.encode(texts, into, lambda _share: None)
+            _, peak = tracemalloc.get_traced_memory()
+            encoder.close()
+            left, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert plan.total_bytes <= budget * 85 // 100
+    assert monitor.peak_reserved_bytes == plan.size_bytes
+    assert monitor.reserved_bytes == 0
+    assert peak <= plan.size_bytes
+    del plan, encoder
+    assert left < 600_000

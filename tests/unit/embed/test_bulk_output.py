@@ -1,0 +1,477 @@
+"""A file that is there whole or not at all: forms, journal, lock, and what a kill leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from edgekit.embed.bulk import batching, output
+from edgekit.embed.bulk.batching import Rule, batches
+from edgekit.embed.bulk.journal import Journal
+from edgekit.embed.bulk.output import FileOutput
+from edgekit.embed.bulk.types import BadRow, Batch, Mark, OutputError, Place, Row
+from edgekit.embed.bulk.writers import form_of, output_format
+from edgekit.embed.types import Floats
+from edgekit.errors import TextError, UsageError
+
+WIDTH = 5
+FORMS = ("npy", "jsonl", "parquet")
+JOB = {"model": {"size_bytes": 1}, "options": {"prefix": "a"}}
+
+
+def rows_of(count: int, first: int = 1) -> tuple[Row, ...]:
+    return tuple(
+        Row(number=number, text="x", end=number * 10, id=f"id {number}")
+        for number in range(first, first + count)
+    )
+
+
+def vectors_of(rows: tuple[Row, ...]) -> Floats:
+    """Numbers that are long to write: 1/3, tiny ones, large ones."""
+    signs = np.array([1 / 3, -1e-30, 7.5, 3e30, 1e-45], dtype=np.float32)
+    return np.array([signs * np.float32(row.number) for row in rows], dtype=np.float32)
+
+
+def batch_of(count: int, first: int = 1, skipped: tuple[int, ...] = ()) -> Batch:
+    rows = rows_of(count, first)
+    last = max([row.number for row in rows] + list(skipped))
+    bad = tuple(
+        BadRow(number=number, reason=f"bad {number} é", end=number * 10) for number in skipped
+    )
+    return Batch(
+        rows=rows, skipped=bad, tokens=count * 3, place=Place(number=last, position=last * 10)
+    )
+
+
+def form(name: str, *, ids: bool | None = None) -> Any:
+    return form_of(
+        name, dimensions=WIDTH, ids=name != "npy" if ids is None else ids, integer_ids=False
+    )
+
+
+def opened(path: Path, job: dict[str, Any] | None = None, **how: bool) -> FileOutput:
+    return FileOutput(path, form(output_format(str(path))), JOB if job is None else job, **how)
+
+
+def add(found: FileOutput, batch: Batch, *, save: bool = True) -> None:
+    found.add(batch, vectors_of(batch.rows))
+    if save:
+        found.save(lambda _: None, now=True)
+
+
+def last_mark(path: Path) -> Mark:
+    found = opened(path)
+    found.close()
+    return found.mark
+
+
+def whole(path: Path, *batches_: Batch) -> Path:
+    found = opened(path)
+    for batch in batches_:
+        add(found, batch)
+    found.finish()
+    return path
+
+
+def read_back(path: Path) -> Floats:
+    if path.suffix == ".npy":
+        found: Floats = np.load(path)
+        return found
+    if path.suffix == ".jsonl":
+        told = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        assert [row["id"] for row in told] == [f"id {row['row']}" for row in told]
+        return np.array([row["vector"] for row in told], dtype=np.float32)
+    table = pq.read_table(path)
+    assert table.schema.field("vector").type == pa.list_(pa.float32(), WIDTH)
+    assert table["id"].to_pylist() == [f"id {row}" for row in table["row"].to_pylist()]
+    return np.array(table["vector"].to_pylist(), dtype=np.float32)
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_what_was_written_is_read_back_to_the_bit(tmp_path: Path, name: str) -> None:
+    path = whole(tmp_path / f"out.{name}", batch_of(3), batch_of(2, first=4))
+    assert read_back(path).tobytes() == vectors_of(rows_of(5)).tobytes()
+    assert names(tmp_path) == {path.name}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_no_rows_at_all(tmp_path: Path, name: str) -> None:
+    path = whole(tmp_path / f"out.{name}")
+    assert len(read_back(path)) == 0
+
+
+def test_jsonl_has_the_fewest_digits() -> None:
+    rows = rows_of(1)
+    line = form("jsonl", ids=False).encode(
+        rows, np.array([[0.1, 1, 1e-5, -2.5e30, 16777216]], dtype=np.float32)
+    )
+    assert line == b'{"row":1,"vector":[0.1,1.0,1e-05,-2.5e+30,1.6777216e+07]}\n'
+
+
+def test_parquet_ids_are_numbers_where_the_input_says_so() -> None:
+    made = form_of("parquet", dimensions=1, ids=True, integer_ids=True)
+    rows = (Row(number=1, text="x", end=1, id=2**62),)
+    stream = made.head() + made.encode(rows, np.zeros((1, 1), dtype=np.float32))
+    assert pa.ipc.open_stream(stream).read_all()["id"].to_pylist() == [2**62]
+
+
+def test_parquet_row_groups_have_one_size(tmp_path: Path) -> None:
+    path = whole(tmp_path / "out.parquet", *(batch_of(1000, first=1 + 1000 * i) for i in range(9)))
+    found = pq.ParquetFile(path)
+    sizes = [found.metadata.row_group(i).num_rows for i in range(found.num_row_groups)]
+    assert sizes == [4096, 4096, 9000 - 2 * 4096]
+    assert found.read()["row"].to_pylist() == list(range(1, 9001))
+
+
+def test_ids_have_no_place_in_npy() -> None:
+    with pytest.raises(UsageError, match=r"no place for ids: write \.jsonl or \.parquet"):
+        form("npy", ids=True)
+
+
+def test_other_endings() -> None:
+    with pytest.raises(UsageError, match=r"out\.csv: vectors are written as \.npy, \.jsonl"):
+        output_format("out.csv")
+    assert output_format("-") == "jsonl"
+
+
+def test_skipped_rows_are_listed_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "out.npy"
+    whole(path, batch_of(2, skipped=(3, 4)), batch_of(1, first=5))
+    assert len(read_back(path)) == 3
+    listed = (tmp_path / "out.npy.skipped.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line) for line in listed] == [
+        {"row": 3, "reason": "bad 3 é"},
+        {"row": 4, "reason": "bad 4 é"},
+    ]
+    assert names(tmp_path) == {"out.npy", "out.npy.skipped.jsonl"}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_going_on_gives_the_same_bytes(tmp_path: Path, name: str) -> None:
+    parts = [batch_of(3, skipped=(4,)), batch_of(2, first=5), batch_of(4, first=7, skipped=(11,))]
+    once = whole(tmp_path / f"once.{name}", *parts)
+    path = tmp_path / f"out.{name}"
+    for done, part in enumerate(parts):
+        found = opened(path)
+        assert found.mark.kept == sum(len(batch.rows) for batch in parts[:done])
+        add(found, part)
+        add(found, batch_of(50, first=900), save=False)  # a kill costs it: no mark vouches for it
+        found.close()
+    assert not path.exists()
+    found = opened(path)
+    found.finish()
+    assert path.read_bytes() == once.read_bytes()
+    lists = [tmp_path / f"{stem}.{name}.skipped.jsonl" for stem in ("once", "out")]
+    assert lists[0].read_bytes() == lists[1].read_bytes()
+    assert found.mark.tokens == 27
+
+
+def test_marks_are_a_second_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = opened(tmp_path / "out.npy")
+    found.add(batch_of(1), vectors_of(rows_of(1)))
+    found.save(lambda _: "early")
+    monkeypatch.setattr(output, "MARK_EVERY_S", 0.0)
+    found.save(lambda position: f"at {position}")
+    found.close()
+    marks = [
+        json.loads(line) for line in (tmp_path / "out.npy.journal").read_bytes().splitlines()[1:]
+    ]
+    assert [mark.get("digest") for mark in marks] == [None, "at 10"]
+    assert last_mark(tmp_path / "out.npy").digest == "at 10"
+
+
+def cuts(data: bytes) -> Iterator[bytes]:
+    yield from (data[:-1], data[:-20], data + b'{"number":99', data + b"\x00\xff")
+
+
+def test_a_mark_that_was_cut_off_does_not_count(tmp_path: Path) -> None:
+    path, journal = tmp_path / "out.npy", tmp_path / "out.npy.journal"
+    found = opened(path)
+    add(found, batch_of(2))
+    add(found, batch_of(2, first=3))
+    found.close()
+    data, partial = journal.read_bytes(), (tmp_path / "out.npy.partial").read_bytes()
+    for cut, kept in zip(cuts(data), (2, 2, 4, 4), strict=True):
+        journal.write_bytes(cut)
+        (tmp_path / "out.npy.partial").write_bytes(partial)
+        found = opened(path)
+        assert found.mark.kept == kept
+        add(
+            found, batch_of(1, first=kept + 1)
+        )  # and the journal goes on behind the last whole mark
+        found.close()
+        assert last_mark(path).kept == kept + 1
+
+
+def test_a_kill_before_the_first_mark(tmp_path: Path) -> None:
+    path, journal = tmp_path / "out.npy", tmp_path / "out.npy.journal"
+    opened(path).close()
+    first, _, _ = journal.read_bytes().partition(b"\n")
+    for left in (b"", first + b"\n"):
+        journal.write_bytes(left)
+        (tmp_path / "out.npy.partial").unlink(missing_ok=True)
+        found = opened(path)
+        assert found.mark == Mark(output_bytes=128)
+        found.close()
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_kill_while_it_is_finished(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once = whole(tmp_path / f"once.{name}", batch_of(3, skipped=(4,)))
+
+    class KilledError(BaseException):
+        pass
+
+    def killed(*_: object, **__: object) -> None:
+        raise KilledError
+
+    real = Path.replace
+    for step in ("skipped", "final", "journal"):
+        path = tmp_path / f"{step}.{name}"
+        found = opened(path)
+        add(found, batch_of(3, skipped=(4,)))
+        with monkeypatch.context() as patch:
+
+            def replaced(one: Path, to: Path, *, step: str = step) -> Path:
+                if (step == "skipped") == to.name.endswith(".skipped.jsonl"):
+                    raise KilledError
+                return real(one, to)
+
+            if step == "journal":
+                patch.setattr(Journal, "remove", killed)
+            else:
+                patch.setattr(Path, "replace", replaced)
+            with pytest.raises(KilledError):
+                found.finish()
+        found.close()
+        again = opened(path)
+        assert again.mark.done
+        again.finish()
+        assert path.read_bytes() == once.read_bytes()
+        assert (tmp_path / f"{path.name}.skipped.jsonl").exists()
+    assert len(names(tmp_path)) == 8  # four outputs, four lists
+
+
+def test_an_output_is_never_replaced_unasked(tmp_path: Path) -> None:
+    path = tmp_path / "out.npy"
+    path.write_bytes(b"precious")
+    with pytest.raises(UsageError, match=r"out\.npy exists: --overwrite"):
+        opened(path)
+    assert names(tmp_path) == {"out.npy"}
+    found = opened(path, overwrite=True)
+    add(found, batch_of(1))
+    assert path.read_bytes() == b"precious"  # until the new one is whole
+    found.close()
+    found = opened(path)  # goes on, and may still replace it
+    assert found.mark.kept == 1
+    found.finish()
+    assert len(read_back(path)) == 1
+
+
+def test_a_list_of_skipped_rows_is_part_of_the_output(tmp_path: Path) -> None:
+    listed = tmp_path / "out.npy.skipped.jsonl"
+    listed.write_bytes(b"precious")
+    with pytest.raises(UsageError, match=r"skipped\.jsonl exists"):
+        opened(tmp_path / "out.npy")
+    found = opened(tmp_path / "out.npy", overwrite=True)
+    found.finish()
+    assert not listed.exists()
+
+
+def test_an_output_that_appears_meanwhile(tmp_path: Path) -> None:
+    path = tmp_path / "out.npy"
+    found = opened(path)
+    add(found, batch_of(1))
+    path.write_bytes(b"precious")
+    with pytest.raises(UsageError, match="has appeared in the meantime"):
+        found.finish()
+    found.close()
+    assert path.read_bytes() == b"precious"
+    path.unlink()
+    found = opened(path)
+    found.finish()
+    assert len(read_back(path)) == 1
+
+
+def test_only_to_go_on(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no unfinished job"):
+        opened(tmp_path / "out.npy", resume=True)
+    assert names(tmp_path) == set()
+    opened(tmp_path / "out.npy").close()
+    opened(tmp_path / "out.npy", resume=True).close()
+
+
+@pytest.mark.parametrize(
+    ("job", "named"),
+    [
+        ({**JOB, "options": {"prefix": "b"}}, "options prefix changed"),
+        (
+            {**JOB, "model": {"size_bytes": 2}, "options": {}},
+            "model size bytes, options prefix changed",
+        ),
+        ({**JOB, "more": 1}, "more changed"),
+    ],
+)
+def test_another_job_is_refused(tmp_path: Path, job: dict[str, Any], named: str) -> None:
+    path = tmp_path / "out.npy"
+    found = opened(path)
+    add(found, batch_of(2))
+    found.close()
+    with pytest.raises(UsageError, match=named):
+        opened(path, job)
+    found = opened(path, job, overwrite=True)
+    assert found.mark.kept == 0
+    found.close()
+
+
+def test_a_journal_that_is_none(tmp_path: Path) -> None:
+    good = b'{"journal":1,"replaces":false}\n'
+    bad_marks = (b'{"number":-1}', b'{"number":true}', b'{"strange":1}', b"[]", b"nothing")
+    for data in (
+        b"hello\n",
+        b"[]\n",
+        b'{"journal":99}\n',
+        *(good + mark + b"\n" for mark in bad_marks),
+    ):
+        (tmp_path / "out.npy.journal").write_bytes(data)
+        with pytest.raises(UsageError, match="no journal that this version understands"):
+            opened(tmp_path / "out.npy")
+    opened(tmp_path / "out.npy", overwrite=True).close()
+
+
+def test_a_partial_output_that_was_cut(tmp_path: Path) -> None:
+    found = opened(tmp_path / "out.npy")
+    add(found, batch_of(2))
+    found.close()
+    os.truncate(tmp_path / "out.npy.partial", 130)
+    with pytest.raises(UsageError, match=r"has 130 bytes where its journal vouches for 168"):
+        opened(tmp_path / "out.npy")
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from edgekit.embed.bulk.journal import Journal
+journal = Journal(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_two_jobs_on_one_output(tmp_path: Path) -> None:
+    path = tmp_path / "out.npy"
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, f"{path}.journal"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(UsageError, match=r"another job is writing to .*out\.npy: wait"):
+            opened(path)
+        other.kill()
+    opened(path).close()  # the lock has gone with its process
+
+
+def test_places_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="there is no folder"):
+        opened(tmp_path / "nowhere" / "out.npy")
+    (tmp_path / "folder.npy").mkdir()
+    with pytest.raises(UsageError, match="is a folder"):
+        opened(tmp_path / "folder.npy")
+    assert OutputError.exit_code == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such devices")
+def test_a_device_is_no_place() -> None:
+    with pytest.raises(UsageError, match="--output - writes to standard output"):
+        FileOutput(Path("/dev/null"), form("npy"), JOB)
+
+
+@pytest.mark.skipif(
+    sys.platform == "win32" or os.geteuid() == 0, reason="root may write everywhere"
+)
+def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(OutputError, match="Permission denied"):
+        opened(tmp_path / "out.npy")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "real.npy").write_bytes(b"old")
+    (tmp_path / "link.npy").symlink_to("real.npy")
+    found = opened(tmp_path / "link.npy", overwrite=True)
+    found.finish()
+    assert (tmp_path / "link.npy").is_symlink()
+    assert len(read_back(tmp_path / "real.npy")) == 0
+
+
+# --- batches
+
+
+def texts(*words: str) -> list[Row]:
+    return [Row(number=place, text=text, end=place * 10) for place, text in enumerate(words, 1)]
+
+
+def count(text: str) -> int:
+    if text == "bad":
+        raise TextError("it is bad", index=0)
+    return int(text.partition(" ")[0])
+
+
+def cut(rows: list[Row], rule: Rule) -> list[list[int]]:
+    return [
+        [row.number for row in batch.rows]
+        for batch in batches(rows, count, rule, skip_bad=lambda _: None)
+    ]
+
+
+def test_a_batch_is_what_one_pass_holds() -> None:
+    rows = texts("3", "3", "4", "1", "10", "12", "1", "1")
+    assert cut(rows, Rule(texts=100, tokens=10)) == [[1, 2, 3], [4], [5], [6], [7, 8]]
+    assert cut(rows, Rule(texts=2, tokens=10)) == [[1, 2], [3, 4], [5], [6], [7, 8]]
+    assert cut(rows, Rule(texts=3)) == [[1, 2, 3], [4, 5, 6], [7, 8]]
+
+
+def test_batches_do_not_hold_too_many_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "HELD_CHARACTERS", 10)
+    assert cut(texts("1 abcd", "1 ab", "1", "1 " + "x" * 20, "1"), Rule(texts=9)) == [
+        [1, 2],
+        [3],
+        [4],
+        [5],
+    ]
+
+
+def test_batches_begin_where_the_last_one_ended() -> None:
+    """The law that makes a job that goes on equal to one that was never interrupted."""
+    words = ["3", "bad", "4", "2", "bad", "bad", "9", "1", "1", "1", "bad"] * 5
+    rows, rule = texts(*words), Rule(texts=3, tokens=10)
+    every = list(batches(rows, count, rule, skip_bad=lambda _: None))
+    assert sum(len(batch.skipped) for batch in every) == 20
+    for done, batch in enumerate(every, 1):
+        rest = [row for row in rows if row.number > batch.place.number]
+        assert list(batches(rest, count, rule, skip_bad=lambda _: None)) == every[done:]
+
+
+def test_many_bad_rows_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "MOST_SKIPPED", 3)
+    found = list(batches(texts(*["bad"] * 7, "1"), count, Rule(texts=9), skip_bad=lambda _: None))
+    assert [(len(batch.rows), len(batch.skipped)) for batch in found] == [(0, 3), (0, 3), (1, 1)]

@@ -1,0 +1,395 @@
+"""Every format, and everything that can be wrong with a row of it."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from edgekit.embed.bulk import lines, parquet, readers
+from edgekit.embed.bulk.readers import Fields, format_of, open_source
+from edgekit.embed.bulk.types import BadRow, Place, Row
+from edgekit.errors import HeaderError, NotFoundError, SourceError, UsageError
+
+WITH_ID = Fields(text="text", id="id")
+
+
+def read(
+    path: Path, fields: Fields | None = None, form: str | None = None, start: Place | None = None
+) -> list[tuple[int, Any]]:
+    """(row number, text or (id, text)); for a bad one (number, its reason as a list of one)."""
+    source = open_source(str(path), form=form, fields=fields or Fields())
+    try:
+        return [_told(row) for row in source.rows(start or Place())]
+    finally:
+        source.close()
+
+
+def _told(row: Row | BadRow) -> tuple[int, Any]:
+    if isinstance(row, BadRow):
+        return row.number, [row.reason]
+    return row.number, row.text if row.id is None else (row.id, row.text)
+
+
+def write(folder: Path, name: str, data: bytes) -> Path:
+    path = folder / name
+    path.write_bytes(data)
+    return path
+
+
+def test_txt_is_a_text_a_line(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.txt", b"\xef\xbb\xbfone\r\ntwo \n\n\xff\xfe\nlast")
+    assert read(path) == [
+        (1, "one"),
+        (2, "two "),
+        (3, ["the text is empty"]),
+        (4, ["not UTF-8 at byte 0 of the line"]),
+        (5, "last"),
+    ]
+
+
+def test_jsonl_is_strict_about_types(tmp_path: Path) -> None:
+    rows = [
+        b'{"id": 7, "text": "fine", "more": [1]}',
+        b"",
+        b'{"id": "a", "text": "also"}',
+        b'{"id": 1}',
+        b'{"id": 1, "text": null}',
+        b'{"id": 1, "text": 5}',
+        b'{"id": 1, "text": ["a"]}',
+        b'{"id": 1, "text": "  "}',
+        b'{"id": 1, "text": "\\ud800"}',
+        b'{"id": true, "text": "a"}',
+        b'{"id": 1.5, "text": "a"}',
+        b'{"id": 9223372036854775808, "text": "a"}',
+        b'{"id": "", "text": "a"}',
+        b'{"text": "a"}',
+        b'["text"]',
+        b'{"text": "cut',
+        b'{"text": "\xff"}',
+        b"[" * 100_000,
+        b'{"id": 8, "text": "\\u00fc"}',
+    ]
+    path = write(tmp_path, "a.jsonl", b"\n".join(rows) + b"\n\n")
+    wanted = "not a text or a whole number of 64 bits"
+    found = read(path, WITH_ID)
+    assert found[:2] == [(1, (7, "fine")), (3, ("a", "also"))]
+    assert found[2:13] == [
+        (4, ["no field 'text'; it has 'id'"]),
+        (5, ["'text' is null, not a text"]),
+        (6, ["'text' is a number, not a text"]),
+        (7, ["'text' is a list, not a text"]),
+        (8, ["the text is empty"]),
+        (9, ["text is not UTF-8 at character 0"]),
+        (10, [f"'id' is true or false, {wanted}"]),
+        (11, [f"'id' is a number, {wanted}"]),
+        (12, [f"'id' is a number, {wanted}"]),
+        (13, ["the id is empty"]),
+        (14, ["no field 'id'; it has 'text'"]),
+    ]
+    assert found[13] == (15, ["a list, not an object with fields"])
+    assert found[14][1][0].startswith("no JSON: Unterminated string")
+    assert found[15] == (17, ["not UTF-8 at byte 10 of the line"])
+    assert found[16] == (18, ["no JSON: it is nested too deeply"])
+    assert found[17] == (19, (8, "ü"))
+    assert len(found) == 18
+
+
+def test_jsonl_that_would_unpack_to_too_much(tmp_path: Path) -> None:
+    lists = b'{"text": "a", "b": [' + b"[],"[:2] * 200_000 + b"]}"
+    values = b'{"text": "a", "b": [' + b"1," * 1_000_001 + b"1]}"
+    found = read(write(tmp_path, "a.jsonl", lists + b"\n" + values))
+    assert found == [
+        (1, ["up to 200,002 lists and objects are over the limit of 200,000"]),
+        (2, ["up to 1,000,002 values are over the limit of 1,000,000"]),
+    ]
+
+
+def test_a_field_inside_of_others(tmp_path: Path) -> None:
+    rows = [
+        '{"a": {"b.c": 1, "b": {"c": "deep"}}}',
+        '{"a.b.c": "plain", "a": 1}',
+        '{"a": {"b": []}}',
+    ]
+    path = write(tmp_path, "a.jsonl", "\n".join(rows).encode())
+    assert read(path, Fields(text="a.b.c")) == [
+        (1, "deep"),
+        (2, "plain"),
+        (3, ["no field 'a.b.c'; it has 'a'"]),
+    ]
+
+
+CSV = (
+    b"\xef\xbb\xbfid,text\r\n"
+    b'1,"two\nlines"\n'
+    b"\n"  # no record, but it is counted
+    b'3,"shut"open\n'
+    b"4,a,b\n"
+    b"5\n"
+    b"6,\xff\n"
+    b"7,\n"
+    b',"no id"\n'
+    b'9,"say ""hi"""\r\n'
+    b'10,"never shut\n11,x\n'
+)
+
+
+def test_csv_records(tmp_path: Path) -> None:
+    assert read(write(tmp_path, "a.csv", CSV), WITH_ID) == [
+        (1, ("1", "two\nlines")),
+        (3, ["no CSV: ',' expected after '\"'"]),
+        (4, ["3 fields where the header names 2"]),
+        (5, ["1 fields where the header names 2"]),
+        (6, ["the text is not UTF-8 at character 0"]),
+        (7, ["the text is empty"]),
+        (8, ["the id is empty"]),
+        (9, ("9", 'say "hi"')),
+        (10, ["no CSV: unexpected end of data"]),
+    ]
+
+
+def test_tsv(tmp_path: Path) -> None:
+    assert read(write(tmp_path, "a.tsv", b"text\tid\na, b\t1\n"), WITH_ID) == [(1, ("1", "a, b"))]
+
+
+@pytest.mark.parametrize(
+    ("head", "why"),
+    [
+        (b"", "is empty"),
+        (b"id,body\n", "no column is named 'text'; it has 'id', 'body'"),
+        (b"text,text\n", "2 column is named 'text'"),
+        (b'"text"x\n', "no header"),
+        (b",".join([b"text", *[b"x"] * 10_000]), "too many columns"),
+    ],
+)
+def test_csv_headers_that_are_none(tmp_path: Path, head: bytes, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        read(write(tmp_path, "a.csv", head))
+
+
+def test_long_lines_are_bad_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (lines, readers):
+        monkeypatch.setattr(module, "ROW_BYTES", 100)
+    monkeypatch.setattr(lines, "_PIECE_BYTES", 16)
+    data = b"x" * 99 + b"\n" + b"y" * 100 + b"\n" + b"y" * 1000 + b"\nz\n" + b"w" * 500
+    long = ["a line of more than 100 bytes"]
+    assert read(write(tmp_path, "a.txt", data)) == [
+        (1, "x" * 99),
+        (2, "y" * 100),
+        (3, long),
+        (4, "z"),
+        (5, long),
+    ]
+    quoted = b'id,text\n1,"' + b"a\n" * 60 + b"3,c\n"
+    found = read(write(tmp_path, "a.csv", quoted), WITH_ID)
+    assert found[0] == (
+        1,
+        ["no CSV: a record of more than 100 bytes: a quote that is never closed?"],
+    )
+    assert found[-1] == (found[-1][0], ("3", "c"))
+
+
+def test_gzip(tmp_path: Path) -> None:
+    data = b"one\ntwo\nthree\n"
+    path = write(tmp_path, "a.txt.gz", gzip.compress(data))
+    assert read(path) == [(1, "one"), (2, "two"), (3, "three")]
+    assert read(path, start=Place(number=2, position=8)) == [(3, "three")]
+    cut = write(tmp_path, "b.txt.gz", gzip.compress(data * 1000)[:-20])
+    with pytest.raises(SourceError, match=r"b\.txt\.gz cannot be read on: Compressed file ended"):
+        read(cut)
+    with pytest.raises(SourceError, match="cannot be read on: Not a gzipped file"):
+        read(write(tmp_path, "c.txt.gz", b"plain text"))
+
+
+TABLE = {
+    "id": pa.array([1, 2, 3, None, 5, 6], pa.int32()),
+    "text": ["one", None, "", "four", "five", "six"],
+    "other": [[1]] * 6,
+}
+
+
+def test_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table(TABLE), path, row_group_size=2)
+    rows = [
+        (1, (1, "one")),
+        (2, ["the text is null"]),
+        (3, ["the text is empty"]),
+        (4, ["the id is null"]),
+        (5, (5, "five")),
+        (6, (6, "six")),
+    ]
+    assert read(path, WITH_ID) == rows
+    for done in range(7):
+        assert read(path, WITH_ID, start=Place(number=done, position=done)) == rows[done:]
+    source = open_source(str(path), form=None, fields=WITH_ID)
+    assert source.integer_ids
+    assert source.share(3) == 0.5
+    source.close()
+
+
+def test_parquet_kinds_of_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.pq"
+    texts = pa.array(["a", "b", "a"])
+    for kept in (texts, texts.cast(pa.large_string()), texts.dictionary_encode()):
+        pq.write_table(pa.table({"text": kept}), path)
+        assert read(path) == [(1, "a"), (2, "b"), (3, "a")]
+
+
+def test_parquet_with_bytes_that_are_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    offsets = pa.py_buffer(
+        (0).to_bytes(4, "little") + (1).to_bytes(4, "little") + (2).to_bytes(4, "little")
+    )
+    texts = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"a\xff")])
+    pq.write_table(pa.table({"text": texts}), path)
+    assert read(path) == [(1, "a"), (2, ["not UTF-8 at byte 0"])]
+
+
+@pytest.mark.parametrize(
+    ("columns", "fields", "why"),
+    [
+        ({"body": ["a"]}, Fields(), "no one column is named 'text'; it has 'body'"),
+        ({"text": [1]}, Fields(), "the column 'text' holds int64, not texts"),
+        ({"text": ["a"], "id": [1.5]}, WITH_ID, "the column 'id' holds double"),
+    ],
+)
+def test_parquet_columns_that_cannot_be(
+    tmp_path: Path, columns: dict[str, Any], fields: Fields, why: str
+) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table(columns), path)
+    with pytest.raises(UsageError, match=why):
+        read(path, fields)
+
+
+def test_parquet_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(HeaderError, match="no Parquet file"):
+        read(write(tmp_path, "a.parquet", b"PAR1 this is not"))
+    good = tmp_path / "b.parquet"
+    pq.write_table(
+        pa.table({"text": ["a" * 1000] * 1000}), good, compression="none", use_dictionary=False
+    )
+    raw = bytearray(good.read_bytes())
+    raw[10:5000] = bytes(4990)
+    with pytest.raises(SourceError, match="cannot be read on"):
+        read(write(tmp_path, "c.parquet", bytes(raw)))
+
+
+def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UsageError, match=r"pip install 'edgekit\[parquet\]'"):
+        read(tmp_path / "a.parquet")
+    with pytest.raises(UsageError, match=r"edgekit\[parquet\]"):
+        parquet.ParquetForm(4, ids=False, integer_ids=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("a.TXT", "txt"), ("a.ndjson", "jsonl"), ("a.csv.gz", "csv"), ("b.a.tsv", "tsv"), ("-", "txt"), ("x.pq", "parquet"),
+    ],
+)  # fmt: skip
+def test_formats_by_name(name: str, form: str) -> None:
+    assert format_of(name) == form
+
+
+def test_inputs_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="say --format"):
+        read(tmp_path / "a.json")
+    with pytest.raises(NotFoundError, match="No such file"):
+        read(tmp_path / "a.txt")
+    (tmp_path / "b.txt").mkdir()
+    with pytest.raises(UsageError, match="is a folder"):
+        read(tmp_path / "b.txt")
+    (tmp_path / "b.parquet").mkdir()
+    with pytest.raises(UsageError, match="is a folder"):
+        read(tmp_path / "b.parquet")
+    with pytest.raises(UsageError, match="has no id"):
+        read(write(tmp_path, "c.txt", b"a"), WITH_ID)
+    with pytest.raises(UsageError, match="needs a plain file"):
+        open_source("-", form="parquet", fields=Fields())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such devices")
+def test_a_device_is_no_file() -> None:
+    with pytest.raises(UsageError, match="pipe it in with --input -"):
+        open_source("/dev/null", form="txt", fields=Fields())
+
+
+FILES: dict[str, bytes] = {
+    "a.txt": b"one\n\xff\n\ntwo\nthree",
+    "a.jsonl": b'{"text":"a"}\n\n{"text":1}\n{"text":"b"}\n',
+    "a.csv": b'text\n"a\nb"\n\n"c"d\ne\n"f',
+    "a.txt.gz": gzip.compress(b"one\ntwo\n\nthree\n"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_reading_on_from_any_row_gives_the_rest(tmp_path: Path, name: str) -> None:
+    source = open_source(str(write(tmp_path, name, FILES[name])), form=None, fields=Fields())
+    every = list(source.rows(Place()))
+    assert len(every) >= 3
+    for done, row in enumerate(every, 1):
+        start = Place(number=row.number, position=row.end)
+        assert list(source.rows(start)) == every[done:]
+    source.close()
+
+
+def piped(monkeypatch: pytest.MonkeyPatch, data: bytes, form: str) -> Any:
+    class Stdin:
+        buffer = io.BytesIO(data)
+
+    monkeypatch.setattr(sys, "stdin", Stdin())
+    return open_source("-", form=form, fields=Fields())
+
+
+def _last(rows: Iterable[Row | BadRow], number: int) -> Row | BadRow:
+    return next(row for row in rows if row.number == number)
+
+
+@pytest.mark.parametrize(
+    ("form", "data"),
+    [("txt", b"one\n\ntwo\nthree\nfour\n"), ("csv", b'text\n"a\nb"\n\nc\nd\n')],
+)
+def test_a_pipe_is_known_by_its_beginning(
+    monkeypatch: pytest.MonkeyPatch, form: str, data: bytes
+) -> None:
+    first = piped(monkeypatch, data, form)
+    row = _last(first.rows(Place()), 3)
+    digest = first.digest(row.end)
+    start = Place(number=row.number, position=row.end)
+    same = piped(monkeypatch, data, form)
+    rest = same.rows(start)
+    assert next(rest).number == 4
+    assert same.digest(start.position) == digest
+    assert [row.number for row in rest] == ([5] if form == "txt" else [])
+    other = piped(monkeypatch, data.replace(b"o", b"0").replace(b"a", b"A"), form)
+    next(other.rows(start))
+    assert other.digest(start.position) != digest
+    with pytest.raises(SourceError, match=r"ends after \d+ bytes"):
+        next(piped(monkeypatch, data[: row.end - 2], form).rows(start))
+
+
+def test_a_file_that_changes_is_found_out(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.txt", b"one\n")
+    source = open_source(str(path), form=None, fields=Fields())
+    source.check_unchanged()
+    path.write_bytes(b"one\ntwo\n")
+    with pytest.raises(SourceError, match="was written to while it was read"):
+        source.check_unchanged()
+    source.close()
+
+
+def test_ids_of_json_are_kept_as_they_are(tmp_path: Path) -> None:
+    rows = [{"id": value, "text": "a"} for value in (0, -5, "x", 2**63 - 1)]
+    path = write(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows)).encode())
+    assert [told[0] for _, told in read(path, WITH_ID)] == [0, -5, "x", 2**63 - 1]

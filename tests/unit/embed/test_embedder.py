@@ -1,0 +1,379 @@
+"""One embedder: its answers, its refusals, and many callers at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.embed_models import write_model
+
+from edgekit.embed import Embedder, Limits, Mode, Pooling, open_embedder, plan_embedder
+from edgekit.errors import (
+    CancelledError,
+    DeadlineError,
+    MemoryPressureError,
+    TextError,
+    UsageError,
+)
+
+TEXTS = ["the cat sat on the mat", "a dog", "numbers 1 2 3 and more of them", "the cat sat"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("m") / "nomic.gguf", "nomic-bert", pooling="mean")
+
+
+@pytest.fixture(scope="module")
+def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its passes take long enough to be called off."""
+    return write_model(
+        tmp_path_factory.mktemp("m") / "slow.gguf",
+        "qwen2",
+        pooling="last",
+        kind="Q4_K",
+        layers=24,
+        width=1024,
+        inner=4096,
+        heads=16,
+        kv_heads=16,
+        context_tokens=2048,
+    )
+
+
+@pytest.fixture(scope="module")
+def embedder(model: Path) -> Iterator[Embedder]:
+    with open_embedder(model, memory_budget="64M") as opened:
+        yield opened
+
+
+@pytest.fixture
+def slow(slow_model: Path) -> Iterator[Embedder]:
+    with open_embedder(slow_model, memory_budget="96M", batch_tokens=2048) as opened:
+        yield opened
+
+
+LONG = ["word " * 400] * 5
+
+
+def test_vectors_have_length_one(embedder: Embedder) -> None:
+    vectors = embedder.embed(TEXTS)
+    assert vectors.shape == (4, 256) == (len(TEXTS), embedder.dimensions)
+    assert vectors.dtype == np.float32
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+
+
+def test_a_lone_text_is_one_row(embedder: Embedder) -> None:
+    assert np.array_equal(embedder.embed(TEXTS[0])[0], embedder.embed(TEXTS[:1])[0])
+
+
+def test_no_texts_no_rows(embedder: Embedder) -> None:
+    assert embedder.embed([]).shape == (0, 256)
+
+
+def test_a_vector_does_not_depend_on_its_neighbours(embedder: Embedder) -> None:
+    together = embedder.embed(TEXTS)
+    alone = np.concatenate([embedder.embed([text]) for text in TEXTS])
+    assert np.allclose(
+        together, alone, atol=2e-6
+    )  # few tokens and many are added up in another order
+
+
+def test_tokens_may_be_cut_elsewhere(embedder: Embedder) -> None:
+    tokens = embedder.tokens(TEXTS[0])
+    assert np.array_equal(embedder.embed_tokens([tokens]), embedder.embed(TEXTS[:1]))
+    assert embedder.count_tokens(TEXTS[0]) == len(tokens)
+
+
+def test_a_prefix_is_part_of_the_text(embedder: Embedder) -> None:
+    assert np.array_equal(embedder.embed(["cat"], prefix="the "), embedder.embed(["the cat"]))
+
+
+def test_fewer_dimensions_are_the_first_of_all_and_scaled_again(
+    model: Path, embedder: Embedder
+) -> None:
+    with open_embedder(model, dimensions=64) as short:
+        vectors = short.embed(TEXTS)
+    first = embedder.embed(TEXTS)[:, :64]
+    first /= np.linalg.norm(first, axis=1, keepdims=True)
+    assert np.allclose(vectors, first, atol=1e-6)
+
+
+def test_unscaled(model: Path, embedder: Embedder) -> None:
+    with open_embedder(model, normalize=False) as raw:
+        vectors = raw.embed(TEXTS)
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    assert not np.allclose(lengths, 1, atol=0.01)
+    assert np.allclose(vectors / lengths, embedder.embed(TEXTS), atol=1e-6)
+
+
+def test_mean_of_token_rows(model: Path) -> None:
+    with open_embedder(model, mode="tokens", memory_budget="32M") as opened:
+        tokens = opened.tokens("a dog")
+        assert opened.plan.mode is Mode.TOKENS
+        rows = np.concatenate([opened.embed_tokens([[token]]) for token in tokens])
+        assert opened.embed(["a dog"]).shape == rows[:1].shape
+
+
+def test_pooling_may_be_chosen(model: Path, embedder: Embedder) -> None:
+    with open_embedder(model, pooling=Pooling.CLS) as opened:
+        assert opened.plan.pooling is Pooling.CLS
+        assert not np.allclose(opened.embed(TEXTS), embedder.embed(TEXTS), atol=1e-3)
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "text 1: it is empty"),
+        (" \n\t", "text 1: it is empty"),
+        ("word " * 600, "text 1: .*more than 512 tokens"),
+        ("x" * 5_000_000, "text 1: 5,000,000 characters are over the limit of 4,000,000"),
+        ("half \ud800 a character", "text 1: .*half"),
+        (7, "text 1: a int is no text"),
+        (None, "text 1: a NoneType is no text"),
+    ],
+    ids=["empty", "blank", "long", "huge", "surrogate", "number", "none"],
+)
+def test_a_bad_text_is_named(embedder: Embedder, text: str, why: str) -> None:
+    with pytest.raises(TextError, match=why) as caught:
+        embedder.embed(["fine", text, "fine too"])
+    assert caught.value.index == 1
+    assert embedder.embed(["fine"]).shape == (1, 256)
+
+
+def test_truncate_cuts_and_keeps_the_end_token(model: Path) -> None:
+    with open_embedder(model, truncate=True, limits=Limits(tokens=16)) as opened:
+        tokens = opened.tokens("word " * 600)
+        whole = opened.tokens("word")
+        assert len(tokens) == 16
+        assert (tokens[0], tokens[-1]) == (whole[0], whole[-1])
+        assert opened.embed(["x" * 5_000_000 + " end"]).shape == (1, 256)
+
+
+@pytest.mark.parametrize(
+    ("choices", "why"),
+    [
+        ({"dimensions": 257}, "257 dimensions cannot be had"),
+        ({"dimensions": -1}, "dimensions cannot be had"),
+        ({"mode": "magic"}, "no mode 'magic': it is tokens or encoder"),
+        ({"pooling": "max"}, "no pooling 'max': it is mean or cls or last"),
+        ({"engine": "torch"}, "no engine 'torch'"),
+        ({"threads": 0}, "0 threads"),
+        ({"mode": "tokens", "pooling": "mean"}, "no pooling to choose"),
+    ],
+)
+def test_a_choice_that_makes_no_sense(model: Path, choices: dict[str, object], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        open_embedder(model, **choices)  # type: ignore[arg-type] # that is the point
+
+
+def test_a_budget_below_the_floor_names_the_floor(model: Path) -> None:
+    with pytest.raises(MemoryPressureError, match="at least") as caught:
+        open_embedder(model, memory_budget="1M", tokenizer=False)
+    floor = str(caught.value).partition("at least ")[2].split(" with")[0].replace(" ", "")
+    with open_embedder(model, memory_budget=floor, tokenizer=False) as opened:
+        assert opened.embed_tokens([[1, 2, 3]]).shape == (1, 256)
+
+
+def test_more_answers_than_the_budget_holds(embedder: Embedder) -> None:
+    with pytest.raises(MemoryPressureError, match="100,000 vectors"):
+        embedder.embed(["a"] * 100_000)
+    assert embedder.embed(["a"]).shape == (1, 256)
+
+
+def test_prefixes_of_an_unknown_model_are_not_guessed(embedder: Embedder) -> None:
+    with pytest.raises(UsageError, match="--prefix"):
+        embedder.prefix("query")
+
+
+def test_a_known_model_has_prefixes(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "n.gguf",
+        "nomic-bert",
+        pooling="mean",
+        keys={"general.name": "nomic-embed-text-v1.5"},
+    )
+    with open_embedder(path) as opened:
+        assert opened.prefix("query") == "search_query: "
+        assert opened.prefix("document") == "search_document: "
+
+
+def test_the_plan_is_what_is_reserved(model: Path) -> None:
+    plan = plan_embedder(model, memory_budget="64M")
+    with open_embedder(model, memory_budget="64M") as opened:
+        assert opened.plan == plan
+        opened.embed(TEXTS)
+        assert opened.monitor.peak_reserved_bytes <= max(
+            plan.total_bytes, plan.budget_bytes * 85 // 100
+        )
+    assert opened.monitor.reserved_bytes == 0
+
+
+# --- many callers
+
+
+def test_callers_share_passes_and_get_their_own(embedder: Embedder) -> None:
+    texts = [f"text number {number} of the lot" for number in range(40)]
+    expected = embedder.embed(texts)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda text: embedder.embed([text])[0], texts))
+    assert np.allclose(np.stack(found), expected, atol=2e-6)
+
+
+def test_one_bad_call_leaves_the_others_alone(embedder: Embedder) -> None:
+    expected = embedder.embed(["good"])
+
+    def call(number: int) -> bool:
+        if number % 3:
+            return np.allclose(embedder.embed(["good"]), expected, atol=2e-6)
+        with pytest.raises(TextError):
+            embedder.embed(["good", ""])
+        return True
+
+    with ThreadPoolExecutor(6) as pool:
+        assert all(pool.map(call, range(30)))
+
+
+def test_progress_goes_up_to_one(embedder: Embedder) -> None:
+    told: list[float] = []
+    embedder.embed(TEXTS * 50, progress=told.append)
+    assert told == sorted(told)
+    assert told[-1] == 1.0
+
+
+def test_progress_that_fails_ends_the_call(embedder: Embedder) -> None:
+    def fail(share: float) -> None:
+        raise RuntimeError(f"at {share >= 0}")
+
+    with pytest.raises(RuntimeError, match="at True"):
+        embedder.embed(TEXTS, progress=fail)
+    assert embedder.embed(["fine"]).shape == (1, 256)
+
+
+def test_a_cancelled_call_ends_between_tiles(slow: Embedder) -> None:
+    cancel, begun = threading.Event(), threading.Event()
+    ended: list[float] = []
+
+    def call() -> None:
+        with pytest.raises(CancelledError):
+            slow.embed(LONG, cancel=cancel, progress=lambda _: begun.set())
+        ended.append(time.monotonic())
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    assert begun.wait(30)
+    asked = time.monotonic()
+    cancel.set()
+    thread.join()
+    assert ended[0] - asked < 1.0  # 0.2 s on a quiet machine: benchmarks/
+    assert slow.embed(["still here"]).shape == (1, 1024)
+
+
+def test_a_deadline_ends_the_call(slow: Embedder) -> None:
+    begin = time.monotonic()
+    with pytest.raises(DeadlineError):
+        slow.embed(LONG, deadline_s=0.05)
+    assert time.monotonic() - begin < 2.0
+
+
+def test_a_deadline_counts_while_waiting_in_line(slow: Embedder) -> None:
+    begun, cancel = threading.Event(), threading.Event()
+
+    def call() -> None:
+        with pytest.raises(CancelledError):
+            slow.embed(LONG, cancel=cancel, progress=lambda _: begun.set())
+
+    first = threading.Thread(target=call)
+    first.start()
+    assert begun.wait(30)
+    with pytest.raises(DeadlineError):
+        slow.embed(["short"], deadline_s=0.05)
+    cancel.set()
+    first.join()
+
+
+def test_closing_ends_what_runs(slow_model: Path) -> None:
+    opened = open_embedder(slow_model, memory_budget="96M", batch_tokens=2048)
+    begun = threading.Event()
+    failed: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            opened.embed(LONG, progress=lambda _: begun.set())
+        except CancelledError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    assert begun.wait(30)
+    opened.close()
+    thread.join(10)
+    assert failed
+    opened.close()
+    with pytest.raises(CancelledError, match="closed"):
+        opened.embed(["more"])
+
+
+# --- event loops
+
+
+def test_async_gives_the_same(embedder: Embedder) -> None:
+    async def both() -> list[np.ndarray]:
+        return await asyncio.gather(*(embedder.aembed([text]) for text in TEXTS))
+
+    found = asyncio.run(both())
+    assert np.allclose(np.concatenate(found), embedder.embed(TEXTS), atol=2e-6)
+
+
+def test_a_cancelled_task_stops_the_work(slow: Embedder) -> None:
+    async def run() -> float:
+        begun = asyncio.Event()
+        task = asyncio.create_task(slow.aembed(LONG, progress=lambda _: begun.set()))
+        await asyncio.wait_for(begun.wait(), 30)
+        task.cancel()
+        begin = time.monotonic()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await slow.aembed(["next"])  # the pass that nobody waits for has made room
+        return time.monotonic() - begin
+
+    assert asyncio.run(run()) < 3.0
+
+
+def test_async_errors_and_deadlines(embedder: Embedder, slow: Embedder) -> None:
+    async def run() -> None:
+        with pytest.raises(TextError):
+            await embedder.aembed(["", "a"])
+        with pytest.raises(DeadlineError):
+            await slow.aembed(LONG, deadline_s=0.05)
+        async with slow:
+            pass
+
+    asyncio.run(run())
+
+
+def test_the_loop_is_not_held(slow: Embedder) -> None:
+    """The worst of several seconds of ticks; p99 below 50 ms is a figure of benchmarks/."""
+
+    async def run() -> list[float]:
+        gaps: list[float] = []
+        task = asyncio.create_task(slow.aembed(LONG[:2]))
+        while not task.done():
+            begin = time.monotonic()
+            await asyncio.sleep(0.001)
+            gaps.append(time.monotonic() - begin)
+        await task
+        return gaps
+
+    gaps = sorted(asyncio.run(run()))
+    assert len(gaps) > 20
+    assert gaps[len(gaps) // 2] < 0.05

@@ -1,0 +1,137 @@
+"""Rounds of steps on several threads: all done, or all stopped."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from edgekit.embed.encoder.blas import _find, one_thread
+from edgekit.embed.encoder.crew import Crew, Worker
+
+
+def worker() -> Worker:
+    return Worker(np.empty(1, np.uint8), np.empty(1, np.float32), np.empty(1, np.float32))
+
+
+@pytest.fixture(params=[1, 2, 4])
+def crew(request: pytest.FixtureRequest) -> Iterator[Crew]:
+    made = Crew([worker() for _ in range(request.param)])
+    yield made
+    made.close()
+
+
+class BrokenError(Exception):
+    pass
+
+
+def test_every_task_is_done_once(crew: Crew) -> None:
+    for count in (1, 2, 3, 100):
+        assert sorted(places(crew, count)) == list(range(count))
+
+
+def places(crew: Crew, count: int) -> list[int]:
+    done: list[int] = []
+    crew.run(
+        [(lambda _worker, first, _last: done.append(first), n, n + 1) for n in range(count)],
+        lambda _left: None,
+    )
+    return done
+
+
+def test_no_tasks_are_no_round(crew: Crew) -> None:
+    crew.run([], lambda _left: None)
+
+
+def test_no_buffers_are_shared() -> None:
+    crew = Crew([worker() for _ in range(3)])
+    in_use: list[Worker] = []
+
+    def step(mine: Worker, _first: int, _last: int) -> None:
+        assert not any(mine is other for other in in_use)
+        in_use.append(mine)
+        time.sleep(0.001)
+        in_use.remove(mine)
+
+    crew.run([(step, n, n) for n in range(60)], lambda _left: None)
+    crew.close()
+
+
+@pytest.mark.parametrize("wrong", [0, 5, 19])
+def test_an_error_in_a_step_ends_the_round_and_reaches_the_caller(crew: Crew, wrong: int) -> None:
+    running = 0
+
+    def step(_worker: Worker, first: int, _last: int) -> None:
+        nonlocal running
+        running += 1
+        try:
+            if first == wrong:
+                raise BrokenError(first)
+            time.sleep(0.001)
+        finally:
+            running -= 1
+
+    with pytest.raises(BrokenError):
+        crew.run([(step, n, n) for n in range(20)], lambda _left: None)
+    assert running == 0, "nobody works on after the round has ended"
+    assert sorted(places(crew, 9)) == list(range(9))
+
+
+def test_a_pause_that_raises_stops_everybody_within_a_step(crew: Crew) -> None:
+    begun: list[int] = []
+
+    def step(_worker: Worker, first: int, _last: int) -> None:
+        begun.append(first)
+        time.sleep(0.005)
+
+    def pause(_left: int) -> None:
+        raise BrokenError
+
+    with pytest.raises(BrokenError):
+        crew.run([(step, n, n) for n in range(200)], pause)
+    assert len(begun) <= 3 * 4
+    assert len(begun) == len(set(begun))
+
+
+def test_the_caller_looks_up_while_others_still_work() -> None:
+    crew = Crew([worker(), worker()])
+    here = threading.get_ident()
+    looks: list[float] = []
+
+    def step(_worker: Worker, _first: int, _last: int) -> None:
+        if threading.get_ident() != here:
+            time.sleep(0.2)
+        else:
+            time.sleep(0.02)  # so that the other one gets its share
+
+    crew.run([(step, n, n) for n in range(2)], lambda _left: looks.append(time.monotonic()))
+    crew.close()
+    assert len(looks) >= 4
+
+
+def test_threads_go_when_it_is_closed() -> None:
+    before = threading.active_count()
+    crew = Crew([worker() for _ in range(4)])
+    assert threading.active_count() == before + 3
+    crew.close()
+    crew.close()
+    assert threading.active_count() == before
+
+
+def test_numpys_own_threads_are_held_back_and_come_back() -> None:
+    blas = _find()
+    if blas is None:
+        pytest.skip("numpy has another BLAS than OpenBLAS here")
+    before = blas.get()
+    blas.set(2)
+    try:
+        with one_thread():
+            with one_thread():
+                assert blas.get() == 1
+            assert blas.get() == 1
+        assert blas.get() == 2
+    finally:
+        blas.set(before)

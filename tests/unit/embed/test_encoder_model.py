@@ -1,0 +1,254 @@
+"""Headers that are no embedding model, or one that would be computed wrongly: each has its error."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.embed_models import write_model
+
+from edgekit.embed.encoder.families import FAMILIES
+from edgekit.embed.encoder.layers import alibi_slopes
+from edgekit.embed.encoder.model import read_model
+from edgekit.embed.file import WeightFile
+from edgekit.embed.types import Limits
+from edgekit.embed.walk import Walked, walk
+from edgekit.errors import (
+    HeaderError,
+    HeaderLimitError,
+    UnknownArchitectureError,
+    WeightsError,
+)
+from edgekit.header.dtype import by_name
+from edgekit.header.types import Tensor
+
+
+def walked_of(tmp_path: Path, architecture: str, **wishes: Any) -> Walked:
+    path = write_model(tmp_path / "model.gguf", architecture, **wishes)
+    with WeightFile(path, Limits()) as file:
+        return walk(file)
+
+
+def told(walked: Walked, **keys: Any) -> Walked:
+    """The same with other keys; None takes one away. head_count=3 -> {architecture}.head_count."""
+    name = walked.keys["general.architecture"]
+    changed = {f"{name}.{key.replace('__', '.')}": value for key, value in keys.items()}
+    kept = {**walked.keys, **changed}
+    return replace(walked, keys={key: value for key, value in kept.items() if value is not None})
+
+
+def holding(walked: Walked, name: str, shape: tuple[int, ...] | None) -> Walked:
+    """The same with a tensor of that shape; None takes it away."""
+    tensors = dict(walked.tensors)
+    if shape is None:
+        del tensors[name]
+    else:
+        f32 = by_name("F32")
+        tensors[name] = Tensor(name=name, type=f32, shape=shape, size_bytes=4, offset=0)
+    return replace(walked, tensors=tensors)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.architecture)
+def test_every_family_has_a_model(family: Any, tmp_path: Path) -> None:
+    model = read_model(walked_of(tmp_path, family.architecture))
+    assert model.family is family
+    assert model.causal is family.causal
+    assert (model.rope is None) == (not family.position.turns)
+    assert len(model.layers) == 3
+
+
+@pytest.mark.parametrize("architecture", ["gemma3", "t5", None, 7, "nomic-bert-moe", "x" * 500])
+def test_another_architecture_lists_those_that_are_known(architecture: Any, tmp_path: Path) -> None:
+    walked = walked_of(tmp_path, "bert")
+    changed = replace(walked, keys={**walked.keys, "general.architecture": architecture})
+    with pytest.raises(
+        UnknownArchitectureError, match="bert, nomic-bert, jina-bert-v2, qwen2, "
+    ) as caught:
+        read_model(changed)
+    assert len(str(caught.value)) < 400
+
+
+# --- keys
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("block_count", None, "qwen2.block_count is missing: not an embedding model"),
+        ("block_count", 0, "block_count is 0, not a number from 1 on"),
+        ("block_count", 513, "over the limit of 512"),
+        ("block_count", "3", "block_count is '3'"),
+        ("block_count", True, "block_count is True"),
+        ("block_count", -1, "block_count is -1"),
+        ("embedding_length", 2**40, "over the limit"),
+        ("embedding_length", 257, "not a multiple of 4 heads"),
+        ("feed_forward_length", 2**31, "over the limit"),
+        ("feed_forward_length", (512, 256, 512), "not a number from 1 on"),
+        ("attention__head_count", 5000, "over the limit"),
+        ("attention__head_count_kv", 3, "4 heads cannot share 3 key heads"),
+        ("attention__head_count_kv", 0, "not a number from 1 on"),
+        ("attention__key_length", 2**20, "over the limit"),
+        ("attention__value_length", 32, "keys of 64 values and values of 32"),
+        ("attention__layer_norm_rms_epsilon", None, "is missing"),
+        ("attention__layer_norm_rms_epsilon", -1.0, "makes no sense"),
+        ("attention__layer_norm_rms_epsilon", float("nan"), "makes no sense"),
+        ("attention__causal", 1, "not true or false"),
+        ("rope__dimension_count", 63, "they turn in pairs"),
+        ("rope__dimension_count", 66, "over the limit of 64"),
+        ("rope__freq_base", 0.5, "not more than 1"),
+        ("rope__freq_base", float("inf"), "makes no sense"),
+        ("rope__scaling__type", "longrope", "rope scaling 'longrope' is not known"),
+        ("rope__scaling__type", 3, "rope scaling 3 is not known"),
+        ("rope__dimension_sections", (8, 8, 16), "does not do"),
+        ("rope__scaling__alpha", 2.0, "does not do"),
+        ("rope__scaling__yarn_log_multiplier", 0.1, "does not do"),
+        ("attention__scale", 0.01, "does not do"),
+        ("attention__clamp_kqv", 8.0, "does not do"),
+        ("attention__max_alibi_bias", 8.0, "does not do"),
+        ("attn_logit_softcapping", 50.0, "does not do"),
+        ("expert_count", 8, "does not do"),
+        ("moe_every_n_layers", 2, "does not do"),
+        ("embedding_scale", 12.0, "does not do"),
+        ("residual_scale", 0.22, "does not do"),
+        ("context_length", None, "context_length is missing"),
+    ],
+)
+def test_keys_that_lie_or_ask_for_more(key: str, value: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(HeaderError, match=said):
+        read_model(told(walked_of(tmp_path, "qwen2"), **{key: value}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("expert_count", 0),
+        ("embedding_scale", 1.0),
+        ("attention__sliding_window", 0),
+        ("attention__scale", 0.0),
+        ("feed_forward_length", (512, 512, 512)),
+        ("final_logit_softcapping", 30.0),
+        ("something_new", 3),
+    ],
+)
+def test_keys_that_change_nothing(key: str, value: Any, tmp_path: Path) -> None:
+    read_model(told(walked_of(tmp_path, "qwen2"), **{key: value}))
+
+
+@pytest.mark.parametrize("name", ["ext_factor", "attn_factor", "beta_fast", "beta_slow"])
+def test_yarn_numbers_that_engines_disagree_about(name: str, tmp_path: Path) -> None:
+    yarn = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
+    usual = {"ext_factor": 1.0, "attn_factor": 1.0, "beta_fast": 32.0, "beta_slow": 1.0}
+    walked = told(walked_of(tmp_path, "qwen2"), **yarn)
+    read_model(told(walked, **{f"rope__scaling__yarn_{name}": usual[name]}))
+    with pytest.raises(HeaderError, match=f"yarn_{name} is 2.5"):
+        read_model(told(walked, **{f"rope__scaling__yarn_{name}": 2.5}))
+
+
+# --- tensors
+
+
+def test_missing_tensors_are_named_but_not_all(tmp_path: Path) -> None:
+    walked = walked_of(tmp_path, "bert")
+    one = holding(walked, "blk.1.ffn_up.weight", None)
+    with pytest.raises(WeightsError, match=r"1 tensors are missing: 'blk.1.ffn_up.weight'$"):
+        read_model(holding(one, "blk.1.ffn_up.bias", None))
+    none = replace(walked, tensors={"token_embd.weight": walked.tensors["token_embd.weight"]})
+    with pytest.raises(WeightsError, match=r"not an embedding model of .* and 27 more") as caught:
+        read_model(none)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("name", ["attn_q", "attn_k", "attn_v"])
+def test_half_of_the_attention_is_not_enough(name: str, tmp_path: Path) -> None:
+    walked = walked_of(tmp_path, "llama")
+    with pytest.raises(WeightsError, match=f"'blk.2.{name}.weight'"):
+        read_model(holding(walked, f"blk.2.{name}.weight", None))
+
+
+def test_a_chat_model_without_a_table_is_none(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=r"token_embd.weight is missing"):
+        read_model(holding(walked_of(tmp_path, "llama"), "token_embd.weight", None))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "blk.0.ffn_gate_exps.weight",
+        "blk.0.ffn_gate_inp.weight",
+        "blk.1.attn_q.weight.lora_a",
+        "blk.0.attn_sinks.weight",
+        "blk.0.attn_output.bias",
+        "blk.0.attn_qkv.bias",
+        "dense_2.weight",
+        "rope_freqs.weight",
+        "blk.00.ffn_up.weight",
+        "blk.3.ffn_up.weight",
+        "mm.0.weight",
+    ],
+)
+def test_tensors_that_would_be_left_out_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=name):
+        read_model(holding(walked_of(tmp_path, "qwen2"), name, (256,)))
+
+
+@pytest.mark.parametrize("name", ["output.weight", "cls.weight", "cls.output.weight"])
+def test_tensors_for_something_else_are_no_matter(name: str, tmp_path: Path) -> None:
+    read_model(holding(walked_of(tmp_path, "qwen2"), name, (1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("blk.0.attn_q.weight", (255, 256)),
+        ("blk.0.attn_q.weight", (256, 128)),
+        ("blk.2.attn_k.weight", (256, 256)),
+        ("blk.0.attn_q.bias", (255,)),
+        ("blk.1.ffn_down.weight", (512, 256)),
+        ("blk.1.ffn_norm.weight", (1, 256)),
+        ("output_norm.weight", ()),
+        ("token_embd.weight", (97, 255)),
+    ],
+)
+def test_wrong_shapes_are_named(name: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=f"'{name}' has the shape"):
+        read_model(holding(walked_of(tmp_path, "qwen2"), name, shape))
+
+
+@pytest.mark.parametrize("shape", [(256,), (0, 256), (2**40, 256), (3, 97, 256)])
+def test_a_table_of_tokens_has_a_row_for_each(shape: tuple[int, ...], tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=r"token_embd.weight has the shape"):
+        read_model(holding(walked_of(tmp_path, "qwen2"), "token_embd.weight", shape))
+
+
+def test_layers_are_built_alike(tmp_path: Path) -> None:
+    walked = holding(walked_of(tmp_path, "qwen2"), "blk.1.attn_q.bias", None)
+    with pytest.raises(WeightsError, match=r"layer 1 is not built like layer 0: 'attn_q.bias'"):
+        read_model(walked)
+
+
+def test_a_gate_stands_in_one_place(tmp_path: Path) -> None:
+    walked = walked_of(tmp_path, "jina-bert-v2", joined_gate=True, layers=1)
+    with pytest.raises(WeightsError, match="gate and up together"):
+        read_model(holding(walked, "blk.0.ffn_gate.weight", (512, 256)))
+
+
+def test_a_bias_is_as_long_as_its_weight(tmp_path: Path) -> None:
+    walked = walked_of(tmp_path, "jina-bert-v2", joined_gate=True, layers=1)
+    with pytest.raises(WeightsError, match=r"ffn_up.bias is not as long as its weight"):
+        read_model(holding(walked, "blk.0.ffn_up.bias", (512,)))
+
+
+def test_limits_name_themselves(tmp_path: Path) -> None:
+    with pytest.raises(HeaderLimitError) as caught:
+        read_model(told(walked_of(tmp_path, "qwen2"), block_count=10**18))
+    assert caught.value.limit == 512
+
+
+def test_slopes_are_those_of_the_paper() -> None:
+    assert alibi_slopes(8) == [2.0**-n for n in range(1, 9)]
+    assert alibi_slopes(12) == [
+        *(2.0**-n for n in range(1, 9)),
+        *(2.0 ** -(n + 0.5) for n in range(4)),
+    ]

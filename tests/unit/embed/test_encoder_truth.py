@@ -1,0 +1,87 @@
+"""The built-in encoder against real llama.cpp, on random models of every family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.embed_models import write_model
+from tests.embed_oracle import cosines, llamacpp_vectors
+
+from edgekit.embed.budget import plan_encoder
+from edgekit.embed.encoder import open_encoder
+from edgekit.embed.file import WeightFile
+from edgekit.embed.kernels import choose
+from edgekit.embed.monitor import Monitor
+from edgekit.embed.types import Floats, Limits, Pooling
+from edgekit.embed.walk import walk
+
+pytest.importorskip("xllamacpp")
+
+YARN = {
+    "qwen2.rope.scaling.type": "yarn",
+    "qwen2.rope.scaling.factor": 4.0,
+    "qwen2.rope.scaling.original_context_length": 128,
+    "qwen2.rope.scaling.attn_factor": 0.8,
+}
+# What is written, the kind of its matrices, and the least cosine. llama.cpp multiplies packed
+# weights with activations that it has rounded to 8 bits, so only F32 and F16 can be exact.
+CASES: dict[str, tuple[str, str, float, dict[str, Any]]] = {
+    "bert": ("bert", "F16", 0.9999, {"joined_qkv": True, "pooling": "cls"}),
+    "nomic-bert": ("nomic-bert", "F16", 0.9999, {}),
+    "nomic-bert, half of a head turns": ("nomic-bert", "F32", 0.9999, {"rope_dims": 32}),
+    "nomic-bert Q8_0": ("nomic-bert", "Q8_0", 0.999, {}),
+    "jina-bert-v2": (
+        "jina-bert-v2",
+        "F16",
+        0.9999,
+        {"joined_gate": True, "heads": 6, "kv_heads": 6, "width": 384},
+    ),
+    "jina-bert-v2, norms of code": ("jina-bert-v2", "F16", 0.9999, {"query_norm": True}),
+    "qwen2": ("qwen2", "F16", 0.9999, {}),
+    "qwen2 Q4_K": ("qwen2", "Q4_K", 0.998, {}),
+    "qwen2, not causal, linear scaling": (
+        "qwen2",
+        "F16",
+        0.9999,
+        {
+            "causal": False,
+            "pooling": "mean",
+            "keys": {"qwen2.rope.scaling.type": "linear", "qwen2.rope.scaling.factor": 3.0},
+        },
+    ),
+    "qwen2, yarn": ("qwen2", "F16", 0.9999, {"keys": YARN}),
+    "qwen3": ("qwen3", "F16", 0.9999, {}),
+    "llama, factors": ("llama", "F16", 0.9999, {"rope_factors": True}),
+}
+
+
+def ours(path: Path, texts: list[list[int]], pooling: Pooling | None, kernels: str) -> Floats:
+    arithmetic = choose(kernels)
+    with WeightFile(path, Limits()) as file:
+        walked = walk(file)
+        plan = plan_encoder(walked, kernels=arithmetic, pooling=pooling)
+        monitor = Monitor(budget_bytes=plan.budget_bytes)
+        encoder = open_encoder(file, walked, kernels=arithmetic, monitor=monitor, plan=plan)
+        into = np.empty((len(texts), encoder.width), np.float32)
+        encoder.encode(texts, into, lambda _share: None)
+        encoder.close()
+    return into
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_our_vectors_are_llamacpps(case: str, tmp_path: Path) -> None:
+    architecture, kind, least, shape = CASES[case]
+    path = write_model(tmp_path / "model.gguf", architecture, kind=kind, **shape)
+    random = np.random.default_rng(7)
+    texts = [random.integers(5, 60, length).tolist() for length in (1, 6, 31, 300)]
+    decoder = "bert" not in architecture
+    pooling = Pooling.LAST if decoder and "pooling" not in shape else None
+    theirs = llamacpp_vectors(path, texts, "last" if pooling else None)
+    for kernels in dict.fromkeys((choose().name, "numpy")):
+        found = ours(path, texts, pooling, kernels)
+        assert cosines(found, theirs).min() >= least, kernels
+        lengths = np.linalg.norm(found, axis=1) / np.linalg.norm(theirs, axis=1)
+        assert np.abs(lengths - 1).max() < 0.01, kernels

@@ -1,0 +1,61 @@
+"""Which kernels are used, and what they say when they are not there."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from tests.embed_kernels import HAVE_NATIVE
+
+from edgekit.embed.kernels import choose
+from edgekit.errors import UnknownDtypeError, UsageError
+from edgekit.header.dtype import by_name
+
+
+@pytest.fixture(autouse=True)
+def _no_choice_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EDGEKIT_KERNELS", raising=False)
+
+
+@pytest.mark.skipif(not HAVE_NATIVE, reason="the extension was not built here")
+def test_native_is_the_best() -> None:
+    assert choose().name == "native"
+
+
+def test_numpy_by_name_and_by_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose("numpy").name == "numpy"
+    monkeypatch.setenv("EDGEKIT_KERNELS", "numpy")
+    assert choose().name == "numpy"
+
+
+def test_an_unknown_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="native or numpy"):
+        choose("cuda")
+    monkeypatch.setenv("EDGEKIT_KERNELS", "fast")
+    with pytest.raises(UsageError, match="EDGEKIT_KERNELS"):
+        choose()
+
+
+def test_without_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An install without a compiler has no such module."""
+    monkeypatch.delitem(sys.modules, "edgekit.embed.kernels.native", raising=False)
+    monkeypatch.setitem(sys.modules, "edgekit.embed.kernels._native", None)
+    monkeypatch.delattr("edgekit.embed.kernels._native", raising=False)
+    assert choose().name == "numpy"
+    with pytest.raises(UsageError, match="C compiler"):
+        choose("native")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "numpy",
+        pytest.param("native", marks=pytest.mark.skipif(not HAVE_NATIVE, reason="not built")),
+    ],
+)
+@pytest.mark.parametrize("kind", ["Q8_K", "I32", "NVFP4", "F8_E4M3"])
+def test_a_type_that_cannot_be_unpacked(name: str, kind: str) -> None:
+    import numpy as np
+
+    with pytest.raises(UnknownDtypeError, match=kind):
+        choose(name).dequantize(by_name(kind), b"", np.empty(0, np.float32))

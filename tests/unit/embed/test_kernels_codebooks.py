@@ -1,0 +1,30 @@
+"""codebooks.bin is what gguf-py says."""
+
+from __future__ import annotations
+
+from gguf import quants
+from tools.codebooks import all_points
+
+from edgekit.embed.kernels.codebooks import (
+    CODEBOOKS,
+    SIGN_CODES,
+    SIZE_BYTES,
+    read_codebooks,
+    sign_bits,
+)
+
+
+def test_the_file_is_what_the_tool_writes_now() -> None:
+    assert read_codebooks() == all_points()
+
+
+def test_places_follow_one_another() -> None:
+    end = 0
+    for book in CODEBOOKS.values():
+        assert book.offset == end
+        end += book.points * book.width
+    assert end == SIZE_BYTES
+
+
+def test_signs() -> None:
+    assert bytes(sign_bits(code) for code in range(SIGN_CODES)) == quants.IQ2_XXS.ksigns

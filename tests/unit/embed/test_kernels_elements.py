@@ -1,0 +1,128 @@
+"""Norms, activations and rotary positions, against the same in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.embed_kernels import names, using
+
+from edgekit.embed.kernels import Kernels
+from edgekit.embed.kernels.types import Floats, GateKind
+
+Doubles = NDArray[np.float64]
+FAR = np.array([-1e30, -200, -90, -30, 0, -0.0, 1e-30, 30, 90, 200, 1e30], np.float32)
+
+
+@pytest.fixture(params=names())
+def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
+    with using(request.param) as chosen:
+        yield chosen
+
+
+def random(rows: int, columns: int) -> Floats:
+    return np.random.default_rng(rows).standard_normal((rows, columns), dtype=np.float32)
+
+
+def gelu(x: Doubles) -> Doubles:
+    return np.array([v / 2 * (1 + math.erf(v / math.sqrt(2))) for v in x.reshape(-1)]).reshape(
+        x.shape
+    )
+
+
+def gelu_tanh(x: Doubles) -> Doubles:
+    return np.asarray(x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))))
+
+
+def silu(x: Doubles) -> Doubles:
+    return np.asarray(x / (1 + np.exp(-np.clip(x, -700, None))))
+
+
+@pytest.mark.parametrize(("name", "exact"), [("gelu", gelu), ("gelu_tanh", gelu_tanh)])
+def test_activations(kernels: Kernels, name: str, exact: Callable[[Doubles], Doubles]) -> None:
+    x = np.linspace(-8, 8, 20_001, dtype=np.float32).reshape(3, -1)
+    wanted = exact(x.astype(np.float64))
+    getattr(kernels, name)(x)
+    assert (np.abs(x - wanted) / np.maximum(1, np.abs(wanted))).max() < 1e-6
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh"])
+def test_activations_far_out(kernels: Kernels, name: str) -> None:
+    """Either nothing or the number itself; never infinite, never NaN."""
+    x = FAR[None].copy()
+    getattr(kernels, name)(x)
+    assert np.allclose(
+        x[0], np.where(np.abs(FAR) < 1, FAR / 2, np.maximum(FAR, 0)), rtol=1e-6, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "exact"), [("silu", silu), ("gelu", gelu), ("gelu_tanh", gelu_tanh)]
+)
+def test_gates(kernels: Kernels, kind: GateKind, exact: Callable[[Doubles], Doubles]) -> None:
+    wide = random(7, 3001) * 5
+    gate, up = wide[:, :1500].copy(), wide[:, 1500:3000]
+    wanted = exact(gate.astype(np.float64)) * up
+    size = np.maximum(1, np.abs(gate)) * np.maximum(1, np.abs(up))
+    kernels.gate(gate, up, kind)
+    assert (np.abs(gate - wanted) / size).max() < 1e-6
+
+
+def test_a_gate_far_out(kernels: Kernels) -> None:
+    gate = FAR[None].copy()
+    kernels.gate(gate, np.ones_like(gate), "silu")
+    assert np.allclose(
+        gate[0], np.where(np.abs(FAR) < 1, FAR / 2, np.maximum(FAR, 0)), rtol=1e-6, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("columns", [1, 5, 16, 384, 1000])
+def test_layer_norm(kernels: Kernels, columns: int) -> None:
+    x, weight, bias = random(50, columns) * 3 + 2, random(1, columns)[0], random(2, columns)[1]
+    deep = x.astype(np.float64)
+    centred = deep - deep.mean(1, keepdims=True)
+    unit = centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5)
+    out = np.empty((50, columns + 3), np.float32)[:, :columns]
+    kernels.layer_norm(x, out, weight, bias, 1e-5)
+    assert np.abs(out - (unit * weight + bias)).max() < 1e-5
+    kernels.layer_norm(x, x, weight, None, 1e-5)
+    assert np.abs(x - unit * weight).max() < 1e-5
+
+
+@pytest.mark.parametrize("columns", [1, 5, 16, 3584])
+def test_rms_norm(kernels: Kernels, columns: int) -> None:
+    x, weight = random(30, columns) * 3 + 2, random(1, columns)[0]
+    deep = x.astype(np.float64)
+    wanted = deep / np.sqrt((deep**2).mean(1, keepdims=True) + 1e-6) * weight
+    out = np.empty_like(x)
+    kernels.rms_norm(x, out, weight, 1e-6)
+    assert np.abs(out - wanted).max() < 1e-5
+    kernels.rms_norm(x, x, weight, 1e-6)
+    assert (x == out).all()
+
+
+@pytest.mark.parametrize("neox", [True, False])
+@pytest.mark.parametrize("turning", [2, 10, 64])
+def test_rope(kernels: Kernels, turning: int, *, neox: bool) -> None:
+    """Partial: the rest of each head is untouched, and so is what lies behind the heads."""
+    half = turning // 2
+    x, cos, sin = (
+        random(9, 4 * 64 + 5),
+        random(9, half + 100)[:, :half],
+        random(9, half + 90)[:, 7 : 7 + half],
+    )
+    one = np.arange(half) if neox else 2 * np.arange(half)
+    other = one + half if neox else one + 1
+    heads = x[:, :256].astype(np.float64).reshape(9, 4, 64)
+    a, b = heads[:, :, one], heads[:, :, other]
+    wanted = heads.copy()
+    wanted[:, :, one] = a * cos[:, None] - b * sin[:, None]
+    wanted[:, :, other] = b * cos[:, None] + a * sin[:, None]
+    behind = x[:, 256:].copy()
+    kernels.rope(x, cos, sin, heads=4, head_dim=64, neox=neox)
+    assert np.abs(x[:, :256].reshape(9, 4, 64) - wanted).max() < 1e-5
+    assert (x[:, :256].reshape(9, 4, 64)[:, :, turning:] == wanted[:, :, turning:]).all()
+    assert (x[:, 256:] == behind).all()

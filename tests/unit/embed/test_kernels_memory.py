@@ -1,0 +1,82 @@
+"""What the kernels themselves hold and allocate: bounded, and nothing that grows with the work."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from tests.embed_kernels import HAVE_NATIVE, KINDS, names, random_blocks, using
+
+from edgekit.embed.kernels import Kernels
+from edgekit.header.dtype import by_name
+
+KIB = 1024
+
+
+@pytest.fixture(params=names())
+def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
+    with using(request.param) as chosen:
+        yield chosen
+
+
+def peak_bytes(kernels: Kernels, name: str, count: int) -> int:
+    """Of one call that unpacks so many blocks, into memory that was there before."""
+    kind = by_name(name)
+    source = random_blocks(name, count).reshape(-1)
+    into = np.empty(count * kind.block_elements, np.float32)
+    tracemalloc.start()
+    kernels.dequantize(kind, source, into)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_unpacking_allocates_little_however_much_there_is(kernels: Kernels, name: str) -> None:
+    count = 300_000 // by_name(name).block_elements
+    peak_bytes(kernels, name, 1)  # what is made once is made now
+    least = 4 * KIB if kernels.name == "native" else 48 * KIB
+    assert peak_bytes(kernels, name, count) < least
+    assert peak_bytes(kernels, name, 4 * count) < least
+
+
+def test_a_thread_of_numpy_holds_a_workspace_of_fixed_size() -> None:
+    """All buffers that all types together need."""
+    from edgekit.embed.kernels.numpy_kernels import NumpyKernels
+
+    fresh = NumpyKernels()
+    sources = {name: random_blocks(name, 400) for name in KINDS}
+    into = np.empty(400 * 256, np.float32)
+    for name, blocks in sources.items():  # tables are shared by all threads
+        NumpyKernels().dequantize(by_name(name), blocks.reshape(-1), into)
+    tracemalloc.start()
+    for name, blocks in sources.items():
+        fresh.dequantize(by_name(name), blocks.reshape(-1), into)
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held < 90 * KIB
+
+
+@pytest.mark.skipif(not HAVE_NATIVE, reason="the extension was not built here")
+def test_codebooks_are_loaded_only_when_needed() -> None:
+    program = """
+import numpy as np
+from edgekit.embed.kernels import choose
+from edgekit.embed.kernels.native import held_bytes
+from edgekit.header.dtype import by_name
+kernels, into = choose("native"), np.empty(256, np.float32)
+kernels.dequantize(by_name("Q4_K"), bytes(144), into)
+before = held_bytes()
+kernels.dequantize(by_name("IQ2_S"), bytes(82), into)
+print(before, held_bytes() - before)
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    before, more = map(int, told.stdout.split())
+    assert before < 4 * KIB
+    assert more == 33_792

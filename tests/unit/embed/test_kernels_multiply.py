@@ -1,0 +1,168 @@
+"""x @ W.T with packed W: against the same in float64, for every type and many shapes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.embed_kernels import (
+    KINDS,
+    names,
+    random_blocks,
+    scale_places,
+    set_half,
+    set_scattered,
+    using,
+)
+
+from edgekit.embed.kernels import BlockError, Kernels
+from edgekit.embed.kernels.types import Floats
+from edgekit.errors import HeaderError
+from edgekit.header.dtype import by_name
+
+
+@pytest.fixture(params=names())
+def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
+    with using(request.param) as chosen:
+        yield chosen
+
+
+def weights(name: str, rows: int, columns: int) -> NDArray[np.uint8]:
+    """Blocks whose scales are near 1/100, so that sums stay near 1."""
+    kind = by_name(name)
+    blocks = random_blocks(name, rows * columns // kind.block_elements, seed=rows + columns)
+    scales = np.full(len(blocks), 0x2000, np.uint16)
+    for place in scale_places(kind):
+        set_half(blocks, place, scales)
+    if name == "IQ1_M":
+        set_scattered(blocks, scales)
+    if name == "MXFP4":
+        blocks[:, 0] = 121
+    if name in {"F32", "F16", "BF16"}:
+        values = np.random.default_rng(rows).standard_normal(len(blocks)).astype(np.float32)
+        blocks = as_plain(name, values).reshape(len(blocks), kind.block_bytes)
+    return blocks.reshape(-1)
+
+
+def as_plain(name: str, values: Floats) -> NDArray[np.uint8]:
+    if name == "BF16":
+        return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+    return values.astype({"F32": np.float32, "F16": np.float16}[name]).view(np.uint8)
+
+
+def products(
+    kernels: Kernels, name: str, packed: NDArray[np.uint8], x: Floats, rows: int
+) -> Floats:
+    kind = by_name(name)
+    scratch = np.empty(kernels.scratch_floats(kind, x.shape[1]), np.float32)
+    out = np.full((len(x), rows), np.nan, np.float32)
+    kernels.multiply(kind, packed, x, out, scratch)
+    return out
+
+
+def exact(
+    kernels: Kernels, name: str, packed: NDArray[np.uint8], x: Floats, rows: int
+) -> NDArray[np.float64]:
+    unpacked = np.empty(rows * x.shape[1], np.float32)
+    kernels.dequantize(by_name(name), packed, unpacked)
+    return x.astype(np.float64) @ unpacked.astype(np.float64).reshape(rows, -1).T
+
+
+def random_x(tokens: int, columns: int) -> Floats:
+    return np.random.default_rng(tokens * columns).standard_normal(
+        (tokens, columns), dtype=np.float32
+    )
+
+
+def close(one: Floats, other: NDArray[np.float64], columns: int) -> bool:
+    """To a few units of float32, in sums of so many numbers near 1."""
+    return bool(np.abs(one - other).max() <= 2e-6 * max(np.abs(other).max(), columns**0.5))
+
+
+@pytest.mark.parametrize("tokens", [1, 30])
+@pytest.mark.parametrize("name", KINDS)
+def test_every_type(kernels: Kernels, name: str, tokens: int) -> None:
+    packed, x = weights(name, 45, 1280), random_x(tokens, 1280)
+    assert close(products(kernels, name, packed, x, 45), exact(kernels, name, packed, x, 45), 1280)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 31, 33, 70])
+@pytest.mark.parametrize("tokens", [1, 3, 4, 5, 23, 24, 29, 37, 100])
+def test_every_shape_of_tile(kernels: Kernels, tokens: int, rows: int) -> None:
+    for columns in (1, 33, 512, 1030):
+        packed, x = weights("F32", rows, columns), random_x(tokens, columns)
+        assert close(
+            products(kernels, "F32", packed, x, rows),
+            exact(kernels, "F32", packed, x, rows),
+            columns,
+        )
+
+
+@pytest.mark.parametrize(("name", "columns"), [("Q4_K", 3584), ("Q6_K", 18944), ("Q8_0", 96)])
+def test_rows_as_long_as_real_ones(kernels: Kernels, name: str, columns: int) -> None:
+    packed, x = weights(name, 9, columns), random_x(16, columns)
+    assert close(products(kernels, name, packed, x, 9), exact(kernels, name, packed, x, 9), columns)
+
+
+@pytest.mark.parametrize("tokens", [5, 40])
+def test_rows_that_lie_apart(kernels: Kernels, tokens: int) -> None:
+    """A part of the columns of larger arrays; the others are not touched."""
+    kind = by_name("Q4_0")
+    packed = weights("Q4_0", 37, 64)
+    wide_x, wide_out = random_x(tokens, 100), np.full((tokens, 50), -7, np.float32)
+    x, out = wide_x[:, 20:84], wide_out[:, 5:42]
+    kernels.multiply(kind, packed, x, out, np.empty(kernels.scratch_floats(kind, 64), np.float32))
+    assert close(np.ascontiguousarray(out), exact(kernels, "Q4_0", packed, x, 37), 64)
+    assert (wide_out[:, :5] == -7).all()
+    assert (wide_out[:, 42:] == -7).all()
+
+
+@pytest.mark.parametrize("tokens", [3, 40])
+def test_a_bad_block_is_counted_from_the_start_of_the_weights(
+    kernels: Kernels, tokens: int
+) -> None:
+    packed = weights("Q4_K", 40, 1024)
+    packed.reshape(-1, 144)[37 * 4 + 2, :2] = (0, 0x7C)
+    with pytest.raises(BlockError) as raised:
+        products(kernels, "Q4_K", packed, random_x(tokens, 1024), 40)
+    assert raised.value.block == 37 * 4 + 2
+
+
+def test_nothing_to_do(kernels: Kernels) -> None:
+    kind = by_name("Q4_K")
+    scratch = np.empty(kernels.scratch_floats(kind, 256), np.float32)
+    kernels.multiply(
+        kind, weights("Q4_K", 3, 256), random_x(0, 256), np.empty((0, 3), np.float32), scratch
+    )
+    kernels.multiply(kind, b"", random_x(4, 256), np.empty((4, 0), np.float32), scratch)
+
+
+def test_columns_that_are_not_whole_blocks(kernels: Kernels) -> None:
+    with pytest.raises(HeaderError, match="multiple"):
+        kernels.scratch_floats(by_name("Q4_K"), 300)
+
+
+def test_scratch_does_not_grow_with_the_matrix(kernels: Kernels) -> None:
+    kind = by_name("Q4_K")
+    assert kernels.scratch_floats(kind, 18944) * 4 <= 256 * 1024
+
+
+def test_threads_do_not_disturb_one_another(kernels: Kernels) -> None:
+    packed, x = weights("Q6_K", 64, 512), random_x(33, 512)
+    wanted = products(kernels, "Q6_K", packed, x, 64)
+    same: list[bool] = []
+
+    def work() -> None:
+        same.extend(
+            bool((products(kernels, "Q6_K", packed, x, 64) == wanted).all()) for _ in range(20)
+        )
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert same == [True] * 80

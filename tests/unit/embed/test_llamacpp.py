@@ -1,0 +1,223 @@
+"""The optional fast path, with real llama.cpp: same vectors, clear refusals, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.embed_models import FAMILIES, write_model
+from tests.embed_oracle import cosines, llamacpp_vectors
+
+from edgekit.embed.file import WeightFile
+from edgekit.embed.llamacpp import LlamaCppEncoder, Settings, needed_bytes
+from edgekit.embed.monitor import Monitor
+from edgekit.embed.types import Floats, Limits, Pooling
+from edgekit.embed.walk import Walked, walk
+from edgekit.errors import CancelledError, EngineError, HeaderError, MemoryPressureError
+
+pytest.importorskip("xllamacpp")
+
+TEXTS = [[2, *range(10, 10 + length), 3] for length in (1, 5, 60, 3, 120, 7)]
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("qwen2") / "model.gguf", "qwen2", pooling="last")
+
+
+@contextmanager
+def opened(
+    path: Path,
+    *,
+    pooling: Pooling = Pooling.LAST,
+    monitor: Monitor | None = None,
+    pass_tokens: int = 256,
+) -> Iterator[LlamaCppEncoder]:
+    encoder = LlamaCppEncoder(
+        path,
+        walked(path),
+        Settings(pooling=pooling, threads=2, pass_tokens=pass_tokens),
+        monitor=monitor or Monitor(),
+    )
+    try:
+        yield encoder
+    finally:
+        encoder.close()
+
+
+def walked(path: Path) -> Walked:
+    file = WeightFile(path, Limits())
+    try:
+        return walk(file, wanted=lambda _: False)
+    finally:
+        file.close()
+
+
+def encode(
+    encoder: LlamaCppEncoder,
+    texts: list[list[int]],
+    checkpoint: Callable[[float], None] = lambda _: None,
+) -> Floats:
+    into = np.zeros((len(texts), encoder.width), dtype=np.float32)
+    encoder.encode(texts, into, checkpoint)
+    return into
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_texts_of_one_batch_do_not_mix(tmp_path: Path, architecture: str) -> None:
+    path = write_model(tmp_path / "model.gguf", architecture)
+    with opened(path, pooling=Pooling.MEAN) as encoder:
+        together = encode(encoder, TEXTS)
+        again = np.concatenate([encode(encoder, [text]) for text in TEXTS])
+    alone = llamacpp_vectors(path, TEXTS, "mean")
+    assert cosines(together, alone).min() > 0.9999
+    assert cosines(again, alone).min() > 0.9999
+    assert np.allclose(np.linalg.norm(together, axis=1), np.linalg.norm(alone, axis=1), rtol=0.01)
+
+
+@pytest.mark.parametrize("pooling", Pooling)
+def test_pooling_is_what_was_asked_for(qwen: Path, pooling: Pooling) -> None:
+    with opened(qwen, pooling=pooling) as encoder:
+        found = encode(encoder, TEXTS)
+    assert cosines(found, llamacpp_vectors(qwen, TEXTS, pooling.label)).min() > 0.9999
+
+
+def test_more_texts_than_a_batch_holds_tell_how_far_they_are(qwen: Path) -> None:
+    shares: list[float] = []
+    texts = [[number, 5, 6] for number in range(100)]
+    with opened(qwen, pass_tokens=64) as encoder:
+        found = encode(encoder, texts, shares.append)
+        assert cosines(found, llamacpp_vectors(qwen, texts)).min() > 0.9999
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1]) == (0.0, 1.0)
+    assert len(set(shares)) >= 5  # 300 tokens, 64 at a time
+
+
+def test_what_a_checkpoint_raises_ends_the_pass_and_the_next_one_works(qwen: Path) -> None:
+    calls = 0
+
+    def stop(_: float) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise CancelledError("called off")
+
+    with opened(qwen) as encoder:
+        before = encode(encoder, TEXTS)
+        start = time.monotonic()
+        with pytest.raises(CancelledError):
+            encode(encoder, TEXTS * 50, stop)
+        assert time.monotonic() - start < 5
+        assert np.array_equal(encode(encoder, TEXTS), before)
+
+
+def test_a_tensor_that_is_missing(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.gguf", "qwen2", leave_out=("blk.1.ffn_up.weight",))
+    with pytest.raises(EngineError, match=r"blk\.1\.ffn_up\.weight"), opened(path):
+        pass
+
+
+def test_a_file_that_was_cut_off_since_its_header_was_read(qwen: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(qwen.read_bytes())
+    header = walked(path)
+    os.truncate(path, path.stat().st_size // 2)
+    settings = Settings(pooling=Pooling.LAST, threads=1, pass_tokens=64)
+    with pytest.raises(EngineError, match="last words"):
+        LlamaCppEncoder(path, header, settings, monitor=Monitor())
+
+
+def test_a_text_longer_than_a_pass(qwen: Path) -> None:
+    with opened(qwen, pooling=Pooling.MEAN, pass_tokens=64) as encoder:
+        with pytest.raises(EngineError, match="too large"):
+            encode(encoder, [list(range(65))])
+        assert encode(encoder, [list(range(64))]).any()
+
+
+@pytest.mark.parametrize("told", [0, -1, "many", [256, 256, 256]])
+def test_a_file_that_does_not_say_how_wide_it_is(tmp_path: Path, told: object) -> None:
+    keys = {"qwen2.embedding_length": told}
+    path = write_model(tmp_path / "model.gguf", "qwen2", keys=keys)
+    with pytest.raises(HeaderError, match="embedding_length"), opened(path):
+        pass
+
+
+def test_keys_that_would_need_all_the_memory_there_is(tmp_path: Path) -> None:
+    keys = {"qwen2.feed_forward_length": 2**32 - 1}
+    path = write_model(tmp_path / "model.gguf", "qwen2", keys=keys)
+    with pytest.raises(MemoryPressureError), opened(path):
+        pass
+
+
+def test_a_token_that_is_none(qwen: Path) -> None:
+    with opened(qwen) as encoder, pytest.raises(EngineError):
+        encode(encoder, [[10**6]])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_an_engine_that_dies(qwen: Path) -> None:
+    with opened(qwen) as encoder:
+        assert encoder._child is not None
+        os.kill(encoder._child._process.pid, signal.SIGSEGV)
+        with pytest.raises(EngineError, match="ended"):
+            encode(encoder, TEXTS)
+        assert encode(encoder, TEXTS).any()
+
+
+def test_memory_is_asked_for_before_anything_is_started(qwen: Path) -> None:
+    monitor = Monitor(budget_bytes=50_000_000)
+    with (
+        pytest.raises(MemoryPressureError, match=r"model\.gguf in llama\.cpp"),
+        opened(qwen, monitor=monitor),
+    ):
+        pass
+    assert monitor.reserved_bytes == 0
+
+
+def test_memory_is_given_back(qwen: Path, tmp_path: Path) -> None:
+    monitor = Monitor()
+    with opened(qwen, monitor=monitor) as encoder:
+        assert monitor.reserved_bytes > qwen.stat().st_size
+        assert encoder._child is not None
+        process = encoder._child._process
+        encoder.close()
+        assert monitor.reserved_bytes == 0
+        assert process.poll() is not None
+    broken = write_model(tmp_path / "model.gguf", "qwen2", leave_out=("output_norm.weight",))
+    with pytest.raises(EngineError), opened(broken, monitor=monitor):
+        pass
+    assert monitor.reserved_bytes == 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="measured in /proc")
+@pytest.mark.parametrize(("architecture", "pass_tokens"), [("qwen2", 64), ("bert", 512)])
+def test_it_takes_no_more_than_was_counted(
+    tmp_path: Path, architecture: str, pass_tokens: int
+) -> None:
+    path = write_model(
+        tmp_path / "model.gguf",
+        architecture,
+        layers=4,
+        heads=16,
+        kv_heads=16,
+        width=1024,
+        inner=4096,
+    )
+    settings = Settings(pooling=Pooling.MEAN, threads=2, pass_tokens=pass_tokens)
+    with opened(path, pooling=Pooling.MEAN, pass_tokens=pass_tokens) as encoder:
+        encode(encoder, [list(range(2, 2 + pass_tokens // 4))] * 8)
+        assert encoder._child is not None
+        peak = _peak_bytes(encoder._child._process.pid)
+    assert peak < needed_bytes(walked(path), settings) < 3 * peak
+
+
+def _peak_bytes(process: int) -> int:
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))

@@ -1,0 +1,305 @@
+"""The monitor says no before the kernel does, and says why in numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.control_groups import enter, own_group
+
+from edgekit.embed import monitor as monitor_module
+from edgekit.embed.monitor import Monitor, usable_bytes
+from edgekit.errors import MemoryPressureError
+from edgekit.hardware.cgroup import _Version
+from edgekit.units import GIB, MIB
+
+NOWHERE = Path("/nonexistent")  # a machine without control groups and resource limits
+
+
+def monitor(budget_bytes: int | None = None, **options: int | bool) -> Monitor:
+    """One that this machine cannot disturb."""
+    settings: dict[str, int | bool] = {"critical_bytes": 0, **options}
+    return Monitor(budget_bytes=budget_bytes, root=NOWHERE, **settings)  # type: ignore[arg-type] # each has its own type
+
+
+def test_85_percent_of_a_budget_may_be_reserved_and_not_a_byte_more() -> None:
+    watch = monitor(1_000)
+    assert usable_bytes(1_000) == 850 == watch.usable_bytes
+    assert watch.can_allocate(850)
+    assert not watch.can_allocate(851)
+    first = watch.try_allocate(800, "weights")
+    assert (watch.reserved_bytes, watch.usable_bytes) == (800, 50)
+    with watch.try_allocate(50, "a tile"):
+        assert watch.usable_bytes == 0
+        with pytest.raises(MemoryPressureError):
+            watch.try_allocate(1, "one byte")
+        watch.check()  # at the breaker, not beyond it
+    first.release()
+    assert (watch.reserved_bytes, watch.peak_reserved_bytes) == (0, 850)
+
+
+def test_the_breaker_can_be_set() -> None:
+    watch = monitor(1_000, breaker_percent=50)
+    assert (watch.can_allocate(500), watch.can_allocate(501)) == (True, False)
+
+
+def test_without_limits_everything_goes() -> None:
+    watch = monitor()
+    assert (watch.limits, watch.usable_bytes) == ((), None)
+    assert watch.can_allocate(1)
+    watch.check()
+
+
+def test_a_refusal_has_all_the_numbers() -> None:
+    watch = monitor(100 * MIB)
+    watch.try_allocate(60 * MIB, "the table")
+    with pytest.raises(MemoryPressureError) as caught:
+        watch.try_allocate(30 * MIB, "the tile of a worker")
+    assert str(caught.value) == (
+        "the tile of a worker needs 30.00 MiB, but 60.00 MiB of the 100.00 MiB of memory budget are"
+        " in use, of which 60.00 MiB are reserved here, and no more than 85 % (85.00 MiB) may be;"
+        " raise the budget, or embed fewer or shorter texts at a time"
+    )
+    assert watch.reserved_bytes == 60 * MIB
+
+
+def test_a_reservation_is_given_back_once() -> None:
+    watch = monitor(1_000)
+    held = watch.try_allocate(100, "a")
+    with held:
+        pass
+    held.release()
+    held.release()
+    assert watch.reserved_bytes == 0
+    with pytest.raises(RuntimeError), watch.try_allocate(100, "b"):
+        raise RuntimeError
+    assert watch.reserved_bytes == 0
+    with pytest.raises(ValueError, match="-1"):
+        watch.try_allocate(-1, "less than nothing")
+
+
+def test_threads_reserve_no_more_than_there_is() -> None:
+    watch = monitor(1_000)
+    given: list[int] = []
+    start = threading.Barrier(8)
+
+    def work() -> None:
+        start.wait()
+        for _ in range(50):
+            with contextlib.suppress(MemoryPressureError), watch.try_allocate(170, "a part"):
+                given.append(watch.reserved_bytes)
+                time.sleep(0)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert watch.reserved_bytes == 0
+    assert 170 <= max(given) <= watch.peak_reserved_bytes <= 850 == 5 * 170
+
+
+def test_a_machine_that_is_nearly_out_of_memory_is_critical() -> None:
+    available = psutil.virtual_memory().available
+    watch = monitor(critical_bytes=available * 2)
+    assert watch.is_critical()
+    assert not watch.can_allocate(0)
+    with pytest.raises(MemoryPressureError, match=r"stopped: the machine has .* available"):
+        watch.check()
+    with pytest.raises(MemoryPressureError, match=r"a tile needs 10\.00 MiB, but the machine has"):
+        watch.try_allocate(10 * MIB, "a tile")
+    roomy = monitor(critical_bytes=available // 2)
+    assert not roomy.is_critical()
+    roomy.check()
+    assert not roomy.can_allocate(available)  # it would be, with that
+
+
+def test_256_mb_are_critical_unless_told_otherwise() -> None:
+    assert monitor_module.CRITICAL_BYTES == 256_000_000
+
+
+def test_the_process_itself_counts_where_it_is_ours() -> None:
+    resident = psutil.Process().memory_info().rss
+    guest = monitor(resident)
+    assert guest.can_allocate(resident // 2)
+    owner = monitor(resident, own_process=True)
+    assert not owner.can_allocate(0)
+    with pytest.raises(MemoryPressureError, match=r"memory budget \(all of this process\)"):
+        owner.check()
+    roomy = monitor(4 * resident, own_process=True)
+    assert roomy.limits[0].name == monitor_module.RESIDENT
+    assert roomy.can_allocate(resident)
+    assert not roomy.can_allocate(3 * resident)
+
+
+def test_what_is_reserved_counts_before_its_pages_are_touched() -> None:
+    resident = psutil.Process().memory_info().rss
+    watch = monitor(2 * resident, own_process=True)  # 85 % leave 70 % of what is held now
+    with watch.try_allocate(resident // 2, "a buffer that nobody has written to"):
+        assert not watch.can_allocate(resident // 2)
+
+
+def test_a_check_measures_now_and_then_and_a_reservation_always(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watch = monitor(10**9)
+    asked = []
+    real = psutil.virtual_memory
+
+    def counted() -> object:
+        asked.append(1)
+        return real()
+
+    monkeypatch.setattr(psutil, "virtual_memory", counted)
+    watch.try_allocate(1, "a")
+    assert len(asked) == 1
+    begin = time.monotonic()
+    for _ in range(5_000):
+        watch.check()
+    assert len(asked) <= 2 + (time.monotonic() - begin) / monitor_module._FRESH_S
+    time.sleep(2 * monitor_module._FRESH_S)
+    before = len(asked)
+    watch.check()
+    assert len(asked) in (before, before + 1)  # measuring was slow: it counts for longer
+
+
+def test_a_check_sees_memory_go(tmp_path: Path) -> None:
+    """The group's use grows while we work, by somebody else's doing."""
+    root = tmp_path
+    group = root / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text("0::/\n")
+    (root / "proc/self/mountinfo").write_text(
+        "30 20 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+    )
+    (group / "memory.max").write_text("1000000\n")
+    (group / "memory.stat").write_text("anon 1\ninactive_file 200000\nactive_file 300000\n")
+    (group / "memory.current").write_text("900000\n")  # of it half are pages of files
+    watch = Monitor(root=root, critical_bytes=0)
+    assert [(limit.limit_bytes, limit.used_bytes) for limit in watch.limits] == [
+        (1_000_000, 900_000 - 200_000 - 300_000)
+    ]
+    watch.check()
+    (group / "memory.current").write_text("1400000\n")
+    time.sleep(2 * monitor_module._FRESH_S)
+    with pytest.raises(MemoryPressureError, match=r"cgroup v2 .*memory\.max .* container"):
+        watch.check()
+
+
+# Real limits, in children of their own
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
+
+GROW = """
+import sys
+from edgekit.embed.monitor import Monitor
+from edgekit.errors import MemoryPressureError
+watch = Monitor(critical_bytes=0)
+held = []
+try:
+    for _ in range(1000):
+        held.append((watch.try_allocate(8 * 2**20, "a tile"), bytearray(8 * 2**20)))
+        watch.check()
+except MemoryPressureError as error:
+    print(len(held), error)
+except MemoryError:
+    print("too late")
+"""
+
+
+def told_by(code: str, *, shell: str = "") -> tuple[int, str]:
+    command = [sys.executable, "-c", code]
+    if shell:
+        command = ["/bin/sh", "-c", f'{shell} && exec "$0" -c "$1"', sys.executable, code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, (done.returncode, done.stdout, done.stderr[-1_000:])
+    count, _, message = done.stdout.strip().partition(" ")
+    return int(count), message
+
+
+@linux
+@pytest.mark.parametrize("kind", ["RLIMIT_AS", "RLIMIT_DATA"])
+def test_a_resource_limit_stops_us_before_memory_ends(kind: str) -> None:
+    limit = 400 * MIB
+    set_it = f"import resource; resource.setrlimit(resource.{kind}, ({limit}, {limit}))"
+    count, message = told_by(f"{set_it}\n{GROW}")
+    assert 0 < count < 340 // 8
+    assert f"400.00 MiB of {kind}" in message
+    assert "85 % (340.00 MiB)" in message
+
+
+@linux
+def test_ulimit_of_a_shell_is_the_same_limit() -> None:
+    count, message = told_by(GROW, shell=f"ulimit -v {400 * 1024}")
+    assert 0 < count < 340 // 8
+    assert "RLIMIT_AS (ulimit -v)" in message
+
+
+@pytest.fixture
+def group() -> Iterator[tuple[_Version, Path]]:
+    """A control group of our own, inside the one we are in."""
+    yield from own_group("monitor")
+
+
+@linux
+def test_a_control_group_stops_us_before_the_killer(group: tuple[_Version, Path]) -> None:
+    version, folder = group
+    (folder / version.limits[0]).write_text(str(128 * MIB))
+    count, message = told_by(enter(folder) + GROW)
+    assert 0 < count <= 108 // 8
+    assert f"128.00 MiB of {version.name} {folder / version.limits[0]}" in message
+    assert "85 % (108.80 MiB)" in message
+
+
+STREAM = """
+import os, sys
+from pathlib import Path
+from edgekit.embed.file import WeightFile
+from edgekit.embed.monitor import Monitor
+from edgekit.embed.types import Limits
+watch = Monitor(critical_bytes=0)
+buffer = memoryview(bytearray(2**20))
+with WeightFile(Path(sys.argv[1]), Limits()) as file:
+    for _ in range(3):
+        for offset in range(0, file.size_bytes, 2**20):
+            file.read_into(offset, buffer, what="weights")
+        watch.check()
+limit = watch.limits[0]
+print(limit.used_bytes // 2**20, limit.name)
+"""
+
+
+@linux
+def test_pages_of_a_file_that_is_read_again_and_again_do_not_stop_us(
+    group: tuple[_Version, Path], tmp_path: Path
+) -> None:
+    """The kernel calls them active then, and still drops them for whatever is needed more."""
+    version, folder = group
+    (folder / version.limits[0]).write_text(str(192 * MIB))
+    weights = tmp_path / "weights"
+    with weights.open("wb") as out:
+        out.write(os.urandom(MIB) * 128)
+        out.flush()
+        os.fsync(out.fileno())
+        # The pages are ours now: they become those of whoever reads them next.
+        os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    code = f"{enter(folder)}import sys; sys.argv[1:] = [{str(weights)!r}]\n{STREAM}"
+    used_mib, name = told_by(code)
+    assert used_mib < 64  # with the file it would be 128 more
+    assert name.startswith(version.name)
+
+
+def test_limits_of_this_machine_are_named_and_sorted() -> None:
+    watch = Monitor(budget_bytes=GIB)
+    rooms = [watch._room_bytes(limit) for limit in watch.limits]
+    assert rooms == sorted(rooms)
+    assert any(limit.name == monitor_module.BUDGET for limit in watch.limits)

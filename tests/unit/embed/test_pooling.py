@@ -1,0 +1,79 @@
+"""Rows of tokens -> one vector, and its length."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgekit.embed.pooling import choose_pooling, pool, scale_row, scale_rows
+from edgekit.embed.types import Pooling
+from edgekit.errors import UsageError, WeightsError
+
+ROWS = np.array([[1, 2], [3, 4], [8, 3]], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "expected"),
+    [(Pooling.MEAN, [4, 3]), (Pooling.CLS, [1, 2]), (Pooling.LAST, [8, 3])],
+)
+def test_three_ways_to_one_vector(pooling: Pooling, expected: list[float]) -> None:
+    into = np.empty(2, np.float32)
+    pool(ROWS, pooling, into)
+    assert into.tolist() == expected
+
+
+def test_the_mean_of_many_rows_is_exact_enough() -> None:
+    rows = np.random.default_rng(1).normal(3, 1, (4096, 8)).astype(np.float32)
+    into = np.empty(8, np.float32)
+    pool(rows, Pooling.MEAN, into)
+    assert np.abs(into - rows.astype(np.float64).mean(0)).max() < 1e-5
+
+
+@pytest.mark.parametrize("told", [1, 2, 3])
+def test_the_file_says_how(told: int) -> None:
+    assert choose_pooling({"bert.pooling_type": told}, "bert", None).value == told
+    assert choose_pooling({"bert.pooling_type": told}, "bert", Pooling.CLS) is Pooling.CLS
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({}, "says nothing of pooling: choose mean, cls or last"),
+        ({"bert.pooling_type": 0}, r"says no pooling \(bert.pooling_type is 0\): choose"),
+        ({"bert.pooling_type": 9}, "is 9, which no pooling has: choose"),
+        ({"bert.pooling_type": True}, "is True, which no pooling has"),
+        ({"bert.pooling_type": "mean"}, "is 'mean', which no pooling has"),
+    ],
+)
+def test_a_file_that_does_not_say_is_not_guessed_at(keys: dict[str, int], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        choose_pooling(keys, "bert", None)
+    assert choose_pooling(keys, "bert", Pooling.LAST) is Pooling.LAST
+
+
+@pytest.mark.parametrize("wish", [None, Pooling.MEAN])
+def test_a_reranker_makes_no_vectors(wish: Pooling | None) -> None:
+    with pytest.raises(UsageError, match="reranker"):
+        choose_pooling({"qwen3.pooling_type": 4}, "qwen3", wish)
+
+
+def test_vectors_get_the_length_one() -> None:
+    rows = np.array([[3, 4], [0, 0], [1e-10, 0], [1e25, 0]], np.float32)
+    scale_rows(rows)
+    assert rows[0].tolist() == pytest.approx([0.6, 0.8])
+    assert rows[1].tolist() == [0, 0]
+    assert rows[2].tolist() == pytest.approx([1e-10, 0])
+    assert rows[3].tolist() == pytest.approx([1, 0])
+
+
+def test_vectors_keep_their_length_when_asked() -> None:
+    row = np.array([3, 4], np.float32)
+    scale_row(row, normalize=False)
+    assert row.tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_a_vector_that_is_no_vector(bad: float, normalize: bool) -> None:  # noqa: FBT001 - pytest gives it by name
+    with pytest.raises(WeightsError, match="not a finite number"):
+        scale_row(np.array([1, bad], np.float32), normalize=normalize)

@@ -1,0 +1,143 @@
+"""The embedder on Ray: a real local one, in a process of its own (it starts others, and warns as it likes)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.embed_models import write_model
+
+from edgekit.cli import main
+from edgekit.embed.bulk.ray_stage import Cluster, Opening, _Failed
+from edgekit.errors import (
+    EngineError,
+    HeaderLimitError,
+    MemoryPressureError,
+    NotFoundError,
+    TextError,
+)
+
+TINY: dict[str, Any] = {
+    "layers": 1,
+    "width": 64,
+    "inner": 128,
+    "heads": 2,
+    "kv_heads": 2,
+    "head_dim": 32,
+}
+
+# Three jobs and a pipeline of one's own; what each of them gave is one line of JSON.
+SCRIPT = """
+import json, sys
+import ray, ray.data
+from edgekit.cli import main
+from edgekit.embed.bulk.ray_stage import EmbedStage
+
+model, source, bad, folder = sys.argv[1:]
+ray_words = ["--budget", "400M", "--ray", "--workers", "2", "-q"]
+codes = [main(["embed", model, "--input", source, "--output", f"{folder}/ray.npy", *ray_words])]
+job = ["embed", model, "--input", bad, "--id-field", "id", "--output", f"{folder}/bad.jsonl", *ray_words]
+codes += [main(job), main([*job, "--skip-bad"])]
+
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+texts = [{"text": f"text {i}", "n": i} for i in range(6)]
+found = ray.data.from_items(texts, override_num_blocks=1).map_batches(
+    EmbedStage,
+    fn_constructor_kwargs={"model": model, "memory_budget": "400M", "threads": 1},
+    compute=ray.data.ActorPoolStrategy(size=1),
+    batch_size=6,
+).take_all()
+print(json.dumps({"codes": codes, "stage": [[row["n"], row["vector"].tolist()] for row in found]}))
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "tiny.gguf", "bert", **TINY)
+
+
+def test_on_ray_it_is_what_it_is_here(model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    source, bad = tmp_path / "rows.txt", tmp_path / "bad-rows.jsonl"
+    source.write_text("\n".join(f"row {i} " + "more words " * (i % 7) for i in range(600)))
+    rows = [{"id": i, "text": f"text {i}"} for i in range(120)]
+    rows[100] = {"id": 100}
+    bad.write_text("\n".join(map(json.dumps, rows)))
+    here = ("embed", str(model), "--budget", "400M", "-q")
+    assert main((*here, "--input", str(source), "--output", str(tmp_path / "here.npy"))) == 0
+    told = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(model), str(source), str(bad), str(tmp_path)],
+        capture_output=True, text=True, check=False, timeout=400,
+        env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0"},
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr[-4000:]
+    answer = json.loads(told.stdout.splitlines()[-1])
+    assert answer["codes"] == [0, 2, 0]
+    assert f"{bad.resolve()}, row 101: no field 'text'; it has 'id'" in told.stderr
+    assert (tmp_path / "ray.npy").read_bytes() == (tmp_path / "here.npy").read_bytes()
+    lines = [json.loads(line) for line in (tmp_path / "bad.jsonl").read_text().splitlines()]
+    assert [line["id"] for line in lines] == [i for i in range(120) if i != 100]
+    listed = (tmp_path / "bad.jsonl.skipped.jsonl").read_text().splitlines()
+    assert [json.loads(line)["row"] for line in listed] == [101]
+    assert [n for n, _ in answer["stage"]] == list(range(6))
+    assert {len(vector) for _, vector in answer["stage"]} == {64}
+
+
+def test_a_worker_without_the_model(model: Path) -> None:
+    with pytest.raises(
+        NotFoundError, match=r"none\.gguf is not on .*must lie under the same path on each"
+    ):
+        Opening(model=str(model.with_name("none.gguf")), size_bytes=1).open()
+    with pytest.raises(NotFoundError, match=r"tiny\.gguf on .* is another file than here"):
+        Opening(model=str(model), size_bytes=1).open()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryPressureError("too much"),
+        TextError("it is empty", index=3),
+        HeaderLimitError("tensors", value=5, limit=4),
+        NotFoundError("gone", candidates=("a", "b")),
+    ],
+)
+def test_errors_come_back_as_what_they_were(error: Any) -> None:
+    again = _Failed.of(error).again()
+    assert (type(again), str(again), again.exit_code) == (type(error), str(error), error.exit_code)
+
+
+def test_an_error_of_nobody_knows_what_kind() -> None:
+    assert type(_Failed(kind="StrangeError", message="x").again()) is EngineError
+
+
+def test_workers_by_cpus() -> None:
+    cluster = Cluster(address="auto", workers=None, threads=2, memory_bytes=1)
+    assert [cluster.workers_on(cpus) for cpus in (1, 2, 5, 9.0)] == [1, 1, 2, 4]
+
+
+def test_ray_needs_a_budget(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    assert main(("embed", str(model), "--input", "x.txt", "--output", "x.npy", "--ray")) == 2
+    assert "--ray needs a --budget, for each worker" in capsys.readouterr().err
+
+
+def test_without_ray(
+    capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    (tmp_path / "x.txt").write_text("a")
+    words = (
+        "--input",
+        str(tmp_path / "x.txt"),
+        "--output",
+        str(tmp_path / "x.npy"),
+        "--budget",
+        "400M",
+    )
+    assert main(("embed", str(model), *words, "--ray")) == 2
+    assert "pip install 'edgekit[ray]'" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"tiny.gguf", "x.txt"}

@@ -1,0 +1,446 @@
+"""`edgekit embed --stdio` as a program in another language meets it: a real process, real pipes."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.embed_models import write_model
+
+from edgekit.embed import open_embedder, stdio
+from edgekit.embed.stdio import Cancel, RequestError, read_line
+
+BUDGET = "400M"
+TINY: dict[str, Any] = {
+    "layers": 1,
+    "width": 64,
+    "inner": 128,
+    "heads": 2,
+    "kv_heads": 2,
+    "head_dim": 32,
+}
+# So wide and deep that forty long texts take half a minute: long enough to be called off.
+SLOW: dict[str, Any] = {
+    "layers": 6,
+    "width": 768,
+    "inner": 3072,
+    "heads": 12,
+    "kv_heads": 12,
+    "head_dim": 64,
+}
+LONG_TEXT = "hello world this is a text " * 50
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and pipes of POSIX")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf", "bert", **TINY)
+
+
+@pytest.fixture(scope="module")
+def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("slow") / "slow.gguf", "bert", **SLOW)
+
+
+class Served:
+    """The other end of the pipes. Answers are read by a thread, as they come, with the time they came."""
+
+    def __init__(self, model: Path, *options: str, reads: bool = True) -> None:
+        words = ["embed", str(model), "--stdio", "--budget", BUDGET, *options]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "edgekit", *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._stdin, self._stdout = self.process.stdin, self.process.stdout
+        self.ready = json.loads(self._stdout.readline() or b"null")
+        self.answers: list[dict[str, Any]] = []
+        self.times: dict[Any, float] = {}
+        self._arrived = threading.Condition()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        if reads:
+            self._thread.start()
+
+    def _read(self) -> None:
+        for line in self._stdout:
+            with self._arrived:
+                answer = json.loads(line)
+                self.answers.append(answer)
+                self.times[answer["id"]] = time.monotonic()
+                self._arrived.notify_all()
+
+    def send(self, *requests: object) -> None:
+        lines = (r if isinstance(r, bytes) else json.dumps(r).encode() for r in requests)
+        self._stdin.write(b"".join(line + b"\n" for line in lines))
+        self._stdin.flush()
+
+    def wait_for(self, count: int, timeout_s: float = 60) -> list[dict[str, Any]]:
+        with self._arrived:
+            assert self._arrived.wait_for(lambda: len(self.answers) >= count, timeout_s), (
+                self.answers
+            )
+            return self.answers[:count]
+
+    def end(self, timeout_s: float = 60) -> int:
+        """Everything is answered; the exit code."""
+        self._stdin.close()
+        code = self.process.wait(timeout_s)
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        return code
+
+    def resident_bytes(self) -> int:
+        import psutil
+
+        return int(psutil.Process(self.process.pid).memory_info().rss)
+
+
+@pytest.fixture
+def serve() -> Iterator[Any]:
+    opened: list[Served] = []
+
+    def start(*words: Any, **how: Any) -> Served:
+        opened.append(Served(*words, **how))
+        return opened[-1]
+
+    yield start
+    for served in opened:
+        if served.process.poll() is None:
+            served.process.kill()
+        for stream in (served.process.stdin, served.process.stdout, served.process.stderr):
+            assert stream is not None
+            with suppress(BrokenPipeError):
+                stream.close()
+        served.process.wait()
+
+
+def error_of(answer: dict[str, Any]) -> str:
+    return str(answer["error"]["type"])
+
+
+def test_vectors_are_those_of_the_library(model: Path, serve: Any) -> None:
+    served = serve(model, "--prefix", "query: ")
+    assert served.ready["ready"] is True
+    assert served.ready["dimensions"] == 64
+    assert served.ready["plan"]["total_bytes"] < served.ready["plan"]["budget_bytes"]
+    texts = ["hello world", "another text", "a third one"]
+    served.send({"id": "a", "texts": texts})
+    served.wait_for(1)
+    served.send({"id": 2, "texts": texts, "encoding": "base64", "prefix": ""})
+    first, second = served.wait_for(2)
+    assert served.end() == 0
+    with open_embedder(model, memory_budget=BUDGET) as embedder:
+        wanted = embedder.embed(texts, prefix="query: "), embedder.embed(texts)
+    assert (first["id"], second["id"]) == ("a", 2)
+    assert np.array(first["vectors"], dtype=np.float32).tobytes() == wanted[0].tobytes()
+    packed = b"".join(map(base64.b64decode, second["vectors"]))
+    assert packed == wanted[1].tobytes()
+
+
+WRONG: list[tuple[object, object, str]] = [
+    (b"nonsense", None, "no JSON"),
+    (b"[" * 50_000, None, "nested too deeply"),
+    (b"\xff", None, "not UTF-8"),
+    ([1], None, "a list, not an object"),
+    ({"texts": ["a"]}, None, "has an id"),
+    ({"id": True, "texts": ["a"]}, None, "has an id"),
+    ({"id": "x" * 201, "texts": ["a"]}, None, "has an id"),
+    ({"id": 2**53, "texts": ["a"]}, None, "has an id"),
+    ({"id": 1}, 1, "not null"),
+    ({"id": 1, "texts": "a"}, 1, "not a text"),
+    ({"id": 1, "texts": []}, 1, "0 texts"),
+    ({"id": 1, "texts": ["a"] * 5000}, 1, "5,000 texts; a request has 1 to 4,096"),
+    ({"id": 1, "texts": ["a", 5]}, 1, "text 1 is a number"),
+    (b'{"id": 1, "texts": ["\\ud800"]}', 1, "text 0 is no text"),
+    ({"id": 1, "texts": ["a"], "prefix": 5}, 1, "prefix is no text"),
+    ({"id": 1, "texts": ["a"], "deadline_ms": 0}, 1, "deadline_ms"),
+    ({"id": 1, "texts": ["a"], "deadline_ms": True}, 1, "deadline_ms"),
+    (b'{"id": 1, "texts": ["a"], "deadline_ms": NaN}', 1, "deadline_ms"),
+    ({"id": 1, "texts": ["a"], "encoding": "hex"}, 1, "'float' or 'base64'"),
+    ({"id": 1, "texts": ["a"], "model": "x"}, 1, "unknown field 'model'"),
+    ({"id": 1, "cancel": False}, 1, "nothing else"),
+    ({"id": 1, "cancel": True, "texts": []}, 1, "nothing else"),
+]
+
+
+@pytest.mark.parametrize(("line", "identity", "why"), WRONG, ids=lambda one: str(one)[:30])
+def test_lines_that_are_no_requests(line: object, identity: object, why: str) -> None:
+    data = line if isinstance(line, bytes) else json.dumps(line).encode()
+    with pytest.raises(RequestError, match=why) as caught:
+        read_line(data, most_texts=4096)
+    assert caught.value.id == identity
+
+
+def test_lines_that_are_requests() -> None:
+    assert read_line(b'  {"id": 5, "cancel": true} \r', most_texts=1) == Cancel(id=5)
+    assert read_line(b" \r", most_texts=1) is None
+
+
+def test_errors_are_the_end_of_one_request_alone(model: Path, serve: Any) -> None:
+    served = serve(model)
+    served.send(*(line for line, _, _ in WRONG), b"")
+    served.send({"id": "ok", "texts": ["fine"]}, {"id": "bad", "texts": ["fine", " ", "x"]})
+    served.send({"id": "long", "texts": [LONG_TEXT * 10]})
+    answers = served.wait_for(len(WRONG) + 3)
+    assert [error_of(answer) for answer in answers[: len(WRONG)]] == ["RequestError"] * len(WRONG)
+    by_id = {answer["id"]: answer for answer in answers[len(WRONG) :]}
+    assert len(by_id["ok"]["vectors"]) == 1
+    assert by_id["bad"]["error"] == {
+        "type": "TextError",
+        "message": "text 1: it is empty",
+        "index": 1,
+    }
+    assert error_of(by_id["long"]) == "TextError"
+    assert served.end() == 0
+
+
+def test_a_line_without_end_costs_no_memory(model: Path, serve: Any) -> None:
+    served = serve(model)
+    before = served.resident_bytes()
+    for _ in range(40):  # 40 MB in one line
+        served._stdin.write(b"x" * 1_000_000)
+    served.send(b"", {"id": 1, "texts": ["after it"]})
+    long, fine = served.wait_for(2)
+    assert long == {
+        "id": None,
+        "error": {"type": "RequestError", "message": "a line of more than 8,000,000 bytes"},
+    }
+    assert len(fine["vectors"]) == 1
+    assert served.resident_bytes() - before < 24_000_000
+    assert served.end() == 0
+
+
+def test_a_last_line_without_its_end(model: Path, serve: Any) -> None:
+    served = serve(model)
+    served._stdin.write(b'{"id": 1, "texts": ["a"]}')
+    assert served.end() == 0
+    assert [answer["id"] for answer in served.answers] == [1]
+
+
+def test_requests_in_flight_are_all_answered_at_the_end(model: Path, serve: Any) -> None:
+    """More than may be in flight at once, none waited for; the end of the input comes right behind them."""
+    served = serve(model)
+    count = 3 * stdio.IN_FLIGHT
+    served.send(*({"id": i, "texts": [f"text {i}", "the same"]} for i in range(count)))
+    assert served.end() == 0
+    assert sorted(answer["id"] for answer in served.answers) == list(range(count))
+    same = {tuple(answer["vectors"][1]) for answer in served.answers}
+    spread = np.ptp(np.array(sorted(same)), axis=0).max()
+    assert spread < 1e-5  # texts beside it touch the last bits at most
+
+
+def test_an_id_is_taken_until_it_is_answered(slow_model: Path, serve: Any) -> None:
+    served = serve(slow_model)
+    served.send({"id": 1, "texts": [LONG_TEXT]}, {"id": 1, "texts": ["x"]})
+    (taken,) = served.wait_for(1)
+    assert taken["error"]["message"] == "a request with this id is still running"
+    served.send({"id": 1, "cancel": True})
+    assert error_of(served.wait_for(2)[1]) == "CancelledError"
+    served.send({"id": 1, "texts": ["x"]})  # free again
+    assert len(served.wait_for(3)[2]["vectors"]) == 1
+
+
+def test_calling_off_and_deadlines_take_less_than_200_ms(slow_model: Path, serve: Any) -> None:
+    served = serve(slow_model)
+    texts = [LONG_TEXT] * 40
+    started = time.monotonic()
+    served.send(
+        {"id": "called off", "texts": texts},
+        {"id": "late", "texts": texts, "deadline_ms": 500},
+        {"id": "later", "texts": ["x"], "deadline_ms": 600},  # waits behind the others
+    )
+    time.sleep(1.0)
+    served.send({"id": "called off", "cancel": True}, {"id": "never asked", "cancel": True})
+    sent = time.monotonic()
+    answers = {answer["id"]: answer for answer in served.wait_for(3)}
+    assert error_of(answers["called off"]) == "CancelledError"
+    assert error_of(answers["late"]) == error_of(answers["later"]) == "DeadlineError"
+    assert served.times["called off"] - sent < 0.2
+    assert 0.5 <= served.times["late"] - started < 0.5 + 0.2
+    served.send(
+        {"id": "next", "texts": ["x"]}
+    )  # the pass was given up: this one need not wait for it
+    served.wait_for(4)
+    assert served.times["next"] - sent < 2.0
+    assert served.end() == 0
+
+
+def test_called_off_before_it_has_begun(model: Path, serve: Any) -> None:
+    served = serve(model)
+    served.send(
+        {"id": 1, "texts": ["x"] * 500}, {"id": 1, "cancel": True}, {"id": 2, "texts": ["y"]}
+    )
+    first, second = served.wait_for(2)
+    assert {first["id"], second["id"]} == {1, 2}
+    assert served.end() == 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signals_end_it_cleanly(slow_model: Path, serve: Any, number: int, code: int) -> None:
+    served = serve(slow_model)
+    served.send({"id": 1, "texts": [LONG_TEXT] * 40})
+    time.sleep(0.5)
+    served.process.send_signal(number)
+    started = time.monotonic()
+    assert served.process.wait(10) == code
+    assert time.monotonic() - started < 2
+    assert error_of(served.wait_for(1)[0]) == "CancelledError"
+    assert served.process.stderr.read() == b""
+
+
+def test_who_does_not_read_is_not_read_from(model: Path, serve: Any) -> None:
+    """Answers of 100 MB that nobody takes: the process stops reading, stays small, and can still be ended."""
+    served = serve(model, reads=False)
+    request = json.dumps({"id": 0, "texts": ["x"] * 4000}).encode()
+    sent = [0]
+
+    def flood() -> None:
+        try:
+            for number in range(200):
+                served.send(request.replace(b'"id": 0', b'"id": %d' % number))
+                sent[0] += 1
+        except (BrokenPipeError, ValueError):
+            pass
+
+    thread = threading.Thread(target=flood, daemon=True)
+    thread.start()
+    before = -1
+    while before != sent[0]:  # until it takes no more
+        before = sent[0]
+        time.sleep(3)
+    assert 0 < sent[0] < 150
+    assert served.resident_bytes() < 250_000_000
+    served.process.terminate()
+    assert served.process.wait(10) == 143
+    thread.join(10)
+
+
+def test_nobody_reads_any_more(model: Path, serve: Any) -> None:
+    served = serve(model, reads=False)
+    served._stdout.close()
+    served.send({"id": 1, "texts": ["x"]})
+    assert served.process.wait(20) == 0
+    assert served.process.stderr.read() == b""
+
+
+def test_standard_output_is_the_protocols_alone(model: Path) -> None:
+    """What a library prints meanwhile, in Python or in C, goes to standard error."""
+    code = (
+        "import os, sys, threading\n"
+        "from edgekit.embed import open_embedder, stdio\n"
+        f"with open_embedder({str(model)!r}, memory_budget='400M') as embedder:\n"
+        "    real = embedder.aembed\n"
+        "    async def aembed(*words, **how):\n"
+        "        print('chatter', flush=True)\n"
+        "        os.write(1, b'chatter')\n"
+        "        return await real(*words, **how)\n"
+        "    embedder.aembed = aembed\n"
+        "    sys.exit(stdio.serve(embedder))\n"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        input=b'{"id": 1, "texts": ["a"]}\n',
+        capture_output=True,
+        check=True,
+    )
+    assert [next(iter(json.loads(line))) for line in told.stdout.splitlines()] == ["ready", "id"]
+    assert told.stderr == b"chatter\nchatter"
+
+
+def test_a_model_that_is_not_there(tmp_path: Path, serve: Any) -> None:
+    served = serve(tmp_path / "none.gguf", reads=False)
+    assert served.ready is None
+    assert served.process.wait(20) == 4
+    assert b"no such file" in served.process.stderr.read()
+
+
+# --- from Node
+
+NODE = shutil.which("node")
+EXAMPLE = Path(__file__).parents[3] / "examples" / "node" / "embed.mjs"
+
+
+@pytest.fixture
+def node_environment() -> dict[str, str]:
+    return os.environ | {"EDGEKIT": f"{sys.executable} -m edgekit"}
+
+
+@pytest.mark.skipif(NODE is None, reason="node is not installed")
+def test_from_node_with_a_small_heap(model: Path, node_environment: dict[str, str]) -> None:
+    texts = [f"text number {i} " + "and more " * (i % 20) for i in range(400)]
+    told = subprocess.run(
+        [str(NODE), "--max-old-space-size=64", str(EXAMPLE), str(model), "--budget", BUDGET],
+        input="\n".join(texts),
+        capture_output=True,
+        text=True,
+        check=True,
+        env=node_environment,
+        timeout=120,
+    )
+    rows = [json.loads(line) for line in told.stdout.splitlines()]
+    assert [row["text"] for row in rows] == texts
+    with open_embedder(model, memory_budget=BUDGET) as embedder:
+        wanted = np.vstack([embedder.embed(texts[i : i + 32]) for i in range(0, len(texts), 32)])
+    assert np.array([row["vector"] for row in rows], dtype=np.float32).tobytes() == wanted.tobytes()
+
+
+CLIENT = """
+import { Embedder } from EXAMPLE;
+const embedder = await Embedder.open(process.argv[2], ["--budget", "400M"]);
+const seen = {};
+const fails = async (name, promise) => promise.catch((error) => { seen[name] = error.type ?? error.name; });
+const long = Array(40).fill("hello world this is a text ".repeat(50));
+const control = new AbortController();
+const running = fails("aborted", embedder.embed(long, { signal: control.signal }));
+const late = fails("late", embedder.embed(long, { deadlineMs: 300 }));
+setTimeout(() => control.abort(), 500);
+await fails("empty", embedder.embed([""]));
+await Promise.all([running, late]);
+const many = await Promise.all(Array.from({ length: 100 }, (_, i) => embedder.embed([`text ${i}`])));
+seen.many = many.length;
+seen.dimensions = many[0][0].length === embedder.dimensions;
+await embedder.close();
+await fails("closed", embedder.embed(["x"]));
+console.log(JSON.stringify(seen));
+"""
+
+
+@pytest.mark.skipif(NODE is None, reason="node is not installed")
+def test_the_client_of_the_example(
+    slow_model: Path, node_environment: dict[str, str], tmp_path: Path
+) -> None:
+    script = tmp_path / "client.mjs"
+    script.write_text(CLIENT.replace("EXAMPLE", json.dumps(EXAMPLE.as_uri())), encoding="utf-8")
+    told = subprocess.run(
+        [str(NODE), "--max-old-space-size=64", str(script), str(slow_model)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=node_environment,
+        timeout=120,
+    )
+    assert json.loads(told.stdout) == {
+        "aborted": "CancelledError",
+        "late": "DeadlineError",
+        "empty": "TextError",
+        "many": 100,
+        "dimensions": True,
+        "closed": "Error",
+    }

@@ -1,0 +1,109 @@
+"""Token mode in a process of its own, on a table of 7B shape: its working set, counted to the byte."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.embed_tables import random_row, write_table
+from tests.header_files import ARRAY, INT32, STRING, key
+
+from edgekit.header.dtype import by_name
+from edgekit.units import KIB
+
+ROWS, WIDTH = 152_064, 3_584  # Qwen2 7B
+# What numpy needs beyond C are the fixed buffers it unpacks through.
+MOST_BYTES = {"native": 100 * KIB, "numpy": 160 * KIB}
+
+CHILD = """
+import gc, json, sys, tracemalloc
+from pathlib import Path
+import numpy as np
+from edgekit.embed.file import WeightFile
+from edgekit.embed.kernels import choose
+from edgekit.embed.monitor import Monitor
+from edgekit.embed.token_mean import TABLE, open_token_mean
+from edgekit.embed.types import Limits
+from edgekit.embed.walk import walk
+
+path, kernels, tokens = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+
+def outside():
+    "What C holds, and tracemalloc cannot see."
+    if kernels != "native":
+        return 0
+    from edgekit.embed.kernels.native import held_bytes
+    return held_bytes()
+
+def resident():
+    fields = dict(line.split(":", 1) for line in open("/proc/self/status") if ":" in line)
+    return int(fields["VmHWM"].split()[0]) * 1024
+
+def embed(monitor, peaks):
+    with WeightFile(path, Limits()) as file:
+        walked = walk(file, wanted=lambda name: name == TABLE)
+        peaks["walk"] = tracemalloc.get_traced_memory()[1]
+        mean = open_token_mean(file, walked, kernels=choose(kernels), monitor=monitor)
+        del walked
+        tracemalloc.reset_peak()
+        into = np.empty((1, mean.width), np.float32)
+        for _ in range(3):
+            mean.encode([tokens], into, lambda share: monitor.check())
+        peaks["mean"] = tracemalloc.get_traced_memory()[1] + outside()
+        mean.close()
+        return into
+
+embed(Monitor(critical_bytes=0), {})  # imports, caches of the interpreter
+gc.collect()
+before_rss = resident() if sys.platform == "linux" else 0
+tracemalloc.start(1)
+before, peaks = tracemalloc.get_traced_memory()[0], {}
+into = embed(Monitor(budget_bytes=200 * 1024, critical_bytes=0), peaks)
+print(json.dumps({
+    **{name: peak - before for name, peak in peaks.items()},
+    "rss": resident() - before_rss if sys.platform == "linux" else 0,
+    "sum": float(into.sum()),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("memory") / "model.gguf"
+    random = np.random.default_rng(1)
+    rows = {n: random_row(by_name("Q4_K"), WIDTH, random) for n in (0, 1_000, ROWS - 1)}
+    keys = [
+        key("tokenizer.ggml.tokens", ARRAY, (STRING, [f"token{n}" for n in range(ROWS)])),
+        key("tokenizer.ggml.token_type", ARRAY, (INT32, [1] * ROWS)),
+        key("tokenizer.ggml.merges", ARRAY, (STRING, [f"a{n} b{n}" for n in range(ROWS)])),
+    ]
+    write_table(path, "Q4_K", (ROWS, WIDTH), rows, keys=keys, others=339)
+    return path
+
+
+@pytest.mark.parametrize("kernels", MOST_BYTES)
+def test_token_mode_works_in_very_little(kernels: str, model: Path) -> None:
+    if kernels == "native" and not importlib.util.find_spec("edgekit.embed.kernels._native"):
+        pytest.skip("installed without a compiler")
+    tokens = json.dumps([0, 1_000, ROWS - 1, 5] * 128)
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, str(model), kernels, tokens],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-2_000:]
+    told = json.loads(done.stdout)
+    print(
+        f"{kernels}: {', '.join(f'{name} {told[name] / KIB:.1f} KiB' for name in told if name != 'sum')}"
+    )
+    assert told["sum"] != 0
+    assert told["walk"] < 100 * KIB
+    assert told["mean"] < MOST_BYTES[kernels]
+    assert told["rss"] < 1024 * KIB  # pages, and whatever tracemalloc keeps for itself

@@ -1,0 +1,249 @@
+"""Vocabularies that lie: a clear error each, soon, and in little memory."""
+
+from __future__ import annotations
+
+import struct
+import time
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.vocabularies import write_model
+
+from edgekit.embed.file import WeightFile
+from edgekit.embed.tokenizer import build_tokenizer, read_vocabulary, tokenizer_cost_bytes
+from edgekit.embed.tokenizer import limits as tokenizer_limits
+from edgekit.embed.types import Limits
+from edgekit.embed.walk import walk
+from edgekit.errors import (
+    EdgekitError,
+    HeaderError,
+    HeaderLimitError,
+    UnknownTokenizerError,
+)
+
+GGML = "tokenizer.ggml."
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def gpt2(**keys: Any) -> dict[str, Any]:
+    return _keys(
+        {
+            "model": "gpt2",
+            "pre": "gpt-2",
+            "tokens": ["<s>", "a", "b", "ab", "c", "abc"],
+            "token_type": [3, 1, 1, 1, 1, 1],
+            "merges": ["a b", "ab c"],
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+        },
+        keys,
+    )
+
+
+def spm(**keys: Any) -> dict[str, Any]:
+    tokens = ["<unk>", "<s>", "</s>", *BYTES, "a", "b", "ab"]
+    return _keys(
+        {
+            "model": "llama",
+            "tokens": tokens,
+            "scores": [0.0] * 259 + [-3.0, -2.0, -1.0],
+            "token_type": [2, 3, 3] + [6] * 256 + [1] * 3,
+        },
+        keys,
+    )
+
+
+def bert(**keys: Any) -> dict[str, Any]:
+    return _keys(
+        {
+            "model": "bert",
+            "tokens": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "\u2581a", "b"],
+            "token_type": [3, 3, 3, 3, 1, 1],
+            "unknown_token_id": 1,
+            "cls_token_id": 2,
+            "seperator_token_id": 3,
+        },
+        keys,
+    )
+
+
+def t5(**keys: Any) -> dict[str, Any]:
+    return _keys(
+        {
+            "model": "t5",
+            "tokens": ["<pad>", "</s>", "<unk>", "\u2581", "a", "b", "ab"],
+            "scores": [0.0, 0.0, 0.0, -1.0, -2.0, -2.0, -1.5],
+            "token_type": [3, 3, 2, 1, 1, 1, 1],
+            "add_space_prefix": True,
+        },
+        keys,
+    )
+
+
+def _keys(usual: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """None takes a key away."""
+    return {GGML + key: value for key, value in {**usual, **other}.items() if value is not None}
+
+
+def build(folder: Path, keys: dict[str, Any]) -> list[int]:
+    path = folder / "model.gguf"
+    write_model(path, keys)
+    with WeightFile(path, Limits()) as file:
+        vocabulary = read_vocabulary(file, walk(file))
+    return build_tokenizer(vocabulary).encode("abc")
+
+
+@pytest.mark.parametrize(
+    ("keys", "tokens"),
+    [
+        (gpt2(), [5]),
+        (gpt2(add_bos_token=True, add_eos_token=True), [0, 5, 0]),
+        (spm(), [1, 3 + 0xE2, 3 + 0x96, 3 + 0x81, 261, 3 + ord("c")]),
+        (
+            spm(add_space_prefix=False, add_bos_token=False, add_eos_token=True),
+            [261, 3 + ord("c"), 2],
+        ),
+        (bert(), [2, 1, 3]),
+        (bert(tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "\u2581a", "bc"]), [2, 4, 5, 3]),
+        (t5(), [3, 6, 2, 1]),
+    ],
+)
+def test_honest_ones_are_read(keys: dict[str, Any], tokens: list[int], tmp_path: Path) -> None:
+    assert build(tmp_path, keys) == tokens
+
+
+@pytest.mark.parametrize(
+    ("keys", "error", "message"),
+    [
+        (gpt2(model="rwkv"), UnknownTokenizerError, "embed/tokenizer/families.py"),
+        (gpt2(model=None), UnknownTokenizerError, "does not say"),
+        (gpt2(model=7), HeaderError, "not a text"),
+        (gpt2(pre="of-tomorrow"), UnknownTokenizerError, "embed/tokenizer/pretokenizers.py"),
+        (gpt2(pre=None), UnknownTokenizerError, "tokenizer.ggml.pre is missing"),
+        (gpt2(pre="whitespace"), UnknownTokenizerError, "pair that no table knows"),
+        (gpt2(merges=None), HeaderError, "merges is missing"),
+        (gpt2(merges=["a b", "ab x"]), HeaderError, "out of vocabulary"),
+        (gpt2(merges=["a b", "a c"]), HeaderError, "out of vocabulary"),
+        (gpt2(merges=["a b", "abc"]), HeaderError, r"merges\[1\] is 'abc', not two tokens"),
+        (gpt2(merges=["a b", ""]), HeaderError, r"merges\[1\] is '', not two tokens"),
+        (gpt2(merges=["a b c"]), HeaderError, "do not fit"),
+        (gpt2(merges=["a\n b"]), HeaderError, "do not fit"),
+        (gpt2(tokens=["<s>", "a", "b", "ab", "c", "a"], merges=["a b"]), HeaderError, "1 and 5 are both 'a'"),
+        (gpt2(tokens=["<s>", "a", "b", "ab", b"\xff\xfe", "abc"]), HeaderError, r"tokens\[4\].*not UTF-8"),
+        (gpt2(merges=["a b", b"ab \xc3"]), HeaderError, r"merges\[1\].*not UTF-8"),
+        (gpt2(tokens=["x" * 5_000, "a", "b", "ab", "c", "abc"]), HeaderLimitError, r"tokens\[0\]: length in bytes: 5,000"),
+        (gpt2(token_type=[1, 1]), HeaderError, "token_type has 2 entries for 6 tokens"),
+        (gpt2(token_type=[1.0] * 6), HeaderError, "token_type holds float32, not int32"),
+        (gpt2(tokens=[1, 2, 3]), HeaderError, "tokens holds int32, not strings"),
+        (gpt2(tokens="abc"), HeaderError, "tokens is missing or no array"),
+        (gpt2(add_bos_token=True, bos_token_id=6), HeaderError, "bos token is number 6, and it has 6"),
+        (gpt2(add_bos_token=True, bos_token_id=None), HeaderError, "bos token, and it does not say"),
+        (gpt2(add_eos_token=True, eos_token_id=2**31), HeaderError, "eos token is number 2,147,483,648"),
+        (gpt2(add_bos_token="yes"), HeaderError, "neither true nor false"),
+        (gpt2(add_bos_token=True, bos_token_id="a"), HeaderError, "not the number of a token"),
+        (spm(scores=None), HeaderError, "scores is missing"),
+        (spm(scores=[0.0] * 5), HeaderError, "scores has 5 entries for 262 tokens"),
+        (spm(scores=[float("nan")] * 262), HeaderError, r"scores\[0\] is nan"),
+        (spm(tokens=["<unk>", "<s>", "</s>", *BYTES[1:], "x", "a", "b", "ab"]), HeaderError, "lacks 1 of the 256 bytes, <0x00>"),
+        (spm(tokens=["<unk>", "<s>", "</s>", *BYTES, "a", "a", "ab"]), HeaderError, "are both 'a'"),
+        (bert(unknown_token_id=99), HeaderError, "unknown token is number 99"),
+        (bert(seperator_token_id=None), HeaderError, "sep token, and it does not say"),
+        (bert(tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "b", "b"]), HeaderError, "are both 'b'"),
+        (t5(tokens=["<pad>", "</s>", "<unk>", "\u2581", "a", "a", "ab"]), HeaderError, "same token twice"),
+        (t5(tokens=["<pad>", "</s>", "<unk>", "\u2581", "a", "b", "x" * 200]), HeaderLimitError, "longest token"),
+        (t5(precompiled_charsmap=b"\0"), HeaderError, "charsmap is cut off"),
+        (t5(precompiled_charsmap=b"\xff\xff\xff\xffabcdefgh"), HeaderError, "charsmap is cut off"),
+        (t5(precompiled_charsmap=struct.pack("<II", 4, 0xFFFFFFFF) + b"x\0"), HeaderError, "leads out of itself"),
+    ],
+)  # fmt: skip
+def test_liars_are_refused(
+    keys: dict[str, Any], error: type[EdgekitError], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message):
+        build(tmp_path, keys)
+
+
+def test_an_unused_number_may_be_wrong(tmp_path: Path) -> None:
+    """llama.cpp warns; files with a padding or beginning that they never use exist."""
+    assert build(tmp_path, gpt2(bos_token_id=4_000_000_000)) == [5]
+
+
+def test_more_ways_to_make_a_token_than_real_ones_have(tmp_path: Path) -> None:
+    runs = ["a" * length for length in range(1, 40)]
+    keys = spm(
+        tokens=["<unk>", "<s>", "</s>", *BYTES, *runs],
+        scores=[0.0] * (259 + len(runs)),
+        token_type=[2, 3, 3] + [6] * 256 + [1] * len(runs),
+    )
+    assert build(tmp_path, keys)  # 741 ways for 298 tokens
+    longer = ["a" * length for length in range(1, 60)]
+    keys = spm(
+        tokens=["<unk>", "<s>", "</s>", *BYTES, *longer],
+        scores=[0.0] * (259 + len(longer)),
+        token_type=[2, 3, 3] + [6] * 256 + [1] * len(longer),
+    )
+    with pytest.raises(HeaderLimitError, match="ways to make a token"):  # 1,711 for 318
+        build(tmp_path, keys)
+
+
+@pytest.mark.parametrize("claimed", [10**9, 2**63])
+def test_a_billion_tokens_claimed(claimed: int, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    key, model = b"tokenizer.ggml.tokens", b"tokenizer.ggml.model"
+    path.write_bytes(
+        b"GGUF"
+        + struct.pack("<IQQ", 3, 0, 2)
+        + struct.pack("<Q", len(model)) + model + struct.pack("<IQ", 8, 4) + b"bert"
+        + struct.pack("<Q", len(key)) + key + struct.pack("<IIQ", 9, 8, claimed)
+    )  # fmt: skip
+    tracemalloc.start()
+    begin = time.process_time()
+    with WeightFile(path, Limits()) as file, pytest.raises(HeaderError):
+        read_vocabulary(file, walk(file))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1_000_000
+    assert time.process_time() - begin < 1
+
+
+def test_counts_over_the_limits_are_refused_before_anything_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_model(path, gpt2())
+    with WeightFile(path, Limits()) as file:
+        walked = walk(file)
+        for key, limit in (
+            ("tokens", tokenizer_limits.TOKENS),
+            ("merges", tokenizer_limits.MERGES),
+        ):
+            place = walked.arrays[GGML + key]
+            many = replace(place, count=limit + 1)
+            lying = replace(walked, arrays={**walked.arrays, GGML + key: many})
+            with pytest.raises(HeaderLimitError, match=f"{key}: number of entries"):
+                read_vocabulary(file, lying)
+            long = replace(place, end=place.offset + tokenizer_limits.STRINGS_BYTES + 1)
+            lying = replace(walked, arrays={**walked.arrays, GGML + key: long})
+            with pytest.raises(HeaderLimitError, match="length in bytes"):
+                read_vocabulary(file, lying)
+
+
+def test_a_file_cut_off_after_its_header_was_walked(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_model(
+        path, gpt2(tokens=["<s>", "a", "b", "ab", "c", "abc", *(f"x{n}" for n in range(5_000))])
+    )
+    with WeightFile(path, Limits()) as file:
+        walked = walk(file)
+        with path.open("r+b") as other:
+            other.truncate(walked.arrays[GGML + "tokens"].offset + 1_000)
+        with pytest.raises(EdgekitError, match="tokenizer.ggml.tokens"):
+            read_vocabulary(file, walked)
+
+
+def test_a_cost_needs_a_known_kind(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_model(path, gpt2(model="plamo2"))
+    with WeightFile(path, Limits()) as file, pytest.raises(UnknownTokenizerError):
+        tokenizer_cost_bytes(walk(file))

@@ -1,0 +1,56 @@
+"""What a tokenizer costs is never more than was said before, measured in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.vocabularies import find_vocabulary
+
+CHILD = """
+import json, sys
+from pathlib import Path
+
+def status(key):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+
+from edgekit.embed.file import WeightFile
+from edgekit.embed.tokenizer import build_tokenizer, read_vocabulary, tokenizer_cost_bytes
+from edgekit.embed.types import Limits
+from edgekit.embed.walk import walk
+
+with WeightFile(Path(sys.argv[1]), Limits()) as file:
+    walked = walk(file)
+    said = tokenizer_cost_bytes(walked)
+    before = status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    tokenizer = build_tokenizer(read_vocabulary(file, walked))
+    peak = status("VmHWM") - before
+worst = ["\\U0001f469\\u200d\\U0001f4bb" * 9000, "e\\u0302" * 9000, "a" * 17000, "!?" * 9000, "w " * 9000]
+for text in worst:
+    tokenizer.encode(text, limit_tokens=2048, truncate=True)
+print(json.dumps([*said, status("VmRSS") - before, max(peak, status("VmHWM") - before)]))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize(
+    "name",
+    ["bert-bge", "gpt-2", "qwen2", "llama-bpe", "command-r", "llama-spm", "baichuan", "nomic-bert-moe", "gemma-4"],
+)  # fmt: skip
+def test_never_below_what_is_measured(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, str(find_vocabulary(name))],
+        capture_output=True,
+        check=True,
+        timeout=120,
+    )
+    resident_said, peak_said, resident, peak = json.loads(done.stdout)
+    told = f"{name}: said {resident_said:,} {peak_said:,}, measured {resident:,} {peak:,}"
+    assert resident <= resident_said, told
+    assert peak <= peak_said, told
+    assert peak_said < 2.2 * peak, told  # and not a number out of the air

@@ -1,0 +1,141 @@
+"""Texts of any kind: limits, special tokens, pieces, threads, and time."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.vocabularies import pairs_tokenizer, tokenizer_answers, tokenizer_of
+
+from edgekit.embed.tokenizer import TextTokenizer
+from edgekit.embed.tokenizer.limits import STRETCH_CHARACTERS
+from edgekit.embed.tokenizer.pretokenizers import PRE_TOKENIZERS
+from edgekit.embed.tokenizer.windows import windows
+from edgekit.errors import TextError
+
+
+def test_special_tokens_in_a_text() -> None:
+    """As llama.cpp's server (parse_special) and sentence-transformers; letters if one asks for that."""
+    bert = tokenizer_of("bert-bge")
+    assert bert.encode("a [SEP] b") == [101, 1037, 102, 1038, 102]
+    assert 102 not in bert.encode_plain("a [SEP] b", parse_special=False)
+    phi = tokenizer_of("phi-3")
+    assert phi.encode_plain("<|user|>\n hi") == phi.encode_plain("<|user|>hi")  # swallows spaces
+    assert phi.encode_plain("<s>\n hi") != phi.encode_plain("<s>hi")
+    xlmr = tokenizer_of("nomic-bert-moe")
+    assert xlmr.encode_plain("a  <mask>b") == xlmr.encode_plain("a<mask>b")
+
+
+def test_longer_than_the_limit() -> None:
+    bert = tokenizer_of("bert-bge")
+    assert len(bert.encode("a " * 510, limit_tokens=512)) == 512
+    with pytest.raises(TextError, match="more than 512 tokens"):
+        bert.encode("a " * 511, limit_tokens=512)
+    cut = bert.encode("a " * 511, limit_tokens=512, truncate=True)
+    assert (len(cut), cut[0], cut[-1]) == (512, 101, 102)
+    with pytest.raises(TextError, match="no room"):
+        bert.encode("a", limit_tokens=1)
+
+
+def test_the_beginning_does_not_depend_on_the_limit() -> None:
+    qwen = tokenizer_of("qwen2")
+    text = "The quick brown fox, 漢字です。 " * 3_000
+    whole = qwen.encode(text)
+    assert qwen.encode(text, limit_tokens=2_048, truncate=True) == whole[:2_048]
+
+
+def test_half_a_character() -> None:
+    with pytest.raises(TextError, match=r"character 2 is '\\ud800'"):
+        tokenizer_of("bert-bge").encode("ab\ud800")
+
+
+def test_an_empty_text_has_its_frame() -> None:
+    assert tokenizer_of("bert-bge").encode("") == [101, 102]
+    assert tokenizer_of("llama-spm").encode("") == [1]
+    assert tokenizer_of("gpt-2").encode("") == []
+
+
+MANY = 1_000_000
+
+
+@pytest.mark.parametrize(
+    "name", ["bert-bge", "qwen2", "llama-spm", "deepseek-llm", "nomic-bert-moe"]
+)
+@pytest.mark.parametrize(
+    "text",
+    ["a" * 4 * MANY, " " * MANY, " " * MANY + "x", "\n" * MANY, "e" + "\u0301" * MANY, "7" * MANY,
+     "'s" * MANY, "<|" * MANY, " \t" * MANY, "漢" * MANY, "\U0001f469\u200d" * (MANY // 2), "word " * 800_000],
+    ids=["word", "spaces", "spaces then x", "lines", "marks", "digits", "quotes", "half tokens", "tabs", "han", "emoji", "words"],
+)  # fmt: skip
+def test_a_text_made_to_hurt(name: str, text: str) -> None:
+    """Millions of letters: seconds at most, whether refused or cut. Measured: 0.01 to 1.5 s of CPU."""
+    tokenizer = tokenizer_of(name)
+    begin = time.process_time()
+    try:
+        assert len(tokenizer.encode(text, limit_tokens=2_048)) <= 2_048
+    except TextError as error:
+        assert "truncate" in str(error)  # noqa: PT017 - both are right
+    assert len(tokenizer.encode(text, limit_tokens=2_048, truncate=True)) <= 2_048
+    assert time.process_time() - begin < 10
+
+
+def test_a_stretch_without_a_place_to_part_it() -> None:
+    qwen = tokenizer_of("qwen2")
+    assert len(qwen.encode("a" * STRETCH_CHARACTERS)) > 1_000
+    with pytest.raises(TextError, match="16,384 characters without a place"):
+        qwen.encode("a" * 2 * STRETCH_CHARACTERS)
+
+
+def test_threads_get_what_one_gets() -> None:
+    tokenizer = tokenizer_of("llama-bpe")
+    texts = tokenizer_answers()["texts"]
+    alone = [tokenizer.encode(text) for text in texts]
+    found: list[list[list[int]]] = []
+
+    def cut_all() -> None:
+        found.append([tokenizer.encode(text) for text in texts])
+
+    threads = [threading.Thread(target=cut_all) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [alone] * 4
+
+
+SHAPES = sorted({row: name for name, row in PRE_TOKENIZERS.items()}.values())
+ALPHABET = "aB\u00e9\u0301\u4e2d\u304b1\u00bd .,'s!\u3002\uff0c\n\r\t\u00a0\u3000\U0001f600-_<|>"
+
+
+@pytest.mark.parametrize("pre", SHAPES)
+def test_pieces_have_the_tokens_of_the_whole(pre: str) -> None:
+    """Every way to cut into words, at every place where a text may be parted."""
+    tokenizer = pairs_tokenizer(pre)
+    _check_pieces(tokenizer, " ".join(tokenizer_answers()["texts"])[:12_000])
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.text(st.sampled_from(ALPHABET), max_size=60))
+    def check(text: str) -> None:
+        _check_pieces(tokenizer, text)
+
+    check()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["bert-bge", "llama-spm", "phi-3", "baichuan", "nomic-bert-moe"],
+)
+def test_pieces_have_the_tokens_of_the_whole_without_words(name: str) -> None:
+    tokenizer = tokenizer_of(name)
+    for text in tokenizer_answers()["texts"]:
+        _check_pieces(tokenizer, text)
+
+
+def _check_pieces(tokenizer: TextTokenizer, text: str) -> None:
+    parts = list(windows(text, tokenizer._places, truncate=False, window_characters=1))
+    assert "".join(parts) == text
+    pieces = [n for index, part in enumerate(parts) for n in tokenizer._cut(part, index == 0)]
+    assert pieces == tokenizer._cut(text, True)

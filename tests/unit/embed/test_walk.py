@@ -1,0 +1,232 @@
+"""The walk keeps what an embedder needs, and nothing else: one window, and less than 100 KiB in all."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from tests.header_files import (
+    ARCHITECTURE,
+    ARRAY,
+    BOOL,
+    F32,
+    FLOAT32,
+    INT32,
+    Q4_K,
+    STRING,
+    UINT8,
+    UINT32,
+    entry,
+    gguf,
+    key,
+)
+from tests.recorded import header_bytes
+
+from edgekit.embed import walk as walk_module
+from edgekit.embed.file import WeightFile
+from edgekit.embed.types import Limits
+from edgekit.embed.walk import Walked, walk
+from edgekit.errors import HeaderError, HeaderLimitError
+from edgekit.header.gguf import read_gguf
+from edgekit.units import KIB
+
+ONE = entry("token_embd.weight", [32], F32, 0)
+Wanted = Callable[[str], bool] | None
+
+
+def walked(path: Path, content: bytes, wanted: Wanted = None, *, size_bytes: int = 0) -> Walked:
+    path = path / "model.gguf"
+    path.write_bytes(content)
+    if size_bytes:
+        with path.open("r+b") as file:
+            file.truncate(size_bytes)
+    with WeightFile(path, Limits()) as file:
+        return walk(file, wanted=wanted)
+
+
+def model(keys: Sequence[bytes], tensors: Sequence[bytes] = (ONE,), data_bytes: int = 128) -> bytes:
+    return gguf(keys, tensors, data_bytes=data_bytes)
+
+
+@pytest.mark.parametrize("name", ["all-minilm-l6-v2.F16", "lfm2-1.2b.Q4_K_M"], ids=["bert", "lfm2"])
+def test_it_reads_what_the_header_room_reads(name: str, tmp_path: Path) -> None:
+    header = header_bytes(f"{name}.novocab.gguf.head.gz")
+    found = walked(tmp_path, header, size_bytes=4 * 10**9)
+    with WeightFile(tmp_path / "model.gguf", Limits()) as file:
+        whole = read_gguf(file)
+    assert whole.tensors is not None
+    assert tuple(found.tensors.values()) == whole.tensors
+    assert found.tensor_count == len(whole.tensors)
+    architecture = whole.keys["general.architecture"]
+    for kept, value in whole.keys.items():
+        if kept.startswith((f"{architecture}.", "tokenizer.")) and kept not in found.arrays:
+            assert found.keys[kept] == value
+    assert {kept: found.arrays[kept] for kept in whole.arrays} == dict(whole.arrays)
+
+
+def test_only_wanted_tensors_are_kept_and_the_first_names_are_remembered(tmp_path: Path) -> None:
+    tensors = [entry(f"blk.{n}.weight", [32], F32, 128 * n) for n in range(20)]
+    content = model(ARCHITECTURE, tensors, data_bytes=128 * 20)
+    found = walked(tmp_path, content, lambda name: name == "blk.7.weight")
+    assert list(found.tensors) == ["blk.7.weight"]
+    assert found.tensors["blk.7.weight"].offset == len(content) - 128 * 20 + 128 * 7
+    assert found.tensor_count == 20
+    assert found.names_seen == tuple(f"blk.{n}.weight" for n in range(8))
+
+
+KEYS = {  # key: whether it is kept in a model of the architecture "llama"
+    "general.name": True,
+    "general.license": False,
+    "llama.context_length": True,
+    "llama2.context_length": False,
+    "tokenizer.ggml.model": True,
+    "split.no": True,
+    "quantize.imatrix.file": False,
+}
+
+
+def test_only_keys_of_the_model_and_its_vocabulary_are_kept(tmp_path: Path) -> None:
+    found = walked(tmp_path, model([*ARCHITECTURE, *(key(name, STRING, "x") for name in KEYS)]))
+    kept = {name for name, wanted in KEYS.items() if wanted}
+    assert set(found.keys) == {"general.architecture", "llama.block_count", *kept}
+
+
+def test_keys_before_the_architecture_are_kept_too(tmp_path: Path) -> None:
+    assert walked(tmp_path, model(ARCHITECTURE[::-1])).keys["llama.block_count"] == 2
+
+
+def test_arrays_of_the_vocabulary_are_places_that_lead_to_them(tmp_path: Path) -> None:
+    words = ["a", "", "grün", "x" * 300]
+    content = model(
+        [
+            *ARCHITECTURE,
+            key("tokenizer.ggml.tokens", ARRAY, (STRING, words)),
+            key("tokenizer.ggml.scores", ARRAY, (FLOAT32, [0.5, -1.0])),
+            key("tokenizer.ggml.token_type", ARRAY, (INT32, [1, 2, 3])),
+            key("llama.head_count_kv", ARRAY, (INT32, [4, 8])),
+            key("llama.long", ARRAY, (UINT8, [7] * 513)),
+            key("tokenizer.ggml.add_bos_token", BOOL, 1),
+        ]
+    )
+    found = walked(tmp_path, content)
+    place = found.arrays["tokenizer.ggml.tokens"]
+    raw = content[place.offset : place.end]
+    assert (place.element, place.count) == ("string", 4)
+    assert raw == b"".join(struct.pack("<Q", len(word.encode())) + word.encode() for word in words)
+    place = found.arrays["tokenizer.ggml.scores"]
+    assert (place.element, place.count) == ("float32", 2)
+    assert struct.unpack("<2f", content[place.offset : place.end]) == (0.5, -1.0)
+    place = found.arrays["tokenizer.ggml.token_type"]
+    assert struct.unpack("<3i", content[place.offset : place.end]) == (1, 2, 3)
+    place = found.arrays["llama.long"]
+    assert content[place.offset : place.end] == bytes([7] * 513)
+    assert found.keys["llama.head_count_kv"] == (4, 8)
+    assert found.keys["tokenizer.ggml.add_bos_token"] is True
+
+
+@pytest.mark.parametrize("length", [2_048, 2_049, 65_000, 1_000_000])
+def test_a_long_text_is_passed_over(tmp_path: Path, length: int) -> None:
+    found = walked(
+        tmp_path, model([*ARCHITECTURE, key("tokenizer.chat_template", STRING, "x" * length)])
+    )
+    assert ("tokenizer.chat_template" in found.keys) == (length <= 2_048)
+    assert list(found.tensors) == ["token_embd.weight"]
+
+
+class Recorder(WeightFile):
+    longest = 0
+
+    def read(self, offset: int, length: int, *, ahead: int = 0) -> bytes:
+        self.longest = max(self.longest, length)
+        return super().read(offset, length, ahead=ahead)
+
+
+def large_vocabulary(path: Path) -> Path:
+    """150k tokens with their merges and types, a long template, 340 tensors: Qwen2's own header."""
+    keys = [
+        *ARCHITECTURE,
+        *(key(f"llama.setting_{n}", UINT32, n) for n in range(20)),
+        key("tokenizer.ggml.tokens", ARRAY, (STRING, [f"token{n}" for n in range(150_000)])),
+        key("tokenizer.ggml.token_type", ARRAY, (INT32, [1] * 150_000)),
+        key("tokenizer.ggml.merges", ARRAY, (STRING, [f"a{n} b{n}" for n in range(150_000)])),
+        key("tokenizer.chat_template", STRING, "x" * 65_000),
+    ]
+    size = 144 * 64  # 64 rows of one Q4_K block
+    names = ["token_embd.weight", *(f"blk.{n // 12}.part_{n % 12}.weight" for n in range(339))]
+    tensors = [entry(name, [256, 64], Q4_K, size * n) for n, name in enumerate(names)]
+    path.write_bytes(gguf(keys, tensors, data_bytes=size * 340))
+    return path
+
+
+def test_the_walk_works_in_less_than_100_kib_and_reads_32_at_a_time(tmp_path: Path) -> None:
+    """The peak is below 64 KiB too: so no single allocation can be larger."""
+    with Recorder(large_vocabulary(tmp_path / "model.gguf"), Limits()) as file:
+        walk(file, wanted=lambda name: name == "token_embd.weight")  # what is imported on first use
+        tracemalloc.start()
+        before = tracemalloc.get_traced_memory()[0]
+        found = walk(file, wanted=lambda name: name == "token_embd.weight")
+        held, peak = (size - before for size in tracemalloc.get_traced_memory())
+        tracemalloc.stop()
+    print(f"walk: {peak / KIB:.1f} KiB at its peak, {held / KIB:.1f} KiB kept")
+    assert found.arrays["tokenizer.ggml.merges"].count == 150_000
+    assert file.longest <= 32 * KIB
+    assert peak < 64 * KIB
+    assert held < 16 * KIB
+
+
+BROKEN: dict[str, tuple[bytes, str]] = {
+    "big-endian": (
+        gguf([key("general.architecture", STRING, "llama", ">")], order=">"),
+        "big-endian",
+    ),
+    "a shard": (
+        model([*ARCHITECTURE, key("split.count", UINT32, 3)]),
+        "one of 3 shards.*llama-gguf-split --merge",
+    ),
+    "a shard of text": (model([key("split.count", STRING, "three")]), "one of 'three' shards"),
+    "a key twice": (model([*ARCHITECTURE, ARCHITECTURE[0]]), "occurs twice"),
+    "a tensor twice": (model(ARCHITECTURE, [ONE, ONE]), "occurs twice"),
+    "a tensor over another": (
+        model(ARCHITECTURE, [ONE, entry("b", [32], F32, 96)], data_bytes=999),
+        "overlaps",
+    ),
+    "beyond the end": (
+        model(ARCHITECTURE, data_bytes=127),
+        "truncated: tensor 'token_embd.weight'",
+    ),
+    "no GGUF": (b"PK\3\4" + bytes(60), "not a GGUF file"),
+    "empty": (b"", "empty"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_file_is_an_error(name: str, tmp_path: Path) -> None:
+    content, message = BROKEN[name]
+    with pytest.raises(HeaderError, match=message):
+        walked(tmp_path, content)
+
+
+def test_a_tensor_nobody_wants_must_lie_in_the_file_too(tmp_path: Path) -> None:
+    tensors = [ONE, entry("output.weight", [32], F32, 128)]
+    with pytest.raises(HeaderError, match=r"tensor 'output\.weight' ends at byte"):
+        walked(
+            tmp_path, model(ARCHITECTURE, tensors, 255), lambda name: name == "token_embd.weight"
+        )
+
+
+def test_a_single_shard_is_a_whole_model(tmp_path: Path) -> None:
+    assert walked(tmp_path, model([*ARCHITECTURE, key("split.count", UINT32, 1)])).tensors
+
+
+def test_more_tensors_than_any_model_has_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(walk_module, "KEPT_TENSORS", 3)
+    tensors = [entry(f"t{n}", [8], F32, 32 * n) for n in range(4)]
+    content = model(ARCHITECTURE, tensors, data_bytes=128)
+    with pytest.raises(HeaderLimitError, match="tensors to keep: 4 is over the limit of 3"):
+        walked(tmp_path, content)
+    assert len(walked(tmp_path, content, lambda name: name != "t0").tensors) == 3

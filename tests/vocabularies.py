@@ -1,0 +1,369 @@
+"""llama.cpp's own vocabularies with its vectors, which are not part of the project, and models around them.
+
+They lie in the source package of llama-cpp-python. A test finds them in the folder that
+EDGEKIT_VOCABULARIES names, else in this user's cache, else gets the package once from the index
+that pip is configured for, without running anything of it. Where it cannot be had, tests skip.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gzip
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import ssl
+import struct
+import subprocess
+import sys
+import tarfile
+import tempfile
+import urllib.parse
+import urllib.request
+
+from dataclasses import replace
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from edgekit.embed.file import WeightFile
+from edgekit.embed.tokenizer import TextTokenizer, Vocabulary, build_tokenizer, read_vocabulary
+from edgekit.embed.tokenizer.pretokenizers import PRE_TOKENIZERS
+from edgekit.embed.types import Limits
+from edgekit.embed.walk import walk
+from edgekit.source.cache import cache_folder
+
+PACKAGE, VERSION = "llama-cpp-python", "0.3.36"
+_MEMBER = re.compile(r".*/vendor/llama\.cpp/models/(ggml-vocab-[\w.-]+)")
+_LINK = re.compile(
+    rf"(\S+/{PACKAGE.replace('-', '[-_]')}-{re.escape(VERSION)}\.tar\.gz)(?:#sha256=(\w+))?"
+)
+_U64 = struct.Struct("<Q")
+_CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_MARK = "__ggml_vocab_test__"
+# As they are now, while tests are collected: each test sees a home and a cache of its own.
+_ENVIRONMENT = dict(os.environ)
+_KEPT = cache_folder() or Path(tempfile.gettempdir()) / "edgekit" / "headers"
+
+
+class UnavailableError(Exception):
+    """The vocabularies are not here and could not be had."""
+
+
+def vocabulary_names() -> list[str]:
+    return sorted(path.stem.removeprefix("ggml-vocab-") for path in _folder().glob("*.gguf"))
+
+
+def find_vocabulary(name: str) -> Path:
+    """Skips the test that asks, with the reason, where it cannot be had."""
+    try:
+        path = _folder() / f"ggml-vocab-{name}.gguf"
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    if not path.is_file():
+        pytest.skip(f"no vocabulary {name} in {path.parent}")
+    return path
+
+
+def vectors(name: str) -> list[tuple[str, list[int]]]:
+    """llama.cpp's own pairs of a text and its tokens, without special tokens added or found."""
+    path = find_vocabulary(name)
+    asked = path.with_suffix(".gguf.inp").read_bytes().decode().split(f"\n{_MARK}\n")
+    answers = path.with_suffix(".gguf.out").read_text().split("\n")
+    return [
+        (text, [int(token) for token in answer.split()])
+        for text, answer in zip(asked, answers, strict=False)
+    ]
+
+
+@cache
+def tokenizer_answers() -> dict[str, Any]:
+    """What tools/tokenizer_vectors.py has recorded of real llama.cpp, and of BERT's own tokenizer."""
+    packed = (Path(__file__).parent / "data" / "tokenizers.json.gz").read_bytes()
+    answers: dict[str, Any] = json.loads(gzip.decompress(packed))
+    return answers
+
+
+def _folder() -> Path:
+    found = _find_folder()
+    if isinstance(found, UnavailableError):
+        raise found
+    return found
+
+
+@cache
+def _find_folder() -> Path | UnavailableError:
+    if told := os.environ.get("EDGEKIT_VOCABULARIES"):
+        return Path(told)
+    folder = _KEPT.parent / f"vocabularies-{VERSION}"
+    try:
+        if not folder.is_dir():
+            _get(folder)
+    except (UnavailableError, OSError, subprocess.SubprocessError, tarfile.TarError) as error:
+        return UnavailableError(
+            f"llama.cpp's vocabularies ({PACKAGE} {VERSION}) cannot be had: {error}. A folder with"
+            " them can be named by EDGEKIT_VOCABULARIES"
+        )
+    return folder
+
+
+def _get(folder: Path) -> None:
+    """Whole or not at all; of two who do it at once, the first one's stays."""
+    link, digest = _find_link()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    beside = Path(tempfile.mkdtemp(prefix=".vocabularies-", dir=folder.parent))
+    try:
+        with urllib.request.urlopen(link, timeout=60, context=_trust(link)) as answer:
+            _unpack(answer, digest, beside)
+        with contextlib.suppress(OSError):
+            beside.rename(folder)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _find_link() -> tuple[str, str | None]:
+    """Asks pip, which knows its indexes; `pip download` would build the package to name it."""
+    pip = ("pip", "index", "versions", PACKAGE, "--no-binary", ":all:", "-vv")
+    if not (found := _LINK.search(_said_by(*pip))):
+        raise UnavailableError(f"pip finds no source package of {PACKAGE} {VERSION}")
+    return urllib.parse.urldefrag(found[1]).url, found[2]
+
+
+def _trust(link: str) -> ssl.SSLContext | None:
+    if not link.startswith("https:"):
+        return None
+    named = _ENVIRONMENT.get("PIP_CERT") or _said_by("pip", "config", "get", "global.cert").strip()
+    return ssl.create_default_context(cafile=named or None)
+
+
+def _said_by(*module: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-m", *module],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+        timeout=60,
+        env=_ENVIRONMENT,
+    ).stdout
+
+
+class _Digested(io.RawIOBase):
+    """Passes on what it reads, and digests it."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self.digest = hashlib.sha256()
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        chunk = cast("bytes", self._source.read(size))
+        self.digest.update(chunk)
+        return chunk
+
+
+def _unpack(answer: Any, digest: str | None, folder: Path) -> None:
+    source = _Digested(answer)
+    with tarfile.open(fileobj=source, mode="r|gz") as package:
+        for member in package:
+            if (named := _MEMBER.fullmatch(member.name)) and (
+                content := package.extractfile(member)
+            ):
+                with (folder / named[1]).open("wb") as out:
+                    shutil.copyfileobj(content, out)
+    while source.read(1 << 20):
+        pass
+    if digest is not None and source.digest.hexdigest() != digest:
+        raise UnavailableError("what came is not what the index says it is")
+    if not list(folder.glob("*.gguf")):
+        raise UnavailableError("the package has none")
+
+
+# --- models around a vocabulary, small enough for real llama.cpp to load in a moment
+
+
+def write_model_around(vocabulary: Path, path: Path) -> None:
+    """A model of one tiny layer with this vocabulary, and zeros for weights."""
+    keys = read_keys(vocabulary)
+    write_model(path, {name: value for name, value in keys.items() if _is_wanted(name)})
+
+
+def _is_wanted(name: str) -> bool:
+    return name.startswith("tokenizer.ggml.") or name == "general.name"
+
+
+def read_keys(path: Path) -> dict[str, Any]:
+    """All keys of a GGUF file, arrays too. gguf-py's reader takes 13 s for 150,000 tokens."""
+    raw = path.read_bytes()
+    keys: dict[str, Any] = {}
+    at = 4 + 4 + 8 + 8
+    for _ in range(_U64.unpack_from(raw, 16)[0]):
+        name, at = _text(raw, at)
+        (kind,) = struct.unpack_from("<I", raw, at)
+        keys[name.decode()], at = _value(raw, at + 4, kind)
+    return keys
+
+
+def _text(raw: bytes, at: int) -> tuple[bytes, int]:
+    end = at + 8 + _U64.unpack_from(raw, at)[0]
+    return raw[at + 8 : end], end
+
+
+def _value(raw: bytes, at: int, kind: int) -> tuple[Any, int]:
+    if kind == 8:
+        text, at = _text(raw, at)
+        return text.decode(), at
+    if kind != 9:
+        code = f"<{_CODES[kind]}"
+        return struct.unpack_from(code, raw, at)[0], at + struct.calcsize(code)
+    element, count = struct.unpack_from("<IQ", raw, at)
+    at += 12
+    if element != 8:
+        code = f"<{count}{_CODES[element]}"
+        return list(struct.unpack_from(code, raw, at)), at + struct.calcsize(code)
+    texts = []
+    for _ in range(count):
+        text, at = _text(raw, at)
+        texts.append(text.decode())
+    return texts, at
+
+
+def write_model(path: Path, keys: dict[str, Any], architecture: str = "llama") -> None:
+    """`keys` are tokenizer.ggml.* and general.name; lists of texts, of whole numbers or of floats."""
+    import gguf
+    import numpy as np
+
+    writer = gguf.GGUFWriter(path, architecture)
+    width = 32
+    for name, value in {
+        "context_length": 512,
+        "embedding_length": width,
+        "block_count": 1,
+        "feed_forward_length": width,
+        "attention.head_count": 1,
+        "attention.head_count_kv": 1,
+        "rope.dimension_count": width,
+    }.items():
+        writer.add_uint32(f"{architecture}.{name}", value)
+    writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
+    for name, value in keys.items():
+        _add(writer, name, value)
+    tokens = len(keys["tokenizer.ggml.tokens"])
+    layer = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (tokens, width),
+        "output_norm.weight": (width,),
+        "blk.0.attn_norm.weight": (width,),
+        "blk.0.ffn_norm.weight": (width,),
+        **{f"blk.0.{name}.weight": (width, width) for name in layer},
+    }
+    for name, shape in shapes.items():
+        writer.add_tensor(name, np.zeros(shape, np.float16 if len(shape) > 1 else np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add(writer: Any, name: str, value: Any) -> None:
+    match value:
+        case bool():
+            writer.add_bool(name, value)
+        case int():
+            writer.add_uint32(name, value)
+        case str():
+            writer.add_string(name, value)
+        case _ if name.endswith("charsmap"):
+            writer.add_array(name, bytes(number & 255 for number in value))
+        case _:
+            writer.add_array(name, list(value))
+
+
+def pairs_keys(pre: str) -> dict[str, Any]:
+    """A vocabulary in which any two neighbouring bytes of a word are one token.
+
+    Which of two pairs that share a byte wins depends on both, so a word that begins or ends one
+    letter further has other tokens. Some whole words are tokens that no merge leads to.
+    """
+    raw = pre in ("gemma4", "granite-embed-multi-311m", "sarvam-moe", "whitespace")
+    letters = _raw_letters() if raw else _byte_letters()
+    pairs = [(a, b) for a in letters for b in letters]
+    pairs.sort(key=lambda pair: hashlib.md5(f"{pair[0]} {pair[1]}".encode()).digest())
+    if raw:
+        pairs = pairs[:40_000]
+    words = ["hello", "\u0120hello", "world", "\u0120world", "1234", "\u010a\u010a\u010a"]
+    if raw:
+        words = ["hello", "world", "\n\n\n", "\n" * 5]
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)] if raw else []
+    tokens = [*byte_tokens, *letters, *(a + b for a, b in pairs)]
+    tokens += [word for word in words if word not in set(tokens)]
+    return {
+        "tokenizer.ggml.model": "whitespace" if pre == "whitespace" else "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [6] * len(byte_tokens)
+        + [1] * (len(tokens) - len(byte_tokens)),
+        "tokenizer.ggml.merges": [f"{a} {b}" for a, b in pairs],
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 0,
+    }
+
+
+def _byte_letters() -> list[str]:
+    """GPT-2's letters for the 256 bytes."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in set(shown)]
+    return [chr(byte) for byte in shown] + [chr(256 + index) for index in range(len(hidden))]
+
+
+def _raw_letters() -> list[str]:
+    letters = [chr(code) for code in range(0x21, 0x7F)]
+    return [
+        *letters,
+        "\u2581",
+        "\n",
+        "\t",
+        *"\u00e9\u00df\u4e2d\u56fd\u6f22\u5b57\u304b\u30ab\ud55c\u0430\u0431\u03b1\u0928\u0e01\u3002\uff0c\u00bd",
+    ]
+
+
+def write_pairs_model(path: Path, pre: str) -> None:
+    write_model(path, pairs_keys(pre))
+
+
+@lru_cache(maxsize=6)
+def tokenizer_of(name: str) -> TextTokenizer:
+    """Of one of llama.cpp's vocabularies."""
+    with WeightFile(find_vocabulary(name), Limits()) as file:
+        return build_tokenizer(read_vocabulary(file, walk(file)), cache=_scratch())
+
+
+@lru_cache(maxsize=6)
+def pairs_tokenizer(pre: str) -> TextTokenizer:
+    """With that vocabulary. Written and read once for all ways that share it."""
+    row = PRE_TOKENIZERS[pre]
+    vocabulary = _pairs_vocabulary(pre if row.raw else "gpt-2")
+    return build_tokenizer(replace(vocabulary, pre=row), cache=_scratch())
+
+
+@cache
+def _pairs_vocabulary(pre: str) -> Vocabulary:
+    path = _scratch() / f"{pre}.gguf"
+    write_pairs_model(path, pre)
+    with WeightFile(path, Limits()) as file:
+        return read_vocabulary(file, walk(file))
+
+
+@cache
+def _scratch() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="edgekit-pairs-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
