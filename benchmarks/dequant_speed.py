@@ -3,9 +3,9 @@
     python benchmarks/dequant_speed.py
 
 Ratios of one run on one core; above 1, ours is faster. All take turns, and the best of many turns counts, so that a
-busy machine slows all of them alike. A chunk is 32 KiB of packed weights, for gguf-py once as rows of 4,096 weights (its
-best: one call of numpy for the whole chunk) and once as it comes from a file, a block after another. ggml's own functions
-are found through ctypes in xllamacpp's library, on Linux and macOS only.
+busy machine slows all of them alike. A chunk is 32 KiB of packed weights. gguf-py gets it once as rows of 4,096
+weights, which is its best (one pass of numpy over the whole chunk), and once as a table of blocks (16 at a time then).
+ggml's own functions are found through ctypes in xllamacpp's library, on Linux and macOS only.
 """
 
 from __future__ import annotations
@@ -36,7 +36,13 @@ from edgekit.header.dtype import by_name
 CHUNK_BYTES = 32 * 1024
 ROW_WEIGHTS = 4096
 TURN_S = 0.4  # for all that are compared with one another
-SHAPES = (("F32", 384, 384), ("F16", 384, 1536), ("F16", 1536, 384), ("Q4_K", 3584, 256), ("Q6_K", 18944, 64))  # fmt: skip
+SHAPES = (
+    ("F32", 384, 384),
+    ("F16", 384, 1536),
+    ("F16", 1536, 384),
+    ("Q4_K", 3584, 256),
+    ("Q6_K", 18944, 64),
+)
 TOKENS = (1, 16, 128, 1024)
 Work = Callable[[], object]
 
@@ -55,7 +61,10 @@ def main() -> None:
 
 
 def _print_unpacking(native: Kernels | None, numpy_kernels: Kernels) -> None:
-    print("| type | native GB/s of floats | / ggml | / gguf-py | / gguf-py, blocks | numpy / gguf-py | / gguf-py, blocks |")  # fmt: skip
+    print("Unpacking, native and numpy beside ggml and gguf-py (rows, blocks)\n")
+    print(
+        "| type | native, GB/s of floats | / ggml | / rows | / blocks | numpy / rows | / blocks |"
+    )
     print("|---|---|---|---|---|---|---|")
     for name in KINDS:
         seconds = _best(_unpackers(name, native, numpy_kernels))

@@ -438,18 +438,18 @@ def _row_bytes(kind: Kind, columns: int) -> int:
 
 
 class _Pool:
-    """Random weights, made once for each type and width and repeated from another place each time."""
+    """Random weights, made once for each type, width and spread, and repeated from another place each time."""
 
     def __init__(self) -> None:
         self.random = np.random.default_rng(7)
-        self.made: dict[tuple[Kind, int], bytes] = {}
+        self.made: dict[tuple[Kind, int, float], bytes] = {}
 
     def take(self, kind: Kind, columns: int, deviation: float, rows: int) -> Iterator[memoryview]:
         row = _row_bytes(kind, columns)
-        if (kind, columns) not in self.made:
+        if (kind, columns, deviation) not in self.made:
             blocks = random_blocks(kind, _POOL_BLOCKS, deviation, self.random)
-            self.made[kind, columns] = blocks.tobytes()
-        pool = memoryview(self.made[kind, columns])
+            self.made[kind, columns, deviation] = blocks.tobytes()
+        pool = memoryview(self.made[kind, columns, deviation])
         start, left = int(self.random.integers(len(pool) // row)) * row, rows * row
         while left:
             part = pool[start : start + left]

@@ -24,7 +24,6 @@ import tarfile
 import tempfile
 import urllib.parse
 import urllib.request
-
 from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path

@@ -11,7 +11,7 @@ BERT's own tokenizer, as all-MiniLM-L6-v2 comes with it, is asked too: where lla
 it, it is the one that the model was trained with.
 """
 
-# ruff: noqa: RUF001 - the texts are in many scripts
+# ruff: noqa: RUF001, E501 - the texts are in many scripts, and a text is a line
 
 from __future__ import annotations
 

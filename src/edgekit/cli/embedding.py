@@ -136,10 +136,7 @@ def run_asked(asked: Asked, arguments: argparse.Namespace) -> Finished | None:
     from edgekit.embed import open_embedder
 
     kind = output_format(arguments.output)
-    if asked.cluster is not None:
-        from edgekit.embed.bulk.ray_stage import import_ray
-
-        import_ray()  # before there is an unfinished job
+    _import_all(kind, asked)
     source = _source(asked, arguments)
     try:
         asked = replace(asked, choices=_as_before(asked.choices, arguments))
@@ -159,6 +156,18 @@ def run_asked(asked: Asked, arguments: argparse.Namespace) -> Finished | None:
             return _Job(asked, arguments, source, embedder, terms).run(form)
     finally:
         source.close()
+
+
+def _import_all(kind: str, asked: Asked) -> None:
+    """What is not installed is told before there is an unfinished job; what is, is counted by the plan."""
+    if kind == "parquet":
+        from edgekit.embed.bulk.parquet import arrow
+
+        arrow()
+    if asked.cluster is not None:
+        from edgekit.embed.bulk.ray_stage import import_ray
+
+        import_ray()
 
 
 def _source(asked: Asked, arguments: argparse.Namespace) -> Source:

@@ -37,15 +37,18 @@ DEFAULT_HELD_BYTES = GIB  # and no weights beyond this: the system's cache holds
 F32 = by_name("F32")
 
 # (tokens of a chunk, bytes of a tile), best first. A chunk's tokens share one reading of the
-# weights, a tile is what a thread reads and multiplies between two looks at the clock.
+# weights, a tile is what a thread reads and multiplies between two looks at the clock. Tokens cost
+# more memory than tiles, and a tile of less than a hundred rows costs half of the speed.
 RUNGS = (
-    (512, MIB),
-    (256, 512 * KIB),
-    (128, 256 * KIB),
-    (64, 128 * KIB),
-    (32, 64 * KIB),
+    (512, 2 * MIB),
+    (256, 2 * MIB),
+    (128, MIB),
+    (64, 512 * KIB),
+    (32, 256 * KIB),
+    (16, 64 * KIB),
     (16, 16 * KIB),
 )
+SIDE_ROWS = 128  # of `up` beside the gate, for a chunk of tokens: more for fewer
 # Measured with tracemalloc and rounded up: a thread's stack and numpy's own small arrays; tiles as
 # Python objects, the weights' names and places.
 THREAD_BYTES = 256 * KIB
@@ -206,7 +209,7 @@ def _working(asked: _Asked, pass_tokens: int, chunk_tokens: int, tile_bytes: int
     tile_bytes = max(tile_bytes, widest)
     side_floats = 0
     if model.gated:
-        side_floats = min(max(tile_bytes // FLOAT_BYTES, chunk_tokens), chunk_tokens * size.inner)
+        side_floats = chunk_tokens * min(SIDE_ROWS, size.inner)
     scratch_floats = _scratch_floats(asked)
     return _Working(
         pass_tokens=pass_tokens,

@@ -238,7 +238,7 @@ def test_a_file_cut_off_after_its_header_was_walked(tmp_path: Path) -> None:
         walked = walk(file)
         with path.open("r+b") as other:
             other.truncate(walked.arrays[GGML + "tokens"].offset + 1_000)
-        with pytest.raises(EdgekitError, match="tokenizer.ggml.tokens"):
+        with pytest.raises(EdgekitError, match=r"tokenizer\.ggml\.tokens"):
             read_vocabulary(file, walked)
 
 

@@ -17,6 +17,8 @@ from edgekit.embed.bulk.types import BadRow, Place, Row
 from edgekit.errors import EdgekitError, HeaderError, NotFoundError, SourceError, UsageError
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from edgekit.embed.bulk.readers import Fields
     from edgekit.embed.types import Floats
 
@@ -29,8 +31,10 @@ _BUFFER_BYTES = 256 * 1024
 
 
 def arrow() -> Any:
+    """The library with its Parquet part: some 40 MiB in memory, which a plan that is made later counts."""
     try:
         import pyarrow as pa
+        import pyarrow.parquet
     except ImportError as error:
         raise UsageError("Parquet needs pyarrow: pip install 'edgekit[parquet]'") from error
     return pa
@@ -41,8 +45,6 @@ class ParquetSource:
 
     def __init__(self, reference: str, fields: Fields) -> None:
         pa = arrow()
-        import pyarrow.parquet as pq
-
         self.name = reference
         self._fields = fields
         path = Path(reference)
@@ -54,7 +56,9 @@ class ParquetSource:
             raise NotFoundError(f"{reference} cannot be read: {error.strerror}") from error
         self._before = os.fstat(self._raw.fileno())
         try:
-            self._file = pq.ParquetFile(self._raw, pre_buffer=False, buffer_size=_BUFFER_BYTES)
+            self._file = pa.parquet.ParquetFile(
+                self._raw, pre_buffer=False, buffer_size=_BUFFER_BYTES
+            )
             schema = self._file.schema_arrow
         except (pa.ArrowException, OSError, ValueError) as error:
             self._raw.close()
@@ -188,24 +192,24 @@ class ParquetForm:
 
     def encode(self, rows: Sequence[Row], vectors: Floats) -> bytes:
         pa = arrow()
+        floats = _plain(pa.float32(), vectors.astype("<f4", copy=False))
         columns = [
-            pa.array([row.number for row in rows], pa.int64()),
-            pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), self._dimensions),
+            _numbers([row.number for row in rows]),
+            pa.FixedSizeListArray.from_arrays(floats, self._dimensions),
         ]
         if self._ids:
-            ids = [row.id if self._integer_ids else str(row.id) for row in rows]
-            columns.insert(1, pa.array(ids, self._schema.field("id").type))
+            ids = [row.id for row in rows]
+            columns.insert(1, _numbers(ids) if self._integer_ids else _texts(ids))
         return bytes(pa.record_batch(columns, schema=self._schema).serialize())
 
     def finish(self, partial: Path, kept: int) -> Path:  # noqa: ARG002 - the stream knows how many
         """Row groups of one size, wherever the batches ended."""
-        import pyarrow.parquet as pq
-
+        pa = arrow()
         finished = partial.with_name(f"{partial.name}.finished")
         with (
-            arrow().OSFile(str(partial), "rb") as stream,
+            pa.OSFile(str(partial), "rb") as stream,
             finished.open("wb") as file,
-            pq.ParquetWriter(file, self._schema) as writer,
+            pa.parquet.ParquetWriter(file, self._schema, use_dictionary=False) as writer,
         ):
             for table in self._groups(stream):
                 writer.write_table(table, row_group_size=GROUP_ROWS)
@@ -213,11 +217,40 @@ class ParquetForm:
 
     def _groups(self, stream: Any) -> Iterator[Any]:
         pa = arrow()
-        held = self._schema.empty_table()
+        batches: list[Any] = []
+        held = 0
         for batch in pa.ipc.open_stream(stream):
-            held = pa.concat_tables([held, pa.Table.from_batches([batch])])
-            while held.num_rows >= GROUP_ROWS:
-                yield held.slice(0, GROUP_ROWS)
-                held = held.slice(GROUP_ROWS)
-        if held.num_rows:
-            yield held
+            batches.append(batch)
+            held += batch.num_rows
+            while held >= GROUP_ROWS:
+                table = pa.Table.from_batches(batches)
+                yield table.slice(0, GROUP_ROWS)
+                batches = table.slice(GROUP_ROWS).to_batches()
+                held -= GROUP_ROWS
+        if held:
+            yield pa.Table.from_batches(batches)
+
+
+# pyarrow's own pa.array() imports pandas where there is one, to see whether it was given a Series: 54 MiB.
+
+
+def _plain(kind: Any, values: NDArray[Any]) -> Any:
+    return arrow().Array.from_buffers(
+        kind, values.size, [None, arrow().py_buffer(values.tobytes())]
+    )
+
+
+def _numbers(values: Sequence[Any]) -> Any:
+    import numpy as np
+
+    return _plain(arrow().int64(), np.array(values, dtype="<i8"))
+
+
+def _texts(values: Sequence[object]) -> Any:
+    import numpy as np
+
+    pa = arrow()
+    parts = [str(value).encode() for value in values]
+    ends = np.cumsum([0, *map(len, parts)]).astype("<i4")
+    places, data = pa.py_buffer(ends.tobytes()), pa.py_buffer(b"".join(parts))
+    return pa.Array.from_buffers(pa.string(), len(parts), [None, places, data])

@@ -29,7 +29,7 @@ from edgekit.embed.encoder.steps import (
     attention_tasks,
     token_tasks,
 )
-from edgekit.embed.encoder.types import Activation, Position
+from edgekit.embed.encoder.types import Position
 from edgekit.embed.kernels.types import Kernels, Starts
 from edgekit.embed.pooling import pool
 from edgekit.embed.types import Floats
@@ -167,15 +167,17 @@ class Forward:
             (layer.key, x, self._key[chunk]),
             (layer.value, x, self._value[chunk]),
         )
-        turns = (
-            (self._query[chunk], self._size.heads, layer.query_norm),
-            (self._key[chunk], self._size.kv_heads, layer.key_norm),
+        turns = self._size.rotary > 0
+        steps = (
+            self._turn(self._query, chunk, layer.query, layer.query_norm, turns=turns),
+            self._turn(self._key, chunk, layer.key, layer.key_norm, turns=turns),
+            self._turn(self._value, chunk, layer.value, None, turns=False),
         )
         self._round(
             chain.from_iterable(
-                token_tasks(self._turn(rows, heads, norm, chunk), len(rows), rows.shape[1])
-                for rows, heads, norm in turns
-                if norm is not None or self._size.rotary
+                token_tasks(step, len(step.x), step.x.shape[1])
+                for step in steps
+                if not step.is_idle
             )
         )
 
@@ -183,15 +185,16 @@ class Forward:
         """The sum of a layer's input and its attention, normalised: in x, or beside it."""
         x, out = self.x[chunk], self._chunk_rows[: chunk.stop - chunk.start]
         self._multiply((layer.attention_out, self._query[chunk], out))
-        norm, again = layer.norm_between, layer.norm_between_2
+        bias, norm, again = layer.attention_out.bias, layer.norm_between, layer.norm_between_2
 
         def norm_first(_worker: Worker, first: int, last: int) -> None:
-            x[first:last] += out[first:last]
-            norm(x[first:last], out[first:last])
+            there = x[first:last]
+            _add(there, bias, out[first:last])
+            norm(there, out[first:last])
 
         def norm_after(_worker: Worker, first: int, last: int) -> None:
             here, there = out[first:last], x[first:last]
-            here += there
+            _add(here, bias, there)
             if again is not None:
                 norm(here, here)
                 here += there
@@ -207,29 +210,40 @@ class Forward:
         inner = self._arena[: len(x) * self._size.inner].reshape(len(x), self._size.inner)
         source = out if self._family.norm_first else x
         if layer.gate is None:
-            gelu = self._family.activation is Activation.GELU
-            self._multiply((layer.up, source, inner), gelu=gelu)
+            self._multiply((layer.up, source, inner))
+            self._activate(layer.up.bias, inner)
         else:
             self._multiply_gated(layer.gate, layer.up, source, inner)
         self._multiply((layer.down, inner, out))
-        norm = layer.norm_after
+        bias, norm = layer.down.bias, layer.norm_after
 
-        def add(_worker: Worker, first: int, last: int) -> None:
+        def finish(_worker: Worker, first: int, last: int) -> None:
+            here, there = out[first:last], x[first:last]
             if norm is None:
-                x[first:last] += out[first:last]
+                _add(there, bias, here)
             else:
-                out[first:last] += x[first:last]
-                norm(out[first:last], x[first:last])
+                _add(here, bias, there)
+                norm(here, there)
 
-        self._round(token_tasks(add, len(x), self._size.width))
+        self._round(token_tasks(finish, len(x), self._size.width))
+
+    def _activate(self, bias: Floats | None, inner: Floats) -> None:
+        """A feed-forward without a gate: families have GELU there."""
+
+        def step(_worker: Worker, first: int, last: int) -> None:
+            rows = inner[first:last]
+            if bias is not None:
+                rows += bias
+            self._kernels.gelu(rows)
+
+        self._round(token_tasks(step, len(inner), inner.shape[1]))
 
     # --- rounds
 
-    def _multiply(self, *parts: tuple[Matrix, Floats, Floats], gelu: bool = False) -> None:
+    def _multiply(self, *parts: tuple[Matrix, Floats, Floats]) -> None:
         threads, tile_bytes = self._plan.threads, self._plan.tile_bytes
         tasks = chain.from_iterable(
-            Multiply(matrix.rows, matrix.bias, x, out, gelu).tasks(threads, tile_bytes)
-            for matrix, x, out in parts
+            Multiply(matrix.rows, x, out).tasks(threads, tile_bytes) for matrix, x, out in parts
         )
         self._round(tasks, sum(matrix.size_bytes for matrix, _, _ in parts))
 
@@ -244,13 +258,15 @@ class Forward:
         if together:
             self._crew.run(together, self._share.pause)
 
-    def _turn(self, rows: Floats, heads: int, norm: Normalize | None, chunk: slice) -> Turn:
-        turns = self._size.rotary > 0
+    def _turn(
+        self, rows: Floats, chunk: slice, matrix: Matrix, norm: Normalize | None, *, turns: bool
+    ) -> Turn:
         return Turn(
             self._kernels,
-            rows,
-            heads,
+            rows[chunk],
+            rows.shape[1] // self._size.head_dim,
             self._size.head_dim,
+            matrix.bias,
             norm,
             self._cos[chunk] if turns else None,
             self._sin[chunk] if turns else None,
@@ -271,3 +287,9 @@ class Forward:
             self._network.slopes,
         )
         return attention_tasks(step, self._plan.threads)
+
+
+def _add(rows: Floats, bias: Floats | None, more: Floats) -> None:
+    rows += more
+    if bias is not None:
+        rows += bias

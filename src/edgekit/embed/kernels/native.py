@@ -23,7 +23,7 @@ class NativeKernels:
         bad = _native.dequantize(self._id(kind), source, into)
         if bad >= 0:
             raise BlockError(bad)
-        size = source.nbytes if isinstance(source, memoryview) else len(source)
+        size = len(source) if isinstance(source, bytes | bytearray) else source.nbytes
         return size // kind.block_bytes * kind.block_elements
 
     def scratch_floats(self, kind: TensorType, columns: int) -> int:

@@ -38,7 +38,7 @@ def build_tokenizer(vocabulary: Vocabulary, *, cache: Path | None = None) -> Tex
 
 
 def _hand_back_freed() -> None:
-    """glibc keeps what building has freed, 15 MB for Llama 3's vocabulary, until it is asked."""
+    """What building has freed, 15 MB for Llama 3's vocabulary, is kept by glibc until it is asked."""
     with contextlib.suppress(ImportError, AttributeError, TypeError, OSError):
         import ctypes
 

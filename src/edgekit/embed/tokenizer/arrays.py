@@ -28,9 +28,11 @@ def read_strings(
     buffer = bytearray(WINDOW_BYTES)
     start = place.offset
     while len(strings) < place.count:
-        length = min(WINDOW_BYTES, place.end - start)
-        file.read_into(start, memoryview(buffer)[:length], what=what)
-        read = _take_strings(file, buffer, length, strings, place.count, what, entry_bytes)
+        window = memoryview(buffer)[: min(WINDOW_BYTES, place.end - start)]
+        file.read_into(start, window, what=what)
+        read, longer = _take_strings(window, strings, place.count, entry_bytes)
+        if longer:
+            _check_limit(file, f"{what}[{len(strings)}]: length in bytes", longer, entry_bytes)
         if not read:
             raise HeaderError(f"{what} goes on behind its end", file=file.name, offset=start)
         start += read
@@ -38,29 +40,23 @@ def read_strings(
 
 
 def _take_strings(
-    file: WeightFile,
-    buffer: bytearray,
-    length: int,
-    strings: Strings,
-    count: int,
-    what: str,
-    entry_bytes: int,
-) -> int:
-    """Puts the strings that lie whole in the window onto the others; how many bytes they were."""
-    unpack, append = _LENGTH.unpack_from, strings.append
+    window: memoryview, strings: Strings, count: int, entry_bytes: int
+) -> tuple[int, int]:
+    """Adds the strings that lie whole in the window: their bytes, and the length of one too long."""
+    unpack, append, length = _LENGTH.unpack_from, strings.append, len(window)
     at = 0
-    for index in range(len(strings), count):
+    for _ in range(len(strings), count):
         if at + 8 > length:
             break
-        (size,) = unpack(buffer, at)
+        (size,) = unpack(window, at)
         if size > entry_bytes:
-            _check_limit(file, f"{what}[{index}]: length in bytes", size, entry_bytes)
+            return at, size
         end = at + 8 + size
         if end > length:
             break
-        append(buffer[at + 8 : end])
+        append(window[at + 8 : end])
         at = end
-    return at
+    return at, 0
 
 
 def read_numbers(

@@ -13,7 +13,7 @@ SPLITS_PER_TOKEN = 3  # ways to make a token of two others: 1.9 on average in Ll
 UNIGRAM_CHARACTERS = 128  # of one token of a Unigram vocabulary: 16 in sentencepiece's own
 SPECIAL_TOKENS = 65_536  # Gemma 3 has 6,415
 
-STRETCH_CHARACTERS = 16 * KIB  # of a text without a place where it may be parted: see windows.py
+STRETCH_CHARACTERS = 8 * KIB  # of a text without a place where it may be parted: see windows.py
 WINDOW_CHARACTERS = (
     4 * KIB
 )  # of a text that are cut into tokens at once, where there are such places

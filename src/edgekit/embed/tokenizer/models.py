@@ -26,7 +26,7 @@ CACHED_WORDS = 1_024  # of BPE: at most 256 letters each, 32 bytes a letter
 _WORD_CHARACTERS = 100  # of WordPiece: longer words are unknown, as in every BERT's training
 # Stands in a BPE for letters that have no token, and is left out of the answer; left out before the
 # merges, as `tokenizers` would, it brings together what was apart. No word has a space in it.
-_NO_TOKEN = " "
+_TOKENLESS = " "
 _BREAKS = (b"\n", b"\r", b"#version")  # what a file of merges cannot hold in a line
 
 
@@ -75,7 +75,7 @@ def make_bpe(vocabulary: Vocabulary, cache: Path | None) -> tokenizers.Tokenizer
     options: dict[str, Any] = {
         "cache_capacity": CACHED_WORDS,
         "byte_fallback": raw,
-        "unk_token": _NO_TOKEN,
+        "unk_token": _TOKENLESS,
         "ignore_merges": pre is not None and pre.ignore_merges,
     }
     try:
@@ -143,7 +143,7 @@ def _named(tokens: Strings) -> Iterator[str]:
 def _all_named(tokens: Strings) -> Iterator[str]:
     """With the one that is not in the file, behind the last."""
     yield from _named(tokens)
-    yield _NO_TOKEN
+    yield _TOKENLESS
 
 
 def _vocabulary_json(vocabulary: Vocabulary) -> Iterator[str]:

@@ -1,14 +1,14 @@
-"""The table of pre-tokenizers: how a BPE vocabulary's texts are cut into words.
+r"""The table of pre-tokenizers: how a BPE vocabulary's texts are cut into words.
 
 One row for each way, under all the names that `tokenizer.ggml.pre` has for it. The patterns are
 those of llm_tokenizer_bpe and the names those of llama_vocab::impl::load, src/llama-vocab.cpp, with
 the matchers that src/unicode.cpp writes out by hand; all llama.cpp @ b21e4de, and what is newer
 (glm5, hy_v4, spark2_5, ufakzeka) as in llama-cpp-python 0.3.36. Written for Oniguruma. What differs
 from llama.cpp's spelling, and not in what matches:
-- letters outside ASCII stand as \\x{...};
-- a letter of small or of either case is a class of its own, `[\\p{L}&&[^A-Z]]`, not a look ahead;
-- llama.cpp's engine knows no \\p{Lu} and takes all five kinds of letters for \\p{L}: so it stands here;
-- it sees no space outside ASCII as the letter that it is: `&&[^\\s]` where a range has some.
+- letters outside ASCII stand as \x{...};
+- a letter of small or of either case is a class of its own, `[\p{L}&&[^A-Z]]`, not a look ahead;
+- llama.cpp's engine knows no \p{Lu} and takes all five kinds of letters for \p{L}: so it stands here;
+- it sees no space outside ASCII as the letter that it is: `&&[^\s]` where a range has some.
 
 No rows: `afmoe`, `tiny_aya`, `cohere2moe`, `superbpe` group the digits of a number from its end,
 which takes time with the square of its length.
@@ -254,7 +254,8 @@ _ROWS: tuple[tuple[str, PreTokenizer], ...] = (
                 r"(?<!\s)\s+\z",  # llama.cpp: \s+$, which looks at a run once from each of its spaces
                 _CJK,
                 r"\p{N}+",
-            )
+            ),
+            lists_letters=True,
         ),
     ),
     (
@@ -287,8 +288,11 @@ _ROWS: tuple[tuple[str, PreTokenizer], ...] = (
         _DIGITS_ROW,
     ),
     (
-        "gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert"
-        " jina-v1-en jina-v2-code roberta-bpe mpt olmo jais exaone4 trillion granite-docling",
+        "gpt-2 phi-2 mpt olmo jais exaone4 trillion granite-docling gigachat a.x-4.0 mellum",
+        _GPT2_ROW,
+    ),
+    (
+        "jina-es jina-de jina-v2-es jina-v2-de jina-v1-en jina-v2-code roberta-bpe modern-bert",
         _GPT2_ROW,
     ),
     ("poro-chat bloom gpt3-finnish", _BLOOM_ROW),

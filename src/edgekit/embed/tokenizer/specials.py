@@ -14,11 +14,12 @@ from collections.abc import Iterator, Mapping
 from edgekit.embed.tokenizer.types import TokenKind, Vocabulary
 from edgekit.embed.tokenizer.vocabulary import SPECIAL_KINDS
 
+_START = 3  # letters by which a special token is looked for
 _SPACES = " \t\n\v\f\r"  # C's isspace
 
 
 class Specials:
-    """The special tokens of one vocabulary. `typed` leaves out control tokens: text is text then."""
+    """The special tokens of one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         kinds, tokens = vocabulary.kinds, vocabulary.tokens
@@ -30,7 +31,10 @@ class Specials:
         self._strip_right = vocabulary.strip_right
 
     def split(self, text: str, *, parse_special: bool) -> Iterator[str | int]:
-        """Stretches of text, never empty, and the special tokens between them."""
+        """Stretches of text, never empty, and the special tokens between them.
+
+        Without `parse_special` only those of the user's: control tokens are letters then.
+        """
         finder = self._all if parse_special else self._user
         at = 0
         for begin, end, number in finder.find(text):
@@ -56,7 +60,7 @@ def _skip_spaces(text: str, at: int) -> int:
 class _Finder:
     """Finds the leftmost and there the longest, one after another.
 
-    A pattern of 6,000 words is slow to compile and large. Their first two letters are few, and so
+    A pattern of 6,000 words is slow to compile and large. Their first three letters are few, and so
     are their lengths: the pattern finds the places, a dict says what stands there.
     """
 
@@ -64,11 +68,10 @@ class _Finder:
         self._numbers = numbers
         lengths: dict[str, set[int]] = {}
         for text in numbers:
-            lengths.setdefault(text[:2], set()).add(len(text))
-        self._lengths = {
-            start: sorted(found | ({1} if start[0] in numbers else set()), reverse=True)
-            for start, found in lengths.items()
-        }
+            lengths.setdefault(text[:_START], set()).add(len(text))
+        for start, found in lengths.items():  # and those that are its beginning
+            found.update(size for size in range(1, len(start)) if start[:size] in numbers)
+        self._lengths = {start: sorted(found, reverse=True) for start, found in lengths.items()}
         self._pattern = re.compile(_pattern_of(self._lengths)) if numbers else None
 
     def find(self, text: str) -> Iterator[tuple[int, int, int]]:
@@ -88,11 +91,10 @@ class _Finder:
 
 
 def _pattern_of(starts: Mapping[str, object]) -> str:
-    """Each first letter with all its second ones; those alone come last."""
-    seconds: dict[str, str] = {}
+    """Each two letters with all their third ones; the shorter come last."""
+    thirds: dict[str, str] = {}
     for start in starts:
-        seconds[start[0]] = seconds.get(start[0], "") + start[1:]
-    pairs = [
-        f"{re.escape(first)}[{re.escape(letters)}]" for first, letters in seconds.items() if letters
-    ]
-    return "|".join(pairs + [re.escape(start) for start in starts if len(start) == 1])
+        thirds[start[:2]] = thirds.get(start[:2], "") + start[2:]
+    longest = [f"{re.escape(two)}[{re.escape(third)}]" for two, third in thirds.items() if third]
+    shorter = sorted((start for start in starts if len(start) < _START), key=len, reverse=True)
+    return "|".join(longest + [re.escape(start) for start in shorter])

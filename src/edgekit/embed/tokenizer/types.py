@@ -64,6 +64,7 @@ class PreTokenizer:
     has_bos: bool = True
     raw: bool = False  # merges are over letters with `▁` for spaces, not over bytes
     newline_runs: bool = False  # a run of line ends that is a token is that token
+    lists_letters: bool = False  # some letters are words with their spaces, others are what is left
     ends_words: bool = True  # a letter or digit before a space always ends a word
 
 
@@ -78,7 +79,7 @@ class Strings:
         self._bytes = bytearray()
         self._ends = array("I")
 
-    def append(self, text: bytes | bytearray) -> None:
+    def append(self, text: bytes | memoryview) -> None:
         self._bytes += text
         self._ends.append(len(self._bytes))
 

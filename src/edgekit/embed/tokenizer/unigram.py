@@ -64,8 +64,8 @@ class Unigram:
         if self._charsmap is not None:
             text = self._charsmap.write(text)
         if self._merge_spaces:
-            words = text.strip(" ")
-            return SPACE + _SPACES.sub(SPACE, words) if words else ""
+            words = _SPACES.sub(SPACE, text.strip(" "))
+            return SPACE + words if words and (first or text[0] == " ") else words
         if self._space_prefix and first and text.strip(" "):
             text = " " + text
         return text.replace(" ", SPACE)

@@ -33,22 +33,19 @@ _KEY = "tokenizer.ggml."
 SPECIAL_KINDS = frozenset({TokenKind.UNKNOWN, TokenKind.CONTROL, TokenKind.USER_DEFINED})
 
 # Texts that are special tokens wherever they occur, marked as such or not: llama-vocab.cpp:2665-2875.
-_CONTROL = frozenset(
-    """
-    <|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn>
-    <|endoftext|> </s> <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance>
-    <eos> <turn|> <|tool_response> <\uff5cend\u2581of\u2581sentence\uff5c> [e~[
-    <|fim_prefix|> <fim-prefix> <fim_prefix> <\uff5cfim\u2581begin\uff5c> <PRE> \u2581<PRE>
-    <|code_prefix|> <|prefix|>
-    <|fim_suffix|> <fim-suffix> <fim_suffix> <\uff5cfim\u2581hole\uff5c> <SUF> \u2581<SUF>
-    <|code_suffix|> <|suffix|>
-    <|fim_middle|> <fim-middle> <fim_middle> <\uff5cfim\u2581end\uff5c> <MID> \u2581<MID>
-    <|code_middle|> <|middle|>
-    <|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]
-    <|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame> <|file_sep|>
-    """.split()
-)
-_USER_DEFINED = frozenset("<|channel|> <|message|> <|start|> <|constrain|>".split())
+_CONTROL = frozenset({
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",
+    "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
+    "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>", "[e~[", "<|fim_prefix|>", "<fim-prefix>",
+    "<fim_prefix>", "<\uff5cfim\u2581begin\uff5c>", "<PRE>", "\u2581<PRE>", "<|code_prefix|>",
+    "<|prefix|>", "<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<\uff5cfim\u2581hole\uff5c>",
+    "<SUF>", "\u2581<SUF>", "<|code_suffix|>", "<|suffix|>", "<|fim_middle|>", "<fim-middle>",
+    "<fim_middle>", "<\uff5cfim\u2581end\uff5c>", "<MID>", "\u2581<MID>", "<|code_middle|>",
+    "<|middle|>", "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]", "<|fim_repo|>",
+    "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>",
+})  # fmt: skip
+_USER_DEFINED = frozenset({"<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"})
 _NAMED = frozenset({"<mask>", "[MASK]", "<unk>", "<s>"})
 _MASK_PRE = ("jina-v2-de", "jina-v2-es", "jina-v2-code")
 _MASK_ARCHITECTURES = ("nomic-bert-moe", "jina-bert-v3")

@@ -15,17 +15,23 @@ from edgekit.embed.tokenizer.types import SPACE, Method, Vocabulary
 from edgekit.errors import TextError
 
 # Han and kana, and the marks that end a part of a sentence with them.
-_EAST, _EAST_MARKS = "\u3041-\u30fa\u4e00-\u9fa5", "\u3001\u3002\uff01\uff0c\uff1f"
-# Before a space that follows a letter or digit; before a line end or an eastern mark that follows
-# a letter of which every table of letters knows that it is one. No pattern of pretokenizers.py goes
-# over such a place (but for those with ends_words=False), looks back over it, or ends otherwise
-# when the text ends there.
-_AFTER_WORD = re.compile(rf"(?<=[^\W_])(?=[ \t])|(?<=[0-9A-Za-z{_EAST}])(?=[\n{_EAST_MARKS}])")
+_EAST, _EAST_MARKS = "\u3041-\u30fa\u4e00-\u9fa5", "\u3001\u3002\uff0c"
+_SURE = f"0-9A-Za-z{_EAST}"  # of these every table of letters knows what they are
+_MARKS = rf"\n,.!?{_EAST_MARKS}"
+# Before a space that follows a letter or digit, before a line end or a mark that follows a sure one.
+# No pattern of pretokenizers.py goes over such a place (but, over spaces, those with
+# ends_words=False), looks back over it, or ends otherwise when the text ends there.
+_BEFORE_MARK = rf"(?<=[{_SURE}])(?=[{_MARKS}])"
+_AFTER_PHRASE = re.compile(_BEFORE_MARK)
+_AFTER_WORD = re.compile(rf"(?<=[^\W_])(?=[ \t])|{_BEFORE_MARK}")
+# The same for a pattern that lists its letters: between two that it does not list, a space is nothing.
+_AFTER_LISTED = re.compile(rf"(?<=[{_SURE}\u00c0-\u00d6\u00d8-\u00f6\u0410-\u044f])(?=[ \t\n])")
 # Where BERT's words end whatever stands around: its marks and Han letters are words of their own.
-_BERT = re.compile(r"(?=[ \t\n!-/:-@\[-`{-~\u4e00-\u9fff\u3001\u3002\uff01\uff0c\uff1f])")
-_BEFORE_SPACE = re.compile(r"(?<=[!-~\w])(?= )")  # after nothing that could itself become a space
-_LINES = re.compile(r"(?<=[^\n])(?=\n)")  # all that raw patterns part
-_ACROSS = re.compile(f"[^{SPACE}]{SPACE}")
+_BERT = re.compile(rf"(?=[ \t\n!-/:-@\[-`{{-~\u4e00-\u9fff{_EAST_MARKS}])")
+# Where only the tokens decide: before these, if no token has them behind a letter or digit. With a
+# space as the tokens have it; without the comma that sentencepiece writes as another.
+_MAYBE = f"{SPACE}\n\u3001\u3002"
+_ACROSS = re.compile(rf"(?<=[^\W_])[{_MAYBE}]")
 
 
 def cut_places(vocabulary: Vocabulary) -> re.Pattern[str] | None:
@@ -34,14 +40,12 @@ def cut_places(vocabulary: Vocabulary) -> re.Pattern[str] | None:
     if method is Method.WORDPIECE:
         return _BERT
     if pre is not None and not pre.raw:
-        return _AFTER_WORD if pre.ends_words else None
-    if pre is not None and pre.ends_words:  # texts are cut at every space
-        return _BEFORE_SPACE
-    # Nothing but the tokens themselves decides: can one of them go on behind a space?
-    crosses = any(_ACROSS.search(token) for token in vocabulary.tokens)
-    if not crosses:
-        return _BEFORE_SPACE
-    return None if pre is None else _LINES
+        if not pre.ends_words:
+            return _AFTER_PHRASE
+        return _AFTER_LISTED if pre.lists_letters else _AFTER_WORD
+    crossed = {mark for token in vocabulary.tokens for mark in _ACROSS.findall(token)}
+    free = "".join(mark for mark in _MAYBE if mark not in crossed).replace(SPACE, " ")
+    return re.compile(rf"(?<=[^\W_])(?=[{free}])") if free else None
 
 
 def windows(

@@ -142,6 +142,7 @@ ALWAYS bool q6_k(const uint8_t *RESTRICT b, float *RESTRICT y, const struct code
             to[i + 96] = (int8_t)((lower[i + 32] >> 4 | (upper[i] >> 2 & 48)) - 32);
         }
     }
+    AS_VECTOR
     for (int part = 0; part < 16; part++)
         scales[part] = d * (float)(int8_t)b[192 + part];
     scale_parts(codes, scales, y);
