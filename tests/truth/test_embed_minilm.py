@@ -68,7 +68,7 @@ def test_a_small_budget_gives_the_same() -> None:
 
 def test_texts_are_cut_as_the_models_own_tokenizer_cuts_them() -> None:
     with open_embedder(minilm("F16")) as embedder:
-        found = {row.name: list(embedder._tokens([row.text], 0, "")) for row in minilm_reference()}
+        found = {row.name: list(embedder.tokens(row.text)) for row in minilm_reference()}
     assert found == {row.name: list(row.tokens) for row in minilm_reference()}
 
 

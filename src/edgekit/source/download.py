@@ -62,7 +62,8 @@ def download_model(
     """The files of a hub model, downloaded where they are not in the hub's cache yet.
 
     `because` is why the light inspection failed, or what else is `lacking`. It is raised again for everything but a hub
-    model, for what the hub does not have, when offline, and with a word about it when `confirm` refuses (None refuses unasked).
+    model, for what the hub does not have, when offline, and with a word about it when `confirm` refuses (None refuses
+    unasked).
     SourceError before a byte is fetched when the disk has no room; RemoteAccessError says how to log in.
     """
     reach = reach or Reach()

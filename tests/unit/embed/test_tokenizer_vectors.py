@@ -29,7 +29,7 @@ WITHOUT_VECTORS = ("baichuan", "nomic-bert-moe")
 REFUSED = ("aquila", "gpt-neox")  # of before tokenizer.ggml.pre
 
 
-@pytest.mark.parametrize("name", WITH_VECTORS)
+@pytest.mark.parametrize("name", WITH_VECTORS, scope="module")
 def test_llama_cpps_own_vectors(name: str) -> None:
     found = vectors(name)
     assert len(found) >= 46
@@ -38,7 +38,7 @@ def test_llama_cpps_own_vectors(name: str) -> None:
         assert tokenizer.encode_plain(text, parse_special=False) == tokens, text
 
 
-@pytest.mark.parametrize("name", WITH_VECTORS + WITHOUT_VECTORS)
+@pytest.mark.parametrize("name", WITH_VECTORS + WITHOUT_VECTORS, scope="module")
 def test_what_llama_cpp_answered(name: str) -> None:
     """As its server embeds a text; and as plain text, where special tokens would change it.
 
