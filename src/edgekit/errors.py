@@ -16,6 +16,7 @@ EdgekitError
 ├── UnknownArchitectureError     no row in geometry/architectures.py and no standard keys
 ├── UnknownTokenizerError        a vocabulary without a row in embed/tokenizer
 ├── TextError                    a text that cannot be embedded: empty, too long, no text
+├── OutputError                  what was made cannot be written
 ├── MemoryPressureError          the embedder would break, or has broken, its memory limit
 ├── CancelledError               somebody called it off
 ├── DeadlineError                it took longer than it was given
@@ -126,6 +127,12 @@ class TextError(EdgekitError):
         self.what = what
         self.index = index
         super().__init__(what if index is None else f"text {index}: {what}")
+
+
+class OutputError(EdgekitError):
+    """The answer could not be written: no room, no right, no folder. What is done already is kept."""
+
+    exit_code = 1
 
 
 class MemoryPressureError(EdgekitError):

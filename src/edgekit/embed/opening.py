@@ -34,7 +34,7 @@ from edgekit.embed.tokenizer import (
 from edgekit.embed.types import Encoder, Limits, Mode, Pooling
 from edgekit.embed.walk import Walked, walk
 from edgekit.errors import MemoryPressureError, UsageError
-from edgekit.units import MIB, format_bytes, parse_size
+from edgekit.units import KIB, MIB, format_bytes, parse_size
 
 if TYPE_CHECKING:
     from edgekit.source.download import Download
@@ -43,7 +43,9 @@ if TYPE_CHECKING:
 BUILT_IN = "edgekit"
 ENGINES = (BUILT_IN, llamacpp.ENGINE)
 _ROWS_BYTES = MIB  # vectors of one pass, before they are the caller's
+_TOKEN_ROWS_BYTES = 16 * KIB
 _MOST_ROWS = 256
+_PROCESS_STEP_BYTES = 4 * MIB
 _SPARE_BYTES = 16 * MIB  # without a budget: for the vectors that callers wait for
 _TABLES = frozenset({TABLE, "position_embd.weight"})  # of which a pass reads a few rows
 _Choice = TypeVar("_Choice")
@@ -243,11 +245,14 @@ def _asked(wish: _Wish, file: WeightFile, walked: Walked) -> _Asked:
 
 
 def _process_lines() -> tuple[PlanLine, ...]:
+    """In steps of a few MiB, so that the same command has the same plan twice."""
     import psutil
+    import tokenizers  # noqa: F401 - measured with all that will be loaded
 
-    rss = int(psutil.Process().memory_info().rss)
-    because = "the interpreter and its libraries, as measured now"
-    return (PlanLine(what="process", size_bytes=rss, basis=Basis.MODELLED, because=because),)
+    resident = int(psutil.Process().memory_info().rss)
+    because = "the interpreter and its libraries, as measured now, rounded up"
+    size_bytes = -(-resident // _PROCESS_STEP_BYTES) * _PROCESS_STEP_BYTES
+    return (PlanLine(what="process", size_bytes=size_bytes, basis=Basis.MODELLED, because=because),)
 
 
 def _tokenizer_lines(wish: _Wish, walked: Walked) -> tuple[PlanLine, ...]:
@@ -270,10 +275,9 @@ def _way(asked: _Asked) -> _Way:
 
 
 def _rows(width: int, mode: Mode) -> int:
-    """Vectors of one pass. Without a forward pass there is nothing that texts could share."""
-    if mode is Mode.TOKENS:
-        return 1
-    return max(1, min(_MOST_ROWS, _ROWS_BYTES // (width * 4)))
+    """Vectors of one pass. Without a forward pass there is little that texts could share."""
+    size_bytes = _TOKEN_ROWS_BYTES if mode is Mode.TOKENS else _ROWS_BYTES
+    return max(1, min(_MOST_ROWS, size_bytes // (width * 4)))
 
 
 def _row_lines(width: int, mode: Mode) -> tuple[PlanLine, PlanLine]:

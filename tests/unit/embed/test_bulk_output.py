@@ -19,10 +19,10 @@ from edgekit.embed.bulk import batching, output
 from edgekit.embed.bulk.batching import Rule, batches
 from edgekit.embed.bulk.journal import Journal
 from edgekit.embed.bulk.output import FileOutput
-from edgekit.embed.bulk.types import BadRow, Batch, Mark, OutputError, Place, Row
+from edgekit.embed.bulk.types import BadRow, Batch, Mark, Place, Row
 from edgekit.embed.bulk.writers import form_of, output_format
 from edgekit.embed.types import Floats
-from edgekit.errors import TextError, UsageError
+from edgekit.errors import OutputError, TextError, UsageError
 
 WIDTH = 5
 FORMS = ("npy", "jsonl", "parquet")

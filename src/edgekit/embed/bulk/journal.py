@@ -15,8 +15,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from edgekit.embed.bulk.types import Mark, OutputError
-from edgekit.errors import UsageError
+from edgekit.embed.bulk.types import Mark
+from edgekit.errors import OutputError, UsageError
 
 VERSION = 1
 LINE_BYTES = 64 * 1024  # whose job it is has about 1 KB, a mark 200 bytes

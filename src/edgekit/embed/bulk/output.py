@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from edgekit.embed.bulk.journal import Journal, sync_folder, write_all
-from edgekit.embed.bulk.types import BadRow, Batch, Form, Mark, OutputError
-from edgekit.errors import UsageError
+from edgekit.embed.bulk.types import BadRow, Batch, Form, Mark
+from edgekit.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
     from edgekit.embed.types import Floats

@@ -6,20 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from edgekit.errors import EdgekitError
-
 if TYPE_CHECKING:
     from pathlib import Path
 
     from edgekit.embed.types import Floats
 
 Id = str | int
-
-
-class OutputError(EdgekitError):
-    """The answer could not be written: no room, no right, no folder. What is done already is kept."""
-
-    exit_code = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
