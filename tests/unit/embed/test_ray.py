@@ -68,7 +68,7 @@ def test_on_ray_it_is_what_it_is_here(model: Path, tmp_path: Path) -> None:
     rows = [{"id": i, "text": f"text {i}"} for i in range(120)]
     rows[100] = {"id": 100}
     bad.write_text("\n".join(map(json.dumps, rows)))
-    here = ("embed", str(model), "--budget", "400M", "-q")
+    here = ("embed", str(model), "--budget", "4G", "-q")
     assert main((*here, "--input", str(source), "--output", str(tmp_path / "here.npy"))) == 0
     told = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(model), str(source), str(bad), str(tmp_path)],
