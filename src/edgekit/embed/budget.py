@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -119,8 +119,13 @@ def plan_encoder(
     pooling: Pooling | None = None,
     batch_tokens: int = BATCH_TOKENS,
     other_lines: Sequence[PlanLine] = (),
+    least_bytes: int = 0,
+    varying_bytes: int = 0,
 ) -> EncoderPlan:
     """The best plan inside the budget; MemoryPressureError says what budget would do.
+
+    `other_lines` are the caller's, in the same budget; `least_bytes` is what the caller takes for a while before the
+    encoder is opened; by `varying_bytes` its lines may be larger the next time, so the floor is told with them.
 
     Without a budget it is a quarter of `available_bytes`, and never more than is of use.
     """
@@ -138,6 +143,8 @@ def plan_encoder(
         text_tokens=text_tokens,
         batch_tokens=max(1, batch_tokens),
         other_bytes=sum(line.size_bytes for line in other_lines),
+        least_bytes=least_bytes,
+        varying_bytes=varying_bytes,
     )
     budget_bytes = _budget(asked, budget_bytes, available_bytes)
     working = _fitting(asked, budget_bytes)
@@ -177,6 +184,12 @@ class _Asked:
     text_tokens: int
     batch_tokens: int
     other_bytes: int
+    least_bytes: int
+    varying_bytes: int
+
+    def least_with(self, size_bytes: int) -> int:
+        """In use at some time, when the encoder itself takes so much."""
+        return max(self.other_bytes + size_bytes, self.least_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,8 +325,8 @@ def _budget(asked: _Asked, wish: int | None, available_bytes: int | None) -> int
     packed = sum(tensor.size_bytes for tensor in matrices(asked.model))
     unpacked = sum(_unpacked_bytes(tensor) for tensor in matrices(asked.model))
     held = next((held for held in (unpacked, packed) if held <= DEFAULT_HELD_BYTES), 0)
-    of_use = _budget_for(asked.other_bytes + working.size_bytes + held)
-    least = _budget_for(asked.other_bytes + floor.size_bytes)
+    of_use = _budget_for(asked.least_with(working.size_bytes + held))
+    least = _budget_for(asked.least_with(floor.size_bytes))
     share = (available_bytes or _available_bytes()) // DEFAULT_SHARE
     return max(least, min(of_use, share))
 
@@ -325,40 +338,47 @@ def _available_bytes() -> int:
 
 
 def _fitting(asked: _Asked, budget_bytes: int) -> _Working:
-    allowed = usable_bytes(budget_bytes) - asked.other_bytes
+    allowed = usable_bytes(budget_bytes)
     for working in _rungs(asked):
-        if working.size_bytes <= allowed:
+        if asked.least_with(working.size_bytes) <= allowed:
             return working
     raise MemoryPressureError(_below_floor(asked, budget_bytes))
 
 
+_FEWER_TOKENS = 256
+
+
 def _below_floor(asked: _Asked, budget_bytes: int) -> str:
+    floor = _floor(asked)
     told = (
         f"a budget of {format_bytes(budget_bytes)} is too small for this model: it needs at least"
-        f" {_floor(asked)} with {asked.threads} threads and texts of up to"
+        f" {_rounded_up(floor)} with {asked.threads} threads and texts of up to"
         f" {asked.text_tokens:,} tokens"
     )
-    ways = []
-    if asked.threads > 1:
-        ways.append(f"1 thread would do with {_floor(asked, threads=1)}")
-    if asked.text_tokens > 256:
-        ways.append(f"texts of up to 256 tokens with {_floor(asked, text_tokens=256)}")
-    if len(ways) == 2:
-        ways.append(f"both with {_floor(asked, threads=1, text_tokens=256)}")
-    return f"{told}; {', '.join(ways)}" if ways else told
+    fewer = min(_FEWER_TOKENS, asked.text_tokens)
+    ways = {
+        "with 1 thread": _floor(asked, threads=1),
+        f"with texts of up to {fewer:,} tokens": _floor(asked, text_tokens=fewer),
+        "with both": _floor(asked, threads=1, text_tokens=fewer),
+    }
+    for way, size in ways.items():
+        if size < floor:  # each has to be better than those before it
+            told, floor = f"{told}; {way} {_rounded_up(size)}", size
+    return told
 
 
-def _floor(asked: _Asked, *, threads: int | None = None, text_tokens: int | None = None) -> str:
-    smaller = _Asked(
-        model=asked.model,
-        kernels=asked.kernels,
+def _floor(asked: _Asked, *, threads: int | None = None, text_tokens: int | None = None) -> int:
+    smaller = replace(
+        asked,
         threads=threads or asked.threads,
         text_tokens=text_tokens or asked.text_tokens,
         batch_tokens=1,
-        other_bytes=asked.other_bytes,
+        other_bytes=asked.other_bytes + asked.varying_bytes,
+        least_bytes=asked.least_bytes + asked.varying_bytes,
+        varying_bytes=0,
     )
     *_, last = _rungs(smaller)
-    return _rounded_up(_budget_for(smaller.other_bytes + last.size_bytes))
+    return _budget_for(smaller.least_with(last.size_bytes))
 
 
 def _rounded_up(size_bytes: int) -> str:

@@ -50,7 +50,7 @@ class Reservation:
     __slots__ = ("_give_back", "size_bytes", "what")
 
     def __init__(
-        self, what: str, size_bytes: int, give_back: Callable[[Reservation], None]
+        self, what: str, size_bytes: int, give_back: Callable[[Reservation, int], None]
     ) -> None:
         self.what = what
         self.size_bytes = size_bytes  # 0 when it was released
@@ -58,7 +58,11 @@ class Reservation:
 
     def release(self) -> None:
         """Twice is as good as once."""
-        self._give_back(self)
+        self._give_back(self, 0)
+
+    def shrink(self, size_bytes: int) -> None:
+        """Keeps so much of it, without asking again: what was built is in memory already."""
+        self._give_back(self, size_bytes)
 
     def __enter__(self) -> Self:
         return self
@@ -160,10 +164,11 @@ class Monitor:
         if objection is not None:
             raise MemoryPressureError(objection)
 
-    def _give_back(self, reservation: Reservation) -> None:
+    def _give_back(self, reservation: Reservation, keep_bytes: int) -> None:
         with self._lock:
-            self._reserved_bytes -= reservation.size_bytes
-            reservation.size_bytes = 0
+            kept = min(keep_bytes, reservation.size_bytes)
+            self._reserved_bytes -= reservation.size_bytes - kept
+            reservation.size_bytes = kept
 
     def _objection(self, what: str, size_bytes: int, measured: _Measured) -> str | None:
         """Why so much more may not be had; None: it may."""

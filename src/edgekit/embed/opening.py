@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -203,10 +203,7 @@ class _Asked:
     budget_bytes: int | None
     available_bytes: int
     others: tuple[PlanLine, ...]
-
-    @property
-    def others_bytes(self) -> int:
-        return sum(line.size_bytes for line in self.others)
+    peak_bytes: int  # while the tokenizer is built, before there is anything else
 
 
 def _prepare(model: str | os.PathLike[str], wish: _Wish, held: ExitStack) -> _Prepared:
@@ -231,7 +228,7 @@ def _asked(wish: _Wish, file: WeightFile, walked: Walked) -> _Asked:
     available = int(psutil.virtual_memory().available)
     budget_bytes = wish.budget_bytes
     if room is not None:
-        most = room * 100 // BREAKER_PERCENT + sum(line.size_bytes for line in base)
+        most = room * 100 // BREAKER_PERCENT + _total(base)
         available = min(available, most)
         budget_bytes = None if budget_bytes is None else min(budget_bytes, most)
     return _Asked(
@@ -241,7 +238,13 @@ def _asked(wish: _Wish, file: WeightFile, walked: Walked) -> _Asked:
         budget_bytes=budget_bytes,
         available_bytes=available,
         others=(*base, *_tokenizer_lines(wish, walked)),
+        peak_bytes=_total(base)
+        + (tokenizer_cost_bytes(walked).peak_bytes if wish.tokenizer else 0),
     )
+
+
+def _total(lines: Iterable[PlanLine]) -> int:
+    return sum(line.size_bytes for line in lines)
 
 
 def _process_lines() -> tuple[PlanLine, ...]:
@@ -331,6 +334,8 @@ def _encoder_way(asked: _Asked) -> _Way:
         limits=wish.limits,
         pooling=wish.pooling,
         other_lines=(*asked.others, *_row_lines(width, wish.mode)),
+        least_bytes=asked.peak_bytes,
+        varying_bytes=_PROCESS_STEP_BYTES if wish.own_process else 0,
         **({} if wish.batch_tokens is None else {"batch_tokens": wish.batch_tokens}),
     )
     return _Way(
@@ -396,17 +401,22 @@ def _width(walked: Walked) -> int:
 
 def _budget_for(asked: _Asked, lines: tuple[PlanLine, ...]) -> int:
     """The user's budget where it is enough, what is needed where there is none."""
-    total = sum(line.size_bytes for line in lines)
-    needed = -(-total * 100 // BREAKER_PERCENT)
+    total = max(_total(lines), asked.peak_bytes)
     if asked.budget_bytes is None:
-        return needed + _SPARE_BYTES
+        return _percent_of(total) + _SPARE_BYTES
     if usable_bytes(asked.budget_bytes) < total:
+        varying = _PROCESS_STEP_BYTES if asked.wish.own_process else 0
         raise MemoryPressureError(
             f"a budget of {format_bytes(asked.budget_bytes)} is too small: {format_bytes(total)} are"
             f" needed, and no more than {BREAKER_PERCENT} % of a budget is used; at least"
-            f" {format_bytes(needed)} would do"
+            f" {format_bytes(_percent_of(total + varying))} would do"
         )
     return asked.budget_bytes
+
+
+def _percent_of(total_bytes: int) -> int:
+    """The budget of which so much is what may be used."""
+    return -(-total_bytes * 100 // BREAKER_PERCENT)
 
 
 def _plan(found: Found, asked: _Asked, way: _Way) -> EmbedPlan:
@@ -460,9 +470,9 @@ def _build_tokenizer(
 
         return none
     resident_bytes, peak_bytes = tokenizer_cost_bytes(prepared.walked)
-    with monitor.try_allocate(peak_bytes, "building the tokenizer"):
-        vocabulary = read_vocabulary(prepared.file, prepared.walked)
-        built = build_tokenizer(vocabulary, cache=wish.tokenizer_cache)
-        del vocabulary
-    held.enter_context(monitor.try_allocate(resident_bytes, "the tokenizer"))
+    reserved = held.enter_context(monitor.try_allocate(peak_bytes, "building the tokenizer"))
+    vocabulary = read_vocabulary(prepared.file, prepared.walked)
+    built = build_tokenizer(vocabulary, cache=wish.tokenizer_cache)
+    del vocabulary
+    reserved.shrink(resident_bytes)
     return lambda: built

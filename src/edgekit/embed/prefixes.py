@@ -20,8 +20,9 @@ class Prefixes(NamedTuple):
 _INSTRUCT = (
     "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:"
 )
-# A pattern for general.basename or general.name in lower case, and what its card says.
-# The first that fits is taken.
+# A pattern for the model's name in lower case, and what its card says. The first row that fits any of
+# its names is taken, so what is special stands before what is general: a converter's basename has
+# neither version nor "instruct", its name has.
 _TABLE: tuple[tuple[str, Prefixes], ...] = (
     (
         r"nomic[-_ ]embed[-_ ]code",
@@ -38,7 +39,10 @@ _TABLE: tuple[tuple[str, Prefixes], ...] = (
         Prefixes("Represent this sentence for searching relevant passages: ", ""),
     ),
     (r"bge[-_ ].*[-_ ]zh", Prefixes("为这个句子生成表示以用于检索相关文章\uff1a", "")),
-    (r"mxbai[-_ ]embed", Prefixes("Represent this sentence for searching relevant passages: ", "")),
+    (
+        r"mxbai[-_ ]embed[-_ ](large|2d)",
+        Prefixes("Represent this sentence for searching relevant passages: ", ""),
+    ),
     (
         r"snowflake[-_ ]arctic[-_ ]embed.*v2|arctic[-_ ]embed.*v2",
         Prefixes("query: ", ""),
@@ -49,16 +53,15 @@ _TABLE: tuple[tuple[str, Prefixes], ...] = (
     ),
     (r"all[-_ ]minilm|all[-_ ]mpnet|jina[-_ ]embeddings[-_ ]v2", Prefixes("", "")),
 )
-_NAMES = ("general.basename", "general.name")
+_NAMES = ("general.name", "general.basename")
 
 
 def prefixes_of(keys: Mapping[str, object]) -> Prefixes:
     """UsageError when the table has no row: a prefix that is guessed spoils every vector."""
     names = [name for key in _NAMES if isinstance(name := keys.get(key), str)]
-    for name in names:
-        for pattern, prefixes in _TABLE:
-            if re.search(pattern, name[:200].lower()):
-                return prefixes
+    for pattern, prefixes in _TABLE:
+        if any(re.search(pattern, name[:200].lower()) for name in names):
+            return prefixes
     told = f"'{names[0][:60]}'" if names else "a model without a name"
     raise UsageError(
         f"nothing is known about the prefixes of {told}: look into its card and give --prefix TEXT"

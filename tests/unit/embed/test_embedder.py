@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ import pytest
 from tests.embed_models import write_model
 
 from edgekit.embed import Embedder, Limits, Mode, Pooling, open_embedder, plan_embedder
+from edgekit.embed.prefixes import prefixes_of
 from edgekit.errors import (
     CancelledError,
     DeadlineError,
@@ -136,7 +139,7 @@ def test_pooling_may_be_chosen(model: Path, embedder: Embedder) -> None:
         ("", "text 1: it is empty"),
         (" \n\t", "text 1: it is empty"),
         ("word " * 600, "text 1: .*more than 512 tokens"),
-        ("x" * 5_000_000, "text 1: 5,000,000 characters are over the limit of 4,000,000"),
+        ("x" * 10_000_000, "text 1: 10,000,000 characters are over the limit of 4,000,000"),
         ("half \ud800 a character", "text 1: .*half"),
         (7, "text 1: a int is no text"),
         (None, "text 1: a NoneType is no text"),
@@ -205,6 +208,55 @@ def test_a_known_model_has_prefixes(tmp_path: Path) -> None:
     with open_embedder(path) as opened:
         assert opened.prefix("query") == "search_query: "
         assert opened.prefix("document") == "search_document: "
+
+
+@pytest.mark.parametrize(
+    ("names", "query", "document"),
+    [
+        (("Nomic Embed Text v1.5", "nomic-embed-text"), "search_query: ", "search_document: "),
+        (("Snowflake Arctic Embed L v2.0", "snowflake-arctic-embed-l"), "query: ", ""),
+        (
+            ("Snowflake Arctic Embed M", "snowflake-arctic-embed"),
+            "Represent this sentence for searching relevant passages: ",
+            "",
+        ),
+        (
+            ("Multilingual E5 Large Instruct", "multilingual-e5"),
+            "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery: ",
+            "",
+        ),
+        (("E5 Base v2", "e5"), "query: ", "passage: "),
+        (("All MiniLM L6 v2", "all-MiniLM"), "", ""),
+    ],
+)
+def test_prefixes_by_the_names_that_converters_write(
+    names: tuple[str, str], query: str, document: str
+) -> None:
+    keys = dict(zip(("general.name", "general.basename"), names, strict=True))
+    assert prefixes_of(keys) == (query, document)
+
+
+OPENED_AT_ITS_FLOOR = """
+import re, sys
+from edgekit.embed import open_embedder
+from edgekit.errors import MemoryPressureError
+try:
+    open_embedder(sys.argv[1], memory_budget="1M", own_process=True)
+except MemoryPressureError as error:
+    floor = re.search("at least ([0-9.]+) MiB", str(error))[1] + "M"
+with open_embedder(sys.argv[1], memory_budget=floor, own_process=True) as embedder:
+    print(embedder.embed(["a text"]).shape)
+"""
+
+
+def test_the_told_floor_of_a_whole_process_opens(model: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", OPENED_AT_ITS_FLOOR, str(model)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "(1, 256)\n"), done.stderr
 
 
 def test_the_plan_is_what_is_reserved(model: Path) -> None:

@@ -45,7 +45,7 @@ def read_model(walked: Walked) -> Model:
         family=family,
         dimensions=dimensions,
         epsilon=keys.number(family.norm.value),
-        causal=keys.flag("attention.causal", otherwise=family.causal),
+        causal=_causal(keys, family),
         rope=read_rope(keys, rotary=dimensions.rotary, context_tokens=dimensions.context_tokens)
         if family.position.turns
         else None,
@@ -55,8 +55,19 @@ def read_model(walked: Walked) -> Model:
     )
 
 
+def _causal(keys: Keys, family: Family) -> bool:
+    causal = keys.flag("attention.causal", otherwise=family.causal)
+    if causal and not family.causal:  # llama.cpp would not do so either, whatever the file says
+        raise keys.error(
+            f"{family.architecture} reads a text in both directions, and attention.causal is true"
+        )
+    return causal
+
+
 def _dimensions(keys: Keys, family: Family, embedding: Tensor | None) -> Dimensions:
     width = keys.whole("embedding_length", most=WIDTH)
+    if keys.get("embedding_length_out") not in (None, 0, width):
+        raise keys.error("embedding_length_out differs from embedding_length: engine llama.cpp may")
     heads = keys.whole("attention.head_count", most=HEADS)
     kv_heads = keys.whole("attention.head_count_kv", most=HEADS, otherwise=heads)
     if heads % kv_heads:

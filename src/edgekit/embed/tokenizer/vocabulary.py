@@ -62,7 +62,7 @@ def read_vocabulary(file: WeightFile, walked: Walked) -> Vocabulary:
     unknown = keys.token("unknown_token_id", family.unknown, len(tokens))
     if family.method in (Method.WORDPIECE, Method.UNIGRAM):
         unknown = _used(keys, "unknown", unknown, len(tokens))
-    lowercase = keys.flag("normalizer.lowercase", _lowers(family))
+    lowercase = keys.flag("normalizer.lowercase", _lowers(family, tokens, kinds))
     strip_left, strip_right = _strips(keys, named, kinds)
     return Vocabulary(
         file=walked.name,
@@ -148,8 +148,17 @@ def _has_scores(family: Family) -> bool:
     return family.method in (Method.SPM, Method.UNIGRAM)
 
 
-def _lowers(family: Family) -> bool:
-    return family.method is Method.WORDPIECE
+def _lowers(family: Family, tokens: Strings, kinds: bytearray) -> bool:
+    """Where the file does not say: as BERT does, unless it has words that could then never be met.
+
+    llama.cpp lowers every text; the key is younger than most files.
+    """
+    if family.method is not Method.WORDPIECE:
+        return False
+    return not any(
+        kind == TokenKind.NORMAL and token != token.lower()
+        for token, kind in zip(tokens, kinds, strict=True)
+    )
 
 
 def _read_tokens(file: WeightFile, keys: _Keys) -> tuple[Strings, dict[str, int]]:
