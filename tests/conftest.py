@@ -15,6 +15,7 @@ def _own_environment(
         "HF_ENDPOINT",
         "HF_HUB_OFFLINE",
         "HF_HUB_CACHE",
+        "COLUMNS",
         "NO_COLOR",
         "OLLAMA_MODELS",
         "XDG_DATA_HOME",

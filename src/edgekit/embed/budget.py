@@ -313,7 +313,7 @@ def _scratch_floats(asked: _Asked) -> int:
 # --- the budget
 
 
-def _budget_for(size_bytes: int) -> int:
+def budget_for(size_bytes: int) -> int:
     """The smallest budget that allows so much."""
     return -(-size_bytes * 100 // BREAKER_PERCENT)
 
@@ -325,8 +325,8 @@ def _budget(asked: _Asked, wish: int | None, available_bytes: int | None) -> int
     packed = sum(tensor.size_bytes for tensor in matrices(asked.model))
     unpacked = sum(_unpacked_bytes(tensor) for tensor in matrices(asked.model))
     held = next((held for held in (unpacked, packed) if held <= DEFAULT_HELD_BYTES), 0)
-    of_use = _budget_for(asked.least_with(working.size_bytes + held))
-    least = _budget_for(asked.least_with(floor.size_bytes))
+    of_use = budget_for(asked.least_with(working.size_bytes + held))
+    least = budget_for(asked.least_with(floor.size_bytes))
     share = (available_bytes or _available_bytes()) // DEFAULT_SHARE
     return max(least, min(of_use, share))
 
@@ -352,7 +352,7 @@ def _below_floor(asked: _Asked, budget_bytes: int) -> str:
     floor = _floor(asked)
     told = (
         f"a budget of {format_bytes(budget_bytes)} is too small for this model: it needs at least"
-        f" {_rounded_up(floor)} with {asked.threads} threads and texts of up to"
+        f" {rounded_up(floor)} with {asked.threads} threads and texts of up to"
         f" {asked.text_tokens:,} tokens"
     )
     fewer = min(_FEWER_TOKENS, asked.text_tokens)
@@ -363,7 +363,7 @@ def _below_floor(asked: _Asked, budget_bytes: int) -> str:
     }
     for way, size in ways.items():
         if size < floor:  # each has to be better than those before it
-            told, floor = f"{told}; {way} {_rounded_up(size)}", size
+            told, floor = f"{told}; {way} {rounded_up(size)}", size
     return told
 
 
@@ -378,10 +378,10 @@ def _floor(asked: _Asked, *, threads: int | None = None, text_tokens: int | None
         varying_bytes=0,
     )
     *_, last = _rungs(smaller)
-    return _budget_for(smaller.least_with(last.size_bytes))
+    return budget_for(smaller.least_with(last.size_bytes))
 
 
-def _rounded_up(size_bytes: int) -> str:
+def rounded_up(size_bytes: int) -> str:
     """A budget of what is told must do, so the last digit goes up."""
     unit = next(unit for unit in (GIB, MIB, KIB) if size_bytes >= unit or unit == KIB)
     hundredths = -(-size_bytes * 100 // unit)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -16,7 +16,7 @@ import numpy as np
 from edgekit.embed.passes import Job, Passes
 from edgekit.embed.pooling import scale_row
 from edgekit.embed.types import Encoder, Floats, Limits
-from edgekit.errors import TextError, UsageError
+from edgekit.errors import CancelledError, TextError, UsageError
 from edgekit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ class Ready:
     plan: EmbedPlan
     encoder: Encoder
     monitor: Monitor
-    tokenizer: Callable[[], TextTokenizer]  # built by the first text
+    tokenizer: Callable[[], TextTokenizer]  # UsageError where it was opened without one
+    vocabulary: int  # rows of the token table
     prefixes: Callable[[], Prefixes]
     normalize: bool
     truncate: bool
@@ -55,6 +56,7 @@ class Embedder:
             pass_tokens=ready.plan.pass_tokens,
             check=ready.monitor.check,
             finish=self._finish,
+            ended=self._ended,
         )
 
     @property
@@ -86,7 +88,7 @@ class Embedder:
 
     def embed(
         self,
-        texts: str | Sequence[str],
+        texts: str | Iterable[str],
         *,
         prefix: str = "",
         deadline_s: float | None = None,
@@ -119,6 +121,7 @@ class Embedder:
         progress: Progress | None = None,
     ) -> Floats:
         """Like `embed`, of texts that somebody else has cut: nothing is added to their tokens."""
+        texts = tuple(texts)
         return self._wait(
             self._job(
                 len(texts),
@@ -131,7 +134,7 @@ class Embedder:
 
     async def aembed(
         self,
-        texts: str | Sequence[str],
+        texts: str | Iterable[str],
         *,
         prefix: str = "",
         deadline_s: float | None = None,
@@ -139,7 +142,7 @@ class Embedder:
     ) -> Floats:
         """`embed` for an event loop, which it never holds: a task that is cancelled stops the work too.
 
-        `progress` is called in the loop.
+        `progress` is called in the loop, and what it raises is the loop's.
         """
         texts = _checked(texts)
         loop = asyncio.get_running_loop()
@@ -151,8 +154,9 @@ class Embedder:
             progress=None if progress is None else lambda share: _in_loop(loop, progress, share),
         )
         if not job.count:
+            job.release()
             return job.vectors
-        self._passes.submit(job)
+        self._submit(job)
         try:
             return await asyncio.wrap_future(job.done)
         finally:
@@ -171,6 +175,8 @@ class Embedder:
     def close(self) -> None:
         """Ends the calls that are still waiting, and gives everything back. Twice is as good as once."""
         self._passes.close()
+
+    def _ended(self) -> None:
         self._ready.encoder.close()
         self._ready.held.close()
 
@@ -210,21 +216,33 @@ class Embedder:
         reserved = ready.monitor.try_allocate(
             size_bytes, f"{count:,} vectors ({format_bytes(size_bytes)})"
         )
+        try:
+            vectors = np.zeros((count, ready.plan.dimensions), dtype=np.float32)
+        except BaseException:
+            reserved.release()
+            raise
         return Job(
             count=count,
             tokens_of=tokens_of,
-            vectors=np.zeros((count, ready.plan.dimensions), dtype=np.float32),
+            vectors=vectors,
             cancel=cancel or threading.Event(),
             ends_at=None if deadline_s is None else time.monotonic() + deadline_s,
             progress=progress,
             release=reserved.release,
         )
 
+    def _submit(self, job: Job) -> None:
+        try:
+            self._passes.submit(job)
+        except BaseException:
+            job.release()
+            raise
+
     def _wait(self, job: Job) -> Floats:
         if not job.count:
             job.release()
             return job.vectors
-        self._passes.submit(job)
+        self._submit(job)
         try:
             return job.done.result()
         except BaseException:
@@ -260,6 +278,10 @@ class Embedder:
                 f" ({self._ready.plan.text_tokens_because})",
                 index=index,
             )
+        count = self._ready.vocabulary
+        for token in tokens:
+            if not (_is_whole(token) and 0 <= token < count):
+                raise TextError(f"{str(token)[:40]!r} is none of the {count:,} tokens", index=index)
         return tokens
 
     def _finish(self, row: Floats, into: Floats) -> None:
@@ -267,10 +289,16 @@ class Embedder:
         scale_row(into, normalize=self._ready.normalize)
 
 
-def _checked(texts: str | Sequence[str]) -> Sequence[str]:
-    return [texts] if isinstance(texts, str) else texts
+def _is_whole(token: object) -> bool:
+    return isinstance(token, int | np.integer)
+
+
+def _checked(texts: str | Iterable[str]) -> Sequence[str]:
+    """A copy: the caller's list may change while it waits."""
+    return (texts,) if isinstance(texts, str) else tuple(texts)
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, progress: Progress, share: float) -> None:
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(progress, share)
+    if loop.is_closed():
+        raise CancelledError("nobody waits: its event loop is closed")
+    loop.call_soon_threadsafe(progress, share)

@@ -312,6 +312,7 @@ def _compute_bytes(walked: Walked, settings: Settings, tokens: int) -> int:
 
 
 def _number(walked: Walked, key: str) -> int:
-    """0 where the file does not say, or says one for each layer."""
+    """0 where the file does not say, the largest where it says one for each layer."""
     value = walked.keys.get(f"{walked.keys.get('general.architecture')}.{key}", 0)
-    return max(0, value) if isinstance(value, int) else 0
+    values = value if isinstance(value, tuple) else (value,)
+    return max((one for one in values if isinstance(one, int) and one > 0), default=0)

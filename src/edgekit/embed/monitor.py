@@ -27,6 +27,7 @@ BUDGET = "memory budget"
 RESIDENT = "memory budget (all of this process)"
 
 _FRESH_S = 0.02  # how long a measurement counts for `check`, which is called between tiles
+_SMALL_BYTES = MB  # an event loop asks for the vectors of a few texts, and must not be held
 _COST_SHARE = 0.02  # and longer where measuring is slow: never more than this share of the time
 
 # What to do about a limit, by how its name begins.
@@ -145,7 +146,9 @@ class Monitor:
         if size_bytes < 0:
             raise ValueError(f"{what}: a reservation of {size_bytes} bytes")
         with self._lock:
-            objection = self._objection(what, size_bytes, self._fresh())
+            # What is reserved is counted to the byte; only what others use may be 20 ms old.
+            measured = self._recent() if size_bytes < _SMALL_BYTES else self._fresh()
+            objection = self._objection(what, size_bytes, measured)
             if objection is not None:
                 raise MemoryPressureError(objection)
             self._reserved_bytes += size_bytes
@@ -248,4 +251,4 @@ def _asked(what: str, size_bytes: int) -> str:
 
 
 def _advice(name: str) -> str:
-    return next(advice for begin, advice in _ADVICE if name.startswith(begin))
+    return next((advice for begin, advice in _ADVICE if name.startswith(begin)), "raise it")

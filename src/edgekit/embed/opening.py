@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack
@@ -14,7 +15,14 @@ import numpy as np
 
 from edgekit.basis import Basis
 from edgekit.embed import llamacpp
-from edgekit.embed.budget import PlanLine, matrices, plan_encoder, usable_cores
+from edgekit.embed.budget import (
+    PlanLine,
+    budget_for,
+    matrices,
+    plan_encoder,
+    rounded_up,
+    usable_cores,
+)
 from edgekit.embed.embedder import Embedder, Ready
 from edgekit.embed.encoder import open_encoder
 from edgekit.embed.file import WeightFile
@@ -93,6 +101,7 @@ def open_embedder(model: str | os.PathLike[str], **choices: Unpack[Choices]) -> 
             encoder=encoder,
             monitor=monitor,
             tokenizer=cutter,
+            vocabulary=_table_rows(walked),
             prefixes=partial(prefixes_of, dict(walked.keys)),
             normalize=wish.normalize,
             truncate=wish.truncate,
@@ -134,7 +143,40 @@ class _Wish:
     confirm: Callable[[Download], bool] | None
 
 
+_KINDS: Mapping[str, tuple[type, ...]] = {  # a bool is not meant where a number is
+    "memory_budget": (int, str),
+    "dimensions": (int,),
+    "threads": (int,),
+    "batch_tokens": (int,),
+    "normalize": (bool,),
+    "truncate": (bool,),
+    "tokenizer": (bool,),
+    "own_process": (bool,),
+    "limits": (Limits,),
+}
+
+
+def _check(choices: Mapping[str, object]) -> None:
+    """A word that nobody reads would look as if it had been obeyed."""
+    known = Choices.__annotations__
+    for name, value in choices.items():
+        if name not in known:
+            near = get_close_matches(name, known)
+            raise UsageError(
+                f"there is no option {name[:40]!r}" + (f": did you mean {near[0]}?" if near else "")
+            )
+        kinds = _KINDS.get(name)
+        if value is None or kinds is None:
+            continue
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            told = " or ".join(kind.__name__ for kind in kinds)
+            raise UsageError(f"{name} is {str(value)[:40]!r}, not {told}")
+        if name in ("threads", "batch_tokens") and isinstance(value, int) and value < 1:
+            raise UsageError(f"{value} {name.replace('_', ' ')} cannot work")
+
+
 def _wish(choices: Choices) -> _Wish:
+    _check(choices)
     budget, pooling = choices.get("memory_budget"), choices.get("pooling")
     cache = choices.get("tokenizer_cache")
     engines = {name: name for name in ENGINES}
@@ -367,7 +409,7 @@ def _engine_way(asked: _Asked) -> _Way:
         text_tokens, because = context, "the model's context length"
     settings = llamacpp.Settings(
         pooling=choose_pooling(walked.keys, architecture, wish.pooling),
-        threads=wish.threads or usable_cores(),
+        threads=usable_cores() if wish.threads is None else wish.threads,
         pass_tokens=max(text_tokens, wish.batch_tokens or 0),
     )
     width = llamacpp.width_of(walked)
@@ -399,29 +441,29 @@ def _width(walked: Walked) -> int:
     return table.shape[-1] if table is not None and table.shape else 1
 
 
+def _table_rows(walked: Walked) -> int:
+    table = walked.tensors.get(TABLE)
+    return table.shape[0] if table is not None and table.shape else 0
+
+
 def _budget_for(asked: _Asked, lines: tuple[PlanLine, ...]) -> int:
     """The user's budget where it is enough, what is needed where there is none."""
     total = max(_total(lines), asked.peak_bytes)
     if asked.budget_bytes is None:
-        return _percent_of(total) + _SPARE_BYTES
+        return budget_for(total) + _SPARE_BYTES
     if usable_bytes(asked.budget_bytes) < total:
         varying = _PROCESS_STEP_BYTES if asked.wish.own_process else 0
         raise MemoryPressureError(
             f"a budget of {format_bytes(asked.budget_bytes)} is too small: {format_bytes(total)} are"
             f" needed, and no more than {BREAKER_PERCENT} % of a budget is used; at least"
-            f" {format_bytes(_percent_of(total + varying))} would do"
+            f" {rounded_up(budget_for(total + varying))} would do"
         )
     return asked.budget_bytes
 
 
-def _percent_of(total_bytes: int) -> int:
-    """The budget of which so much is what may be used."""
-    return -(-total_bytes * 100 // BREAKER_PERCENT)
-
-
 def _plan(found: Found, asked: _Asked, way: _Way) -> EmbedPlan:
     wish = asked.wish
-    dimensions = wish.dimensions or way.width
+    dimensions = way.width if wish.dimensions is None else wish.dimensions
     if not 0 < dimensions <= way.width:
         raise UsageError(
             f"{dimensions:,} dimensions cannot be had: the vectors of this model have {way.width:,}"

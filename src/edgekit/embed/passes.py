@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from edgekit.embed.encoder.crew import no_thread
 from edgekit.embed.types import Encoder, Floats
-from edgekit.errors import CancelledError, DeadlineError, EdgekitError
+from edgekit.errors import CancelledError, DeadlineError, EdgekitError, TextError, UsageError
 
 
 @dataclass(slots=True, eq=False)
@@ -83,41 +85,61 @@ class Passes:
         pass_tokens: int,
         check: Callable[[], None],
         finish: Callable[[Floats, Floats], None],
+        ended: Callable[[], None],
     ) -> None:
         """`rows`: a vector for each text of the largest pass. `check` is asked between tiles.
 
-        `finish` turns the encoder's rows into a caller's.
+        `finish` turns the encoder's rows into a caller's. `ended` is called once, when no pass will come any more.
         """
         self._encoder = encoder
         self._rows = rows
         self._pass_tokens = pass_tokens
         self._check = check
         self._finish = finish
+        self._ended = ended
+        self._process = os.getpid()
         self._jobs: deque[Job] = deque()
         self._changed = threading.Condition()
         self._closing = False
         self._thread: threading.Thread | None = None
 
     def submit(self, job: Job) -> None:
+        """Puts it in the line. UsageError where it would wait for ever."""
+        if os.getpid() != self._process:
+            raise UsageError(
+                "this embedder was opened before the process was forked, and its threads are not"
+                " here: open it in the process that uses it"
+            )
+        if threading.current_thread() is self._thread:
+            raise UsageError("progress is told by the thread that embeds: it cannot wait for more")
         with self._changed:
             if self._closing:
                 raise CancelledError("the embedder is closed")
-            self._jobs.append(job)
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._work, name="edgekit-embed", daemon=True
-                )
-                self._thread.start()
+                self._thread = self._started()
+            self._jobs.append(job)
             self._changed.notify()
 
+    def _started(self) -> threading.Thread:
+        thread = threading.Thread(target=self._work, name="edgekit-embed", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise no_thread(error) from error
+        return thread
+
     def close(self) -> None:
-        """Ends what runs and what waits; returns when the thread has gone."""
+        """Ends what runs and what waits; returns when the thread has gone, unless it is this one."""
+        if os.getpid() != self._process:
+            return  # what is open is the parent's
         with self._changed:
-            self._closing = True
+            first, self._closing = not self._closing, True
             self._changed.notify()
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is None:
+            if first:
+                self._end()
+        elif self._thread is not threading.current_thread():
             self._thread.join()
-        self._fail_all(CancelledError("the embedder was closed"))
 
     def _work(self) -> None:
         while self._wait():
@@ -127,6 +149,11 @@ class Passes:
                 pass
             except BaseException as error:  # noqa: BLE001 - nobody may wait for ever
                 self._fail_all(error)
+        self._end()
+
+    def _end(self) -> None:
+        self._fail_all(CancelledError("the embedder was closed"))
+        self._ended()
 
     def _wait(self) -> bool:
         """Until there is work: True. False: no more."""
@@ -136,48 +163,63 @@ class Passes:
             return not self._closing
 
     def _one_pass(self) -> None:
-        pieces = list(self._gather())
+        pieces = self._gather()
         self._drop_ended()
-        if not pieces:
-            return
+        try:
+            while pieces and not self._encode(pieces):
+                pieces = [piece for piece in pieces if not piece.job.done.done()]
+        finally:
+            self._drop_ended()
+
+    def _encode(self, pieces: list[_Piece]) -> bool:
+        """False: one of the texts was bad; its job has failed, and the others have still to be run."""
         rows = self._rows[: len(pieces)]
         try:
             self._encoder.encode(
                 [piece.tokens for piece in pieces], rows, lambda share: self._pause(pieces, share)
             )
-            self._hand_out(pieces, rows)
+        except TextError as error:
+            bad = pieces[error.index or 0]
+            bad.job.fail(TextError(error.what, index=bad.place))
+            return False
         except EdgekitError as error:
             for job in _jobs_of(pieces):
                 job.fail(error)
-        finally:
-            self._drop_ended()
+        else:
+            self._hand_out(pieces, rows)
+        return True
 
-    def _gather(self) -> Iterator[_Piece]:
-        """Texts of the jobs in their order, as many as one pass holds."""
-        room_tokens, room_texts = self._pass_tokens, len(self._rows)
+    def _gather(self) -> list[_Piece]:
+        """A text of each job in turn, as many as one pass holds; the next pass begins with the next job."""
         with self._changed:
-            jobs = tuple(self._jobs)
-        for job in jobs:
-            while room_texts and job.begun < job.count and not job.end_early(time.monotonic()):
-                tokens = self._next_tokens(job)
-                if tokens is None:
-                    break
-                if len(tokens) > room_tokens:
-                    job.looked_at = tokens
-                    return
-                yield _Piece(job, job.begun, tokens)
-                job.looked_at = None
-                job.begun += 1
-                room_tokens -= len(tokens)
-                room_texts -= 1
+            turns = deque(self._jobs)
+            self._jobs.rotate(-1)
+        pieces: list[_Piece] = []
+        room_tokens = self._pass_tokens
+        while turns and len(pieces) < len(self._rows):
+            job = turns.popleft()
+            tokens = self._next_tokens(job)
+            if tokens is None:
+                continue
+            if len(tokens) > room_tokens:
+                job.looked_at = tokens  # its turn comes
+                continue
+            pieces.append(_Piece(job, job.begun, tokens))
+            job.looked_at = None
+            job.begun += 1
+            room_tokens -= len(tokens)
+            turns.append(job)
+        return pieces
 
     def _next_tokens(self, job: Job) -> Sequence[int] | None:
-        """None: the text cannot be embedded, and so its job has ended."""
+        """None: there is none, or it cannot be embedded, and so its job has ended."""
+        if job.begun == job.count or job.end_early(time.monotonic()):
+            return None
         if job.looked_at is not None:
             return job.looked_at
         try:
             return job.tokens_of(job.begun)
-        except EdgekitError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is about this job alone
             job.fail(error)
             return None
 
@@ -211,8 +253,7 @@ class Passes:
     def _drop_ended(self) -> None:
         with self._changed:
             ended = [job for job in self._jobs if job.done.done()]
-            for job in ended:
-                self._jobs.remove(job)
+            self._jobs = deque(job for job in self._jobs if not job.done.done())
         for job in ended:
             job.release()
 

@@ -111,7 +111,7 @@ def test_the_plan_embeds_nothing(ask: Any) -> None:
     )
     code, out, _ = ask("--plan")
     assert code == 0
-    assert re.match(r"[\d.]+ MiB in memory, of a budget of 400.00 MiB\n", out)
+    assert re.match(r"[\d.]+ MiB in memory, of a budget of 4.00 GiB\n", out)
 
 
 def test_token_mode(ask: Any, model: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
@@ -171,6 +172,13 @@ def test_truncate_cuts_and_keeps_the_end_token(model: Path) -> None:
         ({"pooling": "max"}, "no pooling 'max': it is mean or cls or last"),
         ({"engine": "torch"}, "no engine 'torch'"),
         ({"threads": 0}, "0 threads"),
+        ({"dimensions": 0}, "0 dimensions cannot be had"),
+        ({"dimensions": 2.5}, "dimensions is '2.5', not int"),
+        ({"memory_budget": True}, "memory_budget is 'True', not int or str"),
+        ({"memory_budget": 6.4e7}, "not int or str"),
+        ({"memory_buget": "64M"}, "no option 'memory_buget': did you mean memory_budget?"),
+        ({"normalize": "no"}, "normalize is 'no', not bool"),
+        ({"batch_tokens": -1}, "-1 batch tokens"),
         ({"mode": "tokens", "pooling": "mean"}, "no pooling to choose"),
     ],
 )
@@ -429,3 +437,117 @@ def test_the_loop_is_not_held(slow: Embedder) -> None:
     gaps = sorted(asyncio.run(run()))
     assert len(gaps) > 20
     assert gaps[len(gaps) // 2] < 0.05
+
+
+# --- callers that make it hard
+
+
+def test_one_callers_bad_input_is_nobody_elses(slow: Embedder) -> None:
+    """All wait for the same pass: the first call holds it up until the others are in line."""
+    cancel, begun = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with pytest.raises(CancelledError):
+            slow.embed(LONG, cancel=cancel, progress=lambda _: begun.set())
+
+    def bad(tokens: object) -> str:
+        with pytest.raises(TextError) as caught:
+            slow.embed_tokens([[1, 2], tokens])  # type: ignore[list-item] # that is the point
+        return str(caught.value)
+
+    with ThreadPoolExecutor(4) as pool:
+        pool.submit(hold)
+        assert begun.wait(30)
+        good = pool.submit(slow.embed, ["a good one"])
+        broken = [pool.submit(bad, tokens) for tokens in ([10**9], ["a"])]
+        time.sleep(0.1)
+        cancel.set()
+        assert good.result().shape == (1, 1024)
+        assert all(one.result().startswith("text 1: ") for one in broken)
+
+
+def test_a_small_call_does_not_wait_for_a_large_one(slow: Embedder) -> None:
+    begun, cancel = threading.Event(), threading.Event()
+
+    def large() -> None:
+        with pytest.raises(CancelledError):
+            slow.embed(LONG * 40, cancel=cancel, progress=lambda _: begun.set())
+
+    thread = threading.Thread(target=large)
+    thread.start()
+    assert begun.wait(30)
+    assert slow.embed(["short"]).shape == (1, 1024)
+    assert thread.is_alive()
+    cancel.set()
+    thread.join()
+
+
+def test_any_iterable_of_texts_will_do(embedder: Embedder) -> None:
+    assert np.allclose(embedder.embed(text for text in TEXTS), embedder.embed(TEXTS), atol=2e-6)
+
+
+def test_progress_cannot_ask_for_more_and_may_close(model: Path) -> None:
+    opened = open_embedder(model, memory_budget="64M")
+    with pytest.raises(UsageError, match="cannot wait for more"):
+        opened.embed(TEXTS, progress=lambda _: opened.embed("x"))  # type: ignore[arg-type] # rude
+    with pytest.raises(CancelledError):
+        opened.embed(TEXTS, progress=lambda _: opened.close())
+    deadline = time.monotonic() + 10
+    while opened.monitor.reserved_bytes and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert opened.monitor.reserved_bytes == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_is_told(model: Path) -> None:
+    code = """
+import os, sys
+from edgekit.embed import open_embedder
+from edgekit.errors import UsageError
+with open_embedder(sys.argv[1], memory_budget="64M") as embedder:
+    embedder.embed("warm")
+    child = os.fork()
+    if not child:
+        try:
+            embedder.embed("a")
+        except UsageError as error:
+            os._exit("forked" in str(error))
+        os._exit(7)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), embedder.embed("b").shape)
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, str(model)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.stdout == "1 (1, 256)\n", done.stderr
+
+
+def test_a_thread_that_cannot_start(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with open_embedder(model, memory_budget="64M", threads=1) as opened:
+        held = opened.monitor.reserved_bytes
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(MemoryPressureError, match="no further thread"):
+                opened.embed(["a"])
+        assert opened.monitor.reserved_bytes == held
+        assert opened.embed(["a"]).shape == (1, 256)
+
+
+def test_many_small_calls_do_not_hold_the_loop(embedder: Embedder) -> None:
+    async def run() -> float:
+        begin = time.monotonic()
+        tasks = [asyncio.create_task(embedder.aembed(["a"])) for _ in range(100)]
+        await asyncio.sleep(0)  # all of them have put their job in the line
+        begun = time.monotonic() - begin
+        await asyncio.gather(*tasks)
+        return begun
+
+    assert (
+        asyncio.run(run()) < 0.25
+    )  # measured anew each time it was about 50 ms, and 0.1 s when busy

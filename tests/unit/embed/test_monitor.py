@@ -147,7 +147,7 @@ def test_what_is_reserved_counts_before_its_pages_are_touched() -> None:
         assert not watch.can_allocate(resident // 2)
 
 
-def test_a_check_measures_now_and_then_and_a_reservation_always(
+def test_a_check_measures_now_and_then_and_a_large_reservation_always(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     watch = monitor(10**9)
@@ -159,8 +159,10 @@ def test_a_check_measures_now_and_then_and_a_reservation_always(
         return real()
 
     monkeypatch.setattr(psutil, "virtual_memory", counted)
-    watch.try_allocate(1, "a")
+    watch.try_allocate(10**7, "a")
     assert len(asked) == 1
+    watch.try_allocate(1, "the vector of a text")
+    assert len(asked) <= 2
     begin = time.monotonic()
     for _ in range(5_000):
         watch.check()

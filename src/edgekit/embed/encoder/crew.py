@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit.embed.types import Floats
+from edgekit.errors import MemoryPressureError
 
 WAIT_S = 0.02  # how long the caller waits for the others before it looks up
 
@@ -42,14 +43,17 @@ class Crew:
         self._counting = threading.Lock()
         self._all_idle = _taken()
         self._bells = [_taken() for _ in others]
-        self._threads = [
-            threading.Thread(
+        self._threads: list[threading.Thread] = []
+        for worker, bell in zip(others, self._bells, strict=True):
+            thread = threading.Thread(
                 target=self._serve, args=(worker, bell), name="edgekit-tiles", daemon=True
             )
-            for worker, bell in zip(others, self._bells, strict=True)
-        ]
-        for thread in self._threads:
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self.close()
+                raise no_thread(error) from error
+            self._threads.append(thread)
 
     def run(self, tasks: Sequence[Task], pause: Pause) -> None:
         """All tasks, in any order, on all threads. Returns or raises when every thread is idle again.
@@ -59,7 +63,7 @@ class Crew:
         """
         self._tasks.extend(tasks)
         self._stopping = False
-        self._busy = min(len(self._bells), len(tasks) - 1)
+        self._busy = max(0, min(len(self._bells), len(tasks) - 1))
         helped = self._busy > 0
         for bell in self._bells[: self._busy]:
             bell.release()
@@ -124,6 +128,14 @@ class Crew:
                 self._busy -= 1
                 if not self._busy:
                     self._all_idle.release()
+
+
+def no_thread(error: RuntimeError) -> MemoryPressureError:
+    """What "can't start new thread" means."""
+    return MemoryPressureError(
+        f"the system gives this process no further thread ({error}): use fewer (threads), or raise"
+        " its limits (ulimit -u, ulimit -v, the container's pids)"
+    )
 
 
 def _taken() -> threading.Lock:

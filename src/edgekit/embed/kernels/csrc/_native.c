@@ -192,13 +192,14 @@ static PyObject *call_multiply(PyObject *self, PyObject *const *args, Py_ssize_t
     struct matrix x, out, scratch;
     PyObject *result = NULL;
     const struct type *type;
+    const struct variant *use = kernels; /* what was checked is what is called */
     Py_buffer *weights;
     if (!count_is(count, 5) || !(type = get_type(args[0])))
         return NULL;
     if (!(weights = view(&views, args[1], PyBUF_SIMPLE)) ||
         !get_matrix(&views, args[2], false, "x", &x) ||
         !get_matrix(&views, args[3], true, "out", &out) ||
-        !get_floats(&views, args[4], true, "scratch", kernels->scratch_floats, &scratch) ||
+        !get_floats(&views, args[4], true, "scratch", use->scratch_floats, &scratch) ||
         !is_whole_matrix(type, out.columns, x.columns, weights->len))
         goto done;
     if (x.rows != out.rows) {
@@ -207,7 +208,7 @@ static PyObject *call_multiply(PyObject *self, PyObject *const *args, Py_ssize_t
     }
     ptrdiff_t bad;
     Py_BEGIN_ALLOW_THREADS;
-    bad = kernels->multiply(type, weights->buf, x, out, scratch.data, codebooks);
+    bad = use->multiply(type, weights->buf, x, out, scratch.data, codebooks);
     Py_END_ALLOW_THREADS;
     result = PyLong_FromSsize_t(bad);
 done:
@@ -219,14 +220,15 @@ done:
 static const char *attend_all(const struct attention *a, const int32_t *starts, ptrdiff_t scratch,
                               ptrdiff_t first, ptrdiff_t last)
 {
+    const struct variant *use = kernels; /* what is checked is what is called */
     for (ptrdiff_t task = first; task < last; task++) {
         int32_t rows[2];
         memcpy(rows, starts + task / a->heads, sizeof rows);
         if (rows[0] < 0 || rows[1] < rows[0] || rows[1] > a->q.rows)
             return "the rows of a text do not lie in q";
-        if (kernels->attention_floats(rows[1] - rows[0], a->head_dim) > scratch)
+        if (use->attention_floats(rows[1] - rows[0], a->head_dim) > scratch)
             return "scratch is too small for a text";
-        kernels->attend(a, rows[0], rows[1], task % a->heads);
+        use->attend(a, rows[0], rows[1], task % a->heads);
     }
     return NULL;
 }
@@ -404,10 +406,13 @@ static PyObject *call_load_codebooks(PyObject *self, PyObject *bytes)
         return NULL;
     if (buffer->len != sizeof *codebooks)
         wrong("codebooks", "they have the wrong size");
-    else if (!codebooks && !(codebooks = malloc(sizeof *codebooks)))
-        PyErr_NoMemory();
-    else
-        memcpy(codebooks, buffer->buf, sizeof *codebooks);
+    else if (!codebooks) { /* other threads may be reading those that are there */
+        struct codebooks *copy = malloc(sizeof *copy);
+        if (copy)
+            codebooks = memcpy(copy, buffer->buf, sizeof *copy);
+        else
+            PyErr_NoMemory();
+    }
     release(&views);
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
