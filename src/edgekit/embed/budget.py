@@ -40,7 +40,7 @@ F32 = by_name("F32")
 # weights, a tile is what a thread reads and multiplies between two looks at the clock. Tokens cost
 # more memory than tiles, and a tile of less than a hundred rows costs half of the speed.
 RUNGS = (
-    (512, 2 * MIB),
+    (512, MIB),
     (256, 2 * MIB),
     (128, MIB),
     (64, 512 * KIB),

@@ -2,7 +2,7 @@
 
 enum {
     DOT_DEPTH = 1024, /* columns of W that are unpacked at a time: whole blocks of every type */
-    DOT_ROWS = 4,     /* rows: 16 KiB */
+    DOT_ROWS = LANES == 16 ? 6 : LANES == 8 ? 3 : 4, /* rows: as many sums as there are registers */
     DOT_TOKENS = 4,
 };
 

@@ -43,9 +43,14 @@ static ptrdiff_t multiply_few(struct piece p, struct matrix x, struct matrix out
             struct matrix part = x;
             part.data += p.column;
             float *to = out.data + p.row;
-            if (p.rows == DOT_ROWS)
+            if (p.rows == DOT_ROWS) {
                 dot_rows(scratch, part, p.depth, to, out.stride, DOT_ROWS);
-            for (ptrdiff_t r = 0; p.rows < DOT_ROWS && r < p.rows; r++)
+                continue;
+            }
+            ptrdiff_t r = 0;
+            for (; r + 2 <= p.rows; r += 2)
+                dot_rows(scratch + r * DOT_DEPTH, part, p.depth, to + r, out.stride, 2);
+            if (r < p.rows)
                 dot_rows(scratch + r * DOT_DEPTH, part, p.depth, to + r, out.stride, 1);
         }
     }
