@@ -2,6 +2,7 @@
 
 EdgekitError
 ├── UsageError                   what was asked for makes no sense
+│   └── MissingExtraError        a package that this needs is not installed (an ImportError too)
 ├── SourceError                  the bytes cannot be had
 │   ├── NotFoundError            no such file, folder or name (with what was meant, perhaps)
 │   └── RemoteInspectError       a server did not give what a light inspection needs
@@ -37,6 +38,10 @@ class EdgekitError(Exception):
 
 class UsageError(EdgekitError):
     exit_code = 2
+
+
+class MissingExtraError(UsageError, ImportError):
+    pass
 
 
 class SourceError(EdgekitError):

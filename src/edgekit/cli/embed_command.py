@@ -14,7 +14,7 @@ from edgekit.cli.reach_options import (
     reach_of,
     screen_width,
 )
-from edgekit.errors import UsageError
+from edgekit.errors import TextError, UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
@@ -204,6 +204,12 @@ def _check_together(asked: Asked, arguments: argparse.Namespace) -> None:
             arguments.stdio
             and (texts or files or arguments.output or arguments.json or asked.cluster)
         ),
+        "standard input is closed": (
+            sys.stdin is None and (arguments.stdio or arguments.input == "-")
+        ),
+        "standard output is closed": (
+            sys.stdout is None and (arguments.stdio or arguments.output == "-")
+        ),
         "--input needs an --output: a file, or - for lines of JSON": (
             files and arguments.output is None and not arguments.plan
         ),
@@ -252,7 +258,10 @@ def _texts(asked: Asked, arguments: argparse.Namespace) -> str:
 
     with open_embedder(asked.model, **asked.choices) as embedder:
         prefix = asked.prefix_of(embedder)
-        vectors = embedder.embed(asked.texts, prefix=prefix)
+        try:
+            vectors = embedder.embed(asked.texts, prefix=prefix)
+        except TextError as error:
+            raise _counted_from_one(error) from error
         tokens = [embedder.count_tokens(text, prefix=prefix) for text in asked.texts]
         plan = embedder.plan
     if arguments.json:
@@ -263,6 +272,11 @@ def _texts(asked: Asked, arguments: argparse.Namespace) -> str:
     from edgekit.report.embed_text import vectors_text
 
     return vectors_text(plan, asked.texts, tokens, vectors, width=screen_width())
+
+
+def _counted_from_one(error: TextError) -> TextError:
+    """As a person counts words on a command line."""
+    return TextError(error.what, index=None if error.index is None else error.index + 1)
 
 
 def _job(asked: Asked, arguments: argparse.Namespace) -> str:

@@ -51,9 +51,9 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name not in _EXTRA:
             raise
-        from edgekit.errors import UsageError
+        from edgekit.errors import MissingExtraError
 
-        raise UsageError(
+        raise MissingExtraError(
             f"the embedder needs {error.name}: pip install 'edgekit[embed]'"
         ) from error
     globals()[name] = found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +21,7 @@ from edgekit.errors import CancelledError, TextError, UsageError
 from edgekit.units import format_bytes
 
 if TYPE_CHECKING:
-    from edgekit.embed.monitor import Monitor
+    from edgekit.embed.monitor import Monitor, Reservation
     from edgekit.embed.plan import EmbedPlan
     from edgekit.embed.prefixes import Prefixes
     from edgekit.embed.tokenizer import TextTokenizer
@@ -101,7 +102,7 @@ class Embedder:
         tiles, MemoryPressureError says what would be broken. `progress` is told the share that is done, from another
         thread.
         """
-        texts = _checked(texts)
+        texts, prefix = _checked(texts), _checked_prefix(prefix)
         return self._wait(
             self._job(
                 len(texts),
@@ -144,7 +145,7 @@ class Embedder:
 
         `progress` is called in the loop, and what it raises is the loop's.
         """
-        texts = _checked(texts)
+        texts, prefix = _checked(texts), _checked_prefix(prefix)
         loop = asyncio.get_running_loop()
         job = self._job(
             len(texts),
@@ -154,9 +155,8 @@ class Embedder:
             progress=None if progress is None else lambda share: _in_loop(loop, progress, share),
         )
         if not job.count:
-            job.release()
-            return job.vectors
-        self._submit(job)
+            return job.make_room()
+        self._passes.submit(job)
         try:
             return await asyncio.wrap_future(job.done)
         finally:
@@ -211,38 +211,34 @@ class Embedder:
         cancel: threading.Event | None,
         progress: Progress | None,
     ) -> Job:
-        ready = self._ready
-        size_bytes = count * ready.plan.dimensions * 4
-        reserved = ready.monitor.try_allocate(
-            size_bytes, f"{count:,} vectors ({format_bytes(size_bytes)})"
-        )
-        try:
-            vectors = np.zeros((count, ready.plan.dimensions), dtype=np.float32)
-        except BaseException:
-            reserved.release()
-            raise
+        if deadline_s is not None and not (_is_number(deadline_s) and math.isfinite(deadline_s)):
+            raise UsageError(f"a deadline of {str(deadline_s)[:40]!r} is no number of seconds")
+        held: list[Reservation] = []
+
+        def make_room() -> Floats:
+            size_bytes = count * self.dimensions * 4
+            what = f"{count:,} vectors ({format_bytes(size_bytes)})"
+            held.append(self._ready.monitor.try_allocate(size_bytes, what))
+            return np.zeros((count, self.dimensions), dtype=np.float32)
+
+        def release() -> None:
+            for reserved in held:
+                reserved.release()
+
         return Job(
             count=count,
             tokens_of=tokens_of,
-            vectors=vectors,
+            make_room=make_room,
             cancel=cancel or threading.Event(),
             ends_at=None if deadline_s is None else time.monotonic() + deadline_s,
             progress=progress,
-            release=reserved.release,
+            release=release,
         )
-
-    def _submit(self, job: Job) -> None:
-        try:
-            self._passes.submit(job)
-        except BaseException:
-            job.release()
-            raise
 
     def _wait(self, job: Job) -> Floats:
         if not job.count:
-            job.release()
-            return job.vectors
-        self._submit(job)
+            return job.make_room()
+        self._passes.submit(job)
         try:
             return job.done.result()
         except BaseException:
@@ -252,7 +248,7 @@ class Embedder:
     def _tokens(self, texts: Sequence[str], index: int, prefix: str) -> Sequence[int]:
         ready, text = self._ready, texts[index]
         if not isinstance(text, str):
-            raise TextError(f"a {type(text).__name__} is no text", index=index)
+            raise TextError(f"it is of the type {type(text).__name__}, no text", index=index)
         if not text.strip():
             raise TextError("it is empty", index=index)
         most = ready.limits.text_bytes
@@ -270,7 +266,7 @@ class Embedder:
 
     def _counted(self, tokens: Sequence[int], index: int) -> Sequence[int]:
         most = self._ready.plan.text_tokens
-        if not tokens:
+        if len(tokens) == 0:
             raise TextError("it has no tokens", index=index)
         if len(tokens) > most:
             raise TextError(
@@ -289,8 +285,18 @@ class Embedder:
         scale_row(into, normalize=self._ready.normalize)
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _is_whole(token: object) -> bool:
     return isinstance(token, int | np.integer)
+
+
+def _checked_prefix(prefix: object) -> str:
+    if not isinstance(prefix, str):
+        raise UsageError(f"a prefix is a text, not {str(prefix)[:40]!r}")
+    return prefix
 
 
 def _checked(texts: str | Iterable[str]) -> Sequence[str]:

@@ -53,7 +53,8 @@ ENGINES = (BUILT_IN, llamacpp.ENGINE)
 _ROWS_BYTES = MIB  # vectors of one pass, before they are the caller's
 _TOKEN_ROWS_BYTES = 16 * KIB
 _MOST_ROWS = 256
-_PROCESS_STEP_BYTES = 4 * MIB
+_PROCESS_STEP_BYTES = 8 * MIB
+_PROCESS_SPARE_BYTES = 2 * MIB
 _SPARE_BYTES = 16 * MIB  # without a budget: for the vectors that callers wait for
 _TABLES = frozenset({TABLE, "position_embd.weight"})  # of which a pass reads a few rows
 _Choice = TypeVar("_Choice")
@@ -64,6 +65,7 @@ class Choices(TypedDict, total=False):
 
     memory_budget: int | str | None  # bytes, or "200M"; None: a quarter of what is free, or less
     own_process: bool  # the budget is for the whole process, interpreter and libraries included
+    input_bytes: int  # what the caller itself holds of its input, in the same budget: 0
     mode: Mode | str  # "encoder" runs the model, "tokens" takes the mean of its token rows
     pooling: Pooling | str | None  # "mean", "cls", "last"; None: as the file says
     normalize: bool  # to length 1: True
@@ -91,6 +93,7 @@ def open_embedder(model: str | os.PathLike[str], **choices: Unpack[Choices]) -> 
         prepared = _prepare(model, wish, held)
         plan, way, walked = prepared.plan, prepared.way, prepared.walked
         monitor = Monitor(budget_bytes=plan.budget_bytes, own_process=wish.own_process)
+        held.enter_context(monitor.try_allocate(wish.input_bytes, "the input"))
         cutter = _build_tokenizer(wish, prepared, monitor, held)
         encoder = way.begin(monitor)
         held.callback(encoder.close)
@@ -127,6 +130,7 @@ class _Wish:
 
     budget_bytes: int | None
     own_process: bool
+    input_bytes: int
     mode: Mode
     pooling: Pooling | None
     normalize: bool
@@ -146,6 +150,7 @@ class _Wish:
 _KINDS: Mapping[str, tuple[type, ...]] = {  # a bool is not meant where a number is
     "memory_budget": (int, str),
     "dimensions": (int,),
+    "input_bytes": (int,),
     "threads": (int,),
     "batch_tokens": (int,),
     "normalize": (bool,),
@@ -184,6 +189,7 @@ def _wish(choices: Choices) -> _Wish:
     return _Wish(
         budget_bytes=parse_size(budget) if isinstance(budget, str) else budget,
         own_process=choices.get("own_process", False),
+        input_bytes=choices.get("input_bytes", 0),
         mode=_chosen("mode", {one.value: one for one in Mode}, choices.get("mode", Mode.ENCODER)),
         pooling=None if pooling is None else _chosen("pooling", poolings, pooling),
         normalize=choices.get("normalize", True),
@@ -266,7 +272,7 @@ def _asked(wish: _Wish, file: WeightFile, walked: Walked) -> _Asked:
     import psutil
 
     room = Monitor().usable_bytes
-    base = _process_lines() if wish.own_process else ()
+    base = (*(_process_lines() if wish.own_process else ()), *_input_lines(wish))
     available = int(psutil.virtual_memory().available)
     budget_bytes = wish.budget_bytes
     if room is not None:
@@ -294,10 +300,19 @@ def _process_lines() -> tuple[PlanLine, ...]:
     import psutil
     import tokenizers  # noqa: F401 - measured with all that will be loaded
 
-    resident = int(psutil.Process().memory_info().rss)
+    resident = int(psutil.Process().memory_info().rss) + _PROCESS_SPARE_BYTES
     because = "the interpreter and its libraries, as measured now, rounded up"
     size_bytes = -(-resident // _PROCESS_STEP_BYTES) * _PROCESS_STEP_BYTES
     return (PlanLine(what="process", size_bytes=size_bytes, basis=Basis.MODELLED, because=because),)
+
+
+def _input_lines(wish: _Wish) -> tuple[PlanLine, ...]:
+    if not wish.input_bytes:
+        return ()
+    because = "rows of the input, as bytes and as texts, at most"
+    return (
+        PlanLine(what="input", size_bytes=wish.input_bytes, basis=Basis.MODELLED, because=because),
+    )
 
 
 def _tokenizer_lines(wish: _Wish, walked: Walked) -> tuple[PlanLine, ...]:

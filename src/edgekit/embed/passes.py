@@ -14,7 +14,14 @@ from typing import NamedTuple
 
 from edgekit.embed.encoder.crew import no_thread
 from edgekit.embed.types import Encoder, Floats
-from edgekit.errors import CancelledError, DeadlineError, EdgekitError, TextError, UsageError
+from edgekit.errors import (
+    CancelledError,
+    DeadlineError,
+    EdgekitError,
+    MemoryPressureError,
+    TextError,
+    UsageError,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -23,12 +30,13 @@ class Job:
 
     count: int
     tokens_of: Callable[[int], Sequence[int]]  # cut when its turn comes; TextError for a bad one
-    vectors: Floats
+    make_room: Callable[[], Floats]  # where the vectors go; MemoryPressureError: not now, or never
     cancel: threading.Event
     ends_at: float | None = None  # time.monotonic()
     progress: Callable[[float], None] | None = None
     release: Callable[[], None] = lambda: None  # when it has ended, however
     done: Future[Floats] = field(default_factory=Future)
+    vectors: Floats | None = None  # None: its turn has not come
     begun: int = 0  # texts that a pass has taken
     finished: int = 0
     looked_at: Sequence[int] | None = (
@@ -40,9 +48,9 @@ class Job:
             self.done.set_exception(error)
         self.release()
 
-    def succeed(self) -> None:
+    def succeed(self, vectors: Floats) -> None:
         with suppress(InvalidStateError):
-            self.done.set_result(self.vectors)
+            self.done.set_result(vectors)
         self.release()
 
     def end_early(self, now: float) -> bool:
@@ -198,6 +206,8 @@ class Passes:
         room_tokens = self._pass_tokens
         while turns and len(pieces) < len(self._rows):
             job = turns.popleft()
+            if not self._has_room(job):
+                continue
             tokens = self._next_tokens(job)
             if tokens is None:
                 continue
@@ -210,6 +220,21 @@ class Passes:
             room_tokens -= len(tokens)
             turns.append(job)
         return pieces
+
+    def _has_room(self, job: Job) -> bool:
+        """Whether its vectors have a place. Others that have one give it back; when there are none, it never will."""
+        if job.vectors is not None or job.end_early(time.monotonic()):
+            return True
+        try:
+            job.vectors = job.make_room()
+        except MemoryPressureError as error:
+            with self._changed:
+                others = any(one.vectors is not None for one in self._jobs if not one.done.done())
+            if not others:
+                job.fail(error)
+        except Exception as error:  # noqa: BLE001 - nobody may wait for ever
+            job.fail(error)
+        return job.vectors is not None
 
     def _next_tokens(self, job: Job) -> Sequence[int] | None:
         """None: there is none, or it cannot be embedded, and so its job has ended."""
@@ -240,15 +265,16 @@ class Passes:
 
     def _hand_out(self, pieces: list[_Piece], rows: Floats) -> None:
         for place, piece in enumerate(pieces):
-            try:
-                self._finish(rows[place], piece.job.vectors[piece.place])
-            except EdgekitError as error:
-                piece.job.fail(error)
+            if piece.job.vectors is not None:
+                try:
+                    self._finish(rows[place], piece.job.vectors[piece.place])
+                except EdgekitError as error:
+                    piece.job.fail(error)
             piece.job.finished += 1
         for job in _jobs_of(pieces):
             job.tell(job.finished / job.count)
-            if job.finished == job.count and not job.done.done():
-                job.succeed()
+            if job.finished == job.count and job.vectors is not None and not job.done.done():
+                job.succeed(job.vectors)
 
     def _drop_ended(self) -> None:
         with self._changed:

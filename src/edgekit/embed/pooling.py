@@ -7,23 +7,26 @@ from collections.abc import Mapping
 import numpy as np
 
 from edgekit.embed.types import Floats, Pooling
-from edgekit.errors import UsageError, WeightsError
+from edgekit.errors import HeaderError, UnknownArchitectureError, UsageError, WeightsError
 from edgekit.header.quoting import quoted
 from edgekit.header.types import Value
 
 SMALLEST_LENGTH = 1e-9  # a shorter vector has no direction worth scaling up
 _NONE, _RANK = 0, 4  # llama.h: enum llama_pooling_type
-_CHOICES = "mean, cls or last (most BERT models want mean or cls, decoders last)"
+_CHOICES = (
+    "pooling= (--pooling) mean, cls or last (most BERT models want mean or cls, decoders last)"
+)
 
 
 def choose_pooling(keys: Mapping[str, Value], architecture: str, wish: Pooling | None) -> Pooling:
     """What was chosen, else what the file says. UsageError where neither says anything: a guess
-    would give vectors that look right.
+    would give vectors that look right. UnknownArchitectureError for a reranker, HeaderError for
+    a pooling that there is not.
     """
     key = f"{architecture}.pooling_type"
     told = keys.get(key)
     if told == _RANK and type(told) is int:
-        raise UsageError(
+        raise UnknownArchitectureError(
             f"this is a reranker ({key} is {_RANK}): it scores pairs of texts and makes no vectors"
         )
     if wish is not None:
@@ -34,7 +37,7 @@ def choose_pooling(keys: Mapping[str, Value], architecture: str, wish: Pooling |
     for pooling in Pooling:
         if type(told) is int and told == pooling.value:
             return pooling
-    raise UsageError(f"{key} is {quoted(told)}, which no pooling has: choose {_CHOICES}")
+    raise HeaderError(f"{key} is {quoted(told)}, which no pooling has: choose {_CHOICES}")
 
 
 def pool(rows: Floats, pooling: Pooling, into: Floats) -> None:

@@ -11,6 +11,7 @@ import base64
 import json
 import os
 import queue
+import select
 import signal
 import sys
 import threading
@@ -23,26 +24,32 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.embed.strict_json import NotJsonError, broken_character, kind_of, read_object
 from edgekit.embed.types import MB, Floats
-from edgekit.errors import CancelledError, DeadlineError, EdgekitError, TextError, UsageError
+from edgekit.errors import (
+    CancelledError,
+    DeadlineError,
+    EdgekitError,
+    OutputError,
+    TextError,
+    UsageError,
+)
+from edgekit.units import KIB
 
 if TYPE_CHECKING:
     from edgekit.embed.embedder import Embedder
 
 PROTOCOL = 1
-LINE_BYTES = 8 * MB  # a request: as much as a row of a bulk job
+MOST_LINE_BYTES = 8 * MB  # a request: as much as a row of a bulk job
+LEAST_LINE_BYTES = 256 * KIB
 IN_FLIGHT = 64  # requests that are read and not yet answered
-HELD_BYTES = 2 * LINE_BYTES  # their lines together
-ANSWER_FLOATS = 2**20  # of one request: 4 MB, and some 12 as numbers in JSON
-HELD_FLOATS = 2 * ANSWER_FLOATS  # of all that are in flight
 MOST_TEXTS = 4096
 ID_CHARACTERS = 200
 FLOAT, BASE64 = "float", "base64"
 TERMINATED = 128 + 15  # SIGTERM, as shells count
 INTERRUPTED = 128 + 2
-UNWRITTEN = 1
 
 _FIELDS = frozenset({"id", "texts", "prefix", "deadline_ms", "encoding"})
 _PIECE_BYTES = 64 * 1024
+_BUDGET_SHARE = 64  # a line may have this part of the budget: it is held some 16 times over
 _LAST_ANSWERS_S = 0.5  # after a signal: for those who are still waiting
 _DAY_MS = 86_400_000
 _FLOAT_WIDTH = "U16"  # -1.1754944e-38 has 14 characters
@@ -66,6 +73,33 @@ class Cancel:
     id: Id
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineLimits:
+    """What is read and not yet answered, by the embedder's budget."""
+
+    line_bytes: int  # of one request
+    texts: int  # of one request
+    held_bytes: int  # lines of all that are in flight
+    held_texts: int
+
+
+def line_bytes_within(budget_bytes: int) -> int:
+    """The longest line that a budget allows."""
+    return min(max(budget_bytes // _BUDGET_SHARE, LEAST_LINE_BYTES), MOST_LINE_BYTES)
+
+
+def limits_within(budget_bytes: int, dimensions: int) -> LineLimits:
+    """The vectors of a request are at most half as large as its line may be."""
+    line_bytes = line_bytes_within(budget_bytes)
+    texts = max(line_bytes // 2 // (4 * dimensions), 1)
+    return LineLimits(
+        line_bytes=line_bytes,
+        texts=min(texts, MOST_TEXTS),
+        held_bytes=2 * line_bytes,
+        held_texts=2 * texts,
+    )
+
+
 class RequestError(UsageError):
     """A line that is no request; `id` where it had one."""
 
@@ -85,7 +119,8 @@ def serve(
     """Answers until the input ends: 0. SIGTERM and Ctrl-C call off what runs: 143 and 130.
 
     `prefix` is for requests that name none; `ready` is told in the first line beside the limits. The descriptors belong
-    to the protocol: what any library prints meanwhile goes to standard error.
+    to the protocol: what any library prints meanwhile goes to standard error. Ends with 0 when nobody reads the answers
+    any more; OutputError when they cannot be written.
     """
     server = _Server(embedder, prefix, dict(ready or {}))
     if target != 1:
@@ -104,20 +139,21 @@ class _Server:
         self._answering: set[asyncio.Task[None]] = set()
         self._held: list[Request] = []  # read, and not yet answered in full
         self._room = asyncio.Condition()
-        self._most_texts = min(MOST_TEXTS, max(ANSWER_FLOATS // embedder.dimensions, 1))
+        self._limits = limits_within(embedder.plan.budget_bytes, embedder.dimensions)
 
     async def run(self, source: int, target: int) -> int:
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[int] = loop.create_future()
-        self._writer = _Writer(target, loop, lambda code: _settle(ended, code))
+        self._writer = _Writer(target, loop, lambda: _settle(ended, 0))
         _on_signals(loop, lambda code: _settle(ended, code))
-        await self._writer.write([self._first_line()])
-        reading = asyncio.create_task(self._read(_LineReader(source, loop)))
+        reading = asyncio.create_task(self._read(source, loop))
         reading.add_done_callback(lambda _: _settle(ended, 0))
         code = await ended
         if reading.done() and not reading.cancelled():
             reading.result()
         await self._call_off(reading)
+        if self._writer.fault is not None:
+            raise OutputError(f"standard output cannot be written: {self._writer.fault.strerror}")
         return code
 
     def _first_line(self) -> bytes:
@@ -128,26 +164,29 @@ class _Server:
                 "model": self._embedder.label,
                 "dimensions": self._embedder.dimensions,
                 "limits": {
-                    "line_bytes": LINE_BYTES,
-                    "texts": self._most_texts,
+                    "line_bytes": self._limits.line_bytes,
+                    "texts": self._limits.texts,
                     "in_flight": IN_FLIGHT,
                 },
                 **self._ready,
             }
         )
 
-    async def _read(self, lines: _LineReader) -> None:
-        """Until the input ends and everything is answered."""
+    async def _read(self, source: int, loop: asyncio.AbstractEventLoop) -> None:
+        """Says hello; then until the input ends and everything is answered."""
+        await self._writer.write([self._first_line()])
+        lines = _LineReader(source, loop, self._limits.line_bytes)
         while (line := await lines.next()) is not None:
             try:
-                await self._take(line)
+                asked = read_line(line, most_texts=self._limits.texts)
+                del line  # not held beside its texts
+                await self._take(asked)
             except RequestError as error:
                 await self._writer.write([_error_line(error.id, error)])
         while self._answering:
             await asyncio.wait(self._answering)
 
-    async def _take(self, line: bytes | _TooLong) -> None:
-        asked = read_line(line, most_texts=self._most_texts)
+    async def _take(self, asked: Request | Cancel | None) -> None:
         if asked is None:
             return
         if isinstance(asked, Cancel):
@@ -169,8 +208,8 @@ class _Server:
         held = [*self._held, asked]
         return len(held) == 1 or (
             len(held) <= IN_FLIGHT
-            and sum(one.size_bytes for one in held) <= HELD_BYTES
-            and sum(len(one.texts) for one in held) * self._embedder.dimensions <= HELD_FLOATS
+            and sum(one.size_bytes for one in held) <= self._limits.held_bytes
+            and sum(len(one.texts) for one in held) <= self._limits.held_texts
         )
 
     async def _answer(self, asked: Request) -> None:
@@ -204,45 +243,51 @@ class _Server:
             await asyncio.wait(self._answering, timeout=_LAST_ANSWERS_S)
 
 
+@dataclass(frozen=True, slots=True)
 class _TooLong:
     """Stands for a line that was longer than the limit, of which nothing was kept."""
+
+    limit_bytes: int
 
 
 class _LineReader:
     """A thread that waits for input, and takes no more than one line ahead."""
 
-    def __init__(self, source: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, source: int, loop: asyncio.AbstractEventLoop, line_bytes: int) -> None:
         self._lines: asyncio.Queue[bytes | _TooLong | None] = asyncio.Queue(maxsize=1)
-        thread = threading.Thread(target=self._work, args=(source, loop), daemon=True)
-        thread.start()
+        words = (source, loop, line_bytes)
+        threading.Thread(target=self._work, args=words, daemon=True).start()
 
     async def next(self) -> bytes | _TooLong | None:
         """None: the input has ended."""
         return await self._lines.get()
 
-    def _work(self, source: int, loop: asyncio.AbstractEventLoop) -> None:
+    def _work(self, source: int, loop: asyncio.AbstractEventLoop, line_bytes: int) -> None:
         with suppress(RuntimeError, FutureCancelledError):  # the loop has gone
-            for line in _bounded_lines(source):
+            for line in _bounded_lines(source, line_bytes):
                 asyncio.run_coroutine_threadsafe(self._lines.put(line), loop).result()
             asyncio.run_coroutine_threadsafe(self._lines.put(None), loop).result()
 
 
-def _bounded_lines(source: int) -> Iterator[bytes | _TooLong]:
+def _bounded_lines(source: int, most: int) -> Iterator[bytes | _TooLong]:
     """A last line without its end counts too."""
     held = bytearray()
     too_long = False
     while piece := _read_piece(source):
         first, *more = piece.split(b"\n")
         for part, ends in ((first, bool(more)), *((one, True) for one in more[:-1])):
-            too_long = too_long or len(held) + len(part) > LINE_BYTES
-            held = bytearray() if too_long else held + part
+            too_long = too_long or len(held) + len(part) > most
+            if too_long:
+                held = bytearray()
+            else:
+                held += part
             if ends:
-                yield _TooLong() if too_long else bytes(held)
+                yield _TooLong(most) if too_long else bytes(held)
                 held, too_long = bytearray(), False
         if more:
             held += more[-1]
     if held or too_long:
-        yield _TooLong() if too_long else bytes(held)
+        yield _TooLong(most) if too_long else bytes(held)
 
 
 def _read_piece(source: int) -> bytes:
@@ -253,19 +298,33 @@ def _read_piece(source: int) -> bytes:
 
 
 class _Writer:
-    """A thread that writes, so that a reader who takes its time holds nobody but those who wait for it."""
+    """A thread that writes, so that a reader who takes its time holds nobody but those who wait for it.
+
+    When nobody reads any more, or nothing can be written (then `fault` says why), `lost` is called, and who waits for
+    a write, or asks for one later, is cancelled.
+    """
 
     def __init__(
-        self, target: int, loop: asyncio.AbstractEventLoop, lost: Callable[[int], None]
+        self, target: int, loop: asyncio.AbstractEventLoop, lost: Callable[[], None]
     ) -> None:
+        self.fault: OSError | None = None
         self._target, self._loop, self._lost = target, loop, lost
+        self._is_lost = False
+        self._unwritten: set[asyncio.Future[None]] = set()
         self._waiting: queue.SimpleQueue[tuple[Answer, asyncio.Future[None]]] = queue.SimpleQueue()
         threading.Thread(target=self._work, daemon=True).start()
+        if sys.platform != "win32":
+            threading.Thread(target=self._watch, daemon=True).start()
 
     async def write(self, answer: Answer) -> None:
         """Returns when the answer is with the system."""
         written: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.put((answer, written))
+        if self._is_lost:
+            written.cancel()
+        else:
+            self._unwritten.add(written)
+            written.add_done_callback(self._unwritten.discard)
+            self._waiting.put((answer, written))
         await asyncio.shield(written)
 
     def _work(self) -> None:
@@ -274,13 +333,28 @@ class _Writer:
                 answer, written = self._waiting.get()
                 try:
                     self._write(answer)
-                except BrokenPipeError:
-                    self._loop.call_soon_threadsafe(self._lost, 0)  # nobody reads any more
-                    return
-                except OSError:
-                    self._loop.call_soon_threadsafe(self._lost, UNWRITTEN)
+                except OSError as error:
+                    self._loop.call_soon_threadsafe(self._lose, error)
                     return
                 self._loop.call_soon_threadsafe(_settle, written, None)
+
+    def _watch(self) -> None:
+        """Waits until the other end is closed, which an idle process would not notice by writing."""
+        poll = select.poll()
+        poll.register(self._target, 0)  # errors are told unasked
+        seen = poll.poll()[0][1]
+        if seen & (select.POLLERR | select.POLLHUP):
+            with suppress(RuntimeError):  # the loop has gone
+                self._loop.call_soon_threadsafe(self._lose, None)
+
+    def _lose(self, error: OSError | None) -> None:
+        if self._is_lost:
+            return
+        self._is_lost = True
+        self.fault = None if isinstance(error, BrokenPipeError) else error
+        self._lost()
+        for written in tuple(self._unwritten):
+            written.cancel()
 
     def _write(self, answer: Answer) -> None:
         for piece in answer:
@@ -292,7 +366,7 @@ class _Writer:
 def read_line(line: bytes | _TooLong, *, most_texts: int) -> Request | Cancel | None:
     """What a line asks for; None for an empty one. RequestError says what is wrong with it."""
     if isinstance(line, _TooLong):
-        raise RequestError(f"a line of more than {LINE_BYTES:,} bytes")
+        raise RequestError(f"a line of more than {line.limit_bytes:,} bytes")
     if not line.strip():
         return None
     try:

@@ -160,7 +160,7 @@ def test_what_cannot_be_read_again_stays(
     assert code == 5
     first, second, *_ = out.splitlines()
     assert first == "other: as before"
-    assert second.startswith("small: kept as it was: ")
+    assert second.startswith("small: kept as it was:")
     assert find_entry("small").parameters is not None
     told = json.loads(ask(capsys, "update", "--json")[1])
     assert [one["id"] for one in told["read"]] == ["other"]

@@ -42,9 +42,9 @@ def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "qwen2",
         pooling="last",
         kind="Q4_K",
-        layers=24,
+        layers=8,
         width=1024,
-        inner=4096,
+        inner=2048,
         heads=16,
         kv_heads=16,
         context_tokens=2048,
@@ -142,8 +142,8 @@ def test_pooling_may_be_chosen(model: Path, embedder: Embedder) -> None:
         ("word " * 600, "text 1: .*more than 512 tokens"),
         ("x" * 10_000_000, "text 1: 10,000,000 characters are over the limit of 4,000,000"),
         ("half \ud800 a character", "text 1: .*half"),
-        (7, "text 1: a int is no text"),
-        (None, "text 1: a NoneType is no text"),
+        (7, "text 1: it is of the type int, no text"),
+        (None, "text 1: it is of the type NoneType, no text"),
     ],
     ids=["empty", "blank", "long", "huge", "surrogate", "number", "none"],
 )
@@ -199,6 +199,30 @@ def test_more_answers_than_the_budget_holds(embedder: Embedder) -> None:
     with pytest.raises(MemoryPressureError, match="100,000 vectors"):
         embedder.embed(["a"] * 100_000)
     assert embedder.embed(["a"]).shape == (1, 256)
+
+
+def test_a_burst_waits_for_room(model: Path) -> None:
+    """All answers together are many times what the budget holds at once."""
+    with open_embedder(model, memory_budget="48M") as opened:
+        most = (opened.monitor.usable_bytes or 0) // (256 * 4)
+        count = max(1, most // 3)
+
+        async def run() -> list[np.ndarray]:
+            return await asyncio.gather(*(opened.aembed(["a"] * count) for _ in range(9)))
+
+        assert [one.shape for one in asyncio.run(run())] == [(count, 256)] * 9
+
+
+@pytest.mark.parametrize("deadline_s", [float("nan"), float("inf"), "1", True])
+def test_a_deadline_is_a_number(embedder: Embedder, deadline_s: float) -> None:
+    with pytest.raises(UsageError, match="no number of seconds"):
+        embedder.embed(["a"], deadline_s=deadline_s)
+
+
+def test_tokens_may_be_an_array(embedder: Embedder) -> None:
+    tokens = np.array(embedder.tokens(TEXTS[0]))
+    found = embedder.embed_tokens([tokens])  # type: ignore[list-item] # works all the same
+    assert np.allclose(found, embedder.embed(TEXTS[:1]), atol=2e-6)
 
 
 def test_prefixes_of_an_unknown_model_are_not_guessed(embedder: Embedder) -> None:

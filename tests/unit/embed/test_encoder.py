@@ -194,7 +194,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in ARCHITECTURES},
     "bert, joined qkv": ("bert", {"joined_qkv": True}),
     "bert without biases": ("bert", {"biases": False}),
-    "bert, causal": ("bert", {"causal": True}),
     "nomic-bert, half of a head turns": ("nomic-bert", {"rope_dims": 8}),
     "jina-bert-v2, gate in up": ("jina-bert-v2", {"joined_gate": True}),
     "jina-bert-v2, norms of code": ("jina-bert-v2", {"query_norm": True, "joined_gate": True}),

@@ -252,3 +252,19 @@ def test_slopes_are_those_of_the_paper() -> None:
         *(2.0**-n for n in range(1, 9)),
         *(2.0 ** -(n + 0.5) for n in range(4)),
     ]
+
+
+@pytest.mark.parametrize("architecture", ["bert", "nomic-bert", "jina-bert-v2"])
+def test_an_encoder_that_claims_to_be_causal(tmp_path: Path, architecture: str) -> None:
+    path = write_model(tmp_path / "m.gguf", architecture, causal=True)
+    with pytest.raises(HeaderError, match="both directions"), WeightFile(path, Limits()) as file:
+        read_model(walk(file))
+
+
+def test_vectors_of_another_width(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", "qwen2", keys={"qwen2.embedding_length_out": 128})
+    with (
+        pytest.raises(HeaderError, match="embedding_length_out"),
+        WeightFile(path, Limits()) as file,
+    ):
+        read_model(walk(file))

@@ -247,3 +247,28 @@ def test_a_cost_needs_a_known_kind(tmp_path: Path) -> None:
     write_model(path, gpt2(model="plamo2"))
     with WeightFile(path, Limits()) as file, pytest.raises(UnknownTokenizerError):
         tokenizer_cost_bytes(walk(file))
+
+
+@pytest.mark.parametrize(
+    ("keys", "lowers"),
+    [
+        ({}, True),
+        ({"tokens": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "\u2581Berlin", "b"]}, False),
+        (
+            {
+                "tokens": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "\u2581Berlin", "b"],
+                "normalizer.lowercase": True,
+            },
+            True,
+        ),
+        ({"normalizer.lowercase": False}, False),
+    ],
+    ids=["silent", "silent, with capitals", "it says so", "it says no"],
+)
+def test_whether_a_wordpiece_file_lowers_texts(
+    tmp_path: Path, keys: dict[str, Any], *, lowers: bool
+) -> None:
+    path = tmp_path / "v.gguf"
+    write_model(path, bert(**keys))
+    with WeightFile(path, Limits()) as file:
+        assert read_vocabulary(file, walk(file)).lowercase is lowers

@@ -61,7 +61,8 @@ class TextTokenizer:
         if room is not None and len(tokens) > room:
             if not truncate:
                 raise TextError(
-                    f"has more than {limit_tokens:,} tokens: truncate cuts it, or raise the limit"
+                    f"has more than {limit_tokens:,} tokens: truncate (--truncate) cuts it;"
+                    " Limits.tokens (--max-tokens) allows more, as far as the model does"
                 )
             del tokens[room:]
         return [*self._before, *tokens, *self._after]
