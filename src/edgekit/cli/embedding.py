@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -19,9 +19,10 @@ from edgekit.cli.reach_options import is_terminal, screen_width, show_progress
 from edgekit.embed.bulk.batching import Rule
 from edgekit.embed.bulk.job import Finished, Stage, Terms, embed_here, run_job
 from edgekit.embed.bulk.journal import read_job
-from edgekit.embed.bulk.output import FileOutput, Output, StreamOutput
+from edgekit.embed.bulk.lines import STDIN
+from edgekit.embed.bulk.output import FileOutput, Output, StreamOutput, check_apart
 from edgekit.embed.bulk.readers import FORMATS, Fields, GivenTexts, format_of, open_source
-from edgekit.embed.bulk.types import BadRow, Form, Source, Status
+from edgekit.embed.bulk.types import BadRow, Form, RowLimit, Source, Status
 from edgekit.embed.bulk.writers import form_of, output_format
 from edgekit.embed.types import Limits
 from edgekit.errors import UsageError
@@ -136,16 +137,19 @@ def run_asked(asked: Asked, arguments: argparse.Namespace) -> Finished | None:
     from edgekit.embed import open_embedder
 
     kind = output_format(arguments.output)
+    _check_apart(asked, arguments)
     _import_all(kind, asked)
-    source = _source(asked, arguments)
+    limit = _row_limit(asked.choices, arguments)
+    source = _source(asked, arguments, limit)
     try:
         asked = replace(asked, choices=_as_before(asked.choices, arguments))
         with open_embedder(asked.model, **asked.choices) as embedder:
             terms = Terms(
                 name=source.name,
-                rule=_rule(asked, embedder.plan.pass_tokens),
+                rule=_rule(asked, embedder.plan.pass_tokens, limit),
                 prefix=asked.prefix_of(embedder),
                 skip_bad=arguments.skip_bad,
+                limit=limit,
             )
             form = form_of(
                 kind,
@@ -170,26 +174,52 @@ def _import_all(kind: str, asked: Asked) -> None:
         import_ray()
 
 
-def _source(asked: Asked, arguments: argparse.Namespace) -> Source:
+def _check_apart(asked: Asked, arguments: argparse.Namespace) -> None:
+    if arguments.output == STDOUT:
+        return
+    others: dict[str, Path | int] = {"the model": Path(asked.model)}
+    if arguments.input == STDIN:
+        with suppress(OSError, ValueError, AttributeError):  # closed, or no file at all
+            others["the input"] = sys.stdin.fileno()
+    elif arguments.input is not None:
+        others["the input"] = Path(arguments.input)
+    check_apart(Path(arguments.output), others)
+
+
+def _row_limit(choices: Choices, arguments: argparse.Namespace) -> RowLimit:
+    """Of the budget that is named; else that of the unfinished job, so that the same rows are bad ones."""
+    budget = choices.get("memory_budget")
+    if isinstance(budget, int):
+        return RowLimit.of(budget)
+    before = _unfinished(arguments).get("input", {}).get("row_budget_bytes")
+    return RowLimit.of(before if _is_size(before) else None)
+
+
+def _source(asked: Asked, arguments: argparse.Namespace, limit: RowLimit) -> Source:
     if arguments.input is None:
         return GivenTexts(asked.texts)
-    return open_source(arguments.input, form=asked.form, fields=asked.fields)
+    return open_source(arguments.input, form=asked.form, fields=asked.fields, limit=limit)
 
 
-def _rule(asked: Asked, pass_tokens: int) -> Rule:
+def _rule(asked: Asked, pass_tokens: int, limit: RowLimit) -> Rule:
     if asked.batch is None:
-        return Rule(texts=MOST_TEXTS, tokens=pass_tokens)
-    return Rule(texts=asked.batch)
+        return Rule(texts=MOST_TEXTS, tokens=pass_tokens, characters=limit.held_characters)
+    return Rule(texts=asked.batch, characters=limit.held_characters)
 
 
 def _as_before(choices: Choices, arguments: argparse.Namespace) -> Choices:
     """An unfinished job goes on with the budget and the threads it began with, unless others are named."""
-    if arguments.output == STDOUT or arguments.overwrite:
-        return choices
-    path = Path(arguments.output).resolve()
-    plan = (read_job(path.with_name(f"{path.name}.journal")) or {}).get("plan", {})
+    plan = _unfinished(arguments).get("plan", {})
     known = {"memory_budget": plan.get("budget_bytes"), "threads": plan.get("threads")}
     return _choices({name: value for name, value in known.items() if _is_size(value)} | {**choices})
+
+
+def _unfinished(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the journal of an unfinished job tells, if there is one to go on with."""
+    if arguments.output == STDOUT or arguments.overwrite:
+        return {}
+    path = Path(arguments.output).resolve()
+    return read_job(path.with_name(f"{path.name}.journal")) or {}
 
 
 def _is_size(value: object) -> bool:
@@ -252,6 +282,7 @@ class _Job(NamedTuple):
                 "format": None if named is None else asked.form or format_of(named),
                 "field": asked.fields.text,
                 "id_field": asked.fields.id,
+                "row_budget_bytes": self.terms.limit.budget_bytes,
             },
             "options": {
                 "mode": plan.mode.value,

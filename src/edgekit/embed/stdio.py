@@ -403,18 +403,19 @@ def _cancel(told: Mapping[str, Any], identity: Id) -> Cancel:
     return Cancel(id=identity)
 
 
-def _request(told: Mapping[str, Any], identity: Id, most_texts: int, size_bytes: int) -> Request:
+def _request(told: Mapping[str, Any], identity: Id, most_texts: int, line_bytes: int) -> Request:
     if unknown := sorted(told.keys() - _FIELDS):
         raise UsageError(
             f"unknown field {unknown[0][:40]!r}; there are {', '.join(sorted(_FIELDS))}"
         )
+    texts = _texts(told.get("texts"), most_texts)
     return Request(
         id=identity,
-        texts=_texts(told.get("texts"), most_texts),
+        texts=texts,
         prefix=_optional_text(told.get("prefix"), "prefix"),
         ends_at=_ends_at(told.get("deadline_ms")),
         encoding=_encoding(told.get("encoding", FLOAT)),
-        size_bytes=size_bytes,
+        size_bytes=max(line_bytes, sum(map(sys.getsizeof, texts))),  # one emoji: 4 bytes a letter
     )
 
 

@@ -142,7 +142,7 @@ def test_token_mode(ask: Any, model: Path) -> None:
         (("a", "--output", "-", "--resume"), "leave out --resume"),
         (("a", "--query"), "nothing is known about the prefixes"),
         (("a", "--dimensions", "65"), "65 dimensions cannot be had"),
-        (("a", " "), "text 1: it is empty"),
+        (("a", " "), "text 2: it is empty"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_meant_is_2(ask: Any, words: tuple[str, ...], why: str) -> None:
@@ -252,6 +252,143 @@ def test_truncation_makes_a_long_row_a_good_one(ask: Any, tmp_path: Path) -> Non
     _, told, _ = ask("--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.npy", "--skip-bad",
                      "--truncate", "--json")  # fmt: skip
     assert json.loads(told)["vectors"] == 3
+
+
+@pytest.mark.parametrize("link", [None, "symlink", "hardlink"])
+@pytest.mark.parametrize(
+    "ending",
+    ["", ".partial", ".partial.finished", ".skipped.partial", ".skipped.jsonl", ".journal"],
+)
+@pytest.mark.parametrize("words", [(), ("--overwrite",)])
+def test_an_output_that_is_the_input_is_refused(
+    ask: Any, tmp_path: Path, link: str | None, ending: str, words: tuple[str, ...]
+) -> None:
+    out = tmp_path / "out.jsonl"
+    taken = tmp_path / f"out.jsonl{ending}"
+    source = taken if link is None else tmp_path / "in.jsonl"
+    source.write_text('{"text": "precious"}\n')
+    if link == "symlink":
+        taken.symlink_to(source)
+    elif link == "hardlink":
+        taken.hardlink_to(source)
+    before = {path.name for path in tmp_path.iterdir()}
+    code, _, err = ask("--input", source, "--format", "jsonl", "--output", out, *words)
+    assert code == 2
+    assert f"{taken} is the input itself" in err
+    assert source.read_text() == '{"text": "precious"}\n'
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
+def test_an_output_that_is_the_model_or_standard_input_is_refused(
+    ask: Any, model: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.npy"
+    out.hardlink_to(model)
+    code, _, err = ask("one", "--output", out, "--overwrite")
+    assert code == 2
+    assert f"{out} is the model itself" in err
+    assert out.samefile(model)
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"text": "precious"}\n')
+    with source.open("rb") as stream:
+        words = (model, "--input", "-", "--format", "jsonl", "--output", source, "--overwrite")
+        code, _, told = finish(start(*words, stdin=stream))
+    assert code == 2
+    assert b"is the input itself" in told
+    assert source.read_text() == '{"text": "precious"}\n'
+
+
+def test_an_input_that_is_no_parquet_is_4(ask: Any, tmp_path: Path) -> None:
+    (tmp_path / "in.parquet").write_bytes(b"PAR1 this is not")
+    code, _, err = ask("--input", tmp_path / "in.parquet", "--output", tmp_path / "out.npy")
+    assert code == 4
+    assert "in.parquet is no Parquet file" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["in.parquet"]
+
+
+def test_no_rows_are_made_up_behind_a_record_that_is_too_long(ask: Any, tmp_path: Path) -> None:
+    source = tmp_path / "in.csv"
+    source.write_text('id,text\n1,first\n2,"' + "spam,line\n" * 900_000 + '"\n3,third\n')
+    words = ("--input", source, "--output", tmp_path / "out.npy", "--skip-bad")
+    for _ in range(2):  # and not when it goes on
+        code, _, err = ask(*words)
+        assert code == 2
+        assert "in.csv, row 2 (from byte 16 on): a record of more than 8,000,000 bytes" in err
+        assert not (tmp_path / "out.npy").exists()
+
+
+SMALL_BUDGET = "145M"
+PEAK = """
+import sys
+from edgekit.cli import main
+code = main(sys.argv[1:])
+with open("/proc/self/status") as status:
+    print(*(line.split()[1] for line in status if line.startswith("VmHWM")))
+sys.exit(code)
+"""
+
+
+def long_text(number: int, size: int) -> str:
+    """Mostly one byte a character, but four in memory."""
+    return "\N{GRINNING FACE}" + (f"word{number} " * (size // 6))[:size]
+
+
+def write_long_rows(path: Path, size: int, count: int = 6) -> Path:
+    texts = [long_text(number, size) for number in range(count)]
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table({"text": texts * 8}), path, compression="zstd", write_batch_size=1)
+    elif path.suffix == ".csv":
+        path.write_text("text\n" + "".join(f"{text}\n" for text in texts), encoding="utf-8")
+    else:
+        path.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    return path
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("kind", ["txt", "csv", "parquet"])
+@pytest.mark.parametrize("size", [1_100_000, 3_000_000, 7_200_000])
+def test_long_rows_stay_inside_the_budget(
+    model: Path, tmp_path: Path, kind: str, size: int
+) -> None:
+    """Under the limit of a row, and over it."""
+    source = write_long_rows(tmp_path / f"in.{kind}", size)
+    words = (
+        "embed",
+        model,
+        "--input",
+        source,
+        "--output",
+        tmp_path / "out.npy",
+        "--skip-bad",
+        "-q",
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", PEAK, *map(str, words), "--budget", SMALL_BUDGET],
+        capture_output=True,
+        check=False,
+    )
+    page_is_too_large = kind == "parquet" and size > 7_000_000
+    assert (found.returncode, b"larger --budget" in found.stderr) == (
+        (2, True) if page_is_too_large else (0, False)
+    )
+    assert int(found.stdout) * 1024 < 145 * 1024**2
+    if not page_is_too_large:
+        listed = (tmp_path / "out.npy.skipped.jsonl").read_text().splitlines()
+        assert len(listed) == (48 if kind == "parquet" else 6)
+        over = "the limit of a row with a budget of 145.00 MiB"
+        assert all((over in line) == (size > 2_000_000) for line in listed)
+
+
+def test_a_job_goes_on_with_the_limit_of_its_rows(model: Path, tmp_path: Path) -> None:
+    source, out = write_long_rows(tmp_path / "in.txt", 3_000_000), tmp_path / "out.npy"
+    run = [sys.executable, "-m", "edgekit", "embed", str(model), "--input", str(source)]
+    run += ["--output", str(out), "-q"]
+    first = subprocess.run([*run, "--budget", SMALL_BUDGET], capture_output=True, check=False)
+    assert (first.returncode, b"row 1: a line of more than 1,187,840" in first.stderr) == (2, True)
+    rest = subprocess.run([*run, "--skip-bad"], capture_output=True, check=False)
+    assert (rest.returncode, rest.stderr) == (0, b"")
+    listed = (tmp_path / "out.npy.skipped.jsonl").read_text()
+    assert listed.count("a line of more than 1,187,840 bytes") == 6
 
 
 # A mark after every batch, so that there is one to wait for on the fastest machine.

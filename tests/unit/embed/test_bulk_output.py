@@ -19,7 +19,7 @@ from edgekit.embed.bulk import batching, output
 from edgekit.embed.bulk.batching import Rule, batches
 from edgekit.embed.bulk.journal import Journal
 from edgekit.embed.bulk.output import FileOutput
-from edgekit.embed.bulk.types import BadRow, Batch, Mark, Place, Row
+from edgekit.embed.bulk.types import BadRow, Batch, Mark, Place, Row, RowLimit, row_bytes_for
 from edgekit.embed.bulk.writers import form_of, output_format
 from edgekit.embed.types import Floats
 from edgekit.errors import OutputError, TextError, UsageError
@@ -450,9 +450,9 @@ def test_a_batch_is_what_one_pass_holds() -> None:
     assert cut(rows, Rule(texts=3)) == [[1, 2, 3], [4, 5, 6], [7, 8]]
 
 
-def test_batches_do_not_hold_too_many_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batching, "HELD_CHARACTERS", 10)
-    assert cut(texts("1 abcd", "1 ab", "1", "1 " + "x" * 20, "1"), Rule(texts=9)) == [
+def test_batches_do_not_hold_too_many_characters() -> None:
+    rows = texts("1 abcd", "1 ab", "1", "1 " + "x" * 20, "1")
+    assert cut(rows, Rule(texts=9, characters=10)) == [
         [1, 2],
         [3],
         [4],
@@ -475,3 +475,27 @@ def test_many_bad_rows_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batching, "MOST_SKIPPED", 3)
     found = list(batches(texts(*["bad"] * 7, "1"), count, Rule(texts=9), skip_bad=lambda _: None))
     assert [(len(batch.rows), len(batch.skipped)) for batch in found] == [(0, 3), (0, 3), (1, 1)]
+
+
+def test_rows_are_limited_by_the_budget() -> None:
+    found = [row_bytes_for(budget) for budget in (None, 1, 128 * 2**20, 2**40)]
+    assert found == [8_000_000, 256 * 1024, 2**20, 8_000_000]
+    assert RowLimit.of(128 * 2**20).held_characters == 2**19
+    assert str(RowLimit.of(128 * 2**20)) == (
+        "1,048,576 bytes, the limit of a row with a budget of 128.00 MiB"
+    )
+    assert str(RowLimit()) == "8,000,000 bytes"
+
+
+@pytest.mark.parametrize("ending", [".partial", ".skipped.partial"])
+def test_what_lies_there_without_a_journal_is_somebody_elses(tmp_path: Path, ending: str) -> None:
+    path, strange = tmp_path / "out.npy", tmp_path / f"out.npy{ending}"
+    strange.write_bytes(b"precious")
+    with pytest.raises(UsageError, match="no journal says whose it is"):
+        opened(path)
+    assert (names(tmp_path), strange.read_bytes()) == ({strange.name}, b"precious")
+    found = opened(path, overwrite=True)
+    add(found, batch_of(1))
+    assert found.kept_words.startswith(". 1 vector is saved")
+    found.finish()
+    assert names(tmp_path) == {"out.npy"}

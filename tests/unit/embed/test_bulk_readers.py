@@ -14,19 +14,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from edgekit.embed.bulk import lines, parquet, readers
+from edgekit.embed.bulk import lines, parquet
+from edgekit.embed.bulk.parquet_pages import PageError, largest_page_bytes
 from edgekit.embed.bulk.readers import Fields, format_of, open_source
-from edgekit.embed.bulk.types import BadRow, Place, Row
-from edgekit.errors import HeaderError, NotFoundError, SourceError, UsageError
+from edgekit.embed.bulk.types import BadRow, Place, Row, RowLimit
+from edgekit.errors import NotFoundError, SourceError, TextError, UsageError
 
 WITH_ID = Fields(text="text", id="id")
 
 
 def read(
-    path: Path, fields: Fields | None = None, form: str | None = None, start: Place | None = None
+    path: Path,
+    fields: Fields | None = None,
+    form: str | None = None,
+    start: Place | None = None,
+    limit: RowLimit | None = None,
 ) -> list[tuple[int, Any]]:
     """(row number, text or (id, text)); for a bad one (number, its reason as a list of one)."""
-    source = open_source(str(path), form=form, fields=fields or Fields())
+    source = open_source(str(path), form=form, fields=fields or Fields(), limit=limit)
     try:
         return [_told(row) for row in source.rows(start or Place())]
     finally:
@@ -147,7 +152,7 @@ def test_csv_records(tmp_path: Path) -> None:
         (1, ("1", "two\nlines")),
         (3, ["no CSV: ',' expected after '\"'"]),
         (4, ["3 fields where the header names 2"]),
-        (5, ["1 fields where the header names 2"]),
+        (5, ["1 field where the header names 2"]),
         (6, ["the text is not UTF-8 at character 0"]),
         (7, ["the text is empty"]),
         (8, ["the id is empty"]),
@@ -175,26 +180,51 @@ def test_csv_headers_that_are_none(tmp_path: Path, head: bytes, why: str) -> Non
         read(write(tmp_path, "a.csv", head))
 
 
-def test_long_lines_are_bad_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (lines, readers):
-        monkeypatch.setattr(module, "ROW_BYTES", 100)
+SHORT = RowLimit(row_bytes=100, budget_bytes=6400)
+LONG = "more than 100 bytes, the limit of a row with a budget of 6.25 KiB"
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "_PIECE_BYTES", 16)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_long_lines_are_bad_rows(tmp_path: Path) -> None:
     data = b"x" * 99 + b"\n" + b"y" * 100 + b"\n" + b"y" * 1000 + b"\nz\n" + b"w" * 500
-    long = ["a line of more than 100 bytes"]
-    assert read(write(tmp_path, "a.txt", data)) == [
+    assert read(write(tmp_path, "a.txt", data), limit=SHORT) == [
         (1, "x" * 99),
         (2, "y" * 100),
-        (3, long),
+        (3, [f"a line of {LONG}"]),
         (4, "z"),
-        (5, long),
+        (5, [f"a line of {LONG}"]),
     ]
-    quoted = b'id,text\n1,"' + b"a\n" * 60 + b"3,c\n"
-    found = read(write(tmp_path, "a.csv", quoted), WITH_ID)
-    assert found[0] == (
-        1,
-        ["no CSV: a record of more than 100 bytes: a quote that is never closed?"],
-    )
-    assert found[-1] == (found[-1][0], ("3", "c"))
+    plain = b"id,text\n1," + b"a" * 200 + b"\n2,b\n"
+    assert read(write(tmp_path, "a.csv", plain), WITH_ID, limit=SHORT) == [
+        (1, [f"no CSV: a line of {LONG}"]),
+        (2, ("2", "b")),
+    ]
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize(
+    "record",
+    [
+        b'2,"' + b"a\n" * 60 + b'"\n',  # over lines
+        b'2,"' + b"a" * 200 + b'\nb"\n',  # a line that is too long itself
+        b"2," + b"a" * 200 + b',"\n9,made up\n"\n',  # the quote is behind what is kept of it
+        b'2,"\n' + b"a" * 200 + b'\n9,made up\n"\n',
+    ],
+)
+def test_a_record_that_a_quote_holds_open_is_not_passed_over(tmp_path: Path, record: bytes) -> None:
+    path = write(tmp_path, "a.csv", b"id,text\n1,first\n" + record + b"3,third\n")
+    source = open_source(str(path), form=None, fields=WITH_ID, limit=SHORT)
+    rows = source.rows(Place())
+    assert _told(next(rows)) == (1, ("1", "first"))
+    with pytest.raises(TextError) as caught:
+        next(rows)
+    assert f"row 2 (from byte 16 on): a record of {LONG}" in str(caught.value)
+    source.close()
 
 
 def test_gzip(tmp_path: Path) -> None:
@@ -272,7 +302,7 @@ def test_parquet_columns_that_cannot_be(
 
 
 def test_parquet_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(HeaderError, match="no Parquet file"):
+    with pytest.raises(SourceError, match="no Parquet file"):
         read(write(tmp_path, "a.parquet", b"PAR1 this is not"))
     good = tmp_path / "b.parquet"
     pq.write_table(
@@ -282,6 +312,60 @@ def test_parquet_that_is_none(tmp_path: Path) -> None:
     raw[10:5000] = bytes(4990)
     with pytest.raises(SourceError, match="cannot be read on"):
         read(write(tmp_path, "c.parquet", bytes(raw)))
+
+
+def test_parquet_rows_that_are_too_long_never_become_texts(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    texts = pa.array(["a" * 100, "b" * 101, "é" * 50, "é" * 51])
+    for kept in (texts, texts.cast(pa.large_string()), texts.dictionary_encode()):
+        pq.write_table(pa.table({"text": kept}), path, write_batch_size=1, data_page_size=1)
+        limit = RowLimit(row_bytes=100)
+        long = ["a row of more than 100 bytes"]
+        assert read(path, limit=limit) == [(1, "a" * 100), (2, long), (3, "é" * 50), (4, long)]
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_parquet_pages_are_measured_before_they_are_unpacked(tmp_path: Path, version: str) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table({"other": ["x" * 10_000] * 9, "text": ["a" * 90, "b" * 90, "c" * 90] * 3})
+    how: dict[str, Any] = {"data_page_version": version, "compression": "zstd", "row_group_size": 4}
+    pq.write_table(table, path, use_dictionary=False, **how)
+    with pytest.raises(UsageError, match=r"a page of row group 1 unpacks to 3\d\d bytes, and 300"):
+        read(path, limit=SHORT)
+    assert len(read(path)) == 9  # without a budget
+    pq.write_table(table, path, use_dictionary=False, write_batch_size=1, data_page_size=1, **how)
+    assert [text for _, text in read(path, limit=SHORT)] == table["text"].to_pylist()
+
+
+def test_parquet_reads_few_rows_where_values_may_be_large(tmp_path: Path) -> None:
+    """A value of the dictionary may be named by every row, and takes next to nothing in the file."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["a" * 90] * 500}), path)
+    source = parquet.ParquetSource(str(path), Fields(), SHORT)
+    assert {batch.num_rows for batch in source._batches(0)} <= {1, 2, 3}
+    source.close()
+    source = parquet.ParquetSource(str(path), Fields(), RowLimit())
+    assert max(batch.num_rows for batch in source._batches(0)) == parquet.READ_ROWS
+    source.close()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"",
+        b"\x15\x00\x15",  # cut off
+        b"\x00",  # no sizes
+        b"\x15\x00\x15\x01\x15\x02\x00",  # a size below zero
+        b"\x1c" * 100,  # nested
+        b"\x19\xfc\xff\xff\xff\x7f",  # a list of billions
+        b"\x18\xff\xff\xff\x7f",  # a long text
+        b"\x15" + b"\xff" * 20,  # a number without an end
+        b"\x1d",  # no such kind
+    ],
+)
+def test_heads_of_pages_that_are_none(head: bytes) -> None:
+    with pytest.raises(PageError):
+        largest_page_bytes(io.BytesIO(head), 0, 1000)
 
 
 def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,8 @@ import pytest
 from tests.embed_models import write_model
 
 from edgekit.embed import open_embedder, stdio
-from edgekit.embed.stdio import Cancel, RequestError, read_line
+from edgekit.embed.stdio import Cancel, RequestError, limits_within, read_line
+from edgekit.units import KIB, MIB
 
 BUDGET = "400M"
 TINY: dict[str, Any] = {
@@ -220,7 +221,7 @@ def test_a_line_without_end_costs_no_memory(model: Path, serve: Any) -> None:
     long, fine = served.wait_for(2)
     assert long == {
         "id": None,
-        "error": {"type": "RequestError", "message": "a line of more than 8,000,000 bytes"},
+        "error": {"type": "RequestError", "message": "a line of more than 6,553,600 bytes"},
     }
     assert len(fine["vectors"]) == 1
     assert served.resident_bytes() - before < 24_000_000
@@ -331,6 +332,129 @@ def test_who_does_not_read_is_not_read_from(model: Path, serve: Any) -> None:
     served.process.terminate()
     assert served.process.wait(10) == 143
     thread.join(10)
+
+
+def serve_in_shell(model: Path, streams: str, *, timeout_s: float = 30) -> tuple[int, bytes]:
+    """The exit code, and standard error."""
+    words = (
+        f'exec "{sys.executable}" -m edgekit embed "{model}" --stdio --budget {BUDGET} {streams}'
+    )
+    told = subprocess.run(
+        ["/bin/sh", "-c", words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        timeout=timeout_s,
+        check=False,
+    )
+    return told.returncode, told.stderr
+
+
+@pytest.mark.parametrize("streams", ["<&-", ">&-"])
+def test_closed_streams_are_refused_before_a_file_takes_their_place(streams: str) -> None:
+    code, told = serve_in_shell(Path("/no/such/model.gguf"), streams)
+    assert code == 2
+    name = {"<&-": "input", ">&-": "output"}[streams]
+    assert f"standard {name} is closed" in told.decode()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_first_line_that_cannot_be_written(model: Path) -> None:
+    code, told = serve_in_shell(model, "</dev/zero >/dev/full")
+    assert code == 1
+    assert b"standard output cannot be written: No space left on device" in told
+
+
+def test_a_first_line_that_nobody_reads(model: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "edgekit", "embed", str(model), "--stdio", "--budget", BUDGET]
+    with Path("/dev/zero").open("rb") as endless, os.fdopen(writer, "wb") as unread:
+        told = subprocess.run(
+            words, stdin=endless, stdout=unread, stderr=subprocess.PIPE, timeout=30, check=False
+        )
+    assert (told.returncode, told.stderr) == (0, b"")
+
+
+def catches_sigterm(process: int) -> bool:
+    status = Path(f"/proc/{process}/status").read_text(encoding="ascii", errors="replace")
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc says when the process is so far")
+def test_a_first_line_that_waits_for_its_reader_can_be_ended(model: Path) -> None:
+    """The pipe is full before the process begins: its first write does not return."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 4096)
+    os.set_blocking(writer, True)
+    words = [sys.executable, "-m", "edgekit", "embed", str(model), "--stdio", "--budget", BUDGET]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=writer) as process:
+        try:
+            latest = time.monotonic() + 30
+            while not catches_sigterm(process.pid) and time.monotonic() < latest:
+                time.sleep(0.05)
+            time.sleep(0.3)
+            assert process.poll() is None
+            process.terminate()
+            assert process.wait(10) == 143
+        finally:
+            process.kill()
+            os.close(reader)
+            os.close(writer)
+
+
+def test_an_idle_process_sees_that_nobody_reads_any_more(model: Path, serve: Any) -> None:
+    served = serve(model, reads=False)
+    assert served.ready["ready"] is True
+    served._stdout.close()
+    assert served.process.wait(20) == 0
+    assert served.process.stderr.read() == b""
+
+
+@pytest.mark.parametrize(
+    ("budget_bytes", "line_bytes", "texts"),
+    [
+        (10 * MIB, 256 * KIB, 85),
+        (102 * MIB, 102 * MIB // 64, 544),
+        (100_000 * MIB, 8_000_000, 2604),
+    ],
+)
+def test_limits_follow_the_budget(budget_bytes: int, line_bytes: int, texts: int) -> None:
+    limits = limits_within(budget_bytes, 384)
+    assert (limits.line_bytes, limits.texts) == (line_bytes, texts)
+    assert (limits.held_bytes, limits.held_texts) == (2 * line_bytes, 2 * texts)
+    assert limits_within(budget_bytes, 10**6).texts >= 1
+
+
+def test_limits_are_told_in_the_first_line(model: Path, serve: Any) -> None:
+    served = serve(model, "--dimensions", "32")
+    budget_bytes = served.ready["plan"]["budget_bytes"]
+    limits = limits_within(budget_bytes, 32)
+    assert served.ready["limits"] == {
+        "line_bytes": limits.line_bytes,
+        "texts": limits.texts,
+        "in_flight": stdio.IN_FLIGHT,
+    }
+    text = "x" * (limits.line_bytes - len(json.dumps({"id": 1, "texts": [""]})))
+    served.send({"id": 1, "texts": [text]}, {"id": 1, "texts": [text + "x"]})
+    by_id = {answer["id"]: answer for answer in served.wait_for(2)}
+    assert error_of(by_id[1]) == "TextError"  # a line of exactly so many bytes is read
+    assert by_id[None]["error"]["message"] == f"a line of more than {limits.line_bytes:,} bytes"
+    assert served.end() == 0
+
+
+def test_texts_on_the_command_line_are_counted_from_one(model: Path) -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "edgekit", "embed", str(model), "fine", " ", "--budget", BUDGET],
+        capture_output=True,
+        check=False,
+    )
+    assert told.returncode == 2
+    assert b"text 2: it is empty" in told.stderr
 
 
 def test_nobody_reads_any_more(model: Path, serve: Any) -> None:

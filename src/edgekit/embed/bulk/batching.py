@@ -10,11 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from edgekit.embed.bulk.types import BadRow, Batch, Place, Row
-from edgekit.embed.types import MB
+from edgekit.embed.bulk.types import MOST_ROW_BYTES, BadRow, Batch, Place, Row
 from edgekit.errors import TextError
 
-HELD_CHARACTERS = 4 * MB  # texts of a batch together, or one that is longer alone
 MOST_SKIPPED = 4096  # rows passed over in a batch: more are not remembered
 
 
@@ -24,6 +22,7 @@ class Rule:
 
     texts: int
     tokens: int | None = None  # as many as one pass holds; None: `texts` alone counts
+    characters: int = MOST_ROW_BYTES // 2  # texts of a batch together, or one that is longer alone
 
 
 class _Counted(NamedTuple):
@@ -90,7 +89,7 @@ class _Held:
         return bool(self._rows) and (
             len(self._rows) >= rule.texts
             or (rule.tokens is not None and self._tokens + counted.tokens > rule.tokens)
-            or self._characters + len(counted.row.text) > HELD_CHARACTERS
+            or self._characters + len(counted.row.text) > rule.characters
         )
 
     def is_all_bad(self) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from edgekit.embed.bulk.batching import Rule, batches
 from edgekit.embed.bulk.output import Output
-from edgekit.embed.bulk.types import BadRow, Batch, Embeds, Mark, Row, Source, Status
+from edgekit.embed.bulk.types import BadRow, Batch, Embeds, Mark, Row, RowLimit, Source, Status
 from edgekit.errors import CancelledError, SourceError, TextError
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class Terms:
     rule: Rule
     prefix: str = ""
     skip_bad: bool = False
+    limit: RowLimit = field(default_factory=RowLimit)
 
     def pass_over(self, row: BadRow) -> None:
         """TextError unless bad rows are to be skipped."""

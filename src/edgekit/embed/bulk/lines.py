@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from edgekit.embed.types import MB
+from edgekit.embed.bulk.types import RowLimit
 from edgekit.errors import NotFoundError, SourceError, UsageError
 
 if TYPE_CHECKING:
     from gzip import GzipFile
 
-ROW_BYTES = 8 * MB  # a text at its limit of 4 MB, and as much for what stands beside it
 STDIN = "-"
 
 _BOM = b"\xef\xbb\xbf"
@@ -28,12 +27,14 @@ _PIECE_BYTES = 64 * 1024
 class Line(NamedTuple):
     data: bytes | None  # without a BOM; None: longer than the limit
     end: int
+    quoted: bool = False  # of one that is too long: whether there is a quote in it
 
 
 class Lines:
     """A seekable input. Offsets are those of the text: in a gzip file, of what it unpacks to."""
 
-    def __init__(self, path: Path, *, packed: bool) -> None:
+    def __init__(self, path: Path, limit: RowLimit, *, packed: bool) -> None:
+        self.limit = limit
         self.name = str(path)
         self._raw = _open(path)
         self._before = os.fstat(self._raw.fileno())
@@ -51,7 +52,7 @@ class Lines:
         """Lines from there on. SourceError when the disk or the packing ends it."""
         try:
             self._stream.seek(position)
-            yield from _lines(self._stream, position, lambda _: None)
+            yield from _lines(self._stream, position, self.limit.row_bytes, lambda _: None)
         except (OSError, EOFError, zlib.error) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise SourceError(f"{self.name} cannot be read on: {reason}") from error
@@ -81,7 +82,8 @@ class PipeLines:
 
     name = "standard input"
 
-    def __init__(self, stream: IO[bytes]) -> None:
+    def __init__(self, stream: IO[bytes], limit: RowLimit) -> None:
+        self.limit = limit
         self._stream = stream
         self._hash = hashlib.sha256()  # of the hashes of the lines before the last mark
         self._unmarked: deque[tuple[int, bytes]] = deque()
@@ -108,7 +110,7 @@ class PipeLines:
         return lines
 
     def _lines(self) -> Iterator[Line]:
-        for line, hashed in _hashed_lines(self._stream):
+        for line, hashed in _hashed_lines(self._stream, self.limit.row_bytes):
             self._unmarked.append((line.end, hashed))
             yield line
 
@@ -127,12 +129,12 @@ class PipeLines:
         """The stream is not ours."""
 
 
-def open_lines(reference: str, *, packed: bool) -> Lines | PipeLines:
+def open_lines(reference: str, limit: RowLimit, *, packed: bool) -> Lines | PipeLines:
     if reference != STDIN:
-        return Lines(Path(reference), packed=packed)
+        return Lines(Path(reference), limit, packed=packed)
     if sys.stdin is None:
         raise UsageError("standard input is closed")
-    return PipeLines(sys.stdin.buffer)
+    return PipeLines(sys.stdin.buffer, limit)
 
 
 def file_identity(status: os.stat_result) -> dict[str, Any]:
@@ -167,30 +169,33 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def _lines(
-    stream: IO[bytes] | GzipFile, position: int, tell: Callable[[bytes], None]
+    stream: IO[bytes] | GzipFile, position: int, row_bytes: int, tell: Callable[[bytes], None]
 ) -> Iterator[Line]:
     """`tell` is told every piece that was read before its line is handed out."""
-    while raw := stream.readline(ROW_BYTES + 1):
+    while raw := stream.readline(row_bytes + 1):
         tell(raw)
         first, position = position == 0, position + len(raw)
-        if len(raw) <= ROW_BYTES or raw.endswith(b"\n"):
+        if len(raw) <= row_bytes or raw.endswith(b"\n"):
             yield Line(raw.removeprefix(_BOM) if first else raw, position)
             continue
+        quoted = b'"' in raw
+        del raw  # what follows may take its place
         while more := stream.readline(_PIECE_BYTES):
             tell(more)
             position += len(more)
+            quoted = quoted or b'"' in more
             if more.endswith(b"\n"):
                 break
-        yield Line(None, position)
+        yield Line(None, position, quoted)
 
 
-def _hashed_lines(stream: IO[bytes]) -> Iterator[tuple[Line, bytes]]:
+def _hashed_lines(stream: IO[bytes], row_bytes: int) -> Iterator[tuple[Line, bytes]]:
     """With the hash of each, so that of a line nothing else has to be kept."""
     pieces = hashlib.sha256()
 
     def tell(piece: bytes) -> None:
         pieces.update(piece)
 
-    for line in _lines(stream, 0, tell):
+    for line in _lines(stream, 0, row_bytes, tell):
         yield line, pieces.digest()
         pieces = hashlib.sha256()

@@ -22,6 +22,7 @@ from edgekit.errors import OutputError, UsageError
 if TYPE_CHECKING:
     from edgekit.embed.types import Floats
 
+_ENDINGS = (".partial", ".partial.finished", ".skipped.partial", ".skipped.jsonl", ".journal")
 MARK_EVERY_S = 1.0  # what a kill may cost; a mark takes some milliseconds on a disk
 
 
@@ -102,7 +103,9 @@ class FileOutput:
         self.mark = self._saved = Mark()
         self._files: tuple[int, ...] = ()
         self._marked_s = time.monotonic()
-        self._journal = Journal(_beside(self._path, ".journal"))
+        journal = _beside(self._path, ".journal")
+        self._is_ours = journal.exists()  # what lies beside it: also one that a kill has left empty
+        self._journal = Journal(journal)
         try:
             self._open(job, overwrite=overwrite, resume=resume)
         except BaseException:
@@ -112,7 +115,7 @@ class FileOutput:
 
     @property
     def kept_words(self) -> str:
-        return f". {self._saved.kept:,} vectors are saved, and the same command goes on there"
+        return f". {_vectors_are(self._saved.kept)} saved, and the same command goes on there"
 
     def add(self, batch: Batch, vectors: Floats) -> None:
         data = self._form.encode(batch.rows, vectors) if batch.rows else b""
@@ -165,9 +168,15 @@ class FileOutput:
 
     def _check_free(self, *, overwrite: bool, resume: bool) -> None:
         taken = [path for path in (self._path, self._told) if path.exists()]
+        strange = [path for path in (self._partial, self._skipped) if path.exists()]
         why = ""
         if taken and not overwrite:
             why = f"{taken[0]} exists: --overwrite replaces it when the new one is whole"
+        elif strange and not (overwrite or self._is_ours):
+            why = (
+                f"{strange[0]} exists, and no journal says whose it is: move it away,"
+                " or let --overwrite replace it"
+            )
         elif resume:
             why = f"there is no unfinished job for {self._path}: leave out --resume"
         if why:
@@ -209,6 +218,10 @@ class FileOutput:
         self._files = ()
 
 
+def _vectors_are(count: int) -> str:
+    return "1 vector is" if count == 1 else f"{count:,} vectors are"
+
+
 def _after(mark: Mark, batch: Batch, output_bytes: int, skipped_bytes: int) -> Mark:
     return replace(
         mark,
@@ -220,6 +233,30 @@ def _after(mark: Mark, batch: Batch, output_bytes: int, skipped_bytes: int) -> M
         output_bytes=mark.output_bytes + output_bytes,
         skipped_bytes=mark.skipped_bytes + skipped_bytes,
     )
+
+
+def check_apart(output: Path, others: Mapping[str, Path | int]) -> None:
+    """UsageError where something that a job writes or removes is one of its inputs, by whatever name.
+
+    `others` are paths or open descriptors, by what they are.
+    """
+    for what, other in others.items():
+        with suppress(OSError, ValueError, RuntimeError):
+            path = output.resolve()
+            known = os.fstat(other) if isinstance(other, int) else other.stat()
+            for ending in ("", *_ENDINGS):
+                if _is_file(_beside(path, ending), known):
+                    raise UsageError(
+                        f"{_beside(output, ending)} is {what} itself, which the job would write over:"
+                        " name another --output"
+                    )
+
+
+def _is_file(path: Path, known: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(path.stat(), known)
+    except OSError:
+        return False
 
 
 def _beside(path: Path, ending: str) -> Path:
@@ -293,7 +330,7 @@ def _written(name: str, saved: Mark, *, stays: bool = True) -> Iterator[None]:
         raise
     except OSError as error:
         kept = (
-            f" {saved.kept:,} vectors are saved: make room and run the same command again"
+            f" {_vectors_are(saved.kept)} saved: make room and run the same command again"
             if stays
             else ""
         )

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgekit.embed.bulk.lines import ROW_BYTES, check_same, file_identity
-from edgekit.embed.bulk.types import BadRow, Place, Row
-from edgekit.errors import EdgekitError, HeaderError, NotFoundError, SourceError, UsageError
+from edgekit.embed.bulk.lines import check_same, file_identity
+from edgekit.embed.bulk.parquet_pages import PageError, largest_page_bytes
+from edgekit.embed.bulk.types import BadRow, Place, Row, RowLimit
+from edgekit.errors import EdgekitError, NotFoundError, SourceError, UsageError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,9 +23,8 @@ if TYPE_CHECKING:
     from edgekit.embed.bulk.readers import Fields
     from edgekit.embed.types import Floats
 
-READ_ROWS = (
-    64  # held at a time: texts at their limit of 4 MB would be 256 MB, real ones are a few KB each
-)
+READ_ROWS = 64  # held at a time, or fewer: no value is larger than the page it is in, or the page of the dictionary
+PAGES_IN_ROW = 3  # so many times the limit of a row may a page have: 1 MB is usual
 GROUP_ROWS = 4096  # a row group of 1,024 floats each is 16 MiB
 
 _BUFFER_BYTES = 256 * 1024
@@ -43,10 +43,14 @@ def arrow() -> Any:
 class ParquetSource:
     """Only the columns that are asked for are read, page by page."""
 
-    def __init__(self, reference: str, fields: Fields) -> None:
+    def __init__(self, reference: str, fields: Fields, limit: RowLimit) -> None:
         pa = arrow()
+        pa.set_memory_pool(
+            pa.system_memory_pool()
+        )  # its own keeps what is freed: that is ours to save
         self.name = reference
-        self._fields = fields
+        self._fields, self._limit = fields, limit
+        self._columns = [name for name in (fields.text, fields.id) if name is not None]
         path = Path(reference)
         if path.is_dir():
             raise UsageError(f"{reference} is a folder: name one Parquet file")
@@ -62,9 +66,11 @@ class ParquetSource:
             schema = self._file.schema_arrow
         except (pa.ArrowException, OSError, ValueError) as error:
             self._raw.close()
-            raise HeaderError(f"no Parquet file: {str(error)[:300]}", file=reference) from error
+            raise SourceError(f"{reference} is no Parquet file: {str(error)[:300]}") from error
+        self._page_bytes: dict[int, int] = {}  # of the largest of a row group
         try:
             self._check(schema, pa.types)
+            self._check_pages()
         except EdgekitError:
             self.close()
             raise
@@ -114,26 +120,67 @@ class ParquetSource:
             )
 
     def _rows(self, start: Place) -> Iterator[Row | BadRow]:
-        columns = [name for name in (self._fields.text, self._fields.id) if name is not None]
         group, skip = self._group_of(start.position)
-        batches = self._file.iter_batches(
-            batch_size=READ_ROWS,
-            columns=columns,
-            row_groups=range(group, self._file.num_row_groups),
-            use_threads=False,
-        )
         number = start.position - skip
-        for batch in batches:
-            texts = batch.column(batch.schema.get_field_index(self._fields.text))
-            ids = (
-                None
-                if self._fields.id is None
-                else batch.column(batch.schema.get_field_index(self._fields.id))
-            )
+        pool = arrow().system_memory_pool()
+        batches = self._batches(group)
+        while (batch := next(batches, None)) is not None:
+            texts, *ids = (batch.column(batch.schema.get_field_index(one)) for one in self._columns)
+            del batch
             for place in range(len(texts)):
                 number += 1
                 if number > start.position:
-                    yield _row(number, texts[place], None if ids is None else ids[place])
+                    yield self._row(number, texts[place], ids[0][place] if ids else None)
+            few = len(texts) < READ_ROWS
+            del texts, ids  # before the next are read
+            if few:  # large ones
+                pool.release_unused()
+
+    def _batches(self, first: int) -> Iterator[Any]:
+        """From a row group on, so few rows at a time that they stay within the limit of a page."""
+        most_bytes = PAGES_IN_ROW * self._limit.row_bytes
+        for group in range(first, self._file.num_row_groups):
+            yield from self._file.iter_batches(
+                batch_size=min(most_bytes // self._largest_page(group) or 1, READ_ROWS),
+                columns=self._columns,
+                row_groups=[group],
+                use_threads=False,
+            )
+
+    def _check_pages(self) -> None:
+        """UsageError before any work where a page does not fit the budget."""
+        most_bytes = PAGES_IN_ROW * self._limit.row_bytes
+        groups = 0 if self._limit.budget_bytes is None else self._file.num_row_groups
+        for group in range(groups):
+            if (found := self._largest_page(group)) > most_bytes:
+                raise UsageError(
+                    f"{self.name}: a page of row group {group + 1:,} unpacks to {found:,} bytes, and {most_bytes:,}"
+                    f" may be held ({PAGES_IN_ROW} x {self._limit}): give a larger --budget, or write the file"
+                    " with smaller pages (1 MB is usual)"
+                )
+
+    def _largest_page(self, group: int) -> int:
+        """Bytes of the largest page of each column together."""
+        if group not in self._page_bytes:
+            directory = self._file.metadata.row_group(group)
+            chunks = (directory.column(place) for place in range(directory.num_columns))
+            try:
+                self._page_bytes[group] = 1 + sum(
+                    largest_page_bytes(self._raw, *_extent(chunk))
+                    for chunk in chunks
+                    if chunk.path_in_schema in self._columns
+                )
+            except (PageError, OSError) as error:
+                raise SourceError(
+                    f"{self.name} cannot be read on: row group {group + 1:,}: {error}"
+                ) from error
+        return self._page_bytes[group]
+
+    def _row(self, number: int, text: Any, identity: Any) -> Row | BadRow:
+        """A row that is too long never becomes a text."""
+        if _size_bytes(text) + _size_bytes(identity) > self._limit.row_bytes:
+            return BadRow(number=number, reason=f"a row of more than {self._limit}", end=number)
+        return _row(number, text, identity)
 
     def _group_of(self, position: int) -> tuple[int, int]:
         """The row group that holds a row, and how many rows of it come before."""
@@ -146,12 +193,26 @@ class ParquetSource:
         return directory.num_row_groups, 0
 
 
+def _extent(chunk: Any) -> tuple[int, int]:
+    """Where its pages begin and end. That of the dictionary is the first."""
+    begin: int = chunk.data_page_offset
+    if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
+        begin = min(begin, chunk.dictionary_page_offset)
+    return begin, begin + chunk.total_compressed_size
+
+
 def _stored(kind: Any, types: Any) -> Any:
     return kind.value_type if types.is_dictionary(kind) else kind
 
 
 def _is_text(kind: Any, types: Any) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def _size_bytes(cell: Any) -> int:
+    value = getattr(cell, "value", cell) if hasattr(cell, "dictionary") else cell
+    buffer = value.as_buffer() if hasattr(value, "as_buffer") else None
+    return 0 if buffer is None else int(buffer.size)
 
 
 def _row(number: int, text: Any, identity: Any) -> Row | BadRow:
@@ -167,10 +228,8 @@ def _row(number: int, text: Any, identity: Any) -> Row | BadRow:
         reason = "the text is null"
     elif identity is not None and named is None:
         reason = "the id is null"
-    elif not found.strip():
+    elif not found or found.isspace():
         reason = "the text is empty"
-    elif len(found) > ROW_BYTES:
-        reason = f"a text of more than {ROW_BYTES:,} characters"
     if reason:
         return BadRow(number=number, reason=reason, end=number)
     return Row(number=number, text=found, id=named, end=number)

@@ -124,7 +124,9 @@ class _Reading:
     begun: Mark
 
     def batches(self) -> Iterator[Batch]:
-        source = open_source(self.reference, form=self.form, fields=self.fields)
+        source = open_source(
+            self.reference, form=self.form, fields=self.fields, limit=self.terms.limit
+        )
         try:
             with self.opening.open() as embedder:
                 yield from batches_of(source, self.begun, embedder, self.terms)

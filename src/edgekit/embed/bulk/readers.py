@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from edgekit.embed.bulk.lines import ROW_BYTES, STDIN, Line, Lines, PipeLines, open_lines
-from edgekit.embed.bulk.types import BadRow, Id, Place, Row, Source
+from edgekit.embed.bulk.lines import STDIN, Line, Lines, PipeLines, open_lines
+from edgekit.embed.bulk.types import BadRow, Id, Place, Row, RowLimit, Source
 from edgekit.embed.strict_json import (
     NotJsonError,
     broken_character,
@@ -18,7 +18,7 @@ from edgekit.embed.strict_json import (
     kind_of,
     read_object,
 )
-from edgekit.errors import UsageError
+from edgekit.errors import TextError, UsageError
 
 SUFFIXES = {
     ".txt": "txt",
@@ -51,19 +51,25 @@ class _BadError(Exception):
     """Why this row cannot be used."""
 
 
-def open_source(reference: str, *, form: str | None, fields: Fields) -> Source:
+class _OpenError(Exception):
+    """A record that is too long, and whose end nobody knows: a quote may hold it open."""
+
+
+def open_source(
+    reference: str, *, form: str | None, fields: Fields, limit: RowLimit | None = None
+) -> Source:
     """The input; UsageError before any work where its format or its columns cannot be."""
-    form = form or format_of(reference)
+    form, limit = form or format_of(reference), limit or RowLimit()
     packed = PurePath(reference).suffix.lower() == PACKED
     if form == "parquet":
         if reference == STDIN or packed:
             raise UsageError("Parquet is read from its end: it needs a plain file, not a pipe")
         from edgekit.embed.bulk.parquet import ParquetSource
 
-        return ParquetSource(reference, fields)
+        return ParquetSource(reference, fields, limit)
     if form == "txt" and fields.id is not None:
         raise UsageError("a line of text has no id: --id-field is for jsonl, csv, tsv and parquet")
-    lines = open_lines(reference, packed=packed)
+    lines = open_lines(reference, limit, packed=packed)
     if form in _DELIMITERS:
         return CsvSource(lines, fields, _DELIMITERS[form])
     return LineSource(lines, {"txt": _plain_text, "jsonl": _json_fields}[form], fields)
@@ -104,7 +110,9 @@ class LineSource:
         lines = self._lines.from_position(start.position)
         for number, line in enumerate(lines, start.number + 1):
             try:
-                if (found := self._pick(_within(line), self._fields)) is not None:
+                if (
+                    found := self._pick(_within(line, self._lines.limit), self._fields)
+                ) is not None:
                     yield Row(number=number, text=found[0], id=found[1], end=line.end)
             except (_BadError, NotJsonError) as error:
                 yield BadRow(number=number, reason=str(error), end=line.end)
@@ -130,7 +138,7 @@ class CsvSource:
         if start.position > records.end:
             records.go_to(start.position)
         number = start.number
-        while (record := records.next()) is not None:
+        while (record := self._next(records, number + 1)) is not None:
             number += 1
             try:
                 if record.cells != []:
@@ -139,8 +147,18 @@ class CsvSource:
             except _BadError as error:
                 yield BadRow(number=number, reason=str(error), end=record.end)
 
+    def _next(self, records: _Records, number: int) -> _Record | None:
+        begin = records.end
+        try:
+            return records.next()
+        except _OpenError as error:
+            raise TextError(
+                f"{self.name}, row {number:,} (from byte {begin:,} on): {error}. Where the next record begins cannot"
+                " be known, so that --skip-bad does not pass over it"
+            ) from error
+
     def _header(self, records: _Records) -> list[str]:
-        head = records.next()
+        head = self._next(records, 0)
         if head is None:
             raise UsageError(f"{self.name} is empty: the first line of a CSV names its columns")
         if head.wrong or len(head.cells) > MOST_COLUMNS:
@@ -160,13 +178,17 @@ class CsvSource:
             raise _BadError(record.wrong)
         if len(record.cells) != len(self._columns):
             raise _BadError(
-                f"{len(record.cells)} fields where the header names {len(self._columns)}"
+                f"{_fields(len(record.cells))} where the header names {len(self._columns)}"
             )
         cells = dict(zip(self._columns, record.cells, strict=True))
         identity = (
             None if self._fields.id is None else _whole_text(cells[self._fields.id], "the id")
         )
         return _whole_text(cells[self._fields.text], "the text"), identity
+
+
+def _fields(count: int) -> str:
+    return "1 field" if count == 1 else f"{count} fields"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +213,7 @@ class _Records:
         self._begin()
 
     def next(self) -> _Record | None:
-        self._bytes = 0
+        self._bytes = 0  # of the record so far
         try:
             return _Record(cells=next(self._reader), end=self.end)
         except StopIteration:
@@ -201,19 +223,24 @@ class _Records:
             return _Record(cells=[""], end=self.end, wrong=f"no CSV: {error}")
 
     def _begin(self) -> None:
-        csv.field_size_limit(ROW_BYTES)
+        csv.field_size_limit(self._lines.limit.row_bytes)
         self._reader = csv.reader(self._texts(), delimiter=self._delimiter, strict=True)
 
     def _texts(self) -> Iterator[str]:
+        limit = self._lines.limit
         for line in self._source:
-            self.end = line.end
-            data = _within(line)
-            self._bytes += len(data)
-            if self._bytes > ROW_BYTES:
-                raise _BadError(
-                    f"a record of more than {ROW_BYTES:,} bytes: a quote that is never closed?"
+            if line.data is None and not self._bytes and not line.quoted:
+                self.end = line.end
+                raise _BadError(f"a line of more than {limit}")
+            if line.data is None or self._bytes + len(line.data) > limit.row_bytes:
+                raise _OpenError(
+                    f"a record of more than {limit}, with a quote in it (one that is never closed?)"
                 )
-            yield data.decode("utf-8", "surrogateescape")  # a broken cell must not end the record
+            self.end = line.end
+            self._bytes += len(line.data)
+            text = line.data.decode("utf-8", "surrogateescape")  # a broken cell must not end it
+            del line
+            yield text
 
 
 class GivenTexts:
@@ -249,9 +276,9 @@ class GivenTexts:
         """Nothing was opened."""
 
 
-def _within(line: Line) -> bytes:
+def _within(line: Line, limit: RowLimit) -> bytes:
     if line.data is None:
-        raise _BadError(f"a line of more than {ROW_BYTES:,} bytes")
+        raise _BadError(f"a line of more than {limit}")
     return line.data
 
 
@@ -306,6 +333,6 @@ def _unpaired(text: str, what: str) -> str:
 
 
 def _full(text: str, what: str = "the text") -> str:
-    if not text.strip():
+    if not text or text.isspace():  # not `strip`, which copies
         raise _BadError(f"{what} is empty")
     return text

@@ -6,12 +6,50 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from edgekit.embed.types import MB
+from edgekit.units import KIB, format_bytes
+
 if TYPE_CHECKING:
     from pathlib import Path
 
     from edgekit.embed.types import Floats
 
 Id = str | int
+
+MOST_ROW_BYTES = 8 * MB  # a text at its limit of 4 MB, and as much for what stands beside it
+LEAST_ROW_BYTES = 256 * KIB
+# A row is held some times over: its bytes, its text in 4 bytes a character, its tokens.
+_ROWS_IN_BUDGET = 128
+
+
+def row_bytes_for(budget_bytes: int | None) -> int:
+    """How long a row of the input may be, so that all that is made of it stays a part of the budget."""
+    if budget_bytes is None:
+        return MOST_ROW_BYTES
+    return min(max(budget_bytes // _ROWS_IN_BUDGET, LEAST_ROW_BYTES), MOST_ROW_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowLimit:
+    """How long a row may be, and because of which budget."""
+
+    row_bytes: int = MOST_ROW_BYTES
+    budget_bytes: int | None = None
+
+    @classmethod
+    def of(cls, budget_bytes: int | None) -> RowLimit:
+        return cls(row_bytes=row_bytes_for(budget_bytes), budget_bytes=budget_bytes)
+
+    @property
+    def held_characters(self) -> int:
+        """Texts of a batch together, or one that is longer alone."""
+        return self.row_bytes // 2
+
+    def __str__(self) -> str:
+        """'1,187,840 bytes, the limit of a row with a budget of 145.00 MiB'."""
+        if self.budget_bytes is None:
+            return f"{self.row_bytes:,} bytes"
+        return f"{self.row_bytes:,} bytes, the limit of a row with a budget of {format_bytes(self.budget_bytes)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
