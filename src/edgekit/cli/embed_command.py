@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
     from edgekit.cli.embedding import Asked
+    from edgekit.embed.opening import Choices
 
 _DESCRIPTION = """\
 Vectors of texts, from a GGUF model of any size, inside the memory that is given: weights are read from the disk
@@ -231,7 +232,8 @@ def _check_together(asked: Asked, arguments: argparse.Namespace) -> None:
 def _plan(asked: Asked, arguments: argparse.Namespace) -> str:
     from edgekit.embed import plan_embedder
 
-    plan = plan_embedder(asked.model, **asked.choices)
+    reads = arguments.stdio or arguments.input is not None
+    plan = plan_embedder(asked.model, **(_reading(asked) if reads else asked.choices))
     if arguments.json:
         from edgekit.report.as_json import json_text
         from edgekit.report.embed_json import plan_json
@@ -242,12 +244,19 @@ def _plan(asked: Asked, arguments: argparse.Namespace) -> str:
     return plan_text(plan, width=screen_width(), bold=is_terminal(sys.stdout))
 
 
+def _reading(asked: Asked) -> Choices:
+    from edgekit.cli.embedding import with_input
+
+    budget = asked.choices.get("memory_budget")
+    return with_input(asked.choices, budget if isinstance(budget, int) else None)
+
+
 def _serve(asked: Asked) -> int:
     from edgekit.embed import open_embedder
     from edgekit.embed.stdio import serve
     from edgekit.report.embed_json import plan_json
 
-    with open_embedder(asked.model, **asked.choices) as embedder:
+    with open_embedder(asked.model, **_reading(asked)) as embedder:
         return serve(
             embedder, prefix=asked.prefix_of(embedder), ready={"plan": plan_json(embedder.plan)}
         )

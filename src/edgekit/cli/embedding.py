@@ -22,7 +22,14 @@ from edgekit.embed.bulk.journal import read_job
 from edgekit.embed.bulk.lines import STDIN
 from edgekit.embed.bulk.output import FileOutput, Output, StreamOutput, check_apart
 from edgekit.embed.bulk.readers import FORMATS, Fields, GivenTexts, format_of, open_source
-from edgekit.embed.bulk.types import BadRow, Form, RowLimit, Source, Status
+from edgekit.embed.bulk.types import (
+    BadRow,
+    Form,
+    RowLimit,
+    Source,
+    Status,
+    input_bytes_for,
+)
 from edgekit.embed.bulk.writers import form_of, output_format
 from edgekit.embed.types import Limits
 from edgekit.errors import UsageError
@@ -142,7 +149,10 @@ def run_asked(asked: Asked, arguments: argparse.Namespace) -> Finished | None:
     limit = _row_limit(asked.choices, arguments)
     source = _source(asked, arguments, limit)
     try:
-        asked = replace(asked, choices=_as_before(asked.choices, arguments))
+        choices = _as_before(asked.choices, arguments)
+        if arguments.input is not None:
+            choices = with_input(choices, limit.budget_bytes)
+        asked = replace(asked, choices=choices)
         with open_embedder(asked.model, **asked.choices) as embedder:
             terms = Terms(
                 name=source.name,
@@ -160,6 +170,11 @@ def run_asked(asked: Asked, arguments: argparse.Namespace) -> Finished | None:
             return _Job(asked, arguments, source, embedder, terms).run(form)
     finally:
         source.close()
+
+
+def with_input(choices: Choices, budget_bytes: int | None) -> Choices:
+    """The budget holds what is read too."""
+    return {**choices, "input_bytes": input_bytes_for(budget_bytes)}
 
 
 def _import_all(kind: str, asked: Asked) -> None:

@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from edgekit.embed.bulk.types import row_bytes_for
 from edgekit.embed.strict_json import NotJsonError, broken_character, kind_of, read_object
 from edgekit.embed.types import MB, Floats
 from edgekit.errors import (
@@ -32,14 +33,12 @@ from edgekit.errors import (
     TextError,
     UsageError,
 )
-from edgekit.units import KIB
 
 if TYPE_CHECKING:
     from edgekit.embed.embedder import Embedder
 
 PROTOCOL = 1
 MOST_LINE_BYTES = 8 * MB  # a request: as much as a row of a bulk job
-LEAST_LINE_BYTES = 256 * KIB
 IN_FLIGHT = 64  # requests that are read and not yet answered
 MOST_TEXTS = 4096
 ID_CHARACTERS = 200
@@ -49,7 +48,6 @@ INTERRUPTED = 128 + 2
 
 _FIELDS = frozenset({"id", "texts", "prefix", "deadline_ms", "encoding"})
 _PIECE_BYTES = 64 * 1024
-_BUDGET_SHARE = 64  # a line may have this part of the budget: it is held some 16 times over
 _LAST_ANSWERS_S = 0.5  # after a signal: for those who are still waiting
 _DAY_MS = 86_400_000
 _FLOAT_WIDTH = "U16"  # -1.1754944e-38 has 14 characters
@@ -85,7 +83,7 @@ class LineLimits:
 
 def line_bytes_within(budget_bytes: int) -> int:
     """The longest line that a budget allows."""
-    return min(max(budget_bytes // _BUDGET_SHARE, LEAST_LINE_BYTES), MOST_LINE_BYTES)
+    return min(row_bytes_for(budget_bytes), MOST_LINE_BYTES)
 
 
 def limits_within(budget_bytes: int, dimensions: int) -> LineLimits:

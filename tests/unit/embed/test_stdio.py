@@ -221,7 +221,7 @@ def test_a_line_without_end_costs_no_memory(model: Path, serve: Any) -> None:
     long, fine = served.wait_for(2)
     assert long == {
         "id": None,
-        "error": {"type": "RequestError", "message": "a line of more than 6,553,600 bytes"},
+        "error": {"type": "RequestError", "message": "a line of more than 3,276,800 bytes"},
     }
     assert len(fine["vectors"]) == 1
     assert served.resident_bytes() - before < 24_000_000
@@ -419,7 +419,7 @@ def test_an_idle_process_sees_that_nobody_reads_any_more(model: Path, serve: Any
     ("budget_bytes", "line_bytes", "texts"),
     [
         (10 * MIB, 256 * KIB, 85),
-        (102 * MIB, 102 * MIB // 64, 544),
+        (102 * MIB, 102 * MIB // 128, 272),
         (100_000 * MIB, 8_000_000, 2604),
     ],
 )

@@ -20,6 +20,7 @@ MOST_ROW_BYTES = 8 * MB  # a text at its limit of 4 MB, and as much for what sta
 LEAST_ROW_BYTES = 256 * KIB
 # A row is held some times over: its bytes, its text in 4 bytes a character, its tokens.
 _ROWS_IN_BUDGET = 128
+_COPIES = 16  # of the longest row: bytes, text of four bytes a character, tokens, what a parser makes of it
 
 
 def row_bytes_for(budget_bytes: int | None) -> int:
@@ -27,6 +28,11 @@ def row_bytes_for(budget_bytes: int | None) -> int:
     if budget_bytes is None:
         return MOST_ROW_BYTES
     return min(max(budget_bytes // _ROWS_IN_BUDGET, LEAST_ROW_BYTES), MOST_ROW_BYTES)
+
+
+def input_bytes_for(budget_bytes: int | None) -> int:
+    """What reading takes at most, for a plan; nothing is planned for where there is no budget."""
+    return 0 if budget_bytes is None else _COPIES * row_bytes_for(budget_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
