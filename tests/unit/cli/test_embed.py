@@ -317,7 +317,7 @@ def test_no_rows_are_made_up_behind_a_record_that_is_too_long(ask: Any, tmp_path
         assert not (tmp_path / "out.npy").exists()
 
 
-SMALL_BUDGET = "145M"
+SMALL_BUDGET = "192M"
 PEAK = """
 import sys
 from edgekit.cli import main
@@ -371,11 +371,11 @@ def test_long_rows_stay_inside_the_budget(
     assert (found.returncode, b"larger --budget" in found.stderr) == (
         (2, True) if page_is_too_large else (0, False)
     )
-    assert int(found.stdout) * 1024 < 145 * 1024**2
+    assert int(found.stdout) * 1024 < 192 * 1024**2
     if not page_is_too_large:
         listed = (tmp_path / "out.npy.skipped.jsonl").read_text().splitlines()
         assert len(listed) == (48 if kind == "parquet" else 6)
-        over = "the limit of a row with a budget of 145.00 MiB"
+        over = "the limit of a row with a budget of 192.00 MiB"
         assert all((over in line) == (size > 2_000_000) for line in listed)
 
 
@@ -384,11 +384,11 @@ def test_a_job_goes_on_with_the_limit_of_its_rows(model: Path, tmp_path: Path) -
     run = [sys.executable, "-m", "edgekit", "embed", str(model), "--input", str(source)]
     run += ["--output", str(out), "-q"]
     first = subprocess.run([*run, "--budget", SMALL_BUDGET], capture_output=True, check=False)
-    assert (first.returncode, b"row 1: a line of more than 1,187,840" in first.stderr) == (2, True)
+    assert (first.returncode, b"row 1: a line of more than 1,572,864" in first.stderr) == (2, True)
     rest = subprocess.run([*run, "--skip-bad"], capture_output=True, check=False)
     assert (rest.returncode, rest.stderr) == (0, b"")
     listed = (tmp_path / "out.npy.skipped.jsonl").read_text()
-    assert listed.count("a line of more than 1,187,840 bytes") == 6
+    assert listed.count("a line of more than 1,572,864 bytes") == 6
 
 
 # A mark after every batch, so that there is one to wait for on the fastest machine.

@@ -254,7 +254,7 @@ def test_threads_are_the_cores_and_not_too_many(tmp_path: Path) -> None:
 
 
 @settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     architecture=st.sampled_from(ARCHITECTURES),
