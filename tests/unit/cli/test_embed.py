@@ -111,7 +111,7 @@ def test_the_plan_embeds_nothing(ask: Any) -> None:
     )
     code, out, _ = ask("--plan")
     assert code == 0
-    assert re.match(r"[\d.]+ MiB in memory, of a budget of 4.00 GiB\n", out)
+    assert re.match(r"[\d.]+ [MG]iB in memory, of a budget of 4.00 GiB\n", out)
 
 
 def test_token_mode(ask: Any, model: Path) -> None:
@@ -351,6 +351,7 @@ def test_long_rows_stay_inside_the_budget(
     model: Path, tmp_path: Path, kind: str, size: int
 ) -> None:
     """Under the limit of a row, and over it."""
+    budget_mib = 320 if kind == "parquet" else 192  # arrow alone may take 130
     source = write_long_rows(tmp_path / f"in.{kind}", size)
     words = (
         "embed",
@@ -363,20 +364,16 @@ def test_long_rows_stay_inside_the_budget(
         "-q",
     )
     found = subprocess.run(
-        [sys.executable, "-c", PEAK, *map(str, words), "--budget", SMALL_BUDGET],
+        [sys.executable, "-c", PEAK, *map(str, words), "--budget", f"{budget_mib}M"],
         capture_output=True,
         check=False,
     )
-    page_is_too_large = kind == "parquet" and size > 7_000_000
-    assert (found.returncode, b"larger --budget" in found.stderr) == (
-        (2, True) if page_is_too_large else (0, False)
-    )
-    assert int(found.stdout) * 1024 < 192 * 1024**2
-    if not page_is_too_large:
-        listed = (tmp_path / "out.npy.skipped.jsonl").read_text().splitlines()
-        assert len(listed) == (48 if kind == "parquet" else 6)
-        over = "the limit of a row with a budget of 192.00 MiB"
-        assert all((over in line) == (size > 2_000_000) for line in listed)
+    assert found.returncode == 0, found.stderr
+    assert int(found.stdout) * 1024 < budget_mib * 1024**2
+    listed = (tmp_path / "out.npy.skipped.jsonl").read_text().splitlines()
+    assert len(listed) == (48 if kind == "parquet" else 6)
+    over = f"the limit of a row with a budget of {budget_mib}.00 MiB"
+    assert all((over in line) == (size > 2_700_000) for line in listed)
 
 
 def test_a_job_goes_on_with_the_limit_of_its_rows(model: Path, tmp_path: Path) -> None:
