@@ -17,9 +17,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import CancelledError as FutureCancelledError
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from edgekit.embed.bulk.types import row_bytes_for
@@ -252,19 +252,22 @@ class _LineReader:
     """A thread that waits for input, and takes no more than one line ahead."""
 
     def __init__(self, source: int, loop: asyncio.AbstractEventLoop, line_bytes: int) -> None:
-        self._lines: asyncio.Queue[bytes | _TooLong | None] = asyncio.Queue(maxsize=1)
+        self._lines: asyncio.Queue[bytes | _TooLong | None] = asyncio.Queue()
+        self._wanted = threading.Semaphore(1)  # lines that may still be taken ahead
         words = (source, loop, line_bytes)
         threading.Thread(target=self._work, args=words, daemon=True).start()
 
     async def next(self) -> bytes | _TooLong | None:
         """None: the input has ended."""
-        return await self._lines.get()
+        line = await self._lines.get()
+        self._wanted.release()
+        return line
 
     def _work(self, source: int, loop: asyncio.AbstractEventLoop, line_bytes: int) -> None:
-        with suppress(RuntimeError, FutureCancelledError):  # the loop has gone
-            for line in _bounded_lines(source, line_bytes):
-                asyncio.run_coroutine_threadsafe(self._lines.put(line), loop).result()
-            asyncio.run_coroutine_threadsafe(self._lines.put(None), loop).result()
+        with suppress(RuntimeError):  # the loop has gone
+            for line in chain(_bounded_lines(source, line_bytes), (None,)):
+                self._wanted.acquire()
+                loop.call_soon_threadsafe(self._lines.put_nowait, line)
 
 
 def _bounded_lines(source: int, most: int) -> Iterator[bytes | _TooLong]:

@@ -304,7 +304,7 @@ def test_signals_end_it_cleanly(slow_model: Path, serve: Any, number: int, code:
     assert served.process.wait(10) == code
     assert time.monotonic() - started < 2
     assert error_of(served.wait_for(1)[0]) == "CancelledError"
-    assert b"Traceback" not in served.process.stderr.read()
+    assert served.process.stderr.read() == b""
 
 
 def test_who_does_not_read_is_not_read_from(model: Path, serve: Any) -> None:
@@ -412,7 +412,7 @@ def test_an_idle_process_sees_that_nobody_reads_any_more(model: Path, serve: Any
     assert served.ready["ready"] is True
     served._stdout.close()
     assert served.process.wait(20) == 0
-    assert b"Traceback" not in served.process.stderr.read()
+    assert served.process.stderr.read() == b""
 
 
 @pytest.mark.parametrize(
@@ -462,7 +462,7 @@ def test_nobody_reads_any_more(model: Path, serve: Any) -> None:
     served._stdout.close()
     served.send({"id": 1, "texts": ["x"]})
     assert served.process.wait(20) == 0
-    assert b"Traceback" not in served.process.stderr.read()
+    assert served.process.stderr.read() == b""
 
 
 def test_standard_output_is_the_protocols_alone(model: Path) -> None:

@@ -68,7 +68,7 @@ class StreamOutput:
             self._tell(row)
         self.mark = _after(self.mark, batch, len(data), 0)
 
-    def save(self, digest: Callable[[int], str | None], *, now: bool = False) -> None:  # noqa: ARG002
+    def save(self, digest: Callable[[int], str | None], *, now: bool = False) -> None:  # noqa: ARG002 - an Output's
         """What is written to a pipe is gone; what was kept of the input for a mark may go too."""
         digest(self.mark.position)
 
