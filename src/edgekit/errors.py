@@ -23,6 +23,7 @@ EdgekitError
 ├── DeadlineError                it took longer than it was given
 ├── HardwareError                the machine has nothing that the engine runs on
 ├── RefusedError                 the engine itself would refuse these options or this model
+├── ContextTooLargeError         more tokens than the window holds
 ├── KvSpillUnsupportedError      cold pages of a cache would not be back in time, or have no place to go
 └── EngineError                  the real engine did not come up: its last words
 """
@@ -164,6 +165,12 @@ class RefusedError(EdgekitError):
     """The engine would not run this. The message is the engine's reason."""
 
     exit_code = 2
+
+
+class ContextTooLargeError(EdgekitError):
+    """A prompt, or what was asked for after it, is longer than the window. The message has the numbers."""
+
+    exit_code = 3
 
 
 class KvSpillUnsupportedError(EdgekitError):

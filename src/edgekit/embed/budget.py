@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgekit.basis import Basis
-from edgekit.embed.encoder.model import read_model
-from edgekit.embed.encoder.types import Model
 from edgekit.embed.monitor import BREAKER_PERCENT, usable_bytes
 from edgekit.embed.pooling import choose_pooling
 from edgekit.embed.types import Limits, Pooling
+from edgekit.engine.stream.model import read_model
+from edgekit.engine.stream.types import Model
 from edgekit.errors import HeaderError, HeaderLimitError, MemoryPressureError, UsageError
 from edgekit.header.dtype import by_name
 from edgekit.header.types import Tensor

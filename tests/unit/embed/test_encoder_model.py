@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tests.embed_models import write_model
 
-from edgekit.embed.encoder.families import FAMILIES
+from edgekit.engine.stream.families import FAMILIES
 from edgekit.embed.encoder.layers import alibi_slopes
-from edgekit.embed.encoder.model import read_model
+from edgekit.engine.stream.model import read_model
 from edgekit.embed.file import WeightFile
 from edgekit.embed.types import Limits
 from edgekit.embed.walk import Walked, walk

@@ -29,10 +29,10 @@ from edgekit.embed.encoder.steps import (
     attention_tasks,
     token_tasks,
 )
-from edgekit.embed.encoder.types import Position
 from edgekit.embed.kernels.types import Kernels, Starts
 from edgekit.embed.pooling import pool
 from edgekit.embed.types import Floats
+from edgekit.engine.stream.types import Position
 
 Tokens = NDArray[np.int64]
 

@@ -8,10 +8,10 @@ import numpy as np
 
 from edgekit.embed.encoder.rope import fill_tables
 from edgekit.embed.encoder.steps import Normalize
-from edgekit.embed.encoder.types import Model, Position
 from edgekit.embed.encoder.weights import Rows, Weights
 from edgekit.embed.kernels.types import Kernels
 from edgekit.embed.types import Floats
+from edgekit.engine.stream.types import Model, Position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

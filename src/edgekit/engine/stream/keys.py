@@ -116,7 +116,7 @@ class Keys:
             if changes or (name.startswith(_WATCHED) and name not in UNDERSTOOD):
                 raise self.error(
                     f"key {quoted(key)} ({quoted(value)}) asks for something that the built-in"
-                    " encoder does not do (embed/encoder/keys.py); engine llama.cpp may"
+                    " encoder does not do (engine/stream/keys.py); engine llama.cpp may"
                 )
 
     def error(self, what: str) -> HeaderError:

@@ -1,12 +1,26 @@
-"""Nouns of the encoder: what a family of models has in common, and what one file's model is."""
+"""Nouns of the built-in engine: what a family of models has in common, and what one file's model is."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
-from edgekit.header.types import Tensor
+from edgekit.header.types import Tensor, Value
+
+
+class Facts(Protocol):
+    """What is known of a file: its keys, and its tensors by name."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def keys(self) -> Mapping[str, Value]: ...
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]: ...
 
 
 class Position(enum.Enum):

@@ -9,7 +9,7 @@ tensor that no row names is refused where ggml would load and not use it.
 
 from __future__ import annotations
 
-from edgekit.embed.encoder.types import Activation, Family, Need, Norm, Position, Rule
+from edgekit.engine.stream.types import Activation, Family, Need, Norm, Position, Rule
 from edgekit.errors import UnknownArchitectureError
 from edgekit.header.quoting import quoted
 
@@ -190,7 +190,7 @@ def family_of(architecture: object) -> Family:
     if found is None:
         raise UnknownArchitectureError(
             f"architecture {quoted(architecture)} cannot be run by the built-in encoder, which knows"
-            f" {', '.join(_BY_NAME)}: add its row to embed/encoder/families.py, or use engine"
+            f" {', '.join(_BY_NAME)}: add its row to engine/stream/families.py, or use engine"
             " llama.cpp"
         )
     return found

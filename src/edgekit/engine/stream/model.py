@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
-from edgekit.embed.encoder.families import family_of
-from edgekit.embed.encoder.keys import Keys
-from edgekit.embed.encoder.rope import read_rope
-from edgekit.embed.encoder.types import Dimensions, Family, Model, Need, Rule
+from edgekit.engine.stream.families import family_of
+from edgekit.engine.stream.keys import Keys
+from edgekit.engine.stream.rope import read_rope
+from edgekit.engine.stream.types import Dimensions, Facts, Family, Model, Need, Rule
 from edgekit.errors import WeightsError
 from edgekit.header.quoting import quoted
 from edgekit.header.types import Tensor
-
-if TYPE_CHECKING:
-    from edgekit.embed.walk import Walked
 
 # What a file may ask for, beside what the largest real models have.
 LAYERS = 512  # LLAMA_MAX_LAYERS; Llama-3.1-405B has 126
@@ -31,7 +27,7 @@ _BLOCK = re.compile(r"blk\.(\d{1,4})\.(.+)")
 Shelves = tuple[dict[str, Tensor], tuple[dict[str, Tensor], ...]]
 
 
-def read_model(walked: Walked) -> Model:
+def read_model(walked: Facts) -> Model:
     """UnknownArchitectureError, HeaderError or WeightsError for what cannot be run as it should."""
     family = family_of(walked.keys.get("general.architecture"))
     keys = Keys(walked.name, family.architecture, walked.keys)
@@ -130,7 +126,7 @@ def _sizes(dimensions: Dimensions) -> Mapping[str, tuple[int, ...]]:
     }
 
 
-def _shelved(walked: Walked, count: int) -> Shelves:
+def _shelved(walked: Facts, count: int) -> Shelves:
     """The tensors of each layer, and the others."""
     outside: dict[str, Tensor] = {}
     layers: tuple[dict[str, Tensor], ...] = tuple({} for _ in range(count))
@@ -171,7 +167,7 @@ def _check_all(
     if unknown:
         raise WeightsError(
             f"tensors that the built-in encoder has no use for, and would compute something else"
-            f" without: {_list(unknown)} (embed/encoder/families.py); engine llama.cpp may use them",
+            f" without: {_list(unknown)} (engine/stream/families.py); engine llama.cpp may use them",
             file=file,
         )
     for prefix, rules, shelf in shelves:

@@ -1,0 +1,1 @@
+"""A plan carried out: on real llama.cpp, or on the built-in engine."""
