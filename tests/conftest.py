@@ -2,14 +2,43 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import sys
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
 import pytest
+
+# Hundreds of tests start EdgeKit in a process of its own: what one has compiled, the next one reads.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Eleven thousand tests are made, and all are kept: nobody looks for garbage among them, now or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def _homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One folder after the other. (pytest's own numbering looks at all that are there, each time.)"""
+    folder = tmp_path_factory.mktemp("homes")
+    return (folder / str(number) for number in count())
 
 
 @pytest.fixture(autouse=True)
-def _own_environment(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = tmp_path_factory.mktemp("home")
+def _own_environment(_homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    home = next(_homes)
+    home.mkdir()
     for name in (
         "HF_TOKEN",
         "HF_ENDPOINT",

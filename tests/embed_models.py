@@ -55,6 +55,11 @@ class Shape:
     )
     rope_factors: bool = False  # llama 3: rope_freqs.weight
     tied: bool = True  # no output.weight of its own
+    spread: float = 1.0  # of the embedding's numbers: logits of a tied model are as wide
+    window: int | None = None  # gemma3: of the layers that look back only so far
+    window_period: int | None = (
+        None  # of so many layers the last one has none; None: the file does not say
+    )
 
 
 Sizes = Mapping[str, tuple[int, ...]]
@@ -78,7 +83,7 @@ def write_model(
     pooling: "mean", "cls", "last", "none"; None leaves the key out, or what the family's files have.
     `leave_out` names tensors or keys that are not written; `keys` replaces or adds; the rest changes the Shape.
     """
-    family = FAMILIES[architecture]
+    family = (FAMILIES | GENERATING)[architecture]
     made = replace(family.shape, **shape)
     vocabulary = vocabulary or family.vocabulary()
     told = _model_keys(made, family, pooling, causal=causal) | vocabulary.keys() | dict(keys or {})
@@ -86,7 +91,7 @@ def write_model(
     random = np.random.default_rng(seed)
     for name, size in _tensors(made, family, len(vocabulary.tokens)).items():
         if name not in leave_out:
-            _add_tensor(writer, name, size, Kind[kind], random)
+            _add_tensor(writer, name, size, Kind[kind], random, spread=made.spread)
     _write(writer)
     return path
 
@@ -118,12 +123,16 @@ def _model_keys(
     }
     if shape.kv_heads != shape.heads:
         told["attention.head_count_kv"] = shape.kv_heads
-    if shape.head_dim * shape.heads != shape.width or shape.architecture == "qwen3":
+    if shape.head_dim * shape.heads != shape.width or shape.architecture in {"qwen3", "gemma3"}:
         told |= {"attention.key_length": shape.head_dim, "attention.value_length": shape.head_dim}
     if shape.architecture not in {"bert", "jina-bert-v2"}:
         told["rope.freq_base"] = shape.rope_base
     if shape.architecture == "llama" or shape.rope_dims is not None:
         told["rope.dimension_count"] = shape.rope_dims or shape.head_dim
+    if shape.window is not None:
+        told["attention.sliding_window"] = shape.window
+    if shape.window_period is not None:
+        told["attention.sliding_window_pattern"] = shape.window_period
     if causal is not None:
         told["attention.causal"] = causal
     if pooling is not None:
@@ -179,8 +188,12 @@ def _decoder_layer(shape: Shape) -> Sizes:
     )
     found |= _attention(shape, biases=biases)
     found |= _matrix("attn_output", shape.width, shape.heads * shape.head_dim, bias=False)
-    if shape.architecture == "qwen3":
+    if shape.architecture in {"qwen3", "gemma3"}:
         found |= dict.fromkeys(("attn_q_norm.weight", "attn_k_norm.weight"), (shape.head_dim,))
+    if shape.architecture == "gemma3":
+        for norm in (gguf.MODEL_TENSOR.ATTN_POST_NORM, gguf.MODEL_TENSOR.FFN_POST_NORM):
+            name = gguf.TENSOR_NAMES[norm].removeprefix("blk.{bid}.")
+            found |= {f"{name}.weight": (shape.width,)}
     for name in ("ffn_gate", "ffn_up"):
         found |= _matrix(name, shape.inner, shape.width, bias=False)
     return found | _matrix("ffn_down", shape.width, shape.inner, bias=False)
@@ -251,6 +264,20 @@ FAMILIES: dict[str, Family] = {
     ),
     "llama": _decoder(Shape(architecture="llama", kv_heads=2, rope_base=5e5), sentencepiece),
 }
+GENERATING: dict[str, Family] = {  # and never embed
+    "gemma3": _decoder(
+        Shape(
+            architecture="gemma3",
+            layers=4,
+            kv_heads=1,
+            head_dim=128,
+            rope_base=1e6,
+            window=16,
+            window_period=3,
+        ),
+        sentencepiece,
+    )
+}
 
 
 # --- weights
@@ -262,11 +289,13 @@ def _add_tensor(
     size: tuple[int, ...],
     kind: Kind,
     random: np.random.Generator,
+    *,
+    spread: float,
 ) -> None:
     if len(size) == 1 or name in {"position_embd.weight", "token_types.weight"}:
         writer.add_tensor(name, _vector(name, size, random))
         return
-    deviation = 1.0 if name == "token_embd.weight" else size[1] ** -0.5
+    deviation = spread if name == "token_embd.weight" else size[1] ** -0.5
     data = random_rows(kind, size, deviation, random)
     writer.add_tensor(name, data, raw_dtype=kind)
 

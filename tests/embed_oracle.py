@@ -7,15 +7,19 @@ import os
 import subprocess
 import sys
 import tempfile
-import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
+# The child has no numbers to work with: it is there for the engine, a hundred times in a run of the tests.
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-Floats = NDArray[np.float32]
+    Floats = NDArray[np.float32]
+else:
+    Floats = Any
+ROOT = Path(__file__).parent.parent
 
 
 def llamacpp_vectors(
@@ -26,34 +30,38 @@ def llamacpp_vectors(
     threads: int = 1,
 ) -> Floats:
     """One pooled vector for each list of tokens, not normalised; `pooling` "mean", "cls", "last", else the file's."""
+    import numpy as np
+
     asked = {"tokens": [list(map(int, tokens)) for tokens in token_lists], "pooling": pooling}
-    return np.asarray(_ask(path, asked | {"threads": threads})["vectors"], dtype=np.float32)
+    return np.asarray(ask(path, asked | {"threads": threads})["vectors"], dtype=np.float32)
 
 
 def llamacpp_tokens(path: Path, texts: Sequence[str]) -> list[list[int]]:
     """Each text as llama.cpp itself cuts it for an embedding: special tokens added, and known in the text."""
-    return list(_ask(path, {"texts": list(texts)})["tokens"])
+    return list(ask(path, {"texts": list(texts)})["tokens"])
 
 
 def cosines(ours: Floats, theirs: Floats) -> Floats:
     """Of the rows of one with the rows of the other."""
+    import numpy as np
+
     lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
     return np.asarray((ours * theirs).sum(axis=1) / lengths, dtype=np.float32)
 
 
-def _ask(path: Path, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The engine writes on standard output too, so its answer comes in a file."""
+def ask(path: Path, asked: Mapping[str, Any], script: str = __file__) -> dict[str, Any]:
+    """What a script that calls `answer` says. The engine writes on standard output too, so it comes in a file."""
     with tempfile.TemporaryDirectory(prefix="edgekit-oracle-") as folder:
         request = {**asked, "model": str(path), "answer": str(Path(folder) / "answer.json")}
         done = subprocess.run(
-            [sys.executable, __file__],
+            [sys.executable, script],
             input=json.dumps(request),
             capture_output=True,
             text=True,
             errors="replace",
             timeout=300,
             check=False,
-            env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+            env={**os.environ, "GGML_NO_BACKTRACE": "1", "PYTHONPATH": str(ROOT)},
         )
         answer = Path(request["answer"])
         if not answer.exists():
@@ -67,11 +75,14 @@ def _ask(path: Path, asked: Mapping[str, Any]) -> dict[str, Any]:
 # --- the child
 
 
-def main() -> None:
+def answer(tell: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     asked = json.loads(sys.stdin.read())
-    told = _vectors(asked) if "tokens" in asked else _tokens(asked)
-    Path(asked["answer"]).write_text(json.dumps(told))
+    Path(asked["answer"]).write_text(json.dumps(tell(asked)))
     os._exit(0)
+
+
+def _told(asked: dict[str, Any]) -> dict[str, Any]:
+    return _vectors(asked) if "tokens" in asked else _tokens(asked)
 
 
 def _vectors(asked: dict[str, Any]) -> dict[str, Any]:
@@ -88,28 +99,44 @@ def _vectors(asked: dict[str, Any]) -> dict[str, Any]:
 def _tokens(asked: dict[str, Any]) -> dict[str, Any]:
     """By HTTP on this machine's own address: the binding has no call for it."""
     server = _server(asked, longest=64)
-    return {"tokens": [_post(server.listening_address, text) for text in asked["texts"]]}
+    special = {"add_special": True, "parse_special": True}
+    return {
+        "tokens": [
+            post(f"{server.listening_address}/tokenize", {"content": text, **special})["tokens"]
+            for text in asked["texts"]
+        ]
+    }
 
 
-def _post(address: str, text: str) -> Any:
-    body = json.dumps({"content": text, "add_special": True, "parse_special": True}).encode()
+def post(address: str, asked: dict[str, Any]) -> Any:
+    import urllib.request
+
     request = urllib.request.Request(
-        f"{address}/tokenize", data=body, headers={"Content-Type": "application/json"}
+        address, data=json.dumps(asked).encode(), headers={"Content-Type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=60) as reply:
-        return json.load(reply)["tokens"]
+        return json.load(reply)
+
+
+def wishes(asked: dict[str, Any], *, longest: int) -> Any:
+    """A server for one short text at a time, on this machine's own address."""
+    import xllamacpp
+
+    wanted = xllamacpp.CommonParams()
+    wanted.model.path = asked["model"]
+    wanted.warmup, wanted.fit_params = False, False
+    wanted.n_gpu_layers, wanted.n_parallel = 0, 1
+    wanted.n_ctx = wanted.n_batch = wanted.n_ubatch = max(64, -(-longest // 64) * 64)
+    wanted.cpuparams.n_threads = wanted.cpuparams_batch.n_threads = asked.get("threads", 1)
+    wanted.hostnames, wanted.port, wanted.n_threads_http = ["127.0.0.1"], 0, 1
+    return wanted
 
 
 def _server(asked: dict[str, Any], *, longest: int) -> Any:
     import xllamacpp
 
-    wanted = xllamacpp.CommonParams()
-    wanted.model.path = asked["model"]
-    wanted.embedding, wanted.warmup, wanted.fit_params = True, False, False
-    wanted.n_gpu_layers, wanted.n_parallel = 0, 1
-    wanted.n_ctx = wanted.n_batch = wanted.n_ubatch = max(64, -(-longest // 64) * 64)
-    wanted.cpuparams.n_threads = wanted.cpuparams_batch.n_threads = asked.get("threads", 1)
-    wanted.hostnames, wanted.port, wanted.n_threads_http = ["127.0.0.1"], 0, 1
+    wanted = wishes(asked, longest=longest)
+    wanted.embedding = True
     if asked.get("pooling"):
         name = f"LLAMA_POOLING_TYPE_{asked['pooling'].upper()}"
         wanted.pooling_type = getattr(xllamacpp.llama_pooling_type, name)
@@ -117,4 +144,4 @@ def _server(asked: dict[str, Any], *, longest: int) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    answer(_told)

@@ -36,6 +36,7 @@ from edgekit.catalog.types import Entry, Kind, Source
 from edgekit.engine import ENGINES, engine_named
 from edgekit.engine.llamacpp.types import LlamaCppSetup
 from edgekit.engine.mlx.types import MlxSetup
+from edgekit.engine.stream.setup import StreamSetup
 from edgekit.engine.types import Model
 from edgekit.engine.vllm.types import VllmSetup
 from edgekit.errors import EdgekitError
@@ -50,6 +51,7 @@ SETUPS: Mapping[str, Any] = {
     "llama.cpp": LlamaCppSetup(mix="Q4_K_M"),
     "vllm": VllmSetup(),
     "mlx": MlxSetup(),
+    "stream": StreamSetup(),
 }
 
 # Configs that are those of a published model -> its id. The others of the collection are fine-tunes, tests, sizes that

@@ -70,7 +70,7 @@ def _memory(machine: Machine) -> tuple[object, ...]:
     if host is not None:
         own = (host.usable_bytes, host.whole_bytes, host.total_bytes, host.bandwidth_bytes_per_s)
     cards = [replace(device, users=(), because="") for device in machine.devices]
-    return machine.system, machine.cores, own, repr(cards)
+    return machine.system, machine.cores, own, repr(cards), machine.measured
 
 
 def _folder() -> Path | None:

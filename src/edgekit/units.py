@@ -38,22 +38,28 @@ LARGEST = 2**62  # beyond it no file, memory or context is meant
 
 def parse_size(text: str) -> int:
     """'24G', '24 GiB', '1.5g' -> bytes; every unit is binary, as in every report here."""
-    return _parsed(text, "a size such as 24G or 512MiB")
+    return _parsed(text, "a size such as 24G or 512MiB")[0]
 
 
 def parse_tokens(text: str) -> int:
-    """'32k' -> 32768, '4096' -> 4096: people mean powers of two by it."""
-    return _parsed(text, "a number of tokens such as 8192 or 32k")
+    """'32k' -> 32768, '1.5k' -> 1536, '4096' -> 4096: people mean powers of two by it."""
+    number, is_whole = _parsed(text, "a number of tokens such as 8192 or 32k")
+    if not is_whole:
+        raise UsageError(f"{text[:40]!r} is not a whole number such as 8192 or 32k")
+    return number
 
 
-def _parsed(text: str, wanted: str) -> int:
+def _parsed(text: str, wanted: str) -> tuple[int, bool]:
+    """Rounded down, and whether nothing was lost by it."""
     plain = text.strip().replace("_", "")
     if _GROUPED.match(plain):  # 131,072; in 1,5G the comma is a point to some, nothing to others
         plain = plain.replace(",", "")
     found = _SIZE.fullmatch(plain)
     if found is None or len(text) > 40:
         raise UsageError(f"{text[:40]!r} is not {wanted}")
-    number = int(float(found[1]) * KIB ** _POWERS[found[2].lower()])
+    before, _, after = found[1].partition(".")
+    scaled = int(before + after) * KIB ** _POWERS[found[2].lower()]
+    number, rest = divmod(scaled, 10 ** len(after))
     if number > LARGEST:
         raise UsageError(f"{text[:40]!r} is beyond any machine")
-    return number
+    return number, rest == 0

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.attacks.victim import pace_s
+from tests.attacks.victim import at_usual_pace_s
 from tests.embed_tables import TABLE, random_row, write_later, write_table
 from tests.header_files import (
     ARCHITECTURE,
@@ -50,7 +50,6 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="open files are 
 MB = 10**6
 MEMORY_BYTES = 100 * KIB  # also for the worst; a real header takes less than 64 KiB
 CPU_S = 1.5  # on a machine, and at a moment, where pace_s() is PACE_S or less
-PACE_S = 0.09
 
 
 def walk_at(path: Path) -> Walked:
@@ -187,7 +186,9 @@ def test_a_bomb_costs_little(name: str, tmp_path: Path) -> None:
     message = outcome(path)
     peak = tracemalloc.get_traced_memory()[1] - before
     tracemalloc.stop()
-    cpu_s = min(paced_s(path) for _ in range(2))
+    cpu_s = paced_s(path)
+    if cpu_s >= CPU_S:  # a busy machine can only add to it: the lower of two is nearer
+        cpu_s = min(cpu_s, paced_s(path))
     path.unlink()
     print(f"{name}: {peak / KIB:.1f} KiB, {cpu_s:.2f} s, {message}")
     assert (message == "") == (words is None), message
@@ -207,10 +208,9 @@ def outcome(path: Path) -> str:
 
 
 def paced_s(path: Path) -> float:
-    pace = pace_s()
     begin = time.process_time()
     outcome(path)
-    return (time.process_time() - begin) * min(1.0, PACE_S / pace)
+    return at_usual_pace_s(time.process_time() - begin, CPU_S)
 
 
 @pytest.mark.parametrize("name", ["all-minilm-l6-v2.F16", "lfm2-1.2b.Q4_K_M"])

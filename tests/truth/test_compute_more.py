@@ -33,19 +33,13 @@ def _model(file: str, data_bytes: int) -> Model:
 
 
 @pytest.mark.parametrize(("file", "recorded"), _by_file())
-def test_compute_buffer(file: str, recorded: list[dict[str, Any]]) -> None:
+def test_every_buffer(file: str, recorded: list[dict[str, Any]]) -> None:
     model = _model(file, recorded[0]["data_bytes"])
     for row in recorded:
         load, setup = read_row(row["options"], "cpu")
         (predicted,) = compute_bytes(model, resolve(model, load, setup))
         assert predicted == row["actual"]["compute_bytes"], row["options"]
-
-
-@pytest.mark.parametrize(("file", "recorded"), _by_file())
-def test_everything_else(file: str, recorded: list[dict[str, Any]]) -> None:
-    model = _model(file, recorded[0]["data_bytes"])
-    for row in recorded:
-        bill = llamacpp.estimate(model, *read_row(row["options"], "cpu"))
+        bill = llamacpp.estimate(model, load, setup)
         for name, components in (
             ("model_buffer_bytes", {Component.WEIGHTS}),
             ("context_bytes", CACHES),

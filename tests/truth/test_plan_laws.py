@@ -6,12 +6,12 @@ A few models in the normal run; EDGEKIT_LONG=1 takes all of the catalog.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
 import pytest
+from tests.thoroughness import LONG
 from tests.unit.plan.machines import cards, cpu, mac
 
 from edgekit.catalog import find_entry, open_entry, read_catalog
@@ -24,7 +24,6 @@ from edgekit.plan.planned import Plan, Variant, Wish
 from edgekit.plan.types import FULL_PERCENT
 from edgekit.plan.variants import USUAL_ACCURACY, variants_of
 
-LONG = os.environ.get("EDGEKIT_LONG") == "1"
 CHOSEN = ("deepseek-v2-lite", "llama-3.1-8b", "nomic-embed-text-v1.5", "qwen3-30b-a3b")
 
 # Each grows in one direction: RAM, a card, a second card beside it, RAM beside a card, a Mac.

@@ -93,7 +93,7 @@ def _askings(engine: str) -> Iterator[tuple[Load, Any]]:
         yield load, VllmSetup()
         yield load, VllmSetup(tensor_parallel_size=2, quantization="fp8")
         yield load, VllmSetup(kv_cache_dtype="fp8", pipeline_parallel_size=2)
-    else:
+    elif engine == "mlx":  # the built-in one reads no config
         from edgekit.engine.mlx.types import AS_STORED, MlxSetup
 
         yield load, MlxSetup()

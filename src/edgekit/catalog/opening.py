@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgekit.catalog.runs import tensors_of
 from edgekit.catalog.types import Entry
-from edgekit.engine import engine_name
+from edgekit.engine import FROM_GGUF, engine_name
 from edgekit.engine.types import Model
 from edgekit.errors import RefusedError
 from edgekit.estimation import Opened, open_config
@@ -14,7 +14,7 @@ from edgekit.source.types import Container
 
 
 def open_entry(entry: Entry, engine: str) -> Model:
-    """As a GGUF for llama.cpp where the entry has its keys, else from its config.
+    """As a GGUF for the engines that load one where the entry has its keys, else from its config.
 
     UsageError for an unknown engine, RefusedError where the entry has nothing that the engine loads, HeaderError
     where it is damaged.
@@ -25,7 +25,7 @@ def open_entry(entry: Entry, engine: str) -> Model:
 def opened_entry(entry: Entry, engine: str) -> Opened:
     """The same under the entry's id, for whoever works with opened references."""
     wanted = engine_name(engine)
-    if entry.keys and wanted == "llama.cpp":
+    if entry.keys and wanted in FROM_GGUF:
         return Opened(label=entry.id, model=_as_gguf(entry))
     if not entry.config:
         raise RefusedError(

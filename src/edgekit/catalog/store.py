@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 from edgekit.catalog.records import MAX_RECORD_CHARS, read_record, record_of
 from edgekit.catalog.types import Entry
 from edgekit.errors import EdgekitError, HeaderError, SourceError, UsageError
+from edgekit.source.places import data_folder, made_data_folder
 
 if TYPE_CHECKING:
     import sqlite3
@@ -28,24 +28,6 @@ WAIT_S = 20.0  # for another that writes
 READ_S = 5.0  # a file that takes longer to read is not one of ours
 _STEPS = 10_000  # of SQLite's machine between two looks at the clock
 _TABLE = "CREATE TABLE IF NOT EXISTS entries (id TEXT PRIMARY KEY, entry TEXT NOT NULL)"
-
-
-def data_folder() -> Path | None:
-    """EDGEKIT_DATA, or where this platform keeps what a program must not lose; None without a home."""
-    if named := os.environ.get("EDGEKIT_DATA"):
-        return Path(named)
-    try:
-        return _platform_folder() / "edgekit"
-    except RuntimeError:  # Path.home() knows no home
-        return None
-
-
-def _platform_folder() -> Path:
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support"
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
 
 
 def stored_entries() -> Iterator[Entry | str]:
@@ -127,7 +109,7 @@ def forget_entry(name: str) -> bool:
 
 @contextlib.contextmanager
 def _writing() -> Iterator[sqlite3.Connection]:
-    path = _made()
+    path = made_data_folder("the catalog") / NAME
     with _opened(path, "rwc") as database:
         database.execute("BEGIN IMMEDIATE")
         if not _version(database, path):
@@ -135,19 +117,6 @@ def _writing() -> Iterator[sqlite3.Connection]:
             database.execute(f"PRAGMA user_version = {SCHEMA}")
         yield database
         database.execute("COMMIT")
-
-
-def _made() -> Path:
-    folder = data_folder()
-    if folder is None:
-        raise SourceError("there is no home folder: EDGEKIT_DATA says where to keep the catalog")
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise SourceError(
-            f"{folder} cannot be made ({error.strerror}): EDGEKIT_DATA names another folder"
-        ) from error
-    return folder / NAME
 
 
 def _version(database: sqlite3.Connection, path: Path) -> int:

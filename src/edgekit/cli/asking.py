@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from edgekit.cli import llamacpp_options, mlx_options, vllm_options
+from edgekit.cli import llamacpp_options, mlx_options, stream_options, vllm_options
 from edgekit.cli.flags import COMMON, Flag, add_flags, given_flags, read_flags, whole
 from edgekit.errors import UsageError
 
@@ -39,6 +39,7 @@ OPTIONS: dict[str, EngineOptions] = {
     "llama.cpp": llamacpp_options,
     "vllm": vllm_options,
     "mlx": mlx_options,
+    "stream": stream_options,
 }
 # What the engines and the programs around them call it: one flag, whichever of them is known.
 CONTEXT_NAMES = (
@@ -72,14 +73,23 @@ class Asked(NamedTuple):
 def add_engine_flags(
     parser: argparse.ArgumentParser, *, several: bool = False, without: frozenset[str] = frozenset()
 ) -> None:
-    named = "llama.cpp, vllm, mlx, auto or all" if several else "llama.cpp, vllm or mlx"
+    named = ", ".join(OPTIONS) + (", auto or all" if several else "")
     parser.add_argument(
         "--engine", metavar="NAME", help=f"{named} (default: the one the files are for)"
     )
     context = CONTEXT._replace(help=_CHECKED_CONTEXT) if several else CONTEXT
     add_flags(parser, COMMON, "every engine", (context,))
-    for engine, options in OPTIONS.items():
-        flags = tuple(flag for flag in options.FLAGS if flag.key not in without)
+    add_flags_of(parser, tuple(OPTIONS), without=without)
+
+
+def add_flags_of(
+    parser: argparse.ArgumentParser, engines: tuple[str, ...], *, without: frozenset[str]
+) -> None:
+    for engine in engines:
+        options = OPTIONS[engine]
+        flags = tuple(
+            flag for flag in options.FLAGS if flag.key not in without and flag.lender not in engines
+        )
         add_flags(parser, engine, options.TITLE, flags)
 
 
@@ -93,16 +103,44 @@ def read_asked(arguments: argparse.Namespace, *, engine: str | None) -> Asked:
 
     given = given_flags(arguments)
     common = given.pop(COMMON, {})
-    chosen = engine_name(engine) if engine is not None else None
-    foreign = [one for one in given if one != (chosen or next(iter(given)))]
-    if foreign:
-        told = "; ".join(_belonging(one, given[one]) for one in given if one != chosen)
-        raise UsageError(f"{told}: {f'the engine is {chosen}' if chosen else 'choose an --engine'}")
-    chosen = chosen or next(iter(given), None)
-    asked = Asked(chosen, {**common, **given.get(chosen or COMMON, {})})
+    named = engine_name(engine) if engine is not None else None
+    able = [one for one in ((named,) if named else given) if not _foreign(one, given)]
+    if given and not able:
+        told = "; ".join(
+            _belonging(one, keys) for one, keys in _foreign(named or "", given).items()
+        )
+        raise UsageError(f"{told}: {f'the engine is {named}' if named else 'choose an --engine'}")
+    chosen = named or next(iter(able), None)
+    asked = Asked(chosen, {**common, **flags_for(chosen or COMMON, given)})
     if chosen is not None:
         asked.values(chosen)  # what cannot be read is told before anything is fetched
     return asked
+
+
+def flags_for(engine: str, given: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Its own flags that were given, and those that it shares with another engine."""
+    lent = {
+        flag.key: given[flag.lender][flag.key]
+        for flag in _lent(engine)
+        if flag.key in given.get(flag.lender, {})
+    }
+    return {**lent, **given.get(engine, {})}
+
+
+def _lent(engine: str) -> Iterator[Flag]:
+    options = OPTIONS.get(engine)
+    return (flag for flag in (options.FLAGS if options else ()) if flag.lender)
+
+
+def _foreign(engine: str, given: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Other engine -> flags that were given and that this one does not have."""
+    lent = {(flag.lender, flag.key) for flag in _lent(engine)}
+    found = {
+        other: {key: text for key, text in keys.items() if (other, key) not in lent}
+        for other, keys in given.items()
+        if other != engine
+    }
+    return {other: keys for other, keys in found.items() if keys}
 
 
 def _belonging(engine: str, keys: Mapping[str, Any]) -> str:

@@ -128,7 +128,7 @@ def engine_flags(
     arguments: argparse.Namespace,
 ) -> tuple[tuple[str, ...], dict[str, dict[str, Any]]]:
     """The engines that were chosen, and the flags of each. Raises UsageError before anything is fetched."""
-    from edgekit.cli.asking import Asked, read_asked
+    from edgekit.cli.asking import Asked, flags_for, read_asked
 
     given = given_flags(arguments)
     common = given.pop(COMMON, {})
@@ -140,7 +140,7 @@ def engine_flags(
         chosen = (asked.engine,) if asked.engine is not None else ()
     else:
         chosen = ()
-    flags = {engine: {**common, **given.get(engine, {})} for engine in OPTIONS}
+    flags = {engine: {**common, **flags_for(engine, given)} for engine in OPTIONS}
     for engine in chosen or OPTIONS:
         Asked(engine, flags[engine]).values(engine)
     return chosen, flags

@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # only to name it: a local file needs none of it
 
 MAX_MODELS = 10_000  # of one call; a folder of so many is a mistake
 
-LLAMACPP = "llama.cpp"
+LLAMACPP, STREAM = "llama.cpp", "stream"
 
 Answer = Check | Unanswered
 
@@ -111,7 +111,14 @@ def check_model(reference: str, asking: Asking) -> list[Answer]:
         return [Unanswered(reference=reference, engine=None, error=error)]
     if not asking.engines:
         return [_automatic(named, asking, reach)]
-    return [_answer(named, engine, asking, reach) for engine in asking.engines]
+    answers = [_answer(named, engine, asking, reach) for engine in asking.engines]
+    return _told_apart(answers)
+
+
+def _told_apart(answers: list[Answer]) -> list[Answer]:
+    """Of all engines, the built-in one only where it runs the model: it is for a few families of GGUF files."""
+    found = [one for one in answers if isinstance(one, Check) or one.engine != STREAM]
+    return found or answers
 
 
 def _automatic(named: Named, asking: Asking, reach: Reach) -> Answer:

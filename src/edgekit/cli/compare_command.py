@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
 UNKNOWN_CONTEXT = 32_768  # where a model does not say what it was made for
 COMPARED_CONTEXT = 16_384  # of several models, where none was asked for
 # The same load for all: one sequence, weights and cache on the GPU.
+_BUILT_IN = "stream"  # it is for a few families of GGUF files: told where it runs the model
 _SAME: dict[str, dict[str, Any]] = {"llama.cpp": {"parallel": "1", "backend": "cuda"}}
 _ALONE: dict[str, dict[str, Any]] = {
     "llama.cpp": {"parallel": "1"}
@@ -66,7 +67,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--engine",
         metavar="NAME",
-        help="llama.cpp, vllm, mlx, auto or all (default: of several models the one each is for, of one all)",
+        help="llama.cpp, vllm, mlx, stream, auto or all (default: of several models the one each is for, of one all)",
     )
     add_device_options(parser)
     add_reach_options(parser)
@@ -95,6 +96,7 @@ def _engines(name: str, asked: int | None, arguments: argparse.Namespace) -> str
         opened = named.as_file(named.first_engine)
         context = asked or opened.model.geometry.native_context or UNKNOWN_CONTEXT
         answers = [_answer(engine, named, context, reach) for engine in OPTIONS]
+    answers = [one for one in answers if one.error is None or one.engine != _BUILT_IN]
     if all(answer.error is not None for answer in answers):
         raise next(answer.error for answer in answers if answer.error is not None)
     if arguments.json:

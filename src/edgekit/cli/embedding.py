@@ -65,7 +65,7 @@ class Asked:
 
     def found(self, reach: Reach, confirm: Callable[[Download], bool] | None) -> Asked:
         """With the path of the model in place of its name."""
-        from edgekit.embed.finding import find_weights
+        from edgekit.source.finding import find_weights
 
         found = find_weights(self.model, reach=reach, confirm=confirm)
         return replace(self, model=str(found.path))

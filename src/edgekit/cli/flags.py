@@ -29,6 +29,7 @@ class Flag(NamedTuple):
     alone: bool = False  # may stand without a value
     ours: bool = False  # EdgeKit's own: no part of the engine's command
     aliases: tuple[str, ...] = ()  # what other programs call it; read, and left out of the help
+    lender: str = ""  # an engine with a flag of this name: one flag, for whichever is chosen
 
 
 def add_flags(

@@ -6,6 +6,7 @@ import argparse
 
 from edgekit import __version__
 from edgekit.cli import (
+    calibrate_command,
     catalog_command,
     check_command,
     compare_command,
@@ -15,6 +16,8 @@ from edgekit.cli import (
     inspect_command,
     plan_command,
     recommend_command,
+    run_command,
+    serve_command,
     verify_command,
 )
 
@@ -25,6 +28,7 @@ examples:
   edgekit check model.gguf -c 32k
   edgekit check Qwen/Qwen3-8B --engine all --device "RTX 4090"
   edgekit hardware
+  edgekit calibrate
   edgekit catalog list --kind code
   edgekit inspect model.gguf
   edgekit inspect bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M
@@ -34,10 +38,13 @@ examples:
   edgekit estimate Qwen/Qwen3-8B --engine vllm --max-model-len 32k --gpu "RTX 4090"
   edgekit compare mlx-community/Qwen3-8B-4bit -c 16k
   edgekit verify model.gguf -c 32k
+  edgekit run model.gguf -p "Why is the sky blue?" --max-tokens 200
+  edgekit serve model.gguf --port 8080
   edgekit embed model.gguf --input texts.txt --output vectors.npy --budget 200M
 
 exit codes: 0 done, 1 a prediction outside its bounds (verify), tight (check --strict) or an output that cannot be
-written, 2 usage or refused by the engine, 3 does not fit (check, plan, recommend, embed), 4 not found, no access or
+written, 2 usage or refused by the engine, 3 does not fit (check, plan, recommend, run,
+serve, embed), 4 not found, no access or
 no network, 5 unreadable or unsupported
 """
 
@@ -59,7 +66,10 @@ def build_parser() -> argparse.ArgumentParser:
     estimate_command.add_to(commands)
     compare_command.add_to(commands)
     verify_command.add_to(commands)
+    run_command.add_to(commands)
+    serve_command.add_to(commands)
     embed_command.add_to(commands)
     hardware_command.add_to(commands)
+    calibrate_command.add_to(commands)
     catalog_command.add_to(commands)
     return parser

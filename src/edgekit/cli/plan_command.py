@@ -90,7 +90,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     add_download_options(parser)
     add_device_options(parser)
     add_reach_options(parser)
-    add_engine_flags(parser, without=OF_THE_MACHINE)
+    add_engine_flags(parser, without=OF_THE_MACHINE)  # also those of engines that it refuses
     parser.set_defaults(run=run)
 
 
@@ -121,6 +121,7 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     check_latency(arguments)
     from dataclasses import replace
 
+    from edgekit.plan.making import check_planned
     from edgekit.planning import name_model, plan_model
     from edgekit.report.commands import ready_commands
 
@@ -129,6 +130,8 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
         raise UsageError(
             "a plan is for one engine: --engine llama.cpp, vllm or mlx; check compares them"
         )
+    for engine in chosen:
+        check_planned(engine)
     with reach_of(arguments, quiet=arguments.json) as reach:
         confirm = confirmed(arguments, alone=True)
         named = name_model(arguments.model, reach=reach, confirm=confirm)

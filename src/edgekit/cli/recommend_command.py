@@ -112,8 +112,10 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
 
 def _ask(arguments: argparse.Namespace) -> Ask:
     from edgekit.engine import engine_name
+    from edgekit.plan.making import check_planned
     from edgekit.plan.recommending import Ask
 
+    check_planned(engine_name(arguments.engine))
     values = read_flags((CONTEXT,), given_flags(arguments).get(COMMON, {}))
     return Ask(
         machine=machine_of_arguments(arguments),

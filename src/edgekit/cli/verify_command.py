@@ -17,6 +17,7 @@ from edgekit.cli.reach_options import (
     reach_of,
     seconds,
 )
+from edgekit.errors import EdgekitError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
@@ -64,7 +65,8 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--load",
         action="store_true",
-        help="load the model too, decode a few tokens, and tell the memory the process really held",
+        help="load the model too, decode a few tokens, tell the memory the process really held, and remember "
+        "what of it is beside the bill (edgekit calibrate)",
     )
     parser.add_argument(
         "--engine-timeout",
@@ -81,7 +83,24 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(arguments: argparse.Namespace) -> tuple[str, int]:
     """The answer as text, and 1 where the prediction is outside its bounds."""
     found, asked = _verify(arguments)
+    if arguments.load:
+        found = _remembered(found)
     return _render(found, asked, arguments), 0 if found.within else OUTSIDE
+
+
+def _remembered(found: Verification) -> Verification:
+    """What a real load showed is kept for this machine; where it cannot be, a note says so."""
+    from dataclasses import replace
+
+    from edgekit.hardware import detect
+    from edgekit.report.calibrate_text import remembered_words
+    from edgekit.runtime.remembering import remember_load
+
+    try:
+        told = remembered_words(remember_load(found, detect()))
+    except EdgekitError as error:
+        told = (f"not remembered for later bills: {error}",)
+    return replace(found, notes=(*found.notes, *told))
 
 
 def _verify(arguments: argparse.Namespace) -> tuple[Verification, str]:

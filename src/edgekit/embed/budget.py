@@ -7,7 +7,6 @@ every pass.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -19,6 +18,8 @@ from edgekit.embed.monitor import BREAKER_PERCENT, usable_bytes
 from edgekit.embed.pooling import choose_pooling
 from edgekit.embed.types import Limits, Pooling
 from edgekit.engine.stream.model import read_model
+from edgekit.engine.stream.tensors import arena_floats, matrices, row_bytes, side_floats, vectors
+from edgekit.engine.stream.threads import check_threads, usual_threads
 from edgekit.engine.stream.types import Model
 from edgekit.errors import HeaderError, HeaderLimitError, MemoryPressureError, UsageError
 from edgekit.header.dtype import by_name
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from edgekit.embed.walk import Walked
 
 FLOAT_BYTES = 4
-MOST_THREADS = 8  # beyond, the memory's bandwidth is shared out, not won
 BATCH_TOKENS = 512  # of short texts in one pass: unpacking a weight costs as much as 7 tokens
 DEFAULT_SHARE = 4  # without a budget: a quarter of what is available
 DEFAULT_HELD_BYTES = GIB  # and no weights beyond this: the system's cache holds files as well
@@ -48,7 +48,6 @@ RUNGS = (
     (16, 64 * KIB),
     (16, 16 * KIB),
 )
-SIDE_ROWS = 128  # of `up` beside the gate, for a chunk of tokens: more for fewer
 # Measured with tracemalloc and rounded up: a thread's stack and numpy's own small arrays; tiles as
 # Python objects, the weights' names and places.
 THREAD_BYTES = 256 * KIB
@@ -101,13 +100,6 @@ class EncoderPlan:
         return any(tensor.name not in self.kept for tensor in matrices(self.model))
 
 
-def usable_cores() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # neither macOS nor Windows has it
-        return os.cpu_count() or 1
-
-
 def plan_encoder(
     walked: Walked,
     *,
@@ -134,12 +126,11 @@ def plan_encoder(
     _check_types(model, kernels, walked.name)
     _check_held(model, limits, walked.name)
     text_tokens, because = _text_tokens(model, limits, walked.name)
-    if threads is not None and threads < 1:
-        raise UsageError(f"{threads} threads cannot work")
+    check_threads(threads)
     asked = _Asked(
         model=model,
         kernels=kernels,
-        threads=threads or min(MOST_THREADS, usable_cores()),
+        threads=threads or usual_threads(),
         text_tokens=text_tokens,
         batch_tokens=max(1, batch_tokens),
         other_bytes=sum(line.size_bytes for line in other_lines),
@@ -217,22 +208,20 @@ def _rungs(asked: _Asked) -> Iterator[_Working]:
 
 
 def _working(asked: _Asked, pass_tokens: int, chunk_tokens: int, tile_bytes: int) -> _Working:
-    model, size = asked.model, asked.model.dimensions
+    model = asked.model
     widest = max(row_bytes(tensor) for tensor in matrices(model))
     tile_bytes = max(tile_bytes, widest)
-    side_floats = 0
-    if model.gated:
-        side_floats = chunk_tokens * min(SIDE_ROWS, size.inner)
+    beside = side_floats(model, chunk_tokens)
     scratch_floats = _scratch_floats(asked)
     return _Working(
         pass_tokens=pass_tokens,
         chunk_tokens=chunk_tokens,
         tile_bytes=tile_bytes,
-        side_floats=side_floats,
+        side_floats=beside,
         scratch_floats=scratch_floats,
         lines=(
             *_token_lines(model, pass_tokens, chunk_tokens),
-            *_thread_lines(asked.threads, tile_bytes, side_floats, scratch_floats),
+            *_thread_lines(asked.threads, tile_bytes, beside, scratch_floats),
             *_fixed_lines(model, asked.text_tokens, pass_tokens),
         ),
     )
@@ -251,12 +240,6 @@ def _token_lines(model: Model, pass_tokens: int, chunk_tokens: int) -> Iterator[
     yield _exact(
         "chunk", chunk_tokens * size.width * FLOAT_BYTES, f"{chunk_tokens:,} x {size.width:,} x 4"
     )
-
-
-def arena_floats(model: Model, pass_tokens: int, chunk_tokens: int) -> int:
-    """Keys and values have been used before the feed-forward begins: both lie in one place."""
-    size = model.dimensions
-    return max(pass_tokens * 2 * size.key, chunk_tokens * size.inner)
 
 
 def _thread_lines(
@@ -389,30 +372,6 @@ def rounded_up(size_bytes: int) -> str:
 
 
 # --- the weights that stay
-
-
-def matrices(model: Model) -> Iterator[Tensor]:
-    """Everything that is read by rows, in the order in which a pass wants it: embeddings last."""
-    for layer in model.layers:
-        yield from (tensor for tensor in layer.values() if len(tensor.shape) == 2)
-    for name in ("position_embd.weight", "token_embd.weight"):
-        if name in model.outside:
-            yield model.outside[name]
-
-
-def vectors(model: Model) -> Iterator[Tensor]:
-    """Everything that is held: norms, biases, factors, and of the token types the first row."""
-    for shelf in (model.outside, *model.layers):
-        yield from (
-            tensor
-            for name, tensor in shelf.items()
-            if (len(tensor.shape) == 1 and not name.startswith(("cls.", "output.")))
-            or name == "token_types.weight"
-        )
-
-
-def row_bytes(tensor: Tensor) -> int:
-    return tensor.type.row_bytes(tensor.shape[1])
 
 
 def _unpacked_bytes(tensor: Tensor) -> int:

@@ -15,18 +15,10 @@ import numpy as np
 
 from edgekit.basis import Basis
 from edgekit.embed import llamacpp
-from edgekit.embed.budget import (
-    PlanLine,
-    budget_for,
-    matrices,
-    plan_encoder,
-    rounded_up,
-    usable_cores,
-)
+from edgekit.embed.budget import PlanLine, budget_for, plan_encoder, rounded_up
 from edgekit.embed.embedder import Embedder, Ready
 from edgekit.embed.encoder import open_encoder
 from edgekit.embed.file import WeightFile
-from edgekit.embed.finding import Found, find_weights
 from edgekit.embed.kernels import Kernels, choose
 from edgekit.embed.monitor import BREAKER_PERCENT, Monitor, usable_bytes
 from edgekit.embed.plan import EmbedPlan
@@ -41,7 +33,10 @@ from edgekit.embed.tokenizer import (
 )
 from edgekit.embed.types import Encoder, Limits, Mode, Pooling
 from edgekit.embed.walk import Walked, walk
+from edgekit.engine.stream.tensors import matrices
+from edgekit.engine.stream.threads import usable_cores
 from edgekit.errors import MemoryPressureError, UsageError
+from edgekit.source.finding import Found, find_weights
 from edgekit.units import KIB, MIB, format_bytes, parse_size
 
 if TYPE_CHECKING:

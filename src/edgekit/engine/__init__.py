@@ -14,7 +14,9 @@ ENGINES = {
     "llama.cpp": "edgekit.engine.llamacpp",
     "vllm": "edgekit.engine.vllm",
     "mlx": "edgekit.engine.mlx",
+    "stream": "edgekit.engine.stream",  # our own: it reads weights from the file as it needs them
 }
+FROM_GGUF = frozenset({"llama.cpp", "stream"})  # those that load such files
 _ALIASES = {
     "llamacpp": "llama.cpp",
     "llama-cpp": "llama.cpp",
@@ -23,6 +25,10 @@ _ALIASES = {
     "ollama": "llama.cpp",
     "mlx-lm": "mlx",
     "mlx_lm": "mlx",
+    "edgekit": "stream",
+    "built-in": "stream",
+    "builtin": "stream",
+    "streaming": "stream",
 }
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from edgekit.errors import HardwareError
 from edgekit.hardware.types import Accelerator, HostMemory, Machine, System, Vendor
 from edgekit.memory.types import DEVICE, HOST, MemoryEstimate, Pool, PoolKind
-from edgekit.units import GIB, format_bytes
+from edgekit.units import GIB, KIB, MIB, format_bytes
 
 LLAMACPP_RESERVE_BYTES = GIB
 LLAMACPP_WINDOWS_RESERVE_BYTES = 2 * GIB  # the desktop's compositor takes its share
@@ -20,6 +20,10 @@ MLX_RESERVE_PERCENT = 20
 # buffers (users log 1.5 GiB and more).
 VLLM_CONTEXT_BYTES = 6 * GIB // 10
 NCCL_BYTES = 3 * GIB // 2
+# Of the built-in engine, beside its bill: Python, numpy, tokenizers and the command itself (51 MiB measured on Linux),
+# and for each thread its stack and small arrays (embed/budget.py measures them).
+STREAM_PROCESS_BYTES = 64 * MIB
+STREAM_THREAD_BYTES = 256 * KIB
 LEAST_SHARE = 0.2  # with less of a card vLLM is not worth starting
 
 # Whose devices an engine computes on, the most trusted way first: llama.cpp through CUDA, Metal, then Vulkan.
@@ -27,6 +31,7 @@ VENDORS = {
     "llama.cpp": (Vendor.NVIDIA, Vendor.APPLE, Vendor.AMD, Vendor.INTEL),
     "vllm": (Vendor.NVIDIA,),
     "mlx": (Vendor.APPLE,),
+    "stream": (),
 }
 _NEEDS = {
     "vllm": "vLLM as modelled here runs on NVIDIA GPUs",
@@ -109,6 +114,19 @@ def mlx_budgets(machine: Machine, devices: tuple[Accelerator, ...]) -> tuple[Bud
     if total <= MLX_SMALL_BYTES:
         told = "3 GiB for macOS, in up to 16 GiB"
     return (_host(machine.host, (DEVICE, HOST), reserve, told), *_limits(devices[:1]))
+
+
+def stream_budgets(
+    machine: Machine, *, vocabulary_bytes: int = 0, threads: int = 1
+) -> tuple[Budget, ...]:
+    """The host alone. Its bill is exact, so nothing is set aside but what the process is without it."""
+    if machine.host is None:
+        raise HardwareError(f"the memory of {machine.name} is not known: give --ram")
+    reserve = STREAM_PROCESS_BYTES + threads * STREAM_THREAD_BYTES + vocabulary_bytes
+    told = "for Python, its libraries and the vocabulary"
+    if not vocabulary_bytes:
+        told = "for Python and its libraries, before a vocabulary"
+    return (_host(machine.host, (HOST,), reserve, told),)
 
 
 def vllm_budgets(devices: tuple[Accelerator, ...], utilization: float) -> tuple[Budget, ...]:

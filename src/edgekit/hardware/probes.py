@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from edgekit.hardware.amd import find_amd
 from edgekit.hardware.apple import find_apple
+from edgekit.hardware.calibration import measured_on
 from edgekit.hardware.chosen import choose
 from edgekit.hardware.intel import find_intel
 from edgekit.hardware.numa import without_gpu_memory
@@ -39,7 +40,7 @@ def look(here: Surroundings | None = None) -> Machine:
     devices, left_out = choose(seen, here.environment)
     host, shared = _tried((here.host, _NO_NOTES), lambda: _settled(here, devices))
     notes = tuple(note for found in findings for note in found.notes)
-    return Machine(
+    found = Machine(
         name="this machine",
         system=here.system,
         processor=_tried("", lambda: processor_name(here)),
@@ -54,6 +55,25 @@ def look(here: Surroundings | None = None) -> Machine:
             *(() if devices else _unseen_note(here)),
         ),
     )
+    return _tried(found, lambda: _calibrated(found, here))
+
+
+def _calibrated(machine: Machine, here: Surroundings) -> Machine:
+    """The machine with what was measured on it before, or with a note on why that cannot be read."""
+    stored = here.calibration()
+    if stored.problem:
+        machine = replace(machine, notes=(*machine.notes, stored.problem))
+    measured = measured_on(machine, stored.calibration)
+    if measured is None:
+        return machine
+    host = machine.host
+    if host is not None and measured.host is not None and measured.host.bandwidth_bytes_per_s:
+        host = replace(
+            host,
+            bandwidth_bytes_per_s=measured.host.bandwidth_bytes_per_s,
+            bandwidth_because=f"measured here on {measured.host.date}",
+        )
+    return replace(machine, host=host, measured=measured)
 
 
 def _host(here: Surroundings) -> tuple[HostMemory | None, tuple[str, ...]]:

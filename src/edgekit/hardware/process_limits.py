@@ -18,10 +18,10 @@ _LIMITS = (
 )
 
 
-def process_limits(root: Path) -> tuple[MemoryLimit, ...]:
+def process_limits(root: Path, *, process: int | str = "self") -> tuple[MemoryLimit, ...]:
     """Empty where there are none, and where there is no /proc: macOS does not hold to its own."""
-    written = text_of(root / "proc/self/limits") or ""
-    used = pairs_of(root / "proc/self/status", ":")
+    written = text_of(root / f"proc/{process}/limits") or ""
+    used = pairs_of(root / f"proc/{process}/status", ":")
     limits = []
     for title, key, name in _LIMITS:
         found = re.search(rf"^{title}\s+(\d+)\s", written, re.MULTILINE)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from edgekit.hardware.calibration import Stored, read_calibration
 from edgekit.hardware.nvml_errors import FUNCTION_NOT_FOUND
 from edgekit.hardware.types import Accelerator, HostMemory, System
 
@@ -100,6 +101,7 @@ class Surroundings:
     nvml: Callable[[], Nvml] = _nvml
     sysctl: Callable[[str], bytes | None] = _sysctl
     page_file: Callable[[], tuple[int, int] | None] = _page_file
+    calibration: Callable[[], Stored] = read_calibration
     deadline_s: float = 3.0  # for a driver to answer; a healthy one needs some 0.1 s
 
 

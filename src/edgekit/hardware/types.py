@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from edgekit.basis import Basis
+from edgekit.hardware.measured import Measured
 
 
 class System(enum.Enum):
@@ -46,6 +47,7 @@ class HostMemory:
     swap_free_bytes: int = 0
     limits: tuple[MemoryLimit, ...] = ()
     bandwidth_bytes_per_s: int | None = None
+    bandwidth_because: str = ""  # "measured here on 2026-11-16"; "": as the maker has it
 
     @property
     def usable_bytes(self) -> int:
@@ -106,3 +108,4 @@ class Machine:
     devices: tuple[Accelerator, ...] = ()
     notes: tuple[str, ...] = field(default=())  # what could not be asked, and why
     what_if: bool = False
+    measured: Measured | None = None  # by `edgekit calibrate`, on this machine; None: nothing was

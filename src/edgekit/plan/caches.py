@@ -15,6 +15,7 @@ from edgekit.plan.types import Question, Start
 # released have no flash attention kernel, and would compute on the processor: fattn.cu @ 0c1e570.
 EQUAL_PAIRS = (("f16", "f16"), ("q8_0", "q8_0"), ("q4_0", "q4_0"))
 CPU_PAIRS = (("f16", "f16"), ("q8_0", "q8_0"), ("q8_0", "q5_1"), ("q8_0", "q4_0"), ("q4_0", "q4_0"))
+STREAM_PAIRS = (("f16", "f16"), ("q8_0", "q8_0"))
 MLX_BITS = (None, 8, 4)
 VLLM_TYPES = ("auto", "fp8")
 
@@ -45,15 +46,17 @@ def _settled(name: str) -> CacheChoice:
     return CacheChoice(name=name, place=0, flags="", asked=True)
 
 
-def _llamacpp(question: Question) -> Iterator[CacheChoice]:
+def _pairs(question: Question) -> Iterator[CacheChoice]:
     keys, values = question.load.cache_k, question.load.cache_v
     if keys is not None and values is not None:
         yield _settled(pair_name(keys.name, values.name))
         return
     on_the_cpu = not first_way(question).cards
     given = keys or values
-    if given is not None and not on_the_cpu:
-        pairs: tuple[tuple[str, str], ...] = ((given.name, given.name),)
+    if question.engine == "stream":
+        pairs: tuple[tuple[str, str], ...] = STREAM_PAIRS
+    elif given is not None and not on_the_cpu:
+        pairs = ((given.name, given.name),)
     else:
         pairs = CPU_PAIRS if on_the_cpu else EQUAL_PAIRS
     own = [(keys.name if keys else key, values.name if values else value) for key, value in pairs]
@@ -92,7 +95,7 @@ def _mlx(question: Question) -> Iterator[CacheChoice]:
         yield CacheChoice(name=f"{bits or 16} bit", place=place, flags=flags, setup=setup)
 
 
-_CHOICES = {"llama.cpp": _llamacpp, "vllm": _vllm, "mlx": _mlx}
+_CHOICES = {"llama.cpp": _pairs, "vllm": _vllm, "mlx": _mlx, "stream": _pairs}
 
 
 def with_setup(question: Question, **changes: Any) -> Question:
@@ -107,9 +110,11 @@ def plain_setup(engine: str) -> Any:
     if engine == "llama.cpp":
         return LlamaCppSetup(mode=Mode.SERVER)
     from edgekit.engine.mlx.types import MlxSetup
+    from edgekit.engine.stream.setup import StreamSetup
     from edgekit.engine.vllm.types import VllmSetup
 
-    return VllmSetup() if engine == "vllm" else MlxSetup()
+    others = {"vllm": VllmSetup, "mlx": MlxSetup, "stream": StreamSetup}
+    return others[engine]()
 
 
 def embedding_start(start: Start, engine: str) -> Start:

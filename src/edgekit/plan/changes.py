@@ -7,11 +7,12 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from edgekit.engine import FROM_GGUF
 from edgekit.engine.types import Model
 from edgekit.errors import EdgekitError
 from edgekit.hardware.budgets import devices_for, together_bytes
 from edgekit.hardware.types import HostMemory, Machine
-from edgekit.memory.types import HOST
+from edgekit.memory.types import HOST, Load
 from edgekit.plan.caches import cache_choices, with_setup
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.placement import PLACED, ways_of
@@ -181,7 +182,7 @@ def _memory(question: Question, result: PreflightResult) -> Iterator[Change]:
     lacks_there = (
         HOST in use.budget.pools and not unified
     )  # a larger Mac also keeps more for itself
-    if host is None or not lacks_there or question.engine != "llama.cpp":
+    if host is None or not lacks_there or question.engine not in FROM_GGUF:
         return
     needed = _free_for(use)
     limit = host.tightest
@@ -193,7 +194,7 @@ def _memory(question: Question, result: PreflightResult) -> Iterator[Change]:
 
 def _engine(question: Question, _: PreflightResult) -> Iterator[Change]:
     """llama.cpp quantises, and divides a model between the GPU and the host. Its users share what is counted here."""
-    if question.engine == "llama.cpp" or (question.load.sequences or 1) > 1:
+    if question.engine in FROM_GGUF or (question.load.sequences or 1) > 1:
         return
     found = _judged(replace(question, engine="llama.cpp", start=Start(), bill=None))
     if found is not None and found.can_load:
@@ -207,6 +208,24 @@ def _engine(question: Question, _: PreflightResult) -> Iterator[Change]:
         )
 
 
+def _built_in(question: Question, _: PreflightResult) -> Iterator[Change]:
+    """Our own engine reads weights from the file for every token, so that a memory far below their size does."""
+    if question.engine != "llama.cpp" or (question.load.sequences or 1) > 1:
+        return
+    load = Load(context_tokens=question.load.context_tokens)
+    asked = replace(question, engine="stream", load=load, start=Start(), bill=None)
+    found = _judged(asked)
+    if found is not None and found.can_load:
+        yield Change(
+            kind=ChangeKind.ENGINE,
+            value="stream",
+            told=f"the built-in engine (edgekit run --engine stream), {found.way.because}: slow, fits, up to "
+            f"{found.max_context:,} tokens",
+            max_context=found.max_context,
+            result=found,
+        )
+
+
 def _device(question: Question, result: PreflightResult) -> Iterator[Change]:
     """The smallest card, and the smallest Mac, that hold all of it."""
     from edgekit.hardware.devices import Kind, usual_devices
@@ -214,7 +233,7 @@ def _device(question: Question, result: PreflightResult) -> Iterator[Change]:
     from edgekit.hardware.wishes import machine_of
 
     tokens = result.context_tokens
-    if question.start.settled & PLACED:
+    if question.start.settled & PLACED or question.engine == "stream":
         return
     for kind, vendor in ((Kind.GPU, Vendor.NVIDIA), (Kind.MAC, Vendor.APPLE)):
         known = [one for one in usual_devices() if (one.kind, one.vendor) == (kind, vendor)]
@@ -286,6 +305,7 @@ _TO_FIT: tuple[Maker, ...] = (
     _placement,
     _memory,
     _engine,
+    _built_in,
     _more_cards,
     _device,
 )

@@ -9,6 +9,8 @@ from edgekit.plan.types import WINDOW_BUDGET_BYTES, Job, Window
 from edgekit.units import format_bytes
 
 MINIMUM_TOKENS = 16_384  # a model is of little use below it
+# Whose memory is far below the model's size asks little of it, and a window that rolls never ends.
+STREAM_MINIMUM_TOKENS = 512
 UNKNOWN_NATIVE_TOKENS = 32_768  # of a model that does not say what it was made for
 JOB_MARGIN_TOKENS = 64
 RECOMMENDED_PERCENT = 80

@@ -13,6 +13,7 @@ from edgekit.errors import RefusedError, UsageError
 from edgekit.memory.types import HOST, Load
 from edgekit.plan.context import (
     MINIMUM_TOKENS,
+    STREAM_MINIMUM_TOKENS,
     UNKNOWN_NATIVE_TOKENS,
     longest,
     plan_window,
@@ -147,10 +148,19 @@ class Fitting:
     def minimum(self) -> int:
         """Below it a model is of no use: 16K or what the caller says, its own window where that is smaller.
 
-        Who wants more than 16K wants it of every model.
+        Who wants more than 16K wants it of every model; who takes the built-in engine is content with less.
         """
+        streams = self.question.engine == "stream"
+        return self._least_of(STREAM_MINIMUM_TOKENS if streams else MINIMUM_TOKENS)
+
+    @cached_property
+    def comfortable(self) -> int:
+        """The same for all engines: for so long a window the fastest way is taken, whatever a slower one holds."""
+        return self._least_of(MINIMUM_TOKENS)
+
+    def _least_of(self, usual: int) -> int:
         wanted = self.question.min_context
-        least = MINIMUM_TOKENS if wanted is None else wanted
+        least = usual if wanted is None else wanted
         whole = least * self.streams
         return whole if least > MINIMUM_TOKENS else min(whole, self.most)
 

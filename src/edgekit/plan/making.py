@@ -85,7 +85,18 @@ def check_users(users: int | None, engine: str) -> None:
         raise UsageError(f"{users:,} users: {engine} serves 1 to {most:,} at once")
 
 
+def check_planned(engine: str) -> None:
+    """Raises UsageError for an engine that leaves a plan nothing to choose."""
+    if engine == "stream":
+        raise UsageError(
+            "a plan chooses a quantisation, devices and users, and the built-in engine has no use for"
+            " them: edgekit check MODEL --engine stream judges it, edgekit run MODEL --engine stream"
+            " runs it"
+        )
+
+
 def _check(wish: Wish) -> None:
+    check_planned(wish.engine)
     if not wish.variants:
         raise UsageError(f"{wish.label}: no quantisation to choose from")
     if not 1 <= wish.nodes <= MOST_NODES:

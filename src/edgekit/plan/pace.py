@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
+from edgekit import __version__
 from edgekit.basis import Basis
+from edgekit.engine.llamacpp.types import ALL_LAYERS
 from edgekit.hardware.budgets import devices_for
+from edgekit.hardware.calibration import device_key
+from edgekit.hardware.measured import Pace
 from edgekit.hardware.throughput import READING, Reading, host_pace
 from edgekit.hardware.types import Accelerator, Machine
 from edgekit.plan.placement import BACKENDS
 from edgekit.plan.planned import Speed
-from edgekit.plan.speed import expected_speed
+from edgekit.plan.speed import Calibration, expected_speed
 from edgekit.plan.types import Question, Weighed
+from edgekit.units import MIB
 
 USUAL_FILL_TOKENS = 4096  # in the window at the slow end: a long conversation
+LEAST_READ_BYTES = (
+    256 * MIB
+)  # what a token of a smaller model reads may lie in a processor's caches
+BANDWIDTH_OFF = 0.1  # an expectation from another bandwidth than this is another expectation
 
 
 def pace(
@@ -32,11 +42,50 @@ def pace(
         machine,
         question.engine,
         filled=(0, min(weighed.context_tokens, fill_tokens)),
+        calibration=measured_pace(machine, way.setup, question.engine),
     )
     if found is None or question.nodes == 1:
         return found
     told = f"{found.because}; what the network between machines costs is not in it"
     return replace(found, basis=Basis.ASSUMED, because=told)
+
+
+def measured_pace(machine: Machine, setup: Any, engine: str) -> Calibration | None:
+    """What this machine did, where it was measured in the same place: all on its cards, or all on its processor.
+
+    None where what was measured says nothing of it: a model that caches hold, an expectation that has changed since.
+    """
+    if engine != "llama.cpp" or machine.measured is None or machine.what_if:
+        return None
+    if setup.has_device and not _is_whole(setup):
+        return None
+    device = device_key(machine, machine.devices if setup.has_device else ())
+    found = machine.measured.engine(engine, device)
+    if found is None or found.pace is None or not _still_holds(found.pace, machine):
+        return None
+    return Calibration(
+        decode=_ratio(found.pace.decode_tokens_per_s, found.pace.expected_decode),
+        prefill=_ratio(found.pace.prefill_tokens_per_s, found.pace.expected_prefill),
+        told=f"scaled by what {found.pace.label} did here with {found.through} {found.version} on {found.pace.date}",
+    )
+
+
+def _is_whole(setup: Any) -> bool:
+    divided = setup.cpu_moe or setup.n_cpu_moe or not setup.offload_kqv
+    return setup.n_gpu_layers == ALL_LAYERS and not divided
+
+
+def _still_holds(measured: Pace, machine: Machine) -> bool:
+    known = None if machine.host is None else machine.host.bandwidth_bytes_per_s
+    now, then = known or 0, measured.bandwidth_bytes_per_s or 0
+    if measured.expected_decode is None:
+        return False
+    is_same = abs(now - then) <= BANDWIDTH_OFF * then and measured.edgekit == __version__
+    return is_same and measured.bytes_per_token >= LEAST_READ_BYTES
+
+
+def _ratio(measured: float, expected: float | None) -> float:
+    return 1.0 if expected is None else measured / expected
 
 
 def fastest_middle(
@@ -46,10 +95,11 @@ def fastest_middle(
 
     The geometric mean of sums is never below the sum of geometric means, so leaving out all but the reading is safe.
     """
+    most = _fastest_ratio(machine, engine)
     host = host_pace(machine)
     cards = devices_for(machine, engine)
     if not cards:
-        return math.sqrt(math.prod(host.rates())) / work_bytes
+        return most * math.sqrt(math.prod(host.rates())) / work_bytes
     if any(card.bandwidth_bytes_per_s is None for card in cards):
         return None
     rates = [
@@ -61,7 +111,16 @@ def fastest_middle(
     time_s = work_bytes * on_cards / (max(rates) * ranks)
     if not any(card.unified for card in cards):
         time_s += work_bytes * (1 - on_cards) / math.sqrt(math.prod(host.rates()))
-    return 1 / time_s
+    return most / time_s
+
+
+def _fastest_ratio(machine: Machine, engine: str) -> float:
+    """No speed is scaled by more than this."""
+    if machine.measured is None or machine.what_if:
+        return 1.0
+    paces = [one.pace for one in machine.measured.engines if one.engine == engine]
+    known = (_ratio(one.decode_tokens_per_s, one.expected_decode) for one in paces if one)
+    return max((1.0, *known))
 
 
 def _reading(card: Accelerator, engine: str) -> Reading:

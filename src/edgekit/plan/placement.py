@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from edgekit.embed.tokenizer.cost import vocabulary_bytes
 from edgekit.engine.types import Model
 from edgekit.errors import HardwareError, UsageError
 from edgekit.hardware.budgets import (
@@ -14,12 +15,17 @@ from edgekit.hardware.budgets import (
     devices_for,
     llamacpp_budgets,
     mlx_budgets,
+    stream_budgets,
     vllm_budgets,
     vllm_share,
 )
+from edgekit.hardware.calibration import device_key
 from edgekit.hardware.types import Accelerator, Machine, Vendor
 from edgekit.plan.types import Question, Way, Ways
-from edgekit.units import GIB
+from edgekit.units import GIB, MIB, format_bytes
+
+if TYPE_CHECKING:
+    from edgekit.engine.llamacpp.types import Overhead
 
 # Fields of a setup that say what lies where; a caller who settles one settles all.
 PLACED = frozenset({
@@ -159,7 +165,7 @@ def _less_and_less(model: Model) -> Iterator[tuple[dict[str, Any], str]]:
 
 def _on_devices(machine: Machine, cards: tuple[Accelerator, ...], setup: Any, because: str) -> Way:
     return Way(
-        setup=setup,
+        setup=replace(setup, overhead=measured_overhead(machine, cards)),
         budgets=llamacpp_budgets(machine, cards),
         because=because,
         cards=cards,
@@ -180,8 +186,26 @@ def _on_the_cpu(machine: Machine, setup: Any) -> Way:
 
     if machine.host is None:
         raise HardwareError(f"the memory of {machine.name} is not known: give --ram")
-    alone = replace(setup, backend=Backend.CPU)
+    alone = replace(setup, backend=Backend.CPU, overhead=measured_overhead(machine))
     return Way(setup=alone, budgets=llamacpp_budgets(machine, ()), because="all of it on the CPU")
+
+
+def measured_overhead(machine: Machine, cards: Cards = ()) -> Overhead | None:
+    """What llama.cpp held beside its bill when it was measured here; None where it was not, or elsewhere.
+
+    Cards that were not measured take at least what the processor alone does.
+    """
+    if machine.measured is None or machine.what_if:
+        return None
+    from edgekit.engine.llamacpp.types import Overhead
+
+    for device in dict.fromkeys((device_key(machine, cards), device_key(machine))):
+        found = machine.measured.engine("llama.cpp", device)
+        if found is not None and found.overhead_bytes:
+            alone = " on the processor alone" if cards and device == device_key(machine) else ""
+            told = f"measured on this machine{alone} with {found.through} {found.version}, {found.date}"
+            return Overhead(size_bytes=found.overhead_bytes, because=told)
+    return None
 
 
 def _names(cards: tuple[Accelerator, ...]) -> str:
@@ -288,8 +312,47 @@ def _mlx_ways(question: Question) -> Iterator[Way]:
     )
 
 
+def _stream_ways(question: Question) -> Iterator[Way]:
+    """Weights that stay in memory need no reading: all of them first, then fewer, then none."""
+    from edgekit.engine.stream import matrix_bytes, stream_model
+    from edgekit.engine.stream.setup import StreamSetup
+    from edgekit.engine.stream.threads import usual_threads
+
+    machine, start = question.machine, question.start
+    setup = start.setup or StreamSetup()
+    threads = setup.threads or usual_threads(machine.cores if machine.what_if else None)
+    tokens = stream_model(question.model).dimensions.vocabulary
+    vocabulary = vocabulary_bytes(question.model.header, tokens)
+    budgets = stream_budgets(machine, vocabulary_bytes=vocabulary, threads=threads)
+    whole_bytes = matrix_bytes(question.model)
+    for keep_bytes in _kept_sizes(whole_bytes, setup, settled="keep" in start.settled):
+        yield Way(
+            setup=replace(setup, threads=threads, keep_bytes=keep_bytes),
+            budgets=budgets,
+            because=_kept_told(keep_bytes, whole_bytes),
+            whole=keep_bytes is None,
+        )
+
+
+def _kept_sizes(whole_bytes: int, setup: Any, *, settled: bool) -> Iterator[int | None]:
+    if settled:
+        yield setup.keep_bytes
+        return
+    yield None
+    yield from (whole_bytes * quarters // 4 // MIB * MIB for quarters in (3, 2, 1, 0))
+
+
+def _kept_told(keep_bytes: int | None, whole_bytes: int) -> str:
+    if keep_bytes is None or keep_bytes >= whole_bytes:
+        return "all weights in memory"
+    if not keep_bytes:
+        return "weights read from the file for every token"
+    return f"{format_bytes(keep_bytes)} of weights in memory, the others read for every token"
+
+
 _WAYS: dict[str, Callable[[Question], Iterator[Way]]] = {
     "llama.cpp": _llamacpp_ways,
     "vllm": _vllm_ways,
     "mlx": _mlx_ways,
+    "stream": _stream_ways,
 }

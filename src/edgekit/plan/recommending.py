@@ -21,7 +21,7 @@ from edgekit.memory.types import Load
 from edgekit.plan.caches import embedding_start
 from edgekit.plan.context import MINIMUM_TOKENS
 from edgekit.plan.drafting import own_drafter
-from edgekit.plan.making import check_users, find_plan, make_plan
+from edgekit.plan.making import check_planned, check_users, find_plan, make_plan
 from edgekit.plan.pace import fastest_middle
 from edgekit.plan.planned import GOOD_ACCURACY, Plan, Wish
 from edgekit.plan.ranking import rank_of, root_of
@@ -92,6 +92,7 @@ def recommend(
     Of one family the first so many. Those too slow to read along come after all others. Raises HardwareError where the
     engine has nothing to run on.
     """
+    check_planned(ask.engine)
     check_runs(ask.machine, ask.engine)
     check_users(ask.users, ask.engine)
     search = _Search(ask, most, of_a_family, tell)

@@ -47,14 +47,15 @@ class Calibration:
     decode: float = 1.0
     prefill: float = 1.0
     spread: float = 0.15  # how far another model or length may still be off
+    told: str = ""  # what was measured, and when
 
 
 def calibrate(modelled: Speed, decode: float, prefill: float | None = None) -> Calibration:
     """From a speed modelled with `filled` at the length that was measured."""
     told = 1.0
     if prefill is not None and modelled.prefill is not None:
-        told = prefill / _middle(modelled.prefill)
-    return Calibration(decode=decode / _middle(modelled.decode), prefill=told)
+        told = prefill / middle(modelled.prefill)
+    return Calibration(decode=decode / middle(modelled.decode), prefill=told)
 
 
 def expected_speed(  # noqa: PLR0917 - the bill with all that it was made of, the machine and the engine
@@ -85,7 +86,7 @@ def expected_speed(  # noqa: PLR0917 - the bill with all that it was made of, th
     return Speed(
         decode=decode,
         prefill=told,
-        because=_because(places, most, run),
+        because=_because(places, most, run) + _measured(calibration),
         basis=Basis.ASSUMED if assumed else Basis.MODELLED,
     )
 
@@ -97,12 +98,16 @@ def _ordered(
     if calibration is None:
         return 1 / longer[0], 1 / shorter[1]
     ratio, spread = getattr(calibration, field), calibration.spread
-    slow = ratio * _middle((1 / longer[0], 1 / longer[1]))
-    fast = ratio * _middle((1 / shorter[0], 1 / shorter[1]))
+    slow = ratio * middle((1 / longer[0], 1 / longer[1]))
+    fast = ratio * middle((1 / shorter[0], 1 / shorter[1]))
     return slow * (1 - spread), fast * (1 + spread)
 
 
-def _middle(tokens_per_s: tuple[float, float]) -> float:
+def _measured(calibration: Calibration | None) -> str:
+    return f"; {calibration.told}" if calibration is not None and calibration.told else ""
+
+
+def middle(tokens_per_s: tuple[float, float]) -> float:
     """That of the middle time."""
     slow, fast = tokens_per_s
     return 2 / (1 / slow + 1 / fast)

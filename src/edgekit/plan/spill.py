@@ -11,11 +11,11 @@ import enum
 from dataclasses import dataclass
 
 from edgekit.basis import Basis
+from edgekit.engine.stream import setup as stream
 from edgekit.errors import KvSpillUnsupportedError, UsageError
 from edgekit.units import LARGEST, format_bytes
 
-PAGE_TOKENS = 256
-SPILL_FROM_TOKENS = 65_536  # a cache of so many or fewer stays whole
+PAGE_TOKENS, SPILL_FROM_TOKENS = stream.PAGE_TOKENS, stream.SPILL_FROM_TOKENS
 LEAST_PAGES = 2  # that stay: the one being written, and a place for the one that is read back
 
 
@@ -110,6 +110,7 @@ def plan_spill(
     store: Store,
     purpose: Purpose = Purpose.TEXT,
     room_bytes: int | None = None,
+    spill_from_tokens: int = SPILL_FROM_TOKENS,
 ) -> Spill:
     """The two parts of a cache. Raises KvSpillUnsupportedError, with the numbers, where it may not be spilled.
 
@@ -127,7 +128,7 @@ def plan_spill(
         purpose=purpose,
     )
     if spill.is_needed:
-        _check_gate(spill, resident_budget_bytes, room_bytes)
+        _check_gate(spill, resident_budget_bytes, room_bytes, spill_from_tokens)
     return spill
 
 
@@ -143,21 +144,23 @@ def _resident_tokens(tokens: int, bytes_per_token: int, budget_bytes: int) -> in
     return budget_bytes // (PAGE_TOKENS * bytes_per_token) * PAGE_TOKENS
 
 
-def _check_gate(spill: Spill, budget_bytes: int, room_bytes: int | None) -> None:
+def _check_gate(
+    spill: Spill, budget_bytes: int, room_bytes: int | None, spill_from_tokens: int
+) -> None:
     whole = format_bytes(spill.context_tokens * spill.bytes_per_token)
     lacking = (
         f"a cache of {spill.context_tokens:,} tokens x {spill.bytes_per_token:,} B = {whole} "
         f"does not fit {format_bytes(budget_bytes)}"
     )
-    why = _refusal(spill, room_bytes)
+    why = _refusal(spill, room_bytes, spill_from_tokens)
     if why:
         raise KvSpillUnsupportedError(f"{lacking}, and {why}")
 
 
-def _refusal(spill: Spill, room_bytes: int | None) -> str:
+def _refusal(spill: Spill, room_bytes: int | None, spill_from_tokens: int) -> str:
     """Why it may not be spilled; empty where it may."""
-    if spill.context_tokens <= SPILL_FROM_TOKENS:
-        return f"pages are spilled past {SPILL_FROM_TOKENS:,} tokens only: ask for fewer tokens"
+    if spill.context_tokens <= spill_from_tokens:
+        return f"pages are spilled past {spill_from_tokens:,} tokens only: ask for fewer tokens"
     if spill.resident_tokens < LEAST_PAGES * PAGE_TOKENS:
         least = format_bytes(LEAST_PAGES * spill.page_bytes)
         return f"{LEAST_PAGES} pages of it must stay, {least}: ask for a smaller model"

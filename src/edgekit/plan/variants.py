@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
+from edgekit.engine import FROM_GGUF
 from edgekit.engine.llamacpp.as_gguf import USUAL_MIXES
 from edgekit.engine.types import Model
 from edgekit.header.mixes import mix_by_name
@@ -93,7 +94,7 @@ def variants_of(model: Model, engine: str, *, settled: bool) -> tuple[Variant, .
     """What can be made of a model. `settled`: the caller has named the file, or how it is quantised."""
     if engine == "vllm" or settled:
         return as_it_is(model)
-    if engine == "llama.cpp":
+    if engine in FROM_GGUF:
         return _up_to_stored(model, at_mixes(model))
     from edgekit.engine.mlx.weights import quantization_of
 

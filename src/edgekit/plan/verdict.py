@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from edgekit.plan.context import recommended_context
+from edgekit.plan.context import longest, recommended_context
 from edgekit.plan.ladder import Ladder
 from edgekit.plan.placement import ways_of
-from edgekit.plan.types import PreflightResult, Question, Status
+from edgekit.plan.types import SAFE_PERCENT, PreflightResult, Question, Status
 
 
 def judge(question: Question) -> PreflightResult:
@@ -24,17 +24,17 @@ def judged(
     question = ladder.question
     fitting = ladder.holder(tokens) or ladder.nearest(tokens)
     weighed = fitting.price(tokens)
-    longest = ladder.longest if longest_tokens is None else longest_tokens
-    reasons = tuple(fitting.reasons(weighed, longest))
+    most = ladder.longest if longest_tokens is None else longest_tokens
+    reasons = tuple(fitting.reasons(weighed, most))
     geometry = question.model.geometry
     return PreflightResult(
         engine=question.engine,
         status=Status.FAILED if reasons else weighed.status,
         context_tokens=tokens,
         asked=ladder.top.asked is not None,
-        max_context=longest,
-        way_context=fitting.longest if longest_tokens is None else longest,
-        recommended_context=recommended_context(longest),
+        max_context=most,
+        way_context=fitting.longest if longest_tokens is None else most,
+        recommended_context=recommended_context(most),
         native_context=geometry.native_context or geometry.trained_context,
         streams=fitting.streams,
         uses=weighed.uses,
@@ -63,11 +63,24 @@ def _context(ladder: Ladder) -> tuple[int, str]:
     if top.asked is not None:
         return top.asked, top.asked_because
     window, because = top.window
-    for reach in (top.longest, ladder.longest):
-        if reach >= max(top.minimum, 1):
+    places = ((0, top.longest, top.comfortable), (ladder.last, ladder.longest, top.minimum))
+    for place, reach, least in places:
+        if reach >= max(least, 1):
             if window > reach:
-                return reach, "the longest that fits"
+                return _within(ladder, place, reach, least)
             if window < top.least:
                 return top.least, "the shortest there is: its cache is more than the budget"
             return window, because
     return max(min(top.minimum, top.most), top.least), "the least that is of use"
+
+
+def _within(ladder: Ladder, place: int, reach: int, least: int) -> tuple[int, str]:
+    """All that fits; of the built-in engine, which is for memories that are scarce, what leaves room."""
+    if ladder.question.engine == "stream":
+        rung = ladder.rung(place)
+        tokens = longest(
+            lambda count: rung.price(count).status is Status.PASSED, step=rung.step, most=reach
+        )
+        if tokens >= least:
+            return tokens, f"the longest that fills less than {SAFE_PERCENT} %"
+    return reach, "the longest that fits"

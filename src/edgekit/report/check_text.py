@@ -21,6 +21,8 @@ from edgekit.report.screen import (
     within,
 )
 
+_LESS = {"vllm": "more cards", "stream": "fewer weights in memory"}
+
 
 def check_text(
     check: Check, *, width: int = 100, colour: bool = False, glyphs: Glyphs = BLOCKS
@@ -74,7 +76,7 @@ def _longest(result: PreflightResult) -> str:
     fit = "would fit" if is_blocked(result) else "fit"
     most = f"up to {result.max_context:,}{_each(result)} {fit}"
     if result.can_load and result.way_context < result.max_context:
-        less = "more cards" if result.engine == "vllm" else "less on the devices"
+        less = _LESS.get(result.engine, "less on the devices")
         most = f"up to {result.way_context:,} {fit} so, up to {result.max_context:,} with {less}"
     return f"{most}, {result.recommended_context:,} recommended"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from edgekit.report.lines import figures, printable
+from edgekit.report.lines import counted, figures, printable
 from edgekit.report.screen import folded, within
 from edgekit.units import format_bytes
 
@@ -41,7 +41,7 @@ def _plan_notes(plan: EmbedPlan) -> Iterator[str]:
         else "none is read"
     )
     yield (
-        f"A pass holds {plan.pass_tokens:,} tokens; a text may have {plan.text_tokens:,}"
+        f"A pass holds {counted(plan.pass_tokens, 'token')}; a text may have {plan.text_tokens:,}"
         f" ({plan.text_tokens_because}). Of the weights {read} in every pass."
     )
     for line in plan.lines:
@@ -51,8 +51,8 @@ def _plan_notes(plan: EmbedPlan) -> Iterator[str]:
 
 def _title(plan: EmbedPlan) -> str:
     how = "mean of token rows" if plan.pooling is None else f"{plan.pooling.label} pooling"
-    threads = "1 thread" if plan.threads == 1 else f"{plan.threads} threads"
-    return f"{plan.label}  ·  {plan.dimensions:,} dimensions, {how}  ·  {threads}, {plan.kernels} kernels"
+    size, threads = counted(plan.dimensions, "dimension"), counted(plan.threads, "thread")
+    return f"{plan.label}  ·  {size}, {how}  ·  {threads}, {plan.kernels} kernels"
 
 
 def vectors_text(
@@ -68,7 +68,7 @@ def vectors_text(
     lines = [*folded(_title(plan), width), ""]
     first = vectors[0]
     for place, (text, count, vector) in enumerate(zip(texts, tokens, vectors, strict=True)):
-        said = [f"{count:,} token{'' if count == 1 else 's'}", f"norm {_norm(vector):.4f}"]
+        said = [counted(count, "token"), f"norm {_norm(vector):.4f}"]
         if place:
             said.append(f"cosine to the first {_cosine(first, vector):.4f}")
         lines += [_quoted(text, width), f"  {', '.join(said)}", f"  {_beginning(vector)}"]
@@ -101,14 +101,14 @@ def done_text(found: Finished, *, width: int) -> str:
     here = done.mark.kept - done.begun.kept
     tokens = done.mark.tokens - done.begun.tokens
     told = [
-        f"{done.mark.kept:,} vectors of {found.dimensions:,} dimensions in {found.output}",
-        f"{here:,} rows, {tokens:,} tokens in {_time(done.seconds)}{_rate(here, done.seconds)}",
+        f"{counted(done.mark.kept, 'vector')} of {counted(found.dimensions, 'dimension')} in {found.output}",
+        f"{counted(here, 'row')}, {counted(tokens, 'token')} in {_time(done.seconds)}{_rate(here, done.seconds)}",
     ]
     if done.begun.number:
         told.append(f"went on after row {done.begun.number:,} of an unfinished job")
     if done.mark.skipped:
         where = "" if found.skipped is None else f": {found.skipped} says which and why"
-        told.append(f"{done.mark.skipped:,} rows could not be embedded{where}")
+        told.append(f"{counted(done.mark.skipped, 'row')} could not be embedded{where}")
     return "\n".join(line for one in told for line in folded(one, width)) + "\n"
 
 
@@ -119,7 +119,7 @@ def _rate(rows: int, seconds: float) -> str:
 def progress_line(status: Status, *, width: int) -> str:
     """'[#####.....] 24 %  2,400 rows  310 rows/s  8,900 tokens/s  3 bad  2 min left'."""
     mark, begun, seconds = status.mark, status.begun, max(status.seconds, 1e-9)
-    parts = [f"{mark.number:,} rows", f"{(mark.number - begun.number) / seconds:,.1f} rows/s"]
+    parts = [counted(mark.number, "row"), f"{(mark.number - begun.number) / seconds:,.1f} rows/s"]
     parts.append(f"{(mark.tokens - begun.tokens) / seconds:,.0f} tokens/s")
     if mark.skipped:
         parts.append(f"{mark.skipped:,} bad")

@@ -8,6 +8,7 @@ from edgekit.hardware.budgets import Budget
 from edgekit.hardware.types import Accelerator, HostMemory, Machine
 from edgekit.memory.types import Pool, PoolKind
 from edgekit.report.bill_json import SCHEMA
+from edgekit.report.calibrate_json import measured_json
 from edgekit.report.usable import Usable, usable_by_engines
 
 
@@ -26,6 +27,7 @@ def machine_json(machine: Machine) -> dict[str, Any]:
         "what_if": machine.what_if,
         "host": None if machine.host is None else _host(machine.host),
         "devices": [_device(device) for device in machine.devices],
+        "calibration": measured_json(machine.measured),
         "notes": list(machine.notes),
     }
 
@@ -38,6 +40,7 @@ def _host(host: HostMemory) -> dict[str, Any]:
         "swap_total_bytes": host.swap_total_bytes,
         "swap_free_bytes": host.swap_free_bytes,
         "bandwidth_bytes_per_s": host.bandwidth_bytes_per_s,
+        "bandwidth_because": host.bandwidth_because or None,
         "limits": [
             {
                 "name": limit.name,

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from edgekit.hardware.types import Accelerator, HostMemory, Machine, Process, System
 from edgekit.report.bars import BLOCKS, Glyphs
+from edgekit.report.calibrate_text import measured_rows
 from edgekit.report.explain import ranges
 from edgekit.report.screen import folded, joined, placed, row_width, section, within
 from edgekit.report.usable import Usable, limit_on, reserve_words, usable_by_engines
@@ -35,6 +36,8 @@ def hardware_text(
     lines += section("Memory", _host_rows(machine), width)
     for alike in _alike(machine.devices):
         lines += section(_label(alike, machine), _device_rows(alike[0]), width)
+    if machine.measured is not None:
+        lines += section("Measured", measured_rows(machine.measured), width)
     lines += placed("Usable", list(_usable_lines(machine, row_width(width))), width)
     lines += section("Note", machine.notes, width)
     return "\n".join(lines) + "\n"
@@ -93,7 +96,7 @@ def _host_rows(machine: Machine) -> Iterator[str]:
         swap = _of(host.swap_free_bytes, host.swap_total_bytes)
         yield f"swap: {swap} free, not counted"
     if host.bandwidth_bytes_per_s:
-        yield _speed(host.bandwidth_bytes_per_s)
+        yield ", ".join(filter(None, (_speed(host.bandwidth_bytes_per_s), host.bandwidth_because)))
 
 
 def _limit_rows(host: HostMemory) -> Iterator[str]:

@@ -12,6 +12,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
+def counted(count: int, what: str) -> str:
+    """'1 row', '2,400 rows'."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """Columns as wide as what stands in them."""
     every = [head, *(tuple(map(printable, row)) for row in rows)]

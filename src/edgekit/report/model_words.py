@@ -26,6 +26,17 @@ def repository_word(files: ModelFiles | None) -> str:
     return str(path.parent) if path.suffix in {".json", ".safetensors"} else files.reference
 
 
+def own_word(files: ModelFiles | None) -> str:
+    """What EdgeKit itself calls it: a file, a hub id, an address."""
+    from edgekit.source.types import Origin
+
+    if files is None:
+        return PLACEHOLDER
+    if files.origin is Origin.URL:
+        return files.reference
+    return _local_file(files)
+
+
 def gguf_words(files: ModelFiles | None, mix: str | None = None) -> list[str]:
     """What llama.cpp calls it: a file, a hub id, an address; a name for a file that is still to be made."""
     from edgekit.source.types import Container, Origin

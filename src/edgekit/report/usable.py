@@ -12,6 +12,7 @@ from edgekit.hardware.budgets import (
     devices_for,
     llamacpp_budgets,
     mlx_budgets,
+    stream_budgets,
     vllm_budgets,
     vllm_share,
 )
@@ -60,6 +61,7 @@ _BUDGETS: dict[str, Callable[[Machine, tuple[Accelerator, ...]], tuple[Budget, .
     "llama.cpp": _llamacpp,
     "vllm": _vllm,
     "mlx": mlx_budgets,
+    "stream": lambda machine, _: stream_budgets(machine),
 }
 
 

@@ -26,14 +26,15 @@ def verification_json(found: Verification) -> dict[str, Any]:
             "seconds": round(answer.seconds, 3),
         },
         "facts": dict(found.estimate.facts),
-        "parts": [_row(row) for row in found.rows],
-        "total": _row(found.total),
+        "parts": [row_json(row) for row in found.rows],
+        "total": row_json(found.total),
         "resident": [_resident(one) for one in found.resident],
+        "beside_bytes": found.beside_bytes,
         "notes": list(found.notes),
     }
 
 
-def _row(row: Row) -> dict[str, Any]:
+def row_json(row: Row) -> dict[str, Any]:
     return {
         "part": row.part,
         "predicted_bytes": row.predicted_bytes,
@@ -53,4 +54,6 @@ def _resident(one: Resident) -> dict[str, Any]:
         "resident_bytes": one.resident_bytes,
         "anonymous_bytes": one.anonymous_bytes,
         "file_bytes": one.file_bytes,
+        "model_bytes": one.model_bytes,
+        "swapped_bytes": one.swapped_bytes,
     }

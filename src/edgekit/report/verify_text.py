@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from edgekit.report.bill_text import percent
 from edgekit.report.lines import figures, printable
@@ -19,12 +19,17 @@ def verification_text(found: Verification, *, asked: str, bold: bool = False) ->
     verdict = printable(_verdict(found))
     lines = [f"\x1b[1m{verdict}\x1b[0m" if bold else verdict]
     lines += folded(_title(found), MOST_WIDTH) + folded(asked, MOST_WIDTH) + [""]
-    shown = [row for row in found.rows if row.predicted_bytes or row.measured.high_bytes]
-    lines += figures(_HEAD, map(_cells, (*shown, found.total)))
+    lines += beside_lines((*found.rows, found.total))
     if found.resident:
         lines += ["", *_resident_table(found.resident)]
     lines += ["", *(line for note in _notes(found) for line in folded(note, MOST_WIDTH))]
     return "\n".join(lines) + "\n"
+
+
+def beside_lines(rows: Iterable[Row]) -> list[str]:
+    """What was predicted beside what the engine has; parts that neither has are left out."""
+    shown = [row for row in rows if row.predicted_bytes or row.measured.high_bytes]
+    return figures(_HEAD, map(_cells, shown))
 
 
 def _verdict(found: Verification) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Mapping, Sequence
 
 from edgekit.errors import EngineError
 from edgekit.units import format_bytes
 from edgekit.verify.process import NO_DEVICES, Child, run_child
-from edgekit.verify.types import EngineAnswer, Limits, Question, Resident
+from edgekit.verify.types import EngineAnswer, Limits, Paced, Question, Resident
 from edgekit.verify.ways import Way
 
 
@@ -31,9 +32,24 @@ def ask_engine(way: Way, question: Question, limits: Limits) -> EngineAnswer:
     )
 
 
-def load_for_real(way: Way, question: Question, limits: Limits) -> tuple[Resident, ...]:
-    """The process's memory at each step: started, weights loaded, context made, tokens decoded."""
-    return tuple(_run(way, question, limits).resident)
+def load_for_real(
+    way: Way, question: Question, limits: Limits
+) -> tuple[tuple[Resident, ...], Paced | None]:
+    """The process's memory at each step: started, weights loaded, context made, tokens decoded; and how fast it was."""
+    child = _run(way, question, limits)
+    return tuple(child.resident), _best(child.paced)
+
+
+def _best(found: Sequence[Mapping[str, float]]) -> Paced | None:
+    """Of several times the same: what else ran on the machine only takes."""
+    if not found:
+        return None
+    return Paced(
+        prompt_tokens=int(found[0]["prompt_n"]),
+        new_tokens=int(found[0]["predicted_n"]),
+        prefill_tokens_per_s=max(one["prompt_per_second"] for one in found),
+        decode_tokens_per_s=max(one["predicted_per_second"] for one in found),
+    )
 
 
 def _run(way: Way, question: Question, limits: Limits) -> Child:
@@ -58,12 +74,12 @@ def _end_of(child: Child, limits: Limits) -> str:
     if child.timed_out:
         return f"llama.cpp did not answer within {limits.timeout_s:g} s (--engine-timeout)"
     code, allowed = child.exit_code or 0, limits.memory_bytes
-    how = f"died of {_signal(-code)}" if code < 0 else f"gave up (exit code {code})"
+    how = f"died of {signal_name(-code)}" if code < 0 else f"gave up (exit code {code})"
     limit = "" if allowed is None else f"; it was allowed {format_bytes(allowed)} of address space"
     return f"llama.cpp {how}{limit}"
 
 
-def _signal(number: int) -> str:
+def signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:

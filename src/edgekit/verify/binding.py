@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
@@ -42,8 +43,12 @@ def request(question: Question) -> dict[str, Any]:
         "model": str(question.path),
         "stop_at": None if question.really else str(question.path.with_name(STOP)),
         "embeddings": setup.embeddings,
-        "parameters": _server() | _context(load, setup) | _placement(setup) | _run(question),
-        "enums": _enums(question),
+        "parameters": _server()
+        | context_parameters(load, setup)
+        | placement_parameters(setup)
+        | _run(question),
+        "enums": enum_parameters(load, mapped=question.really and setup.use_mmap),
+        "pacing": None if question.pacing is None else asdict(question.pacing),
     }
 
 
@@ -59,7 +64,7 @@ def _server() -> dict[str, Any]:
     }
 
 
-def _context(load: Load, setup: LlamaCppSetup) -> dict[str, Any]:
+def context_parameters(load: Load, setup: LlamaCppSetup) -> dict[str, Any]:
     asked = {
         "n_ctx": load.context_tokens or 0,
         "n_batch": load.batch_tokens,
@@ -72,7 +77,7 @@ def _context(load: Load, setup: LlamaCppSetup) -> dict[str, Any]:
     return {name: value for name, value in asked.items() if value is not None}
 
 
-def _placement(setup: LlamaCppSetup) -> dict[str, Any]:
+def placement_parameters(setup: LlamaCppSetup) -> dict[str, Any]:
     if not setup.has_device:
         return {"n_gpu_layers": 0, "no_extra_bufts": setup.repack is Repack.OFF}
     blocks = range(setup.n_cpu_moe)
@@ -91,16 +96,18 @@ def _placement(setup: LlamaCppSetup) -> dict[str, Any]:
 
 def _run(question: Question) -> dict[str, Any]:
     """Dry: its fit works every buffer out first, before anything else can go wrong."""
-    return {
+    run: dict[str, Any] = {
         "no_alloc": not question.really,
         "fit_params": not question.really,
         "load_mtp": question.setup.load_mtp,
     }
+    if question.pacing is not None:  # what is kept of prompts would count as the engine's own
+        run |= {"cache_ram_mib": 0, "n_ctx_checkpoints": 0}
+    return run
 
 
-def _enums(question: Question) -> dict[str, tuple[str, str]]:
-    load, flash = question.load, {None: "AUTO", True: "ENABLED", False: "DISABLED"}
-    mapped = question.really and question.setup.use_mmap
+def enum_parameters(load: Load, *, mapped: bool) -> dict[str, tuple[str, str]]:
+    flash = {None: "AUTO", True: "ENABLED", False: "DISABLED"}
     enums = {
         "load_mode": ("llama_load_mode", f"LLAMA_LOAD_MODE_{'MMAP' if mapped else 'NONE'}"),
         "flash_attn_type": (

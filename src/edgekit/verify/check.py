@@ -18,6 +18,7 @@ from edgekit.source.disk import LocalFile
 from edgekit.source.types import ModelFiles
 from edgekit.units import GIB, KIB, format_bytes
 from edgekit.verify.ask import ask_engine, load_for_real
+from edgekit.verify.beside import beside_bytes
 from edgekit.verify.hollow import files_of, hollow_out, on_disk
 from edgekit.verify.types import (
     COMPARED,
@@ -25,6 +26,8 @@ from edgekit.verify.types import (
     EngineAnswer,
     Limits,
     Measured,
+    Paced,
+    Pacing,
     Question,
     Resident,
     Row,
@@ -48,12 +51,13 @@ def verify_model(
     way: Way,
     timeout_s: float | None = None,
     really: bool = False,
+    pacing: Pacing | None = None,
     predict: Predict | None = None,
 ) -> Verification:
     """The bill beside the engine's. Raises EngineError with the engine's last words when it has none.
 
     `setup` is taken as far as `way` can start llama.cpp so: its mode, and weights that are not mapped.
-    `really` loads the weights too, from a local file, and decodes a few tokens.
+    `really` loads the weights too, from a local file, and decodes a few tokens; `pacing` then measures its speed.
     """
     path = _local_path(files) if really else None
     hollow = hollow_out(files)
@@ -70,9 +74,11 @@ def verify_model(
             Limits(timeout_s=timeout_s or DRY_TIMEOUT_S, memory_bytes=_dry_memory(estimate, setup)),
         )
     resident: tuple[Resident, ...] = ()
+    paced: Paced | None = None
     if path is not None:
-        question = Question(path=path, load=load, setup=setup, really=True)
-        resident = load_for_real(way, question, Limits(timeout_s=timeout_s or LOAD_TIMEOUT_S))
+        question = Question(path=path, load=load, setup=setup, really=True, pacing=pacing)
+        limits = Limits(timeout_s=timeout_s or LOAD_TIMEOUT_S)
+        resident, paced = load_for_real(way, question, limits)
     rows = compare(estimate, answer.parts)
     return Verification(
         label=files.label,
@@ -83,6 +89,8 @@ def verify_model(
         rows=rows,
         total=_total(rows),
         resident=resident,
+        beside_bytes=beside_bytes(resident, estimate, setup),
+        paced=paced,
         notes=tuple(_notes(estimate, answer)),
     )
 

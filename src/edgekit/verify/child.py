@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import random
 import signal
 import sys
 import time
@@ -20,6 +21,7 @@ MARK = "edgekit-verify "
 _LOG_PATIENCE_S = 1.0
 _PROMPT = "The quick brown fox jumps over the lazy dog"
 _NEW_TOKENS = 8
+_FIRST_PROMPT = 32
 
 
 def main() -> None:
@@ -66,21 +68,23 @@ def _start(request: dict[str, Any]) -> None:
     import xllamacpp
 
     try:
-        parameters = _parameters(xllamacpp, request)
+        parameters = make_parameters(xllamacpp, request)
     except (AttributeError, TypeError, ValueError) as error:
         _fail(f"this xllamacpp does not take a parameter that it should: {error}")
-    _tell(version=_llama_version(xllamacpp), **_memory("started"))
+    _tell(version=llama_version(xllamacpp), **_memory("started"))
     try:
         server = xllamacpp.Server(parameters)
     except RuntimeError as error:
-        _write_out_log(xllamacpp)
+        write_out_log(xllamacpp)
         _fail(str(error))
     _tell(**_memory("context made"))
-    _tell(**_memory(_work(server, embeddings=request["embeddings"])))
+    _tell(**_memory(_work(server, embeddings=request["embeddings"]), request["model"]))
+    if request.get("pacing"):
+        _pace(server, request["pacing"], request["model"])
     os._exit(0)  # what was asked for is told: no need to take it all down in order
 
 
-def _parameters(xllamacpp: Any, request: dict[str, Any]) -> Any:
+def make_parameters(xllamacpp: Any, request: dict[str, Any]) -> Any:
     parameters = xllamacpp.CommonParams()
     parameters.model.path = request["model"]
     for name, value in request["parameters"].items():
@@ -113,41 +117,101 @@ def _done(reply: Any, what: str) -> str:
     return what
 
 
+def _pace(server: Any, pacing: dict[str, Any], model: str) -> None:
+    """Prompts of made-up tokens, none like the one before, so that nothing is remembered of it.
+
+    The first is short: from its speed follows how long the others may be.
+    """
+    ids = random.Random(0)  # noqa: S311 - nothing is kept secret by it
+    end = time.monotonic() + pacing["seconds"]
+    speed = _timed(server, ids, pacing, _FIRST_PROMPT, _NEW_TOKENS)
+    share_s = pacing["seconds"] / 4
+    prompt, new = (
+        max(least, min(pacing[most], int(speed[f"{what}_per_second"] * share_s)))
+        for least, most, what in (
+            (_FIRST_PROMPT, "prompt_tokens", "prompt"),
+            (_NEW_TOKENS, "new_tokens", "predicted"),
+        )
+    )
+    for turn in range(pacing["times"]):
+        _tell(paced=_timed(server, ids, pacing, prompt, new))
+        if turn == 0:
+            _tell(**_memory(f"{prompt} tokens read", model))
+        if time.monotonic() > end:
+            break
+
+
+def _timed(
+    server: Any, ids: random.Random, pacing: dict[str, Any], prompt: int, new: int
+) -> dict[str, float]:
+    """The engine's own account of one completion."""
+    asked = {
+        "prompt": [ids.randrange(pacing["vocabulary"]) for _ in range(prompt)],
+        "n_predict": new,
+        "ignore_eos": True,
+        "temperature": 0,
+        "cache_prompt": False,
+    }
+    reply = server.handle_completions(asked)
+    _done(reply, "")
+    names = ("prompt_n", "prompt_per_second", "predicted_n", "predicted_per_second")
+    return {name: reply["timings"][name] for name in names}
+
+
 def _tell(**words: Any) -> None:
     print(MARK + json.dumps(words), flush=True)
 
 
-def _memory(when: str) -> dict[str, Any]:
-    return {"when": when, "memory": read_status()}
+def _memory(when: str, model: str | None = None) -> dict[str, Any]:
+    memory = read_status()
+    if model is not None and memory:
+        memory["Model"] = mapped_bytes(model)
+    return {"when": when, "memory": memory}
+
+
+def mapped_bytes(model: str) -> int:
+    """What is in memory of a model's files, the first of which is named; as /proc/self/smaps has it."""
+    first = os.path.realpath(model)
+    folder, found, is_its = os.path.dirname(first), 0, False  # noqa: PTH120 - nothing of EdgeKit, and no more
+    with open("/proc/self/smaps", encoding="utf-8", errors="replace") as lines:  # noqa: PTH123
+        for line in lines:
+            words = line.split(None, 5)
+            if "-" in words[0] and len(words) >= 5:
+                path = words[5].strip().removesuffix(" (deleted)") if len(words) > 5 else ""
+                shard = path.endswith(".gguf") and os.path.dirname(path) == folder  # noqa: PTH120
+                is_its = path == first or shard
+            elif is_its and words[0] == "Rss:":
+                found += int(words[1]) * 1024
+    return found
 
 
 def read_status(process: int | str = "self") -> dict[str, int]:
-    """VmRSS, RssAnon, RssFile of a process in bytes; nothing where there is no /proc."""
+    """VmRSS, RssAnon, RssFile, VmSwap of a process in bytes; nothing where there is no /proc."""
     found: dict[str, int] = {}
     try:
         with open(f"/proc/{process}/status", encoding="ascii", errors="replace") as lines:  # noqa: PTH123
             for line in lines:
                 name, _, rest = line.partition(":")
-                if name in {"VmRSS", "RssAnon", "RssFile"}:
+                if name in {"VmRSS", "RssAnon", "RssFile", "VmSwap"}:
                     found[name] = int(rest.split()[0]) * 1024
     except OSError:
         pass
     return found
 
 
-def _llama_version(xllamacpp: Any) -> str | None:
-    """llama_version() of the library that the binding is; other builds keep their functions to themselves."""
+def llama_version(xllamacpp: Any) -> str | None:
+    """What the library that the binding is calls itself; other builds keep their functions to themselves."""
     with suppress(AttributeError, OSError):
-        told = _library(xllamacpp).llama_version
+        told = load_library(xllamacpp).llama_version
         told.restype = ctypes.c_char_p
         return str(told().decode())
     return None
 
 
-def _write_out_log(xllamacpp: Any) -> None:
+def write_out_log(xllamacpp: Any) -> None:
     """Its log is written by a thread, which is behind on a busy machine: common_log_flush(common_log_main())."""
     try:
-        library = _library(xllamacpp)
+        library = load_library(xllamacpp)
         log, flush = library._Z15common_log_mainv, library._Z16common_log_flushP10common_log  # noqa: SLF001
     except (AttributeError, OSError):
         time.sleep(_LOG_PATIENCE_S)
@@ -156,7 +220,7 @@ def _write_out_log(xllamacpp: Any) -> None:
     flush(log())
 
 
-def _library(xllamacpp: Any) -> Any:
+def load_library(xllamacpp: Any) -> Any:
     return ctypes.CDLL(xllamacpp.xllamacpp.__file__)
 
 

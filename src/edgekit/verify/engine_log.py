@@ -1,14 +1,17 @@
 """Lines of llama.cpp's log -> what it made room for.
 
 A dry run makes no room, so the figures are those that it works out: the caches' own `size =` lines, the
-output and compute buffers, and the weights in the breakdown (common_memory_breakdown_print, whole MiB).
-Formats: llama-kv-cache.cpp, llama-memory-recurrent.cpp, llama-context.cpp, common/fit.cpp @ 0c1e570.
+output and compute buffers, and the weights in the breakdown (common_memory_breakdown_print, whole MiB). A real
+run tells its weights buffer by buffer, to hundredths of a MiB, and a second context where a drafter has one.
+Formats: llama-model.cpp, llama-kv-cache.cpp, llama-memory-recurrent.cpp, llama-context.cpp, common/fit.cpp @ 0c1e570.
 """
 
 from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from edgekit.errors import EngineError
 from edgekit.memory.types import Component
@@ -21,7 +24,9 @@ _LINE_CHARS = 400
 
 _NEW_CONTEXT = "llama_context: constructing llama_context"
 _SLIDES = re.compile(r"creating +(non-)?SWA KV cache")
+_RESERVING = "sched_reserve: reserving"  # what was reserved for this context before is given back
 _SIZE = r"= +(\d+\.\d\d) MiB"
+_WEIGHTS = re.compile(r"load_tensors: +(\S+) model buffer size " + _SIZE)
 _FIGURES = (
     (re.compile(r"llama_kv_cache\w*: size " + _SIZE), Component.KV_CACHE),
     (re.compile(r"llama_memory_recurrent: size " + _SIZE), Component.STATE),
@@ -53,18 +58,48 @@ def whole(text: str) -> Measured:
     return Measured(low_bytes=int(text) * MIB, high_bytes=(int(text) + 1) * MIB - 1)
 
 
+@dataclass(slots=True)
+class _Context:
+    """What one llama_context told of itself."""
+
+    parts: dict[Component, Measured] = field(default_factory=dict)
+    resolved: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What a real run made room for, with its drafter's share."""
+
+    parts: dict[Component, Measured]
+    weights: tuple[tuple[str, Measured], ...]  # by buffer: "CPU_Mapped", "CUDA0"
+    resolved: dict[str, str]  # n_ctx, n_seq_max ... of the model itself
+
+
+def is_complaint(line: str) -> bool:
+    """A line of the log that says what went wrong."""
+    return _COMPLAINT.search(line) is not None
+
+
 class EngineLog:
     """Takes the log line by line until it holds the whole answer."""
 
     def __init__(self) -> None:
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self._complaints: dict[str, None] = {}
-        self.resolved: dict[str, str] = {}
         self.devices: list[str] = []
-        self._parts: dict[Component, Measured] = {}
+        self._contexts: list[_Context] = [_Context()]
+        self._weights: list[tuple[str, Measured]] = []
         self._breakdown: dict[str, tuple[Measured, Measured, Measured]] = {}
         self._sliding = False
         self.complete = False
+
+    @property
+    def resolved(self) -> dict[str, str]:
+        return self._contexts[-1].resolved
+
+    @property
+    def _parts(self) -> dict[Component, Measured]:
+        return self._contexts[-1].parts
 
     @property
     def answered(self) -> bool:
@@ -80,8 +115,9 @@ class EngineLog:
         if self.complete:
             return
         if _NEW_CONTEXT in line:
-            self._parts.clear()
-            self.resolved.clear()
+            self._contexts.append(_Context())
+        elif _RESERVING in line:
+            self._parts.pop(Component.COMPUTE, None)
         self._add_figure(line)
         self._add_fact(line)
 
@@ -90,7 +126,7 @@ class EngineLog:
         if not told:
             return
         self._last.append(told)
-        if len(self._complaints) < _COMPLAINTS and STOP not in line and _COMPLAINT.search(line):
+        if len(self._complaints) < _COMPLAINTS and STOP not in line and is_complaint(line):
             self._complaints[told] = None
 
     def _add_breakdown(self, line: str) -> bool:
@@ -109,6 +145,8 @@ class EngineLog:
         if found := _SLIDES.search(line):
             self._sliding = found.group(1) is None
             return
+        if found := _WEIGHTS.search(line):
+            self._weights.append((found[1], hundredths(found[2])))
         for pattern, component in _FIGURES:
             if found := pattern.search(line):
                 if component is Component.KV_CACHE and self._sliding:
@@ -121,15 +159,35 @@ class EngineLog:
         elif found := _FLASH.search(line):
             self.resolved["flash_attn"] = found[1] or found[2]
 
+    def held(self) -> Held:
+        """What a real run told while it loaded. EngineError when the log is not what we know."""
+        contexts = [context for context in self._contexts if context.parts]
+        told = {kind for context in contexts for kind in context.parts}
+        if not self._weights or not {Component.COMPUTE, Component.OUTPUT} <= told:
+            raise EngineError(
+                "this llama.cpp's log is not understood: it does not tell its buffers; an update of "
+                f"edgekit may know this version ({self.last_words()})"
+            )
+        weights = _sum(size for _, size in self._weights)
+        parts = {
+            kind: _sum(context.parts.get(kind, NOTHING) for context in contexts)
+            for kind in (*_CACHES, Component.OUTPUT, Component.COMPUTE)
+        }
+        return Held(
+            parts={Component.WEIGHTS: weights, **parts},
+            weights=tuple(self._weights),
+            resolved=dict(contexts[0].resolved),
+        )
+
     def parts(self) -> dict[Component, Measured]:
-        """Every part of the answer. EngineError when the log is not what we know."""
+        """Every part of the answer of a dry run. EngineError when the log is not what we know."""
         if not self._breakdown or not {Component.COMPUTE, Component.OUTPUT} <= self._parts.keys():
             raise EngineError(f"llama.cpp did not come to an answer: {self.last_words()}")
         model, context, compute = (
-            sum((row[i] for row in self._breakdown.values()), NOTHING) for i in range(3)
+            _sum(row[i] for row in self._breakdown.values()) for i in range(3)
         )
         caches = [self._parts.get(kind, NOTHING) for kind in _CACHES]
-        self._check("cache", sum(caches, NOTHING), context)
+        self._check("cache", _sum(caches), context)
         self._check("compute buffer", self._parts[Component.COMPUTE], compute)
         return {
             Component.WEIGHTS: model,
@@ -149,6 +207,10 @@ class EngineLog:
     def last_words(self) -> str:
         """Its complaints, of which the first says most; the last lines where there is none."""
         return " | ".join(self._complaints or self._last) or "it said nothing"
+
+
+def _sum(sizes: Iterable[Measured]) -> Measured:
+    return sum(sizes, NOTHING)
 
 
 _CACHES = (Component.KV_CACHE, Component.SLIDING_KV_CACHE, Component.STATE)

@@ -71,7 +71,7 @@ def on_disk(hollow: Sequence[HollowFile]) -> Iterator[Path]:
 
     EngineError where the files would really take their size.
     """
-    with _ending_in_order(), ExitStack() as stack:
+    with ending_in_order(), ExitStack() as stack:
         try:
             folder = stack.enter_context(
                 tempfile.TemporaryDirectory(prefix="edgekit-verify-", ignore_cleanup_errors=True)
@@ -86,7 +86,7 @@ def on_disk(hollow: Sequence[HollowFile]) -> Iterator[Path]:
 
 
 @contextmanager
-def _ending_in_order() -> Iterator[None]:
+def ending_in_order() -> Iterator[None]:
     """SIGTERM and SIGHUP end Python on the spot; as an exception they let it clean up, as Ctrl-C does."""
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     ours = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]

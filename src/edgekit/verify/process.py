@@ -23,7 +23,7 @@ from edgekit.verify.types import Resident
 _LINE_BYTES = 65_536
 _PATIENCE_S = 0.5  # llama-fit-params says nothing after its breakdown
 _WEIGHTS_LOADED = "llama_context: constructing llama_context"
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "GGML_NO_BACKTRACE": "1",  # an abort would start a debugger on itself
     "MALLOC_ARENA_MAX": "2",  # each arena reserves 64 MiB of the address space
     "OMP_WAIT_POLICY": "passive",  # threads that wait do not spin
@@ -41,6 +41,7 @@ class Child:
     log: EngineLog = field(default_factory=EngineLog)
     version: str | None = None
     resident: list[Resident] = field(default_factory=list)
+    paced: list[Mapping[str, float]] = field(default_factory=list)
     timed_out: bool = False
     enough: bool = False  # ended by us: it had told everything
     exit_code: int | None = None
@@ -57,7 +58,9 @@ def run_child(
     child = Child()
     with _process(environment) as process, _deadline(process, child, timeout_s):
         # The engine's log and what our own side of the child tells would mix on one pipe.
-        messages = threading.Thread(target=_hear, args=(_open(process.stdout), child), daemon=True)
+        messages = threading.Thread(
+            target=_hear, args=(open_end(process.stdout), child), daemon=True
+        )
         messages.start()
         _send(process, json.dumps(dict(request)).encode())
         _read_log(process, child, to_the_end=to_the_end)
@@ -77,7 +80,7 @@ def _process(environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, **_ENVIRONMENT, **environment, "PYTHONPATH": paths},
+            env={**os.environ, **ENVIRONMENT, **environment, "PYTHONPATH": paths},
             start_new_session=True,
         )
     except OSError as error:
@@ -91,14 +94,14 @@ def _process(environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]
 def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:  # else its number may be another's by now
         with suppress(ProcessLookupError, PermissionError):
-            _kill_group(process)
+            kill_group(process)
         process.wait()
     for stream in (process.stdin, process.stderr):
         with suppress(BrokenPipeError):
-            _open(stream).close()
+            open_end(stream).close()
 
 
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
+def kill_group(process: subprocess.Popen[bytes]) -> None:
     if hasattr(os, "killpg"):
         os.killpg(process.pid, signal.SIGKILL)
     else:
@@ -120,7 +123,7 @@ def _deadline(process: subprocess.Popen[bytes], child: Child, timeout_s: float) 
         timer.cancel()
 
 
-def _open(stream: IO[bytes] | None) -> IO[bytes]:
+def open_end(stream: IO[bytes] | None) -> IO[bytes]:
     if stream is None:
         raise TypeError("both ends of a child are pipes")
     return stream
@@ -128,7 +131,7 @@ def _open(stream: IO[bytes] | None) -> IO[bytes]:
 
 def _send(process: subprocess.Popen[bytes], request: bytes) -> None:
     with suppress(BrokenPipeError):  # it died at once: its last words say why
-        stream = _open(process.stdin)
+        stream = open_end(process.stdin)
         stream.write(request)
         stream.close()
 
@@ -141,14 +144,17 @@ def _hear(stream: IO[bytes], child: Child) -> None:
             if line.startswith(MARK):
                 told = json.loads(line.removeprefix(MARK))
                 child.version = told.get("version", child.version)
-                _note(child, told["when"], told["memory"])
+                if "paced" in told:
+                    child.paced.append(told["paced"])
+                else:
+                    _note(child, told["when"], told["memory"])
 
 
 def _read_log(process: subprocess.Popen[bytes], child: Child, *, to_the_end: bool) -> None:
     """To its end, or until it is complete, or nothing more comes after the last that matters."""
     patience = threading.Timer(_PATIENCE_S, process.kill)
     patience.daemon = True
-    while not child.enough and (raw := _open(process.stderr).readline(_LINE_BYTES)):
+    while not child.enough and (raw := open_end(process.stderr).readline(_LINE_BYTES)):
         _take(process, child, raw.decode(errors="replace"), to_the_end=to_the_end)
         if child.log.answered and not to_the_end and patience.ident is None:
             patience.start()
@@ -167,12 +173,20 @@ def _take(process: subprocess.Popen[bytes], child: Child, line: str, *, to_the_e
 
 
 def _note(child: Child, when: str, memory: Mapping[str, int]) -> None:
-    if "VmRSS" in memory:
-        child.resident.append(
-            Resident(
-                when=when,
-                resident_bytes=memory["VmRSS"],
-                anonymous_bytes=memory.get("RssAnon"),
-                file_bytes=memory.get("RssFile"),
-            )
-        )
+    found = resident_at(when, memory)
+    if found is not None:
+        child.resident.append(found)
+
+
+def resident_at(when: str, memory: Mapping[str, int]) -> Resident | None:
+    """What read_status told; None where it told nothing."""
+    if "VmRSS" not in memory:
+        return None
+    return Resident(
+        when=when,
+        resident_bytes=memory["VmRSS"],
+        anonymous_bytes=memory.get("RssAnon"),
+        file_bytes=memory.get("RssFile"),
+        model_bytes=memory.get("Model"),
+        swapped_bytes=memory.get("VmSwap", 0),
+    )

@@ -65,6 +65,28 @@ class Question:
     load: Load
     setup: LlamaCppSetup
     really: bool = False  # load the weights and decode a few tokens
+    pacing: Pacing | None = None  # then read and write more of them, to see how fast it is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pacing:
+    """How the speed of a loaded model is measured: several times the same, the best counts."""
+
+    vocabulary: int  # token ids below it exist
+    prompt_tokens: int = 512  # at most: fewer where so many would take too long
+    new_tokens: int = 32
+    times: int = 5
+    seconds: float = 20.0  # for all of them; one is always done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paced:
+    """What the engine itself says of its speed."""
+
+    prompt_tokens: int
+    new_tokens: int
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +105,8 @@ class Resident:
     resident_bytes: int
     anonymous_bytes: int | None = None  # its own: caches, results, copied weights
     file_bytes: int | None = None  # mapped from files: weights that can be dropped and read again
+    model_bytes: int | None = None  # ... of these the model's own
+    swapped_bytes: int = 0  # its own too, on the disk just then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +155,10 @@ class Verification:
     rows: tuple[Row, ...]
     total: Row
     resident: tuple[Resident, ...] = ()
+    beside_bytes: int | None = (
+        None  # what the process held on the host beside its bill, if that is known
+    )
+    paced: Paced | None = None
     notes: tuple[str, ...] = ()
 
     @property

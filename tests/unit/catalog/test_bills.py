@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 from typing import Any
 
 import pytest
@@ -33,6 +34,11 @@ ASKED: dict[str, tuple[Load, dict[str, Any]]] = {
 }
 
 
+@cache
+def opened(name: str) -> Model:
+    return open_entry(find_entry(name), "llama.cpp")
+
+
 def bill(model: Model, load: Load, setup: LlamaCppSetup) -> Counter[object] | str:
     """Bytes by component, pool and layer; or what the engine says against it."""
     try:
@@ -50,8 +56,7 @@ def bill(model: Model, load: Load, setup: LlamaCppSetup) -> Counter[object] | st
 def test_every_line_is_that_of_the_recorded_header(name: str, mix: str, asked: str) -> None:
     load, options = ASKED[asked]
     recorded = bill(engine_models()[name, mix], load, LlamaCppSetup(**options))
-    ours = open_entry(find_entry(name), "llama.cpp")
-    assert bill(ours, load, LlamaCppSetup(**options, mix=mix)) == recorded
+    assert bill(opened(name), load, LlamaCppSetup(**options, mix=mix)) == recorded
 
 
 def test_all_recorded_models_without_doubt_are_there() -> None:

@@ -15,6 +15,7 @@ from edgekit.catalog.types import Entry, Kind
 from edgekit.engine import ENGINES, engine_named
 from edgekit.engine.llamacpp.types import LlamaCppSetup
 from edgekit.engine.mlx.types import MlxSetup
+from edgekit.engine.stream.setup import StreamSetup
 from edgekit.engine.vllm.types import VllmSetup
 from edgekit.errors import EdgekitError, NotFoundError, RefusedError, UsageError
 from edgekit.memory.types import Load
@@ -24,6 +25,7 @@ SETUPS = {
     "llama.cpp": LlamaCppSetup(mix="Q4_K_M"),
     "vllm": VllmSetup(),
     "mlx": MlxSetup(),
+    "stream": StreamSetup(),
 }
 every_entry = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
 

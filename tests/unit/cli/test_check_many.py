@@ -146,10 +146,11 @@ def test_nothing_of_a_table_is_left_for_one(
 def test_several_engines_for_several_models(
     three: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, told = ask_json(capsys, three[0], three[2], "--engine", "all", *MACHINE)
+    code, told = ask_json(capsys, three[0], three[2], "--engine", "all", *MACHINE, "--ram", "1500M")
     assert code == 3  # the best engine of each, the worst of the models
-    assert len(told["models"]) == 2 * 3
+    assert len(told["models"]) == 2 * 4
     assert told["summary"]["cannot_run"] == 4
+    assert told["summary"]["fits"] == 1  # the smaller one, read from its file for every token
 
 
 # --- folders

@@ -8,6 +8,8 @@ import pytest
 
 from edgekit.cli import main
 from edgekit.cli.asking import CONTEXT, CONTEXT_NAMES
+from edgekit.cli.flags import whole
+from edgekit.errors import UsageError
 
 SAMPLE = "sample:qwen3-30b-a3b"
 EVERY_NAME = (*CONTEXT.names, *CONTEXT_NAMES)
@@ -31,6 +33,20 @@ def test_all_are_the_same(
     answer = answer.get("engines", {}).get("llama.cpp", answer)
     answer = answer.get("estimate", answer)
     assert answer["facts"]["n_ctx"] == 16_384
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("7", 7), ("7.0", 7), ("1.5k", 1536), ("0.25k", 256), ("1,024", 1024), ("9007199254740993", 2**53 + 1)],
+)  # fmt: skip
+def test_whole_numbers_and_suffixes_that_come_out_whole(text: str, number: int) -> None:
+    assert whole(most=2**60)(text) == number
+
+
+@pytest.mark.parametrize("text", ["3.5", "-3.5", "0.5", "4096.5", "32.7k", "1.0000001m"])
+def test_half_a_token_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"is not a whole number such as 8192 or 32k"):
+        whole(least=-9)(text)
 
 
 @pytest.mark.parametrize("name", CONTEXT_NAMES)

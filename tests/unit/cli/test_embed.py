@@ -21,6 +21,8 @@ from tests.embed_models import write_model
 
 from edgekit.cli import main
 from edgekit.embed import open_embedder
+from edgekit.embed.bulk.types import Mark, Status
+from edgekit.report.embed_text import progress_line
 
 TINY: dict[str, Any] = {
     "layers": 1,
@@ -222,6 +224,33 @@ def test_texts_to_a_file(ask: Any, tmp_path: Path) -> None:
     assert np.load(tmp_path / "out.npy").shape == (1, 64)
 
 
+def test_one_is_one_row(ask: Any, tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"text": "one"}\n{"text": null}\n')
+    words = ("--input", source, "--output", tmp_path / "out.npy", "--skip-bad", "--dimensions", "1")
+    code, out, err = ask(*words)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"1 vector of 1 dimension in {tmp_path / 'out.npy'}\n1 row, ")
+    assert "\n1 row could not be embedded" in out
+    assert "1 dimension, mean pooling" in ask("one", "--dimensions", "1")[1]
+    status = Status(mark=Mark(number=1), begun=Mark(), seconds=1, share=None, share_begun=None)
+    assert progress_line(status, width=80).startswith("1 row  1.0 rows/s")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--dimensions", "3.5"), "--dimensions: '3.5' is not a whole number such as 8192 or 32k"),
+        (("--dimensions", "0.01k"), "--dimensions: '0.01k' is not a whole number"),  # 10.24
+        (("--batch", "1.5"), "--batch: '1.5' is not a whole number"),
+    ],
+)
+def test_half_a_dimension_is_refused(ask: Any, words: tuple[str, ...], told: str) -> None:
+    code, out, err = ask("one", *words)
+    assert (code, out) == (2, "")
+    assert told in err
+
+
 BAD = '{"text": "one"}\n{"text": null}\n{"text": "three"}\nnonsense\n{"text": "%s"}\n' % (
     "word " * 600
 )
@@ -374,6 +403,29 @@ def test_long_rows_stay_inside_the_budget(
     assert len(listed) == (48 if kind == "parquet" else 6)
     over = f"the limit of a row with a budget of {budget_mib}.00 MiB"
     assert all((over in line) == (size > 2_700_000) for line in listed)
+
+
+@pytest.mark.parametrize(("budget", "limit_bytes"), [("192M", 1_572_864), ("4G", 8_000_000)])
+def test_a_parquet_page_far_over_the_limit_is_2(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], budget: str, limit_bytes: int
+) -> None:
+    """A few KB that unpack to more than may be held: nothing of it is unpacked."""
+    source, most_bytes = tmp_path / "in.parquet", 3 * limit_bytes
+    texts = ["fits", "a" * (most_bytes + 1)]
+    pq.write_table(pa.table({"text": texts}), source, compression="zstd", row_group_size=1)
+    del texts
+    assert source.stat().st_size < 64 * 1024
+    words = ("--input", source, "--output", tmp_path / "out.npy", "--skip-bad", "--budget", budget)
+    assert main(["embed", str(model), *map(str, words)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.search(
+        rf"in\.parquet: a page of row group 2 unpacks to {most_bytes // 10**6},\d{{3}},\d{{3}} bytes,"
+        rf" and {most_bytes:,} may be held \(3 x {limit_bytes:,} bytes, the limit of a row with a budget of"
+        r" [\d.]+ [MG]iB\): give a larger --budget, or write the file with smaller pages",
+        err,
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["in.parquet"]
 
 
 def test_a_job_goes_on_with_the_limit_of_its_rows(model: Path, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_this_machine_for_a_program(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = ask(capsys, "--json")
     told = json.loads(out)
     assert (code, err) == (0, "")
-    assert list(told["engines"]) == ["llama.cpp", "vllm", "mlx"]
+    assert list(told["engines"]) == ["llama.cpp", "vllm", "mlx", "stream"]
     assert told["machine"]["host"]["total_bytes"] > 0
 
 

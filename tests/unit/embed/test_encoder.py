@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.embed_models import write_model
+from tests.straight import Straight
 
 from edgekit.embed.budget import EncoderPlan, plan_encoder
 from edgekit.embed.encoder import open_encoder
@@ -52,141 +52,6 @@ def encoded(path: Path, texts: Sequence[Sequence[int]], **wishes: Any) -> Floats
         into = np.empty((len(texts), encoder.width), np.float32)
         encoder.encode(texts, into, lambda _share: None)
     return into
-
-
-class Straight:
-    """A model as the papers have it. Reads the file with gguf's own reader."""
-
-    def __init__(self, path: Path) -> None:
-        reader = gguf.GGUFReader(path)
-        self.keys = {name: field.contents() for name, field in reader.fields.items()}
-        self.architecture = self.keys["general.architecture"]
-        self.tensors = {
-            tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float64)
-            for tensor in reader.tensors
-        }
-        self.heads = self.key("attention.head_count")
-        self.kv_heads = self.key("attention.head_count_kv", self.heads)
-        width = self.key("embedding_length")
-        self.head_dim = self.key("attention.key_length", width // self.heads)
-        self.is_bert = "bert" in self.architecture
-        norm = "layer_norm_epsilon" if self.is_bert else "layer_norm_rms_epsilon"
-        self.epsilon = self.key(f"attention.{norm}")
-        self.causal = self.key("attention.causal", not self.is_bert)
-
-    def key(self, name: str, otherwise: Any = None) -> Any:
-        return self.keys.get(f"{self.architecture}.{name}", otherwise)
-
-    def vectors(self, texts: Sequence[Sequence[int]], pooling: Pooling) -> Wide:
-        pools = {
-            Pooling.MEAN: lambda x: x.mean(0),
-            Pooling.CLS: lambda x: x[0],
-            Pooling.LAST: lambda x: x[-1],
-        }
-        return np.stack([pools[pooling](self.tokens(list(text))) for text in texts])
-
-    def tokens(self, text: list[int]) -> Wide:
-        x = self.tensors["token_embd.weight"][text]
-        if "token_types.weight" in self.tensors:
-            x = x + self.tensors["token_types.weight"][0]
-        if "position_embd.weight" in self.tensors:
-            x = x + self.tensors["position_embd.weight"][: len(text)]
-        if self.is_bert:
-            x = self.norm("token_embd_norm", x)
-        for place in range(self.key("block_count")):
-            x = self.layer(f"blk.{place}.", x)
-        return x if self.is_bert else self.norm("output_norm", x)
-
-    def layer(self, at: str, x: Wide) -> Wide:
-        if not self.is_bert:
-            x = x + self.attention(at, self.norm(f"{at}attn_norm", x))
-            return x + self.feed_forward(at, self.norm(f"{at}ffn_norm", x))
-        between = self.norm(f"{at}attn_output_norm", self.attention(at, x) + x)
-        if f"{at}attn_norm_2.weight" in self.tensors:
-            between = self.norm(f"{at}attn_norm_2", between + x)
-        return self.norm(f"{at}layer_output_norm", self.feed_forward(at, between) + between)
-
-    def attention(self, at: str, x: Wide) -> Wide:
-        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        if f"{at}attn_qkv.weight" in self.tensors:
-            q, k, v = np.split(self.linear(f"{at}attn_qkv", x), [query, query + key], axis=1)
-        else:
-            q, k, v = (self.linear(f"{at}attn_{one}", x) for one in "qkv")
-        q, k = self.head_norm(f"{at}attn_q_norm", q), self.head_norm(f"{at}attn_k_norm", k)
-        out = np.empty_like(q)
-        for head in range(self.heads):
-            shared = head // (self.heads // self.kv_heads)
-            own = slice(head * self.head_dim, (head + 1) * self.head_dim)
-            theirs = slice(shared * self.head_dim, (shared + 1) * self.head_dim)
-            scores = self.turned(q[:, own]) @ self.turned(k[:, theirs]).T / math.sqrt(self.head_dim)
-            scores += self.leaning(head, len(x))
-            if self.causal:
-                scores[np.triu_indices(len(x), 1)] = -np.inf
-            weights = np.exp(scores - scores.max(1, keepdims=True))
-            out[:, own] = weights / weights.sum(1, keepdims=True) @ v[:, theirs]
-        return self.linear(f"{at}attn_output", out)
-
-    def turned(self, x: Wide) -> Wide:
-        """Pairs of values as complex numbers that turn with the place."""
-        if self.architecture in {"bert", "jina-bert-v2"}:
-            return x
-        rotary = self.key("rope.dimension_count", self.head_dim)
-        speeds = self.key("rope.freq_base", 10_000.0) ** (-np.arange(0, rotary, 2) / rotary)
-        speeds = speeds / self.tensors.get("rope_freqs.weight", 1.0)
-        turn = np.exp(1j * np.arange(len(x))[:, None] * speeds)
-        x = x.copy()
-        half = rotary // 2
-        one, other = (
-            (slice(0, rotary, 2), slice(1, rotary, 2))
-            if self.architecture == "llama"
-            else (slice(0, half), slice(half, rotary))
-        )
-        there = (x[:, one] + 1j * x[:, other]) * turn
-        x[:, one], x[:, other] = there.real, there.imag
-        return x
-
-    def leaning(self, head: int, tokens: int) -> Wide:
-        if self.architecture != "jina-bert-v2":
-            return np.zeros((tokens, tokens))
-        assert self.heads in {2, 4}, "a power of two, so that the plain formula holds"
-        places = np.arange(tokens)
-        slope: float = 2.0 ** (-8 * (head + 1) / self.heads)
-        return np.asarray(-slope * np.abs(places[:, None] - places))
-
-    def head_norm(self, name: str, x: Wide) -> Wide:
-        if f"{name}.weight" not in self.tensors:
-            return x
-        width = len(self.tensors[f"{name}.weight"])
-        return self.norm(name, x.reshape(-1, width)).reshape(x.shape)
-
-    def feed_forward(self, at: str, x: Wide) -> Wide:
-        up = self.linear(f"{at}ffn_up", x)
-        inner = self.key("feed_forward_length")
-        if f"{at}ffn_gate.weight" in self.tensors:
-            gate: Wide | None = self.linear(f"{at}ffn_gate", x)
-        elif up.shape[1] == 2 * inner:
-            gate, up = up[:, :inner], up[:, inner:]
-        else:
-            gate = None
-        gelu = self.architecture in {"bert", "jina-bert-v2"}
-        active = up if gate is None else gate
-        erf = np.vectorize(math.erf)
-        active = (
-            active * (1 + erf(active / math.sqrt(2))) / 2
-            if gelu
-            else active / (1 + np.exp(-active))
-        )
-        return self.linear(f"{at}ffn_down", active if gate is None else active * up)
-
-    def linear(self, name: str, x: Wide) -> Wide:
-        return x @ self.tensors[f"{name}.weight"].T + self.tensors.get(f"{name}.bias", 0.0)
-
-    def norm(self, name: str, x: Wide) -> Wide:
-        weight, bias = self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias", 0.0)
-        if self.is_bert:
-            x = x - x.mean(1, keepdims=True)
-        size: Wide = np.sqrt((x * x).mean(1, keepdims=True) + self.epsilon)
-        return x / size * weight + bias
 
 
 SMALL = {"width": 64, "inner": 96, "heads": 4, "head_dim": 16, "layers": 2}

@@ -70,6 +70,8 @@ Usable   llama.cpp  17.00 GiB of RTX 4090: 18.00 GiB free less 1 GiB for everyth
                     0.66 of 10.00 GiB
          mlx        MLX as modelled here runs on Apple silicon, and this machine has none (--device
                     asks about another machine)
+         stream     12.94 GiB of host memory: 13.00 GiB free within its limit, less 64.25 MiB for
+                    Python and its libraries, before a vocabulary
 
 Note     GPU 2 does not answer
 """
@@ -90,6 +92,8 @@ Usable   llama.cpp  35.00 GiB of unified memory: 36.00 GiB free less 1 GiB for e
          mlx        28.80 GiB of unified memory: 36.00 GiB free less 20 % of 36.00 GiB for macOS
                     27.00 GiB of GPU share of M3 Max: what macOS lets the GPU wire by default
                     (iogpu.wired_limit_mb)
+         stream     35.94 GiB of host memory: 36.00 GiB free less 64.25 MiB for Python and its
+                    libraries, before a vocabulary
 """
 WISHED = """\
 4x T4: memory not known, 4x T4 with 16.00 of 16.00 GiB free
@@ -105,6 +109,7 @@ Usable   llama.cpp  15.00 GiB of T4: 16.00 GiB free less 1 GiB for everything el
                     0.86 of 16.00 GiB
          mlx        MLX as modelled here runs on Apple silicon, and 4x T4 has none (--device asks
                     about another machine)
+         stream     the memory of 4x T4 is not known: give --ram
 """
 CARDS = tuple(card("T4", 16, index=i, basis=Basis.MODELLED, because="a table") for i in range(4))
 FOUR = machine(*CARDS, ram_gib=None, name="4x T4")
@@ -177,7 +182,7 @@ def test_json() -> None:
     assert found["devices"][1]["partition"] == "MIG 1g.10gb"
     assert found["notes"] == ["GPU 2 does not answer"]
     engines = told["engines"]
-    assert list(engines) == ["llama.cpp", "vllm", "mlx"]
+    assert list(engines) == ["llama.cpp", "vllm", "mlx", "stream"]
     assert engines["llama.cpp"]["devices"] == ["RTX 4090", "H100"]
     assert [one["available_bytes"] for one in engines["llama.cpp"]["budgets"]] == [
         17 * GIB,

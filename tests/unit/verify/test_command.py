@@ -25,7 +25,8 @@ pytest.importorskip("xllamacpp")
 
 PARTS = ["weights", "kv cache", "sliding kv cache", "recurrent state", "output", "compute"]
 NAMES = {
-    "schema", "model", "within", "rules_version", "engine", "facts", "parts", "total", "resident", "notes",
+    "schema", "model", "within", "rules_version", "engine", "facts", "parts", "total", "resident",
+    "beside_bytes", "notes",
 }  # fmt: skip
 ROW = {
     "part", "predicted_bytes", "engine_bytes", "engine_low_bytes", "engine_high_bytes",

@@ -17,6 +17,7 @@ from typing import Any
 
 from edgekit.embed.bulk.types import Mark
 from edgekit.errors import OutputError, UsageError
+from edgekit.source.places import try_lock
 
 VERSION = 1
 LINE_BYTES = 64 * 1024  # whose job it is has about 1 KB, a mark 200 bytes
@@ -135,7 +136,7 @@ def _open_locked(path: Path) -> int:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
         except OSError as error:
             raise OutputError(f"{path} cannot be written: {error.strerror}") from error
-        if not _lock(descriptor):
+        if not try_lock(descriptor):
             os.close(descriptor)
             raise UsageError(
                 f"another job is writing to {path.with_suffix('')}: wait for it, or name another output"
@@ -144,19 +145,3 @@ def _open_locked(path: Path) -> int:
             if os.path.samestat(path.stat(), os.fstat(descriptor)):
                 return descriptor
         os.close(descriptor)  # its owner has just finished and removed it
-
-
-def _lock(descriptor: int) -> bool:
-    try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            os.lseek(descriptor, 2**40, os.SEEK_SET)  # far behind what is written
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgekit import errors
-from edgekit.embed.budget import usable_cores
 from edgekit.embed.bulk.job import Embedded, Stage, Terms, batches_of, embedded
 from edgekit.embed.bulk.readers import Fields, open_source
 from edgekit.embed.bulk.types import Batch, Mark
+from edgekit.engine.stream.threads import usable_cores
 from edgekit.errors import EdgekitError, EngineError, NotFoundError, UsageError
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgekit.embed.encoder.rope import fill_tables
 from edgekit.embed.encoder.steps import Normalize
 from edgekit.embed.encoder.weights import Rows, Weights
 from edgekit.embed.kernels.types import Kernels
@@ -32,12 +31,14 @@ class Layer:
     query_norm: Normalize | None
     key_norm: Normalize | None
     attention_out: Matrix
+    attention_norm: Normalize | None  # of what attention adds, before the sum
     norm_before: Normalize | None  # of attention's input
     norm_between: Normalize  # before the feed-forward, or after attention's sum
     norm_between_2: Normalize | None  # after another sum with the layer's input
     gate: Matrix | None
     up: Matrix
     down: Matrix
+    feed_forward_norm: Normalize | None  # of what it adds, before the sum
     norm_after: Normalize | None  # after the feed-forward's sum
 
 
@@ -51,19 +52,20 @@ class Network:
     norm_first: Normalize | None  # of the sum of these
     layers: tuple[Layer, ...]
     norm_last: Normalize | None
-    rotary: tuple[Floats, ...]  # cosines and sines of each place, where heads turn
+    output: Matrix  # from the last vector to the next token: its own, or the embedding once more
+    rope_factors: Floats | None  # by which pairs turn more slowly, where the file has them
     slopes: Floats | None  # where scores fall with the distance
-    matrix_bytes: int
+    matrix_bytes: int  # of all layers
 
 
-def make_network(model: Model, weights: Weights, kernels: Kernels, text_tokens: int) -> Network:
+def make_network(model: Model, weights: Weights, kernels: Kernels) -> Network:
     builder = _Builder(model, weights, kernels)
     size = model.dimensions
     layers = tuple(builder.layer(place) for place in range(size.layers))
     slopes = None
     if model.family.position is Position.ALIBI:
         slopes = np.array(alibi_slopes(size.heads), np.float32)
-    tables = {"token_embd.weight", "position_embd.weight"}
+    outside = {"token_embd.weight", "position_embd.weight", "output.weight"}
     return Network(
         embedding=weights.rows["token_embd.weight"],
         places=weights.rows.get("position_embd.weight"),
@@ -71,21 +73,15 @@ def make_network(model: Model, weights: Weights, kernels: Kernels, text_tokens: 
         norm_first=builder.norm("token_embd_norm"),
         layers=layers,
         norm_last=builder.norm("output_norm"),
-        rotary=_rotary_tables(model, weights, text_tokens),
+        output=Matrix(rows=weights.head, bias=weights.held.get("output.bias")),
+        rope_factors=weights.held.get("rope_freqs.weight"),
         slopes=slopes,
         matrix_bytes=sum(
-            rows.count * rows.row_bytes for name, rows in weights.rows.items() if name not in tables
+            rows.count * rows.row_bytes
+            for name, rows in weights.rows.items()
+            if name not in outside
         ),
     )
-
-
-def _rotary_tables(model: Model, weights: Weights, text_tokens: int) -> tuple[Floats, ...]:
-    if model.rope is None:
-        return ()
-    shape = (text_tokens, model.dimensions.rotary // 2)
-    cos, sin = np.empty(shape, np.float32), np.empty(shape, np.float32)
-    fill_tables(model.rope, weights.held.get("rope_freqs.weight"), cos, sin)
-    return cos, sin
 
 
 class _Builder:
@@ -110,12 +106,14 @@ class _Builder:
             query_norm=self.norm(f"{prefix}attn_q_norm"),
             key_norm=self.norm(f"{prefix}attn_k_norm"),
             attention_out=self._matrix(f"{prefix}attn_output"),
+            attention_norm=self.norm(f"{prefix}post_attention_norm"),
             norm_before=self.norm(f"{prefix}attn_norm"),
             norm_between=between,
             norm_between_2=self.norm(f"{prefix}attn_norm_2"),
             gate=gate,
             up=up,
             down=self._matrix(f"{prefix}ffn_down"),
+            feed_forward_norm=self.norm(f"{prefix}post_ffw_norm"),
             norm_after=self.norm(f"{prefix}layer_output_norm"),
         )
 

@@ -6,22 +6,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit.embed.types import Floats
-from edgekit.engine.stream.types import Rope
+from edgekit.engine.stream.types import Model, Rope
 
-_ROWS = 64  # places whose angles are worked out at a time
+_ROWS = 16  # places whose angles are worked out at a time
 
 
-def fill_tables(rope: Rope, factors: Floats | None, cos: Floats, sin: Floats) -> None:
-    """Row p of cos and sin [places, pairs] for place p, p = 0, 1, ..."""
+def make_tables(model: Model, factors: Floats | None, places: int) -> tuple[Floats, ...]:
+    """Cosines and sines of so many places from 0 on; nothing where heads do not turn."""
+    if model.rope is None:
+        return ()
+    shape = (places, model.dimensions.rotary // 2)
+    cos, sin = np.empty(shape, np.float32), np.empty(shape, np.float32)
+    fill_tables(model.rope, factors, cos, sin)
+    return cos, sin
+
+
+def fill_tables(
+    rope: Rope,
+    factors: Floats | None,
+    cos: Floats,
+    sin: Floats,
+    *,
+    first_place: int = 0,
+    last_place: int | None = None,
+) -> None:
+    """Row i of cos and sin [places, pairs] for first_place + i, and for last_place beyond that."""
     pairs = cos.shape[1]
     slow = 1.0 if factors is None else factors.astype(np.float64)
     speeds = rope.base ** (-np.arange(pairs, dtype=np.float64) / pairs) / slow
     speeds *= _blend(rope, pairs)
     for first in range(0, len(cos), _ROWS):
-        places = np.arange(first, min(first + _ROWS, len(cos)), dtype=np.float64)
+        last = min(first + _ROWS, len(cos))
+        places = np.arange(first_place + first, first_place + last, dtype=np.float64)
+        if last_place is not None:
+            np.minimum(places, last_place, out=places)
         angles = places[:, None] * speeds
-        cos[first : first + _ROWS] = np.cos(angles) * rope.magnitude
-        sin[first : first + _ROWS] = np.sin(angles) * rope.magnitude
+        cos[first:last] = np.cos(angles) * rope.magnitude
+        sin[first:last] = np.sin(angles) * rope.magnitude
 
 
 def _blend(rope: Rope, pairs: int) -> NDArray[np.float64]:

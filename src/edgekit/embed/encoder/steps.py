@@ -109,6 +109,10 @@ class Turn:
         return self.bias is None and self.norm is None and self.cos is None
 
     def __call__(self, _worker: Worker, first: int, last: int) -> None:
+        self.prepare(first, last)
+        self.turn(first, last)
+
+    def prepare(self, first: int, last: int) -> None:
         x = self.x[first:last]
         if self.bias is not None:
             x += self.bias
@@ -116,9 +120,11 @@ class Turn:
             width = len(self.norm.weight)  # of one head, or of all of them together
             parts = x.reshape(-1, width)
             self.norm(parts, parts)
+
+    def turn(self, first: int, last: int) -> None:
         if self.cos is not None and self.sin is not None:
             self.kernels.rope(
-                x,
+                self.x[first:last],
                 self.cos[first:last],
                 self.sin[first:last],
                 heads=self.heads,

@@ -12,9 +12,11 @@ import numpy as np
 
 from edgekit.embed.budget import EncoderPlan
 from edgekit.embed.encoder.blas import one_thread
-from edgekit.embed.encoder.crew import Crew, Worker
-from edgekit.embed.encoder.forward import Forward, Tokens, make_buffers
+from edgekit.embed.encoder.crew import Crew
+from edgekit.embed.encoder.forward import Forward
 from edgekit.embed.encoder.layers import make_network
+from edgekit.embed.encoder.passing import Tokens, make_buffers, make_worker
+from edgekit.embed.encoder.rope import make_tables
 from edgekit.embed.encoder.share import Share
 from edgekit.embed.encoder.weights import Weights
 from edgekit.embed.types import Checkpoint, Floats
@@ -41,11 +43,14 @@ class StreamedEncoder:
         with ExitStack() as held:
             for line in plan.lines:
                 held.enter_context(monitor.try_allocate(line.size_bytes, line.what))
-            self._crew = Crew([_worker(plan) for _ in range(plan.threads)])
+            self._crew = Crew([make_worker(plan) for _ in range(plan.threads)])
             held.callback(self._crew.close)
-            weights = Weights(file, plan, kernels, self._crew.first, monitor.check)
-            self._network = make_network(plan.model, weights, kernels, plan.text_tokens)
-            self._buffers = make_buffers(plan)
+            weights = Weights(
+                file, plan, kernels, self._crew.first, monitor.check, unpacked=plan.unpacked
+            )
+            self._network = make_network(plan.model, weights, kernels)
+            self._rotary = make_tables(plan.model, self._network.rope_factors, plan.text_tokens)
+            self._buffers = make_buffers(plan, plan.pass_tokens)
             self._held = held.pop_all()
 
     @property
@@ -78,7 +83,7 @@ class StreamedEncoder:
             if not self._closed:
                 self._closed = True
                 self._held.close()
-                del self._network, self._buffers, self._crew
+                del self._network, self._rotary, self._buffers, self._crew
 
     def _encode(self, texts: Texts, into: Floats, checkpoint: Checkpoint) -> None:
         passes = list(self._passes(texts))
@@ -95,6 +100,7 @@ class StreamedEncoder:
             kernels=self._kernels,
             crew=self._crew,
             buffers=self._buffers,
+            rotary=self._rotary,
             share=share,
         )
         ids = self._ids(texts, forward.tokens, first)
@@ -141,11 +147,3 @@ class StreamedEncoder:
                 f" ({self._plan.text_tokens_because})",
                 index=index,
             )
-
-
-def _worker(plan: EncoderPlan) -> Worker:
-    return Worker(
-        packed=np.empty(plan.tile_bytes, np.uint8),
-        scratch=np.empty(plan.scratch_floats, np.float32),
-        side=np.empty(plan.side_floats, np.float32),
-    )

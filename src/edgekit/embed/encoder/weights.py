@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.embed.budget import F32, EncoderPlan, matrices, row_bytes, vectors
+from edgekit.embed.budget import F32
 from edgekit.embed.encoder.crew import Worker
 from edgekit.embed.kernels.types import BlockError
 from edgekit.embed.types import Floats
+from edgekit.engine.stream.tensors import matrices, row_bytes, vectors
+from edgekit.engine.stream.types import Model
 from edgekit.errors import WeightsError
 from edgekit.header.dtype import TensorType
 from edgekit.header.types import Tensor
@@ -83,24 +85,52 @@ class Rows:
         )
 
 
+class WeightsPlan(Protocol):
+    """Which weights stay, and how the others are read."""
+
+    @property
+    def model(self) -> Model: ...
+
+    @property
+    def threads(self) -> int: ...
+
+    @property
+    def tile_bytes(self) -> int: ...
+
+    @property
+    def kept(self) -> frozenset[str]: ...
+
+
 class Weights:
     """By name in the file: `rows` of what is multiplied or looked up, `held` vectors as float32."""
 
     def __init__(
         self,
         file: WeightFile,
-        plan: EncoderPlan,
+        plan: WeightsPlan,
         kernels: Kernels,
         worker: Worker,
         check: Callable[[], None],
+        *,
+        unpacked: frozenset[str] = frozenset(),
     ) -> None:
-        """Reads all that is held or kept; `check` is called every few tiles."""
+        """Reads all that is held or kept; `check` is called every few tiles.
+
+        `unpacked`: those of the kept ones that stay as float32.
+        """
         self._file, self._plan, self._kernels = file, plan, kernels
-        self._worker, self._check = worker, check
+        self._worker, self._check, self._unpacked = worker, check, unpacked
+        self._ahead_bytes = plan.threads * plan.tile_bytes
         self.held = {
             tensor.name: self._vector(tensor, tensor.shape[-1]) for tensor in vectors(plan.model)
         }
         self.rows = {tensor.name: self._matrix(tensor) for tensor in matrices(plan.model)}
+
+    @property
+    def head(self) -> Rows:
+        """From a vector to tokens. An embedding that serves as such is read row after row."""
+        own = self.rows.get("output.weight")
+        return own or replace(self.rows["token_embd.weight"], ahead_bytes=self._ahead_bytes)
 
     def _streamed(self, tensor: Tensor) -> Rows:
         return Rows(
@@ -113,7 +143,7 @@ class Weights:
             offset=tensor.offset,
             kept=None,
             file=self._file,
-            ahead_bytes=self._plan.threads * self._plan.tile_bytes,
+            ahead_bytes=self._ahead_bytes,
         )
 
     def _matrix(self, tensor: Tensor) -> Rows:
@@ -122,7 +152,7 @@ class Weights:
             rows = replace(rows, ahead_bytes=0)
         if tensor.name not in self._plan.kept:
             return rows
-        if tensor.name not in self._plan.unpacked:
+        if tensor.name not in self._unpacked:
             return replace(rows, kept=self._kept(rows))
         floats = self._floats(rows)
         return replace(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from edgekit.embed.kernels import _native
 from edgekit.embed.kernels.codebooks import CODEBOOKS, read_codebooks
-from edgekit.embed.kernels.types import BlockError, Bytes, Floats, GateKind, Starts
+from edgekit.embed.kernels.types import BlockError, Bytes, CacheKind, Floats, GateKind, Starts
 from edgekit.errors import UnknownDtypeError
 from edgekit.header.dtype import TensorType
 
 ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "silu": 2}  # enum activation in csrc/native.h
+CACHE_KINDS = {"f32": 0, "f16": 1, "q8_0": 2}  # enum cache_kind
 NEED_CODEBOOKS = (*CODEBOOKS, "IQ1_M")
 
 
@@ -61,6 +62,45 @@ class NativeKernels:
         _native.attention(
             q, k, v, out, starts, heads, kv_heads, head_dim, scale, causal, slopes, scratch, first, last
         )  # fmt: skip
+
+    def store(self, kind: CacheKind, x: Floats, into: Bytes) -> None:
+        bad = _native.store(CACHE_KINDS[kind], x, into)
+        if bad >= 0:
+            raise BlockError(bad)
+
+    def attend_floats(self, rows: int, head_dim: int) -> int:
+        del rows
+        return _native.attend_floats(head_dim)
+
+    def attend(
+        self,
+        q: Floats,
+        k: Bytes,
+        v: Bytes,
+        out: Floats,
+        state: Floats,
+        *,
+        k_kind: CacheKind,
+        v_kind: CacheKind,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        scale: float,
+        cells: int,
+        first_position: int,
+        query_position: int,
+        reach: int | None,
+        scratch: Floats,
+        first: int,
+        last: int,
+    ) -> None:
+        _native.attend(
+            q, k, v, out, state, CACHE_KINDS[k_kind], CACHE_KINDS[v_kind], heads, kv_heads, head_dim,
+            scale, cells, first_position, query_position, reach, scratch, first, last,
+        )  # fmt: skip
+
+    def settle(self, out: Floats, state: Floats, *, heads: int, head_dim: int) -> None:
+        _native.settle(out, state, heads, head_dim)
 
     def layer_norm(
         self, x: Floats, out: Floats, weight: Floats, bias: Floats | None, eps: float

@@ -61,7 +61,7 @@ def rms_norm(x: Floats, out: Floats, weight: Floats, eps: float) -> None:
 
 def activate(x: Floats, up: Floats | None, kind: GateKind) -> None:
     buffers = np.empty((3, PART_FLOATS), np.float32)
-    for place in _parts(*x.shape):
+    for place in parts(*x.shape):
         part = x[place]
         a, b, c = (buffer[: part.size].reshape(part.shape) for buffer in buffers)
         ACTIVATIONS[kind](part, a, b, c)
@@ -95,7 +95,7 @@ def _row_parts(rows: int, most: int) -> Iterator[slice]:
         yield slice(first, min(first + most, rows))
 
 
-def _parts(rows: int, columns: int) -> Iterator[Part]:
+def parts(rows: int, columns: int) -> Iterator[Part]:
     """Pieces of at most PART_FLOATS numbers: several rows, or a part of one."""
     for some in _row_parts(rows, max(1, PART_FLOATS // max(1, columns))):
         for first in range(0, columns, PART_FLOATS):

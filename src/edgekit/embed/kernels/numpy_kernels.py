@@ -7,15 +7,22 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from edgekit.embed.kernels import numpy_blocks, numpy_codebooks, numpy_elements, numpy_super
+from edgekit.embed.kernels import (
+    numpy_blocks,
+    numpy_cache,
+    numpy_codebooks,
+    numpy_elements,
+    numpy_super,
+)
 from edgekit.embed.kernels.numpy_attention import attend, attention_floats
-from edgekit.embed.kernels.types import BlockError, Bytes, Floats, GateKind, Starts
+from edgekit.embed.kernels.types import BlockError, Bytes, CacheKind, Floats, GateKind, Starts
 from edgekit.embed.kernels.workspace import (
     CODEBOOK_SLICE_ELEMENTS,
     SLICE_ELEMENTS,
     U8,
     Workspace,
 )
+from edgekit.engine.stream.scratch import TILE_FLOATS
 from edgekit.errors import UnknownDtypeError
 from edgekit.header.dtype import TensorType
 
@@ -48,8 +55,6 @@ UNPACK: Mapping[str, Unpack] = {
     "TQ2_0": numpy_super.tq2_0,
     "MXFP4": numpy_blocks.mxfp4,
 }
-
-TILE_FLOATS = 64 * 1024  # weights that are unpacked before BLAS is called: 256 KiB
 
 
 class NumpyKernels:
@@ -146,6 +151,65 @@ class NumpyKernels:
                 slope=0.0 if slopes is None else float(slopes[head]),
                 scratch=scratch,
             )
+
+    def store(self, kind: CacheKind, x: Floats, into: Bytes) -> None:
+        numpy_cache.store(kind, x, into)
+
+    def attend_floats(self, rows: int, head_dim: int) -> int:
+        del rows
+        return numpy_cache.attend_floats(head_dim)
+
+    def attend(
+        self,
+        q: Floats,
+        k: Bytes,
+        v: Bytes,
+        out: Floats,
+        state: Floats,
+        *,
+        k_kind: CacheKind,
+        v_kind: CacheKind,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        scale: float,
+        cells: int,
+        first_position: int,
+        query_position: int,
+        reach: int | None,
+        scratch: Floats,
+        first: int,
+        last: int,
+    ) -> None:
+        _refuse(min(kv_heads, head_dim) < 1, "a number of heads or of their values is not positive")
+        _refuse(heads % kv_heads != 0, f"{heads} heads do not share {kv_heads} evenly")
+        _refuse(q.shape[1] != heads * head_dim or q.shape != out.shape, "q or out is not the heads")
+        _refuse(state.shape != (len(q), heads, 2), "state has the wrong shape")
+        _refuse(not 0 <= first <= last <= kv_heads, "there are no such key heads")
+        _refuse(min(cells, first_position, query_position, reach or 0) < 0, "a place is negative")
+        _refuse(scratch.size < numpy_cache.attend_floats(head_dim), "scratch is too small")
+        k_bytes = numpy_cache.row_bytes(k_kind, head_dim)
+        v_bytes = numpy_cache.row_bytes(v_kind, head_dim)
+        span = numpy_cache.Span(
+            q=q,
+            k=numpy_cache.as_rows(k, cells * kv_heads, k_bytes).reshape(cells, kv_heads, k_bytes),
+            v=numpy_cache.as_rows(v, cells * kv_heads, v_bytes).reshape(cells, kv_heads, v_bytes),
+            out=out,
+            state=state,
+            k_kind=k_kind,
+            v_kind=v_kind,
+            group=heads // kv_heads,
+            head_dim=head_dim,
+            scale=scale,
+            ahead=query_position - first_position,
+            reach=reach,
+        )
+        numpy_cache.attend(span, range(first, last), scratch, self._workspace())
+
+    def settle(self, out: Floats, state: Floats, *, heads: int, head_dim: int) -> None:
+        _refuse(out.shape[1] != heads * head_dim, "out is not the heads")
+        _refuse(state.shape != (len(out), heads, 2), "state has the wrong shape")
+        numpy_cache.settle(out, state, heads=heads, head_dim=head_dim)
 
     def layer_norm(
         self, x: Floats, out: Floats, weight: Floats, bias: Floats | None, eps: float

@@ -1,4 +1,4 @@
-"""Nouns of the kernels: the few calls that all the arithmetic of an embedding is made of."""
+"""Nouns of the kernels: the few calls that all the arithmetic of a model is made of."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8] | memoryview | bytes | bytearray
 Starts = NDArray[np.int32]
 GateKind = Literal["silu", "gelu", "gelu_tanh"]
+CacheKind = Literal["f32", "f16", "q8_0"]  # rows of memory/cache_types.py
 
 
 class BlockError(Exception):
@@ -74,6 +75,53 @@ class Kernels(Protocol):
         Text i has the rows starts[i]..starts[i + 1]. A task is text * heads + head. `slopes` is
         ALiBi's: -slope * |i - j| is added to the scores of a head. `out` may be `q`.
         """
+        ...
+
+    def store(self, kind: CacheKind, x: Floats, into: Bytes) -> None:
+        """Rows of numbers into as many rows of a cache, rounded as GGML rounds them.
+
+        What is too large for the kind becomes its largest; BlockError for what is not finite.
+        """
+        ...
+
+    def attend_floats(self, rows: int, head_dim: int) -> int:
+        """Floats of scratch that `attend` needs for so many queries, however many cells they see."""
+        ...
+
+    def attend(
+        self,
+        q: Floats,
+        k: Bytes,
+        v: Bytes,
+        out: Floats,
+        state: Floats,
+        *,
+        k_kind: CacheKind,
+        v_kind: CacheKind,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        scale: float,
+        cells: int,
+        first_position: int,
+        query_position: int,
+        reach: int | None,
+        scratch: Floats,
+        first: int,
+        last: int,
+    ) -> None:
+        """Add what queries see in a span of cells, for the key heads first..last (excluded).
+
+        Cell i stands at first_position + i, query t at query_position + t. A query sees what is not
+        after it, and of that the last `reach` positions. Spans may come in any order. Before the
+        first, `out` [T, heads * head_dim] is 0 and `state` [T, heads, 2], the largest score and the
+        sum of shares, is (-inf, 0); after the last, `settle` divides. A cell that is not a number
+        makes those queries that see it not a number either.
+        """
+        ...
+
+    def settle(self, out: Floats, state: Floats, *, heads: int, head_dim: int) -> None:
+        """In place: out divided by the sums in `state`; zeros where a query has seen nothing."""
         ...
 
     def layer_norm(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
+from typing import Protocol
 
 from edgekit.embed.file import WeightFile
 from edgekit.embed.tokenizer.types import Strings
@@ -17,14 +18,36 @@ _LENGTH = struct.Struct("<Q")
 _CODES = {"float32": "f", "int32": "i", "int8": "b", "uint8": "B"}
 
 
+class Taker(Protocol):
+    """Takes one entry after another; what it keeps of them is its own matter."""
+
+    def append(self, text: memoryview, /) -> None: ...
+
+    def __len__(self) -> int: ...
+
+
 def read_strings(
     file: WeightFile, place: ArrayPlace, what: str, *, entry_bytes: int, total_bytes: int
 ) -> Strings:
     """All entries. HeaderLimitError for one longer than `entry_bytes`, or for more than `total_bytes`."""
+    strings = Strings(what, file=file.name)
+    walk_strings(file, place, what, strings, entry_bytes=entry_bytes, total_bytes=total_bytes)
+    return strings
+
+
+def walk_strings(
+    file: WeightFile,
+    place: ArrayPlace,
+    what: str,
+    strings: Taker,
+    *,
+    entry_bytes: int,
+    total_bytes: int,
+) -> None:
+    """The same, handed over one by one."""
     if place.element != "string":
         raise HeaderError(f"{what} holds {place.element}, not strings", file=file.name)
     _check_limit(file, f"{what}: length in bytes", place.end - place.offset, total_bytes)
-    strings = Strings(what, file=file.name)
     buffer = bytearray(WINDOW_BYTES)
     start = place.offset
     while len(strings) < place.count:
@@ -36,11 +59,10 @@ def read_strings(
         if not read:
             raise HeaderError(f"{what} goes on behind its end", file=file.name, offset=start)
         start += read
-    return strings
 
 
 def _take_strings(
-    window: memoryview, strings: Strings, count: int, entry_bytes: int
+    window: memoryview, strings: Taker, count: int, entry_bytes: int
 ) -> tuple[int, int]:
     """Adds the strings that lie whole in the window: their bytes, and the length of one too long."""
     unpack, append, length = _LENGTH.unpack_from, strings.append, len(window)

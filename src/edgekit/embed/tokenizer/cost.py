@@ -8,15 +8,14 @@ used; a text costs two allocations. Measured with 9 vocabularies of 30,522 to 26
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
 
-from edgekit.embed.tokenizer.families import family_of
+from edgekit.embed.tokenizer.families import FAMILIES, family_of
 from edgekit.embed.tokenizer.limits import SPLITS_PER_TOKEN
-from edgekit.embed.tokenizer.types import Method
+from edgekit.embed.tokenizer.types import Family, Method
+from edgekit.header.types import ArrayFact, Value
 from edgekit.units import MIB
-
-if TYPE_CHECKING:
-    from edgekit.embed.walk import Walked
 
 _LIBRARY_BYTES = 10 * MIB  # the code of `tokenizers` itself, and what any tokenizer needs
 _CUTTING_BYTES = (
@@ -25,12 +24,26 @@ _CUTTING_BYTES = (
 _NAME_PLACE_BYTES = 33 + 33  # name -> number and number -> name, with a byte of control each
 _MERGE_PLACE_BYTES = 17  # two numbers -> rank and number
 _TEXT_BYTES = 32  # of the smallest allocation: 24 letters and less
+_USUAL_TEXT_BYTES = 24  # in a file, with its length: 14 to 19 in real ones
 _SPARE = 1.3  # of the heap: what lies between and cannot be used
 _READ_MERGE_BYTES = 48  # two texts that wait to be looked up, besides the texts themselves
 _OBJECT_TOKEN_BYTES = 250  # as Python objects: a text, a number, their places in two dicts
 _OBJECT_MERGE_BYTES = 64  # a pair and its place in a list
 _UNIGRAM_TOKEN_BYTES = 160  # text, number, score and their places in one dict
 _UNIGRAM_BYTES = 6 * MIB  # its code, its map of letters, and the longest stretch of text
+
+
+class Facts(Protocol):
+    """What is looked at of a header, whoever read it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def keys(self) -> Mapping[str, Value]: ...
+
+    @property
+    def arrays(self) -> Mapping[str, ArrayFact]: ...
 
 
 class TokenizerCost(NamedTuple):
@@ -40,11 +53,26 @@ class TokenizerCost(NamedTuple):
     peak_bytes: int
 
 
-def tokenizer_cost_bytes(walked: Walked) -> TokenizerCost:
+def tokenizer_cost_bytes(walked: Facts) -> TokenizerCost:
     """Before anything of the vocabulary is read. UnknownTokenizerError as for the vocabulary itself."""
     family = family_of(walked.keys.get("tokenizer.ggml.model"), walked.name)
-    tokens, token_bytes = _size(walked, "tokens")
-    merges, merge_bytes = _size(walked, "merges")
+    return _cost(family, _size(walked, "tokens"), _size(walked, "merges"))
+
+
+def vocabulary_bytes(header: Facts, tokens: int) -> int:
+    """The most that a process grows by while it builds the tokenizer, of a kind that is not known the dearest.
+
+    `tokens` are as many as the model has, for a header that was read without its vocabulary.
+    """
+    model = header.keys.get("tokenizer.ggml.model")
+    known = FAMILIES.get(model) if isinstance(model, str) else None
+    found = _size(header, "tokens")
+    counted = found if found[0] else (tokens, tokens * _USUAL_TEXT_BYTES)
+    return _cost(known or FAMILIES["llama"], counted, _size(header, "merges")).peak_bytes
+
+
+def _cost(family: Family, tokens_of: tuple[int, int], merges_of: tuple[int, int]) -> TokenizerCost:
+    (tokens, token_bytes), (merges, merge_bytes) = tokens_of, merges_of
     read_bytes = token_bytes + merge_bytes + 8 * tokens
     if family.method is Method.UNIGRAM:
         resident = _UNIGRAM_BYTES + tokens * _UNIGRAM_TOKEN_BYTES + 2 * token_bytes
@@ -58,9 +86,11 @@ def tokenizer_cost_bytes(walked: Walked) -> TokenizerCost:
     return TokenizerCost(resident + _CUTTING_BYTES, resident + max(building, _CUTTING_BYTES))
 
 
-def _size(walked: Walked, key: str) -> tuple[int, int]:
+def _size(walked: Facts, key: str) -> tuple[int, int]:
     place = walked.arrays.get(f"tokenizer.ggml.{key}")
-    return (0, 0) if place is None else (place.count, place.end - place.offset)
+    if place is None:
+        return 0, 0
+    return place.count, place.end - place.offset if place.end else place.count * _USUAL_TEXT_BYTES
 
 
 def _resident_bytes(tokens: int, token_bytes: int, merges: int) -> int:

@@ -37,6 +37,11 @@ class TextTokenizer:
         """How many tokens every text has besides its own: [CLS] and [SEP] are two."""
         return len(self._before) + len(self._after)
 
+    @property
+    def before(self) -> tuple[int, ...]:
+        """The tokens that every text begins with."""
+        return self._before
+
     def encode(
         self,
         text: str,

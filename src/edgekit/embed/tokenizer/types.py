@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from edgekit.errors import HeaderError
@@ -140,3 +140,25 @@ class Vocabulary:
 
     def error(self, what: str) -> HeaderError:
         return HeaderError(what, file=self.file)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenPlaces:
+    """Where the text of each token lies in its file, and what the token is for: 5 bytes for each."""
+
+    file: str
+    family: Family
+    pre: PreTokenizer | None  # of BPE only
+    offset: int  # of the first
+    ends: array[int] = field(repr=False)  # of the texts, as if nothing were between them
+    kinds: bytes = field(repr=False)  # one TokenKind for each token
+    named: Mapping[str, int] = field(repr=False)  # tokens whose text alone means something
+    stops: frozenset[int]  # tokens that end an answer
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def place(self, number: int) -> tuple[int, int]:
+        """Offset and length of a text, without the 8 bytes before it that tell the length."""
+        begin = self.ends[number - 1] if number else 0
+        return self.offset + 8 * (number + 1) + begin, self.ends[number] - begin

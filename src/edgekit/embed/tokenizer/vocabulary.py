@@ -11,7 +11,7 @@ from array import array
 from typing import TYPE_CHECKING
 
 from edgekit.embed.tokenizer import limits
-from edgekit.embed.tokenizer.arrays import read_numbers, read_strings
+from edgekit.embed.tokenizer.arrays import Taker, read_numbers, read_strings, walk_strings
 from edgekit.embed.tokenizer.families import family_of
 from edgekit.embed.tokenizer.pretokenizers import pre_tokenizer_of
 from edgekit.embed.tokenizer.types import (
@@ -20,6 +20,7 @@ from edgekit.embed.tokenizer.types import (
     PreTokenizer,
     Strings,
     TokenKind,
+    TokenPlaces,
     Vocabulary,
 )
 from edgekit.errors import HeaderError, HeaderLimitError, UnknownTokenizerError
@@ -33,20 +34,29 @@ _KEY = "tokenizer.ggml."
 SPECIAL_KINDS = frozenset({TokenKind.UNKNOWN, TokenKind.CONTROL, TokenKind.USER_DEFINED})
 
 # Texts that are special tokens wherever they occur, marked as such or not: llama-vocab.cpp:2665-2875.
-_CONTROL = frozenset({
+ENDS = frozenset({  # of an answer
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",
     "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
     "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>",
-    "<\uff5cend\u2581of\u2581sentence\uff5c>", "[e~[", "<|fim_prefix|>", "<fim-prefix>",
-    "<fim_prefix>", "<\uff5cfim\u2581begin\uff5c>", "<PRE>", "\u2581<PRE>", "<|code_prefix|>",
-    "<|prefix|>", "<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<\uff5cfim\u2581hole\uff5c>",
-    "<SUF>", "\u2581<SUF>", "<|code_suffix|>", "<|suffix|>", "<|fim_middle|>", "<fim-middle>",
-    "<fim_middle>", "<\uff5cfim\u2581end\uff5c>", "<MID>", "\u2581<MID>", "<|code_middle|>",
-    "<|middle|>", "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]", "<|fim_repo|>",
-    "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>", "[e~[",
 })  # fmt: skip
+FILL_ENDS = {  # of a text that is filled in: the key that names it, else these
+    "fim_pad_token_id": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep_token_id": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep_token_id": ("<|file_sep|>",),
+}
+_CONTROL = ENDS.union(*FILL_ENDS.values()) | {
+    "<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<\uff5cfim\u2581begin\uff5c>", "<PRE>",
+    "\u2581<PRE>", "<|code_prefix|>", "<|prefix|>", "<|fim_suffix|>", "<fim-suffix>",
+    "<fim_suffix>", "<\uff5cfim\u2581hole\uff5c>", "<SUF>", "\u2581<SUF>", "<|code_suffix|>",
+    "<|suffix|>", "<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<\uff5cfim\u2581end\uff5c>",
+    "<MID>", "\u2581<MID>", "<|code_middle|>", "<|middle|>",
+}  # fmt: skip
 _USER_DEFINED = frozenset({"<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"})
 _NAMED = frozenset({"<mask>", "[MASK]", "<unk>", "<s>"})
+# Texts that alone mean something, by how they are written in a file.
+_TELLING = {text.encode(): text for text in _CONTROL | _USER_DEFINED | _NAMED}
+_TELLING_BYTES = max(map(len, _TELLING))
 _MASK_PRE = ("jina-v2-de", "jina-v2-es", "jina-v2-code")
 _MASK_ARCHITECTURES = ("nomic-bert-moe", "jina-bert-v3")
 
@@ -85,6 +95,55 @@ def read_vocabulary(file: WeightFile, walked: Walked) -> Vocabulary:
     )
 
 
+def read_places(file: WeightFile, walked: Walked) -> TokenPlaces:
+    """For those who want the text of a token now and then: the texts stay in the file."""
+    keys = _Keys(walked)
+    family = family_of(keys.text("model"), walked.name)
+    found = _Ends()
+    place = _walk_tokens(file, keys, found)
+    kinds = _read_kinds(file, keys, len(found), found.named)
+    return TokenPlaces(
+        file=walked.name,
+        family=family,
+        pre=_pre_tokenizer(family, keys),
+        offset=place.offset,
+        ends=found.ends,
+        kinds=bytes(kinds),
+        named=found.named,
+        stops=_stops(keys, family, kinds, found.named),
+    )
+
+
+class _Ends:
+    """Of texts, and the numbers of those that alone mean something."""
+
+    def __init__(self) -> None:
+        self.ends = array("I")
+        self.named: dict[str, int] = {}
+        self._end = 0
+
+    def append(self, text: memoryview) -> None:
+        self._end += len(text)
+        if len(text) <= _TELLING_BYTES and (name := _TELLING.get(bytes(text))):
+            self.named[name] = len(self.ends)
+        self.ends.append(self._end)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+
+def _stops(keys: _Keys, family: Family, kinds: bytearray, named: dict[str, int]) -> frozenset[int]:
+    """llama.cpp's special_eog_ids: by the keys, and by what their texts are."""
+    stops = {keys.existing(f"{key}_token_id", None, len(kinds)) for key in ("eot", "eom")}
+    stops.add(keys.existing("eos_token_id", family.eos, len(kinds)))
+    for key, texts in FILL_ENDS.items():
+        told = keys.existing(key, None, len(kinds))
+        stops |= _numbers(named, *texts) if told is None else {told}
+    ends = _numbers(named, *ENDS)
+    not_ends = {number for number in ends if kinds[number] != TokenKind.CONTROL}  # _except_two
+    return frozenset(number for number in stops | ends if number is not None) - not_ends
+
+
 class _Keys:
     """The keys that begin with tokenizer.ggml, each of the type it must have."""
 
@@ -113,6 +172,13 @@ class _Keys:
             return default if default is not None and default < count else None
         if type(value) is not int:
             raise self.error(f"{_KEY}{key} is {quoted(value)}, not the number of a token")
+        return value
+
+    def existing(self, key: str, default: int | None, count: int) -> int | None:
+        """The same, or what stands for one that the vocabulary does not have."""
+        value = self.token(key, default, count)
+        if value is not None and not 0 <= value < count:
+            return default if default is not None and default < count else None
         return value
 
     def place(self, key: str) -> ArrayPlace | None:
@@ -163,19 +229,26 @@ def _lowers(family: Family, tokens: Strings, kinds: bytearray) -> bool:
 
 def _read_tokens(file: WeightFile, keys: _Keys) -> tuple[Strings, dict[str, int]]:
     """The tokens, and the numbers of those whose text alone means something."""
+    tokens = Strings(_KEY + "tokens", file=file.name)
+    _walk_tokens(file, keys, tokens)
+    wanted = frozenset(_TELLING.values())
+    return tokens, {text: number for number, text in enumerate(tokens) if text in wanted}
+
+
+def _walk_tokens(file: WeightFile, keys: _Keys, tokens: Taker) -> ArrayPlace:
     place = keys.needed("tokens")
     keys.check_limit("tokens", place.count, limits.TOKENS)
     if not place.count:
         raise keys.error(f"has no vocabulary: {_KEY}tokens is empty")
-    tokens = read_strings(
+    walk_strings(
         file,
         place,
         _KEY + "tokens",
+        tokens,
         entry_bytes=limits.TOKEN_BYTES,
         total_bytes=limits.STRINGS_BYTES,
     )
-    wanted = _CONTROL | _USER_DEFINED | _NAMED
-    return tokens, {text: number for number, text in enumerate(tokens) if text in wanted}
+    return place
 
 
 def _read_kinds(file: WeightFile, keys: _Keys, count: int, named: dict[str, int]) -> bytearray:

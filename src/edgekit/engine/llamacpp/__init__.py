@@ -12,7 +12,7 @@ from edgekit.engine.llamacpp.names import ARCHITECTURES
 from edgekit.engine.llamacpp.output import output_line
 from edgekit.engine.llamacpp.placement import Placement, missing_blocks, place
 from edgekit.engine.llamacpp.prediction import prediction_lines
-from edgekit.engine.llamacpp.runtime import runtime_lines, server_lines
+from edgekit.engine.llamacpp.runtime import overhead_notes, runtime_lines, server_lines
 from edgekit.engine.llamacpp.types import Backend, Context, LlamaCppSetup
 from edgekit.engine.types import Model
 from edgekit.errors import RefusedError
@@ -82,7 +82,11 @@ def _estimate(model: Model, load: Load, setup: LlamaCppSetup) -> MemoryEstimate:
     else:
         known = tuple(_as_known(line, model, setup) for line in lines)
     return MemoryEstimate(
-        engine=NAME, backend=setup.backend.value, lines=known, facts=_facts(context)
+        engine=NAME,
+        backend=setup.backend.value,
+        lines=known,
+        facts=_facts(context),
+        notes=tuple(overhead_notes(setup)),
     )
 
 

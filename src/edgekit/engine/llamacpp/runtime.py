@@ -9,7 +9,7 @@ from edgekit.engine.llamacpp.placement import Placement
 from edgekit.engine.llamacpp.types import Backend, Context, LlamaCppSetup, Mode
 from edgekit.engine.types import Model
 from edgekit.memory.types import HOST, Component, MemoryLine, Pool, PoolKind
-from edgekit.units import MIB
+from edgekit.units import MIB, format_bytes
 
 # Measured on an H200 with CUDA 13: 526.8 MiB before anything is loaded; smaller cards take 0.3 to 0.6 GB.
 CUDA_CONTEXT_BYTES = 527 * MIB
@@ -19,6 +19,8 @@ FIRST_DECODE_EXPERTS_BYTES = 186 * MIB
 FIRST_DECODE_SCORES_BYTES = 28 * MIB
 # Metal and Vulkan were not measured: pipelines and command buffers, as reported by users.
 OTHER_CONTEXT_BYTES = 256 * MIB
+# A vocabulary twice as large, another build of the libraries: what was measured with one model, held for another.
+OVERHEAD_WITHIN = 0.5
 
 
 def runtime_lines(
@@ -31,6 +33,14 @@ def runtime_lines(
         devices = {Pool(PoolKind.DEVICE)}  # the driver is woken even for no layers
     for pool in sorted(devices, key=lambda one: one.index):
         yield from _device_lines(model, context, pool, setup)
+    if setup.overhead is not None:
+        yield _line(HOST, setup.overhead.size_bytes, setup.overhead.because, OVERHEAD_WITHIN)
+
+
+def overhead_notes(setup: LlamaCppSetup) -> Iterator[str]:
+    if setup.overhead is not None:
+        size = format_bytes(setup.overhead.size_bytes)
+        yield f"{size} on the host are for what llama.cpp holds beside its buffers: {setup.overhead.because}"
 
 
 def _device_lines(

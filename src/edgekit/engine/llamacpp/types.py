@@ -43,6 +43,14 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Overhead:
+    """What a process of llama.cpp was measured to hold on the host beside its bill."""
+
+    size_bytes: int
+    because: str  # "measured on this machine with xllamacpp 2026.10"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaCppSetup:
     mode: Mode = Mode.LIBRARY
     backend: Backend = Backend.CPU
@@ -60,6 +68,7 @@ class LlamaCppSetup:
     ctx_checkpoints: int = 32  # llama-server --ctx-checkpoints, of each slot
     mix: str | None = None  # as if the weights were quantised so; None: as the file has them
     draft_max: int = 0  # tokens a drafter proposes: that many more rows of logits per sequence
+    overhead: Overhead | None = None  # only of the machine that it was measured on
 
     @property
     def has_device(self) -> bool:

@@ -1,7 +1,7 @@
-"""The families of models that the encoder runs: one row each.
+"""The families of models that the built-in engine runs: one row each.
 
 Which tensors a family has, which of them it may lack, and what its graph does with them:
-src/models/{bert,nomic-bert,jina-bert-v2,qwen2,qwen3,llama}.cpp and llama-model.cpp
+src/models/{bert,nomic-bert,jina-bert-v2,qwen2,qwen3,llama,gemma3}.cpp and llama-model.cpp
 (create_tensor_qkv, llama_model_rope_type), llama.cpp @ b21e4de. Two things are ours: GELU is the
 exact one that these models were trained with (ggml has its tanh form, in half precision), and a
 tensor that no row names is refused where ggml would load and not use it.
@@ -9,7 +9,9 @@ tensor that no row names is refused where ggml would load and not use it.
 
 from __future__ import annotations
 
-from edgekit.engine.stream.types import Activation, Family, Need, Norm, Position, Rule
+from dataclasses import replace
+
+from edgekit.engine.stream.types import Activation, Family, Need, Norm, Position, Rule, Use
 from edgekit.errors import UnknownArchitectureError
 from edgekit.header.quoting import quoted
 
@@ -21,14 +23,15 @@ def _rules(need: Need, **shapes: tuple[str, ...]) -> tuple[Rule, ...]:
     )
 
 
-_HEADS_OF_OTHERS = _rules(  # for tokens and for scores: not for vectors
+_SCORES = _rules(  # for a ranking: neither for vectors nor for tokens
     Need.UNUSED,
-    output__weight=(),
-    output__bias=(),
     cls__weight=(),
     cls__bias=(),
     cls__output__weight=(),
     cls__output__bias=(),
+)
+_HEAD = _rules(  # for tokens; where it is missing, the embedding serves
+    Need.MAY, output__weight=("vocabulary", "width"), output__bias=("vocabulary",)
 )
 _QKV = _rules(
     Need.MAY,  # either the three or the one: see tensors.py
@@ -55,7 +58,7 @@ _BERT_OUTSIDE = (
         token_embd_norm__weight=("width",),
         token_embd_norm__bias=("width",),
     ),
-    *_HEADS_OF_OTHERS,
+    *_SCORES,
 )
 _TOKEN_TYPES = _rules(Need.MAY, token_types__weight=("types", "width"))
 _BERT_LAYER = (
@@ -85,7 +88,7 @@ _JINA_MAY = _rules(
 # --- norm before: decoders
 _DECODER_OUTSIDE = (
     *_rules(Need.YES, token_embd__weight=("vocabulary", "width"), output_norm__weight=("width",)),
-    *_HEADS_OF_OTHERS,
+    *_SCORES,
 )
 _DECODER_LAYER = (
     *_rules(Need.YES, attn_norm__weight=("width",), ffn_norm__weight=("width",)),
@@ -93,6 +96,10 @@ _DECODER_LAYER = (
     *_ATTENTION_OUT,
     *_GATE,
     *_UP_DOWN,
+)
+_HEAD_NORMS = _rules(Need.YES, attn_q_norm__weight=("head",), attn_k_norm__weight=("head",))
+_POST_NORMS = _rules(  # of what attention and feed-forward add
+    Need.YES, post_attention_norm__weight=("width",), post_ffw_norm__weight=("width",)
 )
 
 
@@ -113,6 +120,7 @@ def _bert(
         causal=False,
         outside=(*_BERT_OUTSIDE, *outside),
         layer=(*_BERT_LAYER, *layer),
+        head=_HEAD,
     )
 
 
@@ -132,6 +140,8 @@ def _decoder(
         causal=True,
         outside=(*_DECODER_OUTSIDE, *outside),
         layer=(*_DECODER_LAYER, *layer),
+        head=_HEAD,
+        uses=frozenset({Use.EMBED, Use.GENERATE}),
     )
 
 
@@ -169,7 +179,7 @@ FAMILIES: tuple[Family, ...] = (
     _decoder(
         "qwen3",
         Position.ROPE_NEOX,
-        layer=_rules(Need.YES, attn_q_norm__weight=("head",), attn_k_norm__weight=("head",)),
+        layer=_HEAD_NORMS,
     ),
     _decoder(
         "llama",  # and Mistral: its files say llama
@@ -181,16 +191,28 @@ FAMILIES: tuple[Family, ...] = (
             *_rules(Need.MAY, ffn_gate__bias=("inner",)),
         ),
     ),
+    replace(
+        _decoder("gemma3", Position.ROPE_NEOX, layer=(*_HEAD_NORMS, *_POST_NORMS)),
+        activation=Activation.GELU_TANH,
+        uses=frozenset({Use.GENERATE}),
+        window_period=6,
+        scales_tokens=True,
+        shared_scale_layers=62,  # the 27B
+    ),
 )
-_BY_NAME = {family.architecture: family for family in FAMILIES}
 
 
-def family_of(architecture: object) -> Family:
-    found = _BY_NAME.get(architecture) if isinstance(architecture, str) else None
-    if found is None:
-        raise UnknownArchitectureError(
-            f"architecture {quoted(architecture)} cannot be run by the built-in encoder, which knows"
-            f" {', '.join(_BY_NAME)}: add its row to engine/stream/families.py, or use engine"
-            " llama.cpp"
-        )
-    return found
+def families_for(use: Use) -> tuple[str, ...]:
+    """Their architectures."""
+    return tuple(family.architecture for family in FAMILIES if use in family.uses)
+
+
+def family_of(architecture: object, use: Use = Use.EMBED) -> Family:
+    for family in FAMILIES:
+        if family.architecture == architecture and use in family.uses:
+            return family
+    raise UnknownArchitectureError(
+        f"architecture {quoted(architecture)} cannot be run by {use.engine}, which"
+        f" {'knows' if use is Use.EMBED else 'generates with'} {', '.join(families_for(use))}: add"
+        " its row to engine/stream/families.py, or use engine llama.cpp"
+    )

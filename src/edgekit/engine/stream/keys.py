@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from edgekit.engine.stream.types import Use
 from edgekit.errors import HeaderError, HeaderLimitError
 from edgekit.header.quoting import quoted
 from edgekit.header.types import Value
@@ -36,6 +37,8 @@ UNDERSTOOD = frozenset(
         "rope.scaling.yarn_beta_slow",
     }
 )
+# Of families whose layers may have windows.
+UNDERSTOOD_OF_WINDOWS = frozenset({"attention.sliding_window_pattern", "rope.freq_base_swa"})
 _WATCHED = ("attention.", "rope.")
 # Elsewhere: what changes the result, and the value at which it does not (0 and False never do).
 CHANGING: Mapping[str, Value | None] = {
@@ -54,6 +57,11 @@ CHANGING: Mapping[str, Value | None] = {
     "dense_2_feat_out": None,
     "dense_3_feat_out": None,
 }
+# And what changes the next token, but no vector.
+CHANGING_TOKENS: Mapping[str, Value | None] = {
+    "final_logit_softcapping": None,
+    "logit_scale": 1.0,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,7 @@ class Keys:
     file: str
     architecture: str
     all_keys: Mapping[str, Value]
+    use: Use = Use.EMBED
 
     def get(self, name: str) -> Value | None:
         return self.all_keys.get(f"{self.architecture}.{name}")
@@ -75,7 +84,7 @@ class Keys:
         if value is None and otherwise is not None:
             return otherwise
         if value is None:
-            raise self.error(f"key {self.architecture}.{name} is missing: not an embedding model")
+            raise self._missing(name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.error(
                 f"{self.architecture}.{name} is {quoted(value)}, not a number from 1 on"
@@ -92,7 +101,7 @@ class Keys:
         if value is None and otherwise is not None:
             return otherwise
         if value is None:
-            raise self.error(f"key {self.architecture}.{name} is missing: not an embedding model")
+            raise self._missing(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(f"{self.architecture}.{name} is {quoted(value)}, not a number")
         if not math.isfinite(value) or value < 0:
@@ -105,19 +114,24 @@ class Keys:
             raise self.error(f"{self.architecture}.{name} is {quoted(value)}, not true or false")
         return otherwise if value is None else value
 
-    def refuse_unknown(self) -> None:
-        """Whatever would make another model of it."""
+    def refuse_unknown(self, *, windows: bool = False) -> None:
+        """Whatever would make another model of it. With `windows` its layers may have some."""
         prefix = f"{self.architecture}."
+        understood = UNDERSTOOD | UNDERSTOOD_OF_WINDOWS if windows else UNDERSTOOD
+        changing = CHANGING if self.use is Use.EMBED else {**CHANGING, **CHANGING_TOKENS}
         for key, value in self.all_keys.items():
             name = key.removeprefix(prefix)
             if name == key or not value:
                 continue
-            changes = name in CHANGING and value != CHANGING[name]
-            if changes or (name.startswith(_WATCHED) and name not in UNDERSTOOD):
+            changes = name in changing and value != changing[name]
+            if changes or (name.startswith(_WATCHED) and name not in understood):
                 raise self.error(
-                    f"key {quoted(key)} ({quoted(value)}) asks for something that the built-in"
-                    " encoder does not do (engine/stream/keys.py); engine llama.cpp may"
+                    f"key {quoted(key)} ({quoted(value)}) asks for something that {self.use.engine}"
+                    " does not do (engine/stream/keys.py); engine llama.cpp may"
                 )
+
+    def _missing(self, name: str) -> HeaderError:
+        return self.error(f"key {self.architecture}.{name} is missing: not {self.use.value}")
 
     def error(self, what: str) -> HeaderError:
         return HeaderError(what, file=self.file)

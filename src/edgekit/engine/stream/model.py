@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 
 from edgekit.engine.stream.families import family_of
 from edgekit.engine.stream.keys import Keys
-from edgekit.engine.stream.rope import read_rope
-from edgekit.engine.stream.types import Dimensions, Facts, Family, Model, Need, Rule
+from edgekit.engine.stream.rope import read_local_rope, read_rope
+from edgekit.engine.stream.types import Dimensions, Facts, Family, Model, Need, Rule, Use
+from edgekit.engine.stream.windows import read_windows
 from edgekit.errors import WeightsError
 from edgekit.header.quoting import quoted
 from edgekit.header.types import Tensor
@@ -21,22 +23,23 @@ HEADS = 1_024  # 128
 HEAD_DIM = 1_024  # 256 in Gemma
 CONTEXT_TOKENS = 2**31  # told, never allocated
 VOCABULARY = 4_194_304  # 262,144 in Gemma 3
+WINDOW = 2**62  # told, never allocated
 
 _NAMED = 6  # tensors that a message names
 _BLOCK = re.compile(r"blk\.(\d{1,4})\.(.+)")
 Shelves = tuple[dict[str, Tensor], tuple[dict[str, Tensor], ...]]
 
 
-def read_model(walked: Facts) -> Model:
+def read_model(walked: Facts, use: Use = Use.EMBED) -> Model:
     """UnknownArchitectureError, HeaderError or WeightsError for what cannot be run as it should."""
-    family = family_of(walked.keys.get("general.architecture"))
-    keys = Keys(walked.name, family.architecture, walked.keys)
-    keys.refuse_unknown()
+    family = family_of(walked.keys.get("general.architecture"), use)
+    keys = Keys(walked.name, family.architecture, walked.keys, use)
+    keys.refuse_unknown(windows=family.window_period is not None)
     dimensions = _dimensions(keys, family, walked.tensors.get("token_embd.weight"))
     outside, layers = _shelved(walked, dimensions.layers)
     sizes = _sizes(dimensions)
-    _check_all(walked.name, family, outside, layers, sizes)
-    window = keys.get("attention.sliding_window")
+    _check_all(keys, family, (outside, layers), sizes)
+    windows = read_windows(keys, family, dimensions.layers)
     return Model(
         family=family,
         dimensions=dimensions,
@@ -47,12 +50,35 @@ def read_model(walked: Facts) -> Model:
         else None,
         outside=outside,
         layers=layers,
-        window_tokens=keys.whole("attention.sliding_window", most=2**62) if window else None,
+        window_tokens=_text_window(keys),
+        use=use,
+        windows=windows,
+        local_rope=read_local_rope(keys) if any(windows) else None,
+        embedding_scale=math.sqrt(dimensions.width) if family.scales_tokens else 1.0,
+        query_scale=1 / math.sqrt(_scaled_by(family, dimensions)),
     )
+
+
+def _text_window(keys: Keys) -> int | None:
+    """What an embedding must not exceed. Who generates does as llama.cpp: a family has windows, or none."""
+    window = keys.get("attention.sliding_window")
+    if keys.use is not Use.EMBED or not window:
+        return None
+    return keys.whole("attention.sliding_window", most=WINDOW)
+
+
+def _scaled_by(family: Family, size: Dimensions) -> int:
+    """Scores are divided by its root. gemma3.cpp:33-36 @ b21e4de."""
+    shared = family.shared_scale_layers == size.layers
+    return size.width // size.heads if shared else size.head_dim
 
 
 def _causal(keys: Keys, family: Family) -> bool:
     causal = keys.flag("attention.causal", otherwise=family.causal)
+    if keys.use is Use.GENERATE and not causal:
+        raise keys.error(
+            "attention.causal is false: it reads a text in both directions, and writes none"
+        )
     if causal and not family.causal:  # llama.cpp would not do so either, whatever the file says
         raise keys.error(
             f"{family.architecture} reads a text in both directions, and attention.causal is true"
@@ -74,7 +100,7 @@ def _dimensions(keys: Keys, family: Family, embedding: Tensor | None) -> Dimensi
     value_dim = keys.whole("attention.value_length", most=HEAD_DIM, otherwise=width // heads)
     if value_dim != head_dim:
         raise keys.error(
-            f"keys of {head_dim} values and values of {value_dim}: the built-in encoder wants them alike"
+            f"keys of {head_dim} values and values of {value_dim}: {keys.use.engine} wants them alike"
         )
     return Dimensions(
         layers=keys.whole("block_count", most=LAYERS),
@@ -98,7 +124,7 @@ def _rotary(keys: Keys, head_dim: int) -> int:
 
 def _vocabulary(keys: Keys, embedding: Tensor | None) -> int:
     if embedding is None:
-        raise WeightsError("not an embedding model: token_embd.weight is missing", file=keys.file)
+        raise WeightsError(f"not {keys.use.value}: token_embd.weight is missing", file=keys.file)
     rows = embedding.shape[0] if len(embedding.shape) == 2 else 0
     if not 0 < rows <= VOCABULARY:
         raise WeightsError(
@@ -148,25 +174,23 @@ def _shelved(walked: Facts, count: int) -> Shelves:
 
 
 def _check_all(
-    file: str,
-    family: Family,
-    outside: dict[str, Tensor],
-    layers: tuple[dict[str, Tensor], ...],
-    sizes: Mapping[str, tuple[int, ...]],
+    keys: Keys, family: Family, found: Shelves, sizes: Mapping[str, tuple[int, ...]]
 ) -> None:
-    shelves = [("", family.outside, outside)]
+    file, use = keys.file, keys.use
+    outside, layers = found
+    shelves = [("", family.outside_for(use), outside)]
     shelves += [(f"blk.{place}.", family.layer, layer) for place, layer in enumerate(layers)]
     missing = [name for shelf in shelves for name in _missing(*shelf)]
     if missing:
         raise WeightsError(
-            f"not an embedding model of architecture {family.architecture}: {len(missing)} tensors"
+            f"not {use.value} of architecture {family.architecture}: {len(missing)} tensors"
             f" are missing: {_list(missing)}",
             file=file,
         )
     unknown = [name for shelf in shelves for name in _unknown(*shelf)]
     if unknown:
         raise WeightsError(
-            f"tensors that the built-in encoder has no use for, and would compute something else"
+            f"tensors that {use.engine} has no use for, and would compute something else"
             f" without: {_list(unknown)} (engine/stream/families.py); engine llama.cpp may use them",
             file=file,
         )

@@ -25,13 +25,11 @@ _FIXED: Mapping[str, float] = {
 
 
 def read_rope(keys: Keys, *, rotary: int, context_tokens: int) -> Rope:
-    base = keys.number("rope.freq_base", otherwise=_BASE)
-    if base <= 1:
-        raise keys.error(f"{keys.architecture}.rope.freq_base is {base}, not more than 1")
+    base = _base(keys, "rope.freq_base")
     scaling = keys.get("rope.scaling.type")
     if scaling not in {None, "none", "linear", "yarn"}:
         raise keys.error(
-            f"rope scaling {quoted(scaling)} is not known to the built-in encoder (none, linear and"
+            f"rope scaling {quoted(scaling)} is not known to {keys.use.engine} (none, linear and"
             " yarn are): add it to engine/stream/rope.py, or use engine llama.cpp"
         )
     factor = keys.number(
@@ -57,6 +55,25 @@ def read_rope(keys: Keys, *, rotary: int, context_tokens: int) -> Rope:
     )
 
 
+def read_local_rope(keys: Keys) -> Rope:
+    """Of layers with a window: nothing is interpolated. llama-model.cpp:2081-2087 @ b21e4de."""
+    if keys.get("rope.scaling.type") == "yarn":
+        raise keys.error(
+            f"yarn in layers with a window is not known to {keys.use.engine}: add it to"
+            " engine/stream/rope.py, or use engine llama.cpp"
+        )
+    base = _base(keys, "rope.freq_base_swa")
+    magnitude = keys.number("rope.scaling.attn_factor", otherwise=1.0)
+    return Rope(base=base, interpolate=1.0, yarn_from=None, yarn_to=0.0, magnitude=magnitude)
+
+
+def _base(keys: Keys, name: str) -> float:
+    base = keys.number(name, otherwise=_BASE)
+    if base <= 1:
+        raise keys.error(f"{keys.architecture}.{name} is {base}, not more than 1")
+    return base
+
+
 def _yarn_pairs(rotary: int, trained_tokens: int, base: float) -> tuple[float, float]:
     def pair(turns: float) -> float:
         """The pair that turns so often within the trained context."""
@@ -74,5 +91,5 @@ def _refuse_other_yarn(keys: Keys) -> None:
         if told is not None and told != value:
             raise keys.error(
                 f"{keys.architecture}.rope.scaling.{name} is {quoted(told)}: llama.cpp takes {value}"
-                " whatever the file says, and other engines do not; the built-in encoder refuses"
+                f" whatever the file says, and other engines do not; {keys.use.engine} refuses"
             )

@@ -9,6 +9,9 @@ from edgekit.memory.cache_types import CacheType
 from edgekit.memory.types import MemoryLine
 
 PAGE_TOKENS = 256  # of a cache that lies partly on the disk
+SPILL_FROM_TOKENS = 65_536  # a cache of so many or fewer stays whole
+USUAL_CHUNK_TOKENS = 64  # of a prompt: twice as many are hardly faster, and take twice the buffers
+TILE_BYTES = 2**20  # packed rows that a thread reads at a time, or one row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,5 +40,45 @@ class StreamPlan:
     tile_bytes: int  # of a thread: packed rows on their way
     side_floats: int
     scratch_floats: int
-    kept: frozenset[str]  # tensors that stay in memory, as they are in the file
-    lines: tuple[MemoryLine, ...] = field(repr=False)
+    kept: frozenset[str] = field(repr=False)  # tensors that stay in memory, as they are in the file
+    lines: tuple[MemoryLine, ...] = field(default=(), repr=False)
+
+    @property
+    def k_row_bytes(self) -> int:
+        """The keys of one token in one layer."""
+        return self.cache_k.row_bytes(self.model.dimensions.key)
+
+    @property
+    def v_row_bytes(self) -> int:
+        return self.cache_v.row_bytes(self.model.dimensions.key)
+
+    @property
+    def cell_bytes(self) -> int:
+        return self.k_row_bytes + self.v_row_bytes
+
+    @property
+    def has_sinks(self) -> bool:
+        """Whether queries are turned twice: for the tokens behind them, and for those at the beginning."""
+        return self.rolling and self.sinks > 0
+
+    @property
+    def rotary_tables(self) -> int:
+        """Of a chunk's places, cosine and sine each: of both kinds of layers, and once more for the sinks."""
+        if not self.model.dimensions.rotary:
+            return 0
+        return 2 * (1 + (self.model.local_rope is not None)) * (1 + self.has_sinks)
+
+    def slides(self, layer: int) -> bool:
+        """Whether a layer looks back less far than the window reaches, however many cells it has."""
+        window = self.model.windows[layer]
+        return window is not None and window < self.context_tokens
+
+    def resident_cells(self, layer: int) -> int:
+        """In memory: all of them, unless colder pages lie on the disk."""
+        if self.resident_pages is None or self.slides(layer):
+            return self.cells[layer]
+        return min(self.resident_pages * PAGE_TOKENS, self.cells[layer])
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(line.size_bytes for line in self.lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from edgekit.header.types import Tensor, Value
@@ -21,6 +21,18 @@ class Facts(Protocol):
 
     @property
     def tensors(self) -> Mapping[str, Tensor]: ...
+
+
+class Use(enum.Enum):
+    """What a model is run for; the value is how such a model is called."""
+
+    EMBED = "an embedding model"
+    GENERATE = "a model that generates text"
+
+    @property
+    def engine(self) -> str:
+        """Who does it, as a message names it."""
+        return "the built-in encoder" if self is Use.EMBED else "the built-in engine"
 
 
 class Position(enum.Enum):
@@ -45,6 +57,7 @@ class Norm(enum.Enum):
 
 class Activation(enum.Enum):
     GELU = "gelu"
+    GELU_TANH = "gelu_tanh"
     SILU = "silu"
 
 
@@ -53,7 +66,7 @@ class Need(enum.Enum):
 
     YES = "yes"
     MAY = "may"
-    UNUSED = "unused"  # it may be there, an embedding does not need it
+    UNUSED = "unused"  # it may be there, what the model is run for does not need it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +90,19 @@ class Family:
     causal: bool  # where the file does not say: {architecture}.attention.causal
     outside: tuple[Rule, ...]
     layer: tuple[Rule, ...]
+    head: tuple[Rule, ...] = ()  # what makes the next token of a vector; unused by an embedding
+    uses: frozenset[Use] = frozenset({Use.EMBED})
+    window_period: int | None = (
+        None  # of so many layers all but the last have a window, where the file has one
+    )
+    scales_tokens: bool = False  # a token's row is multiplied by the root of the width
+    shared_scale_layers: int | None = None  # with so many, scores are scaled by width / heads
+
+    def outside_for(self, use: Use) -> tuple[Rule, ...]:
+        """The tensors outside of the layers."""
+        if use is Use.GENERATE:
+            return (*self.outside, *self.head)
+        return (*self.outside, *(replace(rule, need=Need.UNUSED) for rule in self.head))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +151,18 @@ class Model:
     outside: Mapping[str, Tensor]
     layers: tuple[Mapping[str, Tensor], ...]  # by name without "blk.N."
     window_tokens: int | None  # a text that is longer would need a sliding window
+    use: Use = Use.EMBED
+    windows: tuple[
+        int | None, ...
+    ] = ()  # of each layer, when generating: the last tokens it sees; None: all
+    local_rope: Rope | None = None  # of the layers with a window
+    embedding_scale: float = 1.0  # what a token's row is multiplied with
+    query_scale: float  # what scores are multiplied with
+
+    @property
+    def head(self) -> Tensor:
+        """What a vector is multiplied with for the next token: its own matrix, or the embedding once more."""
+        return self.outside.get("output.weight", self.outside["token_embd.weight"])
 
     @property
     def gated(self) -> bool:

@@ -13,6 +13,10 @@
 
 #include "native.h"
 
+#ifdef EDGEKIT_X86_VARIANTS
+#include <cpuid.h>
+#endif
+
 static const struct variant *kernels = &edgekit_plain;
 static struct codebooks *codebooks; /* read on first use of a type that needs them */
 
@@ -96,6 +100,46 @@ static bool get_size(PyObject *object, const char *name, ptrdiff_t most, ptrdiff
     if (*value == -1 && PyErr_Occurred())
         return false;
     return (*value >= 0 && *value <= most) || wrong(name, "out of range");
+}
+
+static bool get_kind(PyObject *object, enum cache_kind *kind)
+{
+    ptrdiff_t number;
+    if (!get_size(object, "kind", CACHE_KINDS - 1, &number))
+        return false;
+    *kind = (enum cache_kind)number;
+    return true;
+}
+
+/* Exactly so many rows of a cache, without gaps; in each, so many heads of whole blocks. */
+static bool get_cells(struct views *views, PyObject *object, bool writable, const char *name,
+                      enum cache_kind kind, ptrdiff_t rows, ptrdiff_t heads, ptrdiff_t head_dim,
+                      uint8_t **data)
+{
+    Py_buffer *b = view(views, object, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE);
+    if (!b)
+        return false;
+    ptrdiff_t row_bytes = cache_bytes(kind, head_dim) * heads;
+    if (row_bytes < 0)
+        return wrong(name, "it is not whole blocks");
+    *data = b->buf;
+    bool whole = row_bytes ? b->len % row_bytes == 0 && b->len / row_bytes == rows : b->len == 0;
+    return whole || wrong(name, "it has the wrong size");
+}
+
+/* Two floats for each head of each row, without gaps. */
+static bool get_state(struct views *views, PyObject *object, bool writable, ptrdiff_t rows,
+                      ptrdiff_t heads, float **data)
+{
+    Py_buffer *b = view(views, object,
+                        PyBUF_ND | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : PyBUF_SIMPLE));
+    if (!b)
+        return false;
+    *data = b->buf;
+    if (!is_format(b, "f") || b->ndim != 3 || (uintptr_t)b->buf % sizeof(float))
+        return wrong("state", "an array of float32 with three dimensions is needed");
+    return (b->shape[0] == rows && b->shape[1] == heads && b->shape[2] == 2) ||
+           wrong("state", "it has the wrong shape");
 }
 
 static bool get_float(PyObject *object, float *value)
@@ -295,6 +339,116 @@ done:
     return result;
 }
 
+/* kind x into */
+static PyObject *call_store(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self;
+    struct views views = {.count = 0};
+    enum cache_kind kind;
+    struct matrix x;
+    uint8_t *into;
+    PyObject *result = NULL;
+    if (!count_is(count, 3) || !get_kind(args[0], &kind))
+        return NULL;
+    if (!get_matrix(&views, args[1], false, "x", &x) ||
+        !get_cells(&views, args[2], true, "into", kind, x.rows, 1, x.columns, &into))
+        goto done;
+    ptrdiff_t bad;
+    Py_BEGIN_ALLOW_THREADS;
+    bad = kernels->store(kind, x, into);
+    Py_END_ALLOW_THREADS;
+    result = PyLong_FromSsize_t(bad);
+done:
+    release(&views);
+    return result;
+}
+
+/* Sums of a few such numbers are numbers still. */
+static const ptrdiff_t MOST_POSITION = PY_SSIZE_T_MAX / 8;
+
+/* k_kind v_kind heads kv_heads head_dim scale cells first_position query_position reach */
+static bool get_span(PyObject *const *args, struct span *s)
+{
+    ptrdiff_t first_position, query_position;
+    if (!get_kind(args[0], &s->k_kind) || !get_kind(args[1], &s->v_kind) ||
+        !get_size(args[2], "heads", s->q.columns, &s->heads) ||
+        !get_size(args[3], "kv_heads", s->heads, &s->kv_heads) ||
+        !get_size(args[4], "head_dim", MOST_HEAD_DIM, &s->head_dim) ||
+        !get_float(args[5], &s->scale) || !get_size(args[6], "cells", MOST_POSITION, &s->cells) ||
+        !get_size(args[7], "first_position", MOST_POSITION, &first_position) ||
+        !get_size(args[8], "query_position", MOST_POSITION, &query_position))
+        return false;
+    s->ahead = query_position - first_position;
+    s->reach = 2 * MOST_POSITION; /* all */
+    if (args[9] != Py_None && !get_size(args[9], "reach", MOST_POSITION, &s->reach))
+        return false;
+    if (s->kv_heads < 1 || s->head_dim < 1 || s->heads % s->kv_heads)
+        return wrong("heads", "they cannot be shared evenly");
+    if (s->q.columns % s->head_dim || s->q.columns / s->head_dim != s->heads)
+        return wrong("heads", "q has not as many columns");
+    return same_shape("out", s->q, s->out);
+}
+
+/* q k v out state, what get_span reads, scratch first last */
+static PyObject *call_attend(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self;
+    struct views views = {.count = 0};
+    struct span s = {0};
+    struct matrix scratch;
+    ptrdiff_t first, last;
+    uint8_t *k, *v;
+    const struct variant *use = kernels; /* what was checked is what is called */
+    PyObject *result = NULL;
+    if (!count_is(count, 18))
+        return NULL;
+    if (!get_matrix(&views, args[0], false, "q", &s.q) ||
+        !get_matrix(&views, args[3], true, "out", &s.out) || !get_span(args + 5, &s) ||
+        !get_cells(&views, args[1], false, "k", s.k_kind, s.cells, s.kv_heads, s.head_dim, &k) ||
+        !get_cells(&views, args[2], false, "v", s.v_kind, s.cells, s.kv_heads, s.head_dim, &v) ||
+        !get_state(&views, args[4], true, s.q.rows, s.heads, &s.state) ||
+        !get_floats(&views, args[15], true, "scratch", use->span_floats(s.head_dim), &scratch) ||
+        !get_size(args[17], "last", s.kv_heads, &last) || !get_size(args[16], "first", last, &first))
+        goto done;
+    s.k = k, s.v = v, s.scratch = scratch.data;
+    Py_BEGIN_ALLOW_THREADS;
+    use->attend_span(&s, first, last);
+    Py_END_ALLOW_THREADS;
+    result = Py_NewRef(Py_None);
+done:
+    release(&views);
+    return result;
+}
+
+/* out state heads head_dim */
+static PyObject *call_settle(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self;
+    struct views views = {.count = 0};
+    struct matrix out;
+    ptrdiff_t heads, head_dim;
+    float *state;
+    PyObject *result = NULL;
+    if (!count_is(count, 4))
+        return NULL;
+    if (!get_matrix(&views, args[0], true, "out", &out) ||
+        !get_size(args[2], "heads", out.columns, &heads) ||
+        !get_size(args[3], "head_dim", MOST_HEAD_DIM, &head_dim) ||
+        !get_state(&views, args[1], false, out.rows, heads, &state))
+        goto done;
+    if (heads < 1 || out.columns % heads || out.columns / heads != head_dim) {
+        wrong("heads", "out has not as many columns");
+        goto done;
+    }
+    Py_BEGIN_ALLOW_THREADS;
+    kernels->settle(out, state, heads, head_dim);
+    Py_END_ALLOW_THREADS;
+    result = Py_NewRef(Py_None);
+done:
+    release(&views);
+    return result;
+}
+
 /* x out weight bias eps; a bias of None: none. `centred` is false for rms_norm. */
 static PyObject *norm(PyObject *const *args, bool centred)
 {
@@ -433,6 +587,15 @@ static PyObject *call_attention_floats(PyObject *self, PyObject *const *args, Py
     return PyLong_FromSsize_t(kernels->attention_floats(tokens, head_dim));
 }
 
+static PyObject *call_attend_floats(PyObject *self, PyObject *object)
+{
+    (void)self;
+    ptrdiff_t head_dim;
+    if (!get_size(object, "head_dim", MOST_HEAD_DIM, &head_dim))
+        return NULL;
+    return PyLong_FromSsize_t(kernels->span_floats(head_dim));
+}
+
 /* What the module holds for good: its tables, and the codebooks once they are loaded. */
 static PyObject *call_held_bytes(PyObject *self, PyObject *none)
 {
@@ -453,6 +616,15 @@ static PyObject *call_type_ids(PyObject *self, PyObject *none)
     return ids;
 }
 
+#ifdef EDGEKIT_X86_VARIANTS
+/* Not every compiler that knows __builtin_cpu_supports knows this word. */
+static bool converts_halves(void)
+{
+    unsigned a, b, c = 0, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C;
+}
+#endif
+
 /* Best last. */
 static int list_variants(const struct variant *found[3])
 {
@@ -460,7 +632,7 @@ static int list_variants(const struct variant *found[3])
     found[count++] = &edgekit_plain;
 #ifdef EDGEKIT_X86_VARIANTS
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && converts_halves()) {
         found[count++] = &edgekit_avx2;
         if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
@@ -512,6 +684,9 @@ static PyMethodDef methods[] = {
     FAST(dequantize),
     FAST(multiply),
     FAST(attention),
+    FAST(store),
+    FAST(attend),
+    FAST(settle),
     FAST(layer_norm),
     FAST(rms_norm),
     FAST(activate),
@@ -519,6 +694,7 @@ static PyMethodDef methods[] = {
     {"load_codebooks", call_load_codebooks, METH_O, NULL},
     {"scratch_floats", call_scratch_floats, METH_NOARGS, NULL},
     FAST(attention_floats),
+    {"attend_floats", call_attend_floats, METH_O, NULL},
     {"held_bytes", call_held_bytes, METH_NOARGS, NULL},
     {"type_ids", call_type_ids, METH_NOARGS, NULL},
     {"variants", call_variants, METH_NOARGS, NULL},

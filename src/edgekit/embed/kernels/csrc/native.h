@@ -47,6 +47,22 @@ struct attention {
     float *scratch;
 };
 
+/* How numbers lie in a cache: plain, or in blocks of 32 with a half as their scale. */
+enum cache_kind { CACHE_F32, CACHE_F16, CACHE_Q8_0, CACHE_KINDS };
+
+/* Consecutive cells of a cache, and the queries that look at them. */
+struct span {
+    struct matrix q, out;
+    float *state; /* of each query and head: the largest score, the sum of shares */
+    const uint8_t *k, *v;
+    enum cache_kind k_kind, v_kind;
+    ptrdiff_t heads, kv_heads, head_dim, cells;
+    ptrdiff_t ahead; /* query 0 stands so many positions after cell 0 */
+    ptrdiff_t reach; /* a query sees itself and reach - 1 positions before */
+    float scale;
+    float *scratch;
+};
+
 enum activation { GELU, GELU_TANH, SILU };
 
 /* One set of kernels, made for one kind of processor. All sizes were checked by the caller. */
@@ -60,6 +76,10 @@ struct variant {
                           struct matrix out, float *scratch, const struct codebooks *books);
     ptrdiff_t (*attention_floats)(ptrdiff_t tokens, ptrdiff_t head_dim);
     void (*attend)(const struct attention *task, ptrdiff_t start, ptrdiff_t end, ptrdiff_t head);
+    ptrdiff_t (*store)(enum cache_kind kind, struct matrix x, uint8_t *into);
+    ptrdiff_t (*span_floats)(ptrdiff_t head_dim);
+    void (*attend_span)(const struct span *span, ptrdiff_t first, ptrdiff_t last);
+    void (*settle)(struct matrix out, const float *state, ptrdiff_t heads, ptrdiff_t head_dim);
     void (*layer_norm)(struct matrix x, struct matrix out, const float *weight, const float *bias,
                        float eps);
     void (*rms_norm)(struct matrix x, struct matrix out, const float *weight, float eps);
@@ -68,6 +88,14 @@ struct variant {
     void (*rope)(struct matrix x, struct matrix cos, struct matrix sin, ptrdiff_t heads,
                  ptrdiff_t head_dim, bool neox);
 };
+
+/* Bytes of so many numbers, or -1 where they are not whole blocks. */
+static inline ptrdiff_t cache_bytes(enum cache_kind kind, ptrdiff_t numbers)
+{
+    if (kind == CACHE_Q8_0)
+        return numbers % 32 ? -1 : numbers / 32 * 34;
+    return numbers * (kind == CACHE_F16 ? 2 : 4);
+}
 
 extern const struct variant edgekit_plain;
 

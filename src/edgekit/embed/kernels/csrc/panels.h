@@ -9,9 +9,22 @@ enum {
 #if LANES > 1
 enum { STAGES = LANES == 4 ? 2 : LANES == 8 ? 3 : 4 }; /* log2 LANES */
 
+typedef int32_t places __attribute__((vector_size(LANES * 4)));
+
+static const places LANE = {
+    0, 1, 2, 3,
+#if LANES >= 8
+    4, 5, 6, 7,
+#endif
+#if LANES >= 16
+    8, 9, 10, 11, 12, 13, 14, 15,
+#endif
+};
+
 /* Lanes whose number has the bit `step` trade places between rows a and b. */
 ALWAYS void trade(vec *a, vec *b, const int step)
 {
+#if defined(__clang__)
     float x[LANES], y[LANES], first[LANES], second[LANES];
     store(x, *a), store(y, *b);
     for (int i = 0; i < LANES; i++) {
@@ -19,6 +32,11 @@ ALWAYS void trade(vec *a, vec *b, const int step)
         second[i] = i & step ? y[i] : x[i + step];
     }
     *a = load(first), *b = load(second);
+#else /* GCC would read such arrays float by float. Places from LANES on are b's. */
+    places first = LANE + (((LANE & step) != 0) & (LANES - step)), second = first + step;
+    vec x = *a, y = *b;
+    *a = __builtin_shuffle(x, y, first), *b = __builtin_shuffle(x, y, second);
+#endif
 }
 
 /* LANES rows, `apart` floats apart, become LANES columns of the panel. */

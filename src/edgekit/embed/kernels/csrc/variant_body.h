@@ -23,6 +23,9 @@
 
 #include "attention.h"
 
+#include "cells.h"
+#include "spans.h"
+
 const struct variant VARIANT = {
     .name = VARIANT_NAME,
     .types = TYPES,
@@ -32,6 +35,10 @@ const struct variant VARIANT = {
     .multiply = multiply,
     .attention_floats = attention_floats,
     .attend = attend,
+    .store = store_cells,
+    .span_floats = span_floats,
+    .attend_span = attend_span,
+    .settle = settle,
     .layer_norm = layer_norm,
     .rms_norm = rms_norm,
     .activate = activate,

@@ -5,11 +5,13 @@
 #define UNROLL _Pragma("GCC unroll 16")
 #define AS_VECTOR _Pragma("GCC unroll 1") /* GCC unrolls short loops, and then sees no vector */
 #define RESTRICT __restrict__
+#define PREFETCH(address) __builtin_prefetch(address) /* of any memory, or none: it cannot fail */
 #else
 #define ALWAYS static __forceinline
 #define UNROLL
 #define AS_VECTOR
 #define RESTRICT __restrict
+#define PREFETCH(address) (void)(address)
 #endif
 
 #if LANES > 1

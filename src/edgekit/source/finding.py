@@ -31,23 +31,25 @@ def find_weights(
     *,
     reach: Reach | None = None,
     confirm: Callable[[Download], bool] | None = None,
+    several: bool = False,
 ) -> Found:
     """The file itself: a path, a name in one of the stores on this machine, or a hub id.
 
+    `several`: of a model in several files, the first. Else such a one is refused.
     A hub id that is not in the hub's cache is downloaded to it when `confirm` says so.
     """
     text = os.fspath(reference)
     reach = reach or Reach()
     files = _on_this_machine(text, reach, confirm)
     if (why := _WITHOUT_WEIGHTS.get(files.origin)) is not None:
-        raise UsageError(f"{text}: {why}, there is nothing to embed with")
+        raise UsageError(f"{text}: {why}, there is nothing to run")
     if files.container is not Container.GGUF or not files.weights:
         raise HeaderError(
-            "the embedder reads GGUF files, and this is none: convert it"
+            "a GGUF file is wanted, and this is none: convert it"
             " (convert_hf_to_gguf.py FOLDER --outtype f16), or name a GGUF repository",
             file=files.label,
         )
-    if len(files.weights) > 1:
+    if len(files.weights) > 1 and not several:
         raise UsageError(
             f"{files.label} lies in {len(files.weights)} files: join them"
             f" (llama-gguf-split --merge {files.weights[0].name} MODEL.gguf) and name the result"

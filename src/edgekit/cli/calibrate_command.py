@@ -1,0 +1,121 @@
+"""`edgekit calibrate [MODEL]`: parse, call, print."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from edgekit.cli.reach_options import is_terminal, screen_width
+from edgekit.errors import UsageError
+
+if TYPE_CHECKING:  # only to name types: --help must be instant
+    from argparse import _SubParsersAction
+
+    from edgekit.report.calibrate_text import Kept
+
+_DESCRIPTION = """\
+Measures on this machine, and remembers: how fast its memory and its disk for temporary files are, what llama.cpp
+really holds beside its bill, how fast it decodes and reads prompts. With a MODEL that is on this machine llama.cpp
+is started with that, else with a made-up one of 409 MiB that is gone afterwards. It takes about half a minute.
+"""
+_EXAMPLES = """
+examples:
+  edgekit calibrate
+  edgekit calibrate model.gguf
+  edgekit calibrate bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M
+  edgekit calibrate --list
+  edgekit calibrate --remove
+
+What is kept is used from then on for this machine, never for one that is only wished for: speeds rest on the measured
+memory, bills of llama.cpp have a line for what it holds besides, `edgekit hardware` shows it. Close other programs
+first: speeds of a busy machine are told and not kept. The engine is xllamacpp (pip install 'edgekit[llama]'), the
+memory is read by numpy (pip install 'edgekit[embed]'); what is not installed is left out, and told.
+
+exit codes: 0 measured (what could not be is told), 2 usage, 4 no such model on this machine, or the result cannot be
+written, 5 MODEL is unreadable, or llama.cpp is not here or died with it (with its last words), 130 interrupted
+
+environment: EDGEKIT_DATA names the folder it is kept in; TMPDIR the folder for temporary files
+"""
+
+
+def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "calibrate",
+        help="measure this machine with the real llama.cpp, and remember",
+        usage="edgekit calibrate [MODEL] [--json] | --list [--json] | --remove [--json]",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help="a GGUF model on this machine: path, hub id or name",
+    )
+    parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
+    parser.add_argument("--list", action="store_true", help="what is kept, of every machine")
+    parser.add_argument("--remove", action="store_true", help="forget all of it")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """The answer as text."""
+    if sum(map(bool, (arguments.model, arguments.list, arguments.remove))) > 1:
+        raise UsageError("calibrate: give one of MODEL, --list and --remove")
+    if arguments.list or arguments.remove:
+        return _told(arguments)
+    return _measured(arguments)
+
+
+def _measured(arguments: argparse.Namespace) -> str:
+    from edgekit.runtime.calibrating import calibrate
+
+    found = calibrate(arguments.model, tell=_say if not arguments.json else _quiet)
+    if arguments.json:
+        from edgekit.report.as_json import json_text
+        from edgekit.report.calibrate_json import calibrated_json
+
+        return json_text(calibrated_json(found, _path()))
+    from edgekit.report.calibrate_text import calibrated_text
+
+    return calibrated_text(found, _path(), width=screen_width(), bold=is_terminal(sys.stdout))
+
+
+def _quiet(_: str) -> None:
+    """A program is told the answer alone."""
+
+
+def _say(line: str) -> None:
+    from edgekit.report.lines import printable
+
+    if sys.stderr is not None:
+        print(f"edgekit: {printable(line)}", file=sys.stderr, flush=True)
+
+
+def _told(arguments: argparse.Namespace) -> str:
+    from edgekit.hardware.calibration import forget_calibration, read_calibration
+    from edgekit.report.calibrate_text import Kept, list_text, removed_text
+
+    stored = forget_calibration() if arguments.remove else read_calibration()
+    kept = Kept(path=_path(), stored=stored)
+    if arguments.json:
+        return _json(kept, removed=arguments.remove)
+    return removed_text(kept) if arguments.remove else list_text(kept, width=screen_width())
+
+
+def _json(kept: Kept, *, removed: bool) -> str:
+    from edgekit.report.as_json import json_text
+    from edgekit.report.calibrate_json import list_json
+
+    return json_text(list_json(kept, removed=removed))
+
+
+def _path() -> str:
+    from edgekit.hardware.calibration import NAME
+    from edgekit.source.places import data_folder
+
+    folder = data_folder()
+    return NAME if folder is None else str(folder / NAME)

@@ -1,0 +1,54 @@
+"""How tokens are chosen and how many: the flags of `edgekit run`, by the names that llama.cpp and others have."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from edgekit.cli.flags import whole
+from edgekit.errors import UsageError
+
+if TYPE_CHECKING:  # only to name types: --help must be instant
+    from edgekit.runtime.sampling import Sampling
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{text[:40]!r} is not a number") from None
+
+
+# field of Sampling: (names, metavar, how it is read, help)
+_FLAGS: dict[str, tuple[tuple[str, ...], str, Callable[[str], float], str]] = {
+    "temperature": (("--temp", "--temperature"), "T", _number, "0 takes the likeliest (default 0.8)"),
+    "top_k": (("--top-k",), "K", whole(), "only the K likeliest (default 40; 0: all)"),
+    "top_p": (("--top-p",), "P", _number, "those that together have P (default 0.95; 1: all)"),
+    "min_p": (("--min-p",), "P", _number, "those with P of the likeliest's (default 0.05; 0: all)"),
+    "repeat_penalty": (("--repeat-penalty",), "X", _number, "against repeating (default 1: none)"),
+    "repeat_last": (("--repeat-last-n",), "N", whole(), "tokens it looks back (default 64)"),
+    "seed": (("-s", "--seed"), "N", whole(most=2**32 - 1), "the same seed gives the same answer"),
+}  # fmt: skip
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("how tokens are chosen")
+    for field, (names, metavar, _, told) in _FLAGS.items():
+        group.add_argument(*names, dest=field, metavar=metavar, help=told)
+
+
+def sampling_of(arguments: argparse.Namespace) -> Sampling:
+    """UsageError that names the flag."""
+    from edgekit.runtime.sampling import Sampling
+
+    given = {}
+    for field, (names, _, read, _) in _FLAGS.items():
+        text = getattr(arguments, field)
+        if text is None:
+            continue
+        try:
+            given[field] = read(text)
+        except UsageError as error:
+            raise UsageError(f"{names[-1]}: {error}") from error
+    return Sampling(**given)  # type: ignore[arg-type]  # each is read as its field wants it

@@ -1,0 +1,174 @@
+"""A verdict and a file -> llama.cpp, started from it, watched, and told beside its bill."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgekit.cli.running import Judged, Told, judge_order, refuse_or_warn
+from edgekit.errors import EngineError, MemoryPressureError, SourceError
+from edgekit.plan.types import Job
+from edgekit.report.run_text import beside_text, verdict_text
+from edgekit.runtime.llamacpp.client import Client
+from edgekit.runtime.llamacpp.comparing import compare_reported
+from edgekit.runtime.llamacpp.running import Running
+from edgekit.runtime.llamacpp.starting import start
+from edgekit.runtime.llamacpp.talking import LlamaTalker
+from edgekit.runtime.llamacpp.types import Launch
+from edgekit.runtime.llamacpp.watching import Watch
+from edgekit.runtime.remembering import remember_rows
+from edgekit.source.finding import find_weights
+from edgekit.source.types import Reach
+from edgekit.verify.types import Row
+
+if TYPE_CHECKING:
+    from edgekit.cli.answering import Wanted
+    from edgekit.runtime.talking import Prompt
+
+COUNTED_BYTES = 2048  # of a prompt: beyond it the file's own tokenizer counts, which takes a second
+_LAST_MOMENT_S = 2.0  # a server that is gone closes its connections before its end is known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    host: str = "127.0.0.1"
+    port: int = 0
+    api_key: str | None = field(default=None, repr=False)
+    alias: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Up:
+    """A llama.cpp that is up."""
+
+    running: Running
+    watch: Watch
+    rows: tuple[Row, ...]
+
+
+def start_llama(
+    judged: Judged, path: Path, wanted: Wanted, held: ExitStack, told: Told, *, threads: int | None
+) -> tuple[LlamaTalker, Judged]:
+    """The window is sized before the engine can count the prompt; where it was too small, once more."""
+    judged = _counted(judged, path, wanted, told)
+    while True:
+        with ExitStack() as tried:
+            up = tried.enter_context(started(judged, path, Address(), told, threads=threads))
+            talker = LlamaTalker(
+                client=Client(up.running.address),
+                window_tokens=window_of(judged, up.running),
+                sinks=judged.order.sinks,
+            )
+            lacking = _lacking(judged, talker, wanted)
+            if lacking is None:
+                held.push(tried.pop_all())
+                return talker, replace(judged, rows=up.rows)
+        judged = judge_order(judged.order, judged.opened, lacking)
+        refuse_or_warn(judged, told)
+
+
+def window_of(judged: Judged, running: Running) -> int:
+    """Of one sequence, as the engine has it; never more than was planned."""
+    told = running.resolved.get("n_ctx_seq") or running.resolved.get("n_ctx")
+    planned = judged.load.context_tokens or 0
+    return min(int(told), planned) if told and told.isdigit() else planned
+
+
+def _counted(judged: Judged, path: Path, wanted: Wanted, told: Told) -> Judged:
+    """Of a long prompt bytes are too rough a bound."""
+    prompt = wanted.prompt
+    if prompt is None or judged.order.context is not None or prompt.size_bytes <= COUNTED_BYTES:
+        return judged
+    tokens = _tokens_in(path, prompt)
+    if tokens is None:
+        return judged
+    job = Job(prompt_tokens=tokens, new_tokens=wanted.new_tokens)
+    counted = judge_order(judged.order, judged.opened, job)
+    refuse_or_warn(counted, told)
+    return counted
+
+
+def _tokens_in(path: Path, prompt: Prompt) -> int | None:
+    """By the file's own vocabulary; None where that cannot be had here."""
+    from edgekit.errors import EdgekitError
+
+    with suppress(ImportError, EdgekitError):
+        from edgekit.runtime.stream.text import open_text
+
+        with open_text(path) as text:
+            texts = (prompt.text, *(one.content for one in prompt.messages))
+            return sum(len(text.tokenizer.encode_plain(one)) for one in texts if one)
+    return None
+
+
+def _lacking(judged: Judged, talker: LlamaTalker, wanted: Wanted) -> Job | None:
+    """The job that the window is too short for; None where it holds it, or was asked for."""
+    if wanted.prompt is None or judged.order.context is not None:
+        return None
+    tokens = len(talker.tokens(wanted.prompt))
+    native = judged.check.result.native_context
+    is_whole = native is not None and talker.window_tokens >= native
+    if tokens + wanted.new_tokens <= talker.window_tokens or is_whole:
+        return None
+    return Job(prompt_tokens=tokens, new_tokens=wanted.new_tokens)
+
+
+@contextmanager
+def started(
+    judged: Judged, path: Path, at: Address, told: Told, *, threads: int | None
+) -> Iterator[Up]:
+    """Up and watched until the end of the block, and gone after it.
+
+    What goes wrong inside because the engine has ended is told with how it ended.
+    """
+    told.say(verdict_text(judged.check))
+    launch = _launch(judged, path, at, threads)
+    running = start(launch, tell=told.say, recheck=judged.still_fits)
+    with Watch(running, warn=told.warn) as watch:
+        try:
+            rows = compare_reported(judged.check.result.estimate, running)
+            told.say(beside_text(rows, running.version))
+            remember(judged, running, rows, told)
+            yield Up(running=running, watch=watch, rows=rows)
+        except EngineError as error:
+            ended = running.wait(_LAST_MOMENT_S)
+            if ended is None:
+                raise
+            kind = MemoryPressureError if watch.reason else EngineError
+            raise kind(f"{watch.reason or ended.why}: {ended.last_words}") from error
+        finally:
+            running.stop()
+
+
+def _launch(judged: Judged, path: Path, at: Address, threads: int | None) -> Launch:
+    order = judged.order
+    drafter = order.values.get("draft_model")
+    return Launch(
+        path=path,
+        load=judged.load,
+        setup=judged.setup,
+        sinks=order.sinks,
+        rolling=order.rolling,
+        drafter=None if drafter is None else find_weights(drafter, reach=Reach()).path,
+        host=at.host,
+        port=at.port,
+        api_key=at.api_key,
+        alias=at.alias or judged.check.bill.label,
+        threads=threads,
+    )
+
+
+def remember(judged: Judged, running: Running, rows: tuple[Row, ...], told: Told) -> None:
+    """A bill that was wrong is not forgotten: `edgekit hardware` shows it."""
+    outside = [row for row in rows if not row.within]
+    if not outside:
+        return
+    parts = ", ".join(f"{row.part} {row.difference_bytes:+,} B" for row in outside)
+    told.warn(f"the bill is not what llama.cpp {running.version} allocated: {parts}")
+    try:
+        remember_rows(judged.check.bill.label, rows, version=running.version)
+    except SourceError as error:
+        told.warn(f"that could not be remembered: {error}")

@@ -1,0 +1,170 @@
+"""`edgekit run MODEL`: parse, call, print what the model says."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgekit.cli.asking import CONTEXT, OPTIONS, add_flags_of
+from edgekit.cli.check_command import OF_THE_MACHINE, read_number
+from edgekit.cli.flags import COMMON, add_flags
+from edgekit.cli.generation_options import add_sampling_options, sampling_of
+from edgekit.cli.reach_options import ENVIRONMENT, MODEL_FORMS, add_reach_options
+from edgekit.cli.run_options import DEFAULT_NEW_TOKENS, add_run_options
+from edgekit.errors import SourceError, UsageError
+
+if TYPE_CHECKING:  # only to name types: --help must be instant
+    from argparse import _SubParsersAction
+
+    from edgekit.runtime.talking import Prompt
+
+MOST_PROMPT_BYTES = 64 * 2**20
+# What run has for both engines.
+SHARED = frozenset({"sinks", "rolling", "threads", "max_tokens", "mode", "mix", "embeddings"})
+
+_CONTEXT = "tokens of the window: 8192, 32k, 0 for all the model was made for (default: what the job needs)"
+
+_DESCRIPTION = """\
+Runs a model inside the memory that was promised for it: the verdict first, a download only after it, then the engine,
+started from exactly the plan that was judged. The window is sized for the job: prompt, new tokens and 64 more.
+Without a prompt it is a conversation.
+"""
+_EXAMPLES = """
+examples:
+  edgekit run model.gguf -p "Why is the sky blue?" --max-tokens 200
+  edgekit run unsloth/gemma-3-4b-it-GGUF:Q4_K_M
+  edgekit run model.gguf -f report.txt --system "Sum this up." --temp 0
+  edgekit run model.gguf --rolling --sinks 4 -c 4k -ctk q8_0 -ctv q8_0
+  edgekit run seven-billion.gguf --engine stream --budget 512M -p "Hello" --max-tokens 20
+  git diff | edgekit run model.gguf --system "Review this change."
+
+engines: llama.cpp (pip install 'edgekit[llama]'), or stream, the built-in one (pip install 'edgekit[embed]'): slow for
+large models, which it reads from the disk as it goes, in a memory far below their size (llama, qwen2, qwen3, gemma3)
+in a conversation: an empty line is ignored, /reset forgets, /exit or Ctrl-D ends, Ctrl-C stops the answer
+
+exit codes: 0 done, 2 usage or refused by the engine, 3 does not fit or stopped before memory ran out, 4 not found or no
+access, 5 unreadable, no engine, or the engine died (with its last words), 130 interrupted
+"""
+
+
+def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "run",
+        help="run it inside the memory it was promised",
+        usage="edgekit run MODEL [-p PROMPT | -f FILE] [--max-tokens N] [--engine NAME] [flags of the engine]",
+        description=_DESCRIPTION,
+        epilog=MODEL_FORMS + _EXAMPLES + "\n" + ENVIRONMENT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("model", metavar="MODEL", help="path, hub id or name of a GGUF model")
+    parser.add_argument(
+        "--json", action="store_true", help="the answer and its figures, for programs (docs/run.md)"
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="the answer alone")
+    _add_prompt(parser)
+    add_sampling_options(parser)
+    add_shared(parser, "llama.cpp", "stream")
+    parser.add_argument(
+        "--budget", metavar="SIZE", help="memory of the whole process, for --engine stream: 512M"
+    )
+    parser.set_defaults(run=run)
+
+
+def add_shared(parser: argparse.ArgumentParser, *engines: str) -> None:
+    """What `serve` has too: the window, the engine and its flags."""
+    parser.add_argument(
+        "--engine", metavar="NAME", help=f"{' or '.join(engines)} (default {engines[0]})"
+    )
+    add_run_options(parser)
+    add_reach_options(parser)
+    add_flags(parser, COMMON, "the context", (CONTEXT._replace(help=_CONTEXT),))
+    known = tuple(engine for engine in engines if engine in OPTIONS)
+    add_flags_of(parser, known, without=OF_THE_MACHINE | SHARED)
+
+
+def _add_prompt(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what is asked")
+    one = group.add_mutually_exclusive_group()
+    one.add_argument(
+        "-p", "--prompt", metavar="TEXT", help="one question (default: a conversation)"
+    )
+    one.add_argument(
+        "-f", "--file", metavar="FILE", help="the same, from a file; - for standard input"
+    )
+    group.add_argument("--system", metavar="TEXT", help="what the model is told beforehand")
+    group.add_argument(
+        "--raw",
+        action="store_true",
+        help="go on with the text as it is, without the model's chat format",
+    )
+    group.add_argument(
+        "-n",
+        "--max-tokens",
+        "--n-predict",
+        metavar="N",
+        help=f"new tokens at most (default {DEFAULT_NEW_TOKENS}; of a conversation, until the model ends)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> tuple[str, int]:
+    """The answer is written as it comes; what is returned is only JSON."""
+    sampling = sampling_of(arguments)
+    prompt = read_prompt(arguments)
+    max_tokens = read_number("--max-tokens", arguments.max_tokens, least=1)
+    if prompt is None and arguments.json:
+        raise UsageError("--json is for one question: -p TEXT or -f FILE")
+    from edgekit.cli.answering import Wanted, answer
+
+    wanted = Wanted(
+        prompt=prompt, system=arguments.system, sampling=sampling, max_tokens=max_tokens
+    )
+    return answer(arguments, wanted)
+
+
+def read_prompt(arguments: argparse.Namespace) -> Prompt | None:
+    """None: a conversation. UsageError or SourceError for what cannot be read."""
+    text = arguments.prompt
+    if arguments.file is not None:
+        text = _from_file(arguments.file)
+    elif text is None and not _is_person():
+        text = _from_file("-")
+    if text is None:
+        if arguments.raw:
+            raise UsageError("--raw goes on with a text: -p TEXT or -f FILE")
+        return None
+    if not text.strip():
+        raise UsageError("the prompt is empty")
+    from edgekit.runtime.talking import Message, Prompt
+
+    if arguments.raw:
+        if arguments.system is not None:
+            raise UsageError("--system is part of a chat format, which --raw does without")
+        return Prompt(text=text)
+    before = () if arguments.system is None else (Message(role="system", content=arguments.system),)
+    return Prompt(messages=(*before, Message(role="user", content=text)))
+
+
+def _is_person() -> bool:
+    return bool(getattr(sys.stdin, "isatty", lambda: False)())
+
+
+def _from_file(name: str) -> str:
+    try:
+        if name == "-":
+            raw = b"" if sys.stdin is None else sys.stdin.buffer.read(MOST_PROMPT_BYTES + 1)
+        else:
+            with Path(name).open("rb") as file:
+                raw = file.read(MOST_PROMPT_BYTES + 1)
+    except OSError as error:
+        raise SourceError(f"{name}: {error.strerror or error}") from error
+    if len(raw) > MOST_PROMPT_BYTES:
+        raise UsageError(
+            f"{name}: a prompt of more than {MOST_PROMPT_BYTES // 2**20} MiB is refused"
+        )
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{name}: byte {error.start:,} is not UTF-8 text") from error

@@ -1,0 +1,37 @@
+"""Flags that `run` and `serve` share."""
+
+from __future__ import annotations
+
+import argparse
+
+DEFAULT_NEW_TOKENS = 512  # of one question
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("the window")
+    group.add_argument(
+        "--sinks", metavar="N", help="first tokens that never leave the window (default 0)"
+    )
+    group.add_argument(
+        "--rolling",
+        "--context-shift",
+        action="store_true",
+        help="a full window drops its oldest tokens and goes on",
+    )
+    group.add_argument(
+        "--min-context", metavar="N", help="accept no less (default 16k, or the model's own window)"
+    )
+    group.add_argument(
+        "--window-budget", metavar="SIZE", help="cache of a window that is not named (default 4G)"
+    )
+    group = parser.add_argument_group("before it starts")
+    group.add_argument(
+        "--download-up-to", metavar="SIZE", help="refuse to download more (default: whatever fits)"
+    )
+    group.add_argument("--no-download", action="store_true", help="never download")
+    group.add_argument("-t", "--threads", metavar="N", help="of the processor (default: its cores)")
+    group.add_argument(
+        "--force",
+        action="store_true",
+        help="start it although it does not fit: it may swap, or be killed",
+    )

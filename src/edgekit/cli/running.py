@@ -1,0 +1,267 @@
+"""Arguments of `run` and `serve` -> a model that fits, its weights on this machine, and how it is started."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgekit.cli.asking import OPTIONS, Asked
+from edgekit.cli.check_command import engine_flags, read_number
+from edgekit.cli.checking import Asking, check_opened
+from edgekit.cli.reach_options import screen_width
+from edgekit.errors import EdgekitError, UsageError
+from edgekit.hardware import detect
+from edgekit.hardware.types import Machine, MemoryLimit
+from edgekit.plan.growth import growth_limits
+from edgekit.plan.types import Job
+from edgekit.planning import Named, name_model
+from edgekit.report.bars import glyphs_for
+from edgekit.report.check import Check
+from edgekit.report.check_text import check_text
+from edgekit.report.check_words import verdict
+from edgekit.source.types import Container, Origin, Reach
+from edgekit.units import parse_size
+
+if TYPE_CHECKING:
+    from edgekit.estimation import Opened
+    from edgekit.memory.types import Load
+    from edgekit.source.download import Download
+    from edgekit.verify.types import Row
+
+LLAMACPP, STREAM, AUTO = "llama.cpp", "stream", "auto"
+_OTHERS = {
+    "vllm": "edgekit plan MODEL --engine vllm prints its command",
+    "mlx": "edgekit plan MODEL --engine mlx prints its command",
+}
+Confirm = Callable[["Download"], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What is said beside the answer: on standard error, one line at a time."""
+
+    quiet: bool
+
+    def say(self, sentence: str) -> None:
+        if not self.quiet and sentence and sys.stderr is not None:
+            print(sentence, file=sys.stderr, flush=True)
+
+    def warn(self, sentence: str) -> None:
+        """Said to whoever wants quiet, too."""
+        if sys.stderr is not None:
+            print(f"edgekit: {sentence}", file=sys.stderr, flush=True)
+
+
+class DoesNotFitError(EdgekitError):
+    """The verdict is no. The message is the whole report, with what would fit."""
+
+    exit_code = 3
+
+    def __init__(self, check: Check) -> None:
+        self.check = check
+        super().__init__(verdict(check.result))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What the command line asks for, before anything is looked at."""
+
+    reference: str
+    engine: str
+    flags: Mapping[str, Mapping[str, Any]] = field(repr=False)
+    sinks: int
+    rolling: bool
+    force: bool
+    min_context: int | None
+    window_budget_bytes: int | None
+    budget_bytes: int | None = None  # of the whole process
+    settled: Mapping[str, Any] = field(default_factory=dict)  # flags that the command itself sets
+
+    @property
+    def values(self) -> dict[str, Any]:
+        return Asked(self.engine, {**self.settled, **self.flags[self.engine]}).values(self.engine)
+
+    @property
+    def context(self) -> int | None:
+        """As it was typed; None where the window is ours to size."""
+        found: int | None = self.values.get("context")
+        return found
+
+    def asking(self, job: Job | None) -> Asking:
+        """For the machine as it is at this moment."""
+        known = job is not None or self.context is not None
+        return Asking(
+            machine=_within(detect(), self.budget_bytes),
+            engines=(self.engine,),
+            flags={**self.flags, self.engine: {**self.settled, **self.flags[self.engine]}},
+            job=None if self.context is not None else job,
+            min_context=1 if known and self.min_context is None else self.min_context,
+            window_budget_bytes=self.window_budget_bytes,
+            with_changes=True,
+            reach=Reach,
+            confirm=None,
+        )
+
+
+def _within(machine: Machine, budget_bytes: int | None) -> Machine:
+    """The machine as it is to a process that may take no more than its budget."""
+    host = machine.host
+    if budget_bytes is None or host is None:
+        return machine
+    limit = MemoryLimit(name="--budget", limit_bytes=budget_bytes, used_bytes=0)
+    return replace(machine, host=replace(host, limits=(*host.limits, limit)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A verdict, and what the engine is started with if it stands."""
+
+    order: Order
+    opened: Opened = field(repr=False)
+    check: Check
+    load: Load
+    setup: Any
+    rows: tuple[Row, ...] = ()  # the bill beside what the engine reports, once it is up
+
+    def still_fits(self) -> None:
+        """The same start against the memory of this moment. DoesNotFitError where somebody took it meanwhile."""
+        if self.order.force:
+            return
+        fixed = {"context": str(self.load.context_tokens)}
+        order = replace(self.order, settled={**self.order.settled, **fixed})
+        now = judge_order(order, self.opened, None)
+        if now.check.result.failed:
+            raise DoesNotFitError(now.check)
+
+
+def read_order(
+    arguments: argparse.Namespace, *, engines: tuple[str, ...], settled: Mapping[str, Any]
+) -> Order:
+    """UsageError for what cannot be meant, before anything is fetched."""
+    chosen, flags = engine_flags(arguments)
+    if len(chosen) > 1:
+        raise UsageError(f"one engine runs a model: --engine {' or '.join(engines)}")
+    engine = next(iter(chosen), LLAMACPP)
+    if engine in _OTHERS:
+        raise UsageError(f"{engine} is not started from here: {_OTHERS[engine]}")
+    if engine not in engines:
+        raise UsageError(f"--engine {engine} does not serve; edgekit run --engine {engine} answers")
+    budget = getattr(arguments, "budget", None)  # run has one, serve does not
+    if budget is not None and engine != STREAM:
+        raise UsageError("--budget is kept by the built-in engine: add --engine stream")
+    window_budget = arguments.window_budget
+    return Order(
+        reference=arguments.model,
+        engine=engine,
+        flags=flags,
+        sinks=read_number("--sinks", arguments.sinks) or 0,
+        rolling=arguments.rolling,
+        force=arguments.force,
+        min_context=read_number("--min-context", arguments.min_context),
+        window_budget_bytes=None if window_budget is None else parse_size(window_budget),
+        budget_bytes=None if budget is None else parse_size(budget),
+        settled=settled if engine == LLAMACPP else _for_stream(arguments),
+    )
+
+
+def _for_stream(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The flags that both engines have, as the built-in one is asked."""
+    given = {"sinks": arguments.sinks, "threads": arguments.threads}
+    found = {name: text for name, text in given.items() if text is not None}
+    return {**found, "rolling": True} if arguments.rolling else found
+
+
+def open_order(order: Order, reach: Reach, confirm: Confirm | None) -> Opened:
+    """Its header alone. UsageError for what has no weights to run."""
+    named = name_model(order.reference, reach=reach, confirm=confirm)
+    return _runnable(named)
+
+
+def _runnable(named: Named) -> Opened:
+    found = named.found
+    if found is None or found.files is None:
+        raise UsageError(
+            f"{named.name} is known from the catalog, without its weights: name a GGUF file, or a repository of"
+            f" them (edgekit plan {named.name} says which size to look for)"
+        )
+    if found.files.origin is Origin.SAMPLE:
+        raise UsageError(
+            f"{named.name} is a shipped header without weights: edgekit check judges it"
+        )
+    if found.files.container is not Container.GGUF:
+        raise UsageError(
+            f"{named.name} is {found.files.container.value}, and a GGUF file is run here: convert it"
+            " (convert_hf_to_gguf.py FOLDER, then llama-quantize), or name a repository of GGUF files"
+        )
+    return found
+
+
+def judge_order(order: Order, opened: Opened, job: Job | None) -> Judged:
+    """The verdict. Nothing is refused yet."""
+    check = check_opened(opened, order.engine, order.asking(job), Reach())
+    load, _ = OPTIONS[order.engine].ask(order.values)
+    result = check.result
+    setup = result.way.setup
+    if order.engine == LLAMACPP:
+        named = {"cache_ram": "cache_ram_mib", "ctx_checkpoints": "ctx_checkpoints"}
+        limits = {named[key]: number for key, number in growth_limits(result).items()}
+        setup = replace(setup, **limits)
+    return Judged(
+        order=order,
+        opened=opened,
+        check=check,
+        load=replace(load, context_tokens=result.context_tokens),
+        setup=setup,
+    )
+
+
+def refuse_or_warn(judged: Judged, told: Told) -> None:
+    """DoesNotFitError with the numbers; with --force a sentence about what is risked."""
+    result = judged.check.result
+    if result.can_load:
+        return
+    if not judged.order.force:
+        raise DoesNotFitError(judged.check)
+    told.warn(
+        f"{verdict(result)}. Started all the same (--force): it may swap until nothing else moves, fail to allocate,"
+        " or be killed with whatever else runs here"
+    )
+
+
+def refusal(error: DoesNotFitError, *, as_json: bool) -> tuple[str, int]:
+    """The report of a verdict that is no: for programs on standard output, for people on standard error."""
+    if as_json:
+        from edgekit.report.as_json import json_text
+        from edgekit.report.check_json import check_json
+
+        return json_text(check_json(error.check)), error.exit_code
+    told = check_text(
+        error.check,
+        width=screen_width(),
+        glyphs=glyphs_for(getattr(sys.stderr, "encoding", None)),
+    )
+    sys.stderr.write(told)
+    return "", error.exit_code
+
+
+def weights_of(judged: Judged, reach: Reach, confirm: Confirm | None) -> Path:
+    """The file on this machine; a remote one is downloaded now that the verdict is known."""
+    from edgekit.source.finding import find_weights
+
+    several = judged.order.engine == LLAMACPP
+    return find_weights(judged.order.reference, reach=reach, confirm=confirm, several=several).path
+
+
+def download_limit(arguments: argparse.Namespace) -> Confirm | None:
+    """Whatever fits is downloaded: who runs a model wants its weights. Less where the user says so."""
+    if arguments.no_download:
+        return None
+    limit = arguments.download_up_to
+    if limit is None:
+        return lambda _: True
+    most = parse_size(limit)
+    return lambda download: download.size_bytes <= most

@@ -1,0 +1,118 @@
+"""An order -> a server that stays up until somebody, or the lack of memory, ends it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from edgekit.cli.check_command import read_number
+from edgekit.cli.llama_starting import Address, Up, started
+from edgekit.cli.reach_options import reach_of
+from edgekit.cli.running import (
+    LLAMACPP,
+    DoesNotFitError,
+    Told,
+    download_limit,
+    judge_order,
+    open_order,
+    read_order,
+    refusal,
+    refuse_or_warn,
+    weights_of,
+)
+from edgekit.cli.serve_command import DEFAULT_PORT
+from edgekit.errors import EngineError, MemoryPressureError, UsageError
+from edgekit.report.run_json import ended_json, ready_json
+from edgekit.runtime.llamacpp.starting import check_port
+from edgekit.runtime.llamacpp.types import Ended
+from edgekit.verify.hollow import ending_in_order
+
+LARGEST_PORT = 65_535
+
+
+def serve(arguments: argparse.Namespace) -> tuple[str, int]:
+    """Returns when the server has ended; what it was asked to end by is no error."""
+    order = read_order(arguments, engines=(LLAMACPP,), settled={})
+    at = _address(arguments)
+    check_port(at.host, at.port)  # before minutes of download and loading
+    told = Told(quiet=arguments.quiet or arguments.json)
+    try:
+        with reach_of(arguments, quiet=told.quiet) as reach:
+            confirm = download_limit(arguments)
+            judged = judge_order(order, open_order(order, reach, confirm), None)
+            refuse_or_warn(judged, told)
+            path = weights_of(judged, reach, confirm)
+        threads = read_number("--threads", arguments.threads, least=1)
+        with ending_in_order(), started(judged, path, at, told, threads=threads) as up:
+            _announce(up, judged.check, arguments)
+            return _until_its_end(up, told, as_json=arguments.json)
+    except DoesNotFitError as error:
+        return refusal(error, as_json=arguments.json)
+
+
+def _address(arguments: argparse.Namespace) -> Address:
+    port = read_number("--port", arguments.port)
+    if port is not None and port > LARGEST_PORT:
+        raise UsageError(f"--port: {port:,} is not between 0 and {LARGEST_PORT:,}")
+    return Address(
+        host=arguments.host,
+        port=DEFAULT_PORT if port is None else port,
+        api_key=arguments.api_key or os.environ.get("LLAMA_API_KEY") or None,
+        alias=arguments.alias or "",
+    )
+
+
+def _announce(up: Up, check: Any, arguments: argparse.Namespace) -> None:
+    running = up.running
+    if arguments.json:
+        _line(
+            ready_json(
+                check,
+                address=running.address,
+                pid=running.pid,
+                version=running.version,
+                idle_bytes=None if running.idle is None else running.idle.resident_bytes,
+                rows=up.rows,
+            )
+        )
+        return
+    sys.stdout.write(f"{running.address}  (OpenAI clients: base_url={running.address}/v1)\n")
+    sys.stdout.flush()
+
+
+def _until_its_end(up: Up, told: Told, *, as_json: bool) -> tuple[str, int]:
+    """Raises EngineError or MemoryPressureError where nobody asked for the end."""
+    try:
+        ended = up.running.wait()
+    except (KeyboardInterrupt, SystemExit) as end:
+        told.say("stopping")
+        ended = up.running.stop("asked to end")
+        _tell_end(ended, as_json=as_json)
+        code = end.code if isinstance(end, SystemExit) else 0
+        return "", 0 if code in {0, 128 + 15, None} else int(code or 0)
+    if ended is None:
+        raise EngineError("llama.cpp is neither up nor gone")
+    _tell_end(ended, as_json=as_json)
+    kind = MemoryPressureError if up.watch.reason else EngineError
+    raise kind(f"{up.watch.reason or ended.why}: {ended.last_words}")
+
+
+def _tell_end(ended: Ended, *, as_json: bool) -> None:
+    if as_json:
+        _line(
+            ended_json(
+                why=ended.why,
+                exit_code=ended.exit_code,
+                signal=ended.signal,
+                last_words=ended.last_words,
+            )
+        )
+
+
+def _line(told: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(dict(told)) + "\n")
+    sys.stdout.flush()

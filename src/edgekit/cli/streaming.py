@@ -1,0 +1,48 @@
+"""A verdict and a file -> the built-in engine, opened inside its budget."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgekit.cli.running import Judged, Told, judge_order, refuse_or_warn
+from edgekit.embed.monitor import Monitor
+from edgekit.errors import MissingExtraError
+from edgekit.plan.types import Job
+from edgekit.report.run_text import verdict_text
+
+if TYPE_CHECKING:
+    from edgekit.cli.answering import Wanted
+    from edgekit.runtime.stream.talking import StreamTalker
+
+
+def start_stream(
+    judged: Judged, path: Path, wanted: Wanted, held: ExitStack, told: Told
+) -> tuple[StreamTalker, Judged]:
+    """The prompt is counted first: the window is as long as the job, to the token."""
+    try:
+        from edgekit.runtime.stream.engine import open_stream
+        from edgekit.runtime.stream.talking import StreamTalker, prompt_tokens
+        from edgekit.runtime.stream.text import open_text
+    except ModuleNotFoundError as error:
+        if error.name not in {"numpy", "tokenizers"}:
+            raise
+        raise MissingExtraError(
+            f"the built-in engine needs {error.name}: pip install 'edgekit[embed]'"
+        ) from error
+    text = held.enter_context(open_text(path))
+    if wanted.prompt is not None:
+        tokens = len(prompt_tokens(text, wanted.prompt))
+        job = Job(prompt_tokens=tokens, new_tokens=wanted.new_tokens)
+        judged = judge_order(judged.order, judged.opened, job)
+        refuse_or_warn(judged, told)
+    judged.still_fits()
+    told.say(verdict_text(judged.check))
+    budget = judged.order.budget_bytes
+    monitor = Monitor(budget_bytes=budget, own_process=budget is not None)
+    engine = held.enter_context(
+        open_stream(path, load=judged.load, setup=judged.setup, monitor=monitor)
+    )
+    told.say(f"the cache has {engine.cache_bytes:,} bytes, as billed")
+    return StreamTalker(engine=engine, text=text), judged

@@ -1,0 +1,158 @@
+"""A model, a load and a setup -> StreamPlan: what the built-in engine allocates, before it reads a weight.
+
+All of it is arithmetic on the header, and none of it depends on the kernels that are installed: what the plan says is
+what is allocated, once, and never exceeded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgekit.engine.stream.bill import bill_lines
+from edgekit.engine.stream.scratch import attend_floats, multiply_floats
+from edgekit.engine.stream.setup import (
+    PAGE_TOKENS,
+    SPILL_FROM_TOKENS,
+    TILE_BYTES,
+    USUAL_CHUNK_TOKENS,
+    StreamPlan,
+    StreamSetup,
+)
+from edgekit.engine.stream.tensors import matrices, row_bytes, side_floats, vectors
+from edgekit.engine.stream.threads import check_threads, usual_threads
+from edgekit.engine.stream.types import Model
+from edgekit.engine.stream.unpacked import check_types
+from edgekit.errors import KvSpillUnsupportedError, RefusedError, UsageError
+from edgekit.memory.cache_types import F16, CacheType
+from edgekit.memory.types import Load
+
+CACHE_TYPES = ("f32", "f16", "q8_0")
+MOST_TOKENS = 2**31 - 1  # places are counted in 32 bits by those who write files
+
+
+def plan_stream(
+    model: Model, load: Load, setup: StreamSetup, *, spill_from_tokens: int = SPILL_FROM_TOKENS
+) -> StreamPlan:
+    """Every number of a session, and its bill.
+
+    Raises UsageError for numbers that make no sense, RefusedError for what the engine does not do, UnknownDtypeError
+    for weights that nobody here unpacks, and KvSpillUnsupportedError for a cache that may not be divided.
+    """
+    check_types((*matrices(model), *vectors(model)))
+    window = _window(model, load)
+    _check_roll(window, setup)
+    check_threads(setup.threads)
+    chunk = _chunk(window, load, setup)
+    keys, values = load.cache_k or F16, load.cache_v or F16
+    for kind in (keys, values):
+        _check_type(kind, model.dimensions.head_dim)
+    plan = StreamPlan(
+        model=model,
+        threads=setup.threads or usual_threads(),
+        context_tokens=window,
+        chunk_tokens=chunk,
+        sinks=setup.sinks,
+        rolling=setup.rolling,
+        cache_k=keys,
+        cache_v=values,
+        cells=_cells(model, window, full=load.full_window),
+        resident_pages=_resident_pages(window, chunk, setup, spill_from_tokens),
+        tile_bytes=max(TILE_BYTES, *(row_bytes(tensor) for tensor in matrices(model))),
+        side_floats=side_floats(model, chunk),
+        scratch_floats=_scratch_floats(model, chunk),
+        kept=_kept(model, setup.keep_bytes),
+    )
+    return replace(plan, lines=tuple(bill_lines(plan)))
+
+
+def _window(model: Model, load: Load) -> int:
+    if (load.sequences or 1) != 1:
+        raise RefusedError(
+            f"{load.sequences} sequences: the built-in engine runs one at a time; engine llama.cpp"
+            " runs several"
+        )
+    window = load.context_tokens or model.dimensions.context_tokens
+    return _number("a context", window, "tokens")
+
+
+def _number(what: str, value: int, unit: str, least: int = 1) -> int:
+    if not least <= value <= MOST_TOKENS:
+        raise UsageError(f"{what} of {value:,} {unit}: give {least:,} to {MOST_TOKENS:,}")
+    return value
+
+
+def _check_roll(window: int, setup: StreamSetup) -> None:
+    _number("a beginning that stays", setup.sinks, "tokens", least=0)
+    if setup.sinks and not setup.rolling:
+        raise UsageError(
+            f"{setup.sinks} sinks stay while a window rolls, and this one does not: ask for both"
+            " (--rolling), or for none"
+        )
+    if setup.sinks >= window:
+        raise UsageError(f"{setup.sinks:,} sinks leave nothing to roll in a window of {window:,}")
+
+
+def _chunk(window: int, load: Load, setup: StreamSetup) -> int:
+    """No longer than what it is stored in."""
+    wanted = USUAL_CHUNK_TOKENS if load.microbatch_tokens is None else load.microbatch_tokens
+    return min(_number("a chunk", wanted, "tokens"), window - setup.sinks)
+
+
+def _check_type(kind: CacheType, head_dim: int) -> None:
+    if kind.name not in CACHE_TYPES:
+        raise RefusedError(
+            f"the built-in engine keeps its cache as {', '.join(CACHE_TYPES)}, not as {kind.name}"
+        )
+    if not kind.divides(head_dim):
+        raise RefusedError(
+            f"{kind.name} keeps {kind.block_elements} numbers together, and a head of {head_dim} is"
+            " not a multiple of them: f16 is the smallest cache here"
+        )
+
+
+def _cells(model: Model, window: int, *, full: bool) -> tuple[int, ...]:
+    return tuple(window if full or own is None else min(own, window) for own in model.windows)
+
+
+def _resident_pages(
+    window: int, chunk: int, setup: StreamSetup, spill_from_tokens: int
+) -> int | None:
+    """Whole pages, of which the newest tokens and the sinks never leave."""
+    if setup.resident_tokens is None or setup.resident_tokens >= window:
+        return None
+    pages = _number("a resident part", setup.resident_tokens, "tokens", least=0) // PAGE_TOKENS
+    if window <= spill_from_tokens:
+        raise KvSpillUnsupportedError(
+            f"a window of {window:,} tokens stays in memory as a whole: pages go to the disk past"
+            f" {spill_from_tokens:,} only. Ask for fewer tokens, or a smaller cache type"
+        )
+    # A chunk may begin in the middle of a page, so it touches one more than it fills.
+    least = -(-setup.sinks // PAGE_TOKENS) + -(-chunk // PAGE_TOKENS) + 1
+    if pages < least:
+        raise KvSpillUnsupportedError(
+            f"{setup.resident_tokens:,} tokens in memory are {pages} pages of {PAGE_TOKENS}, and"
+            f" {least} of them must stay: {least * PAGE_TOKENS:,} tokens"
+        )
+    return pages
+
+
+def _scratch_floats(model: Model, chunk: int) -> int:
+    kinds = {(tensor.type, tensor.shape[1]) for tensor in matrices(model)}
+    return max(
+        attend_floats(chunk, model.dimensions.head_dim),
+        *(multiply_floats(kind, columns) for kind, columns in kinds),
+    )
+
+
+def _kept(model: Model, keep_bytes: int | None) -> frozenset[str]:
+    """Those that find room, in the order in which a token needs them. More room never keeps less."""
+    if keep_bytes is None:
+        return frozenset(tensor.name for tensor in matrices(model))
+    if keep_bytes < 0:
+        raise UsageError(f"{keep_bytes} bytes of weights cannot be kept")
+    kept = []
+    for tensor in matrices(model):
+        if tensor.size_bytes <= keep_bytes:
+            kept.append(tensor.name)
+            keep_bytes -= tensor.size_bytes
+    return frozenset(kept)

@@ -1,0 +1,188 @@
+"""What was measured on a machine -> text: the answer first, then where it came from and where it is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from edgekit.hardware.calibration import Stored
+from edgekit.hardware.measured import (
+    Calibration,
+    Difference,
+    Disk,
+    EngineMeasured,
+    HostMeasured,
+    Measured,
+    Pace,
+)
+from edgekit.report.lines import counted
+from edgekit.report.screen import MOST_WIDTH, folded, section, within
+from edgekit.runtime.calibrating.types import Calibrated
+from edgekit.runtime.remembering import Remembered
+from edgekit.units import format_bytes
+from edgekit.verify.types import Verification
+
+SHOWN_DIFFERENCES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Where all of it lies."""
+
+    path: str
+    stored: Stored
+
+
+def calibrated_text(
+    found: Calibrated, path: str, *, width: int = MOST_WIDTH, bold: bool = False
+) -> str:
+    width = within(width)
+    first = folded(_answer(found), width)
+    lines = [f"\x1b[1m{line}\x1b[0m" for line in first] if bold else first
+    lines += section("Machine", (found.host.host,), width)
+    lines += section("Memory", _memory_rows(found.host), width)
+    lines += section("Disk", _disk_rows(found.host.disk), width)
+    if found.engine is not None:
+        lines += section("Engine", engine_rows(found.engine), width)
+    if found.verification is not None:
+        lines += section("Bill", (_bill(found.verification),), width)
+    lines += section("Note", found.notes, width)
+    lines += section("Kept", _kept_rows(path), width)
+    return "\n".join(lines) + "\n"
+
+
+def _answer(found: Calibrated) -> str:
+    engine, parts = found.engine, []
+    if found.host.bandwidth_bytes_per_s:
+        parts.append(f"memory is read at {gigabytes(found.host.bandwidth_bytes_per_s)}")
+    if engine is not None and engine.overhead_bytes is not None:
+        parts.append(f"llama.cpp holds {format_bytes(engine.overhead_bytes)} beside its bill")
+    if engine is not None and engine.pace is not None:
+        parts.append(f"decodes {_rate(engine.pace.decode_tokens_per_s)} tokens a second")
+    return f"Measured: {', '.join(parts) or 'nothing that can be kept'}"
+
+
+def _memory_rows(host: HostMeasured) -> Iterator[str]:
+    if host.bandwidth_bytes_per_s:
+        told = gigabytes(host.bandwidth_bytes_per_s)
+        yield f"{told} by all cores, {host.date}"
+
+
+def _disk_rows(disk: Disk | None) -> Iterator[str]:
+    if disk is not None:
+        read, written = gigabytes(disk.read_bytes_per_s), gigabytes(disk.write_bytes_per_s)
+        yield f"{disk.folder}: read at {read}, written at {written}, {disk.date}"
+
+
+def _bill(found: Verification) -> str:
+    if found.within:
+        return "within bounds: the engine made room for what was predicted"
+    outside = [row for row in found.rows if not row.within]
+    told = ", ".join(f"{row.part} {row.difference_bytes:+,} B" for row in outside)
+    return f"outside bounds, and remembered: {told}"
+
+
+def _kept_rows(path: str) -> Iterator[str]:
+    yield path
+    yield "`edgekit hardware` shows it, check and plan use it, `edgekit calibrate --remove` forgets it"
+
+
+def engine_rows(engine: EngineMeasured) -> Iterator[str]:
+    yield f"{engine.engine} ({engine.through} {engine.version}) on {engine.device}"
+    if engine.overhead_bytes is not None:
+        most = f", the most with {engine.overhead_label}" if engine.overhead_label else ""
+        runs = f"{counted(engine.samples, 'run')}, {engine.date}{most}"
+        yield f"{format_bytes(engine.overhead_bytes)} on the host beside its bill ({runs})"
+    if engine.pace is not None:
+        yield _pace_row(engine.pace)
+
+
+def _pace_row(pace: Pace) -> str:
+    prompt = (
+        f"a prompt of {counted(pace.prompt_tokens, 'token')} at {_rate(pace.prefill_tokens_per_s)}"
+    )
+    expected = ""
+    if pace.expected_decode is not None:
+        expected = f"; {_rate(pace.expected_decode)} was the middle of what was expected"
+    return (
+        f"{_rate(pace.decode_tokens_per_s)} tokens a second, {prompt}: {pace.label}, "
+        f"{format_bytes(pace.bytes_per_token)} for a token, {pace.date}{expected}"
+    )
+
+
+def _rate(tokens_per_s: float) -> str:
+    return f"{tokens_per_s:,.1f}" if tokens_per_s < 100 else f"{tokens_per_s:,.0f}"
+
+
+def gigabytes(bytes_per_s: float) -> str:
+    """As it is sold: thousands of millions of bytes."""
+    figure = bytes_per_s / 10**9
+    return f"{figure:,.0f} GB/s" if figure >= 10 else f"{figure:.2g} GB/s"
+
+
+def difference_row(one: Difference) -> str:
+    return (
+        f"{one.label}: {one.part} {format_bytes(one.predicted_bytes)} predicted, "
+        f"{format_bytes(one.measured_bytes)} in {one.engine} {one.version}, {one.date}"
+    )
+
+
+def measured_rows(measured: Measured) -> Iterator[str]:
+    """For `edgekit hardware`: what is known of this machine beside its memory."""
+    for engine in measured.engines:
+        yield ": ".join((next(engine_rows(engine)), "; ".join([*engine_rows(engine)][1:])))
+    if measured.host is not None:
+        yield from _disk_rows(measured.host.disk)
+    shown = measured.differences[-SHOWN_DIFFERENCES:]
+    yield from (f"outside its bounds: {difference_row(one)}" for one in reversed(shown))
+    more = len(measured.differences) - len(shown)
+    if more > 0:
+        yield f"and {more} more that engines did not keep to: `edgekit calibrate --list`"
+
+
+def remembered_words(kept: Remembered) -> tuple[str, ...]:
+    """For `edgekit verify --load`: what later bills on this machine will know."""
+    words = []
+    if kept.engine is not None and kept.engine.overhead_bytes is not None:
+        held = format_bytes(kept.engine.overhead_bytes)
+        words.append(
+            f"Remembered for this machine: {held} on the host beside the bill, which check and plan count from now on "
+            "where it is the most so far (`edgekit calibrate --list`, `--remove`)."
+        )
+    if kept.differences:
+        parts = ", ".join(one.part for one in kept.differences)
+        words.append(f"Remembered as outside its bounds: {parts} (`edgekit calibrate --list`).")
+    return (*words, kept.problem) if kept.problem else tuple(words)
+
+
+def list_text(kept: Kept, *, width: int = MOST_WIDTH) -> str:
+    """All of it, of every machine that shares the folder."""
+    width, found = within(width), kept.stored.calibration
+    lines = folded(_listed(found, kept.path), width)
+    for host in found.hosts:
+        rows = (*_memory_rows(host), *_disk_rows(host.disk))
+        lines += section("Machine", (host.host, *rows), width)
+    for engine in found.engines:
+        lines += section("Engine", (*engine_rows(engine), f"on {engine.host}"), width)
+    lines += section("Differs", map(difference_row, reversed(found.differences)), width)
+    lines += section("Note", filter(None, (kept.stored.problem,)), width)
+    return "\n".join(lines) + "\n"
+
+
+def _listed(found: Calibration, path: str) -> str:
+    if found == Calibration():
+        return "Nothing was measured yet: `edgekit calibrate` does"
+    parts = (
+        counted(len(found.hosts), "machine"),
+        counted(len(found.engines), "engine"),
+        counted(len(found.differences), "difference"),
+    )
+    return f"{', '.join(parts)} in {path}"
+
+
+def removed_text(kept: Kept) -> str:
+    found = kept.stored.calibration
+    told = [f"Removed: {_listed(found, kept.path)}"]
+    if found == Calibration():
+        told = ["There was nothing to remove"]
+    return "\n".join([*told, *filter(None, (kept.stored.problem,))]) + "\n"

@@ -1,0 +1,43 @@
+"""A start, an answer, an end -> the few lines that are told of them beside what the model says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgekit.report.check import Check
+from edgekit.report.check_words import verdict
+from edgekit.report.lines import printable
+from edgekit.report.verify_text import beside_lines
+from edgekit.runtime.talking import Written
+from edgekit.verify.types import Row
+
+
+def verdict_text(check: Check) -> str:
+    """What was promised, in two lines."""
+    result = check.result
+    why = result.window or "as asked"
+    return printable(verdict(result)) + (
+        f"\nwindow of {result.context_tokens:,} tokens ({why}), {result.way.because}"
+    )
+
+
+def beside_text(rows: Sequence[Row], version: str) -> str:
+    """The bill beside what the engine has allocated."""
+    outside = [row.part for row in rows if not row.within]
+    told = "as predicted" if not outside else f"OUTSIDE BOUNDS: {', '.join(outside)}"
+    return "\n".join([f"llama.cpp {version} is up, {told}", *beside_lines(rows)])
+
+
+def written_text(written: Written, *, asked: int | None) -> str:
+    """How much was read and written, and how fast."""
+    told = [_paced(written.prompt_tokens, "read", written.prefill_tokens_per_s)]
+    told.append(_paced(written.new_tokens, "written", written.decode_tokens_per_s))
+    if written.finish == "length":
+        full = asked is None or written.new_tokens < asked
+        told.append("cut: the window is full" if full else f"cut after --max-tokens {asked:,}")
+    return "; ".join(told)
+
+
+def _paced(tokens: int, verb: str, per_s: float | None) -> str:
+    what = f"{tokens:,} token{'' if tokens == 1 else 's'} {verb}"
+    return what if not per_s else f"{what} at {per_s:,.1f} a second"

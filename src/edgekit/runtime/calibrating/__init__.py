@@ -1,0 +1,71 @@
+"""A machine, and perhaps a model -> what it really does, measured once and remembered: `calibrate`.
+
+Memory is read by all cores, a file is written and read, and llama.cpp is started for real, with the model that is named
+or with a made-up one. What else runs on the machine makes a speed smaller, and a memory no larger: so speeds of a busy
+machine are told, and not kept.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from edgekit.errors import EngineError
+from edgekit.estimation import Opened, open_model
+from edgekit.hardware import detect
+from edgekit.hardware.calibration import change_calibration, with_host
+from edgekit.hardware.measured import Calibration
+from edgekit.hardware.types import Machine
+from edgekit.runtime.calibrating.engine import measure_engine
+from edgekit.runtime.calibrating.host import measure_host
+from edgekit.runtime.calibrating.types import Bench, Calibrated, Options, Run, Tell
+from edgekit.source.finding import find_weights
+from edgekit.source.types import Reach
+from edgekit.verify.ways import Way, choose_way
+
+
+def calibrate(
+    reference: str | os.PathLike[str] | None = None,
+    *,
+    machine: Machine | None = None,
+    reach: Reach | None = None,
+    tell: Tell = lambda _: None,
+    options: Options | None = None,
+) -> Calibrated:
+    """Measures and remembers. With a model named, whatever hinders llama.cpp raises, and nothing is kept.
+
+    Raises SourceError where the result cannot be written.
+    """
+    way, lacking = _way(reference)
+    opened = None if reference is None else _open(reference, reach or Reach())
+    bench = Bench(machine=machine or detect(), options=options or Options(), tell=tell, way=way)
+    host, notes = measure_host(bench)
+    run = Run(notes=lacking) if way is None else measure_engine(bench, way, host, opened)
+
+    def change(before: Calibration) -> Calibration:
+        return run.remembered.added(with_host(before, host))
+
+    stored = change_calibration(change)
+    return Calibrated(
+        machine=bench.machine,
+        host=host,
+        engine=run.remembered.engine,
+        verification=run.verification,
+        notes=tuple(filter(None, (*notes, *run.notes, stored.problem))),
+    )
+
+
+def _way(reference: object) -> tuple[Way | None, tuple[str, ...]]:
+    """Where no model is named, a machine without the engine is measured all the same."""
+    try:
+        return choose_way(really=True), ()
+    except EngineError as error:
+        if reference is not None:
+            raise
+        return None, (f"llama.cpp was not measured: {error}",)
+
+
+def _open(reference: str | os.PathLike[str], reach: Reach) -> Opened:
+    """A file of this machine: nothing is downloaded to be measured."""
+    found = find_weights(reference, reach=replace(reach, network=False), several=True)
+    return replace(open_model(found.path), label=found.label)

@@ -1,0 +1,178 @@
+"""llama.cpp, started once for real -> what it holds beside its bill, and how fast it is."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from edgekit import __version__
+from edgekit.engine.llamacpp import estimate
+from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup, Mode
+from edgekit.errors import EdgekitError, EngineError, UsageError
+from edgekit.estimation import Opened, open_model
+from edgekit.hardware.budgets import devices_for
+from edgekit.hardware.calibration import today, told_text
+from edgekit.hardware.measured import HostMeasured, Pace
+from edgekit.hardware.types import Accelerator, Machine
+from edgekit.memory.types import Load
+from edgekit.plan.placement import BACKENDS
+from edgekit.plan.speed import expected_speed, middle
+from edgekit.plan.touched import one_token
+from edgekit.runtime.calibrating.busy import watched
+from edgekit.runtime.calibrating.made_up import LABEL, file_bytes, write_made_up
+from edgekit.runtime.calibrating.types import Bench, Run
+from edgekit.runtime.remembering import LLAMACPP, worth_keeping
+from edgekit.units import format_bytes
+from edgekit.verify.check import verify_model
+from edgekit.verify.hollow import ending_in_order
+from edgekit.verify.types import Paced, Pacing, Verification
+from edgekit.verify.ways import Way
+
+CONTEXT_TOKENS = 1024
+PROMPT_TOKENS, NEW_TOKENS = 512, 32
+_ROOM_TIMES = 2  # as much of the disk is left free as the file takes
+
+
+def measure_engine(bench: Bench, way: Way, host: HostMeasured, opened: Opened | None) -> Run:
+    """With the model that is named; with a made-up one, what goes wrong is a note."""
+    bench = replace(bench, machine=_as_measured(bench.machine, host))
+    if opened is not None:
+        return _run(bench, way, opened)
+    try:
+        with ending_in_order(), _made_up(bench) as made:
+            return _run(bench, way, made)
+    except (OSError, EdgekitError) as error:
+        return Run(notes=(f"llama.cpp was not measured: {error}; name a model to measure it with",))
+
+
+def _as_measured(machine: Machine, host: HostMeasured) -> Machine:
+    """What is expected of it is to rest on what was just measured."""
+    if machine.host is None or host.bandwidth_bytes_per_s is None:
+        return machine
+    memory = replace(
+        machine.host,
+        bandwidth_bytes_per_s=host.bandwidth_bytes_per_s,
+        bandwidth_because=f"measured here on {host.date}",
+    )
+    return replace(machine, host=memory)
+
+
+@contextmanager
+def _made_up(bench: Bench) -> Iterator[Opened]:
+    """Gone afterwards, whatever happens."""
+    shape = bench.options.shape
+    size = file_bytes(shape)
+    with tempfile.TemporaryDirectory(
+        prefix="edgekit-calibrate-", dir=bench.options.folder, ignore_cleanup_errors=True
+    ) as folder:
+        path = Path(folder) / "made-up.gguf"
+        free = shutil.disk_usage(folder).free
+        if free < size * _ROOM_TIMES:
+            raise EngineError(
+                f"{path.parents[1]} has {format_bytes(free)} free, and a made-up model takes {format_bytes(size)}"
+            )
+        bench.tell(f"writing {LABEL} of {format_bytes(size)} to {path.parents[1]}")
+        write_made_up(path, shape)
+        yield replace(open_model(path), label=LABEL)
+
+
+def _run(bench: Bench, way: Way, opened: Opened) -> Run:
+    """On the cards that are here, where the engine finds them; else on the processor."""
+    cards = devices_for(bench.machine, LLAMACPP)
+    if not cards:
+        return _on(bench, way, opened, ())
+    try:
+        return _on(bench, way, opened, cards)
+    except EngineError as error:
+        run = _on(bench, way, opened, ())
+        return replace(run, notes=(f"measured on the processor alone: {error}", *run.notes))
+
+
+def _on(bench: Bench, way: Way, opened: Opened, cards: tuple[Accelerator, ...]) -> Run:
+    if opened.files is None:
+        raise UsageError(f"{opened.label} has no files to be loaded from")
+    machine, setup, load = (
+        replace(bench.machine, devices=cards),
+        _setup(cards, opened),
+        _load(opened),
+    )
+    where = " + ".join(card.name for card in cards) or "the processor"
+    bench.tell(f"starting {way.name} {way.told_version()} with {opened.label} on {where}")
+    with watched() as others:
+        found = verify_model(
+            replace(opened.files, label=opened.label),
+            load,
+            setup,
+            way=way,
+            really=True,
+            pacing=_pacing(opened, load, bench),
+        )
+    is_busy = others.share > bench.options.busy_share
+    pace = None
+    if found.paced is not None and not is_busy:
+        pace = _pace(machine, opened, load, setup, found.paced)
+    return Run(
+        remembered=worth_keeping(found, machine, pace),
+        verification=found,
+        notes=tuple(_notes(found, others.told if is_busy else "")),
+    )
+
+
+def _notes(found: Verification, busy: str) -> Iterator[str]:
+    if busy and found.paced is not None:
+        paced = found.paced
+        told = f"{paced.decode_tokens_per_s:.1f} tokens a second, {paced.prefill_tokens_per_s:.1f} of a prompt"
+        yield f"llama.cpp was timed at {told}, which is not kept: {busy}"
+    if found.beside_bytes is None:
+        yield "this system does not tell what llama.cpp held beside its bill (it is read from /proc)"
+
+
+def _setup(cards: tuple[Accelerator, ...], opened: Opened) -> LlamaCppSetup:
+    backend = Backend(BACKENDS.get(cards[0].vendor, "vulkan")) if cards else Backend.CPU
+    embeds = opened.model.geometry.causal is False
+    return LlamaCppSetup(mode=Mode.SERVER, backend=backend, embeddings=embeds)
+
+
+def _load(opened: Opened) -> Load:
+    native = opened.model.geometry.native_context
+    return Load(context_tokens=min(native or CONTEXT_TOKENS, CONTEXT_TOKENS))
+
+
+def _pacing(opened: Opened, load: Load, bench: Bench) -> Pacing | None:
+    """None of a model that answers nothing, or with so short a window that there is nothing to time."""
+    geometry = opened.model.geometry
+    room = (load.context_tokens or 0) - 2 * NEW_TOKENS
+    if geometry.causal is False or not geometry.vocabulary or room < NEW_TOKENS:
+        return None
+    return Pacing(
+        vocabulary=geometry.vocabulary,
+        prompt_tokens=min(PROMPT_TOKENS, room),
+        new_tokens=NEW_TOKENS,
+        seconds=bench.options.pace_seconds,
+    )
+
+
+def _pace(machine: Machine, opened: Opened, load: Load, setup: LlamaCppSetup, paced: Paced) -> Pace:
+    """What was measured, beside the middle of what was expected at the same length."""
+    model = opened.model
+    bill = estimate(model, load, setup)
+    filled = (paced.prompt_tokens, paced.prompt_tokens + paced.new_tokens)
+    expected = expected_speed(model, load, setup, bill, machine, LLAMACPP, filled=filled)
+    prefill = None if expected is None else expected.prefill
+    read = one_token(model, load, setup, bill).pools
+    return Pace(
+        label=told_text(opened.label),
+        bytes_per_token=int(sum(pool.weights_bytes + pool.state_bytes for pool in read)),
+        prompt_tokens=paced.prompt_tokens,
+        decode_tokens_per_s=round(paced.decode_tokens_per_s, 3),
+        prefill_tokens_per_s=round(paced.prefill_tokens_per_s, 3),
+        expected_decode=None if expected is None else round(middle(expected.decode), 3),
+        expected_prefill=None if prefill is None else round(middle(prefill), 3),
+        bandwidth_bytes_per_s=None if machine.host is None else machine.host.bandwidth_bytes_per_s,
+        edgekit=__version__,
+        date=today(),
+    )

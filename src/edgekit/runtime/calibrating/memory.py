@@ -1,0 +1,117 @@
+"""The memory of this machine -> bytes a second that a plain program reads of it, all cores at once."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from edgekit.errors import MissingExtraError
+from edgekit.units import GIB, MIB
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Numbers = NDArray[np.int64]
+
+TOTAL_BYTES = GIB  # beyond the caches of most processors
+LEAST_BYTES = 64 * MIB  # less is read from a cache on any machine
+FREE_SHARE = 8  # an eighth of what is free at most
+SECONDS = 1.0
+LEAST_TURNS = 3
+_NUMBER_BYTES = 8
+
+
+def thread_count() -> int:
+    """As many as may run at once."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def read_bytes(free_bytes: int | None) -> int:
+    """How much to read; 0 where too little is free to tell memory from caches."""
+    most = TOTAL_BYTES if free_bytes is None else min(TOTAL_BYTES, free_bytes // FREE_SHARE)
+    return most if most >= LEAST_BYTES else 0
+
+
+def memory_bandwidth(
+    total_bytes: int = TOTAL_BYTES, *, threads: int | None = None, seconds: float = SECONDS
+) -> int:
+    """The best of several turns: what else runs only takes. Raises MissingExtraError without numpy.
+
+    Every thread writes its part first, so that it lies near the core that reads it.
+    """
+    try:
+        import numpy as np
+    except ImportError as error:
+        raise MissingExtraError(
+            "the memory is read by numpy: pip install 'edgekit[embed]'"
+        ) from error
+    threads = threads or thread_count()
+    length = max(1, total_bytes // threads // _NUMBER_BYTES)
+    readers = _Readers(threads, lambda: np.ones(length, np.int64))
+    try:
+        return _best(readers, threads * length * _NUMBER_BYTES, seconds)
+    finally:
+        readers.end()
+
+
+def _best(readers: _Readers, size_bytes: int, seconds: float) -> int:
+    end, times = time.monotonic() + seconds, [readers.turn() for _ in range(LEAST_TURNS)]
+    while time.monotonic() < end:
+        times.append(readers.turn())
+    return int(size_bytes / max(min(times), 1e-9))
+
+
+class _Readers:
+    """Threads that wait for each other, read their parts once, and wait again. numpy lets go of Python meanwhile."""
+
+    def __init__(self, count: int, make: Callable[[], Numbers]) -> None:
+        self._gate = threading.Barrier(count + 1)
+        self._ending = False
+        self._threads = [
+            threading.Thread(target=self._read, args=(make,), daemon=True) for _ in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+        self._pass()  # all parts are written
+
+    def turn(self) -> float:
+        """Seconds until the last was done."""
+        begin = time.perf_counter()
+        self._pass()
+        self._pass()
+        return time.perf_counter() - begin
+
+    def end(self) -> None:
+        self._ending = True
+        with suppress(threading.BrokenBarrierError):
+            self._gate.wait()
+        for thread in self._threads:
+            thread.join()
+
+    def _pass(self) -> None:
+        try:
+            self._gate.wait()
+        except threading.BrokenBarrierError as error:
+            raise MemoryError("there is no room to read and write back") from error
+
+    def _read(self, make: Callable[[], Numbers]) -> None:
+        try:
+            part = make()
+        except MemoryError:
+            self._gate.abort()
+            return
+        with suppress(threading.BrokenBarrierError):
+            self._gate.wait()
+            while True:
+                self._gate.wait()
+                if self._ending:
+                    return
+                part.max()  # read-only, and the quickest that numpy has
+                self._gate.wait()

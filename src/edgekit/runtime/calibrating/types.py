@@ -1,0 +1,60 @@
+"""Nouns of a calibration: how much is measured, and what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edgekit.hardware.measured import EngineMeasured, HostMeasured
+from edgekit.hardware.types import Machine
+from edgekit.runtime.calibrating.made_up import Shape
+from edgekit.runtime.remembering import Remembered
+from edgekit.verify.types import Verification
+from edgekit.verify.ways import Way
+
+BUSY_SHARE = 0.25  # of the processor taken by others: no speed is kept
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How long and how much is measured."""
+
+    read_bytes: int | None = None  # of memory; None: 1 GiB, or an eighth of what is free
+    read_seconds: float = 1.0
+    shape: Shape = field(default_factory=Shape)  # of the made-up model
+    pace_seconds: float = 20.0
+    folder: Path | None = None  # None: that of temporary files
+    busy_share: float = BUSY_SHARE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """Where it is measured, and with what."""
+
+    machine: Machine
+    options: Options
+    tell: Tell
+    way: Way | None = None  # to llama.cpp; None: it is not here
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """llama.cpp, started once; or why it was not."""
+
+    remembered: Remembered = field(default_factory=Remembered)
+    verification: Verification | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrated:
+    """What was measured now. What is None could not be, or is not kept: a note says why."""
+
+    machine: Machine = field(repr=False)
+    host: HostMeasured
+    engine: EngineMeasured | None = None
+    verification: Verification | None = field(default=None, repr=False)
+    notes: tuple[str, ...] = ()

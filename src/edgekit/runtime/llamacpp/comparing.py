@@ -1,0 +1,46 @@
+"""A bill and an engine that is up -> both side by side."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgekit.memory.types import Component, MemoryEstimate
+from edgekit.runtime.llamacpp.running import Running
+from edgekit.units import MIB
+from edgekit.verify.check import compare
+from edgekit.verify.types import NOTHING, Measured, Row
+
+_MAPPED = "_Mapped"
+SMALL_BYTES = 4 * MIB  # of compute: one input more in another version is a tenth of a tiny graph
+
+
+def compare_reported(estimate: MemoryEstimate, running: Running) -> tuple[Row, ...]:
+    """Caches, weights and output must agree as far as the engine tells them, compute within a tenth
+    or a few MiB. A line of the bill that is modelled may be off by what it says itself.
+    """
+    parts = dict(running.reported) | {Component.WEIGHTS: _weights(running)}
+    return tuple(_allowed(row, estimate) for row in compare(estimate, parts))
+
+
+def _weights(running: Running) -> Measured:
+    """Of a mapped file the engine tells a range, from the first tensor that it needs to the last. Where the rest of
+    them went to a device, or was rearranged, the range says no more than that the others lie in the file.
+    """
+    told = running.held.weights
+    mapped = [size for name, size in told if name.endswith(_MAPPED)]
+    copied = [size for name, size in told if not name.endswith(_MAPPED)]
+    if not (mapped and copied):
+        return running.reported[Component.WEIGHTS]
+    least = sum(copied, NOTHING)
+    return replace(least, high_bytes=least.high_bytes + running.files.size_bytes)
+
+
+def _allowed(row: Row, estimate: MemoryEstimate) -> Row:
+    slack = sum(
+        int(line.size_bytes * line.within)
+        for line in estimate.lines
+        if line.component.value == row.part and line.within is not None and line.reserved
+    )
+    if row.part == Component.COMPUTE.value:
+        slack = max(slack, SMALL_BYTES - row.allowed_bytes)
+    return replace(row, allowed_bytes=row.allowed_bytes + slack)

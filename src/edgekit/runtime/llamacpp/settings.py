@@ -1,0 +1,96 @@
+"""A launch -> what the child process is told: xllamacpp's public parameters, and enums by their names.
+
+`fit_params` is off: llama.cpp would plan a second time, and not hold what was promised.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from edgekit.errors import UsageError
+from edgekit.runtime.llamacpp.types import Launch
+from edgekit.verify.binding import context_parameters, enum_parameters, placement_parameters
+
+_TELLS_BUFFERS = 4  # the verbosity from which on llama.cpp tells its buffers while it loads
+_SPARE_TOKENS = 4  # server-context.cpp: no more sinks than the window less these
+_OFFLOAD_ALL = -1
+_TYPES = {True: "COMMON_SPECULATIVE_TYPE_DRAFT_MTP", False: "COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE"}
+
+
+def make_settings(launch: Launch) -> dict[str, Any]:
+    """UsageError where the engine could not be started so."""
+    _require_sense(launch)
+    return {
+        "parent": os.getpid(),
+        "timeout_s": launch.timeout_s,
+        "model": str(launch.path),
+        "stop_at": None,
+        "needs_device": launch.setup.has_device and launch.setup.n_gpu_layers > 0,
+        "threads": launch.threads,
+        "parameters": _server(launch)
+        | context_parameters(launch.load, launch.setup)
+        | placement_parameters(launch.setup)
+        | _session(launch),
+        "enums": enum_parameters(launch.load, mapped=launch.setup.use_mmap),
+        "drafter": _drafter(launch),
+    }
+
+
+def _require_sense(launch: Launch) -> None:
+    if launch.load.output_rows is not None:
+        raise UsageError("llama-server decides itself how many rows of logits it keeps")
+    if launch.setup.mix is not None:
+        raise UsageError(
+            f"a file that would be {launch.setup.mix} cannot be run: quantise it first "
+            f"(llama-quantize {launch.path.name} OUTPUT.gguf {launch.setup.mix})"
+        )
+    window = launch.load.context_tokens
+    if launch.sinks < 0 or (window is not None and launch.sinks > window - _SPARE_TOKENS):
+        most = "" if window is None else f" and at most {max(0, window - _SPARE_TOKENS):,}"
+        raise UsageError(f"{launch.sinks:,} sinks: there must be 0 or more{most}")
+    if launch.threads is not None and launch.threads < 1:
+        raise UsageError(f"{launch.threads} threads: at least one is needed")
+
+
+def _server(launch: Launch) -> dict[str, Any]:
+    """Web pages from elsewhere may use it only with a key: a browser would let them in otherwise."""
+    told: dict[str, Any] = {
+        "hostnames": [launch.host],
+        "port": launch.port,
+        "api_keys": [launch.api_key] if launch.api_key else [],
+        "cors_origins": "*" if launch.api_key else "localhost",
+        "verbosity": _TELLS_BUFFERS,
+        "chat_template": launch.chat_template or "",
+    }
+    return told | ({"model_alias": [launch.alias]} if launch.alias else {})
+
+
+def _session(launch: Launch) -> dict[str, Any]:
+    setup = launch.setup
+    return {
+        "n_keep": launch.sinks,
+        "ctx_shift": launch.rolling,
+        "cache_ram_mib": setup.cache_ram_mib,
+        "n_ctx_checkpoints": setup.ctx_checkpoints,
+        "load_mtp": setup.load_mtp,
+        "fit_params": False,
+        "warmup": True,  # the first decode takes what it takes now, not with the first request
+    }
+
+
+def _drafter(launch: Launch) -> dict[str, Any] | None:
+    """Its cache is kept as the model's is; all of its layers are where the model's are."""
+    setup = launch.setup
+    if launch.drafter is None and not setup.load_mtp:
+        return None
+    caches = enum_parameters(launch.load, mapped=setup.use_mmap)
+    told: dict[str, Any] = {"n_gpu_layers": _OFFLOAD_ALL if setup.has_device else 0}
+    if setup.draft_max:
+        told["n_max"] = setup.draft_max
+    return {
+        "path": None if launch.drafter is None else str(launch.drafter),
+        "type": _TYPES[launch.drafter is None],
+        "parameters": told,
+        "enums": {name: kind for name, kind in caches.items() if name.startswith("cache_type")},
+    }

@@ -1,0 +1,153 @@
+"""A launch -> an engine that answers: `start`."""
+
+from __future__ import annotations
+
+import http.client
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from edgekit.errors import EngineError, MissingExtraError
+from edgekit.runtime.llamacpp.ports import check_port, connectable, in_address, in_use
+from edgekit.runtime.llamacpp.probes import Probes
+from edgekit.runtime.llamacpp.process import EngineProcess
+from edgekit.runtime.llamacpp.running import Running
+from edgekit.runtime.llamacpp.types import Ended, Launch
+from edgekit.runtime.llamacpp.watching import Watch
+from edgekit.units import format_bytes
+from edgekit.verify import binding
+from edgekit.verify.process import resident_at
+
+__all__ = ("check_port", "health", "start")
+
+_POLL_S = 0.1
+_TELL_S = 1.0  # between two words about the loading
+_HEALTH_S = 5.0
+_LOG_S = 10.0  # for a log that is written already, on a busy machine
+_BIND_FAILED = "couldn't bind"
+# What llama.cpp gives up with a warning, and goes on: not what was asked for.
+_GIVEN_UP = (
+    (
+        "ctx_shift is not supported",
+        "this model's cache cannot roll: run it without a rolling window",
+    ),
+    ("failed to initialize speculative", "the drafter does not go with this model: run it without"),
+    ("speculative decoding not supported", "this model cannot be drafted for: run it without"),
+)
+
+
+def _say_nothing(_: str) -> None:
+    pass
+
+
+def start(
+    launch: Launch,
+    *,
+    tell: Callable[[str], None] = _say_nothing,
+    recheck: Callable[[], None] | None = None,
+    probes: Probes | None = None,
+) -> Running:
+    """Loaded and ready, or nothing of it is left.
+
+    `recheck` is called just before anything is loaded, and raises where it does not fit any more. `tell` hears how far
+    it is. UsageError for a port that is taken, MissingExtraError without an engine, EngineError with its last words.
+    """
+    if not binding.is_here():
+        raise MissingExtraError(f"llama.cpp is not installed: {binding.INSTALL}")
+    check_port(launch.host, launch.port)
+    if recheck is not None:
+        recheck()
+    process = EngineProcess(launch)
+    try:
+        with Watch(process, warn=tell, probes=probes) as watch:
+            told = _loaded(process, launch, tell)
+            running = _running(process, launch, told)
+    except BaseException:
+        process.stop()
+        raise
+    if watch.reason:
+        raise EngineError(watch.reason)
+    return running
+
+
+def health(address: str, timeout_s: float = _HEALTH_S) -> int | None:
+    """200 when it is ready, 503 while it loads; None: nobody answers."""
+    connection = http.client.HTTPConnection(address.partition("://")[2], timeout=timeout_s)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+
+
+def _loaded(
+    process: EngineProcess, launch: Launch, tell: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """What the child told: first who it is, in the end where it is."""
+    deadline, next_s = time.monotonic() + launch.timeout_s, time.monotonic() + _TELL_S
+    told: list[dict[str, Any]] = []
+    while "address" not in (told[-1] if told else {}):
+        word = process.told(_POLL_S)
+        if word is not None:
+            told.append(word)
+        elif (ended := process.poll()) is not None:
+            _failed(launch, ended)
+        elif time.monotonic() > deadline:
+            last = process.stop().last_words
+            raise EngineError(
+                f"llama.cpp did not come up within {launch.timeout_s:g} s: {last or 'it said nothing'}"
+            )
+        if time.monotonic() > next_s:
+            next_s += _TELL_S
+            _tell_progress(process, tell)
+    return told
+
+
+def _tell_progress(process: EngineProcess, tell: Callable[[str], None]) -> None:
+    held = process.resident()
+    if held is not None:
+        size = process.files.size_bytes
+        tell(
+            f"loading {process.launch.title}: {format_bytes(held.resident_bytes)} in memory, "
+            f"the file has {format_bytes(size)}"
+        )
+
+
+def _failed(launch: Launch, ended: Ended) -> NoReturn:
+    if _BIND_FAILED in ended.last_words:  # somebody was faster
+        raise in_use(launch.host, launch.port)
+    raise EngineError(f"{ended.why}: {ended.last_words or 'it said nothing'}")
+
+
+def _running(process: EngineProcess, launch: Launch, told: list[dict[str, Any]]) -> Running:
+    if not process.has_told(_LOG_S):
+        raise EngineError(f"llama.cpp's log does not come to an end: {process.last_words}")
+    held = process.log.held()
+    _require_all(process)
+    port = str(told[-1]["address"]).rpartition(":")[2]
+    address = f"http://{in_address(connectable(launch.host))}:{port}"
+    status = health(address)
+    if status != http.client.OK:
+        raise EngineError(f"llama.cpp is up and says it is not: {address}/health answers {status}")
+    return Running(
+        address=address,
+        version=_version(told[0].get("version")),
+        held=held,
+        idle=resident_at("started", told[0].get("memory") or {}),
+        process=process,
+    )
+
+
+def _require_all(process: EngineProcess) -> None:
+    """EngineError where llama.cpp went on without something it was asked for."""
+    for line in process.warnings:
+        for words, meaning in _GIVEN_UP:
+            if words in line:
+                raise EngineError(f"{meaning} ({line})")
+
+
+def _version(told: str | None) -> str:
+    own = binding.told_version()
+    return own if told is None else f"{own} (llama.cpp {told})"

@@ -1,0 +1,57 @@
+"""Nouns of this room: how llama.cpp is started, and how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edgekit.engine.llamacpp.types import LlamaCppSetup
+from edgekit.memory.types import Load
+from edgekit.source.naming import shard_names
+
+LOAD_TIMEOUT_S = 600.0  # 60 GB from a disk of 100 MB/s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What the engine is told, once: nothing of it is worked out again while it runs."""
+
+    path: Path  # of a model in several files, the first
+    load: Load
+    setup: LlamaCppSetup
+    sinks: int = (
+        0  # first tokens that stay when the window moves on; llama.cpp keeps its BOS beside them
+    )
+    rolling: bool = False  # when the window is full the older half is dropped, and it goes on
+    drafter: Path | None = None
+    host: str = "127.0.0.1"
+    port: int = 0  # 0: any that is free
+    api_key: str | None = field(default=None, repr=False)
+    alias: str = ""  # what it calls the model; "": its file
+    threads: int | None = None  # None: as many as there are cores
+    chat_template: str | None = None  # None: the file's own
+    timeout_s: float = LOAD_TIMEOUT_S
+
+    @property
+    def title(self) -> str:
+        return self.alias or self.path.name
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All that the engine maps."""
+        models = (self.path,) if self.drafter is None else (self.path, self.drafter)
+        return tuple(path for model in models for path in _shards(model))
+
+
+def _shards(path: Path) -> list[Path]:
+    return [one for one in map(path.with_name, shard_names(path.name)) if one.exists()] or [path]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a process came to its end. Either an exit code or a signal."""
+
+    exit_code: int | None
+    signal: str | None  # "SIGKILL"
+    why: str
+    last_words: str

@@ -1,0 +1,95 @@
+"""What a real run showed -> rows of this machine's calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from edgekit.hardware.budgets import devices_for
+from edgekit.hardware.calibration import (
+    change_calibration,
+    device_key,
+    host_key,
+    installed_version,
+    today,
+    told_text,
+    with_differences,
+    with_engine,
+)
+from edgekit.hardware.measured import Calibration, Difference, EngineMeasured, Pace
+from edgekit.hardware.types import Machine
+from edgekit.verify.types import Row, Verification
+
+LLAMACPP = "llama.cpp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remembered:
+    """What is kept of one run."""
+
+    engine: EngineMeasured | None = None  # None: nothing of it could be told apart from the bill
+    differences: tuple[Difference, ...] = ()
+    problem: str = ""  # what was moved aside for it
+
+    def added(self, calibration: Calibration) -> Calibration:
+        if self.engine is not None:
+            calibration = with_engine(calibration, self.engine)
+        return with_differences(calibration, self.differences)
+
+
+def remember_load(found: Verification, machine: Machine) -> Remembered:
+    """Of `edgekit verify --load`. Raises SourceError where it cannot be written."""
+    kept = worth_keeping(found, machine)
+    if kept.engine is None and not kept.differences:
+        return kept
+    return replace(kept, problem=change_calibration(kept.added).problem)
+
+
+def remember_rows(label: str, rows: Iterable[Row], *, version: str) -> tuple[Difference, ...]:
+    """Those of a comparison that are out of bounds. Raises SourceError where they cannot be written.
+
+    `version` is the engine's, as it told it itself.
+    """
+    differences = differences_of(label, rows, version)
+    if differences:
+        change_calibration(lambda before: with_differences(before, differences))
+    return differences
+
+
+def worth_keeping(found: Verification, machine: Machine, pace: Pace | None = None) -> Remembered:
+    """Nothing is written."""
+    engine: EngineMeasured | None = None
+    if found.beside_bytes is not None or pace is not None:
+        through = found.answer.through
+        cards = devices_for(machine, LLAMACPP) if found.setup.has_device else ()
+        engine = EngineMeasured(
+            engine=LLAMACPP,
+            through=through,
+            version=told_text(installed_version(through) or found.answer.version),
+            host=host_key(machine),
+            device=device_key(machine, cards),
+            date=today(),
+            overhead_bytes=found.beside_bytes,
+            overhead_label="" if found.beside_bytes is None else told_text(found.label),
+            samples=0 if found.beside_bytes is None else 1,
+            pace=pace,
+        )
+    return Remembered(
+        engine=engine, differences=differences_of(found.label, found.rows, found.answer.version)
+    )
+
+
+def differences_of(label: str, rows: Iterable[Row], version: str) -> tuple[Difference, ...]:
+    return tuple(
+        Difference(
+            label=told_text(label),
+            part=row.part,
+            predicted_bytes=row.predicted_bytes,
+            measured_bytes=row.measured.middle_bytes,
+            engine=LLAMACPP,
+            version=told_text(version),
+            date=today(),
+        )
+        for row in rows
+        if not row.within
+    )

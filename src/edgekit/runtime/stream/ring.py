@@ -1,0 +1,84 @@
+"""A position in the text -> a cell of a layer's cache, and back: which cells hold what a query sees.
+
+A cell is written over when its token has left the window. The first tokens may be pinned (sinks): the others take
+turns in the cells behind them. Keys stay turned as they were stored, at their own positions; only the distance to the
+sinks would grow without end, so their query stands at the window's last place (StreamingLLM).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from edgekit.engine.stream.setup import StreamPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Cells that lie together, of tokens that stand together."""
+
+    cell: int
+    cells: int
+    position: int  # of the first
+    reach: int | None = None  # a query sees itself and the positions before it, so many in all
+    is_sink: bool = False  # for the query that stands at the window's last place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ring:
+    """The cells of one layer."""
+
+    cells: int
+    sinks: int
+    reach: int | None  # of the tokens behind the sinks; None: all of them
+
+    def spans(self, end: int, queries: int) -> Iterator[Span]:
+        """What queries at `end` and on may look at, of the tokens before `end`."""
+        if self.sinks and end + queries <= self.cells:  # nothing has left yet, or will
+            if end:
+                yield Span(0, end, 0)
+            return
+        if self.sinks:
+            yield Span(0, min(self.sinks, end), 0, is_sink=True)
+        for position, cell, cells in self._runs(self._oldest(end), end):
+            yield Span(cell, cells, position, self.reach)
+
+    def places(self, start: int, tokens: int) -> Iterator[tuple[int, int, int]]:
+        """Where tokens from `start` on are kept: (the first of them, its cell, how many). Not all may be."""
+        end = start + tokens
+        if start < self.sinks:
+            yield 0, start, min(tokens, self.sinks - start)
+        first = max(start, self.sinks, end - self._turning)
+        for position, cell, cells in self._runs(first, end):
+            yield position - start, cell, cells
+
+    def is_written_over(self, start: int, tokens: int) -> bool:
+        """Whether keeping so many tokens takes cells that the first of them may still look at."""
+        return tokens > 1 and start + tokens > self.cells
+
+    @property
+    def _turning(self) -> int:
+        return self.cells - self.sinks
+
+    def _oldest(self, end: int) -> int:
+        """That a query at `end` sees, behind the sinks."""
+        seen = self._turning if self.reach is None else min(self.reach, self._turning)
+        return max(self.sinks, end + 1 - seen)
+
+    def _runs(self, first: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """(position, cell, how many) of consecutive cells; none of them a sink."""
+        while first < end:
+            cell = self.sinks + (first - self.sinks) % self._turning
+            cells = min(end - first, self.cells - cell)
+            yield first, cell, cells
+            first += cells
+
+
+def layer_ring(plan: StreamPlan, layer: int) -> Ring:
+    """A layer with a window shorter than the session's has no sinks: it was never taught to look so far back."""
+    cells, window = plan.cells[layer], plan.model.windows[layer]
+    if plan.slides(layer):
+        return Ring(cells=cells, sinks=0, reach=window)
+    if not plan.rolling:
+        return Ring(cells=cells, sinks=0, reach=None)
+    return Ring(cells=cells, sinks=plan.sinks, reach=cells - plan.sinks)

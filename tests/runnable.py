@@ -1,0 +1,19 @@
+"""Small models with random weights that real llama.cpp and the built-in engine run and chat with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.embed_models import write_model
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}<|im_start|>assistant\n"
+)
+SMALL: dict[str, Any] = {"layers": 2, "context_tokens": 4096}
+
+
+def write_chatting(path: Path, architecture: str = "qwen2", **more: Any) -> Path:
+    keys = {"tokenizer.chat_template": CHATML, **more.pop("keys", {})}
+    return write_model(path, architecture, keys=keys, **{**SMALL, **more})

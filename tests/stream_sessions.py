@@ -1,0 +1,68 @@
+"""Small models for the built-in engine's tests, and sessions with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tests.embed_models import write_model
+
+from edgekit.embed.types import Floats
+from edgekit.engine.stream.setup import StreamSetup
+from edgekit.memory.cache_types import cache_type
+from edgekit.memory.types import Load
+from edgekit.runtime.stream.engine import StreamEngine, open_stream
+
+FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")
+TINY: dict[str, Any] = {
+    "width": 64,
+    "inner": 96,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_dim": 32,
+    "layers": 3,
+    "spread": 0.1,
+}
+
+
+def tiny(folder: Path, architecture: str, **shape: Any) -> Path:
+    """Of a few hundred tokens; of gemma3's three layers two look back 8 tokens."""
+    own = {"window": 8} if architecture == "gemma3" else {}
+    asked = {"kind": "F32", **TINY, **own, **shape}
+    return write_model(folder / f"{architecture}.gguf", architecture, **asked)
+
+
+def session(
+    path: Path,
+    *,
+    window: int = 64,
+    cache: str = "f32",
+    values: str | None = None,
+    chunk: int | None = None,
+    full: bool = False,
+    setup: dict[str, Any] | None = None,
+    **more: Any,
+) -> StreamEngine:
+    """`setup` is of StreamSetup, `more` of open_stream."""
+    load = Load(
+        context_tokens=window,
+        microbatch_tokens=chunk,
+        cache_k=cache_type(cache),
+        cache_v=cache_type(values or cache),
+        full_window=full,
+    )
+    return open_stream(
+        path, load=load, setup=StreamSetup(**{"threads": 2, **(setup or {})}), **more
+    )
+
+
+def some_tokens(count: int, seed: int = 0) -> list[int]:
+    return [int(token) for token in np.random.default_rng(seed).integers(3, 300, count)]
+
+
+def steps(engine: StreamEngine, tokens: list[int], prompt: int = 1) -> Floats:
+    """Logits after the prompt, and after each token behind it."""
+    rows = [engine.feed(tokens[:prompt]).copy()]
+    rows += [engine.feed([token]).copy() for token in tokens[prompt:]]
+    return np.stack(rows)

@@ -1,0 +1,102 @@
+"""The built-in engine against real llama.cpp: the same F32 file, the same tokens, 64 steps with an f32 cache.
+
+xllamacpp has no call for logits. Its server tells how probable every token is, which is the same but for one number
+that all of them share (tests/stream_oracle.py).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.embed_models import write_model
+from tests.embed_oracle import cosines
+from tests.embed_vocabularies import byte_bpe
+from tests.stream_oracle import centred, llamacpp_logits
+from tests.stream_sessions import FAMILIES, session, some_tokens, steps
+
+from edgekit.embed.kernels import choose
+from edgekit.embed.types import Floats
+
+pytest.importorskip("xllamacpp")
+
+STEPS, FEWER_STEPS = 64, 16  # of the families, and of their variations
+TOKENS = some_tokens(96)
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"architecture": "llama"},
+    "llama 3, with factors and its own output": {
+        "architecture": "llama",
+        "rope_factors": True,
+        "tied": False,
+        "vocabulary": byte_bpe("llama-bpe", bos=True),
+    },
+    "qwen2": {"architecture": "qwen2"},
+    "qwen2 scaled by yarn": {
+        "architecture": "qwen2",
+        "keys": {
+            "qwen2.rope.scaling.type": "yarn",
+            "qwen2.rope.scaling.factor": 4.0,
+            "qwen2.rope.scaling.original_context_length": 32,
+        },
+    },
+    "qwen2 whose file names a window, which llama.cpp passes over": {
+        "architecture": "qwen2",
+        "keys": {"qwen2.attention.sliding_window": 8},
+    },
+    "qwen3": {"architecture": "qwen3"},
+    "gemma3": {"architecture": "gemma3"},  # windows of 16 tokens
+    "gemma3, scaled, with another local base": {
+        "architecture": "gemma3",
+        "tied": False,
+        "keys": {
+            "gemma3.rope.scaling.type": "linear",
+            "gemma3.rope.scaling.factor": 8.0,
+            "gemma3.rope.freq_base_swa": 500.0,
+        },
+    },
+    "gemma3 whose file does not say which layers": {
+        "architecture": "gemma3",
+        "window_period": None,
+        "layers": 7,
+    },
+    "gemma3 without windows": {"architecture": "gemma3", "window": None, "window_period": None},
+    "gemma3 of 62 layers, which scales its scores otherwise": {
+        "architecture": "gemma3",
+        "layers": 62,
+        "heads": 2,
+        "kv_heads": 1,
+        "head_dim": 16,
+        "width": 64,
+        "inner": 64,
+    },
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_same_logits_and_the_same_token(tmp_path: Path, name: str) -> None:
+    path = _written(tmp_path, **MODELS[name])
+    ours, theirs = _both(path, STEPS if name in FAMILIES else FEWER_STEPS)
+    assert cosines(ours, theirs).min() >= 0.99999
+    second, first = np.sort(theirs, axis=1)[:, -2:].T
+    clear = first - second > 1e-3
+    assert clear.mean() > 0.9
+    assert (ours.argmax(1) == theirs.argmax(1))[clear].all()
+
+
+def test_with_the_kernels_in_numpy(tmp_path: Path) -> None:
+    path = _written(tmp_path, architecture="gemma3")
+    ours, theirs = _both(path, FEWER_STEPS, kernels=choose("numpy"))
+    assert cosines(ours, theirs).min() >= 0.99999
+
+
+def _written(folder: Path, **shape: Any) -> Path:
+    small = {"width": 128, "inner": 192, "heads": 4, "kv_heads": 2, "head_dim": 32, "spread": 0.1}
+    return write_model(folder / "model.gguf", kind="F32", **{**small, **shape})
+
+
+def _both(path: Path, count: int, **more: Any) -> tuple[Floats, Floats]:
+    with session(path, window=len(TOKENS), **more) as engine:
+        ours = centred(steps(engine, TOKENS, prompt=len(TOKENS) - count + 1))
+        return ours, llamacpp_logits(path, TOKENS, count, engine.vocabulary)

@@ -1,0 +1,288 @@
+"""`edgekit calibrate` as a person or a program meets it, and where else its results are seen."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.hardware.test_calibration import DIFFERENCE, DISK, ENGINE, HOST, PACE
+from tests.unit.verify import small_model
+
+from edgekit.cli import main
+from edgekit.hardware import calibration, detect
+from edgekit.hardware.calibration import (
+    NAME,
+    change_calibration,
+    device_key,
+    host_key,
+    read_calibration,
+)
+from edgekit.hardware.measured import Calibration
+from edgekit.runtime import calibrating
+from edgekit.runtime.calibrating import calibrate
+from edgekit.runtime.calibrating.made_up import Shape
+from edgekit.runtime.calibrating.types import Options
+from edgekit.units import MIB
+
+DOCS = Path(__file__).parents[3] / "docs"
+QUICK = Options(
+    read_bytes=16 * MIB,
+    read_seconds=0.05,
+    shape=Shape(layers=2, width=256, inner=512, heads=4, kv_heads=2, vocabulary=2048),
+    pace_seconds=0.2,
+    busy_share=1.0,
+)
+MEASURED = {"schema", "path", "host", "engine", "timed", "within", "parts", "notes"}
+LISTED = {"schema", "path", "removed", "hosts", "engines", "differences", "problem"}
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGEKIT_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr(calibrating, "calibrate", partial(calibrate, options=QUICK))
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def ask(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def told(*words: str) -> tuple[int, str, str]:
+        code = main(words)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return told
+
+
+Ask = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def kept(data: Path, monkeypatch: pytest.MonkeyPatch) -> Calibration:
+    """A calibration of this machine, by hand."""
+    monkeypatch.setattr(calibration, "installed_version", lambda _: "2026.10")
+    here = detect()
+    key = host_key(here)
+    found = Calibration(
+        hosts=(replace(HOST, host=key),),
+        engines=(replace(ENGINE, host=key, device=device_key(here)),),
+        differences=(DIFFERENCE,),
+    )
+    change_calibration(lambda _: found)
+    return found
+
+
+def test_it_measures_tells_and_remembers(data: Path, ask: Ask) -> None:
+    pytest.importorskip("xllamacpp")
+    code, out, err = ask("calibrate")
+    assert code == 0
+    first, *_ = out.splitlines()
+    assert re.fullmatch(r"Measured: memory is read at .* GB/s, llama\.cpp holds .* beside its bill, .*", first)  # fmt: skip
+    for label in ("\nMachine  ", "\nMemory   ", "\nEngine   llama.cpp (xllamacpp ", "\nBill     "):  # fmt: skip
+        assert label in out
+    assert str(data / NAME) in "".join(out.split("\n         "))
+    assert [line.split(":")[0] for line in err.splitlines()] == ["edgekit"] * len(err.splitlines())
+    assert "starting xllamacpp" in err
+    assert read_calibration().calibration.engines
+
+
+def test_for_a_program(data: Path, tmp_path: Path, ask: Ask) -> None:
+    pytest.importorskip("xllamacpp")
+    code, out, err = ask("calibrate", str(small_model.write_model(tmp_path)), "--json")
+    found = json.loads(out)
+    assert (code, err) == (0, "")
+    assert set(found) == MEASURED
+    assert found["path"] == str(data / NAME)
+    assert found["engine"]["overhead_label"] == "small.gguf"
+    assert found["within"] is all(row["within"] for row in found["parts"])
+    assert found["parts"][0]["difference_bytes"] == 0
+    assert found["timed"]["decode_tokens_per_s"] > 0
+    assert documented(found)
+
+
+def documented(found: Any) -> bool:
+    """Whether every name of the answer stands in its section of docs/json.md."""
+    page = (DOCS / "json.md").read_text(encoding="utf-8")
+    section = page.partition("# `edgekit calibrate --json`")[2].partition("\n# ")[0]
+    return _names(found) <= set(re.findall(r"`([a-z_]+)`", section))
+
+
+def _names(value: Any) -> set[str]:
+    if isinstance(value, dict):
+        return set(value) | {name for one in value.values() for name in _names(one)}
+    return {name for one in value for name in _names(one)} if isinstance(value, list) else set()
+
+
+def test_what_is_kept_is_listed(kept: Calibration, data: Path, ask: Ask) -> None:
+    code, out, err = ask("calibrate", "--list")
+    assert (code, err) == (0, "")
+    words = " ".join(out.split())
+    assert words.startswith(f"1 machine, 1 engine, 1 difference in {data / NAME}")
+    assert "18 GB/s by all cores, 2026-11-16" in words
+    assert "/tmp: read at 2 GB/s, written at 1 GB/s" in words
+    assert "90.00 MiB on the host beside its bill (1 run, 2026-11-16, the most with a model)" in words  # fmt: skip
+    assert "3.5 tokens a second, a prompt of 512 tokens at 40.2: a model, 4.00 GiB for a token" in words  # fmt: skip
+    assert "a model: compute 10.00 MiB predicted, 20.00 MiB in llama.cpp 0.6.0" in words
+
+
+def test_the_list_for_a_program(kept: Calibration, ask: Ask) -> None:
+    found = json.loads(ask("calibrate", "--list", "--json")[1])
+    assert set(found) == LISTED
+    assert (found["removed"], found["problem"]) == (False, None)
+    assert found["engines"][0]["pace"]["expected_decode"] == PACE.expected_decode
+    assert found["hosts"][0]["disk"]["read_bytes_per_s"] == DISK.read_bytes_per_s
+    assert documented(found)
+
+
+def test_an_empty_list(data: Path, ask: Ask) -> None:
+    code, out, err = ask("calibrate", "--list")
+    assert (code, err) == (0, "")
+    assert out == "Nothing was measured yet: `edgekit calibrate` does\n"
+    assert ask("calibrate", "--remove") == (0, "There was nothing to remove\n", "")
+    assert not data.exists()
+
+
+def test_removed(kept: Calibration, data: Path, ask: Ask) -> None:
+    code, out, _ = ask("calibrate", "--remove")
+    assert code == 0
+    assert out.startswith("Removed: 1 machine, 1 engine, 1 difference in ")
+    assert not (data / NAME).exists()
+    assert detect().measured is None
+
+
+def test_removed_for_a_program(kept: Calibration, ask: Ask) -> None:
+    found = json.loads(ask("calibrate", "--remove", "--json")[1])
+    assert found["removed"] is True
+    assert len(found["engines"]) == 1
+
+
+def test_a_damaged_file_is_told_everywhere(data: Path, ask: Ask) -> None:
+    data.mkdir()
+    (data / NAME).write_text("my notes")
+    assert "a damaged calibration" in " ".join(ask("calibrate", "--list")[1].split())
+    assert "a damaged calibration" in " ".join(ask("hardware")[1].split())
+    code, out, _ = ask("calibrate", "--remove")
+    assert code == 0
+    assert "it is kept as" in out
+    assert (data / "calibration.damaged-1.json").read_text() == "my notes"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (("model.gguf", "--list"), 2, "give one of MODEL, --list and --remove"),
+        (("--list", "--remove"), 2, "give one of MODEL, --list and --remove"),
+        (("/nowhere.gguf",), 4, "no such file"),
+        (("sample:gemma-3-27b",), 2, "a header without weights"),
+    ],
+)
+def test_errors_have_their_code(
+    data: Path, ask: Ask, words: tuple[str, ...], code: int, told: str
+) -> None:
+    pytest.importorskip("xllamacpp")
+    found, out, err = ask("calibrate", *words)
+    assert (found, out) == (code, "")
+    assert told in err
+    assert not (data / NAME).exists()
+
+
+def test_a_file_that_is_no_model(data: Path, tmp_path: Path, ask: Ask) -> None:
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(b"GGUF" + bytes(100))
+    code, out, err = ask("calibrate", str(path), "--json")
+    assert code == 5
+    assert json.loads(out)["error"]["message"] in err
+    assert not (data / NAME).exists()
+
+
+def test_a_model_that_the_engine_rejects_ends_with_its_last_words(
+    data: Path, tmp_path: Path, ask: Ask
+) -> None:
+    """Our rules take it, llama.cpp does not: a tensor of its last block is not there."""
+    pytest.importorskip("xllamacpp")
+    path = small_model.write_model(tmp_path)
+    raw = path.read_bytes()
+    path.write_bytes(raw[: len(raw) - 4096])  # the last weights are cut off
+    code, out, err = ask("calibrate", str(path))
+    assert (code, out) == (5, "")
+    assert len(err) > len("edgekit: ")
+    assert not (data / NAME).exists()
+
+
+def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["calibrate", "--help"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert "edgekit calibrate model.gguf" in out
+    assert "exit codes: 0 measured" in out
+
+
+# -- where else it is seen -------------------------------------------------------------------
+
+
+def test_hardware_shows_it(kept: Calibration, ask: Ask) -> None:
+    out = " ".join(ask("hardware")[1].split())
+    assert "18 GB/s, measured here on 2026-11-16" in out
+    assert "Measured llama.cpp (xllamacpp 2026.10) on" in out
+    assert "90.00 MiB on the host beside its bill" in out
+    assert "outside its bounds: a model: compute 10.00 MiB predicted" in out
+    found = json.loads(ask("hardware", "--json")[1])["machine"]
+    assert found["host"]["bandwidth_because"] == "measured here on 2026-11-16"
+    assert found["calibration"]["engines"][0]["overhead_bytes"] == 90 * MIB
+    assert documented(found["calibration"])
+
+
+def test_another_machine_shows_nothing_of_it(kept: Calibration, ask: Ask) -> None:
+    found = json.loads(ask("hardware", "--json", "--ram", "16G")[1])["machine"]
+    assert (found["calibration"], found["host"]["bandwidth_because"]) == (None, None)
+    assert "Measured" not in ask("hardware", "--ram", "16G")[1]
+
+
+def test_check_counts_it_on_this_machine_alone(kept: Calibration, tmp_path: Path, ask: Ask) -> None:
+    model = str(small_model.write_model(tmp_path))
+
+    def bill(*words: str) -> Any:
+        return json.loads(ask("check", model, "--json", *words)[1])["estimate"]
+
+    assert bill()["runtime_bytes"] == 90 * MIB
+    assert bill()["basis"] == "modelled"
+    assert bill("--ram", "16G")["runtime_bytes"] == 0
+    ask("calibrate", "--remove")
+    assert bill()["runtime_bytes"] == 0
+    assert bill()["basis"] == "exact"
+
+
+def test_verify_load_feeds_it(data: Path, tmp_path: Path, ask: Ask) -> None:
+    pytest.importorskip("xllamacpp")
+    model = str(small_model.write_model(tmp_path))
+    _, out, _ = ask("verify", model)
+    assert "Remembered" not in out
+    assert not data.exists()
+    _, out, _ = ask("verify", model, "--load")
+    assert "Remembered for this machine: " in out
+    (row,) = read_calibration().calibration.engines
+    assert (row.overhead_label, row.samples) == ("small.gguf", 1)
+    found = json.loads(ask("verify", model, "--load", "--json")[1])
+    assert found["beside_bytes"] > 10 * MIB
+    assert any(note.startswith("Remembered for this machine") for note in found["notes"])
+    (row,) = read_calibration().calibration.engines
+    assert row.samples == 2
+    assert row.overhead_bytes is not None
+    assert row.overhead_bytes >= found["beside_bytes"]
+
+
+def test_verify_load_goes_on_where_nothing_can_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask
+) -> None:
+    pytest.importorskip("xllamacpp")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("EDGEKIT_DATA", str(tmp_path / "file" / "data"))
+    code, out, _ = ask("verify", str(small_model.write_model(tmp_path)), "--load")
+    assert code == 0
+    assert "not remembered for later bills: " in " ".join(out.split())

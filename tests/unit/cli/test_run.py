@@ -1,0 +1,214 @@
+"""`edgekit run` on both engines, as a person or a program meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.runnable import write_chatting
+
+from edgekit.cli import main
+
+ENGINES = ("llama.cpp", "stream")
+Ask = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chatting(tmp_path_factory.mktemp("run") / "run.gguf", tied=False)
+
+
+@pytest.fixture
+def ask(capsys: pytest.CaptureFixture[str], model: Path) -> Ask:
+    def asked(*words: object, file: Path = model) -> tuple[int, str, str]:
+        code = main(("run", str(file), *map(str, words)))
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return asked
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_one_question_in_a_window_of_its_size(ask: Ask, engine: str) -> None:
+    words = ("-p", "Hello there", "--max-tokens", 12, "--temp", 0, "--engine", engine, "--json")
+    code, out, _ = ask(*words)
+    assert code == 0
+    told = json.loads(out)
+    assert told["engine"] == engine
+    assert 1 <= told["new_tokens"] <= 12
+    assert told["finish"] in {"stop", "length"}
+    # llama.cpp is sized by bytes, before it can count: never too small, never by much too large
+    most = 11 if engine == "llama.cpp" else told["prompt_tokens"]
+    assert told["context_tokens"] == most + 12 + 64
+    assert told["plan"]["can_load"]
+    if engine == "stream":
+        assert told["plan"]["basis"] == "exact"
+    else:
+        off = {row["part"]: row["difference_bytes"] for row in told["reported"]}
+        assert off["weights"] == off["kv cache"] == 0
+
+
+def test_both_engines_go_on_alike(ask: Ask) -> None:
+    """The same file, the same prompt, the likeliest token each time."""
+    words = ("-p", "Once upon a time", "--raw", "--temp", 0, "--max-tokens", 8, "-q")
+    options = ("-ctk", "f32", "-ctv", "f32")
+    said = {engine: ask(*words, "--engine", engine, *options)[1] for engine in ENGINES}
+    # of a letter that was never finished the built-in engine shows that it is missing
+    assert said["llama.cpp"].rstrip() == said["stream"].rstrip("\n\N{REPLACEMENT CHARACTER}")
+    assert said["stream"].strip()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_same_seed_gives_the_same_answer(ask: Ask, engine: str) -> None:
+    words = ("-p", "a", "--raw", "--max-tokens", 16, "--temp", 60, "--top-k", 0, "-q")
+    words = (*words, "--top-p", 1, "--min-p", 0)
+    said = [ask(*words, "--seed", seed, "--engine", engine)[1] for seed in (1, 1, 2)]
+    assert said[0] == said[1] != said[2]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_prompt_longer_than_the_window(ask: Ask, engine: str) -> None:
+    words = ("-p", "word " * 500, "--raw", "-c", 256, "--max-tokens", 4, "--engine", engine)
+    code, out, err = ask(*words)
+    assert (code, out) == (3, "")
+    assert "256" in err
+    assert "--rolling" in err
+    code, out, err = ask(*words, "--rolling", "--sinks", 4)
+    assert code == 0, err
+    assert out
+
+
+def test_a_long_prompt_is_counted_not_guessed(ask: Ask) -> None:
+    code, out, _ = ask("-p", "hello " * 600, "--raw", "--max-tokens", 2, "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert told["prompt_tokens"] < 3000
+    assert told["context_tokens"] == told["prompt_tokens"] + 2 + 64
+
+
+def test_a_system_message_and_standard_input(model: Path) -> None:
+    command = [sys.executable, "-m", "edgekit", "run", str(model), "--engine", "stream", "-n", "3"]
+    done = subprocess.run(
+        [*command, "--system", "Be short."],
+        input="What is this?",
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "as billed" in done.stderr
+
+
+def test_what_does_not_fit_is_refused_with_the_numbers(ask: Ask) -> None:
+    for engine in ENGINES:
+        code, out, err = ask("-p", "Hello", "-c", 900_000_000, "--engine", engine)
+        assert (code, out) == (3, "")
+        assert "Does not fit" in err
+        assert "To fit" in err
+        assert "-c " in err  # the nearest that does
+
+
+def test_a_budget_is_kept_or_refused(ask: Ask, model: Path) -> None:
+    code, _, err = ask("-p", "Hello", "--engine", "stream", "--budget", "20M")
+    assert code == 3
+    assert "Does not fit" in err
+    code, _, err = ask("-p", "Hello", "--budget", "2G")
+    assert code == 2
+    assert "--engine stream" in err
+
+
+def test_without_an_engine_the_line_to_type(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgekit.verify.binding.is_here", lambda: False)
+    code, _, err = ask("-p", "Hello")
+    assert code == 2
+    assert "pip install 'edgekit[llama]'" in err
+
+
+def test_a_model_that_only_the_engine_rejects(ask: Ask, tmp_path: Path) -> None:
+    file = write_chatting(tmp_path / "odd.gguf", keys={"tokenizer.ggml.pre": "no-such-pre"})
+    code, _, err = ask("-p", "Hello", file=file)
+    assert code == 5
+    assert "no-such-pre" in err  # its last words
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (("-p", " "), 2, "the prompt is empty"),
+        (("-p", "a", "--max-tokens", "0"), 2, "--max-tokens"),
+        (("-p", "a", "--temp", "warm"), 2, "--temp"),
+        (("-p", "a", "--temp", "-1"), 2, "temperature"),
+        (("-p", "a", "--top-p", "nan"), 2, "top_p"),
+        (("-f", "/no/such/file"), 4, "/no/such/file"),
+        (("-p", "a", "--raw", "--system", "b"), 2, "--system"),
+        (("-p", "a", "--engine", "mlx"), 2, "edgekit plan MODEL --engine mlx"),
+        (("-p", "a", "--engine", "stream", "-ctk", "q4_0"), 2, "f32, f16, q8_0"),
+    ],
+)
+def test_what_cannot_be_meant(ask: Ask, words: tuple[str, ...], code: int, told: str) -> None:
+    found, out, err = ask(*words)
+    assert (found, out) == (code, "")
+    assert told in err
+
+
+def test_a_header_without_weights_and_a_catalog_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(("run", "sample:gemma-3-27b", "-p", "a")) == 2
+    assert "without weights" in capsys.readouterr().err
+    assert main(("run", "qwen3-8b", "-p", "a")) == 2
+    assert "known from the catalog" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_conversation(model: Path, engine: str) -> None:
+    """On a terminal: two turns, one forgotten, and its end."""
+    said = _typed(
+        model, engine, b"Hello\n/reset\n\nAgain\n/exit\n", "--max-tokens", "4", "-c", "512"
+    )
+    assert said.count("> ") >= 4
+    assert "forgotten" in said
+
+
+def _typed(model: Path, engine: str, typed: bytes, *words: str) -> str:
+    own, theirs = pty.openpty()
+    command = [sys.executable, "-m", "edgekit", "run", str(model), "--engine", engine, *words]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        os.write(own, typed)
+        said = b""
+        end_s = time.monotonic() + 90
+        while time.monotonic() < end_s:
+            try:
+                more = os.read(own, 4096)
+            except OSError:  # its end
+                break
+            said += more
+        assert process.wait(timeout=20) == 0, said.decode(errors="replace")
+    os.close(own)
+    return said.decode(errors="replace")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_ctrl_c_ends_an_answer_and_what_runs_it(model: Path, engine: str) -> None:
+    command: list[Any] = [sys.executable, "-m", "edgekit", "run", model, "--engine", engine]
+    command += ["-p", "go", "--raw", "--temp", "2", "--top-k", "0", "-c", "4096", "-n", "4000"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert b"Traceback" not in err

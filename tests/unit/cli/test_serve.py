@@ -1,0 +1,201 @@
+"""`edgekit serve` on real llama.cpp, as an OpenAI client meets it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+import pytest
+from tests.runnable import write_chatting
+
+from edgekit.cli import main
+from edgekit.units import MIB
+
+SLOTS, WAITING, CLIENTS = 4, 10, 32
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chatting(tmp_path_factory.mktemp("served") / "served.gguf")
+
+
+@contextmanager
+def served(model: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    command = [
+        sys.executable,
+        "-m",
+        "edgekit",
+        "serve",
+        str(model),
+        "--json",
+        "--port",
+        "0",
+        *words,
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line, process.communicate(timeout=30)
+            yield process, json.loads(line)
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[dict[str, Any]]:
+    with served(model, "-np", str(SLOTS), "-c", "2048") as (_, ready):
+        yield ready
+
+
+@pytest.fixture(scope="module")
+def client(server: dict[str, Any]) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=server["openai_base_url"], api_key="none", max_retries=0) as one:
+        yield one
+
+
+def test_an_openai_client_is_answered(client: openai.OpenAI) -> None:
+    reply = client.chat.completions.create(
+        model="any", messages=[{"role": "user", "content": "Hello"}], max_tokens=8, temperature=0
+    )
+    assert reply.usage is not None
+    assert 1 <= reply.usage.completion_tokens <= 8
+    plain = client.completions.create(model="any", prompt="Hello", max_tokens=4)
+    assert plain.choices[0].finish_reason in {"length", "stop"}
+    assert [one.id for one in client.models.list()] == ["served.gguf"]
+
+
+def test_an_answer_comes_piece_by_piece(client: openai.OpenAI) -> None:
+    with client.chat.completions.create(
+        model="any", messages=[{"role": "user", "content": "Hi"}], max_tokens=6, stream=True
+    ) as pieces:
+        finishes = [one.choices[0].finish_reason for one in pieces if one.choices]
+    assert len(finishes) > 1
+    assert finishes[-1] in {"length", "stop"}
+
+
+def test_what_was_predicted_is_what_the_engine_reports(server: dict[str, Any]) -> None:
+    off = {row["part"]: row["difference_bytes"] for row in server["reported"]}
+    assert off.keys() >= {"weights", "kv cache", "output", "compute"}
+    assert {off["weights"], off["kv cache"], off["output"]} == {0}
+    assert all(row["within"] for row in server["reported"]), server["reported"]
+    assert server["within"]
+
+
+def test_all_that_it_holds_is_near_the_bill(server: dict[str, Any], client: openai.OpenAI) -> None:
+    client.completions.create(model="any", prompt="Hello", max_tokens=4)
+    held = psutil.Process(server["pid"]).memory_info().rss - server["idle_bytes"]
+    assert abs(held - server["required_bytes"]) <= 0.05 * server["required_bytes"] + 60_000_000
+
+
+def test_more_requests_than_slots_wait_and_none_is_lost(server: dict[str, Any]) -> None:
+    async def one(client: openai.AsyncOpenAI, number: int) -> int:
+        reply = await client.completions.create(
+            model="any", prompt=f"request {number}", max_tokens=16, extra_body={"ignore_eos": True}
+        )
+        assert reply.usage is not None
+        return reply.usage.completion_tokens
+
+    async def all_at_once(count: int) -> list[int]:
+        async with openai.AsyncOpenAI(
+            base_url=server["openai_base_url"], api_key="none", max_retries=0
+        ) as client:
+            return await asyncio.gather(*(one(client, number) for number in range(count)))
+
+    process = psutil.Process(server["pid"])
+    assert asyncio.run(all_at_once(WAITING)) == [16] * WAITING
+    before = process.memory_info().rss
+    assert asyncio.run(all_at_once(CLIENTS)) == [16] * CLIENTS
+    assert process.memory_info().rss - before < 16 * MIB
+
+
+def test_a_port_that_is_taken_is_told_before_anything_is_loaded(
+    server: dict[str, Any], model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = server["address"].rpartition(":")[2]
+    assert main(("serve", str(model), "--port", port)) == 2
+    assert (
+        f"port {port} of 127.0.0.1 is in use by a model that edgekit runs"
+        in capsys.readouterr().err
+    )
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen(1)
+        taken = str(other.getsockname()[1])
+        assert main(("serve", str(model), "--port", taken)) == 2
+        assert f"port {taken} of 127.0.0.1 is in use" in capsys.readouterr().err
+
+
+def test_a_killed_engine_is_noticed_and_told(model: Path) -> None:
+    with served(model, "-np", "1", "-c", "256") as (process, ready):
+        os.kill(ready["pid"], signal.SIGKILL)
+        out, err = process.communicate(timeout=20)
+    ended = json.loads(out.splitlines()[0])
+    assert (ended["event"], ended["signal"]) == ("ended", "SIGKILL")
+    assert process.returncode == 5
+    assert "SIGKILL" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_ends_when_it_is_asked_to(model: Path, number: signal.Signals) -> None:
+    with served(model, "-np", "1", "-c", "256", "--api-key", "secret") as (process, ready):
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(
+                f"{ready['address']}/v1/chat/completions", data=b"{}", timeout=10
+            )
+        with urllib.request.urlopen(f"{ready['address']}/health", timeout=10) as reply:
+            assert reply.status == 200
+        process.send_signal(number)
+        out, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    assert json.loads(out.splitlines()[0])["why"] == "asked to end"
+    end_s = time.monotonic() + 10
+    while psutil.pid_exists(ready["pid"]) and time.monotonic() < end_s:
+        time.sleep(0.05)
+    assert not psutil.pid_exists(ready["pid"])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--port", "99999"), "not between 0 and 65,535"),
+        (("--port", "x"), "--port"),
+        (("--engine", "stream"), "does not serve"),
+        (("--engine", "vllm"), "edgekit plan MODEL --engine vllm"),
+        (("--host", "no.such.host.invalid"), "is no address of this machine"),
+        (("--sinks", "9999", "-c", "512"), "sinks"),
+    ],
+)
+def test_what_cannot_be_meant(
+    model: Path, words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(("serve", str(model), "--port", "0", *words)) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_what_does_not_fit_is_refused_with_the_report(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(("serve", str(model), "--port", "0", "-c", "900000000")) == 3
+    err = capsys.readouterr().err
+    assert "Does not fit" in err
+    assert "To fit" in err
+    assert main(("serve", str(model), "--port", "0", "-c", "900000000", "--json")) == 3
+    assert json.loads(capsys.readouterr().out)["can_load"] is False

@@ -1,0 +1,271 @@
+"""Headers of models that generate: windows, turns and scales as llama.cpp has them, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.recorded import config_header, engine_models, gguf_header
+
+import edgekit
+from edgekit.engine import engine_name, engine_named
+from edgekit.engine.stream import estimate, stream_model
+from edgekit.engine.stream.families import FAMILIES, families_for
+from edgekit.engine.stream.setup import StreamSetup
+from edgekit.engine.stream.tensors import matrices, vectors
+from edgekit.engine.stream.types import Activation, Use
+from edgekit.engine.types import Model
+from edgekit.errors import (
+    EdgekitError,
+    HeaderError,
+    RefusedError,
+    UnknownArchitectureError,
+    UnknownDtypeError,
+)
+from edgekit.header.dtype import by_name
+from edgekit.header.types import Tensor
+from edgekit.memory.types import Load
+
+SETUP = StreamSetup(threads=2)
+
+
+def recorded(name: str) -> Model:
+    return engine_models()[name, "Q4_K_M"]
+
+
+def with_keys(model: Model, **keys: Any) -> Model:
+    """The same with other keys of its architecture; None takes one away. rope__freq_base -> {architecture}.rope.freq_base."""
+    name = model.header.keys["general.architecture"]
+    told = {f"{name}.{key.replace('__', '.')}": value for key, value in keys.items()}
+    kept = {**model.header.keys, **told}
+    header = replace(
+        model.header, keys={key: value for key, value in kept.items() if value is not None}
+    )
+    return Model(header=header, geometry=model.geometry)
+
+
+def with_tensor(model: Model, name: str, kind: str, *shape: int) -> Model:
+    """The same with a tensor more, or with another of its name."""
+    own = by_name(kind)
+    size = own.size_bytes(math.prod(shape))
+    more = Tensor(name=name, type=own, shape=shape, size_bytes=size, offset=0)
+    others = tuple(one for one in model.header.tensors or () if one.name != name)
+    header = replace(model.header, tensors=(*others, more))
+    return Model(header=header, geometry=model.geometry)
+
+
+def test_the_engine_has_a_name_and_our_own_version() -> None:
+    engine = engine_named("built-in")
+    told = f"{engine.NAME} {engine.VERSION}"
+    assert told == f"stream {edgekit.__version__}"
+
+
+@pytest.mark.parametrize("name", ["stream", "edgekit", "built-in", "builtin", "Streaming"])
+def test_other_names_of_it(name: str) -> None:
+    assert engine_name(name) == "stream"
+
+
+def test_who_generates_and_who_embeds() -> None:
+    assert set(families_for(Use.GENERATE)) == {"llama", "qwen2", "qwen3", "gemma3"}
+    assert "gemma3" not in families_for(Use.EMBED)
+    assert {"bert", "nomic-bert", "jina-bert-v2"}.isdisjoint(families_for(Use.GENERATE))
+    assert len({family.architecture for family in FAMILIES}) == len(FAMILIES)
+
+
+# --- gemma3
+
+
+def test_of_six_layers_of_gemma_the_last_sees_all() -> None:
+    model = stream_model(recorded("gemma-3-1b"))
+    assert model.windows == tuple(None if place % 6 == 5 else 512 for place in range(26))
+    assert model.rope is not None
+    assert model.local_rope is not None
+    assert (model.rope.base, model.local_rope.base) == (1_000_000.0, 10_000.0)
+    assert model.family.activation is Activation.GELU_TANH
+    assert model.embedding_scale == math.sqrt(1152)
+    assert model.query_scale == 1 / math.sqrt(256)
+
+
+def test_scores_of_the_27b_are_scaled_by_another_number() -> None:
+    model = stream_model(recorded("gemma-3-27b"))
+    assert model.query_scale == 1 / math.sqrt(5376 // 32)
+    assert model.dimensions.head_dim == 128
+    assert model.rope is not None
+    assert model.local_rope is not None
+    assert (model.rope.interpolate, model.local_rope.interpolate) == (1 / 8, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("period", "full"),
+    [(None, {5, 11, 17, 23}), (4, set(range(3, 26, 4))), (1, set(range(26))), (0, set())],
+)
+def test_the_period_of_windows(period: int | None, full: set[int]) -> None:
+    """set_swa_pattern: 1 leaves every layer its whole sight, 0 none."""
+    told = with_keys(recorded("gemma-3-1b"), attention__sliding_window_pattern=period)
+    windows = stream_model(told).windows
+    assert {place for place, window in enumerate(windows) if window is None} == full
+
+
+def test_a_list_of_layers_says_what_the_period_says_or_is_refused() -> None:
+    model = recorded("gemma-3-1b")
+    usual = tuple(place % 6 < 5 for place in range(26))
+    same = with_keys(model, attention__sliding_window_pattern=usual)
+    assert stream_model(same).windows == stream_model(model).windows
+    other = with_keys(model, attention__sliding_window_pattern=(True,) * 26)
+    with pytest.raises(RefusedError, match="every 6th"):
+        stream_model(other)
+
+
+def test_gemma_without_windows_turns_every_layer_alike() -> None:
+    model = stream_model(with_keys(recorded("gemma-3-1b"), attention__sliding_window=0))
+    assert set(model.windows) == {None}
+    assert model.local_rope is None
+
+
+def test_a_base_for_the_layers_with_a_window() -> None:
+    model = stream_model(with_keys(recorded("gemma-3-1b"), rope__freq_base_swa=5000.0))
+    assert model.local_rope is not None
+    assert model.local_rope.base == 5000.0
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ({"logit_scale": 0.5}, "logit_scale"),
+        ({"attention__sliding_window_pattern": 2.5}, "not a period"),
+        ({"attention__sliding_window_pattern": -1}, "not a period"),
+        ({"attention__sliding_window": -3}, "not a number from 1 on"),
+        ({"rope__freq_base_swa": 0.5}, "not more than 1"),
+        ({"rope__scaling__type": "yarn"}, "yarn in layers with a window"),
+        ({"attention__causal": False}, "both directions"),
+        ({"attention__key_length_swa": 128}, "does not do"),
+        ({"block_count": None}, "not a model that generates text"),
+        ({"attn_logit_softcapping": 50.0}, "the built-in engine does not do"),
+    ],
+)
+def test_what_would_change_the_next_token_unseen_is_refused(
+    keys: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(RefusedError, match=said):
+        stream_model(with_keys(recorded("gemma-3-1b"), **keys))
+
+
+def test_softcapping_of_nothing_is_none() -> None:
+    stream_model(with_keys(recorded("gemma-3-1b"), final_logit_softcapping=0.0, logit_scale=1.0))
+
+
+# --- the others
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen2.5-7b", "qwen3-8b", "mistral-7b-v0.1"])
+def test_other_families_have_no_windows_whatever_the_file_says(name: str) -> None:
+    model = stream_model(with_keys(recorded(name), attention__sliding_window=4096))
+    assert set(model.windows) == {None}
+    assert model.window_tokens is None
+    assert (model.local_rope, model.embedding_scale) == (None, 1.0)
+    assert model.query_scale == 1 / math.sqrt(model.dimensions.head_dim)
+
+
+def test_keys_of_windows_are_for_families_that_have_them() -> None:
+    with pytest.raises(RefusedError, match=r"rope.freq_base_swa"):
+        stream_model(with_keys(recorded("llama-3.1-8b"), rope__freq_base_swa=10_000.0))
+
+
+# --- the head
+
+
+def test_a_head_of_its_own_is_a_matrix_after_the_layers() -> None:
+    model = stream_model(recorded("llama-3.1-8b"))
+    assert model.head.name == "output.weight"
+    assert [tensor.name for tensor in matrices(model)][-2:] == [
+        "output.weight",
+        "token_embd.weight",
+    ]
+
+
+def test_without_one_the_embedding_serves() -> None:
+    model = stream_model(recorded("gemma-3-1b"))
+    assert model.head.name == "token_embd.weight"
+    assert [tensor.name for tensor in matrices(model)].count("token_embd.weight") == 1
+
+
+def test_the_bias_of_a_head_is_held() -> None:
+    model = with_tensor(recorded("qwen2.5-7b"), "output.bias", "F32", 152_064)
+    assert "output.bias" in {tensor.name for tensor in vectors(stream_model(model))}
+    less = estimate(recorded("qwen2.5-7b"), Load(context_tokens=64), SETUP)
+    more = estimate(model, Load(context_tokens=64), SETUP)
+    assert more.weights_bytes - less.weights_bytes == 152_064 * 4
+
+
+def test_a_head_of_another_size_does_not_belong_there() -> None:
+    model = with_tensor(recorded("llama-3.1-8b"), "output.weight", "F32", 1000, 4096)
+    with pytest.raises(RefusedError, match=r"'output.weight' has the shape 1000 x 4096"):
+        stream_model(model)
+
+
+def test_an_unknown_tensor_is_not_passed_over() -> None:
+    with pytest.raises(RefusedError, match=r"'dense_2.weight'"):
+        stream_model(with_tensor(recorded("gemma-3-1b"), "dense_2.weight", "F32", 3072, 1152))
+
+
+# --- files that are not for it
+
+
+@pytest.mark.parametrize("name", ["gemma-2-2b", "qwen3-30b-a3b", "mamba-2.8b", "starcoder2-3b"])
+def test_another_family_names_the_table_and_the_other_engine(name: str) -> None:
+    with pytest.raises(
+        UnknownArchitectureError, match=r"engine/stream/families.py, or use engine llama.cpp"
+    ):
+        estimate(recorded(name), Load(), SETUP)
+
+
+def test_experts_are_refused() -> None:
+    with pytest.raises(RefusedError, match=r"llama.expert_count"):
+        estimate(recorded("mixtral-8x7b"), Load(), SETUP)
+
+
+def changed(model: Model, **header: Any) -> Model:
+    return Model(header=replace(model.header, **header), geometry=model.geometry)
+
+
+@pytest.mark.parametrize(
+    ("header", "kind", "said"),
+    [
+        ({"big_endian": True}, RefusedError, "gguf_convert_endian.py"),
+        ({"tensors": None}, HeaderError, "read the whole header"),
+    ],
+)
+def test_files_that_it_does_not_read(
+    header: dict[str, Any], kind: type[EdgekitError], said: str
+) -> None:
+    with pytest.raises(kind, match=said):
+        estimate(changed(recorded("llama-3.1-8b"), **header), Load(), SETUP)
+
+
+def test_shards_are_joined_first() -> None:
+    model = recorded("llama-3.1-8b")
+    keys = {**model.header.keys, "split.count": 3}
+    with pytest.raises(RefusedError, match="llama-gguf-split --merge"):
+        estimate(changed(model, keys=keys), Load(), SETUP)
+
+
+def test_other_formats() -> None:
+    model = Model(header=config_header({}), geometry=recorded("llama-3.1-8b").geometry)
+    with pytest.raises(RefusedError, match="reads GGUF files"):
+        estimate(model, Load(), SETUP)
+
+
+def test_a_file_that_says_nothing() -> None:
+    header = replace(gguf_header({}), tensors=())
+    model = Model(header=header, geometry=recorded("llama-3.1-8b").geometry)
+    with pytest.raises(UnknownArchitectureError, match="architecture None"):
+        estimate(model, Load(), SETUP)
+
+
+def test_weights_that_nobody_unpacks() -> None:
+    model = with_tensor(recorded("llama-3.1-8b"), "blk.3.ffn_up.weight", "NVFP4", 14336, 4096)
+    with pytest.raises(UnknownDtypeError, match=r"tensor blk.3.ffn_up.weight: NVFP4"):
+        estimate(model, Load(), SETUP)

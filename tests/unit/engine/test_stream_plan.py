@@ -1,0 +1,337 @@
+"""The bill of the built-in engine: numbers that can be checked on paper, laws, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.recorded import engine_models
+
+from edgekit.basis import Basis
+from edgekit.embed.kernels import KERNELS, choose
+from edgekit.embed.kernels.numpy_kernels import UNPACK
+from edgekit.engine.stream import estimate, matrix_bytes, stream_model
+from edgekit.engine.stream.planning import plan_stream
+from edgekit.engine.stream.sampler_size import sampler_bytes
+from edgekit.engine.stream.scratch import attend_floats, multiply_floats
+from edgekit.engine.stream.setup import PAGE_TOKENS, StreamPlan, StreamSetup
+from edgekit.engine.stream.tensors import matrices
+from edgekit.engine.stream.threads import usual_threads
+from edgekit.engine.stream.unpacked import UNPACKED
+from edgekit.engine.types import Model
+from edgekit.errors import EdgekitError, KvSpillUnsupportedError, RefusedError, UsageError
+from edgekit.header.dtype import TENSOR_TYPES
+from edgekit.memory.cache_types import TABLE, cache_type
+from edgekit.memory.plain import plain_cache_bytes
+from edgekit.memory.types import HOST, Component, Load, MemoryEstimate
+
+F32, F16, Q8_0 = cache_type("f32"), cache_type("f16"), cache_type("q8_0")
+MIB = 1024**2
+SETUP = StreamSetup(threads=2)
+
+
+def gemma() -> Model:
+    return engine_models()["gemma-3-1b", "Q4_K_M"]  # 26 layers of 1 x 256 keys and values
+
+
+def llama() -> Model:
+    return engine_models()["llama-3.1-8b", "Q4_K_M"]  # 32 layers of 8 x 128
+
+
+def bill(model: Model, load: Load | None = None, **setup: Any) -> MemoryEstimate:
+    return estimate(model, load or Load(context_tokens=2048), StreamSetup(threads=2, **setup))
+
+
+def plan(model: Model, load: Load, **setup: Any) -> StreamPlan:
+    return plan_stream(stream_model(model), load, StreamSetup(threads=2, **setup))
+
+
+def by_array(estimate: MemoryEstimate) -> dict[str, int]:
+    """What stands before the colon -> bytes, layers together."""
+    sums: dict[str, int] = {}
+    for line in estimate.lines:
+        name = line.because.partition(":")[0]
+        sums[name] = sums.get(name, 0) + line.size_bytes
+    return sums
+
+
+# --- the cache
+
+
+def test_a_job_of_six_and_twenty_tokens() -> None:
+    """SPEC W4: 6 + 20 + 64 tokens of gemma-3-1b at f32."""
+    cache = bill(gemma(), Load(context_tokens=6 + 20 + 64, cache_k=F32, cache_v=F32)).kv_cache_bytes
+    assert cache == 26 * 90 * 2 * 256 * 4 == 4_792_320
+
+
+def test_the_whole_window_of_the_same_with_every_layer_full() -> None:
+    load = Load(context_tokens=32_768, cache_k=F32, cache_v=F32, full_window=True)
+    cache = bill(gemma(), load).kv_cache_bytes
+    assert cache == 26 * 32_768 * 2 * 256 * 4 == 1_744_830_464
+    assert cache == plain_cache_bytes(gemma().geometry, 32_768, F32)
+
+
+def test_layers_with_a_window_hold_no_more_than_it() -> None:
+    found = bill(gemma(), Load(context_tokens=32_768))
+    assert found.of(Component.KV_CACHE) == 4 * 32_768 * 2 * 256 * 2
+    assert found.of(Component.SLIDING_KV_CACHE) == 22 * 512 * 2 * 256 * 2
+    assert dict(found.facts)["cells"] == 32_768
+    assert dict(found.facts)["sliding_cells"] == 512
+
+
+@pytest.mark.parametrize(
+    ("keys", "values", "row"),
+    [
+        ("f32", "f32", 1024 * 4 * 2),
+        ("f16", "f16", 1024 * 2 * 2),
+        ("q8_0", "q8_0", 1024 // 32 * 34 * 2),
+        ("q8_0", "f16", 1024 // 32 * 34 + 1024 * 2),
+        ("f32", "q8_0", 1024 * 4 + 1024 // 32 * 34),
+    ],
+)
+def test_keys_and_values_have_each_their_type(keys: str, values: str, row: int) -> None:
+    load = Load(context_tokens=1000, cache_k=cache_type(keys), cache_v=cache_type(values))
+    found = bill(llama(), load)
+    assert found.kv_cache_bytes == 32 * 1000 * row  # nothing is padded
+    assert by_array(found)["staging"] == 64 * row
+
+
+def test_no_context_means_the_native_one() -> None:
+    assert dict(bill(llama(), Load()).facts)["window"] == 131_072
+
+
+# --- all the rest
+
+
+def test_every_array_of_an_8b() -> None:
+    found = by_array(bill(llama()))
+    assert found == {
+        "norms and biases": (32 * 2 + 1) * 4096 * 4 + 64 * 4,  # and the factors of its turns
+        "cache": 32 * 2048 * 2 * 1024 * 2,
+        "logits": 128_256 * 4,
+        "sampler": sampler_bytes(128_256),
+        "tokens": 64 * 4096 * 4,
+        "chunk": 64 * 4096 * 4,
+        "queries": 64 * 4096 * 4,
+        "attention": 64 * (4096 + 2 * 32) * 4,
+        "keys and values, then feed-forward": 64 * 14_336 * 4,
+        "staging": 64 * 2 * 1024 * 2,
+        "rotary": 2 * 64 * 64 * 4,
+        "tiles": 2 * (MIB + 64 * 128 * 4 + 65_536 * 4),
+    }
+
+
+def test_a_window_that_rolls_around_its_beginning_turns_queries_twice() -> None:
+    still, rolled = by_array(bill(gemma())), by_array(bill(gemma(), rolling=True))
+    assert rolled == still
+    sinks = by_array(bill(gemma(), rolling=True, sinks=4))
+    assert sinks.pop("queries of sinks") == 64 * 1024 * 4
+    assert (
+        sinks.pop("rotary") == 2 * still.pop("rotary") == 8 * 64 * 128 * 4
+    )  # both kinds of layers
+    assert sinks == still
+
+
+def test_kept_weights_are_those_of_the_file() -> None:
+    sizes = {tensor.name: tensor.size_bytes for tensor in llama().header.tensors or ()}
+    rows = {name: size for name, size in sizes.items() if "norm" not in name and "rope" not in name}
+    assert matrix_bytes(llama()) == sum(rows.values())
+    everything = bill(llama(), keep_bytes=None)
+    assert by_array(everything)["weights kept"] == sum(rows.values())
+    assert dict(everything.facts)["streamed_bytes"] == 0
+    first = {name: size for name, size in rows.items() if name.startswith("blk.0.")}
+    one = bill(llama(), keep_bytes=sum(first.values()))
+    assert [line.layer for line in one.lines if line.because.startswith("weights kept")] == [0]
+    assert by_array(one)["weights kept"] == sum(first.values())
+
+
+def test_of_what_does_not_fit_whole_smaller_matrices_are_kept() -> None:
+    model = stream_model(llama())
+    smallest = min(tensor.size_bytes for tensor in matrices(model))
+    kept = plan(llama(), Load(), keep_bytes=smallest).kept
+    assert len(kept) == 1
+    assert plan(llama(), Load(), keep_bytes=smallest - 1).kept == frozenset()
+
+
+def test_every_line_is_exact_and_on_the_host() -> None:
+    for model in (gemma(), llama()):
+        found = bill(model, keep_bytes=None, rolling=True, sinks=4)
+        assert {line.basis for line in found.lines} == {Basis.EXACT}
+        assert {line.pool for line in found.lines} == {HOST}
+        assert all(line.size_bytes > 0 and line.because for line in found.lines)
+        assert (found.engine, found.backend) == ("stream", "cpu")
+
+
+def test_a_chunk_is_no_longer_than_what_it_is_stored_in() -> None:
+    assert plan(llama(), Load(context_tokens=40)).chunk_tokens == 40
+    assert plan(llama(), Load(context_tokens=40), rolling=True, sinks=4).chunk_tokens == 36
+    assert plan(llama(), Load(context_tokens=40, microbatch_tokens=8)).chunk_tokens == 8
+
+
+def test_threads_are_as_many_as_cores_up_to_eight() -> None:
+    assert plan_stream(stream_model(gemma()), Load(), StreamSetup()).threads == usual_threads()
+    assert [usual_threads(cores) for cores in (1, 4, 64)] == [1, 4, 8]
+
+
+# --- the kernels do not decide
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_bill_holds_for_both_kernels(name: str) -> None:
+    kernels = choose(name)
+    for model in (gemma(), llama()):
+        found = plan(model, Load())
+        size = found.model.dimensions
+        assert kernels.attend_floats(found.chunk_tokens, size.head_dim) <= found.scratch_floats
+        for tensor in matrices(found.model):
+            need = kernels.scratch_floats(tensor.type, tensor.shape[1])
+            assert need <= multiply_floats(tensor.type, tensor.shape[1]) <= found.scratch_floats
+    for rows in (1, 64, 4096):
+        for head_dim in (32, 128, 1024):
+            assert kernels.attend_floats(rows, head_dim) <= attend_floats(rows, head_dim)
+
+
+def test_types_that_are_unpacked_are_those_of_both_kernels() -> None:
+    from edgekit.embed.kernels import _native
+
+    ids = {row.name: row.ggml_id for row in TENSOR_TYPES}
+    assert set(UNPACK) == UNPACKED
+    assert {ids[name] for name in UNPACKED} == set(_native.type_ids())
+
+
+# --- a cache that lies partly on the disk
+
+
+def test_the_resident_part_is_whole_pages_and_one_to_read_back_into() -> None:
+    load = Load(context_tokens=131_072)
+    found = bill(gemma(), load, resident_tokens=5000)
+    row = 2 * 256 * 2
+    pages = 5000 // 256 * 256
+    assert by_array(found)["cache"] == (4 * pages + 22 * 512) * row
+    assert by_array(found)["page read back"] == PAGE_TOKENS * row
+    assert dict(found.facts)["resident_tokens"] == pages
+
+
+@pytest.mark.parametrize(
+    ("window", "resident", "said"),
+    [
+        (65_536, 4096, "past 65,536"),
+        (8192, 4096, "past 65,536"),
+        (65_537, 511, "2 of them must stay"),
+        (131_072, 0, "2 of them must stay"),
+    ],
+)
+def test_a_cache_that_may_not_be_divided(window: int, resident: int, said: str) -> None:
+    with pytest.raises(KvSpillUnsupportedError, match=said):
+        bill(llama(), Load(context_tokens=window), resident_tokens=resident)
+
+
+def test_a_cache_that_is_resident_as_a_whole_is_not_divided() -> None:
+    assert plan(llama(), Load(context_tokens=100), resident_tokens=100).resident_pages is None
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("load", "setup", "kind", "said"),
+    [
+        ({"context_tokens": -1}, {}, UsageError, "a context of -1"),
+        ({"context_tokens": 2**31}, {}, UsageError, "a context of 2,147,483,648"),
+        ({"microbatch_tokens": 0}, {}, UsageError, "a chunk of 0"),
+        ({"sequences": 4}, {}, RefusedError, "one at a time"),
+        ({}, {"threads": 0}, UsageError, "0 threads"),
+        ({}, {"threads": 5000}, UsageError, "5,000 threads"),
+        ({}, {"keep_bytes": -1}, UsageError, "cannot be kept"),
+        ({}, {"sinks": 4}, UsageError, "--rolling"),
+        ({}, {"sinks": -4, "rolling": True}, UsageError, "a beginning that stays of -4"),
+        ({}, {"sinks": 2048, "rolling": True}, UsageError, "leave nothing to roll"),
+        ({"context_tokens": 100_000}, {"resident_tokens": -1}, UsageError, "a resident part of -1"),
+    ],
+)
+def test_numbers_that_make_no_sense(
+    load: dict[str, Any], setup: dict[str, Any], kind: type[EdgekitError], said: str
+) -> None:
+    asked = Load(**{"context_tokens": 2048, **load})
+    with pytest.raises(kind, match=said):
+        estimate(llama(), asked, replace(SETUP, **setup))
+
+
+@pytest.mark.parametrize(
+    "name", [row.name for row in TABLE if row.name not in {"f32", "f16", "q8_0"}]
+)
+def test_cache_types_that_it_does_not_have(name: str) -> None:
+    kind = cache_type(name)
+    for load in (Load(cache_k=kind), Load(cache_v=kind)):
+        with pytest.raises(RefusedError, match=f"f32, f16, q8_0, not as {name}"):
+            bill(llama(), load)
+
+
+def test_heads_that_eight_bits_do_not_divide() -> None:
+    """A head of 80 numbers is not whole blocks of 32."""
+    model = stream_model(llama())
+    odd = replace(model, dimensions=replace(model.dimensions, head_dim=80))
+    with pytest.raises(RefusedError, match="a head of 80"):
+        plan_stream(odd, Load(context_tokens=64, cache_v=Q8_0), SETUP)
+
+
+# --- laws
+
+tokens = st.integers(1, 200_000)
+models = st.sampled_from(("gemma-3-1b", "llama-3.1-8b", "qwen3-0.6b"))
+LAWS = settings(max_examples=40, deadline=None)
+
+
+def total(name: str, load: Load, **setup: Any) -> int:
+    return bill(engine_models()[name, "Q4_K_M"], load, **setup).total_bytes
+
+
+@LAWS
+@given(name=models, one=tokens, other=tokens, kind=st.sampled_from((F32, F16, Q8_0)))
+def test_a_longer_context_is_never_cheaper(name: str, one: int, other: int, kind: Any) -> None:
+    short, long = sorted((one, other))
+    asked = Load(cache_k=kind, cache_v=kind)
+    assert total(name, replace(asked, context_tokens=short)) <= total(
+        name, replace(asked, context_tokens=long)
+    )
+
+
+@LAWS
+@given(name=models, count=tokens)
+def test_a_smaller_type_is_a_smaller_cache(name: str, count: int) -> None:
+    sizes = [
+        total(name, Load(context_tokens=count, cache_k=kind, cache_v=kind))
+        for kind in (Q8_0, F16, F32)
+    ]
+    assert sizes[0] < sizes[1] < sizes[2]
+
+
+@LAWS
+@given(name=models, one=st.integers(0, 6 * 2**30), other=st.integers(0, 6 * 2**30))
+def test_more_room_keeps_more_and_never_more_than_it(name: str, one: int, other: int) -> None:
+    less, more = sorted((one, other))
+    load = Load(context_tokens=64)
+    bare = total(name, load, keep_bytes=0)
+    kept = [total(name, load, keep_bytes=size) - bare for size in (less, more)]
+    assert 0 <= kept[0] <= kept[1] <= total(name, load, keep_bytes=None) - bare
+    assert kept[0] <= less
+    assert kept[1] <= more
+
+
+@LAWS
+@given(name=models, count=st.integers(8, 200_000), threads=st.integers(1, 64))
+def test_rolling_costs_no_cache_and_a_thread_always_the_same(
+    name: str, count: int, threads: int
+) -> None:
+    model = stream_model(engine_models()[name, "Q4_K_M"])
+    load = Load(context_tokens=count)
+    plans = [
+        plan_stream(model, load, StreamSetup(threads=number, rolling=rolling))
+        for number, rolling in ((threads, False), (threads + 1, True), (threads + 2, True))
+    ]
+    assert len({one.cells for one in plans}) == 1
+    first, second, third = (one.total_bytes for one in plans)
+    assert third - second == second - first == MIB + (plans[0].side_floats + 65_536) * 4

@@ -1,0 +1,429 @@
+"""What was measured: kept, merged, removed, and never lost to damage or to another process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.hardware.trees import machine, recorded
+
+from edgekit.errors import SourceError
+from edgekit.hardware import calibration, detect
+from edgekit.hardware.calibration import (
+    LOCK,
+    MAX_FILE_BYTES,
+    MOST_DIFFERENCES,
+    MOST_ENGINES,
+    MOST_HOSTS,
+    MOST_TEXT,
+    NAME,
+    Stored,
+    change_calibration,
+    device_key,
+    forget_calibration,
+    host_key,
+    measured_on,
+    read_calibration,
+    with_differences,
+    with_engine,
+    with_host,
+)
+from edgekit.hardware.measured import (
+    Calibration,
+    Difference,
+    Disk,
+    EngineMeasured,
+    HostMeasured,
+    Measured,
+    Pace,
+)
+from edgekit.hardware.types import Machine
+from edgekit.hardware.wishes import wished_machine
+from edgekit.source.places import try_lock
+from edgekit.units import GIB, MIB
+
+DAY = "2026-11-16"
+DISK = Disk(folder="/tmp", read_bytes_per_s=2 * 10**9, write_bytes_per_s=10**9, date=DAY)
+HOST = HostMeasured(host="a processor", date=DAY, bandwidth_bytes_per_s=18 * 10**9, disk=DISK)
+PACE = Pace(
+    label="a model",
+    bytes_per_token=4 * GIB,
+    prompt_tokens=512,
+    decode_tokens_per_s=3.5,
+    prefill_tokens_per_s=40.25,
+    expected_decode=3.0,
+    expected_prefill=None,
+    bandwidth_bytes_per_s=18 * 10**9,
+    edgekit="0.1",
+    date=DAY,
+)
+ENGINE = EngineMeasured(
+    engine="llama.cpp",
+    through="xllamacpp",
+    version="2026.10",
+    host="a processor",
+    device="a processor",
+    date=DAY,
+    overhead_bytes=90 * MIB,
+    overhead_label="a model",
+    samples=1,
+    pace=PACE,
+)
+DIFFERENCE = Difference(
+    label="a model",
+    part="compute",
+    predicted_bytes=10 * MIB,
+    measured_bytes=20 * MIB,
+    engine="llama.cpp",
+    version="0.6.0",
+    date=DAY,
+)
+ALL = Calibration(hosts=(HOST,), engines=(ENGINE,), differences=(DIFFERENCE,))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGEKIT_DATA", str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+def plant(folder: Path, content: bytes) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / NAME).write_bytes(content)
+    return folder / NAME
+
+
+def test_nothing_is_made_by_reading(folder: Path) -> None:
+    assert read_calibration() == Stored()
+    assert forget_calibration() == Stored()
+    assert not folder.exists()
+
+
+def test_what_is_kept_is_read_back(folder: Path) -> None:
+    assert change_calibration(lambda _: ALL) == Stored(calibration=ALL)
+    assert read_calibration() == Stored(calibration=ALL)
+    assert sorted(one.name for one in folder.iterdir()) == [NAME, LOCK]
+
+
+def test_removed(folder: Path) -> None:
+    change_calibration(lambda _: ALL)
+    assert forget_calibration() == Stored(calibration=ALL)
+    assert not (folder / NAME).exists()
+    assert read_calibration() == Stored()
+
+
+# -- damage ----------------------------------------------------------------------------------
+
+
+def changed(**values: object) -> bytes:
+    """The host's row with other values."""
+    row = {
+        "host": "x",
+        "date": DAY,
+        "bandwidth_bytes_per_s": 1,
+        "disk": None,
+        **values,
+    }
+    return json.dumps({"schema": 1, "hosts": [row], "engines": [], "differences": []}).encode()
+
+
+DAMAGED = {
+    "no JSON": b"my notes",
+    "binary": bytes(range(256)),
+    "empty": b"",
+    "cut short": changed()[:-9],
+    "a list": b"[]",
+    "no schema": b'{"hosts": []}',
+    "no rows": b'{"schema": 1}',
+    "a number for rows": b'{"schema": 1, "hosts": 3, "engines": [], "differences": []}',
+    "another name": changed(more=1),
+    "a text for a number": changed(bandwidth_bytes_per_s="fast"),
+    "true for a number": changed(bandwidth_bytes_per_s=True),
+    "nothing a second": changed(bandwidth_bytes_per_s=0),
+    "less than nothing": changed(bandwidth_bytes_per_s=-1),
+    "beyond any machine": changed(bandwidth_bytes_per_s=2**62),
+    "no day": changed(date="yesterday"),
+    "a day that never was": changed(date="2026-02-30"),
+    "a text without end": changed(host="x" * (MOST_TEXT + 1)),
+    "what steers a terminal": changed(host="\x1b[2J"),
+    "a disk that is none": changed(disk=[1]),
+    "a deep list": b'{"schema": 1, "hosts": ' + b"[" * 100_000,
+    "a long number": b'{"schema": ' + b"9" * 5000 + b"}",
+    "too long": b" " * (MAX_FILE_BYTES + 1),
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED.keys())
+def test_a_damaged_file_is_told_left_out_and_kept_aside(folder: Path, content: bytes) -> None:
+    path = plant(folder, content)
+    found = read_calibration()
+    assert found.calibration == Calibration()
+    assert found.problem.startswith(f"{path}: ")
+    assert found.problem.endswith("; what was measured is left out")
+    assert found.problem.isprintable()
+    assert path.read_bytes() == content
+    after = change_calibration(lambda before: with_host(before, HOST))
+    aside = folder / "calibration.damaged-1.json"
+    assert after.problem.endswith(f": it is kept as {aside}")
+    assert aside.read_bytes() == content
+    assert read_calibration() == Stored(calibration=Calibration(hosts=(HOST,)))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0, -3.5, True, "3.5"])
+def test_a_speed_that_is_none(folder: Path, value: object) -> None:
+    change_calibration(lambda _: ALL)
+    told = json.loads((folder / NAME).read_bytes())
+    told["engines"][0]["pace"]["decode_tokens_per_s"] = value
+    plant(folder, json.dumps(told).encode())
+    assert "decode_tokens_per_s" in read_calibration().problem
+
+
+def test_every_damaged_file_is_kept(folder: Path) -> None:
+    for number, content in enumerate((b"first", b"second"), 1):
+        plant(folder, content)
+        change_calibration(lambda before: before)
+        assert (folder / f"calibration.damaged-{number}.json").read_bytes() == content
+
+
+def test_a_damaged_file_is_moved_aside_where_all_is_removed(folder: Path) -> None:
+    plant(folder, b"my notes")
+    found = forget_calibration()
+    assert "it is kept as" in found.problem
+    assert (folder / "calibration.damaged-1.json").read_bytes() == b"my notes"
+    assert not (folder / NAME).exists()
+
+
+def test_a_newer_file_is_neither_read_nor_written(folder: Path) -> None:
+    path = plant(folder, b'{"schema": 2, "moons": []}')
+    assert (
+        "made by a newer EdgeKit (schema 2, this one knows 1): upgrade"
+        in read_calibration().problem
+    )
+    for act in (lambda: change_calibration(lambda _: ALL), forget_calibration):
+        with pytest.raises(SourceError, match="newer EdgeKit"):
+            act()
+    assert path.read_bytes() == b'{"schema": 2, "moons": []}'
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_a_folder_or_a_pipe_in_its_place(folder: Path, make: Callable[[Path], None]) -> None:
+    folder.mkdir()
+    make(folder / NAME)
+    assert "is not a file: move it away" in read_calibration().problem
+    with pytest.raises(SourceError, match="is not a file"):
+        change_calibration(lambda _: ALL)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("EDGEKIT_DATA", str(tmp_path / "file" / "data"))
+    assert read_calibration() == Stored()
+    with pytest.raises(SourceError, match="EDGEKIT_DATA names another folder"):
+        change_calibration(lambda _: ALL)
+
+
+def test_a_full_disk_leaves_what_was_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    change_calibration(lambda _: ALL)
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", full)
+        with pytest.raises(SourceError, match=r"cannot be written \(No space left on device\)"):
+            change_calibration(lambda _: Calibration())
+    assert read_calibration() == Stored(calibration=ALL)
+    assert sorted(one.name for one in folder.iterdir()) == [NAME, LOCK]
+
+
+# -- several at once -------------------------------------------------------------------------
+
+WRITER = """
+import sys
+from edgekit.hardware.calibration import change_calibration, with_differences
+from edgekit.hardware.measured import Difference
+for i in range(int(sys.argv[2])):
+    row = Difference(label=f"{sys.argv[1]}-{i}", part="compute", predicted_bytes=1, measured_bytes=2,
+        engine="llama.cpp", version="1", date="2026-11-16")
+    change_calibration(lambda before: with_differences(before, [row]))
+"""
+
+
+def test_processes_that_write_at_once_lose_nothing(folder: Path) -> None:
+    """The file is made by whoever comes first."""
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, f"writer{i}", "15"]) for i in range(3)
+    ]
+    assert [writer.wait(timeout=60) for writer in writers] == [0] * 3
+    found = read_calibration()
+    assert found.problem == ""
+    labels = {one.label for one in found.calibration.differences}
+    assert labels == {f"writer{i}-{j}" for i in range(3) for j in range(15)}
+    assert not list(folder.glob("*.part"))
+
+
+def test_whoever_holds_it_too_long_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "WAIT_S", 0.1)
+    folder.mkdir()
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT)
+    try:
+        assert try_lock(descriptor)
+        with pytest.raises(SourceError, match=r"another edgekit has held .* for 0.1 s"):
+            change_calibration(lambda _: ALL)
+    finally:
+        os.close(descriptor)
+    change_calibration(lambda _: ALL)
+    assert read_calibration().calibration == ALL
+
+
+# -- rows ------------------------------------------------------------------------------------
+
+
+def test_the_largest_overhead_stays_and_the_newest_pace() -> None:
+    faster = replace(PACE, decode_tokens_per_s=4.0)
+    smaller = replace(ENGINE, overhead_bytes=50 * MIB, overhead_label="small", pace=faster)
+    (row,) = with_engine(Calibration(engines=(ENGINE,)), smaller).engines
+    assert (row.overhead_bytes, row.overhead_label, row.samples) == (90 * MIB, "a model", 2)
+    assert row.pace == faster
+    larger = replace(ENGINE, overhead_bytes=95 * MIB, overhead_label="large", pace=None)
+    (row,) = with_engine(Calibration(engines=(row,)), larger).engines
+    assert (row.overhead_bytes, row.overhead_label, row.samples) == (95 * MIB, "large", 3)
+    assert row.pace == faster
+    untold = replace(ENGINE, overhead_bytes=None, overhead_label="", samples=0)
+    (row,) = with_engine(Calibration(engines=(row,)), untold).engines
+    assert (row.overhead_bytes, row.overhead_label, row.samples) == (95 * MIB, "large", 3)
+
+
+@pytest.mark.parametrize("field", ["engine", "through", "version", "host", "device"])
+def test_another_engine_version_machine_or_device_is_another_row(field: str) -> None:
+    changes: dict[str, Any] = {field: "another"}
+    other = replace(ENGINE, **changes)
+    assert len(with_engine(Calibration(engines=(ENGINE,)), other).engines) == 2
+
+
+def test_what_could_not_be_measured_again_stays_with_its_day() -> None:
+    later = HostMeasured(host="a processor", date="2026-12-01")
+    assert with_host(Calibration(hosts=(HOST,)), later).hosts == (HOST,)
+    again = replace(later, bandwidth_bytes_per_s=20 * 10**9)
+    (row,) = with_host(Calibration(hosts=(HOST,)), again).hosts
+    assert (row.bandwidth_bytes_per_s, row.date, row.disk) == (20 * 10**9, "2026-12-01", DISK)
+
+
+def test_the_same_difference_is_kept_once() -> None:
+    again = replace(DIFFERENCE, measured_bytes=21 * MIB)
+    assert with_differences(ALL, [again]).differences == (again,)
+    newer = replace(DIFFERENCE, version="0.7.0")
+    assert with_differences(ALL, [newer]).differences == (DIFFERENCE, newer)
+
+
+def longest_rows() -> Calibration:
+    """The longest texts, every character of which takes four bytes."""
+    text = "\N{GRINNING FACE}" * (MOST_TEXT - 3)
+    found = Calibration()
+    for i in range(max(MOST_HOSTS, MOST_ENGINES, MOST_DIFFERENCES) + 9):
+        mark = f"{text}{i:03d}"
+        texts: dict[str, Any] = dict.fromkeys(("engine", "through", "version", "device"), text)
+        pace = replace(PACE, label=text, edgekit=text)
+        row = replace(ENGINE, host=mark, overhead_label=text, pace=pace, **texts)
+        found = with_host(found, replace(HOST, host=mark, disk=replace(DISK, folder=text)))
+        found = with_engine(found, row)
+        other = replace(DIFFERENCE, label=mark, part=text, engine=text, version=text)
+        found = with_differences(found, [other])
+    return found
+
+
+def test_the_file_never_outgrows_what_is_read(folder: Path) -> None:
+    most = longest_rows()
+    assert (len(most.hosts), len(most.engines), len(most.differences)) == (32, 64, 64)
+    assert most.hosts[-1].host.endswith("072")
+    change_calibration(lambda _: most)
+    assert read_calibration() == Stored(calibration=most)
+
+
+# -- of this machine -------------------------------------------------------------------------
+
+
+def here(tmp_path: Path, stored: Stored) -> Machine:
+    """The recorded machine without a card, with a calibration."""
+    return detect(replace(machine(tmp_path, recorded("hybrid_tree")), calibration=lambda: stored))
+
+
+def own(tmp_path: Path, **engine: Any) -> Stored:
+    plain = here(tmp_path, Stored())
+    key = host_key(plain)
+    row = replace(ENGINE, **({"host": key, "device": device_key(plain)} | engine))
+    return Stored(calibration=Calibration(hosts=(replace(HOST, host=key),), engines=(row,)))
+
+
+def test_this_machine_has_what_was_measured_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibration, "installed_version", lambda _: "2026.10")
+    stored = own(tmp_path)
+    found = here(tmp_path, stored)
+    assert found.host is not None
+    assert found.host.bandwidth_bytes_per_s == 18 * 10**9
+    assert found.host.bandwidth_because == f"measured here on {DAY}"
+    assert found.measured == Measured(
+        host=stored.calibration.hosts[0], engines=stored.calibration.engines
+    )
+
+
+@pytest.mark.parametrize(
+    ("engine", "installed"),
+    [({"version": "2026.9"}, "2026.10"), ({"host": "another"}, "2026.10"), ({}, None)],
+)
+def test_another_version_or_machine_does_not_count(
+    tmp_path: Path, engine: dict[str, str], installed: str | None
+) -> None:
+    stored = own(tmp_path, **engine)
+    found = measured_on(here(tmp_path, Stored()), stored.calibration, lambda _: installed)
+    assert found is not None
+    assert found.engines == ()
+
+
+def test_nothing_measured_is_no_calibration(tmp_path: Path) -> None:
+    found = here(tmp_path, Stored(calibration=Calibration(hosts=(HOST,), engines=(ENGINE,))))
+    assert found.measured is None
+    assert found.host is not None
+    assert (found.host.bandwidth_bytes_per_s, found.host.bandwidth_because) == (None, "")
+
+
+def test_a_file_that_cannot_be_read_is_a_note(folder: Path) -> None:
+    plant(folder, b"my notes")
+    found = detect()
+    assert "what was measured is left out" in found.notes[-1]
+    assert found.measured is None
+
+
+def test_a_calibration_that_breaks_is_none(tmp_path: Path) -> None:
+    def broken() -> Stored:
+        raise RuntimeError
+
+    found = detect(replace(machine(tmp_path, recorded("hybrid_tree")), calibration=broken))
+    assert (found.measured, found.notes) == (None, ())
+
+
+def test_a_machine_that_is_wished_for_has_none(folder: Path) -> None:
+    plain = detect()
+    change_calibration(lambda _: Calibration(hosts=(replace(HOST, host=host_key(plain)),)))
+    assert detect().measured is not None
+    wished = wished_machine(devices=(), ram="16G", vram=None)
+    assert wished.measured is None
+    assert wished.host is not None
+    assert wished.host.bandwidth_bytes_per_s is None
+
+
+def test_machines_are_told_apart() -> None:
+    one = detect()
+    assert host_key(one) == host_key(detect())
+    assert host_key(replace(one, cores=(one.cores or 0) + 1)) != host_key(one)
+    assert host_key(replace(one, processor="another")) != host_key(one)
+    assert host_key(replace(one, processor="", host=None)).startswith("an unnamed processor")

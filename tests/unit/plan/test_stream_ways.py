@@ -1,0 +1,244 @@
+"""The built-in engine on a machine: what is set aside, which weights stay, which window is opened."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.recorded import engine_models
+from tests.unit.plan.machines import cards, cpu, host, mac
+
+from edgekit.embed.tokenizer.cost import tokenizer_cost_bytes, vocabulary_bytes
+from edgekit.engine.stream import matrix_bytes
+from edgekit.engine.stream.setup import StreamSetup
+from edgekit.errors import HardwareError, UsageError
+from edgekit.hardware.budgets import (
+    STREAM_PROCESS_BYTES,
+    STREAM_THREAD_BYTES,
+    devices_for,
+    stream_budgets,
+)
+from edgekit.hardware.types import HostMemory, Machine, System
+from edgekit.header.types import ArrayFact
+from edgekit.memory.cache_types import cache_type
+from edgekit.memory.types import HOST, Load
+from edgekit.plan.changes import ChangeKind, changes
+from edgekit.plan.making import check_planned
+from edgekit.plan.placement import ways_of
+from edgekit.plan.types import Job, Question, Start, Status
+from edgekit.plan.verdict import judge
+from edgekit.units import GIB, MIB
+
+SEVEN_B = "qwen2.5-7b"  # 28 layers of 4 x 128 keys and values: 57,344 bytes a token at f16
+
+
+def small(size_bytes: int, *, cores: int | None = 2) -> Machine:
+    memory = HostMemory(total_bytes=size_bytes, free_bytes=size_bytes)
+    return Machine(name="small", system=System.LINUX, host=memory, cores=cores, what_if=True)
+
+
+def question(machine: Machine, name: str = SEVEN_B, **more: Any) -> Question:
+    model = engine_models()[name, "Q4_K_M"]
+    return Question(model=model, engine="stream", machine=machine, **more)
+
+
+# --- what is set aside
+
+
+def test_the_host_alone_and_only_what_the_process_is() -> None:
+    (budget,) = stream_budgets(cards(24, ram=8), vocabulary_bytes=100 * MIB, threads=4)
+    assert budget.pools == {HOST}
+    assert budget.reserve_bytes == STREAM_PROCESS_BYTES + 4 * STREAM_THREAD_BYTES + 100 * MIB
+    assert devices_for(cards(24), "stream") == devices_for(mac(36), "stream") == ()
+
+
+def test_a_host_that_is_not_known() -> None:
+    with pytest.raises(HardwareError, match="give --ram"):
+        judge(question(cards(24, ram=None)))
+
+
+LOADED = """
+from pathlib import Path
+import edgekit.cli, edgekit.cli.checking, edgekit.cli.running, edgekit.runtime.stream.engine
+import numpy, tokenizers, psutil
+from edgekit.embed.kernels import choose
+choose()
+lines = Path("/proc/self/status").read_text().splitlines()
+print(next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_python_and_its_libraries_are_within_what_is_set_aside() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED], capture_output=True, check=True, timeout=60
+    )
+    assert int(done.stdout) * 1024 < STREAM_PROCESS_BYTES
+
+
+class Header:
+    """A header with a vocabulary of so many tokens."""
+
+    name = "m.gguf"
+
+    def __init__(self, model: str | None, tokens: int, merges: int = 0) -> None:
+        self.keys: dict[str, Any] = {} if model is None else {"tokenizer.ggml.model": model}
+        counted = {"tokens": tokens, "merges": merges}
+        self.arrays = {
+            f"tokenizer.ggml.{name}": ArrayFact(element="string", count=count, end=16 * count)
+            for name, count in counted.items()
+            if count
+        }
+
+
+def test_a_vocabulary_counts_while_it_is_built() -> None:
+    header = Header("gpt2", 152_064, 151_387)
+    assert vocabulary_bytes(header, 152_064) == tokenizer_cost_bytes(header).peak_bytes
+
+
+@pytest.mark.parametrize("model", [None, "none", "rwkv"])
+def test_a_vocabulary_that_was_not_read_counts_as_the_dearest(model: str | None) -> None:
+    known = max(vocabulary_bytes(Header(kind, 50_000, 50_000), 0) for kind in ("gpt2", "llama"))
+    assert vocabulary_bytes(Header(model, 0), 50_000) >= known
+    assert vocabulary_bytes(Header(model, 0), 50_000) < vocabulary_bytes(Header(model, 0), 100_000)
+
+
+def test_a_list_whose_end_was_not_seen_is_not_free() -> None:
+    header = Header("gpt2", 152_064)
+    whole = vocabulary_bytes(header, 0)
+    header.arrays = {name: replace(one, end=0) for name, one in header.arrays.items()}
+    assert vocabulary_bytes(header, 0) >= whole
+
+
+# --- which weights stay
+
+
+def test_all_weights_first_then_fewer_then_none() -> None:
+    ways = ways_of(question(cpu(64)))
+    whole = matrix_bytes(engine_models()[SEVEN_B, "Q4_K_M"])
+    kept = [way.setup.keep_bytes for way in ways]
+    assert kept[0] is None
+    assert kept[1:] == [whole * share // 4 // MIB * MIB for share in (3, 2, 1, 0)]
+    assert [way.whole for way in ways] == [True, False, False, False, False]
+    assert len({way.budgets for way in ways}) == 1
+
+
+def test_who_says_what_is_kept_is_asked_about_nothing_else() -> None:
+    start = Start(setup=StreamSetup(keep_bytes=GIB), settled=frozenset({"keep"}))
+    (way,) = ways_of(question(cpu(64), start=start))
+    assert way.setup.keep_bytes == GIB
+
+
+def test_threads_are_settled_with_the_way() -> None:
+    assert ways_of(question(small(GIB, cores=4)))[0].setup.threads == 4
+    assert ways_of(question(small(GIB, cores=64)))[0].setup.threads == 8
+    start = Start(setup=StreamSetup(threads=3), settled=frozenset({"threads"}))
+    assert ways_of(question(small(GIB), start=start))[0].setup.threads == 3
+
+
+@pytest.mark.parametrize(("memory", "quarters"), [(16 * GIB, 4), (5 * GIB, 3), (GIB, 0)])
+def test_as_many_weights_stay_as_there_is_room_for(memory: int, quarters: int) -> None:
+    result = judge(question(small(memory), load=Load(context_tokens=4096)))
+    assert result.can_load
+    assert result.way == ways_of(question(small(memory)))[4 - quarters]
+
+
+# --- the window
+
+
+def test_a_7b_on_a_machine_of_512_megabytes() -> None:
+    result = judge(question(small(512 * MIB)))
+    assert result.status is Status.PASSED
+    assert result.context_tokens >= 1024
+    assert result.way.setup.keep_bytes == 0
+    assert result.required_bytes < 512 * MIB
+
+
+def test_keys_and_values_for_every_head_take_more() -> None:
+    """Llama 2 keeps half a megabyte a token: 512 of them are enough to talk in a window that rolls."""
+    result = judge(question(small(512 * MIB), "llama-2-7b"))
+    assert result.can_load
+    assert result.context_tokens >= 512
+
+
+def test_with_room_for_a_usual_window_all_weights_stay() -> None:
+    result = judge(question(small(7 * GIB)))
+    assert 16_384 <= result.context_tokens < 32_768
+    assert result.way.setup.keep_bytes is None
+
+
+def test_a_long_window_goes_before_weights_where_both_are_too_much() -> None:
+    """The weights alone take 4.4 GiB: a window of a few tokens beside them is of little use."""
+    result = judge(question(small(9 * GIB // 2)))
+    assert result.context_tokens == 32_768
+    assert result.way.setup.keep_bytes is not None
+
+
+def test_a_job_is_given_what_it_needs() -> None:
+    result = judge(question(small(512 * MIB), job=Job(prompt_tokens=100, new_tokens=36)))
+    assert (result.context_tokens, result.passed) == (200, True)
+
+
+def test_where_nothing_fits_it_is_told_how_much_would_do() -> None:
+    asked = question(small(512 * MIB), load=Load(context_tokens=16_384))
+    result = judge(asked)
+    assert result.failed
+    found = changes(asked, result)
+    kinds = [change.kind for change in found]
+    assert kinds[0] is ChangeKind.CONTEXT
+    assert ChangeKind.MEMORY in kinds
+    assert ChangeKind.DEVICE not in kinds
+    assert ChangeKind.ENGINE not in kinds
+
+
+def test_eight_bits_are_a_way_to_a_longer_window() -> None:
+    asked = question(small(512 * MIB))
+    result = judge(asked)
+    (change,) = changes(asked, result)
+    assert (change.kind, change.value) == (ChangeKind.CACHE, "q8_0")
+    assert change.told.startswith("-ctk q8_0 -ctv q8_0: up to ")
+    settled = question(
+        small(512 * MIB), load=Load(cache_k=cache_type("f32"), cache_v=cache_type("f32"))
+    )
+    assert changes(settled, judge(settled)) == ()
+
+
+def test_what_llama_cpp_cannot_hold_is_read_from_the_file() -> None:
+    asked = replace(question(cpu(4)), engine="llama.cpp")
+    result = judge(asked)
+    assert result.failed
+    told = {change.value: change.told for change in changes(asked, result)}
+    assert "edgekit run --engine stream" in told["stream"]
+
+
+def test_a_model_of_another_family_is_not_offered_it() -> None:
+    asked = replace(question(cpu(4), "gemma-2-9b"), engine="llama.cpp")
+    assert "stream" not in {change.value for change in changes(asked, judge(asked))}
+
+
+def test_a_plan_has_nothing_to_choose() -> None:
+    with pytest.raises(UsageError, match=r"edgekit check .*edgekit run MODEL --engine stream"):
+        check_planned("stream")
+    check_planned("llama.cpp")
+
+
+@settings(max_examples=8, deadline=None)
+@given(one=st.integers(300, 30_000), other=st.integers(300, 30_000))
+def test_more_memory_never_means_a_shorter_longest_context(one: int, other: int) -> None:
+    less, more = sorted((one, other))
+    results = [judge(question(small(size * MIB), "qwen3-0.6b")) for size in (less, more)]
+    assert results[0].max_context <= results[1].max_context
+    for result in results:
+        held = result.required_bytes + result.tightest.budget.reserve_bytes
+        assert result.failed or held < result.tightest.budget.total_bytes
+
+
+def test_unified_memory_is_the_hosts_to_it() -> None:
+    result = judge(question(replace(mac(36), host=host(36))))
+    assert {pool for use in result.uses for pool in use.budget.pools} == {HOST}

@@ -1,0 +1,560 @@
+"""A machine measured for real, in small; and what later estimates make of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf import GGUFReader
+from tests.unit.plan.machines import cards
+from tests.unit.verify import small_model
+
+from edgekit import __version__
+from edgekit.basis import Basis
+from edgekit.engine.llamacpp.types import LlamaCppSetup, Repack
+from edgekit.errors import EngineError, MissingExtraError, SourceError, UsageError
+from edgekit.estimation import open_model
+from edgekit.hardware import calibration, detect
+from edgekit.hardware.calibration import (
+    change_calibration,
+    device_key,
+    forget_calibration,
+    host_key,
+    installed_version,
+    read_calibration,
+)
+from edgekit.hardware.measured import Calibration, EngineMeasured, HostMeasured, Pace
+from edgekit.hardware.throughput import GB, host_pace
+from edgekit.hardware.types import Machine, System
+from edgekit.memory.types import HOST, Component, Load, MemoryEstimate, MemoryLine
+from edgekit.models import model_preflight
+from edgekit.plan.pace import LEAST_READ_BYTES, fastest_middle, measured_pace
+from edgekit.plan.placement import measured_overhead
+from edgekit.planning import Wanted, name_model, plan_model
+from edgekit.runtime.calibrating import calibrate
+from edgekit.runtime.calibrating import engine as engine_room
+from edgekit.runtime.calibrating import host as host_room
+from edgekit.runtime.calibrating.busy import watched
+from edgekit.runtime.calibrating.made_up import Shape, file_bytes, write_made_up
+from edgekit.runtime.calibrating.memory import memory_bandwidth, read_bytes
+from edgekit.runtime.calibrating.types import Options
+from edgekit.runtime.remembering import remember_rows
+from edgekit.units import GIB, MIB
+from edgekit.verify import ways
+from edgekit.verify.beside import beside_bytes
+from edgekit.verify.types import Measured, Resident, Row
+
+DAY = "2026-11-16"
+SMALL = Shape(layers=2, width=256, inner=512, heads=4, kv_heads=2, vocabulary=2048, context=1024)
+# Whatever else runs here meanwhile: what is measured is only whether it is measured.
+QUICK = Options(
+    read_bytes=16 * MIB, read_seconds=0.05, shape=SMALL, pace_seconds=1.0, busy_share=1.0
+)
+MODEL = "sample:qwen3-30b-a3b"
+
+
+@pytest.fixture
+def without_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    none = tuple(replace(way, is_here=lambda: False) for way in ways.TABLE)
+    monkeypatch.setattr(ways, "TABLE", none)
+
+
+# -- memory ----------------------------------------------------------------------------------
+
+
+def test_memory_is_read_at_a_speed_that_a_machine_has() -> None:
+    assert 10**8 < memory_bandwidth(64 * MIB, seconds=0.1) < 10**13
+
+
+def test_how_much_is_read() -> None:
+    assert read_bytes(None) == GIB
+    assert read_bytes(64 * GIB) == GIB
+    assert read_bytes(4 * GIB) == GIB // 2
+    assert read_bytes(GIB // 2) == 64 * MIB
+    assert read_bytes(GIB // 2 - 1) == 0
+
+
+def test_without_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'edgekit\[embed\]'"):
+        memory_bandwidth(MIB)
+
+
+def test_no_room_is_an_error_and_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    import numpy as np
+
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(np, "ones", full)
+    with pytest.raises(MemoryError, match="no room"):
+        memory_bandwidth(MIB)
+
+
+def test_a_neighbour_is_noticed() -> None:
+    """A child that has not ended yet counts as one."""
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as neighbour:
+        with watched() as others:
+            time.sleep(0.5)
+        neighbour.kill()
+    assert 0.2 / (os.cpu_count() or 1) < others.share <= 1
+    assert f"other programs took {others.share:.0%} of the processor" in others.told
+
+
+# -- the made-up model -----------------------------------------------------------------------
+
+
+def test_the_made_up_model_is_what_it_says(tmp_path: Path) -> None:
+    path = tmp_path / "made-up.gguf"
+    write_made_up(path, SMALL)
+    assert path.stat().st_size == file_bytes(SMALL)
+    found = GGUFReader(path)
+    names = [tensor.name for tensor in found.tensors]
+    assert len(names) == 2 + 9 * 2
+    assert names[:2] == ["token_embd.weight", "output_norm.weight"]
+    tokens = [str(bytes(found.fields["tokenizer.ggml.tokens"].parts[at]), "utf-8") for at in found.fields["tokenizer.ggml.tokens"].data]  # fmt: skip
+    assert len(set(tokens)) == 2048
+    assert tokens[0] == "<|end|>"
+    # the space is a byte that cannot be seen: GPT-2 writes the 33rd of those for it
+    assert (tokens[1 + ord("A")], tokens[1 + ord(" ")]) == ("A", "\u0120")
+    merges = found.fields["tokenizer.ggml.merges"].data
+    assert len(merges) == 2048 - 1 - 256
+    geometry = open_model(path).model.geometry
+    assert (geometry.vocabulary, geometry.native_context, len(geometry.layers)) == (2048, 1024, 2)
+
+
+def test_the_usual_one_is_larger_than_caches_and_has_as_many_words_as_real_ones() -> None:
+    assert file_bytes(Shape()) == 428_612_000 > LEAST_READ_BYTES
+
+
+# -- the whole -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, list[str]]:
+    """Once, for real: what it found, where it kept it, what it told meanwhile."""
+    pytest.importorskip("xllamacpp")
+    folder = tmp_path_factory.mktemp("calibrated")
+    temporary = folder / "tmp"
+    temporary.mkdir()
+    told: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGEKIT_DATA", str(folder / "data"))
+        found = calibrate(tell=told.append, options=replace(QUICK, folder=temporary))
+    assert list(temporary.iterdir()) == []
+    return found, folder / "data", told
+
+
+def test_a_machine_is_measured(measured: tuple[Any, Path, list[str]]) -> None:
+    found, _, told = measured
+    assert found.host.host == host_key(found.machine)
+    assert found.host.bandwidth_bytes_per_s > 10**8
+    assert all(row.within for row in found.verification.rows if row.part != "compute")
+    assert told[0].startswith("reading 16.00 MiB of memory")
+    assert told[-2].startswith("writing a made-up model of")
+    assert "with a made-up model on the processor" in told[-1]
+
+
+def test_what_llama_cpp_holds_besides_is_measured(measured: tuple[Any, Path, list[str]]) -> None:
+    """Python, the libraries, a vocabulary of 2,048 words: some 40 MiB; never more than it held in all."""
+    found, _, _ = measured
+    row = found.engine
+    resident = found.verification.resident[-1]
+    assert 10 * MIB < row.overhead_bytes < 400 * MIB
+    assert row.overhead_bytes < resident.resident_bytes
+    # its bill and what is beside it are all that it held when it had decoded a few tokens
+    after = next(one for one in found.verification.resident if one.model_bytes is not None)
+    held = after.resident_bytes + after.swapped_bytes
+    bill = found.verification.estimate
+    assert held <= row.overhead_bytes + bill.total_bytes
+    assert (row.engine, row.through, row.samples) == ("llama.cpp", "xllamacpp", 1)
+    assert row.version == installed_version("xllamacpp")
+    assert row.device == device_key(found.machine)
+
+
+def test_how_fast_llama_cpp_is_is_measured(measured: tuple[Any, Path, list[str]]) -> None:
+    found, _, _ = measured
+    pace = found.engine.pace
+    assert pace.decode_tokens_per_s > 0.1
+    assert pace.prefill_tokens_per_s > 0.1
+    # 2 layers of 2 x 256 x 256 + 2 x 256 x 128 + 3 x 256 x 512, and the head: 2048 x 256, at 4.5 bits; norms
+    weights = 2 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 512) + 2048 * 256
+    assert pace.bytes_per_token == pytest.approx(weights * 4.5 / 8 + 5 * 256 * 4, rel=0.01)
+    assert pace.bandwidth_bytes_per_s == found.host.bandwidth_bytes_per_s
+    assert pace.expected_decode > 0
+    assert pace.expected_prefill > 0
+
+
+def test_it_is_remembered(
+    measured: tuple[Any, Path, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, folder, _ = measured
+    monkeypatch.setenv("EDGEKIT_DATA", str(folder))
+    assert read_calibration().calibration == Calibration(
+        hosts=(found.host,), engines=(found.engine,)
+    )
+    here = detect()
+    assert here.measured is not None
+    assert here.measured.engines == (found.engine,)
+    assert here.host is not None
+    assert here.host.bandwidth_bytes_per_s == found.host.bandwidth_bytes_per_s
+
+
+def test_a_model_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("xllamacpp")
+    monkeypatch.setattr(host_room, "memory_bandwidth", lambda *_, **__: 18 * GB)
+    path = small_model.write_model(tmp_path)
+    options = replace(QUICK, pace_seconds=0.2, busy_share=-1.0)
+    found = calibrate(str(path), options=options)
+    assert found.engine is not None
+    assert found.engine.overhead_label == "small.gguf"
+    # the machine is never idle enough: speeds are told, memory is kept
+    assert (found.host.bandwidth_bytes_per_s, found.engine.pace) == (None, None)
+    assert "memory was read at 18.0 GB/s, which is not kept: other programs took" in found.notes[0]
+    assert "llama.cpp was timed at" in found.notes[1]
+    assert read_calibration().calibration.engines == (found.engine,)
+
+
+def test_cards_that_the_engine_does_not_find(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if Path("/dev/nvidia0").exists():
+        pytest.skip("this machine has a GPU: what is tested is its absence")
+    pytest.importorskip("xllamacpp")
+    monkeypatch.setattr(host_room, "memory_bandwidth", lambda *_, **__: 18 * GB)
+    monkeypatch.setattr(engine_room, "_pacing", lambda *_: None)
+    here = replace(detect(), devices=cards(24).devices)
+    found = calibrate(str(small_model.write_model(tmp_path)), machine=here, options=QUICK)
+    assert found.engine is not None
+    assert found.engine.device == device_key(here)
+    assert (
+        "measured on the processor alone: the llama.cpp of xllamacpp finds no GPU" in found.notes[0]
+    )
+
+
+def test_without_an_engine_the_machine_is_measured(without_engine: None) -> None:
+    found = calibrate(options=QUICK)
+    assert found.host.bandwidth_bytes_per_s is not None
+    assert found.engine is None
+    assert "llama.cpp was not measured: there is no llama.cpp on this machine" in found.notes[-1]
+    assert read_calibration().calibration == Calibration(hosts=(found.host,))
+
+
+def test_with_a_model_nothing_is_kept_without_an_engine(
+    tmp_path: Path, without_engine: None
+) -> None:
+    with pytest.raises(EngineError, match=r"pip install 'edgekit\[llama\]'"):
+        calibrate(str(small_model.write_model(tmp_path)), options=QUICK)
+    assert read_calibration().calibration == Calibration()
+
+
+@pytest.mark.parametrize(
+    ("reference", "error", "told"),
+    [
+        ("/nowhere.gguf", SourceError, "no such file"),
+        ("sample:gemma-3-27b", UsageError, "a header without weights"),
+        ("nobody/nothing-GGUF", SourceError, "nobody/nothing-GGUF"),
+    ],
+)
+def test_a_model_that_is_not_here(reference: str, error: type[Exception], told: str) -> None:
+    pytest.importorskip("xllamacpp")
+    with pytest.raises(error, match=told):
+        calibrate(reference, options=QUICK)
+    assert read_calibration().calibration == Calibration()
+
+
+def test_a_disk_without_room_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("xllamacpp")
+    monkeypatch.setattr(host_room, "memory_bandwidth", lambda *_, **__: 18 * GB)
+    shape = Shape(vocabulary=300, layers=1, width=2**20, inner=2**30)
+    found = calibrate(options=replace(QUICK, shape=shape, folder=tmp_path))
+    assert found.engine is None
+    assert "free, and a made-up model takes" in found.notes[-1]
+    assert found.notes[-1].endswith("name a model to measure it with")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_disk_is_measured(tmp_path: Path, without_engine: None) -> None:
+    if host_room._filesystem(tmp_path) in host_room.IN_MEMORY:
+        pytest.skip("temporary files lie in memory here")
+    disk = calibrate(options=replace(QUICK, folder=tmp_path)).host.disk
+    assert disk is not None
+    assert disk.folder == str(tmp_path)
+    assert 10**5 < disk.read_bytes_per_s < 10**12
+    assert 10**5 < disk.write_bytes_per_s < 10**12
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_in_memory_is_no_disk(
+    monkeypatch: pytest.MonkeyPatch, without_engine: None
+) -> None:
+    if not Path("/dev/shm").is_dir():
+        pytest.skip("no such folder here")
+    found = calibrate(options=replace(QUICK, folder=Path("/dev/shm")))
+    assert found.host.disk is None
+    assert "lies in memory (tmpfs)" in found.notes[0]
+
+
+# -- what is beside a bill -------------------------------------------------------------------
+
+
+def bill(**sizes: int) -> MemoryEstimate:
+    lines = (
+        MemoryLine(component=Component[name.upper()], size_bytes=size * MIB, pool=HOST)
+        for name, size in sizes.items()
+    )
+    return MemoryEstimate(engine="llama.cpp", backend="cpu", lines=tuple(lines))
+
+
+def at(resident: int, model: int | None, swapped: int = 0) -> Resident:
+    return Resident(
+        when="then",
+        resident_bytes=resident * MIB,
+        model_bytes=None if model is None else model * MIB,
+        swapped_bytes=swapped * MIB,
+    )
+
+
+BILL = bill(weights=400, kv_cache=64, state=6, output=2, compute=70)
+
+
+@pytest.mark.parametrize(
+    ("resident", "mapped", "beside"),
+    [
+        ([], True, None),
+        ([at(999, None)], True, None),  # nothing was decoded yet
+        ([at(560, 400)], True, 560 - 400 - 64 - 6),
+        ([at(460, 300)], True, 460 - 300 - 64 - 6),  # weights that were not read yet are not there
+        ([at(560, 400, 20)], True, 560 + 20 - 400 - 64 - 6),  # what was swapped out counts
+        ([at(560, 0)], False, 560 - 400 - 64 - 6),  # weights in memory of its own
+        ([at(560, 400), at(620, 400)], True, 90),  # 620 - 400 - 70 - 72 = 78 is less
+        ([at(560, 400), at(660, 400)], True, 660 - 400 - 70 - 72),
+        ([at(60, 0)], True, 0),  # never less than nothing
+    ],
+)
+def test_what_is_beside_a_bill(resident: list[Resident], mapped: bool, beside: int | None) -> None:  # noqa: FBT001 - a table
+    found = beside_bytes(resident, BILL, LlamaCppSetup(use_mmap=mapped))
+    assert found == (None if beside is None else beside * MIB)
+
+
+def test_rearranged_weights_hide_it() -> None:
+    assert beside_bytes([at(560, 400)], BILL, LlamaCppSetup(repack=Repack.X86)) is None
+
+
+def test_a_difference_is_remembered() -> None:
+    told = Measured(low_bytes=20 * MIB, high_bytes=20 * MIB)
+    rows = [
+        Row(part="weights", predicted_bytes=20 * MIB, measured=told, allowed_bytes=0),
+        Row(part="compute", predicted_bytes=17 * MIB, measured=told, allowed_bytes=2 * MIB),
+    ]
+    (one,) = remember_rows("a\x1b model", rows, version="0.6.0")
+    assert (one.label, one.part, one.predicted_bytes, one.measured_bytes) == ("a model", "compute", 17 * MIB, 20 * MIB)  # fmt: skip
+    assert read_calibration().calibration.differences == (one,)
+    assert remember_rows("a model", rows[:1], version="0.6.0") == ()
+
+
+# -- what later estimates make of it ---------------------------------------------------------
+
+HERE = Machine(
+    name="this machine",
+    system=System.LINUX,
+    processor="a processor",
+    cores=8,
+    host=cards(24).host,
+)
+
+
+def with_calibration(
+    monkeypatch: pytest.MonkeyPatch, machine: Machine = HERE, **pace: Any
+) -> Machine:
+    """The machine as `detect` would find it after a calibration."""
+    monkeypatch.setattr(calibration, "installed_version", lambda _: "2026.10")
+    row = EngineMeasured(
+        engine="llama.cpp",
+        through="xllamacpp",
+        version="2026.10",
+        host=host_key(machine),
+        device="a processor",
+        date=DAY,
+        overhead_bytes=123 * MIB,
+        samples=1,
+        pace=_pace(**pace) if pace else None,
+    )
+    host = HostMeasured(host=host_key(machine), date=DAY, bandwidth_bytes_per_s=60 * GB)
+    change_calibration(lambda _: Calibration(hosts=(host,), engines=(row,)))
+    found = calibration.measured_on(machine, read_calibration().calibration)
+    assert machine.host is not None
+    memory = replace(
+        machine.host, bandwidth_bytes_per_s=60 * GB, bandwidth_because=f"measured here on {DAY}"
+    )
+    return replace(machine, host=memory, measured=found)
+
+
+def _pace(**values: Any) -> Pace:
+    usual: dict[str, Any] = {
+        "label": "another model",
+        "bytes_per_token": LEAST_READ_BYTES,
+        "prompt_tokens": 512,
+        "decode_tokens_per_s": 20.0,
+        "prefill_tokens_per_s": 100.0,
+        "expected_decode": 10.0,
+        "expected_prefill": 200.0,
+        "bandwidth_bytes_per_s": 60 * GB,
+        "edgekit": __version__,
+        "date": DAY,
+    }
+    return Pace(**(usual | values))
+
+
+def runtime_lines(estimate: MemoryEstimate) -> list[MemoryLine]:
+    return [line for line in estimate.lines if line.component is Component.RUNTIME]
+
+
+def test_a_bill_has_a_line_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = model_preflight(MODEL, "llama.cpp", context=8192, machine=HERE)
+    after = model_preflight(MODEL, "llama.cpp", context=8192, machine=with_calibration(monkeypatch))
+    assert runtime_lines(before.estimate) == []
+    (line,) = runtime_lines(after.estimate)
+    assert (line.size_bytes, line.pool, line.basis, line.within) == (123 * MIB, HOST, Basis.MODELLED, 0.5)  # fmt: skip
+    assert line.because == f"measured on this machine with xllamacpp 2026.10, {DAY}"
+    assert after.required_bytes == before.required_bytes + 123 * MIB
+    assert (before.estimate.basis, after.estimate.basis) == (Basis.EXACT, Basis.MODELLED)
+    assert any("123.00 MiB on the host are for what llama.cpp holds" in note for note in after.estimate.notes)  # fmt: skip
+
+
+def test_it_is_paid_once_with_a_card_and_with_a_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = with_calibration(monkeypatch, replace(HERE, devices=cards(24).devices))
+    result = model_preflight(MODEL, "llama.cpp", context=8192, machine=machine)
+    host = [line for line in runtime_lines(result.estimate) if line.pool == HOST]
+    assert [line.size_bytes for line in host] == [123 * MIB]
+    assert "on the processor alone" in host[0].because  # a card's driver takes more
+    plan = plan_model(name_model(MODEL), Wanted(machine=with_calibration(monkeypatch), engine="llama.cpp"))  # fmt: skip
+    assert len(runtime_lines(plan.result.estimate)) == 1
+
+
+def test_what_was_measured_with_a_card_counts_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = with_calibration(monkeypatch, replace(HERE, devices=cards(24).devices))
+    assert machine.measured is not None
+    (row,) = machine.measured.engines
+    card = replace(row, device="24 GiB card", overhead_bytes=400 * MIB)
+    both = replace(machine, measured=replace(machine.measured, engines=(row, card)))
+    found = measured_overhead(both, both.devices)
+    assert found is not None
+    assert (found.size_bytes, "alone" in found.because) == (400 * MIB, False)
+    alone = measured_overhead(both)
+    assert alone is not None
+    assert alone.size_bytes == 123 * MIB
+
+
+def test_a_machine_that_is_wished_for_has_no_such_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_calibration(monkeypatch)
+    asked: dict[str, Any] = {"context": 8192, "ram": "64G"}
+    before = model_preflight(MODEL, "llama.cpp", **asked)
+    forget_calibration()
+    after = model_preflight(MODEL, "llama.cpp", **asked)
+    assert before.estimate == after.estimate
+    assert runtime_lines(before.estimate) == []
+    wished = replace(with_calibration(monkeypatch), what_if=True)
+    assert measured_overhead(wished) is None
+    assert measured_pace(wished, LlamaCppSetup(), "llama.cpp") is None
+
+
+def test_the_memory_is_as_fast_as_it_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, found = host_pace(HERE), host_pace(with_calibration(monkeypatch))
+    assert plain.assumed
+    assert not found.assumed
+    assert found.bandwidth == (60 * GB, 60 * GB)
+    assert found.told == f"60 GB/s (measured here on {DAY})"
+    slow, fast = found.rates()
+    assert slow == pytest.approx(8 * 2.2 * GB)
+    assert fast == pytest.approx(0.95 * 60 * GB)
+    assert fast / slow < plain.rates()[1] / plain.rates()[0]
+
+
+def speed_on(machine: Machine) -> Any:
+    plan = plan_model(name_model(MODEL), Wanted(machine=machine, engine="llama.cpp", load=Load(context_tokens=4096)))  # fmt: skip
+    assert plan.speed is not None
+    return plan.speed
+
+
+def test_speeds_rest_on_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = speed_on(HERE)
+    assert (plain.basis, "assumed" in plain.because) == (Basis.ASSUMED, True)
+    memory = speed_on(with_calibration(monkeypatch))
+    assert memory.basis is Basis.MODELLED
+    assert f"from the host's memory at 60 GB/s (measured here on {DAY})" in memory.because
+    assert memory.decode[1] / memory.decode[0] < plain.decode[1] / plain.decode[0]
+    engine = speed_on(with_calibration(monkeypatch, decode_tokens_per_s=20.0))
+    assert engine.basis is Basis.MODELLED
+    assert engine.because.endswith(
+        f"scaled by what another model did here with xllamacpp 2026.10 on {DAY}"
+    )
+    assert engine.decode[1] / engine.decode[0] < memory.decode[1] / memory.decode[0]
+    # twice as fast as expected with the other model, so with this one: around twice the middle
+    slower = speed_on(with_calibration(monkeypatch, decode_tokens_per_s=10.0))
+    assert engine.decode == pytest.approx([2 * one for one in slower.decode])
+
+
+@pytest.mark.parametrize(
+    "stale",
+    [
+        {"edgekit": "0"},  # another version expects other speeds
+        {"bandwidth_bytes_per_s": 50 * GB},  # ... and another memory
+        {"bandwidth_bytes_per_s": None},
+        {"bytes_per_token": LEAST_READ_BYTES - 1},  # a cache may have held it
+        {"expected_decode": None},
+    ],
+)
+def test_what_says_nothing_any_more_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, stale: dict[str, Any]
+) -> None:
+    setup = LlamaCppSetup()
+    assert measured_pace(with_calibration(monkeypatch, edgekit=__version__), setup, "llama.cpp")
+    assert measured_pace(with_calibration(monkeypatch, **stale), setup, "llama.cpp") is None
+
+
+def test_it_holds_for_the_place_it_was_measured_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = with_calibration(monkeypatch, decode_tokens_per_s=20.0)
+    assert measured_pace(machine, LlamaCppSetup(), "vllm") is None
+    with_card = replace(machine, devices=cards(24).devices)
+    from edgekit.engine.llamacpp.types import Backend
+
+    on_card = LlamaCppSetup(backend=Backend.CUDA)
+    assert measured_pace(with_card, on_card, "llama.cpp") is None
+    assert machine.measured is not None
+    (row,) = machine.measured.engines
+    rows = (row, replace(row, device="24 GiB card"))
+    both = replace(with_card, measured=replace(machine.measured, engines=rows))
+    assert measured_pace(both, on_card, "llama.cpp") is not None
+    assert measured_pace(both, replace(on_card, n_gpu_layers=9), "llama.cpp") is None
+    assert measured_pace(both, replace(on_card, cpu_moe=True), "llama.cpp") is None
+
+
+def test_nothing_is_passed_over_that_a_quick_machine_could_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is sorted out at a glance is slow also by what was measured."""
+    plain = fastest_middle(GIB, GIB, with_calibration(monkeypatch), "llama.cpp")
+    quick = fastest_middle(GIB, GIB, with_calibration(monkeypatch, decode_tokens_per_s=30.0), "llama.cpp")  # fmt: skip
+    slow = fastest_middle(GIB, GIB, with_calibration(monkeypatch, decode_tokens_per_s=1.0), "llama.cpp")  # fmt: skip
+    assert plain is not None
+    assert quick == pytest.approx(3 * plain)
+    assert slow == plain
+
+
+def test_nothing_heavy_is_imported_by_a_look_at_the_machine() -> None:
+    words = (
+        "import sys; from edgekit.hardware import detect; detect();"
+        "print([name for name in ('numpy', 'xllamacpp', 'edgekit.verify') if name in sys.modules])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", words], capture_output=True, check=True, text=True
+    )
+    assert json.loads(found.stdout) == []

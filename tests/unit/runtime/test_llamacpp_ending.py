@@ -1,0 +1,374 @@
+"""Every way for an engine to end: killed, starved, its file cut, its GPU gone, its parent dead."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.control_groups import enter, own_group
+from tests.runtime_engines import SERVER, ask, launch_of, small_model
+from tests.unit.hardware.trees import machine, recorded
+
+from edgekit.engine.llamacpp.types import Backend
+from edgekit.errors import EngineError
+from edgekit.hardware.cgroup import _Version
+from edgekit.hardware.types import MemoryLimit
+from edgekit.runtime.llamacpp.probes import Device, Probes, probes_of
+from edgekit.runtime.llamacpp.running import Running
+from edgekit.runtime.llamacpp.starting import start
+from edgekit.runtime.llamacpp.types import Ended
+from edgekit.runtime.llamacpp.watching import Watch
+from edgekit.units import GIB, MIB
+
+pytest.importorskip("xllamacpp")
+
+FINE = Probes(limits=lambda _: (), available_bytes=lambda: GIB, devices=tuple)
+COMPLETION = {"prompt": "the quick brown fox", "n_predict": 8, "ignore_eos": True}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return small_model(tmp_path / "small.gguf")
+
+
+@pytest.fixture
+def running(model: Path) -> Iterator[Running]:
+    with start(launch_of(model)) as running:
+        yield running
+
+
+def ended(running: Running, within_s: float = 5.0) -> Ended:
+    found = running.wait(within_s)
+    assert found is not None, "it is still there"
+    return found
+
+
+def gone(pid: int, within_s: float = 5.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+# --- by a signal
+
+
+def test_a_killed_engine_is_noticed(running: Running) -> None:
+    os.kill(running.pid, signal.SIGKILL)
+    found = ended(running, 2.0)
+    assert (found.signal, found.exit_code) == ("SIGKILL", None)
+    assert found.why.startswith("llama.cpp died of SIGKILL: ")
+    assert running.stop("too late") is found
+    assert running.resident_bytes() is None
+    with pytest.raises(OSError, match="refused"):
+        ask(running.address, "/health")
+
+
+def test_it_stops_when_it_is_asked(running: Running) -> None:
+    begun = time.monotonic()
+    found = running.stop("the test is over")
+    assert (found.exit_code, found.signal, found.why) == (0, None, "the test is over")
+    assert time.monotonic() - begun < 2
+    assert running.stop() is running.poll() is found
+
+
+def test_one_that_does_not_hear_is_killed(running: Running) -> None:
+    os.kill(running.pid, signal.SIGSTOP)
+    found = running.stop("it hangs", grace_s=0.2)
+    assert (found.signal, found.why) == ("SIGKILL", "it hangs")
+
+
+def test_it_stops_in_the_middle_of_a_request(running: Running) -> None:
+    """Nobody waits for a client that has more time than memory."""
+    asked = {"prompt": "the", "n_predict": -1, "ignore_eos": True}
+    failed: list[BaseException] = []
+
+    def client() -> None:
+        try:
+            ask(running.address, "/completion", asked)
+        except Exception as error:  # noqa: BLE001 - any: it is looked at below
+            failed.append(error)
+
+    waiting = threading.Thread(target=client)
+    waiting.start()
+    while ask(running.address, "/slots")[1][0]["is_processing"] is False and not failed:
+        time.sleep(0.01)
+    assert running.stop("enough").exit_code == 0
+    waiting.join(5)
+    assert len(failed) == 1
+
+
+# --- by what the watch sees
+
+
+def watched(running: Running, probes: Probes, said: list[str] | None = None) -> tuple[Ended, Watch]:
+    notes: list[str] = [] if said is None else said
+    with Watch(running, warn=notes.append, probes=probes, every_s=0.02) as watch:
+        return ended(running), watch
+
+
+def test_a_gpu_that_is_gone(running: Running) -> None:
+    lost = Device(name="GPU 0", gone="it has fallen off the bus. What to do: reboot.")
+    looks = count()
+
+    def devices() -> tuple[Device, ...]:
+        """There, away for one look, there again, and gone."""
+        return (lost,) if next(looks) in {1, 3, 4} else (Device(name="GPU 0", free_bytes=GIB),)
+
+    found, watch = watched(running, replace(FINE, devices=devices))
+    assert watch.reason == found.why
+    assert found.why == "stopped: GPU 0 is gone: it has fallen off the bus. What to do: reboot."
+    assert found.exit_code == 0
+    assert next(looks) == 5
+
+
+def test_a_machine_that_runs_out_of_memory(running: Running) -> None:
+    left = iter((GIB, 300 * MIB, 200 * MIB))
+    found, watch = watched(running, replace(FINE, available_bytes=lambda: next(left)))
+    assert watch.reason == found.why
+    assert found.why.startswith(
+        "stopped before the machine runs out of memory: 200.00 MiB are available, 244.14 MiB are kept"
+    )
+    assert "of its own and" in found.why
+    assert found.signal is None
+
+
+def test_a_limit_that_is_nearly_reached(running: Running) -> None:
+    """Above 95 % it goes on as long as nothing rises: a full cache is full, and no more."""
+    used = iter((96, 96, 95, 97))
+    asked: list[int] = []
+
+    def limits(pid: int) -> tuple[MemoryLimit, ...]:
+        asked.append(pid)
+        return (MemoryLimit(name="a box", limit_bytes=100 * MIB, used_bytes=next(used) * MIB),)
+
+    found, watch = watched(running, replace(FINE, limits=limits))
+    assert watch.reason == found.why
+    assert (
+        "97.00 MiB of the 100.00 MiB of a box are in use, more than 95 %, and rising" in found.why
+    )
+    assert asked == [running.pid] * 4
+
+
+def test_a_probe_that_fails_does_not_end_the_watch(running: Running) -> None:
+    left = iter((GIB, GIB, MIB))
+
+    def limits(_: int) -> tuple[MemoryLimit, ...]:
+        raise PermissionError("not yours")
+
+    said: list[str] = []
+    probes = replace(FINE, limits=limits, available_bytes=lambda: next(left))
+    found, _ = watched(running, probes, said)
+    assert said == ["limits cannot be watched: not yours"]
+    assert "runs out of memory" in found.why
+
+
+def test_memory_that_ends_while_it_loads(model: Path) -> None:
+    with pytest.raises(
+        EngineError, match="stopped before the machine runs out of memory: 1.00 MiB"
+    ):
+        start(launch_of(model), probes=replace(FINE, available_bytes=lambda: MIB))
+
+
+def test_a_file_that_is_deleted_and_then_cut(running: Running, model: Path) -> None:
+    said: list[str] = []
+    with model.open("r+b") as held, Watch(running, warn=said.append, every_s=0.02) as watch:
+        model.unlink()
+        wait_for(lambda: bool(said))
+        assert said == [
+            f"{model} was deleted while it is in use: the engine goes on with what it has, "
+            "and cannot be started again so"
+        ]
+        assert ask(running.address, "/completion", COMPLETION)[0] == 200
+        size = os.fstat(held.fileno()).st_size
+        held.truncate(4096)
+        found = ended(running)
+    assert watch.reason == found.why
+    assert f"{model} was cut from {size:,} to 4,096 bytes while it is in use" in found.why
+    assert (found.exit_code, found.signal) == (0, None)
+
+
+def test_a_file_that_is_cut_under_the_engines_feet(running: Running, model: Path) -> None:
+    """Faster than anybody looks: it dies, and is not left hanging."""
+    os.truncate(model, 4096)
+    with pytest.raises((OSError, EOFError)):
+        ask(running.address, "/completion", COMPLETION)
+    found = ended(running)
+    assert found.signal == "SIGBUS"
+    assert f"llama.cpp died of SIGBUS: {model} was cut from" in found.why
+
+
+def test_a_file_that_is_replaced_or_written_to(running: Running, model: Path) -> None:
+    said: list[str] = []
+    with Watch(running, warn=said.append, every_s=0.02):
+        os.utime(model, (1, 1))
+        wait_for(lambda: len(said) == 1)
+        small_model(model.with_name("other.gguf"), seed=1).replace(model)
+        time.sleep(0.1)
+    assert "was written to" in said[0]
+    assert len(said) == 1  # what has its name now is not what is mapped, and not asked about
+    assert ask(running.address, "/completion", COMPLETION)[0] == 200
+
+
+def wait_for(true: Callable[[], bool], within_s: float = 5.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert true()
+
+
+# --- with its parent
+
+
+_PARENT = """
+import json, os, sys, time
+from pathlib import Path
+from tests.runtime_engines import launch_of
+from edgekit.runtime.llamacpp.process import EngineProcess
+from edgekit.runtime.llamacpp.starting import start
+
+launch = launch_of(Path(sys.argv[1]))
+if sys.argv[2] == "loading":
+    print(EngineProcess(launch).pid, flush=True)
+    time.sleep(60)
+with start(launch) as running:
+    print(running.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+@contextmanager
+def parent(model: Path, moment: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    root = Path(__file__).parents[3]
+    process = subprocess.Popen(
+        [sys.executable, "-c", _PARENT, str(model), moment],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=root,
+    )
+    try:
+        assert process.stdout is not None
+        yield process, int(process.stdout.readline())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [
+        ("loading", signal.SIGKILL),
+        ("running", signal.SIGKILL),
+        ("running", signal.SIGTERM),
+        ("running", signal.SIGINT),  # Ctrl-C
+    ],
+)
+def test_no_engine_outlives_its_parent(model: Path, moment: str, number: int) -> None:
+    with parent(model, moment) as (process, engine):
+        if moment == "running":
+            assert not gone(engine, 0.05)
+        process.send_signal(number)
+        process.wait(5)
+        assert gone(engine)
+
+
+def test_the_thread_that_started_it_may_end(model: Path) -> None:
+    """Linux ends a child with the thread that made it, where it is asked to."""
+    found: list[Running] = []
+    thread = threading.Thread(target=lambda: found.append(start(launch_of(model))))
+    thread.start()
+    thread.join()
+    with found[0] as running:
+        time.sleep(0.1)
+        assert ask(running.address, "/completion", COMPLETION)[0] == 200
+
+
+# --- with real limits
+
+
+@pytest.fixture
+def group() -> Iterator[tuple[_Version, Path]]:
+    yield from own_group("watch")
+
+
+_STARVED = """
+import json, sys, time
+from pathlib import Path
+from tests.runtime_engines import launch_of
+from edgekit.runtime.llamacpp.starting import start
+from edgekit.runtime.llamacpp.watching import Watch
+
+with start(launch_of(Path(sys.argv[1]))) as running, Watch(running, every_s=0.05) as watch:
+    taken = []
+    while (ended := running.wait(0.05)) is None:
+        taken.append(bytearray(b"x" * 4_000_000))
+        if len(taken) > 200:
+            sys.exit("it was never stopped")
+print(json.dumps({"reason": watch.reason, "exit_code": ended.exit_code, "taken": len(taken)}))
+"""
+
+
+def test_it_is_stopped_before_the_kernel_does(model: Path, group: tuple[_Version, Path]) -> None:
+    """A neighbour in the same control group takes what is left of it, 4 MB at a time."""
+    version, folder = group
+    (folder / version.limits[0]).write_text(str(192 * MIB))
+    done = subprocess.run(
+        [sys.executable, "-c", enter(folder) + _STARVED, str(model)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=Path(__file__).parents[3],
+    )
+    assert done.returncode == 0, (done.returncode, done.stderr[-500:])
+    told = json.loads(done.stdout)
+    assert "of the 192.00 MiB of cgroup" in told["reason"]
+    assert "more than 95 %, and rising" in told["reason"]
+    assert told["exit_code"] == 0
+    assert told["taken"] > 5
+
+
+# --- what the probes read
+
+
+def test_the_cards_that_a_program_sees(tmp_path: Path) -> None:
+    said = recorded("h200_nvml")["answers"]
+    here = machine(
+        tmp_path, {"files": {"/proc/driver/nvidia/version": "NVRM version: 580\n"}}, answers=said
+    )
+    launch = launch_of(tmp_path / "m.gguf", setup=replace(SERVER, backend=Backend.CUDA))
+    look = probes_of(launch, here).devices
+    assert look() == (Device(name="GPU 0", free_bytes=150_109_880_320),)
+    memory = said["nvmlDeviceGetMemoryInfo"]
+    for code, words in ((15, "it has fallen off the bus"), (16, "it wants a reset")):
+        memory[next(iter(memory))] = {"error": code}
+        (found,) = look()
+        assert found.gone.startswith(words)
+    memory[next(iter(memory))] = {"error": 3}  # does not tell, and is there
+    assert look() == (Device(name="GPU 0"),)
+    assert probes_of(launch_of(tmp_path / "m.gguf"), here).devices() == ()
+
+
+def test_the_limits_are_those_of_the_engine(running: Running) -> None:
+    """ulimit -v of the engine's process, not ours: nobody set one, so there is none to hit."""
+    names = {limit.name for limit in probes_of(running.launch).limits(running.pid)}
+    assert not {name for name in names if name.startswith("RLIMIT")}
+    assert probes_of(running.launch).available_bytes() > MIB

@@ -1,0 +1,80 @@
+"""A session longer than its window: pinned first tokens, a window that rolls, memory that stays as it is."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.runtime_engines import ask, launch_of, small_model
+
+from edgekit.memory.cache_types import cache_type
+from edgekit.memory.types import Load
+from edgekit.runtime.llamacpp.running import Running
+from edgekit.runtime.llamacpp.starting import start
+from edgekit.units import MIB
+
+pytest.importorskip("xllamacpp")
+
+WINDOW, WINDOWS, SINKS = 512, 3, 4
+# A random model ends when it likes to: without ignore_eos there would be no session.
+ASKED: dict[str, Any] = {"prompt": "the quick brown fox", "ignore_eos": True, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_model(tmp_path_factory.mktemp("models") / "small.gguf")
+
+
+def events(running: Running, tokens: int) -> Iterator[dict[str, Any]]:
+    """What the server sends, token by token."""
+    connection = http.client.HTTPConnection(running.address.removeprefix("http://"), timeout=60)
+    asked = {**ASKED, "n_predict": tokens, "stream": True}
+    connection.request(
+        "POST", "/completion", json.dumps(asked), {"Content-Type": "application/json"}
+    )
+    for line in connection.getresponse():
+        if line.startswith(b"data: "):
+            yield json.loads(line.removeprefix(b"data: "))
+    connection.close()
+
+
+def own_bytes(running: Running) -> int:
+    held = running.resident()
+    assert held is not None
+    return held.anonymous_bytes or held.resident_bytes
+
+
+def test_memory_stays_flat_over_windows(model: Path) -> None:
+    """With an 8-bit cache, whose keys are unpacked and turned when the window moves on."""
+    q8 = cache_type("q8_0")
+    load = Load(context_tokens=WINDOW, sequences=1, cache_k=q8, cache_v=q8)
+    with start(launch_of(model, load=load, sinks=SINKS, rolling=True)) as running:
+        after: list[int] = []
+        last: dict[str, Any] = {}
+        for seen, event in enumerate(events(running, WINDOWS * WINDOW), 1):
+            last = event
+            if seen % WINDOW == 0:
+                after.append(own_bytes(running))
+        assert last["tokens_predicted"] == WINDOWS * WINDOW
+        assert last["truncated"]
+        assert len(after) >= WINDOWS
+        assert max(after[1:]) - after[1] < 2 * MIB
+        shifts = [line for line in running.process.recent if "context shift" in line]
+        assert shifts
+        # the request did not name them: the launch's sinks count, and llama.cpp's own first token
+        assert all(f"n_keep = {SINKS + 1}," in line for line in shifts)
+
+
+def test_without_it_the_window_is_the_end(model: Path) -> None:
+    with start(launch_of(model)) as running:
+        status, told = ask(running.address, "/completion", {**ASKED, "n_predict": 2 * WINDOW})
+        assert status == 200
+        assert told["tokens_evaluated"] + told["tokens_predicted"] <= WINDOW
+        assert told["stop_type"] == "limit"
+        status, told = ask(running.address, "/completion", {**ASKED, "prompt": [300] * 600})
+        assert (status, told["error"]["type"]) == (400, "exceed_context_size_error")
+        assert told["error"]["n_prompt_tokens"] == 600

@@ -1,0 +1,194 @@
+"""One llama.cpp, started as a plan says, under everything that is asked of it while it is up."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from tests.runtime_engines import ask, launch_of, model_of, small_model
+
+from edgekit.engine import llamacpp
+from edgekit.engine.llamacpp.types import LlamaCppSetup, Mode
+from edgekit.errors import UsageError
+from edgekit.memory.types import Component, Load, MemoryEstimate
+from edgekit.runtime.llamacpp.comparing import compare_reported
+from edgekit.runtime.llamacpp.running import Running
+from edgekit.runtime.llamacpp.starting import check_port, health, start
+from edgekit.runtime.llamacpp.watching import Watch
+from edgekit.units import MIB
+
+pytest.importorskip("xllamacpp")
+
+KEY = "a key of the tests"
+TOKENS = 12
+LOAD = Load(context_tokens=32_768, sequences=4, unified=True)
+SETUP = LlamaCppSetup(mode=Mode.SERVER, cache_ram_mib=0)
+
+
+class Served(NamedTuple):
+    running: Running
+    bill: MemoryEstimate
+    said: list[str]  # while it loaded
+    statuses: set[int | None]  # of /health, before it was up
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """4 layers x 32,768 cells x 256 numbers x 2 x 2 bytes = 128 MiB of cache beside 10 MB of weights."""
+    path = tmp_path_factory.mktemp("models") / "served.gguf"
+    small_model(path, layers=4, kv_heads=4, context_tokens=32_768, tied=False)
+    port = free_port()
+    address, over = f"http://127.0.0.1:{port}", threading.Event()
+    statuses: set[int | None] = set()
+
+    def look() -> None:
+        while not over.is_set():
+            statuses.add(health(address))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    said: list[str] = []
+    try:
+        launch = launch_of(
+            path, load=LOAD, setup=SETUP, port=port, api_key=KEY, alias="served", chat_template=""
+        )
+        running = start(launch, tell=said.append)
+    finally:
+        over.set()
+        looking.join()
+    bill = llamacpp.estimate(model_of(path), LOAD, SETUP)
+    with running:
+        yield Served(running, bill, said, statuses)
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def complete(served: Served, number: int = 0) -> str:
+    """A prompt of so many tokens more than one: the answer says how many it was for."""
+    asked = {
+        "prompt": [300 + number] * (1 + number),
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    status, told = ask(served.running.address, "/v1/completions", asked, KEY)
+    assert status == 200, told
+    assert told["usage"]["completion_tokens"] == TOKENS
+    assert told["usage"]["prompt_tokens"] == 1 + number
+    return str(told["choices"][0]["text"])
+
+
+def test_health_says_when_it_is_ready(served: Served) -> None:
+    assert served.statuses <= {None, 503, 200}
+    assert 503 in served.statuses  # it listens before it can answer
+    assert health(served.running.address) == 200
+    assert ask(served.running.address, "/health") == (200, {"status": "ok"})
+
+
+def test_it_answers_as_openai_does(served: Served) -> None:
+    assert complete(served)
+    asked = {
+        "messages": [{"role": "user", "content": "hello world"}],
+        "max_tokens": TOKENS,
+        "ignore_eos": True,
+    }
+    status, told = ask(served.running.address, "/v1/chat/completions", asked, KEY)
+    assert status == 200
+    assert told["choices"][0]["message"]["role"] == "assistant"
+    assert told["model"] == "served"
+    messages = {"messages": asked["messages"]}
+    _, told = ask(served.running.address, "/apply-template", messages, KEY)
+    assert told["prompt"] == "user: hello world\nassistant: "  # the file's own template
+
+
+def test_only_with_the_key(served: Served) -> None:
+    for key in (None, "another"):
+        status, told = ask(served.running.address, "/v1/completions", {"prompt": "a"}, key)
+        assert (status, told["error"]["type"]) == (401, "authentication_error")
+    assert KEY not in repr(served.running.launch)
+
+
+def test_the_bill_is_what_the_engine_reports(served: Served) -> None:
+    rows = {row.part: row for row in compare_reported(served.bill, served.running)}
+    assert all(row.within for row in rows.values()), rows
+    cache = served.running.reported[Component.KV_CACHE]
+    assert served.bill.of(Component.KV_CACHE) == 4 * 32_768 * 256 * 2 * 2
+    assert cache.off_by(4 * 32_768 * 256 * 2 * 2) == 0
+    assert cache.resolution_bytes < 6_000
+    assert rows["weights"].measured.off_by(served.bill.weights_bytes) == 0
+    assert rows["weights"].measured.resolution_bytes < 6_000
+    assert rows["kv cache"].allowed_bytes == rows["weights"].allowed_bytes == 0
+
+
+def test_a_bill_that_is_off_is_seen(served: Served) -> None:
+    more = llamacpp.estimate(
+        model_of(served.running.launch.path), Load(context_tokens=33_024, sequences=4), SETUP
+    )
+    rows = {row.part: row for row in compare_reported(more, served.running)}
+    assert not rows["kv cache"].within
+    assert rows["weights"].within
+
+
+def test_memory_is_what_was_promised(served: Served) -> None:
+    """The process after work, against the bill and the same process before it loaded: 5 % and 60 MB."""
+    for number in range(4):
+        complete(served, number)
+    held, idle = served.running.resident(), served.running.idle
+    assert held is not None
+    assert idle is not None
+    promised = served.bill.total_bytes + idle.resident_bytes
+    assert promised > 190 * MIB  # the bound is smaller than any large line
+    assert abs(held.resident_bytes - promised) < 0.05 * promised + 60e6
+    assert held.resident_bytes == pytest.approx(served.running.resident_bytes(), rel=0.05)
+    assert held.file_bytes is not None
+    assert held.file_bytes > served.bill.weights_bytes  # mapped, not copied
+
+
+def test_what_the_engine_made_of_the_options(served: Served) -> None:
+    facts = dict(served.bill.facts)
+    for name in ("n_ctx", "n_ctx_seq", "n_seq_max", "n_batch", "n_ubatch"):
+        assert served.running.resolved[name] == str(facts[name])
+    assert served.running.version.startswith("20")
+    assert "(llama.cpp " in served.running.version
+
+
+@pytest.mark.parametrize("clients", [10, 32])
+def test_more_clients_than_slots_are_queued(served: Served, clients: int) -> None:
+    """Four slots; none is lost, and each gets its own answer."""
+    before = served.running.resident_bytes()
+    with ThreadPoolExecutor(clients) as pool:
+        texts = list(pool.map(lambda number: complete(served, number), range(clients)))
+    assert [bool(text) for text in texts] == [True] * clients
+    after = served.running.resident_bytes()
+    assert before is not None
+    assert after is not None
+    assert after - before < 24 * MIB  # threads of the server, and no cache that grows
+
+
+def test_its_port_is_taken(served: Served) -> None:
+    port = int(served.running.address.rpartition(":")[2])
+    taken = rf"port {port} of 127.0.0.1 is in use by a model that edgekit runs already \(served, process "
+    with pytest.raises(UsageError, match=taken):
+        check_port("127.0.0.1", port)
+    rechecked: list[int] = []
+    with pytest.raises(UsageError, match=taken):
+        start(launch_of(served.running.launch.path, port=port), recheck=lambda: rechecked.append(1))
+    assert rechecked == []  # told before anything else is done
+    assert health(served.running.address) == 200
+
+
+def test_it_is_watched_and_nothing_is_wrong(served: Served) -> None:
+    said: list[str] = []
+    with Watch(served.running, warn=said.append, every_s=0.05) as watch:
+        complete(served)
+    assert (said, watch.reason, served.running.poll()) == ([], "", None)

@@ -1,0 +1,299 @@
+"""What can go wrong before an engine answers, and how it is started."""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.runtime_engines import SERVER, ask, launch_of, model_of, small_model
+
+from edgekit.engine import llamacpp
+from edgekit.engine.llamacpp.companions import with_drafter
+from edgekit.engine.llamacpp.types import Backend, Repack
+from edgekit.errors import (
+    EngineError,
+    MemoryPressureError,
+    MissingExtraError,
+    NotFoundError,
+    UsageError,
+)
+from edgekit.memory.cache_types import cache_type
+from edgekit.memory.types import Component, Load
+from edgekit.runtime.llamacpp import ports
+from edgekit.runtime.llamacpp.comparing import compare_reported
+from edgekit.runtime.llamacpp.settings import make_settings
+from edgekit.runtime.llamacpp.starting import check_port, start
+from edgekit.verify import binding
+
+pytest.importorskip("xllamacpp")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_model(tmp_path_factory.mktemp("models") / "small.gguf")
+
+
+def engines() -> set[int]:
+    """Processes that were started here and are still there."""
+    return {child.pid for child in psutil.Process().children()}
+
+
+# --- started as it was said
+
+
+Q8 = cache_type("q8_0")
+
+
+def test_the_settings_are_the_launch() -> None:
+    launch = launch_of(
+        Path("m.gguf"),
+        load=Load(
+            context_tokens=4096,
+            sequences=3,
+            unified=True,
+            batch_tokens=256,
+            microbatch_tokens=128,
+            cache_k=Q8,
+            cache_v=Q8,
+            flash_attention=True,
+        ),
+        setup=replace(
+            SERVER,
+            backend=Backend.CUDA,
+            n_gpu_layers=7,
+            n_cpu_moe=1,
+            tensor_split=(3.0, 1.0),
+            repack=Repack.X86,
+            use_mmap=False,
+            cache_ram_mib=64,
+            ctx_checkpoints=2,
+            draft_max=6,
+        ),
+        sinks=4,
+        rolling=True,
+        drafter=Path("d.gguf"),
+        port=8080,
+        alias="name",
+    )
+    told = make_settings(launch)
+    assert {name: told["parameters"][name] for name in EXPECTED} == EXPECTED
+    assert told["enums"] == {
+        "load_mode": ("llama_load_mode", "LLAMA_LOAD_MODE_NONE"),
+        "flash_attn_type": ("llama_flash_attn_type", "LLAMA_FLASH_ATTN_TYPE_ENABLED"),
+        "cache_type_k": ("ggml_type", "GGML_TYPE_Q8_0"),
+        "cache_type_v": ("ggml_type", "GGML_TYPE_Q8_0"),
+    }
+    assert told["needs_device"]
+    assert told["drafter"] == {
+        "path": "d.gguf",
+        "type": "COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE",
+        "parameters": {"n_gpu_layers": -1, "n_max": 6},
+        "enums": {
+            "cache_type_k": ("ggml_type", "GGML_TYPE_Q8_0"),
+            "cache_type_v": ("ggml_type", "GGML_TYPE_Q8_0"),
+        },
+    }
+
+
+EXPECTED: dict[str, Any] = {
+    "n_ctx": 4096,
+    "n_parallel": 3,
+    "kv_unified": True,
+    "n_batch": 256,
+    "n_ubatch": 128,
+    "n_gpu_layers": 7,
+    "tensor_split": [3.0, 1.0],
+    "tensor_buft_overrides": r"blk\.0\.ffn_(up|down|gate|gate_up)_(ch|)exps=CPU",
+    "no_extra_bufts": False,
+    "no_kv_offload": False,
+    "n_keep": 4,
+    "ctx_shift": True,
+    "cache_ram_mib": 64,
+    "n_ctx_checkpoints": 2,
+    "fit_params": False,
+    "warmup": True,
+    "load_mtp": False,
+    "hostnames": ["127.0.0.1"],
+    "port": 8080,
+    "api_keys": [],
+    "cors_origins": "localhost",  # web pages of others have no key
+    "model_alias": ["name"],
+}
+
+
+def test_blocks_that_predict_further_tokens_are_a_drafter() -> None:
+    setup = replace(SERVER, load_mtp=True, draft_max=3)
+    told = make_settings(launch_of(Path("m.gguf"), setup=setup))
+    assert told["parameters"]["load_mtp"]
+    assert told["drafter"]["path"] is None
+    assert told["drafter"]["type"] == "COMMON_SPECULATIVE_TYPE_DRAFT_MTP"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sinks": -1}, "0 or more and at most 508"),
+        ({"sinks": 509}, "509 sinks: there must be 0 or more and at most 508"),
+        ({"threads": 0}, "at least one is needed"),
+        ({"load": Load(output_rows=7)}, "rows of logits"),
+        ({"setup": replace(SERVER, mix="Q4_K_M")}, r"llama-quantize m.gguf OUTPUT.gguf Q4_K_M"),
+        ({"port": 65_536}, "port 65,536 is not between 0 and 65,535"),
+    ],
+)
+def test_what_makes_no_sense(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        start(launch_of(Path("m.gguf"), **changes))
+
+
+def test_an_8_bit_cache_and_a_drafter_are_what_was_billed(model: Path, tmp_path: Path) -> None:
+    main = small_model(tmp_path / "main.gguf", layers=3, context_tokens=8192)
+    load = Load(context_tokens=8192, sequences=2, unified=True, cache_k=Q8, cache_v=Q8)
+    setup = replace(SERVER, draft_max=4)
+    bill = with_drafter(
+        llamacpp.estimate(model_of(main), load, setup), model_of(model), load, setup
+    )
+    with start(launch_of(main, load=load, setup=setup, drafter=model, alias="two")) as running:
+        rows = compare_reported(bill, running)
+        assert [row.part for row in rows if row.part != "compute" and not row.within] == []
+        # rows of 128 numbers at 34 bytes for 32 of them
+        assert bill.of(Component.KV_CACHE) == (3 + 1) * 8192 * 2 * (128 // 32 * 34)
+        asked = {"prompt": "the quick", "n_predict": 16, "temperature": 0, "ignore_eos": True}
+        _, told = ask(running.address, "/completion", asked)
+        assert told["tokens_predicted"] == 16
+        assert told["timings"]["draft_n"] > 0  # it was asked
+
+
+def test_a_window_of_sliding_layers_is_what_was_billed(tmp_path: Path) -> None:
+    path = small_model(
+        tmp_path / "g.gguf",
+        "gemma3",
+        layers=4,
+        window=256,
+        window_period=2,
+        context_tokens=4096,
+    )
+    load = Load(context_tokens=4096, sequences=1)
+    bill = llamacpp.estimate(model_of(path), load, SERVER)
+    with start(launch_of(path, load=load)) as running:
+        parts = {row.part: row for row in compare_reported(bill, running)}
+    for name in ("weights", "kv cache", "sliding kv cache", "output"):
+        assert parts[name].within, parts[name]
+    assert parts["sliding kv cache"].predicted_bytes > 0
+
+
+# --- an engine that does not come up
+
+
+def test_no_engine_says_what_to_install(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+    monkeypatch.setattr(binding, "is_here", lambda: False)
+    with pytest.raises(MissingExtraError, match=r"pip install 'edgekit\[llama\]'"):
+        start(launch_of(model))
+
+
+def test_a_file_that_the_engine_rejects(tmp_path: Path) -> None:
+    broken = small_model(tmp_path / "broken.gguf", leave_out=("blk.0.ffn_up.weight",))
+    before = engines()
+    with pytest.raises(
+        EngineError, match=r"ended \(exit code 1\): .*tensor 'blk.0.ffn_up.weight' not found"
+    ):
+        start(launch_of(broken))
+    assert engines() == before
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match=r"no such file: .*nothing.gguf"):
+        start(launch_of(tmp_path / "nothing.gguf"))
+
+
+def test_a_drafter_of_another_language_is_not_dropped_silently(tmp_path: Path, model: Path) -> None:
+    other = small_model(tmp_path / "other.gguf", "qwen2")
+    with pytest.raises(EngineError, match="the drafter does not go with this model"):
+        start(launch_of(model, drafter=other))
+
+
+def test_layers_for_a_gpu_that_is_not_there(model: Path) -> None:
+    if Path("/dev/nvidia0").exists():
+        pytest.skip("this machine has a GPU: what is tested is its absence")
+    with pytest.raises(EngineError, match="finds no GPU here, and layers were to be put on one"):
+        start(launch_of(model, setup=replace(SERVER, backend=Backend.CUDA)))
+
+
+def test_a_slow_engine_is_ended(model: Path) -> None:
+    before, begun = engines(), time.monotonic()
+    with pytest.raises(EngineError, match=r"did not come up within 0.01 s: "):
+        start(launch_of(model, timeout_s=0.01))
+    assert engines() == before
+    assert time.monotonic() - begun < 5
+
+
+def test_memory_that_is_gone_by_now(model: Path) -> None:
+    """Checked again just before anything is loaded."""
+    before = engines()
+
+    def recheck() -> None:
+        assert engines() == before
+        raise MemoryPressureError("somebody took it")
+
+    with pytest.raises(MemoryPressureError, match="somebody took it"):
+        start(launch_of(model), recheck=recheck)
+    assert engines() == before
+
+
+# --- ports
+
+
+def test_a_port_of_another_program() -> None:
+    with closing(socket.socket()) as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        for host in ("127.0.0.1", "localhost", "0.0.0.0"):
+            with pytest.raises(
+                UsageError, match=rf"port {port} of {host} is in use by process \d+"
+            ):
+                check_port(host, port)
+    check_port("127.0.0.1", port)
+
+
+def test_somebody_who_was_faster(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between our look and the engine's bind."""
+    with closing(socket.socket()) as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        monkeypatch.setattr("edgekit.runtime.llamacpp.starting.check_port", lambda *_: None)
+        with pytest.raises(UsageError, match=f"port {port} of 127.0.0.1 is in use"):
+            start(launch_of(model, port=port))
+
+
+def test_a_port_whose_connections_fade_away_is_free() -> None:
+    with closing(socket.socket()) as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with closing(socket.create_connection(("127.0.0.1", port))):
+            accepted, _ = other.accept()
+            accepted.close()  # the side that closes first waits
+    check_port("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("host", ["no such host", "203.0.113.7", "x" * 70])
+def test_an_address_of_somebody_else(host: str) -> None:
+    with pytest.raises(UsageError, match="127.0.0.1 is"):
+        check_port(host, 0)
+
+
+def test_where_a_server_is_reached() -> None:
+    assert [ports.connectable(host) for host in ("0.0.0.0", "::", "10.0.0.1")] == [
+        "127.0.0.1",
+        "::1",
+        "10.0.0.1",
+    ]
+    assert ports.in_address("::1") == "[::1]"

@@ -1,0 +1,323 @@
+"""Tokens back into text: round trips, letters that come in parts, and real llama.cpp's own texts and end tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.embed_models import write_model
+from tests.embed_vocabularies import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    Vocabulary,
+    byte_bpe,
+    sentencepiece,
+    wordpiece,
+)
+from tests.served_oracle import llamacpp_replies
+from tests.vocabularies import find_vocabulary, vectors
+
+from edgekit.embed.file import WeightFile
+from edgekit.embed.tokenizer import TextTokenizer, build_tokenizer, read_vocabulary
+from edgekit.embed.tokenizer.vocabulary import ENDS, FILL_ENDS
+from edgekit.embed.types import Limits
+from edgekit.embed.walk import walk
+from edgekit.errors import HeaderError, HeaderLimitError, SourceError, TextError
+from edgekit.runtime.stream.pieces import TextPieces, end_tokens
+
+TINY: dict[str, Any] = {"kind": "F16", "layers": 1, "width": 64, "inner": 64, "heads": 1, "kv_heads": 1}  # fmt: skip
+KINDS = {"byte-level": byte_bpe, "sentencepiece": sentencepiece}
+TEXTS = (
+    "",
+    "the quick brown fox",
+    " the  lazy\n\n\tdog ",
+    "\u00e9\u00fc \u4e2d\u6587 \ud55c\uad6d \u0627\u0644 \U0001f600\U0001f468\u200d\U0001f469\u200d\U0001f467",
+    "\x00\x01 a\u2581b \u0120",
+    "<0x41> </s> <|im_end|>",
+)
+
+
+def write(path: Path, vocabulary: Vocabulary) -> Path:
+    return write_model(
+        path, "qwen2" if vocabulary.model == "gpt2" else "llama", vocabulary=vocabulary, **TINY
+    )
+
+
+@contextmanager
+def pieces_of(path: Path) -> Iterator[TextPieces]:
+    with WeightFile(path, Limits()) as file:
+        yield TextPieces(file, walk(file))
+
+
+def told(pieces: TextPieces, tokens: list[int]) -> str:
+    return "".join([pieces.push(token) for token in tokens]) + pieces.flush()
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A tokenizer and the pieces of its file; the space that sentencepiece puts before a text."""
+    path = write(tmp_path_factory.mktemp("pieces") / "model.gguf", KINDS[request.param]())
+    with WeightFile(path, Limits()) as file:
+        walked = walk(file)
+        vocabulary = read_vocabulary(file, walked)
+        prefix = " " if vocabulary.space_prefix else ""
+        yield build_tokenizer(vocabulary), TextPieces(file, walked), prefix
+
+
+Both = tuple[TextTokenizer, TextPieces, str]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_text_comes_back(both: Both, text: str) -> None:
+    tokenizer, pieces, prefix = both
+    tokens = tokenizer.encode_plain(text, parse_special=False)
+    plain = text.replace("\u2581", " ") if prefix else text  # sentencepiece's space is no letter
+    assert told(pieces, tokens) == (prefix + plain if text else "")
+
+
+@given(
+    text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\u2581"), max_size=30)
+)
+@settings(max_examples=60, deadline=None)
+def test_any_text_comes_back(both: Both, text: str) -> None:
+    tokenizer, pieces, prefix = both
+    tokens = tokenizer.encode_plain(text, parse_special=False)
+    assert told(pieces, tokens) == (prefix + text if text else "")
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_any_tokens_give_whole_letters_only(both: Both, data: st.DataObject) -> None:
+    """What is shown early is the beginning of what all of it says."""
+    _, pieces, _ = both
+    tokens = data.draw(st.lists(st.integers(0, len(pieces._places) - 1), max_size=20))
+    raw = b"".join(pieces.piece(token) for token in tokens)
+    shown = ""
+    for token in tokens:
+        shown += pieces.push(token)
+        assert raw.decode(errors="replace").startswith(shown)
+    assert shown + pieces.flush() == raw.decode(errors="replace")
+
+
+@pytest.mark.parametrize("name", ["llama-spm", "llama-bpe", "qwen2", "phi-3", "gemma-4", "falcon"])
+def test_llama_cpps_own_texts_come_back(name: str) -> None:
+    path = find_vocabulary(name)
+    prefix = " " if name in ("llama-spm", "phi-3") else ""
+    with pieces_of(path) as pieces:
+        for text, tokens in vectors(name):
+            assert told(pieces, tokens) == (prefix + text if text else "")
+
+
+# --- letters in parts
+
+
+def byte_tokens(text: str) -> list[int]:
+    """Of the sentencepiece vocabulary: <0x00> is number 3."""
+    return [3 + byte for byte in text.encode()]
+
+
+@pytest.fixture(scope="module")
+def spm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextPieces]:
+    path = write(tmp_path_factory.mktemp("spm") / "model.gguf", sentencepiece())
+    with pieces_of(path) as pieces:
+        yield pieces
+
+
+def test_a_letter_is_shown_when_its_last_byte_has_come(spm: TextPieces) -> None:
+    assert [spm.push(token) for token in byte_tokens("a\u00e9\u4e2d\U0001f600")] == [
+        "a", "", "\u00e9", "", "", "\u4e2d", "", "", "", "\U0001f600",
+    ]  # fmt: skip
+    assert spm.flush() == ""
+
+
+def test_a_letter_that_is_never_finished_is_shown_as_such(spm: TextPieces) -> None:
+    half = byte_tokens("\U0001f600")[:3]
+    assert [spm.push(token) for token in half] == ["", "", ""]
+    assert spm.flush() == "\ufffd"
+    assert told(spm, byte_tokens("a")) == "a"  # and nothing of it is left
+    assert [spm.push(token) for token in (half[0], *byte_tokens("b"))] == ["", "\ufffdb"]
+
+
+def test_bytes_that_begin_no_letter(spm: TextPieces) -> None:
+    assert told(spm, [3 + 0xFF, 3 + 0x80, 3 + 0x41]) == "\ufffd\ufffdA"
+
+
+# --- what is shown
+
+
+def mixed() -> Vocabulary:
+    plain = sentencepiece()
+    more = (
+        ("<|tool|>", USER_DEFINED),
+        ("\u2581raw\u2581", USER_DEFINED),
+        ("<unused0>", UNUSED),
+        ("<control>", CONTROL),
+        ("<odd>", UNKNOWN),
+        ("<undefined>", 0),
+        ("\u2581\u2581two", NORMAL),
+    )
+    return replace(
+        plain,
+        tokens=plain.tokens + tuple(text for text, _ in more),
+        types=plain.types + tuple(kind for _, kind in more),
+        scores=plain.scores + (-900.0,) * len(more),
+    )
+
+
+def test_only_what_is_text_is_shown(tmp_path: Path) -> None:
+    """A user's own token is shown as it is written, its spaces too."""
+    vocabulary = mixed()
+    first = len(vocabulary.tokens) - 7
+    with pieces_of(write(tmp_path / "m.gguf", vocabulary)) as pieces:
+        shown = [pieces.push(first + place) for place in range(7)]
+        assert shown == ["<|tool|>", "\u2581raw\u2581", "", "", "", "", "  two"]
+        assert told(pieces, [0, 1, 2]) == ""
+
+
+def test_a_letter_that_stands_for_no_byte_is_itself(tmp_path: Path) -> None:
+    plain = byte_bpe()
+    vocabulary = replace(plain, tokens=(*plain.tokens, "a\u4e2db"), types=(*plain.types, NORMAL))
+    with pieces_of(write(tmp_path / "m.gguf", vocabulary)) as pieces:
+        assert pieces.push(len(plain.tokens)) == "a\u4e2db"
+
+
+@pytest.mark.parametrize("make", [mixed, byte_bpe], ids=["sentencepiece", "byte-level"])
+def test_llama_cpp_gives_the_same_text(make: Any, tmp_path: Path) -> None:
+    """Every token of a kind that is shown, alone and in runs: /detokenize also shows those that are special."""
+    pytest.importorskip("xllamacpp")
+    vocabulary = make()
+    path = write(tmp_path / "m.gguf", vocabulary)
+    plain = [n for n, kind in enumerate(vocabulary.types) if kind in (NORMAL, USER_DEFINED)]
+    random = np.random.default_rng(1)
+    runs = [[token] for token in plain if vocabulary.types[token] != BYTE]
+    runs = [run for run in runs if not vocabulary.tokens[run[0]].isascii()][:150]
+    runs += [random.choice(plain, 30).tolist() for _ in range(10)]
+    if vocabulary.model == "gpt2":  # parts of letters, which the server cannot put in JSON
+        runs = [[token for token in run if vocabulary.tokens[token].isascii()] for run in runs]
+    replies = llamacpp_replies(path, [("/detokenize", {"tokens": run}) for run in runs])
+    with pieces_of(path) as pieces:
+        assert [told(pieces, run) for run in runs] == [reply["content"] for reply in replies]
+
+
+# --- tokens that end an answer
+
+
+def many_ends(*, leave_out: frozenset[str] = frozenset(), **keys: int) -> Vocabulary:
+    """Every text that ends an answer somewhere, and some that do not."""
+    plain = sentencepiece()
+    texts = {*ENDS, *(text for texts in FILL_ENDS.values() for text in texts[:1])}
+    texts |= {"<|im_start|>", "<|fim_prefix|>", "<|channel|>", "<end_of_turns>", "</S>", "[eos]"}
+    more = tuple(sorted(texts - leave_out - set(plain.tokens)))
+    return replace(
+        plain,
+        tokens=plain.tokens + more,
+        types=plain.types + tuple(CONTROL if index % 2 else NORMAL for index in range(len(more))),
+        scores=plain.scores + (-900.0,) * len(more),
+        more=tuple((dict(plain.more) | keys).items()),
+    )
+
+
+HARMONY = frozenset({"<|return|>", "<|flush|>", "<|call|>", "<|calls|>"})
+VOCABULARIES = {
+    "all names": many_ends(),
+    "no exceptions": many_ends(leave_out=HARMONY | {"<|tool_response>"}),
+    "by keys": many_ends(
+        leave_out=ENDS | {texts[0] for texts in FILL_ENDS.values()},
+        eos_token_id=300,
+        eot_token_id=301,
+        eom_token_id=302,
+        fim_pad_token_id=303,
+        fim_rep_token_id=304,
+        fim_sep_token_id=305,
+    ),
+    "keys before names": many_ends(fim_pad_token_id=310, eos_token_id=1, eot_token_id=10**6),
+}
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_end_tokens_are_llama_cpps(name: str, tmp_path: Path) -> None:
+    """Each token that might be one is forced to come: the server says why it stopped."""
+    pytest.importorskip("xllamacpp")
+    vocabulary = VOCABULARIES[name]
+    path = write(tmp_path / "m.gguf", vocabulary)
+    asked = [1, 2, *range(298, 312), *range(len(sentencepiece().tokens), len(vocabulary.tokens))]
+    body = {"prompt": [1, 300], "n_predict": 1, "temperature": 0, "samplers": ["temperature"]}
+    replies = llamacpp_replies(
+        path, [("/completion", body | {"logit_bias": [[token, 1e6]]}) for token in asked]
+    )
+    theirs = {
+        token for token, reply in zip(asked, replies, strict=True) if reply["stop_type"] == "eos"
+    }
+    assert theirs
+    with WeightFile(path, Limits()) as file:
+        walked = walk(file)
+        ours = TextPieces(file, walked).ends
+        assert end_tokens(file, walked) == ours
+    assert {token for token in ours if token in asked} == theirs
+
+
+# --- what a file may hold instead
+
+
+def test_memory_is_five_bytes_a_token(tmp_path: Path) -> None:
+    with pieces_of(write(tmp_path / "m.gguf", sentencepiece())) as pieces:
+        places = pieces._places
+        assert places.ends.itemsize == 4
+        assert len(places.ends) == len(places.kinds) == len(sentencepiece().tokens)
+
+
+@pytest.mark.parametrize("token", [-1, 10**6])
+def test_a_token_that_does_not_exist(spm: TextPieces, token: int) -> None:
+    with pytest.raises(TextError, match="does not exist"):
+        spm.push(token)
+
+
+@pytest.mark.parametrize("text", ["<0xG0>", "<0x1>", "A", ""])
+def test_a_byte_that_is_none(text: str, tmp_path: Path) -> None:
+    plain = sentencepiece()
+    vocabulary = replace(plain, tokens=(*plain.tokens[:3], text, *plain.tokens[4:]))
+    with (
+        pieces_of(write(tmp_path / "m.gguf", vocabulary)) as pieces,
+        pytest.raises(HeaderError, match=r"tokens\[3\].*no byte"),
+    ):
+        pieces.push(3)
+
+
+def test_a_text_that_is_not_utf8(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", byte_bpe())
+    path.write_bytes(path.read_bytes().replace("\u0120quick".encode(), b"\xffxquick", 1))
+    number = byte_bpe().tokens.index("\u0120quick")
+    with pieces_of(path) as pieces, pytest.raises(HeaderError, match="not UTF-8"):
+        pieces.push(number)
+
+
+def test_a_file_that_is_closed(tmp_path: Path) -> None:
+    with pieces_of(write(tmp_path / "m.gguf", sentencepiece())) as pieces:
+        pass
+    with pytest.raises(SourceError, match="closed"):
+        pieces.push(300)
+
+
+def test_a_token_beyond_the_limit(tmp_path: Path) -> None:
+    plain = sentencepiece()
+    vocabulary = replace(plain, tokens=(*plain.tokens[:-1], "x" * 5000))
+    with pytest.raises(HeaderLimitError), pieces_of(write(tmp_path / "m.gguf", vocabulary)):
+        pass
+
+
+def test_wordpieces_are_joined_as_llama_cpp_joins_them(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", "bert", **TINY)
+    tokens = [wordpiece().tokens.index(text) for text in ("\u2581hello", "ed", "\u2581world")]
+    with pieces_of(path) as pieces:
+        assert told(pieces, tokens) == " helloed world"

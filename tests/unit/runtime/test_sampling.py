@@ -1,0 +1,383 @@
+"""Which tokens are kept, how likely each is, and what comes of hostile logits: against a plain numpy reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from edgekit.engine.stream.sampler_size import BEST_TOKENS, CHUNK_TOKENS, RECENT_TOKENS
+from edgekit.errors import TextError, UsageError, WeightsError
+from edgekit.runtime.sampling import Sampler, Sampling
+
+Floats = NDArray[np.float32]
+EVERYTHING = Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1)
+
+
+def reference(
+    logits: Floats, sampling: Sampling, recent: Sequence[int] = ()
+) -> tuple[dict[int, float], float]:
+    """Kept tokens with their probabilities, in float64 and with every vector written out; and how far top-p's last
+    decision was from going the other way.
+    """
+    penalised, penalty = logits.copy(), np.float32(sampling.repeat_penalty)
+    for token in set(recent[max(len(recent) - sampling.repeat_last, 0) :]):
+        logit = logits[token]
+        penalised[token] = logit / penalty if logit > 0 else logit * penalty
+    values = penalised.astype(np.float64)
+    order = sorted(range(len(values)), key=lambda token: (-values[token], token))
+    kept = [token for token in order if values[token] > -math.inf]
+    if sampling.temperature == 0:
+        return {kept[0]: 1.0}, 1.0
+    kept = kept[: sampling.top_k or None]
+    margin = 1.0
+    if sampling.top_p < 1:
+        sums = np.cumsum(np.exp(values[kept] - values[kept[0]]))
+        count = int(np.argmax(sums >= sampling.top_p * sums[-1])) + 1
+        margin = float(np.abs(sums / sums[-1] - sampling.top_p).min())
+        kept = kept[:count]
+    if sampling.min_p > 0:
+        least = values[kept[0]] + math.log(sampling.min_p)
+        kept = [token for token in kept if values[token] >= least]
+    weights = np.exp((values[kept] - values[kept[0]]) / sampling.temperature)
+    shares = weights / weights.sum()
+    return dict(zip(kept, shares.tolist(), strict=True)), margin
+
+
+def sampler_after(sampling: Sampling, vocabulary: int, recent: Sequence[int] = ()) -> Sampler:
+    sampler = Sampler(sampling, vocabulary)
+    for token in recent:
+        sampler.accept(token)
+    return sampler
+
+
+def check(logits: Floats, sampling: Sampling, recent: Sequence[int] = ()) -> None:
+    told = sampler_after(sampling, len(logits), recent).probabilities(logits)
+    expected, margin = reference(logits, sampling, recent)
+    if margin > 1e-9:  # else either is right
+        assert list(told) == [token for token in expected if expected[token] > 0]
+    for token, share in told.items():
+        assert share == pytest.approx(expected.get(token, 0.0), rel=1e-5, abs=1e-8)
+
+
+# --- what is kept
+
+SETTINGS = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 0.1, 0.8, 1.0, 2.5]),
+    top_k=st.sampled_from([0, 1, 2, 3, 7, 40, 1024, 5000]),
+    top_p=st.sampled_from([0.0, 0.1, 0.5, 0.75, 0.95, 0.999, 1.0]),
+    min_p=st.sampled_from([0.0, 0.001, 0.05, 0.5, 1.0]),
+    repeat_penalty=st.sampled_from([0.5, 1.0, 1.1, 2.0]),
+    repeat_last=st.sampled_from([0, 1, 3, 64]),
+    seed=st.just(0),
+)
+FEW_VALUES = st.sampled_from([-math.inf, -3.0, -1.0, -0.0, 0.0, 0.5, 1.0, 4.0])
+ANY_VALUE = st.floats(-30, 30, width=32)
+
+
+@given(data=st.data(), sampling=SETTINGS)
+@settings(max_examples=100, deadline=None)
+def test_kept_tokens_and_probabilities_are_the_references(
+    data: st.DataObject, sampling: Sampling
+) -> None:
+    value = data.draw(st.sampled_from([FEW_VALUES, ANY_VALUE]))
+    logits = data.draw(
+        st.lists(value, min_size=1, max_size=40).filter(lambda found: max(found) > -math.inf)
+    )
+    recent = data.draw(st.lists(st.integers(0, len(logits) - 1), max_size=6))
+    check(np.array(logits, np.float32), sampling, recent)
+
+
+def spread(seed: int, count: int, deviation: float, step: float = 0.0) -> Floats:
+    """Normally distributed; with a `step` only multiples of it, so that many are equal."""
+    values = np.random.default_rng(seed).normal(scale=deviation, size=count)
+    return np.asarray(np.round(values / step) * step if step else values, dtype=np.float32)
+
+
+LARGE = {
+    "peaked": spread(1, 2 * CHUNK_TOKENS + 77, 4.0),
+    "flat": spread(2, 2 * CHUNK_TOKENS, 0.01),
+    "ties": spread(3, 2 * CHUNK_TOKENS - 1, 1.0, step=0.5),
+    "all equal": np.full(2 * CHUNK_TOKENS + 5, -7.25, np.float32),
+    "rising": np.linspace(-5, 5, 2 * CHUNK_TOKENS, dtype=np.float32),
+    "falling": np.linspace(5, -5, 2 * CHUNK_TOKENS + 4097, dtype=np.float32),
+    "one column": np.where(np.arange(2 * CHUNK_TOKENS) % 4096 == 9, 5.0, -5.0).astype(np.float32),
+    "mostly -inf": np.where(np.arange(40_000) % 1000 == 7, spread(4, 40_000, 1.0), -np.inf).astype(
+        np.float32
+    ),
+}
+COMBINATIONS: tuple[dict[str, Any], ...] = (
+    {"top_k": 40},
+    {"top_k": 1, "top_p": 0.5},
+    {"top_k": BEST_TOKENS},
+    {"top_k": BEST_TOKENS, "top_p": 0.9, "min_p": 0.01},
+    {"top_k": BEST_TOKENS + 1},
+    {"top_k": 20_000, "top_p": 0.99},
+    {"top_p": 0.5},
+    {"top_p": 0.97, "min_p": 0.02},
+    {"min_p": 0.3},
+    {"top_k": 10_000_000},
+)
+
+
+@pytest.mark.parametrize("changes", COMBINATIONS, ids=str)
+@pytest.mark.parametrize("name", LARGE)
+def test_kept_tokens_of_large_vocabularies(name: str, changes: dict[str, Any]) -> None:
+    """By number of tokens and where the order breaks off: a reference with all of them is slow in Python."""
+    logits, sampling = LARGE[name], replace(EVERYTHING, **changes)
+    sampler = Sampler(sampling, len(logits))
+    told = sampler.probabilities(logits)
+    before = logits.copy()
+    assert {sampler.sample(logits) for _ in range(5)} <= set(told)
+    np.testing.assert_array_equal(logits, before)
+    order = np.lexsort((np.arange(len(logits)), -logits))
+    order = order[logits[order] > -np.inf][: sampling.top_k or None]
+    weights = np.exp(logits[order].astype(np.float64) - float(logits[order[0]]))
+    sums = np.cumsum(weights)
+    count = len(order)
+    if sampling.top_p < 1:
+        count = int(np.searchsorted(sums, sampling.top_p * sums[-1])) + 1
+    if sampling.min_p:
+        count = min(count, int((weights >= sampling.min_p).sum()))
+    assert list(told) == order[:count].tolist()
+    np.testing.assert_allclose(list(told.values()), weights[:count] / sums[count - 1], rtol=1e-9)
+
+
+# --- how often each comes
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"temperature": 0.5},
+        {"temperature": 3.0},
+        {"top_k": 20},
+        {"top_k": 20, "top_p": 0.8, "min_p": 0.1, "temperature": 1.5},
+        {"top_p": 0.9},
+        {"min_p": 0.2, "temperature": 2.0},
+        {"repeat_penalty": 1.5},
+    ],
+    ids=str,
+)
+def test_tokens_come_as_often_as_they_should(changes: dict[str, Any]) -> None:
+    """Chi-squared over 2,000 draws of fixed seed. With n - 1 degrees of freedom it is below n - 1 + 4 sqrt(2(n - 1))
+    but for one time in some ten thousand.
+    """
+    logits = spread(5, 60, 1.5)
+    sampling, recent = replace(EVERYTHING, seed=7, **changes), [3, 4, 3, 59]
+    sampler = sampler_after(sampling, len(logits), recent)
+    draws = 2_000
+    counts = np.bincount([sampler.sample(logits) for _ in range(draws)], minlength=len(logits))
+    expected, _ = reference(logits, sampling, recent)
+    assert set(np.flatnonzero(counts)) <= set(expected)
+    shares = np.array(list(expected.values()))
+    seen = counts[list(expected)]
+    common = shares * draws >= 5  # the rest are counted together
+    told = np.append(seen[common], seen[~common].sum())
+    wanted = np.append(shares[common], shares[~common].sum()) * draws
+    told, wanted = told[wanted > 0], wanted[wanted > 0]
+    freedom = len(told) - 1
+    assert ((told - wanted) ** 2 / wanted).sum() < freedom + 4 * math.sqrt(2 * freedom)
+
+
+def test_draws_reach_over_chunks() -> None:
+    """Two tokens in the first and last of four chunks, one of them three times as likely."""
+    logits = np.full(4 * CHUNK_TOKENS, -np.inf, np.float32)
+    logits[17], logits[-1] = 0.0, math.log(3)
+    sampler = Sampler(replace(EVERYTHING, seed=3), len(logits))
+    drawn = [sampler.sample(logits) for _ in range(240)]
+    assert set(drawn) == {17, len(logits) - 1}
+    assert 33 < drawn.count(17) < 87  # 60, and four deviations of sqrt(240 * 3 / 16)
+
+
+# --- seeds
+
+
+def test_the_same_seed_gives_the_same_tokens() -> None:
+    logits = spread(6, 500, 1.0)
+
+    def drawn(seed: int | None) -> list[int]:
+        sampler = Sampler(Sampling(seed=seed), len(logits))
+        return [sampler.sample(logits) for _ in range(40)]
+
+    assert drawn(11) == drawn(11)
+    assert drawn(11) != drawn(12)
+    assert drawn(None) != drawn(None)
+
+
+def test_each_token_takes_one_number_from_the_seed() -> None:
+    """So that a token that was certain does not change what follows."""
+    sure = np.array([9.0, -90.0], np.float32)
+    open_ = np.zeros(2, np.float32)
+    one, other = (Sampler(replace(EVERYTHING, seed=5), 2) for _ in range(2))
+    one.sample(sure)
+    other.sample(open_)
+    assert [one.sample(open_) for _ in range(30)] == [other.sample(open_) for _ in range(30)]
+
+
+def test_greedy_takes_the_first_of_the_highest_and_no_random_number() -> None:
+    logits = np.array([1, 5, -2, 5, 5], np.float32)
+    sampler = Sampler(Sampling(temperature=0, top_k=3, seed=1), 5)
+    state = sampler._random.bit_generator.state
+    assert [sampler.sample(logits) for _ in range(5)] == [1] * 5
+    assert sampler._random.bit_generator.state == state
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-30, 1e-3])
+def test_a_tiny_temperature_is_nearly_greedy(temperature: float) -> None:
+    logits = np.array([-3e38, 1, 3, 2.9, 3], np.float32)
+    sampler = Sampler(replace(EVERYTHING, temperature=temperature), 5)
+    assert {sampler.sample(logits) for _ in range(40)} == {2, 4}
+
+
+def test_a_huge_temperature_makes_all_alike() -> None:
+    logits = np.array([-3e38, 0, 3e38], np.float32)
+    told = Sampler(replace(EVERYTHING, temperature=1e308), 3).probabilities(logits)
+    assert list(told.values()) == pytest.approx([1 / 3] * 3)
+
+
+# --- the penalty
+
+
+@pytest.mark.parametrize(
+    ("logit", "penalty", "after"),
+    [(3.0, 1.5, 2.0), (-3.0, 1.5, -4.5), (0.0, 1.5, 0.0), (3.0, 0.5, 6.0), (-3.0, 0.5, -1.5)],
+)
+def test_a_token_seen_before_is_divided_or_multiplied_once(
+    logit: float, penalty: float, after: float
+) -> None:
+    sampling = replace(EVERYTHING, repeat_penalty=penalty)
+    logits = np.array([logit, 0.0], np.float32)
+    told = sampler_after(sampling, 2, [0, 0, 0]).probabilities(logits)
+    assert told[0] / told[1] == pytest.approx(math.exp(after))
+
+
+def test_the_penalty_looks_back_as_far_as_it_is_told() -> None:
+    logits = np.array([5.0, 4.0, 3.0, 2.0], np.float32)
+    sampling = Sampling(temperature=0, repeat_penalty=100, repeat_last=2)
+    sampler = Sampler(sampling, 4)
+    found = []
+    for _ in range(7):
+        found.append(sampler.sample(logits))
+        sampler.accept(found[-1])
+    assert found == [0, 1, 2, 0, 1, 2, 0]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(repeat_last=0, repeat_penalty=9), Sampling()])
+def test_no_penalty(sampling: Sampling) -> None:
+    logits = spread(8, 50, 1.0)
+    accepted = sampler_after(sampling, 50, list(range(50)))
+    assert accepted.probabilities(logits) == Sampler(sampling, 50).probabilities(logits)
+
+
+def test_a_penalty_that_overflows_leaves_a_number() -> None:
+    logits = np.array([3e38, 1.0, -3e38], np.float32)
+    sampling = Sampling(temperature=0, repeat_penalty=1e-6)
+    assert sampler_after(sampling, 3, [0, 2]).sample(logits) == 0
+    sampling = Sampling(temperature=0, repeat_penalty=1e6)
+    assert sampler_after(sampling, 3, [0, 2]).sample(logits) == 0
+    assert logits.tolist() == [np.float32(3e38), 1.0, np.float32(-3e38)]
+
+
+def test_logits_are_restored_when_sampling_fails() -> None:
+    logits = np.array([1.0, np.nan], np.float32)
+    with pytest.raises(WeightsError):
+        sampler_after(Sampling(repeat_penalty=2), 2, [0]).sample(logits)
+    assert logits[0] == 1.0
+
+
+@pytest.mark.parametrize("token", [-1, 4])
+def test_a_token_that_does_not_exist_is_not_accepted(token: int) -> None:
+    with pytest.raises(TextError, match="does not exist: there are 4"):
+        Sampler(Sampling(), 4).accept(token)
+
+
+# --- hostile logits
+
+WAYS = {
+    "greedy": Sampling(temperature=0),
+    "default": Sampling(seed=1),
+    "categorical": EVERYTHING,
+    "top-p": replace(EVERYTHING, top_p=0.9),
+    "many": replace(EVERYTHING, top_k=2000),
+    "min-p": replace(EVERYTHING, min_p=0.1),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("count", [3, 5_000, 2 * CHUNK_TOKENS + 1])
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(math.nan, "a logit is nan"), (math.inf, "a logit is inf"), (-math.inf, "above -inf")],
+)
+def test_logits_that_are_no_choice(way: str, count: int, value: float, said: str) -> None:
+    logits = np.full(count, -math.inf if value == -math.inf else 0.5, np.float32)
+    logits[count // 2] = value
+    with pytest.raises(WeightsError, match=said):
+        Sampler(WAYS[way], count).sample(logits)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("count", [1, 3, 5_000, 2 * CHUNK_TOKENS + 1])
+@pytest.mark.parametrize("value", [-3.4028235e38, -1.0, 0.0, 3.4028235e38])
+def test_one_finite_logit_is_the_answer(way: str, count: int, value: float) -> None:
+    logits = np.full(count, -math.inf, np.float32)
+    logits[count // 2] = value
+    assert Sampler(WAYS[way], count).sample(logits) == count // 2
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("value", [-3.4028235e38, -0.0, 1e-45, 3.4028235e38])
+def test_all_equal_logits(way: str, value: float) -> None:
+    logits = np.full(2 * CHUNK_TOKENS, value, np.float32)
+    told = Sampler(WAYS[way], len(logits)).probabilities(logits)
+    kept = {"greedy": 1, "default": 38, "top-p": math.ceil(0.9 * len(logits)), "many": 2000}
+    assert list(told) == list(range(kept.get(way, len(logits))))  # 38 of 40 are 0.95 of them
+    assert {*told.values()} == {1 / len(told)}
+
+
+def test_a_vocabulary_of_one() -> None:
+    assert Sampler(Sampling(), 1).sample(np.array([-4.0], np.float32)) == 0
+
+
+# --- settings
+
+
+@pytest.mark.parametrize(
+    ("field", "values", "flag"),
+    [
+        ("temperature", (-0.1, math.nan, math.inf, "1", None, True), "--temp"),
+        ("top_k", (-1, 2.0, 2**31, None, False), "--top-k"),
+        ("top_p", (-0.01, 1.01, math.nan, "0.5"), "--top-p"),
+        ("min_p", (-0.01, 1.01, math.nan, None), "--min-p"),
+        ("repeat_penalty", (0, -1.0, math.inf, math.nan, 1e-7, 1e7), "--repeat-penalty"),
+        ("repeat_last", (-1, RECENT_TOKENS + 1, 1.0), "--repeat-last-n"),
+        ("seed", (-1, 2**32 - 1, 1.5, "1", True), "--seed"),
+    ],
+)
+def test_settings_that_make_no_sense(field: str, values: tuple[Any, ...], flag: str) -> None:
+    for value in values:
+        with pytest.raises(UsageError, match=rf"{field} \({flag}\)"):
+            Sampling(**{field: value})
+
+
+def test_the_defaults_are_llama_cpps() -> None:
+    """common_params_sampling in common/common.h."""
+    assert asdict(Sampling()) == {
+        "temperature": 0.8,
+        "top_k": 40,
+        "top_p": 0.95,
+        "min_p": 0.05,
+        "repeat_penalty": 1.0,
+        "repeat_last": 64,
+        "seed": None,
+    }

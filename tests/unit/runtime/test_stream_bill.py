@@ -1,0 +1,163 @@
+"""The number planned is the number allocated: every array of the engine is a line of its bill, to the byte."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.stream_sessions import FAMILIES, session, some_tokens, tiny
+
+from edgekit.embed.monitor import Monitor
+from edgekit.engine.stream.sampler_size import sampler_bytes
+from edgekit.engine.stream.setup import StreamPlan
+from edgekit.errors import MemoryPressureError
+from edgekit.memory.types import Component
+from edgekit.runtime.stream.account import SAMPLER, line_key
+from edgekit.runtime.stream.engine import StreamEngine
+from edgekit.units import KIB
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return {name: tiny(folder, name, tied=name != "qwen3") for name in FAMILIES}
+
+
+def billed(plan: StreamPlan) -> Counter[str]:
+    """All lines but the one that the sampler allocates."""
+    found: Counter[str] = Counter()
+    for line in plan.lines:
+        if line_key(line) != SAMPLER:
+            found[line_key(line)] += line.size_bytes
+    return +found
+
+
+ROLLS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "rolling": {"rolling": True},
+    "rolling with sinks": {"rolling": True, "sinks": 4},
+}
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+@pytest.mark.parametrize("roll", ROLLS)
+@pytest.mark.parametrize("cache", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_array_is_a_line(
+    models: dict[str, Path], name: str, cache: str, roll: str, chunk: int
+) -> None:
+    with session(models[name], cache=cache, chunk=chunk, setup=ROLLS[roll]) as engine:
+        assert engine.allocated == billed(engine.plan)
+        assert engine.cache_bytes == sum(
+            line.size_bytes
+            for line in engine.plan.lines
+            if line.component in {Component.KV_CACHE, Component.SLIDING_KV_CACHE}
+        )
+        engine.feed(some_tokens(20))
+        assert _arrays(engine) == sum(engine.allocated.values())
+
+
+def _arrays(engine: StreamEngine) -> int:
+    """Every array that owns its memory and is reachable from the engine, found without knowing where they are."""
+    import numpy as np
+
+    found: dict[int, int] = {}
+    seen: set[int] = set()
+    todo: list[Any] = [engine]
+    while todo:
+        one = todo.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, np.ndarray):
+            while one.base is not None and isinstance(one.base, np.ndarray):
+                one = one.base
+            found[id(one)] = one.nbytes
+        elif isinstance(one, dict):
+            todo += one.values()
+        elif isinstance(one, list | tuple | set | frozenset):
+            todo += one
+        elif type(one).__module__.startswith("edgekit"):
+            slots = (name for kind in type(one).__mro__ for name in getattr(kind, "__slots__", ()))
+            todo += [getattr(one, name, None) for name in slots]
+            todo += getattr(one, "__dict__", {}).values()
+        elif type(one).__name__ == "Thread":  # holds the buffers of its worker
+            todo.append(getattr(one, "_args", None))
+    return sum(found.values())
+
+
+@pytest.mark.parametrize("keep_bytes", [0, 30_000, None])
+def test_weights_that_stay_are_lines_too(models: dict[str, Path], keep_bytes: int | None) -> None:
+    for name in FAMILIES:
+        with session(models[name], setup={"keep_bytes": keep_bytes}) as engine:
+            assert engine.allocated == billed(engine.plan)
+            kept = engine.allocated.get("weights kept, layer 0", 0)
+            assert (kept > 0) is (keep_bytes != 0)
+
+
+def test_sliding_layers_that_keep_the_whole_window(models: dict[str, Path]) -> None:
+    with session(models["gemma3"], full=True) as engine:
+        assert engine.plan.cells == (64, 64, 64)
+        assert engine.allocated == billed(engine.plan)
+
+
+def test_keys_and_values_of_different_types(models: dict[str, Path]) -> None:
+    with session(models["llama"], cache="q8_0", values="f16") as engine:
+        # 2 key heads of 32 numbers: 2 blocks of 34 bytes, and 64 halves.
+        assert engine.allocated["cache, layer 1"] == 64 * (2 * 34 + 64 * 2)
+
+
+def test_all_of_it_is_reserved_and_given_back(models: dict[str, Path]) -> None:
+    monitor = Monitor()
+    with session(models["gemma3"], setup={"rolling": True, "sinks": 2}, monitor=monitor) as engine:
+        assert monitor.reserved_bytes == engine.plan.total_bytes
+        assert engine.plan.total_bytes - sum(engine.allocated.values()) == sampler_bytes(
+            engine.vocabulary
+        )
+    assert monitor.reserved_bytes == 0
+
+
+def test_a_budget_that_is_too_small_is_told_before_anything_is_allocated(
+    models: dict[str, Path],
+) -> None:
+    with session(models["llama"]) as engine:
+        total = engine.plan.total_bytes
+    monitor = Monitor(budget_bytes=total)  # of which 85 % may be used
+    with pytest.raises(MemoryPressureError, match="tiles needs"):
+        session(models["llama"], monitor=monitor)
+    assert monitor.reserved_bytes == 0
+
+
+def test_a_step_allocates_nothing_that_grows(models: dict[str, Path]) -> None:
+    """Fifty tokens in a window that has begun to roll: views and small numbers only."""
+    setup = {"rolling": True, "sinks": 2, "keep_bytes": 30_000}
+    with session(models["gemma3"], window=32, setup=setup) as engine:
+        engine.feed(some_tokens(40))
+        _feed(engine, 10)  # what is made on first use
+        gc.collect()
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            peaks = []
+            for token in some_tokens(50):
+                tracemalloc.reset_peak()
+                held, _ = tracemalloc.get_traced_memory()
+                engine.feed((token,))
+                _, peak = tracemalloc.get_traced_memory()
+                peaks.append(peak - held)
+            gc.collect()
+            after, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert sorted(peaks)[len(peaks) // 2] < 10 * KIB  # all of a step together
+    assert max(peaks) < 64 * KIB  # and one in which the monitor reads what the system says
+    assert after - before < 4 * KIB
+
+
+def _feed(engine: StreamEngine, count: int) -> None:
+    for token in some_tokens(count):
+        engine.feed((token,))

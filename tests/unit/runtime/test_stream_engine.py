@@ -1,0 +1,313 @@
+"""A session of the built-in engine: what it reads, what it refuses, and how it is broken off."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from tests.embed_models import write_model
+from tests.straight import Session
+from tests.stream_sessions import FAMILIES, session, some_tokens, steps, tiny
+
+from edgekit.embed.kernels import KERNELS, choose
+from edgekit.errors import (
+    CancelledError,
+    ContextTooLargeError,
+    SourceError,
+    TextError,
+    UnknownArchitectureError,
+    UsageError,
+    WeightsError,
+)
+
+TOKENS = some_tokens(40)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return {name: tiny(folder, name, tied=name != "qwen2") for name in FAMILIES}
+
+
+# --- what it computes
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_are_those_of_a_straight_pass(
+    models: dict[str, Path], name: str, kernels: str
+) -> None:
+    """gemma3's first layers forget after 8 tokens, inside a prompt and behind it."""
+    with session(models[name], kernels=choose(kernels)) as engine:
+        ours = steps(engine, TOKENS, prompt=20)
+    theirs = Session(models[name], window=64).logits(TOKENS)[19:]
+    np.testing.assert_allclose(ours, theirs, atol=2e-5)
+
+
+@pytest.mark.parametrize("cache", ["f16", "q8_0"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_chunk_does_not_change_the_result(
+    models: dict[str, Path], name: str, cache: str
+) -> None:
+    """Not even with a packed cache: a chunk's tokens see each other as they will be remembered.
+
+    A sum in another order may be rounded to the next code, so a little is left of what packing does.
+    """
+    found = []
+    for kind, chunk in (("f32", 1), ("f32", 3), ("f32", 64), (cache, 1), (cache, 3), (cache, 64)):
+        with session(models[name], cache=kind, chunk=chunk) as engine:
+            found.append(engine.feed(TOKENS).copy())
+    exact, *others, packed, three, many = found
+    for other in others:
+        np.testing.assert_allclose(other, exact, atol=2e-5)
+    lost = np.abs(packed - exact).mean()
+    assert np.abs(three - packed).mean() < lost / 5
+    assert np.abs(many - packed).mean() < lost / 5
+
+
+@pytest.mark.parametrize(("cache", "near"), [("f16", 0.01), ("q8_0", 0.1)])
+def test_a_packed_cache_is_nearly_as_good(models: dict[str, Path], cache: str, near: float) -> None:
+    with session(models["llama"]) as engine:
+        exact = engine.feed(TOKENS).copy()
+    with session(models["llama"], cache=cache) as engine:
+        packed = engine.feed(TOKENS)
+    assert 0 < np.abs(packed - exact).max() < near
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("keep_bytes", [0, 100_000, None])
+def test_threads_and_kept_weights_change_nothing(
+    models: dict[str, Path], threads: int, keep_bytes: int | None
+) -> None:
+    with session(models["qwen3"]) as engine:
+        expected = engine.feed(TOKENS).copy()
+    setup = {"threads": threads, "keep_bytes": keep_bytes}
+    with session(models["qwen3"], setup=setup) as engine:
+        np.testing.assert_allclose(engine.feed(TOKENS), expected, atol=1e-5)
+
+
+def test_sliding_layers_in_more_cells_see_no_more(models: dict[str, Path]) -> None:
+    with session(models["gemma3"]) as engine:
+        expected = engine.feed(TOKENS).copy()
+    with session(models["gemma3"], full=True) as engine:
+        np.testing.assert_allclose(engine.feed(TOKENS), expected, atol=1e-5)
+
+
+def test_after_a_reset_it_knows_nothing(models: dict[str, Path]) -> None:
+    with session(models["llama"]) as engine:
+        first = engine.feed(TOKENS[:9]).copy()
+        engine.feed(TOKENS)
+        engine.reset()
+        assert engine.position == 0
+        assert np.array_equal(engine.feed(TOKENS[:9]), first)
+        assert engine.position == 9
+
+
+# --- what it refuses
+
+
+def test_a_prompt_longer_than_the_window(models: dict[str, Path]) -> None:
+    with session(models["llama"], window=16) as engine:
+        with pytest.raises(ContextTooLargeError, match=r"17 tokens .* window of 16: .* of 17"):
+            engine.feed(TOKENS[:17])
+        assert engine.position == 0
+        engine.feed(TOKENS[:10])
+        with pytest.raises(ContextTooLargeError, match="16, of which 10 are taken"):
+            engine.feed(TOKENS[:7])
+        assert engine.room_tokens == 6
+        engine.feed(TOKENS[:6])
+        assert engine.room_tokens == 0
+
+
+@pytest.mark.parametrize("wrong", [-1, 10**6, 2**70, "5", 1.5, None])
+def test_what_is_no_token(models: dict[str, Path], wrong: object) -> None:
+    with session(models["llama"]) as engine:
+        with pytest.raises(TextError, match="is not one of the model's"):
+            engine.feed([5, wrong])  # type: ignore[list-item] # that is the point
+        with pytest.raises(TextError, match="no tokens"):
+            engine.feed([])
+        assert engine.position == 0
+
+
+def test_a_model_that_does_not_generate(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "bert.gguf", "bert")
+    with pytest.raises(
+        UnknownArchitectureError, match="generates with qwen2, qwen3, llama, gemma3"
+    ):
+        session(path)
+
+
+def test_one_reader_at_a_time(models: dict[str, Path]) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def wait(_share: float) -> None:
+        inside.set()
+        go_on.wait(10)
+
+    with session(models["llama"]) as engine:
+        reading = threading.Thread(target=engine.feed, args=(TOKENS, wait))
+        reading.start()
+        assert inside.wait(10)
+        with pytest.raises(UsageError, match="one text at a time"):
+            engine.feed(TOKENS)
+        go_on.set()
+        reading.join(10)
+        assert engine.position == len(TOKENS)
+
+
+def test_a_closed_engine(models: dict[str, Path]) -> None:
+    before = threading.active_count()
+    engine = session(models["llama"], setup={"threads": 4})
+    assert threading.active_count() == before + 3
+    engine.close()
+    engine.close()
+    assert threading.active_count() == before
+    with pytest.raises(UsageError, match="closed"):
+        engine.feed(TOKENS)
+    with pytest.raises(UsageError, match="closed"):
+        engine.reset()
+
+
+def _truncate(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+
+
+def _replace(path: Path) -> None:
+    data = path.read_bytes()
+    path.unlink()
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [(Path.unlink, "no such file"), (_truncate, "truncated"), (_replace, "replaced by another")],
+)
+def test_a_file_that_changes_while_it_is_used(
+    tmp_path: Path, change: Callable[[Path], None], told: str
+) -> None:
+    path = tiny(tmp_path, "llama")
+    with session(path) as engine:
+        engine.feed(TOKENS[:5])
+        change(path)
+        with pytest.raises(SourceError, match=told):
+            engine.feed(TOKENS[:5])
+
+
+def test_a_file_may_go_when_all_of_it_is_in_memory(tmp_path: Path) -> None:
+    path = tiny(tmp_path, "llama")
+    with session(path, setup={"keep_bytes": None}) as engine:
+        path.unlink()
+        assert np.isfinite(engine.feed(TOKENS)).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("output_norm.weight", "the logits are not finite"),
+        ("blk.1.attn_norm.weight", "keys or values of layer 1 are not finite"),
+    ],
+)
+def test_numbers_that_overflow_are_told(tmp_path: Path, name: str, told: str) -> None:
+    """The weights are finite, what comes of them is not."""
+    path = tiny(tmp_path, "llama")
+    for tensor in gguf.GGUFReader(path, "r+").tensors:
+        if tensor.name == name:
+            tensor.data[:] = 3e38
+    with session(path) as engine, pytest.raises(WeightsError, match=told):
+        engine.feed(TOKENS)
+
+
+# --- how it is broken off
+
+
+class Stop:
+    """Raises at the `count`-th look."""
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+
+    def __call__(self, _share: float) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise CancelledError("enough")
+
+
+@pytest.fixture
+def _every_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint is asked between all tiles, not only every few milliseconds."""
+    monkeypatch.setattr("edgekit.embed.encoder.share.EVERY_S", 0.0)
+
+
+@pytest.mark.usefixtures("_every_look")
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_a_session_goes_on_after_it_was_broken_off(models: dict[str, Path], name: str) -> None:
+    """Wherever a step was: the next one finds the cache as it was before."""
+    looks: list[float] = []
+    setup = {"rolling": True, "sinks": 2, "threads": 1}
+    with session(models[name], window=16, setup=setup) as engine:
+        expected = steps(engine, TOKENS)
+        engine.feed([7], looks.append)
+        engine.reset()
+        found = []
+        for place, token in enumerate(TOKENS):
+            with pytest.raises(CancelledError):
+                engine.feed([7], Stop(place * 5 % len(looks)))
+            assert engine.position == place
+            assert not engine.needs_reset
+            found.append(engine.feed([token]).copy())
+    np.testing.assert_allclose(np.stack(found), expected, atol=1e-6)
+
+
+@pytest.mark.usefixtures("_every_look")
+def test_a_prompt_that_was_broken_off(models: dict[str, Path]) -> None:
+    """Before the window is full it can be read again; a full one has lost what cannot be had back."""
+    setup = {"rolling": True, "sinks": 2}
+    with session(models["llama"], window=16, chunk=8, setup=setup) as engine:
+        expected = engine.feed(TOKENS[:12]).copy()
+        engine.reset()
+        with pytest.raises(CancelledError):
+            engine.feed(TOKENS[:12], Stop(50))
+        assert engine.position == 8
+        assert not engine.needs_reset
+        np.testing.assert_allclose(engine.feed(TOKENS[8:12]), expected, atol=1e-5)
+        with pytest.raises(CancelledError):
+            engine.feed(TOKENS[12:], Stop(10))
+        assert engine.needs_reset
+        with pytest.raises(UsageError, match="reset the engine"):
+            engine.feed(TOKENS[:1])
+        engine.reset()
+        np.testing.assert_allclose(engine.feed(TOKENS[:12]), expected, atol=1e-5)
+
+
+def test_a_look_is_taken_every_few_milliseconds(models: dict[str, Path]) -> None:
+    shares: list[float] = []
+    times: list[float] = []
+
+    def look(share: float) -> None:
+        shares.append(share)
+        times.append(time.thread_time())
+
+    with session(models["llama"], window=512) as engine:
+        engine.feed(some_tokens(500), look)
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    assert len(shares) > 5
+    assert np.median(np.diff(times)) < 0.05
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, CancelledError, MemoryError])
+def test_nothing_is_left_behind(models: dict[str, Path], error: type[BaseException]) -> None:
+    before = threading.active_count()
+
+    def stop(_share: float) -> None:
+        raise error
+
+    with pytest.raises(error), session(models["llama"]) as engine:
+        engine.feed(TOKENS, stop)
+    assert threading.active_count() == before

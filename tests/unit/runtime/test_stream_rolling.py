@@ -1,0 +1,105 @@
+"""A window that rolls: right however long it runs, and no dearer."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.straight import Session
+from tests.stream_sessions import FAMILIES, session, some_tokens, steps, tiny
+
+from edgekit.embed.kernels import choose
+from edgekit.units import KIB
+
+WINDOW, SINKS = 512, 4
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return {name: tiny(folder, name) for name in FAMILIES}
+
+
+@pytest.mark.parametrize(("sinks", "chunk"), [(4, 12), (0, 5), (15, 1)])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_same_as_with_all_keys_kept_and_turned_anew(
+    models: dict[str, Path], name: str, sinks: int, chunk: int
+) -> None:
+    """Sixteen cells, sixty tokens, in one prompt and then one by one."""
+    tokens = some_tokens(60, seed=sinks)
+    setup = {"rolling": True, "sinks": sinks}
+    with session(models[name], window=16, chunk=chunk, setup=setup) as engine:
+        ours = steps(engine, tokens, prompt=40)
+    theirs = Session(models[name], window=16, sinks=sinks, rolling=True).logits(tokens)[39:]
+    np.testing.assert_allclose(ours, theirs, atol=5e-5)
+
+
+def test_windows_that_are_wider_than_the_session(models: dict[str, Path]) -> None:
+    """gemma3's own 8 tokens in a session of 6: all layers roll, with sinks, each turning as it was taught."""
+    tokens = some_tokens(30)
+    with session(models["gemma3"], window=6, setup={"rolling": True, "sinks": 2}) as engine:
+        ours = steps(engine, tokens)
+    theirs = Session(models["gemma3"], window=6, sinks=2, rolling=True).logits(tokens)
+    np.testing.assert_allclose(ours, theirs, atol=5e-5)
+
+
+def test_far_from_the_beginning(models: dict[str, Path]) -> None:
+    """After millions of tokens a place is still told to a small part of a turn.
+
+    What was before has no part in it any more when three layers have passed on 15 tokens each.
+    """
+    tokens = some_tokens(60)
+    with session(models["llama"], window=16, setup={"rolling": True}) as engine:
+        near = steps(engine, tokens)
+        engine.reset()
+        engine._position = 2**24  # noqa: SLF001 - nobody waits for so many
+        far = steps(engine, tokens)
+    np.testing.assert_allclose(far[48:], near[48:], atol=1e-4)
+
+
+class Counted:
+    """The kernels, with a count of the cells that are looked at."""
+
+    def __init__(self) -> None:
+        self._real = choose()
+        self.cells = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def attend(self, *arrays: Any, cells: int, **numbers: Any) -> None:
+        self.cells += cells
+        self._real.attend(*arrays, cells=cells, **numbers)
+
+
+def test_eight_windows_are_as_cheap_as_two(tmp_path: Path) -> None:
+    """Memory and work, window by window: time is measured in benchmarks/rolling_window.py."""
+    kernels: Any = Counted()
+    resident, cells = [], []
+    setup = {"rolling": True, "sinks": SINKS, "threads": 1, "keep_bytes": None}
+    path = tiny(tmp_path, "llama", layers=1)
+    with session(path, window=WINDOW, cache="q8_0", setup=setup, kernels=kernels) as engine:
+        allocated = dict(engine.allocated)
+        for window in range(8):
+            kernels.cells = 0
+            for token in some_tokens(WINDOW, seed=window):
+                engine.feed((token,))
+            cells.append(kernels.cells)
+            resident.append(_resident_bytes())
+        assert engine.allocated == allocated
+        assert engine.position == 8 * WINDOW
+    assert len(set(cells[2:])) == 1
+    assert cells[1] <= cells[2] == WINDOW * WINDOW  # tokens x what each looks at
+    assert max(resident[2:]) - resident[1] < 256 * KIB
+
+
+def _resident_bytes() -> int:
+    status = Path("/proc/self/status")
+    if not status.exists():
+        pytest.skip("resident memory is read from /proc")
+    found = re.search(r"VmRSS:\s+(\d+)", status.read_text())
+    assert found is not None
+    return int(found[1]) * KIB

@@ -1,0 +1,248 @@
+"""A cache of which some pages lie on the disk: the same results, or an error that says why not."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.stream_sessions import FAMILIES, session, some_tokens, tiny
+
+from edgekit.embed.types import Floats
+from edgekit.errors import CancelledError, KvSpillUnsupportedError, SourceError
+from edgekit.plan.spill import Purpose
+from edgekit.runtime.stream import gate, pages
+from edgekit.runtime.stream.account import SAMPLER, line_key
+from edgekit.runtime.stream.engine import StreamEngine
+from edgekit.runtime.stream.gate import DiskSpeed, measure
+from edgekit.runtime.stream.pages import PageFile
+from edgekit.units import MIB
+
+WINDOW, RESIDENT, FROM = 1_300, 800, 512  # 6 pages, of which 3 stay in memory
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return {name: tiny(folder, name) for name in FAMILIES}
+
+
+@pytest.fixture
+def spill_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """On whatever the tests lie on: as a disk of some speed."""
+    monkeypatch.setattr(gate, "_refuse_memory", lambda _folder: None)
+    folder = tmp_path / "pages"
+    folder.mkdir()
+    return folder
+
+
+def spilling(path: Path, folder: Path, window: int = WINDOW, **more: Any) -> StreamEngine:
+    setup = {"resident_tokens": RESIDENT, **more.pop("setup", {})}
+    return session(
+        path, window=window, setup=setup, spill_folder=folder, spill_from_tokens=FROM, **more
+    )
+
+
+def read(engine: StreamEngine, tokens: list[int]) -> Floats:
+    """Most of them as prompts, the last one by one."""
+    rows = [engine.feed(tokens[:-5]).copy()]
+    rows += [engine.feed([token]).copy() for token in tokens[-5:]]
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "cache", "setup", "count"),
+    [
+        ("llama", "f16", {}, WINDOW),
+        ("qwen2", "q8_0", {"rolling": True}, 3 * WINDOW),
+        ("qwen3", "f32", {"rolling": True, "sinks": 4}, 2 * WINDOW),
+        ("gemma3", "q8_0", {"rolling": True, "sinks": 3}, 2 * WINDOW + 77),
+    ],
+)
+def test_results_are_the_same_with_and_without(
+    models: dict[str, Path],
+    spill_folder: Path,
+    name: str,
+    cache: str,
+    setup: dict[str, Any],
+    count: int,
+) -> None:
+    tokens = some_tokens(count)
+    with session(models[name], window=WINDOW, cache=cache, setup=setup) as engine:
+        whole = read(engine, tokens)
+    with spilling(models[name], spill_folder, cache=cache, setup=setup) as engine:
+        spilled = read(engine, tokens)
+        assert not list(spill_folder.iterdir())  # it has no name
+        billed = {line_key(line): line.size_bytes for line in engine.plan.lines}
+        del billed[SAMPLER]
+        assert engine.allocated == billed
+        last = engine.allocated[f"cache, layer {len(engine.plan.cells) - 1}"]
+        assert last == 3 * 256 * engine.plan.cell_bytes  # 800 tokens are three whole pages
+        assert engine.allocated["page read back"] == 256 * engine.plan.cell_bytes
+    np.testing.assert_allclose(spilled, whole, atol=1e-3)
+
+
+def test_after_a_reset_old_pages_are_not_read(models: dict[str, Path], spill_folder: Path) -> None:
+    tokens = some_tokens(1_000)
+    with spilling(models["llama"], spill_folder) as engine:
+        first = engine.feed(tokens).copy()
+        engine.reset()
+        engine.feed(some_tokens(1_200, seed=1))
+        engine.reset()
+        np.testing.assert_allclose(engine.feed(tokens), first, atol=1e-5)
+
+
+# --- the gate
+
+
+def _slow(read: float, write: float = 1e12) -> Callable[[Path], DiskSpeed]:
+    return lambda _folder: DiskSpeed(write_bytes_per_s=write, read_bytes_per_s=read)
+
+
+@pytest.mark.parametrize(
+    ("speed", "purpose", "fits"),
+    [
+        (787_000, Purpose.TEXT, True),
+        (786_000, Purpose.TEXT, False),
+        (5_899_000, Purpose.VOICE, True),
+        (5_898_000, Purpose.VOICE, False),
+    ],
+)
+def test_all_that_a_step_reads_back_must_be_there_in_time(
+    models: dict[str, Path],
+    spill_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    speed: int,
+    purpose: Purpose,
+    fits: bool,
+) -> None:
+    """3 layers x 3 cold pages x 256 tokens x 512 bytes = 1,179,648 bytes within 1.5 s or 0.2 s."""
+    monkeypatch.setattr(gate, "measure", _slow(speed))
+    if fits:
+        spilling(models["llama"], spill_folder, purpose=purpose).close()
+        return
+    with pytest.raises(
+        KvSpillUnsupportedError, match=r"1\.12 MiB of cold pages .* MB/s, in .* waits"
+    ):
+        spilling(models["llama"], spill_folder, purpose=purpose)
+
+
+def test_pages_that_are_written_count_too(
+    models: dict[str, Path], spill_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "measure", _slow(1e12, write=100_000))
+    with pytest.raises(KvSpillUnsupportedError, match=r"writes up to 384\.00 KiB in 3,932 ms"):
+        spilling(models["llama"], spill_folder)
+
+
+def test_a_window_that_stays_whole(models: dict[str, Path], spill_folder: Path) -> None:
+    with pytest.raises(KvSpillUnsupportedError, match="past 512 only"):
+        spilling(models["llama"], spill_folder, window=512, setup={"resident_tokens": 256})
+
+
+def test_a_disk_without_room(
+    models: dict[str, Path], spill_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "_room_bytes", lambda _folder: MIB)
+    with pytest.raises(KvSpillUnsupportedError, match=r"cold pages do not fit the 1\.00 MiB left"):
+        spilling(models["llama"], spill_folder)
+
+
+def test_a_folder_that_is_not_there(models: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(KvSpillUnsupportedError, match=r"no place to go: .*No such file"):
+        spilling(models["llama"], tmp_path / "nowhere")
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no folder that lies in memory")
+def test_a_folder_that_lies_in_memory(models: dict[str, Path]) -> None:
+    with pytest.raises(KvSpillUnsupportedError, match=r"lies in memory \(tmpfs\)"):
+        spilling(models["llama"], Path("/dev/shm"))
+
+
+def test_a_disk_is_measured_and_nothing_is_left(tmp_path: Path) -> None:
+    found = measure(tmp_path)
+    assert found.read_bytes_per_s > MIB
+    assert found.write_bytes_per_s > MIB
+    assert not list(tmp_path.iterdir())
+
+
+# --- a disk that fails while it runs
+
+
+def test_a_disk_that_fills_up_loses_nothing(
+    models: dict[str, Path], spill_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read stays in memory; when there is room again, the session goes on."""
+    tokens = some_tokens(900)
+    with spilling(models["llama"], spill_folder) as engine:
+        expected = engine.feed(tokens).copy()
+        engine.reset()
+        engine.feed(tokens[:512])
+        with monkeypatch.context() as full:
+            full.setattr(PageFile, "write", _full)
+            with pytest.raises(KvSpillUnsupportedError, match="No space left .* free some"):
+                engine.feed(tokens[512:])
+        assert engine.position == 768  # three pages are in memory
+        np.testing.assert_allclose(engine.feed(tokens[768:]), expected, atol=1e-5)
+
+
+def _full(self: PageFile, _offset: int, _rows: Any) -> None:
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    raise self._trouble("cannot be written", error)  # noqa: SLF001 - as the real one
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_is_told(tmp_path: Path) -> None:
+    file = PageFile(tmp_path)
+    real, file._file = file._file, Path("/dev/full").open("r+b", buffering=0)  # noqa: SLF001 - to be full
+    try:
+        with pytest.raises(KvSpillUnsupportedError, match="No space left"):
+            file.write(0, np.zeros(10, np.uint8))
+    finally:
+        file.close()
+        real.close()
+
+
+def test_a_page_that_does_not_come_back_whole(tmp_path: Path) -> None:
+    file = PageFile(tmp_path)
+    file.write(0, np.ones(10, np.uint8))
+    into = np.zeros(20, np.uint8)
+    with pytest.raises(SourceError, match="ends 10 bytes before byte 20"):
+        file.read(0, into)
+    file.close()
+
+
+def test_a_folder_that_goes_while_it_is_used(models: dict[str, Path], spill_folder: Path) -> None:
+    """The file has no name, so it needs no folder."""
+    tokens = some_tokens(900)
+    with spilling(models["llama"], spill_folder) as engine:
+        expected = engine.feed(tokens).copy()
+        engine.reset()
+        spill_folder.rmdir()
+        assert np.array_equal(engine.feed(tokens), expected)
+
+
+def test_nothing_is_left_behind(
+    models: dict[str, Path], spill_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, descriptors = threading.active_count(), _descriptors()
+    made: list[PageFile] = []
+    monkeypatch.setattr(pages.PageFile, "read_ahead", lambda self, *_: made.append(self))
+
+    def stop(_share: float) -> None:
+        if made:
+            raise CancelledError("in the middle of cold pages")
+
+    with pytest.raises(CancelledError), spilling(models["llama"], spill_folder) as engine:
+        engine.feed(some_tokens(1_200), stop)
+    assert (threading.active_count(), _descriptors()) == (threads, descriptors)
+
+
+def _descriptors() -> int:
+    folder = Path("/proc/self/fd")
+    return len(list(folder.iterdir())) if folder.is_dir() else 0

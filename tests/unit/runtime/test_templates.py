@@ -1,0 +1,239 @@
+"""Chat formats beside real llama.cpp's: each by its name, and those that a file's own program changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.embed_models import write_model
+from tests.embed_vocabularies import byte_bpe, sentencepiece
+from tests.served_oracle import llamacpp_prompts, llamacpp_replies
+
+from edgekit.embed.file import WeightFile
+from edgekit.embed.tokenizer import build_tokenizer, read_vocabulary
+from edgekit.embed.types import Limits
+from edgekit.embed.walk import walk
+from edgekit.errors import UsageError
+from edgekit.runtime.stream.templates import (
+    FORMATS,
+    TEMPLATE_BYTES,
+    ChatFormat,
+    chat_format,
+    format_of,
+)
+from edgekit.runtime.talking import Message
+
+Chat = Sequence[tuple[str, str]]
+CHATS: tuple[Chat, ...] = (
+    (("user", "Hello there"),),
+    (("system", "Be brief."), ("user", "Hello there")),
+    (("user", "Hi"), ("assistant", "Hello!"), ("user", "And now?")),
+    (("system", "Be\n\nbrief."), ("user", "Hi"), ("assistant", "Hello!"), ("user", "Bye")),
+    (("user", "  Hi \n"), ("assistant", " \tHello! \n"), ("user", "\nBye? ")),
+    (("system", " one "), ("system", " two "), ("user", "Hi"), ("user", "again")),
+    (("user", "Hi"), ("assistant", "Yes"), ("system", "Now in French."), ("user", "Bye")),
+    (("assistant", "Ask me."), ("user", "Why?")),
+    (("user", "\u00e9\u4e2d\U0001f600 {{ x }} {% y %} <|im_end|>"),),
+)
+TINY: dict[str, Any] = {"kind": "F16", "layers": 1, "width": 64, "inner": 64, "heads": 1, "kv_heads": 1}  # fmt: skip
+
+# Programs in the manner of those that models have, to be run by llama.cpp.
+CHATML = (
+    "{% for one in messages %}{{ '<|im_start|>' + one['role'] + '\\n' + one['content'] + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+WITH_SYSTEM = (
+    "{% if messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\\nYou are a small machine.<|im_end|>\\n' }}{% endif %}" + CHATML
+)
+WITH_THOUGHTS = (
+    "{% for one in messages %}{% set text = one['content'] %}{% if one['role'] == 'assistant' and '</think>' in text %}"
+    "{% set text = text.split('</think>')[-1].lstrip('\\n') %}{% endif %}"
+    "{{ '<|im_start|>' + one['role'] + '\\n' + text + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{% endif %}"
+)
+LLAMA31 = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content']|trim %}"
+    "{% set messages = messages[1:] %}{% else %}{% set system = '' %}{% endif %}"
+    "{{ '<|start_header_id|>system<|end_header_id|>\\n\\n' }}{{ 'Cutting Knowledge Date: December 2023\\n' }}"
+    "{{ 'Today Date: 26 Jul 2024\\n\\n' }}{{ system }}{{ '<|eot_id|>' }}"
+    "{% for one in messages %}{{ '<|start_header_id|>' + one['role'] + '<|end_header_id|>\\n\\n' }}"
+    "{{ one['content']|trim + '<|eot_id|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"
+)
+PROGRAMS = {
+    "chatml": CHATML,
+    "a system of its own": WITH_SYSTEM,
+    "thoughts": WITH_THOUGHTS,
+    "llama 3.1": LLAMA31,
+}
+
+
+def messages(chat: Chat) -> list[Message]:
+    return [Message(role=role, content=content) for role, content in chat]
+
+
+def asked(chats: Sequence[Chat]) -> list[list[dict[str, str]]]:
+    return [[{"role": role, "content": content} for role, content in chat] for chat in chats]
+
+
+@pytest.fixture(scope="module")
+def by_name(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    pytest.importorskip("xllamacpp")
+    path = write_model(tmp_path_factory.mktemp("names") / "model.gguf", "llama", **TINY)
+    return llamacpp_prompts(path, list(FORMATS), asked(CHATS))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_is_written_as_llama_cpp_writes_it(
+    name: str, by_name: dict[str, list[str]]
+) -> None:
+    assert [ChatFormat(name=name).text(messages(chat)) for chat in CHATS] == by_name[name]
+
+
+@pytest.mark.parametrize("told", PROGRAMS)
+def test_a_program_is_followed_as_llama_cpp_runs_it(told: str, tmp_path: Path) -> None:
+    pytest.importorskip("xllamacpp")
+    path = write_model(
+        tmp_path / "model.gguf", "llama", keys={"tokenizer.chat_template": PROGRAMS[told]}, **TINY
+    )
+    chats = (*CHATS[:4], (("user", "Hi"), ("assistant", "<think>\nhm\n</think>\n\nYes"), ("user", "Bye")))  # fmt: skip
+    theirs = llamacpp_prompts(path, [""], asked(chats))[""]
+    with WeightFile(path, Limits()) as file:
+        found = chat_format(file, walk(file))
+    assert found is not None
+    assert [found.text(messages(chat)) for chat in chats] == theirs
+
+
+# --- which format
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("{{ '<|im_start|>' }}...{{ '<|im_end|>' }}", "chatml"),
+        ("<|start_header_id|> <|end_header_id|> <|eot_id|>", "llama3"),
+        ("<start_of_turn>model <end_of_turn>", "gemma"),
+        ("<|user|> <|assistant|> <|end|>", "phi3"),
+        ("[INST] {{ content }} [/INST]", "llama2"),
+        ("[INST] <<SYS>>", "llama2-sys"),
+        ("{{ bos_token + '[INST] ' }} <<SYS>>", "llama2-sys-bos"),
+        ("[INST] <<SYS>> {{ content.strip() }}", "llama2-sys-strip"),
+        ("{{ ' [INST] ' + system_message }}", "mistral-v1"),
+        ("[AVAILABLE_TOOLS] ' [INST]'", "mistral-v1"),
+        ("[AVAILABLE_TOOLS] '[INST] '", "mistral-v3"),
+        ('[AVAILABLE_TOOLS]{{"[INST]"}}', "mistral-v3-tekken"),
+        ("'[SYSTEM_PROMPT] ' '[INST] '", "mistral-v7"),
+        ("'[SYSTEM_PROMPT]' '[INST]'", "mistral-v7-tekken"),
+    ],
+)
+def test_a_format_is_known_by_its_marks(template: str, name: str) -> None:
+    found = format_of(template)
+    assert found is not None
+    assert found.name == name
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "",
+        "{{ messages[0]['content'] }}",
+        "<|im_start|>user<|im_sep|>hi<|im_end|>",  # Phi 4
+        "<|im_start|>User: hi<end_of_utterance><|im_end|>",  # SmolVLM
+        "<|turn>user hi<turn|>",  # Gemma 4
+        "<\uff5cUser\uff5c>hi<\uff5cAssistant\uff5c>",  # DeepSeek
+        "<|start|>user<|message|>hi<|end|>",  # gpt-oss
+    ],
+)
+def test_what_has_no_row_is_unknown(template: str) -> None:
+    assert format_of(template) is None
+
+
+def test_today_is_told_where_the_program_asks_for_it() -> None:
+    template = LLAMA31.replace("26 Jul 2024", "' + strftime_now('%d %b %Y') + '")
+    found = format_of(template, today="16 Nov 2026")
+    assert found is not None
+    assert found.text([Message(role="user", content="Hi")]).startswith(
+        "<|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\n"
+        "Today Date: 16 Nov 2026\n\n<|eot_id|><|start_header_id|>user"
+    )
+
+
+# --- files
+
+
+def find_format(path: Path, **keys: Any) -> ChatFormat | None:
+    write_model(path, "qwen2", vocabulary=keys.pop("vocabulary", None), keys=keys, **TINY)
+    with WeightFile(path, Limits()) as file:
+        return chat_format(file, walk(file))
+
+
+def test_a_long_program_is_read_too(tmp_path: Path) -> None:
+    """The walk keeps strings of 2 KiB; llama.cpp's longest one has 16 KiB."""
+    template = "{# " + "x" * 30_000 + " #}" + CHATML
+    assert find_format(tmp_path / "m.gguf", **{"tokenizer.chat_template": template}) == ChatFormat(name="chatml")  # fmt: skip
+
+
+def test_a_program_beyond_the_limit_is_unknown(tmp_path: Path) -> None:
+    template = CHATML + "{#" + "x" * TEMPLATE_BYTES + "#}"
+    assert find_format(tmp_path / "m.gguf", **{"tokenizer.chat_template": template}) is None
+
+
+def test_a_program_that_is_no_text_counts_as_none(tmp_path: Path) -> None:
+    found = find_format(tmp_path / "m.gguf", vocabulary=sentencepiece(), **{"tokenizer.chat_template": 7})  # fmt: skip
+    assert found is None
+
+
+def test_without_a_program_the_vocabulary_tells(tmp_path: Path) -> None:
+    assert find_format(tmp_path / "im_end.gguf") == ChatFormat(name="chatml")
+    assert find_format(tmp_path / "none.gguf", vocabulary=sentencepiece()) is None
+
+
+@pytest.mark.parametrize("adds", ["the file", "the program"])
+def test_tokens_are_those_that_llama_cpp_makes(adds: str, tmp_path: Path) -> None:
+    """With the first token from the program where the file adds none, and never twice."""
+    pytest.importorskip("xllamacpp")
+    path = write_model(
+        tmp_path / "model.gguf",
+        "qwen2",
+        vocabulary=byte_bpe(bos=adds == "the file"),
+        keys={"tokenizer.chat_template": "{{ bos_token }}" + CHATML},
+        **TINY,
+    )
+    with WeightFile(path, Limits()) as file:
+        walked = walk(file)
+        tokenizer, found = build_tokenizer(read_vocabulary(file, walked)), chat_format(file, walked)
+    assert found is not None
+    chats = (*CHATS[:2], CHATS[-1])
+    begin = "" if tokenizer.before else "<|endoftext|>"
+    texts = [begin + found.text(messages(chat)) for chat in chats]
+    prompts = [("/apply-template", {"messages": chat}) for chat in asked(chats)]
+    tokens = [("/tokenize", {"content": text, "add_special": True}) for text in texts]
+    told = llamacpp_replies(path, [*prompts, *tokens])
+    assert [reply["prompt"] for reply in told[: len(chats)]] == texts
+    ours = [found.tokens(tokenizer, messages(chat)) for chat in chats]
+    assert ours == [reply["tokens"] for reply in told[len(chats) :]]
+
+
+# --- bad input
+
+
+def test_no_message() -> None:
+    with pytest.raises(UsageError, match="no message to answer"):
+        ChatFormat(name="chatml").text([])
+
+
+def test_a_message_of_nobody() -> None:
+    with pytest.raises(UsageError, match="'tool': it can be of system, user, assistant"):
+        ChatFormat(name="chatml").text([Message(role="tool", content="x")])
+
+
+def test_every_row_has_its_marks() -> None:
+    from edgekit.runtime.stream import templates
+
+    named = {name for name, *_ in templates._MARKS} | set(templates._LAST_TOKENS.values())
+    assert named == set(FORMATS)
+    assert all(chain.from_iterable(marks for _, marks, _ in templates._MARKS))
