@@ -16,13 +16,13 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is imported: 
 
 import ctypes
 import sys
-import time
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
 import gguf
 import numpy as np
+from turns import Work, best_turns
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -44,7 +44,6 @@ SHAPES = (
     ("Q6_K", 18944, 64),
 )
 TOKENS = (1, 16, 128, 1024)
-Work = Callable[[], object]
 
 
 def main() -> None:
@@ -67,7 +66,8 @@ def _print_unpacking(native: Kernels | None, numpy_kernels: Kernels) -> None:
     )
     print("|---|---|---|---|---|---|---|")
     for name in KINDS:
-        seconds = _best(_unpackers(name, native, numpy_kernels))
+        work = _unpackers(name, native, numpy_kernels)
+        seconds = best_turns(work, turns_s=TURN_S, least_turns=5)
         size = _chunk(name).size // by_name(name).block_bytes * by_name(name).block_elements * 4
         cells = [
             f"{size / seconds['native'] / 1e9:.1f}" if "native" in seconds else "-",
@@ -152,26 +152,13 @@ def _product(kernels: Kernels, name: str, packed: Bytes, shape: tuple[int, int, 
     kernels.dequantize(kind, packed, whole)
     across = whole.reshape(rows, columns).T
     scratch = np.empty(kernels.scratch_floats(kind, columns), np.float32)
-    seconds = _best({
+    work: dict[str, Work] = {
         "ours": lambda: kernels.multiply(kind, packed, x, out, scratch),
         "blas": lambda: np.matmul(x, across, out=out),
-    })  # fmt: skip
+    }
+    seconds = best_turns(work, turns_s=TURN_S, least_turns=5)
     rate = 2 * tokens * columns * rows / seconds["ours"] / 1e9
     return f"{rate:.0f} ({_ratio(seconds, 'blas', 'ours')})"
-
-
-def _best(work: Mapping[str, Work]) -> dict[str, float]:
-    """Seconds that each needs at best; they take turns."""
-    least = dict.fromkeys(work, float("inf"))
-    end = time.perf_counter() + TURN_S
-    turns = 0
-    while turns < 5 or time.perf_counter() < end:
-        for name, run in work.items():
-            began = time.perf_counter()
-            run()
-            least[name] = min(least[name], time.perf_counter() - began)
-        turns += 1
-    return least
 
 
 def _ratio(seconds: Mapping[str, float], them: str, us: str) -> str:

@@ -2,7 +2,7 @@
 
 python benchmarks/llamacpp_window.py MODEL.gguf [--cache q8_0] [--window 512] [--windows 8] [--sinks 4] [--rounds 3]
 
-CPU time is the engine's own, with one thread. A busy neighbour slows that down too, so the session is run several
+Times are the engine's own account, with one thread. A busy neighbour slows it down, so the session is run several
 times, and of each window the fastest counts. In each window the engine drops the older half of its cache twice.
 """
 
@@ -11,13 +11,10 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-
-import psutil
 
 from edgekit.engine.llamacpp.types import LlamaCppSetup, Mode
 from edgekit.memory.cache_types import cache_type
@@ -32,13 +29,12 @@ from edgekit.units import MIB
 class Seen:
     """When a window was full."""
 
-    wall_s: float
-    cpu_s: float
+    decoded_ms: float
     resident_bytes: int
 
 
-def tokens(running: Running, count: int) -> Iterator[None]:
-    """One for each that comes. A random model ends when it likes to, so its end is ignored."""
+def written(running: Running, count: int) -> Iterator[tuple[int, float]]:
+    """With each event: how many tokens there are, and the milliseconds they took. A random model ends when it likes to, so its end is ignored."""
     connection = http.client.HTTPConnection(running.address.removeprefix("http://"), timeout=3600)
     asked = {
         "prompt": "the quick brown fox",
@@ -46,49 +42,36 @@ def tokens(running: Running, count: int) -> Iterator[None]:
         "ignore_eos": True,
         "temperature": 0,
         "stream": True,
+        "timings_per_token": True,
     }
     headers = {"Content-Type": "application/json"}
     connection.request("POST", "/completion", json.dumps(asked), headers)
     for line in connection.getresponse():
         if line.startswith(b"data: "):
-            yield
+            event = json.loads(line.removeprefix(b"data: "))
+            yield event["tokens_predicted"], event["timings"]["predicted_ms"]
     connection.close()
 
 
-def look(running: Running, process: psutil.Process) -> Seen:
-    held, spent = running.resident(), process.cpu_times()
-    if held is None:
-        raise SystemExit(f"the engine is gone: {running.last_words}")
-    return Seen(
-        wall_s=time.perf_counter(),
-        cpu_s=spent.user + spent.system,
-        resident_bytes=held.resident_bytes,
-    )
-
-
 def windows(running: Running, window: int, count: int) -> list[Seen]:
-    process = psutil.Process(running.pid)
-    seen = [look(running, process)]
-    for number, _ in enumerate(tokens(running, window * count), 1):
-        if number % window == 0:
-            seen.append(look(running, process))
+    seen = [Seen(decoded_ms=0.0, resident_bytes=0)]
+    for tokens, decoded_ms in written(running, window * count):
+        if tokens >= len(seen) * window:  # half a character is no event: one may tell of two tokens
+            seen.append(Seen(decoded_ms=decoded_ms, resident_bytes=running.resident_bytes() or 0))
     return seen
 
 
 def table(rounds: list[list[Seen]], window: int) -> Iterator[str]:
-    yield "| window | RSS MiB | tokens per CPU s | tokens per s |"
-    yield "|---|---|---|---|"
+    yield "| window | RSS MiB | tokens per s |"
+    yield "|---|---|---|"
     spent, sizes = [], []
     for number, steps in enumerate(zip(*map(pairwise, rounds), strict=True), 1):
-        spent.append(min(after.cpu_s - before.cpu_s for before, after in steps))
+        spent.append(min(after.decoded_ms - before.decoded_ms for before, after in steps))
         sizes.append(max(after.resident_bytes for _, after in steps))
-        wall_s = min(after.wall_s - before.wall_s for before, after in steps)
-        yield (
-            f"| {number} | {sizes[-1] / MIB:.1f} | {window / spent[-1]:,.0f} | {window / wall_s:,.0f} |"
-        )
+        yield f"| {number} | {sizes[-1] / MIB:.1f} | {window / spent[-1] * 1000:,.0f} |"
     yield (
         f"\nlast against second: RSS x {sizes[-1] / sizes[1]:.3f}, "
-        f"tokens per CPU s x {spent[1] / spent[-1]:.3f}"
+        f"tokens per s x {spent[1] / spent[-1]:.3f}"
     )
 
 

@@ -405,7 +405,9 @@ SEVEN_B = Shape(
 SEVEN_B_TOKENS = 152_064
 WRITTEN_TOKENS = 20_000  # with a row in the sparse file: all words of one to three letters
 _WRITTEN_ROWS = 16  # of every other matrix of the sparse file
-_POOL_BLOCKS = 3 * 74 * 14 * 512  # whole rows of both widths: 14 and 74 blocks
+_ROW_BLOCKS = 74 * 14  # whole rows of both widths: 14 and 74 blocks
+_POOL_BLOCKS = 3 * 512 * _ROW_BLOCKS
+_SPARSE_POOL_BLOCKS = 64 * _ROW_BLOCKS
 
 
 def seven_b(
@@ -430,7 +432,8 @@ def seven_b(
     writer.write_ti_data_to_file()
     places = writer.tensors[0]
     writer.close()
-    weights, start = _Pool(), _aligned(path.stat().st_size)
+    weights = _Pool(_SPARSE_POOL_BLOCKS if sparse else _POOL_BLOCKS)
+    start = _aligned(path.stat().st_size)
     with path.open("r+b") as out:
         for name, place in places.items():
             out.seek(start)
@@ -469,14 +472,15 @@ def _row_bytes(kind: Kind, columns: int) -> int:
 class _Pool:
     """Random weights, made once for each type, width and spread, and repeated from another place each time."""
 
-    def __init__(self) -> None:
+    def __init__(self, blocks: int) -> None:
         self.random = np.random.default_rng(7)
+        self.blocks = blocks
         self.made: dict[tuple[Kind, int, float], bytes] = {}
 
     def take(self, kind: Kind, columns: int, deviation: float, rows: int) -> Iterator[memoryview]:
         row = _row_bytes(kind, columns)
         if (kind, columns, deviation) not in self.made:
-            blocks = random_blocks(kind, _POOL_BLOCKS, deviation, self.random)
+            blocks = random_blocks(kind, self.blocks, deviation, self.random)
             self.made[kind, columns, deviation] = blocks.tobytes()
         pool = memoryview(self.made[kind, columns, deviation])
         start, left = int(self.random.integers(len(pool) // row)) * row, rows * row

@@ -56,10 +56,10 @@ def model_preflight(
 ) -> PreflightResult:
     """Whether a model fits, how long a context, and why.
 
-    `model_id` is a path, a hub id (`org/name:Q4_K_M`), an address or a name; `engine` llama.cpp, vllm, mlx or auto.
-    Without `context` the default window is judged; a `job` (prompt, new tokens) sizes it for known work. `options` are
-    the engine's own, by its names: `{"type_k": "q8_0", "n_gpu_layers": 20}`. `device`, `ram` and `vram` ask about
-    another machine than this one: "RTX 4090", "m3-max-64", "32G", "24G,24G".
+    `model_id` is a path, a hub id (`org/name:Q4_K_M`), an address or a name; `engine` llama.cpp, vllm, mlx, stream
+    (the built-in one) or auto. Without `context` the default window is judged; a `job` (prompt, new tokens) sizes it
+    for known work. `options` are the engine's own, by its names: `{"type_k": "q8_0", "n_gpu_layers": 20}`. `device`,
+    `ram` and `vram` ask about another machine than this one: "RTX 4090", "m3-max-64", "32G", "24G,24G".
 
     A hub model that cannot be inspected by ranges is downloaded, with a log line and a progress bar, and inspected in
     the hub's cache; with `allow_download=False` RemoteInspectError is raised instead. "Does not fit" is a result, not

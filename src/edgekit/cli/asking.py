@@ -71,15 +71,20 @@ class Asked(NamedTuple):
 
 
 def add_engine_flags(
-    parser: argparse.ArgumentParser, *, several: bool = False, without: frozenset[str] = frozenset()
+    parser: argparse.ArgumentParser,
+    *,
+    engines: tuple[str, ...] = tuple(OPTIONS),
+    several: bool = False,
+    without: frozenset[str] = frozenset(),
 ) -> None:
-    named = ", ".join(OPTIONS) + (", auto or all" if several else "")
+    *first, last = (*engines, "auto", "all") if several else engines
+    named = f"{', '.join(first)} or {last}"
     parser.add_argument(
         "--engine", metavar="NAME", help=f"{named} (default: the one the files are for)"
     )
     context = CONTEXT._replace(help=_CHECKED_CONTEXT) if several else CONTEXT
     add_flags(parser, COMMON, "every engine", (context,))
-    add_flags_of(parser, tuple(OPTIONS), without=without)
+    add_flags_of(parser, engines, without=without)
 
 
 def add_flags_of(

@@ -28,7 +28,7 @@ _FLAGS: dict[str, tuple[tuple[str, ...], str, Callable[[str], float], str]] = {
     "min_p": (("--min-p",), "P", _number, "those with P of the likeliest's (default 0.05; 0: all)"),
     "repeat_penalty": (("--repeat-penalty",), "X", _number, "against repeating (default 1: none)"),
     "repeat_last": (("--repeat-last-n",), "N", whole(), "tokens it looks back (default 64)"),
-    "seed": (("-s", "--seed"), "N", whole(most=2**32 - 1), "the same seed gives the same answer"),
+    "seed": (("-s", "--seed"), "N", whole(most=2**32 - 2), "the same seed gives the same answer"),
 }  # fmt: skip
 
 

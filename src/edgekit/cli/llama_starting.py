@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from edgekit.cli.running import Judged, Told, judge_order, refuse_or_warn
 from edgekit.errors import EngineError, MemoryPressureError, SourceError
 from edgekit.plan.types import Job
+from edgekit.plan.visible_cards import visible_cards
 from edgekit.report.run_text import beside_text, verdict_text
 from edgekit.runtime.llamacpp.client import Client
 from edgekit.runtime.llamacpp.comparing import compare_reported
@@ -158,6 +159,7 @@ def _launch(judged: Judged, path: Path, at: Address, threads: int | None) -> Lau
         api_key=at.api_key,
         alias=at.alias or judged.check.bill.label,
         threads=threads,
+        environment=visible_cards(judged.check.result, order.engine),
     )
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.report.commands import Ready
 
 AUTO = "auto"
+PLANNED = ("llama.cpp", "vllm", "mlx")  # the built-in engine leaves a plan nothing to choose
 
 _DESCRIPTION = (
     "How to run a model on this machine, or on another: which quantisation, where its layers lie, how long a "
@@ -90,7 +91,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     add_download_options(parser)
     add_device_options(parser)
     add_reach_options(parser)
-    add_engine_flags(parser, without=OF_THE_MACHINE)  # also those of engines that it refuses
+    add_engine_flags(parser, engines=PLANNED, without=OF_THE_MACHINE)
     parser.set_defaults(run=run)
 
 

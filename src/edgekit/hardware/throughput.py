@@ -7,7 +7,7 @@ that the slow end is below and the fast end above nearly all of them.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from edgekit.hardware.types import Accelerator, Machine, Vendor
 
@@ -89,8 +89,6 @@ EAGER_LAYER_S: Range = (400 * _MICRO, 60 * _MICRO)
 CROSSING_S: Range = (250 * _MICRO, 15 * _MICRO)  # from one device to another and on
 REDUCING_S: Range = (60 * _MICRO, 8 * _MICRO)  # ranks add up what they have, twice in a layer
 
-# llama.cpp's share of what a plain program reads of the same memory: 0.52 to 0.71 in six measurements on two machines.
-MEASURED_SHARE: Range = (0.42, 0.95)
 # What one core multiplies of quantised weights: two of a Xeon 4.8 to 6.4 GB/s each, four of a 13900K 12.
 CORE_BYTES_PER_S: Range = (2.2 * GB, 16 * GB)
 # ... and in a prompt: 39 to 123 GFLOP/s of such cores.
@@ -157,13 +155,10 @@ class HostPace:
     cores: Range
     told: str
     assumed: bool
-    measured: bool = False  # what was read by a program, not what the maker says
 
     def rates(self) -> Range:
         """Bytes of weights a second: as fast as the memory gives them and the cores take them."""
-        row = (
-            replace(READING["cpu"], near_share=MEASURED_SHARE) if self.measured else READING["cpu"]
-        )
+        row = READING["cpu"]
         return (
             min(row.rates(self.bandwidth[0])[0], self.cores[0] * CORE_BYTES_PER_S[0]),
             min(row.rates(self.bandwidth[1])[1], self.cores[1] * CORE_BYTES_PER_S[1]),
@@ -190,7 +185,6 @@ def host_pace(machine: Machine) -> HostPace:
             cores=cores,
             told=f"{_told(known)} ({because})" if because else _told(known),
             assumed=False,
-            measured=bool(because),
         )
     server = cores[0] > FEW_CORES
     slow, fast = SERVER_BYTES_PER_S if server else DESKTOP_BYTES_PER_S

@@ -24,6 +24,8 @@ USUAL_FILL_TOKENS = 4096  # in the window at the slow end: a long conversation
 LEAST_READ_BYTES = (
     256 * MIB
 )  # what a token of a smaller model reads may lie in a processor's caches
+CARD_SPREAD = 0.15  # how far another model is off, by what one did on the same card
+CORE_SPREAD = 0.3  # ... on the same processor: how packed weights are counts for more
 BANDWIDTH_OFF = 0.1  # an expectation from another bandwidth than this is another expectation
 
 
@@ -66,6 +68,7 @@ def measured_pace(machine: Machine, setup: Any, engine: str) -> Calibration | No
     return Calibration(
         decode=_ratio(found.pace.decode_tokens_per_s, found.pace.expected_decode),
         prefill=_ratio(found.pace.prefill_tokens_per_s, found.pace.expected_prefill),
+        spread=CARD_SPREAD if setup.has_device else CORE_SPREAD,
         told=f"scaled by what {found.pace.label} did here with {found.through} {found.version} on {found.pace.date}",
     )
 

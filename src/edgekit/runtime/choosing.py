@@ -27,6 +27,7 @@ from edgekit.errors import WeightsError
 
 Doubles = NDArray[np.float64]
 Numbers = NDArray[np.int64]
+Tokens = NDArray[np.int32]
 
 _LOWEST = float(np.finfo(np.float32).min)  # what is below is -inf, a token that cannot come
 _HIGHEST = np.finfo(np.float32).max
@@ -77,13 +78,13 @@ class Chooser:
             )
         return number, top
 
-    def penalise(self, logits: Floats, seen: int, penalty: float) -> tuple[Numbers, Floats]:
+    def penalise(self, logits: Floats, seen: int, penalty: float) -> tuple[Tokens, Floats]:
         """Makes the first `seen` of `recent` less likely, each once; which those are, and what they were.
 
         A logit above 0 is divided, any other multiplied: llama_sampler_penalties_apply.
         """
-        recent = np.unique(self.recent[:seen]).astype(np.int64)
-        before = logits[recent]
+        recent = self.recent[:seen]
+        before = logits[recent]  # of one that is there twice, twice the same
         with np.errstate(over="ignore", under="ignore"):
             after = np.where(before > 0, before / np.float32(penalty), before * np.float32(penalty))
         logits[recent] = np.where(before < np.inf, np.minimum(after, _HIGHEST), before)

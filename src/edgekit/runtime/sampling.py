@@ -1,7 +1,7 @@
 """The logits of the next token -> the token, by the rules and in the order of llama.cpp's samplers.
 
 Penalties, top-k, top-p, min-p, temperature, then a draw: llama-sampler.cpp and common_params_sampling
-in common/common.h @ b21e4de. What is kept always has at least one token. See docs/run.md.
+in common/common.h @ b21e4de. What is kept always has at least one token.
 """
 
 from __future__ import annotations

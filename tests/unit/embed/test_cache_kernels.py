@@ -248,7 +248,7 @@ class Run:
         return self.settled(kernels)
 
     def unpacked(self, kind: CacheKind, cells: U8) -> Exact:
-        flat = gguf.quants.dequantize(cells, gguf.GGMLQuantizationType[kind.upper()])
+        flat: Floats = gguf.quants.dequantize(cells, gguf.GGMLQuantizationType[kind.upper()])
         return flat.reshape(self.case.cells, self.case.kv_heads, self.case.head_dim).astype(
             np.float64
         )
@@ -262,7 +262,7 @@ class Run:
         scores[:, ~self.seen()] = -np.inf
         shares = np.exp(scores - scores.max(2, keepdims=True, initial=-1e30))
         shares /= np.maximum(shares.sum(2, keepdims=True), 1e-300)
-        mixed = shares @ v.transpose(1, 0, 2)
+        mixed: Exact = shares @ v.transpose(1, 0, 2)
         return mixed.transpose(1, 0, 2).reshape(case.tokens, case.heads * case.head_dim)
 
     def seen(self) -> NDArray[np.bool_]:
@@ -350,8 +350,8 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-def cut(draw: st.DrawFn, count: int) -> list[tuple[int, int]]:
-    inner = draw(st.lists(st.integers(0, count), max_size=4))
+def cut(data: st.DataObject, count: int) -> list[tuple[int, int]]:
+    inner = data.draw(st.lists(st.integers(0, count), max_size=4))
     return list(pairwise(sorted([0, *inner, count])))
 
 
@@ -359,7 +359,7 @@ def cut(draw: st.DrawFn, count: int) -> list[tuple[int, int]]:
 @settings(max_examples=80, deadline=None)
 def test_spans_may_be_cut_and_come_in_any_order(name: str, case: Case, data: st.DataObject) -> None:
     run = Run(case)
-    spans = data.draw(st.permutations(cut(data.draw, case.cells)))
+    spans = data.draw(st.permutations(cut(data, case.cells)))
     with using(name) as kernels:
         whole = run.whole(kernels)
         for span in spans:
@@ -375,7 +375,7 @@ def test_queries_may_come_in_chunks(name: str, case: Case, data: st.DataObject) 
     run = Run(case)
     with using(name) as kernels:
         whole = run.whole(kernels)
-        for queries in cut(data.draw, case.tokens):
+        for queries in cut(data, case.tokens):
             run.attend(kernels, queries=queries)
         assert close(run.settled(kernels), whole)
 
@@ -387,7 +387,7 @@ def test_key_heads_may_be_shared_out(name: str, case: Case, data: st.DataObject)
     run = Run(case)
     with using(name) as kernels:
         whole = run.whole(kernels)
-        for heads in cut(data.draw, case.kv_heads):
+        for heads in cut(data, case.kv_heads):
             run.attend(kernels, heads=heads)
         assert (run.settled(kernels) == whole).all()
 

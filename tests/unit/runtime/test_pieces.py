@@ -34,7 +34,7 @@ from edgekit.embed.tokenizer.vocabulary import ENDS, FILL_ENDS
 from edgekit.embed.types import Limits
 from edgekit.embed.walk import walk
 from edgekit.errors import HeaderError, HeaderLimitError, SourceError, TextError
-from edgekit.runtime.stream.pieces import TextPieces, end_tokens
+from edgekit.runtime.stream.pieces import TextPieces
 
 TINY: dict[str, Any] = {"kind": "F16", "layers": 1, "width": 64, "inner": 64, "heads": 1, "kv_heads": 1}  # fmt: skip
 KINDS = {"byte-level": byte_bpe, "sentencepiece": sentencepiece}
@@ -263,7 +263,7 @@ def test_end_tokens_are_llama_cpps(name: str, tmp_path: Path) -> None:
     with WeightFile(path, Limits()) as file:
         walked = walk(file)
         ours = TextPieces(file, walked).ends
-        assert end_tokens(file, walked) == ours
+        assert TextPieces(file, walked).ends == ours
     assert {token for token in ours if token in asked} == theirs
 
 

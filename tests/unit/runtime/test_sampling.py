@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from edgekit.engine.stream.sampler_size import BEST_TOKENS, CHUNK_TOKENS, RECENT_TOKENS
 from edgekit.errors import TextError, UsageError, WeightsError
+from edgekit.runtime.choosing import Chooser
 from edgekit.runtime.sampling import Sampler, Sampling
 
 Floats = NDArray[np.float32]
@@ -347,6 +348,34 @@ def test_all_equal_logits(way: str, value: float) -> None:
 
 def test_a_vocabulary_of_one() -> None:
     assert Sampler(Sampling(), 1).sample(np.array([-4.0], np.float32)) == 0
+
+
+# --- what lies below: no rounding error and no token at -inf is ever an answer
+
+
+def test_tokens_that_cannot_come_are_not_listed() -> None:
+    """One column in four has a token that can come, and more are asked for."""
+    logits = np.full(3 * 4096, -math.inf, np.float32)
+    logits[4096:8192:4] = 1.0
+    found = Chooser(len(logits)).best(logits, BEST_TOKENS)
+    assert found.tolist() == list(range(4096, 8192, 4))
+    logits[4096:8192:8] = -math.inf
+    assert len(Chooser(len(logits)).best(logits, BEST_TOKENS)) == 512
+
+
+@pytest.mark.parametrize(("share", "token"), [(0.0, 1), (0.5, 2), (0.999999999999, 2), (1.0, 1)])
+def test_a_draw_never_ends_on_a_token_without_weight(share: float, token: int) -> None:
+    """1.0 is beyond what a draw can be: it stands for a sum that rounding has made too small."""
+    logits = np.array([-math.inf, 0.0, 0.0, -math.inf], np.float32)
+    chooser = Chooser(4)
+    assert chooser.draw(logits, chooser.everything, 0.0, 1.0, share) == token
+
+
+def test_a_target_beyond_the_weight_of_all_is_all() -> None:
+    """As rounding may make it, where the weights are summed in another order."""
+    logits = np.concatenate([np.zeros(2000), np.full(100, -1000.0)]).astype(np.float32)
+    kept = Chooser(len(logits)).first_weighing(logits, 2000.0000001, 0.0)
+    assert (kept.least, kept.last) == (0.0, 1999)
 
 
 # --- settings

@@ -1,4 +1,4 @@
-"""What a token costs over 262,144 of them: the table of docs/run.md, measured."""
+"""What one token of 262,144 allocates: a table of what is allowed, measured."""
 
 from __future__ import annotations
 

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from edgekit.hardware.budgets import devices_for
 from edgekit.hardware.types import Vendor
+from edgekit.plan.visible_cards import leaves_some, visible_cards
 from edgekit.report.commands.types import Planned
-
-# NVML counts cards by their place on the bus; CUDA the fastest first unless it is told otherwise.
-AS_NVML_COUNTS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def environment(planned: Planned) -> dict[str, str]:
     """Empty where all cards are used, and alike or not told apart."""
     plan = planned.plan
-    used = plan.result.way.cards
-    if not used or used[0].vendor is not Vendor.NVIDIA or plan.wish.nodes > 1:
-        return {}
-    if _is_partial(planned) and not any(card.partition for card in used):
-        chosen = ",".join(str(card.index) for card in used)
-        return {**AS_NVML_COUNTS, "CUDA_VISIBLE_DEVICES": chosen}
-    alike = len({card.total_bytes for card in used}) == 1
-    return {} if alike else dict(AS_NVML_COUNTS)
+    return {} if plan.wish.nodes > 1 else visible_cards(plan.result, plan.wish.engine)
 
 
 def notes(planned: Planned) -> list[str]:
@@ -39,5 +29,4 @@ def notes(planned: Planned) -> list[str]:
 
 def _is_partial(planned: Planned) -> bool:
     plan = planned.plan
-    known = devices_for(plan.wish.machine, plan.wish.engine)
-    return len(plan.result.way.cards) < len(known)
+    return leaves_some(plan.result, plan.wish.engine)

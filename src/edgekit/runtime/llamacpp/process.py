@@ -224,7 +224,7 @@ def _spawn(launch: Launch) -> subprocess.Popen[bytes]:
     paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     ours = {name: ENVIRONMENT[name] for name in _OWN}
     theirs = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
-    hidden = {} if launch.setup.has_device else NO_DEVICES
+    hidden = launch.environment if launch.setup.has_device else NO_DEVICES
     try:
         return subprocess.Popen(  # noqa: S603 - our own script, by our own interpreter
             [sys.executable, "-P", str(_SCRIPT), launch.title],  # a title for ps

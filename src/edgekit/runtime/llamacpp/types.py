@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +31,9 @@ class Launch:
     alias: str = ""  # what it calls the model; "": its file
     threads: int | None = None  # None: as many as there are cores
     chat_template: str | None = None  # None: the file's own
+    environment: Mapping[str, str] = field(
+        default_factory=dict
+    )  # which cards it sees, and in which order
     timeout_s: float = LOAD_TIMEOUT_S
 
     @property

@@ -239,7 +239,7 @@ class StreamEngine:
         if not tokens:
             raise TextError("there are no tokens to read")
         for token in tokens:
-            if not (isinstance(token, int | np.integer) and 0 <= token < self.vocabulary):
+            if not _is_whole(token) or not 0 <= token < self.vocabulary:
                 raise TextError(
                     f"token {str(token)[:40]} is not one of the model's {self.vocabulary:,}"
                 )
@@ -254,6 +254,10 @@ class StreamEngine:
     def _check_open(self) -> None:
         if self._closed:
             raise UsageError("the engine is closed")
+
+
+def _is_whole(token: object) -> bool:
+    return isinstance(token, int | np.integer)
 
 
 def _go_on(_share: float) -> None:

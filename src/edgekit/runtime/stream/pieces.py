@@ -79,11 +79,6 @@ class TextPieces:
         )
 
 
-def end_tokens(file: WeightFile, walked: Walked) -> frozenset[int]:
-    """Tokens that end an answer, as llama.cpp finds them. TextPieces has them too."""
-    return read_places(file, walked).stops
-
-
 def _has_byte_letters(places: TokenPlaces) -> bool:
     raw = places.pre is not None and places.pre.raw
     return places.family.method is Method.BPE and not raw

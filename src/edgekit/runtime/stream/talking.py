@@ -45,11 +45,14 @@ class StreamTalker:
     ) -> Iterator[str]:
         sampler = Sampler(sampling, self.engine.vocabulary)
         rest = self._not_read(tokens)
+        for token in tokens[: len(tokens) - len(rest)]:  # what was read before counts as said, too
+            sampler.accept(token)
+        self.text.pieces.flush()  # half a letter of an answer that was broken off
         into.prompt_tokens = len(tokens)
         begun_s = first_s = time.monotonic()
         try:
             for token in generate(
-                self.engine, rest, sampler, max_tokens=max_tokens, stop=self.text.ends
+                self.engine, rest, sampler, max_tokens=max_tokens, stop=self.text.pieces.ends
             ):
                 if not into.new_tokens:
                     first_s = time.monotonic()
@@ -82,7 +85,7 @@ class StreamTalker:
 def prompt_tokens(text: FileText, prompt: Prompt) -> list[int]:
     """As the model was taught: with its chat format, or plain."""
     if prompt.is_plain:
-        return text.tokenizer.encode(prompt.text)
+        return [*text.tokenizer.before, *text.tokenizer.encode_plain(prompt.text)]
     if text.chat is None:
         raise UsageError(
             "the chat format of this model is not known to the built-in engine: --raw goes on with the text as it"

@@ -11,7 +11,7 @@ from edgekit.embed.file import WeightFile
 from edgekit.embed.tokenizer import TextTokenizer, build_tokenizer, read_vocabulary
 from edgekit.embed.types import Limits
 from edgekit.embed.walk import walk
-from edgekit.runtime.stream.pieces import TextPieces, end_tokens
+from edgekit.runtime.stream.pieces import TextPieces
 from edgekit.runtime.stream.templates import ChatFormat, chat_format
 
 ANY_FILE = replace(Limits(), file_bytes=2**62)  # weights are streamed: their size is no danger
@@ -21,7 +21,6 @@ ANY_FILE = replace(Limits(), file_bytes=2**62)  # weights are streamed: their si
 class FileText:
     tokenizer: TextTokenizer
     pieces: TextPieces
-    ends: frozenset[int]  # tokens that end an answer
     chat: ChatFormat | None  # None: it was taught none that is known here
 
 
@@ -33,6 +32,5 @@ def open_text(path: Path) -> Iterator[FileText]:
         yield FileText(
             tokenizer=build_tokenizer(read_vocabulary(file, walked)),
             pieces=TextPieces(file, walked),
-            ends=end_tokens(file, walked),
             chat=chat_format(file, walked),
         )

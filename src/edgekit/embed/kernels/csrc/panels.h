@@ -9,17 +9,13 @@ enum {
 #if LANES > 1
 enum { STAGES = LANES == 4 ? 2 : LANES == 8 ? 3 : 4 }; /* log2 LANES */
 
-typedef int32_t places __attribute__((vector_size(LANES * 4)));
-
-static const places LANE = {
-    0, 1, 2, 3,
-#if LANES >= 8
-    4, 5, 6, 7,
+#if LANES == 4
+#define LANE_NUMBERS 0, 1, 2, 3
+#elif LANES == 8
+#define LANE_NUMBERS 0, 1, 2, 3, 4, 5, 6, 7
+#else
+#define LANE_NUMBERS 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
 #endif
-#if LANES >= 16
-    8, 9, 10, 11, 12, 13, 14, 15,
-#endif
-};
 
 /* Lanes whose number has the bit `step` trade places between rows a and b. */
 ALWAYS void trade(vec *a, vec *b, const int step)
@@ -33,7 +29,9 @@ ALWAYS void trade(vec *a, vec *b, const int step)
     }
     *a = load(first), *b = load(second);
 #else /* GCC would read such arrays float by float. Places from LANES on are b's. */
-    places first = LANE + (((LANE & step) != 0) & (LANES - step)), second = first + step;
+    typedef int32_t places __attribute__((vector_size(LANES * 4)));
+    const places lane = {LANE_NUMBERS};
+    const places first = lane + (((lane & step) != 0) & (LANES - step)), second = first + step;
     vec x = *a, y = *b;
     *a = __builtin_shuffle(x, y, first), *b = __builtin_shuffle(x, y, second);
 #endif

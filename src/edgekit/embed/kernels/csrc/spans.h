@@ -5,11 +5,11 @@
    Queries of all heads that share a key head read a cell together, so that it is read once. */
 
 enum {
-    TILE_ROWS = 8,                 /* queries that read a cell together */
+    TILE_ROWS = 8,                  /* queries that read a cell together */
     TILE_SUMS = LANES > 8 ? 16 : 8, /* sums that find room in registers */
-    BLOCK_CELLS = 64,              /* whose scores are held at a time: whole vectors */
-    MIX_CELLS = 8,                 /* whose values are gathered at a time */
-    CACHE_LINE = 64,               /* bytes that memory gives at a time */
+    BLOCK_CELLS = 64,               /* whose scores are held at a time: whole vectors */
+    MIX_CELLS = 8,                  /* whose values are gathered at a time */
+    CACHE_LINE = 64,                /* bytes that memory gives at a time */
 };
 
 /* Numbers of one key head in consecutive cells. */

@@ -31,7 +31,8 @@ const struct variant VARIANT = {
     .types = TYPES,
     .type_count = sizeof TYPES / sizeof TYPES[0],
     .scratch_floats = SCRATCH_FLOATS,
-    .static_bytes = sizeof TYPES + sizeof(struct variant) + sizeof UNEVEN + sizeof FOUR_BIT_FLOATS,
+    .static_bytes = sizeof TYPES + sizeof(struct variant) + sizeof UNEVEN + sizeof FOUR_BIT_FLOATS +
+                    sizeof SCORE + sizeof MIX,
     .multiply = multiply,
     .attention_floats = attention_floats,
     .attend = attend,

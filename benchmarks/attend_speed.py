@@ -1,0 +1,107 @@
+"""How fast one query looks at all cells of a cache: ours beside plain numpy, and beside reading alone.
+
+    python benchmarks/attend_speed.py
+
+One core, one run; all take turns and the best turn counts, so that a busy machine slows all of them alike. Plain numpy
+is softmax(q k^T) v over keys and values that lie in memory as float32: two to four times as many bytes as our cells.
+"Reading" is the largest of the same bytes, found with numpy: what memory gives when nothing is computed.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is imported: one core for all
+
+import numpy as np
+from numpy.typing import NDArray
+from turns import Work, best_turns
+
+from edgekit.embed.kernels import Kernels, choose
+from edgekit.embed.kernels.types import CacheKind, Floats
+from edgekit.errors import UsageError
+from edgekit.memory.cache_types import cache_type
+
+HEAD_DIM = 128
+SHAPES = ((8, 4), (4, 7))  # key heads, query heads for each: Llama 3.1 8B, Qwen2.5 7B
+CELLS = (8_192, 65_536)
+KINDS: tuple[CacheKind, ...] = ("f16", "q8_0", "f32")
+TURNS_S = 3.0  # for all that are compared with one another
+
+
+def main() -> None:
+    ours = [choose("numpy")]
+    try:
+        ours.insert(0, choose("native"))
+    except UsageError as error:
+        print(f"{error}\n")
+    print("| cells | heads | cache | kernels | ms | GB/s | of reading | times plain numpy |")
+    print("|---|---|---|---|---|---|---|---|")
+    for cells in CELLS:
+        for kv_heads, group in SHAPES:
+            for kind in KINDS:
+                _print_rows(ours, cells, kv_heads, group, kind)
+
+
+def _print_rows(
+    ours: list[Kernels], cells: int, kv_heads: int, group: int, kind: CacheKind
+) -> None:
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((cells, kv_heads * HEAD_DIM), np.float32)
+    q = draw.standard_normal((1, kv_heads * group * HEAD_DIM), np.float32)
+    k = np.empty((cells, cache_type(kind).row_bytes(x.shape[1])), np.uint8)
+    ours[0].store(kind, x, k)
+    v = k.copy()
+    work: dict[str, Work] = {
+        each.name: _attending(each, q, k, v, (kind, kv_heads, group)) for each in ours
+    }
+    work["plain"] = lambda: _plain(q, x, kv_heads, group)
+    work["reading"] = lambda: (k.view(np.uint64).max(), v.view(np.uint64).max())
+    seconds = best_turns(work, turns_s=TURNS_S, least_turns=3)
+    for each in ours:
+        taken = seconds[each.name]
+        print(
+            f"| {cells:,} | {kv_heads * group} / {kv_heads} | {kind} | {each.name}"
+            f" | {taken * 1e3:.2f} | {2 * k.nbytes / taken / 1e9:.1f}"
+            f" | {seconds['reading'] / taken:.2f} | {seconds['plain'] / taken:.2f} |",
+            flush=True,
+        )
+
+
+def _attending(
+    kernels: Kernels,
+    q: Floats,
+    k: NDArray[np.uint8],
+    v: NDArray[np.uint8],
+    shape: tuple[CacheKind, int, int],
+) -> Work:
+    kind, kv_heads, group = shape
+    heads, cells = kv_heads * group, len(k)
+    out, state = np.empty_like(q), np.empty((1, heads, 2), np.float32)
+    scratch = np.empty(kernels.attend_floats(1, HEAD_DIM), np.float32)
+
+    def attend() -> None:
+        out.fill(0)
+        state[:] = (-np.inf, 0)
+        kernels.attend(
+            q, k, v, out, state, k_kind=kind, v_kind=kind, heads=heads, kv_heads=kv_heads,
+            head_dim=HEAD_DIM, scale=HEAD_DIM**-0.5, cells=cells, first_position=0,
+            query_position=cells, reach=None, scratch=scratch, first=0, last=kv_heads,
+        )  # fmt: skip
+        kernels.settle(out, state, heads=heads, head_dim=HEAD_DIM)
+
+    return attend
+
+
+def _plain(q: Floats, x: Floats, kv_heads: int, group: int) -> Floats:
+    """The numbers are keys and values alike."""
+    cells = x.reshape(-1, kv_heads, HEAD_DIM).transpose(1, 0, 2)
+    scores = q.reshape(kv_heads, group, HEAD_DIM) @ cells.transpose(0, 2, 1)
+    scores *= np.float32(HEAD_DIM**-0.5)
+    shares = np.exp(scores - scores.max(-1, keepdims=True))
+    shares /= shares.sum(-1, keepdims=True)
+    return np.asarray(shares @ cells, np.float32)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Windows of a long session on the built-in engine -> memory and speed of each: both must stay as they are (W6).
+
+python benchmarks/rolling_window.py [MODEL.gguf] [--cache q8_0] [--window 512] [--windows 8] [--sinks 4] [--rounds 3]
+
+Without a model: a random one of 20 million weights. CPU time is of this process, with one thread. A busy neighbour
+slows that down too, so the session is run several times, and of each window the fastest counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+from llamacpp_window import Seen, table
+
+from edgekit.engine.stream.setup import StreamSetup
+from edgekit.memory.cache_types import cache_type
+from edgekit.memory.types import Load
+from edgekit.runtime.stream.engine import StreamEngine, open_stream
+
+PROMPT_TOKENS = 4
+
+
+def look() -> Seen:
+    process = psutil.Process()
+    spent = process.cpu_times()
+    return Seen(
+        wall_s=time.perf_counter(),
+        cpu_s=spent.user + spent.system,
+        resident_bytes=process.memory_info().rss,
+    )
+
+
+def windows(engine: StreamEngine, window: int, count: int) -> list[Seen]:
+    """The best token each time, fed again."""
+    engine.reset()
+    logits = engine.feed(range(10, 10 + PROMPT_TOKENS))
+    seen = [look()]
+    for _ in range(count):
+        for _ in range(window):
+            logits = engine.feed((int(logits.argmax()),))
+        seen.append(look())
+    return seen
+
+
+def random_model(folder: Path) -> Path:
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from tests.embed_models import write_model
+
+    path = folder / "random.gguf"
+    return write_model(path, "llama", kind="Q8_0", width=512, inner=1536, heads=8, layers=6)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
+    parser.add_argument("model", type=Path, nargs="?")
+    parser.add_argument("--cache", default="f16")
+    parser.add_argument("--window", type=int, default=512)
+    parser.add_argument("--windows", type=int, default=8)
+    parser.add_argument("--sinks", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
+    asked = parser.parse_args()
+    kind = cache_type(asked.cache)
+    load = Load(context_tokens=asked.window, cache_k=kind, cache_v=kind)
+    setup = StreamSetup(threads=1, keep_bytes=None, sinks=asked.sinks, rolling=True)
+    with tempfile.TemporaryDirectory() as folder:
+        path = asked.model or random_model(Path(folder))
+        with open_stream(path, load=load, setup=setup) as engine:
+            print(
+                f"{asked.windows} windows of {asked.window} tokens, {asked.sinks} sinks, {kind.name} cache,"
+                f" {engine.plan.total_bytes:,} bytes planned"
+            )
+            found = [windows(engine, asked.window, asked.windows) for _ in range(asked.rounds)]
+            print("\n".join(table(found, asked.window)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""A verdict -> the environment that keeps an engine to the cards it was judged for, in that order."""
+
+from __future__ import annotations
+
+from edgekit.hardware.budgets import devices_for
+from edgekit.hardware.types import Vendor
+from edgekit.plan.types import PreflightResult
+
+# NVML counts cards by their place on the bus; CUDA the fastest first unless it is told otherwise.
+AS_NVML_COUNTS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def visible_cards(result: PreflightResult, engine: str) -> dict[str, str]:
+    """Empty where all cards are used, and alike or not told apart."""
+    used = result.way.cards
+    if not used or used[0].vendor is not Vendor.NVIDIA:
+        return {}
+    if leaves_some(result, engine) and not any(card.partition for card in used):
+        chosen = ",".join(str(card.index) for card in used)
+        return {**AS_NVML_COUNTS, "CUDA_VISIBLE_DEVICES": chosen}
+    alike = len({card.total_bytes for card in used}) == 1
+    return {} if alike else dict(AS_NVML_COUNTS)
+
+
+def leaves_some(result: PreflightResult, engine: str) -> bool:
+    """Whether the machine has cards that the engine is to leave alone."""
+    return len(result.way.cards) < len(devices_for(result.machine, engine))

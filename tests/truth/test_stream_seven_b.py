@@ -1,0 +1,58 @@
+"""A model of 4.2 GB writes text in a process that may use 700 MB of addresses, libraries and all."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.embed_models import seven_b
+
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="limits and peaks are Linux's"
+)
+ADDRESSES = 700 * 10**6
+
+CHILD = """
+import json, re, sys
+from pathlib import Path
+from edgekit.engine.stream.setup import StreamSetup
+from edgekit.memory.types import Load
+from edgekit.runtime.sampling import Sampler, Sampling
+from edgekit.runtime.stream.engine import open_stream
+from edgekit.runtime.stream.generating import generate
+
+load, setup = Load(context_tokens=4096), StreamSetup(threads=2)
+with open_stream(Path(sys.argv[1]), load=load, setup=setup) as engine:
+    sampler = Sampler(Sampling(temperature=0), engine.vocabulary)
+    made = list(generate(engine, [11, 12, 13, 14], sampler, max_tokens=3, stop=frozenset()))
+    told = {"made": made, "planned": engine.plan.total_bytes, "cache": engine.cache_bytes}
+status = open("/proc/self/status").read()
+told["peak"] = int(re.search(r"VmHWM:\\s+(\\d+)", status)[1]) * 1024
+print(json.dumps(told))
+"""
+
+
+def test_three_tokens_of_a_7b_within_700_mb_of_addresses(tmp_path: Path) -> None:
+    path = seven_b(tmp_path / "seven.gguf", sparse=True, vocabulary=False)
+    assert path.stat().st_size > 4_200_000_000
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (ADDRESSES, ADDRESSES)),
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout)
+    assert len(told["made"]) == 3
+    assert all(0 <= token < 152_064 for token in told["made"])
+    # 28 layers x 4,096 cells x 2 x 512 numbers of 2 bytes each, and some 30 MB beside them.
+    assert told["cache"] == 28 * 4096 * 2 * 512 * 2
+    assert told["planned"] < told["cache"] + 40 * 10**6
+    # The interpreter, numpy and the file's header are no line of the bill.
+    assert told["peak"] < told["planned"] + 60 * 10**6
