@@ -34,7 +34,10 @@ class Seen:
 
 
 def written(running: Running, count: int) -> Iterator[tuple[int, float]]:
-    """With each event: how many tokens there are, and the milliseconds they took. A random model ends when it likes to, so its end is ignored."""
+    """With each event: how many tokens there are, and the milliseconds they took.
+
+    A random model ends when it likes to, so its end is ignored.
+    """
     connection = http.client.HTTPConnection(running.address.removeprefix("http://"), timeout=3600)
     asked = {
         "prompt": "the quick brown fox",

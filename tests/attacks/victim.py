@@ -1,14 +1,17 @@
-"""Reads one hostile file in a process of its own, under a limit, and says what it cost.
+"""Reads hostile files, each in a process of its own under a limit, and says what it cost.
 
-Run by test_bombs.py: `python victim.py KIND PATH MEMORY_BYTES CPU_S`.
+Run by test_bombs.py, which writes lines `[KIND, PATH, MEMORY_BYTES, CPU_S]` and reads one line for each. The processes
+are copies of the first, so that it all is imported once.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import resource
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,7 +80,7 @@ def pace_s() -> float:
     return time.process_time() - start
 
 
-def main(kind: str, path: str, more_bytes: int, limit_s: float) -> None:
+def attacked(kind: str, path: str, more_bytes: int, limit_s: float) -> dict[str, object]:
     source = FileSource(Path(path))
     if kind == "whole":  # everything is imported now: that is not what a file costs
         inspect_model("sample:gemma-3-27b")
@@ -92,9 +95,27 @@ def main(kind: str, path: str, more_bytes: int, limit_s: float) -> None:
     cpu_s = time.process_time() - start
     grown = memory_bytes("VmHWM") - before
     cpu_s = at_usual_pace_s(cpu_s, limit_s)
-    result = {"error": error, "message": message, "cpu_s": cpu_s, "grown_bytes": grown}
-    print(json.dumps(result))
+    return {"error": error, "message": message, "cpu_s": cpu_s, "grown_bytes": grown}
+
+
+def answer(line: str) -> int:
+    """In a copy of this process; its exit code."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    try:
+        print(json.dumps(attacked(*json.loads(line))), flush=True)
+    except BaseException:  # noqa: BLE001 - the copy must not go on with the loop below
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def main() -> None:
+    for line in sys.stdin:
+        if code := answer(line):
+            print(json.dumps({"died": code}), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))
+    main()

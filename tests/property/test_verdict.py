@@ -7,12 +7,14 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.recorded import engine_models
+from tests.thoroughness import LONG
 from tests.unit.plan.machines import cards, cpu
 
 from edgekit.memory.types import Load
 from edgekit.plan.types import PreflightResult, Question
 from edgekit.plan.verdict import judge
 
+EXAMPLES = 200 if LONG else 40  # of each law
 MODELS = (
     ("llama-3.1-8b", "Q4_K_M"),
     ("gemma-3-27b", "Q4_K_M"),
@@ -38,7 +40,7 @@ def judged(
     return judge(question)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(model=models, vram=gib, ram=gib, extra=more)
 def test_a_larger_card_is_never_worse(
     model: tuple[str, str], vram: int, ram: int, extra: int
@@ -48,7 +50,7 @@ def test_a_larger_card_is_never_worse(
     assert large.can_load or small.failed
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(model=models, vram=st.integers(0, 24), ram=gib, extra=more)
 def test_more_host_memory_is_never_worse(
     model: tuple[str, str], vram: int, ram: int, extra: int
@@ -58,7 +60,7 @@ def test_more_host_memory_is_never_worse(
     assert large.can_load or small.failed
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(model=models, vram=gib, ram=gib, context=st.integers(256, 140_000), less=st.integers(1, 99))
 def test_a_shorter_context_never_fails_where_a_longer_one_fits(
     model: tuple[str, str], vram: int, ram: int, context: int, less: int
@@ -68,7 +70,7 @@ def test_a_shorter_context_never_fails_where_a_longer_one_fits(
     assert short.can_load or long.failed
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(model=models, vram=st.integers(0, 24), ram=gib)
 def test_the_longest_fits_when_it_is_asked_for_and_no_longer_one_does(
     model: tuple[str, str], vram: int, ram: int

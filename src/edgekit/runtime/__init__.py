@@ -1,1 +1,65 @@
-"""A plan carried out: on real llama.cpp, or on the built-in engine."""
+"""A plan carried out: on real llama.cpp (`start`), or on the built-in engine (`open_stream`, `generate`).
+
+Imported on first use: numpy comes with `pip install 'edgekit[embed]'`, llama.cpp with `pip install 'edgekit[llama]'`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edgekit.runtime.llamacpp.running import Running
+    from edgekit.runtime.llamacpp.starting import start
+    from edgekit.runtime.llamacpp.types import Ended, Launch
+    from edgekit.runtime.llamacpp.watching import Watch
+    from edgekit.runtime.sampling import Sampler, Sampling
+    from edgekit.runtime.stream.engine import StreamEngine, open_stream
+    from edgekit.runtime.stream.generating import generate
+
+__all__ = [
+    "Ended",
+    "Launch",
+    "Running",
+    "Sampler",
+    "Sampling",
+    "StreamEngine",
+    "Watch",
+    "generate",
+    "open_stream",
+    "start",
+]
+
+_PLACES = {
+    "Ended": "edgekit.runtime.llamacpp.types",
+    "Launch": "edgekit.runtime.llamacpp.types",
+    "Running": "edgekit.runtime.llamacpp.running",
+    "Sampler": "edgekit.runtime.sampling",
+    "Sampling": "edgekit.runtime.sampling",
+    "StreamEngine": "edgekit.runtime.stream.engine",
+    "Watch": "edgekit.runtime.llamacpp.watching",
+    "generate": "edgekit.runtime.stream.generating",
+    "open_stream": "edgekit.runtime.stream.engine",
+    "start": "edgekit.runtime.llamacpp.starting",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        found = getattr(import_module(_PLACES[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "numpy":
+            raise
+        from edgekit.errors import MissingExtraError
+
+        raise MissingExtraError(
+            "the built-in engine needs numpy: pip install 'edgekit[embed]'"
+        ) from error
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

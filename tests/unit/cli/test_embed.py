@@ -33,7 +33,7 @@ TINY: dict[str, Any] = {
     "head_dim": 32,
 }
 BUDGET = ("--budget", "4G")  # of the whole process, and that is pytest here
-ROWS, SOME_ROWS = 10_000, 3_000
+ROWS, SOME_ROWS = 5_000, 3_000
 DOCS = Path(__file__).parents[3] / "docs"
 
 
@@ -504,7 +504,7 @@ def test_killed_twice_it_gives_what_one_run_gives(
     code, _, err = finish(start(*words, "--output", once))
     assert (code, err) == (0, b"")
     marked = 0
-    for least in (ROWS // 5, ROWS // 2):
+    for least in (ROWS // 10, ROWS // 4):
         killed = start(*words, "--output", out, often=True)
         marked = wait_until_marked(killed, tmp_path / f"out.{kind}.journal", least)
         killed.kill()

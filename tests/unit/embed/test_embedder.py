@@ -42,7 +42,7 @@ def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "qwen2",
         pooling="last",
         kind="Q4_K",
-        layers=8,
+        layers=4,
         width=1024,
         inner=2048,
         heads=16,

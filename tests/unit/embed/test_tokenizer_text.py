@@ -8,6 +8,7 @@ import time
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.thoroughness import LONG
 from tests.vocabularies import pairs_tokenizer, tokenizer_answers, tokenizer_of
 
 from edgekit.embed.tokenizer import TextTokenizer
@@ -116,7 +117,9 @@ def test_pieces_have_the_tokens_of_the_whole(pre: str) -> None:
     tokenizer = pairs_tokenizer(pre)
     _check_pieces(tokenizer, " ".join(tokenizer_answers()["texts"]))
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=200 if LONG else 25, deadline=None, suppress_health_check=list(HealthCheck)
+    )
     @given(st.text(st.sampled_from(ALPHABET), max_size=60))
     def check(text: str) -> None:
         _check_pieces(tokenizer, text)

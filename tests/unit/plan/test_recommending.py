@@ -18,6 +18,7 @@ from edgekit.plan.changes import ChangeKind
 from edgekit.plan.ranking import rank_of
 from edgekit.plan.recommending import (
     QUICK_TOKENS_PER_S,
+    SHOWN,
     SLOW,
     TOO_LARGE,
     Ask,
@@ -33,6 +34,12 @@ CARD = rated(cards(24), card=1000)
 @cache
 def few() -> tuple[Entry, ...]:
     return tuple(find_entry(name) for name in NAMES)
+
+
+@cache
+def asked(ask: Ask, *, most: int = SHOWN, of_a_family: int = 1) -> Recommendation:
+    """Of the few, once for all tests that only look at the answer."""
+    return recommend(few(), ask, most=most, of_a_family=of_a_family)
 
 
 def entry(name: str, **more: Any) -> Entry:
@@ -51,7 +58,7 @@ def over(found: Recommendation) -> dict[str, int]:
 
 
 def test_the_best_rank_first_one_of_a_family() -> None:
-    found = recommend(few(), Ask(machine=CARD))
+    found = asked(Ask(machine=CARD))
     ranks = [one.rank for one in found.suggestions]
     assert ranks == sorted(ranks, reverse=True)
     families = [one.entry.family for one in found.suggestions]
@@ -66,22 +73,22 @@ def test_the_best_rank_first_one_of_a_family() -> None:
 
 def test_the_first_of_its_family_is_its_best_that_fits() -> None:
     # 30.5 billion with 3.4 active come before 8.2: the root of 102 is 10.1
-    assert ids(recommend(few(), Ask(machine=CARD)))[0] in {"gemma-3-27b", "qwen3-30b-a3b"}
-    assert "qwen3-30b-a3b" in ids(recommend(few(), Ask(machine=CARD)))
-    small = recommend(few(), Ask(machine=rated(cards(12, ram=4), card=1000)))
+    assert ids(asked(Ask(machine=CARD)))[0] in {"gemma-3-27b", "qwen3-30b-a3b"}
+    assert "qwen3-30b-a3b" in ids(asked(Ask(machine=CARD)))
+    small = asked(Ask(machine=rated(cards(12, ram=4), card=1000)))
     assert [name for name in ids(small) if name.startswith("qwen3")] == ["qwen3-8b"]
     assert over(small)[TOO_LARGE] >= 2
 
 
 def test_several_of_a_family_where_they_are_wanted() -> None:
-    found = recommend(few(), Ask(machine=CARD), of_a_family=2, most=10)
+    found = asked(Ask(machine=CARD), of_a_family=2, most=10)
     assert sum(one.entry.family == "qwen3" for one in found.suggestions) == 2
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_so_many_and_no_more(most: int) -> None:
-    whole = ids(recommend(few(), Ask(machine=CARD), most=10))
-    assert ids(recommend(few(), Ask(machine=CARD), most=most)) == whole[:most]
+    whole = ids(asked(Ask(machine=CARD), most=10))
+    assert ids(asked(Ask(machine=CARD), most=most)) == whole[:most]
 
 
 def test_the_order_of_the_catalog_does_not_matter() -> None:
@@ -101,7 +108,7 @@ def test_equals_are_told_apart_by_their_names() -> None:
 
 def test_slow_ones_come_last() -> None:
     # 16.5 GB for a token at 60 GB/s of the processor: never five times a second
-    found = recommend(few(), Ask(machine=rated(cpu(64))), most=10)
+    found = asked(Ask(machine=rated(cpu(64))), most=10)
     quick = [one.is_quick for one in found.suggestions]
     assert quick == sorted(quick, reverse=True)
     assert {True, False} == set(quick)
@@ -114,14 +121,14 @@ def test_slow_ones_come_last() -> None:
 
 
 def test_quick_ones_leave_no_room_for_slow_ones() -> None:
-    found = recommend(few(), Ask(machine=rated(cpu(64))), most=2)
+    found = asked(Ask(machine=rated(cpu(64))), most=2)
     assert len(found.suggestions) == 2
     assert all(one.is_quick for one in found.suggestions)
     assert over(found)[SLOW] >= 1
 
 
 def test_where_all_are_slow_they_are_all_there_is() -> None:
-    found = recommend(few(), Ask(machine=rated(cpu(64), host=1)), most=10)
+    found = asked(Ask(machine=rated(cpu(64), host=1)), most=10)
     assert found.suggestions
     assert not any(one.is_quick for one in found.suggestions)
     ranks = [one.rank for one in found.suggestions]
@@ -131,7 +138,7 @@ def test_where_all_are_slow_they_are_all_there_is() -> None:
 
 
 def test_who_is_not_known_to_be_slow_is_not_called_so() -> None:
-    found = recommend(few(), Ask(machine=cards(24)))
+    found = asked(Ask(machine=cards(24)))
     assert found.suggestions
     assert all(one.is_quick and one.plan.speed is None for one in found.suggestions)
 
@@ -140,7 +147,7 @@ def test_who_is_not_known_to_be_slow_is_not_called_so() -> None:
 
 
 def test_another_task() -> None:
-    found = recommend(few(), Ask(machine=CARD, task=Kind.EMBEDDING))
+    found = asked(Ask(machine=CARD, task=Kind.EMBEDDING))
     assert found.suggestions == ()
     assert found.nearest is None
 
@@ -150,7 +157,7 @@ def test_a_window_that_is_too_short() -> None:
     found = recommend([short], Ask(machine=CARD))
     assert ids(found) == []
     assert over(found) == {"made for too short a context": 1}
-    wanted = recommend(few(), Ask(machine=CARD, context_tokens=100_000))
+    wanted = asked(Ask(machine=CARD, context_tokens=100_000))
     assert set(ids(wanted)) <= {"llama-3.1-8b", "llama-3.2-1b", "gemma-3-27b"}
 
 
@@ -193,7 +200,7 @@ def test_nobody_is_recommended_three_bits() -> None:
 
 
 def test_the_nearest_and_what_to_add() -> None:
-    found = recommend(few(), Ask(machine=rated(cpu(1))))
+    found = asked(Ask(machine=rated(cpu(1))))
     assert found.suggestions == ()
     assert over(found)[TOO_LARGE] == len(few())
     assert found.nearest is not None
@@ -220,7 +227,7 @@ def test_no_hardware_for_the_engine(engine: str, machine: Machine) -> None:
     ("engine", "machine"), [("llama.cpp", CARD), ("vllm", rated(cards(48))), ("mlx", rated(mac(64, 48)))]
 )  # fmt: skip
 def test_a_context_for_several_users(engine: str, machine: Machine) -> None:
-    found = recommend(few(), Ask(machine=machine, engine=engine, context_tokens=16_384, users=2), most=2)  # fmt: skip
+    found = asked(Ask(machine=machine, engine=engine, context_tokens=16_384, users=2), most=2)  # fmt: skip
     assert len(found.suggestions) == 2
     for one in found.suggestions:
         assert one.plan.context_tokens == 16_384

@@ -5,14 +5,17 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtime_engines import ask, launch_of, small_model
+from tests.runtime_engines import SERVER, ask, launch_of, model_of, small_model
 
+from edgekit.engine import llamacpp
 from edgekit.memory.cache_types import cache_type
-from edgekit.memory.types import Load
+from edgekit.memory.types import Component, Load
+from edgekit.runtime.llamacpp.comparing import compare_reported
 from edgekit.runtime.llamacpp.running import Running
 from edgekit.runtime.llamacpp.starting import start
 from edgekit.units import MIB
@@ -67,6 +70,34 @@ def test_memory_stays_flat_over_windows(model: Path) -> None:
         assert shifts
         # the request did not name them: the launch's sinks count, and llama.cpp's own first token
         assert all(f"n_keep = {SINKS + 1}," in line for line in shifts)
+
+
+def test_keys_that_are_unpacked_for_it_are_in_the_bill(tmp_path: Path) -> None:
+    """4,096 cells x (2 x 256 floats + 1) x 4 bytes = 8.4 MB, beside a compute buffer for 32 tokens."""
+    path = small_model(tmp_path / "wide.gguf", kv_heads=4, context_tokens=4096)
+    q8 = cache_type("q8_0")
+    load = Load(
+        context_tokens=4096,
+        sequences=1,
+        microbatch_tokens=32,
+        batch_tokens=256,
+        cache_k=q8,
+        cache_v=q8,
+    )
+    setup = replace(SERVER, ctx_shift=True)
+    bill, flat = (llamacpp.estimate(model_of(path), load, one) for one in (setup, SERVER))
+    line = bill.total_bytes - flat.total_bytes
+    assert line == 4096 * (2 * 256 + 1) * 4 - flat.of(Component.COMPUTE)
+    with start(launch_of(path, load=load, setup=setup, sinks=SINKS, rolling=True)) as running:
+        assert all(row.within for row in compare_reported(bill, running))
+        asked = {**ASKED, "prompt": [300] * 4080, "n_predict": 4}
+        _, told = ask(running.address, "/completion", asked)
+        assert not told["truncated"]
+        before = own_bytes(running)
+        _, told = ask(running.address, "/completion", {**asked, "n_predict": 24})
+        assert told["truncated"]
+        grown = own_bytes(running) - before
+    assert 0.7 * line < grown < line + MIB
 
 
 def test_without_it_the_window_is_the_end(model: Path) -> None:

@@ -129,10 +129,11 @@ EXPECTED: dict[str, Any] = {
 
 def test_blocks_that_predict_further_tokens_are_a_drafter() -> None:
     setup = replace(SERVER, load_mtp=True, draft_max=3)
-    told = make_settings(launch_of(Path("m.gguf"), setup=setup))
+    told = make_settings(launch_of(Path("m.gguf"), setup=setup, load=Load(cache_k=Q8, cache_v=Q8)))
     assert told["parameters"]["load_mtp"]
     assert told["drafter"]["path"] is None
     assert told["drafter"]["type"] == "COMMON_SPECULATIVE_TYPE_DRAFT_MTP"
+    assert told["drafter"]["enums"] == {}  # their cache is f16, as the bill has it
 
 
 @pytest.mark.parametrize(
@@ -209,6 +210,14 @@ def test_a_file_that_the_engine_rejects(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match=r"no such file: .*nothing.gguf"):
         start(launch_of(tmp_path / "nothing.gguf"))
+
+
+def test_a_window_that_cannot_roll_is_not_left_standing(tmp_path: Path) -> None:
+    """Sliding layers hold too few cells to be turned: llama.cpp would go on without."""
+    path = small_model(tmp_path / "g.gguf", "gemma3", window=256, context_tokens=4096)
+    load = Load(context_tokens=4096, sequences=1)
+    with pytest.raises(EngineError, match="this model's cache cannot roll"):
+        start(launch_of(path, load=load, rolling=True, sinks=4))
 
 
 def test_a_drafter_of_another_language_is_not_dropped_silently(tmp_path: Path, model: Path) -> None:

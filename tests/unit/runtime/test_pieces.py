@@ -263,7 +263,6 @@ def test_end_tokens_are_llama_cpps(name: str, tmp_path: Path) -> None:
     with WeightFile(path, Limits()) as file:
         walked = walk(file)
         ours = TextPieces(file, walked).ends
-        assert TextPieces(file, walked).ends == ours
     assert {token for token in ours if token in asked} == theirs
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +26,8 @@ from edgekit.errors import (
     UsageError,
     WeightsError,
 )
+from edgekit.runtime.stream.engine import StreamEngine
+from edgekit.runtime.stream.interrupts import held_back
 
 TOKENS = some_tokens(40)
 
@@ -311,3 +315,37 @@ def test_nothing_is_left_behind(models: dict[str, Path], error: type[BaseExcepti
     with pytest.raises(error), session(models["llama"]) as engine:
         engine.feed(TOKENS, stop)
     assert threading.active_count() == before
+
+
+def _read_for_ever(engine: StreamEngine, tokens: list[int]) -> None:
+    while True:
+        engine.reset()
+        engine.feed(tokens)
+
+
+def test_ctrl_c_waits_until_all_threads_do(models: dict[str, Path]) -> None:
+    """A real signal, at any time: the session goes on from the last chunk that was read."""
+    before, handler = threading.active_count(), signal.getsignal(signal.SIGINT)
+    tokens = some_tokens(32)
+    with session(models["llama"], chunk=4, setup={"threads": 3}) as engine:
+        expected = engine.feed(tokens).copy()
+        for place in range(10):
+            bell = threading.Timer(0.003 * place, os.kill, (os.getpid(), signal.SIGINT))
+            bell.start()
+            with pytest.raises(KeyboardInterrupt):
+                _read_for_ever(engine, tokens[:8])
+            bell.join()
+            assert signal.getsignal(signal.SIGINT) is handler
+            assert engine.position in {0, 4, 8}
+            found = engine.feed(tokens[engine.position :])
+            np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert threading.active_count() == before
+
+
+def test_a_second_signal_is_not_held() -> None:
+    with held_back() as interrupts:
+        signal.raise_signal(signal.SIGINT)  # waits
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.check()

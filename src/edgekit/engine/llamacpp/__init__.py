@@ -13,6 +13,7 @@ from edgekit.engine.llamacpp.output import output_line
 from edgekit.engine.llamacpp.placement import Placement, missing_blocks, place
 from edgekit.engine.llamacpp.prediction import prediction_lines
 from edgekit.engine.llamacpp.runtime import overhead_notes, runtime_lines, server_lines
+from edgekit.engine.llamacpp.shift import shift_lines
 from edgekit.engine.llamacpp.types import Backend, Context, LlamaCppSetup
 from edgekit.engine.types import Model
 from edgekit.errors import RefusedError
@@ -73,6 +74,7 @@ def _estimate(model: Model, load: Load, setup: LlamaCppSetup) -> MemoryEstimate:
         *caches,
         output_line(model, context),
         *compute,
+        *shift_lines(model, context, placement, setup, compute),
         *prediction_lines(model, context, placement, setup, compute),
         *runtime_lines(model, context, placement, setup),
         *server_lines(context, setup, caches),

@@ -66,6 +66,7 @@ class LlamaCppSetup:
     load_mtp: bool = False  # blocks of multi-token prediction are loaded and run
     cache_ram_mib: int = 8192  # llama-server --cache-ram
     ctx_checkpoints: int = 32  # llama-server --ctx-checkpoints, of each slot
+    ctx_shift: bool = False  # llama-server --context-shift: a full window drops its older half
     mix: str | None = None  # as if the weights were quantised so; None: as the file has them
     draft_max: int = 0  # tokens a drafter proposes: that many more rows of logits per sequence
     overhead: Overhead | None = None  # only of the machine that it was measured on

@@ -56,7 +56,9 @@ def plan_stream(
         cache_k=keys,
         cache_v=values,
         cells=_cells(model, window, full=load.full_window),
-        resident_pages=_resident_pages(window, chunk, setup, spill_from_tokens),
+        resident_pages=_resident_pages(window, chunk, setup, spill_from_tokens)
+        if _sees_all(model, window)
+        else None,
         tile_bytes=max(TILE_BYTES, *(row_bytes(tensor) for tensor in matrices(model))),
         side_floats=side_floats(model, chunk),
         scratch_floats=_scratch_floats(model, chunk),
@@ -112,6 +114,11 @@ def _check_type(kind: CacheType, head_dim: int) -> None:
 
 def _cells(model: Model, window: int, *, full: bool) -> tuple[int, ...]:
     return tuple(window if full or own is None else min(own, window) for own in model.windows)
+
+
+def _sees_all(model: Model, window: int) -> bool:
+    """Whether any layer looks back over the whole window: only such a cache is divided."""
+    return any(own is None or own >= window for own in model.windows)
 
 
 def _resident_pages(

@@ -32,6 +32,7 @@ from edgekit.plan.spill import SPILL_FROM_TOKENS, Purpose
 from edgekit.runtime.stream.account import CACHES, allocated_bytes, line_key
 from edgekit.runtime.stream.forward import StreamPass, make_stream_buffers
 from edgekit.runtime.stream.gate import check_gate
+from edgekit.runtime.stream.interrupts import Interrupts, held_back
 from edgekit.runtime.stream.pages import PageFile, make_caches
 from edgekit.units import LARGEST
 
@@ -132,6 +133,10 @@ class StreamEngine:
         return sum(size for key, size in self.allocated.items() if key.startswith(CACHES))
 
     @property
+    def width(self) -> int:
+        return self.plan.model.dimensions.width
+
+    @property
     def vocabulary(self) -> int:
         return self.plan.model.dimensions.vocabulary
 
@@ -147,16 +152,17 @@ class StreamEngine:
         was read then. What `checkpoint` raises ends the call within a tile: the chunks before it stay read
         (`position`), and the session can go on, unless `needs_reset`.
         """
-        if not self._feeding.acquire(blocking=False):
-            raise UsageError(
-                "the engine is reading: it has one session, and reads one text at a time"
-            )
-        try:
-            self._check(tokens)
-            with one_thread() if self._kernels.name == "numpy" else nullcontext():
-                self._feed(tokens, checkpoint or _go_on)
-        finally:
-            self._feeding.release()
+        with held_back() as interrupts:
+            if not self._feeding.acquire(blocking=False):
+                raise UsageError(
+                    "the engine is reading: it has one session, and reads one text at a time"
+                )
+            try:
+                self._check(tokens)
+                with one_thread() if self._kernels.name == "numpy" else nullcontext():
+                    self._feed(tokens, checkpoint or _go_on, interrupts)
+            finally:
+                self._feeding.release()
         return self._buffers.logits
 
     def reset(self) -> None:
@@ -169,7 +175,7 @@ class StreamEngine:
 
     def close(self) -> None:
         """Waits for what is being read, ends the threads and gives the memory back. Twice is as good as once."""
-        with self._feeding:
+        with held_back(), self._feeding:
             if not self._closed:
                 self._closed = True
                 self._held.close()
@@ -186,8 +192,9 @@ class StreamEngine:
     ) -> None:
         self.close()
 
-    def _feed(self, tokens: Sequence[int], checkpoint: Checkpoint) -> None:
+    def _feed(self, tokens: Sequence[int], checkpoint: Checkpoint, interrupts: Interrupts) -> None:
         def look_up(share: float) -> None:
+            interrupts.check()
             self._monitor.check()
             checkpoint(share)
 
@@ -236,7 +243,7 @@ class StreamEngine:
                 "a prompt was broken off after it had taken the place of older tokens: reset the engine, and"
                 " feed it from the beginning"
             )
-        if not tokens:
+        if not len(tokens):  # a numpy array has no truth of its own
             raise TextError("there are no tokens to read")
         for token in tokens:
             if not _is_whole(token) or not 0 <= token < self.vocabulary:
