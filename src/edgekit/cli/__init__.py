@@ -63,9 +63,9 @@ def _write(answer: str, code: int) -> int:
         sys.stdout.write(answer)
         sys.stdout.flush()
     except BrokenPipeError:
-        _drop(sys.stdout)
+        drop(sys.stdout)
     except OSError as error:
-        _drop(sys.stdout)
+        drop(sys.stdout)
         _say(f"the answer could not be written: {error.strerror}")
         return UNWRITTEN
     return code
@@ -78,10 +78,10 @@ def _say(sentence: str) -> None:
     try:
         print(f"edgekit: {sentence}", file=sys.stderr, flush=True)
     except OSError:
-        _drop(sys.stderr)
+        drop(sys.stderr)
 
 
-def _drop(stream: TextIO) -> None:
+def drop(stream: TextIO) -> None:
     """What is still in the buffer goes nowhere, so that the end of the process does not fail on it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from edgekit.cli.running import Judged, Told, judge_order, refuse_or_warn
 from edgekit.errors import EngineError, MemoryPressureError, SourceError
+from edgekit.memory.cache_types import cache_type
+from edgekit.memory.types import Load
 from edgekit.plan.types import Job
 from edgekit.plan.visible_cards import visible_cards
 from edgekit.report.run_text import beside_text, verdict_text
@@ -138,7 +140,7 @@ def started(
             ended = running.wait(_LAST_MOMENT_S)
             if ended is None:
                 raise
-            kind = MemoryPressureError if watch.reason else EngineError
+            kind = MemoryPressureError if watch.starved else EngineError
             raise kind(f"{watch.reason or ended.why}: {ended.last_words}") from error
         finally:
             running.stop()
@@ -154,6 +156,7 @@ def _launch(judged: Judged, path: Path, at: Address, threads: int | None) -> Lau
         sinks=order.sinks,
         rolling=order.rolling,
         drafter=None if drafter is None else find_weights(drafter, reach=Reach()).path,
+        drafter_load=_drafter_load(judged),
         host=at.host,
         port=at.port,
         api_key=at.api_key,
@@ -161,6 +164,13 @@ def _launch(judged: Judged, path: Path, at: Address, threads: int | None) -> Lau
         threads=threads,
         environment=visible_cards(judged.check.result, order.engine),
     )
+
+
+def _drafter_load(judged: Judged) -> Load:
+    """As it is billed: f16 unless it was said, whatever the model's cache is."""
+    kinds = (judged.order.values.get(f"draft_type_{one}", "f16") for one in "kv")
+    key, value = map(cache_type, kinds)
+    return replace(judged.load, cache_k=key, cache_v=value)
 
 
 def remember(judged: Judged, running: Running, rows: tuple[Row, ...], told: Told) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgekit.cli.asking import CONTEXT, OPTIONS, add_flags_of
@@ -22,7 +21,9 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
 
 MOST_PROMPT_BYTES = 64 * 2**20
 # What run has for both engines.
-SHARED = frozenset({"sinks", "rolling", "threads", "max_tokens", "mode", "mix", "embeddings"})
+SHARED = frozenset(
+    {"ctx_shift", "sinks", "rolling", "threads", "max_tokens", "mode", "mix", "embeddings"}
+)
 
 _CONTEXT = "tokens of the window: 8192, 32k, 0 for all the model was made for (default: what the job needs)"
 
@@ -156,7 +157,7 @@ def _from_file(name: str) -> str:
         if name == "-":
             raw = b"" if sys.stdin is None else sys.stdin.buffer.read(MOST_PROMPT_BYTES + 1)
         else:
-            with Path(name).open("rb") as file:
+            with open(name, "rb") as file:  # noqa: PTH123 - pathlib costs what --help takes
                 raw = file.read(MOST_PROMPT_BYTES + 1)
     except OSError as error:
         raise SourceError(f"{name}: {error.strerror or error}") from error

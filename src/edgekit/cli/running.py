@@ -139,7 +139,7 @@ class Judged:
 
 
 def read_order(
-    arguments: argparse.Namespace, *, engines: tuple[str, ...], settled: Mapping[str, Any]
+    arguments: argparse.Namespace, *, engines: tuple[str, ...], settled: dict[str, Any]
 ) -> Order:
     """UsageError for what cannot be meant, before anything is fetched."""
     chosen, flags = engine_flags(arguments)
@@ -164,15 +164,23 @@ def read_order(
         min_context=read_number("--min-context", arguments.min_context),
         window_budget_bytes=None if window_budget is None else parse_size(window_budget),
         budget_bytes=None if budget is None else parse_size(budget),
-        settled=settled if engine == LLAMACPP else _for_stream(arguments),
+        settled=_SETTLED[engine](arguments) | (settled if engine == LLAMACPP else {}),
     )
 
 
+def _for_llama(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The flags that both engines have, as llama.cpp is asked; sinks cost nothing there."""
+    return {"ctx_shift": True} if arguments.rolling else {}
+
+
 def _for_stream(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The flags that both engines have, as the built-in one is asked."""
+    """And as the built-in one is."""
     given = {"sinks": arguments.sinks, "threads": arguments.threads}
     found = {name: text for name, text in given.items() if text is not None}
     return {**found, "rolling": True} if arguments.rolling else found
+
+
+_SETTLED = {LLAMACPP: _for_llama, STREAM: _for_stream}
 
 
 def open_order(order: Order, reach: Reach, confirm: Confirm | None) -> Opened:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from edgekit.cli import drop
 from edgekit.cli.check_command import read_number
 from edgekit.cli.llama_starting import Address, Up, started
 from edgekit.cli.reach_options import reach_of
@@ -80,8 +81,7 @@ def _announce(up: Up, check: Any, arguments: argparse.Namespace) -> None:
             )
         )
         return
-    sys.stdout.write(f"{running.address}  (OpenAI clients: base_url={running.address}/v1)\n")
-    sys.stdout.flush()
+    _say(f"{running.address}  (OpenAI clients: base_url={running.address}/v1)")
 
 
 def _until_its_end(up: Up, told: Told, *, as_json: bool) -> tuple[str, int]:
@@ -97,7 +97,7 @@ def _until_its_end(up: Up, told: Told, *, as_json: bool) -> tuple[str, int]:
     if ended is None:
         raise EngineError("llama.cpp is neither up nor gone")
     _tell_end(ended, as_json=as_json)
-    kind = MemoryPressureError if up.watch.reason else EngineError
+    kind = MemoryPressureError if up.watch.starved else EngineError
     raise kind(f"{up.watch.reason or ended.why}: {ended.last_words}")
 
 
@@ -114,5 +114,15 @@ def _tell_end(ended: Ended, *, as_json: bool) -> None:
 
 
 def _line(told: Mapping[str, Any]) -> None:
-    sys.stdout.write(json.dumps(dict(told)) + "\n")
-    sys.stdout.flush()
+    _say(json.dumps(dict(told)))
+
+
+def _say(line: str) -> None:
+    """A reader that has gone does not end the server."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        drop(sys.stdout)

@@ -1,4 +1,4 @@
-"""Texts of any kind: limits, special tokens, pieces, threads, and time."""
+"""Texts of any kind: limits, special tokens, threads, and time."""
 
 from __future__ import annotations
 
@@ -6,15 +6,9 @@ import threading
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from tests.thoroughness import LONG
-from tests.vocabularies import pairs_tokenizer, tokenizer_answers, tokenizer_of
+from tests.vocabularies import tokenizer_answers, tokenizer_of
 
-from edgekit.embed.tokenizer import TextTokenizer
 from edgekit.embed.tokenizer.limits import STRETCH_CHARACTERS
-from edgekit.embed.tokenizer.pretokenizers import PRE_TOKENIZERS
-from edgekit.embed.tokenizer.windows import windows
 from edgekit.errors import TextError
 
 
@@ -91,7 +85,7 @@ def test_a_stretch_without_a_place_to_part_it() -> None:
 
 
 def test_threads_get_what_one_gets() -> None:
-    tokenizer = tokenizer_of("llama-bpe")
+    tokenizer = tokenizer_of("qwen2")
     texts = tokenizer_answers()["texts"]
     alone = [tokenizer.encode(text) for text in texts]
     found: list[list[list[int]]] = []
@@ -105,40 +99,3 @@ def test_threads_get_what_one_gets() -> None:
     for thread in threads:
         thread.join()
     assert found == [alone] * 4
-
-
-SHAPES = sorted({row: name for name, row in PRE_TOKENIZERS.items()}.values())
-ALPHABET = "aB\u00e9\u0301\u4e2d\u304b1\u00bd .,'s!\u3002\uff0c\n\r\t\u00a0\u3000\U0001f600-_<|>"
-
-
-@pytest.mark.parametrize("pre", SHAPES)
-def test_pieces_have_the_tokens_of_the_whole(pre: str) -> None:
-    """Every way to cut into words, at every place where a text may be parted."""
-    tokenizer = pairs_tokenizer(pre)
-    _check_pieces(tokenizer, " ".join(tokenizer_answers()["texts"]))
-
-    @settings(
-        max_examples=200 if LONG else 25, deadline=None, suppress_health_check=list(HealthCheck)
-    )
-    @given(st.text(st.sampled_from(ALPHABET), max_size=60))
-    def check(text: str) -> None:
-        _check_pieces(tokenizer, text)
-
-    check()
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["bert-bge", "llama-spm", "phi-3", "baichuan", "nomic-bert-moe"],
-)
-def test_pieces_have_the_tokens_of_the_whole_without_words(name: str) -> None:
-    tokenizer = tokenizer_of(name)
-    for text in tokenizer_answers()["texts"]:
-        _check_pieces(tokenizer, text)
-
-
-def _check_pieces(tokenizer: TextTokenizer, text: str) -> None:
-    parts = list(windows(text, tokenizer._places, truncate=False, window_characters=1))
-    assert "".join(parts) == text
-    pieces = [n for index, part in enumerate(parts) for n in tokenizer._cut(part, index == 0)]
-    assert pieces == tokenizer._cut(text, True)

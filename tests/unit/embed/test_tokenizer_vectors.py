@@ -1,11 +1,19 @@
-"""Against llama.cpp: its own vectors, and what it answered to 362 texts in many scripts."""
+"""Against llama.cpp: its own vectors, and what it answered to 362 texts in many scripts; in pieces as in one.
+
+Tests of one vocabulary, or of one way to cut, follow each other: building a tokenizer takes up to three seconds.
+"""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.thoroughness import LONG
 from tests.vocabularies import pairs_tokenizer, tokenizer_answers, tokenizer_of, vectors
 
+from edgekit.embed.tokenizer import TextTokenizer
 from edgekit.embed.tokenizer.pretokenizers import PRE_TOKENIZERS
+from edgekit.embed.tokenizer.windows import windows
 from edgekit.errors import UnknownTokenizerError
 
 WITH_VECTORS = (
@@ -27,6 +35,8 @@ WITH_VECTORS = (
 )
 WITHOUT_VECTORS = ("baichuan", "nomic-bert-moe")
 REFUSED = ("aquila", "gpt-neox")  # of before tokenizer.ggml.pre
+WAYS = sorted({row: name for name, row in PRE_TOKENIZERS.items()}.values())
+ALPHABET = "aB\u00e9\u0301\u4e2d\u304b1\u00bd .,'s!\u3002\uff0c\n\r\t\u00a0\u3000\U0001f600-_<|>"
 
 
 @pytest.mark.parametrize("name", WITH_VECTORS, scope="module")
@@ -77,16 +87,53 @@ def test_a_vocabulary_that_does_not_say_how_is_refused(name: str) -> None:
         tokenizer_of(name)
 
 
-@pytest.mark.parametrize("group", range(len(tokenizer_answers()["pre"])))
-def test_every_way_to_cut_into_words(group: int) -> None:
-    answers = tokenizer_answers()
-    names, expected = answers["pre"][group]["names"], answers["pre"][group]["plain"]
-    for name in {PRE_TOKENIZERS[name]: name for name in names}.values():
-        tokenizer = pairs_tokenizer(name)
-        for text, tokens in zip(answers["texts"], expected, strict=True):
-            assert tokenizer.encode_plain(text, parse_special=False) == tokens, (name, text)
+@pytest.mark.parametrize("pre", WAYS, scope="module")
+def test_every_way_to_cut_into_words(pre: str) -> None:
+    """Names that stand for the same way were asked together, or each had the same answers."""
+    answers, tokenizer = tokenizer_answers(), pairs_tokenizer(pre)
+    asked = [group for group in answers["pre"] if is_among(pre, group["names"])]
+    assert asked
+    for group in asked:
+        for text, tokens in zip(answers["texts"], group["plain"], strict=True):
+            assert tokenizer.encode_plain(text, parse_special=False) == tokens, text
+
+
+def is_among(pre: str, names: list[str]) -> bool:
+    return any(PRE_TOKENIZERS[name] == PRE_TOKENIZERS[pre] for name in names)
 
 
 def test_every_name_was_asked() -> None:
     asked = [name for group in tokenizer_answers()["pre"] for name in group["names"]]
     assert sorted(asked) == sorted(PRE_TOKENIZERS)
+
+
+@pytest.mark.parametrize("pre", WAYS, scope="module")
+def test_pieces_have_the_tokens_of_the_whole(pre: str) -> None:
+    """Every way to cut into words, at every place where a text may be parted."""
+    tokenizer = pairs_tokenizer(pre)
+    _check_pieces(tokenizer, " ".join(tokenizer_answers()["texts"]))
+
+    @settings(
+        max_examples=200 if LONG else 25, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    @given(st.text(st.sampled_from(ALPHABET), max_size=60))
+    def check(text: str) -> None:
+        _check_pieces(tokenizer, text)
+
+    check()
+
+
+@pytest.mark.parametrize(
+    "name", ["bert-bge", "llama-spm", "phi-3", "baichuan", "nomic-bert-moe"], scope="module"
+)
+def test_pieces_have_the_tokens_of_the_whole_without_words(name: str) -> None:
+    tokenizer = tokenizer_of(name)
+    for text in tokenizer_answers()["texts"]:
+        _check_pieces(tokenizer, text)
+
+
+def _check_pieces(tokenizer: TextTokenizer, text: str) -> None:
+    parts = list(windows(text, tokenizer._places, truncate=False, window_characters=1))
+    assert "".join(parts) == text
+    pieces = [n for index, part in enumerate(parts) for n in tokenizer._cut(part, index == 0)]
+    assert pieces == tokenizer._cut(text, True)

@@ -22,7 +22,7 @@ from tests.runtime_engines import SERVER, ask, launch_of, small_model
 from tests.unit.hardware.trees import machine, recorded
 
 from edgekit.engine.llamacpp.types import Backend
-from edgekit.errors import EngineError
+from edgekit.errors import MemoryPressureError
 from edgekit.hardware.cgroup import _Version
 from edgekit.hardware.types import MemoryLimit
 from edgekit.runtime.llamacpp.probes import Device, Probes, probes_of
@@ -182,7 +182,7 @@ def test_a_probe_that_fails_does_not_end_the_watch(running: Running) -> None:
 
 def test_memory_that_ends_while_it_loads(model: Path) -> None:
     with pytest.raises(
-        EngineError, match="stopped before the machine runs out of memory: 1.00 MiB"
+        MemoryPressureError, match=r"stopped before the machine runs out of memory: 1.00 MiB"
     ):
         start(launch_of(model), probes=replace(FINE, available_bytes=lambda: MIB))
 
@@ -192,10 +192,8 @@ def test_a_file_that_is_deleted_and_then_cut(running: Running, model: Path) -> N
     with model.open("r+b") as held, Watch(running, warn=said.append, every_s=0.02) as watch:
         model.unlink()
         wait_for(lambda: bool(said))
-        assert said == [
-            f"{model} was deleted while it is in use: the engine goes on with what it has, "
-            "and cannot be started again so"
-        ]
+        goes_on = "the engine goes on with what it has, and cannot be started again so"
+        assert said == [f"{model} was deleted while it is in use: {goes_on}"]
         assert ask(running.address, "/completion", COMPLETION)[0] == 200
         size = os.fstat(held.fileno()).st_size
         held.truncate(4096)

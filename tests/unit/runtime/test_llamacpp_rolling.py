@@ -73,11 +73,11 @@ def test_memory_stays_flat_over_windows(model: Path) -> None:
 
 
 def test_keys_that_are_unpacked_for_it_are_in_the_bill(tmp_path: Path) -> None:
-    """4,096 cells x (2 x 256 floats + 1) x 4 bytes = 8.4 MB, beside a compute buffer for 32 tokens."""
-    path = small_model(tmp_path / "wide.gguf", kv_heads=4, context_tokens=4096)
+    """2,048 cells x (2 x 256 floats + 1) x 4 bytes = 4.2 MB, beside a compute buffer for 32 tokens."""
+    path = small_model(tmp_path / "wide.gguf", kv_heads=4, context_tokens=2048)
     q8 = cache_type("q8_0")
     load = Load(
-        context_tokens=4096,
+        context_tokens=2048,
         sequences=1,
         microbatch_tokens=32,
         batch_tokens=256,
@@ -87,10 +87,10 @@ def test_keys_that_are_unpacked_for_it_are_in_the_bill(tmp_path: Path) -> None:
     setup = replace(SERVER, ctx_shift=True)
     bill, flat = (llamacpp.estimate(model_of(path), load, one) for one in (setup, SERVER))
     line = bill.total_bytes - flat.total_bytes
-    assert line == 4096 * (2 * 256 + 1) * 4 - flat.of(Component.COMPUTE)
+    assert line == 2048 * (2 * 256 + 1) * 4 - flat.of(Component.COMPUTE)
     with start(launch_of(path, load=load, setup=setup, sinks=SINKS, rolling=True)) as running:
         assert all(row.within for row in compare_reported(bill, running))
-        asked = {**ASKED, "prompt": [300] * 4080, "n_predict": 4}
+        asked = {**ASKED, "prompt": [300] * 2032, "n_predict": 4}
         _, told = ask(running.address, "/completion", asked)
         assert not told["truncated"]
         before = own_bytes(running)

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest

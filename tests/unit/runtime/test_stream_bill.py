@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import tracemalloc
 from collections import Counter
 from pathlib import Path
@@ -130,6 +131,21 @@ def test_a_budget_that_is_too_small_is_told_before_anything_is_allocated(
     with pytest.raises(MemoryPressureError, match="tiles needs"):
         session(models["llama"], monitor=monitor)
     assert monitor.reserved_bytes == 0
+
+
+def test_memory_that_only_seems_free(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = threading.active_count()
+    monitor = Monitor()
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("edgekit.runtime.stream.engine.make_caches", fail)
+    with pytest.raises(MemoryPressureError, match=r"did not give the .* that are planned"):
+        session(models["llama"], monitor=monitor)
+    assert (monitor.reserved_bytes, threading.active_count()) == (0, before)
 
 
 def test_a_step_allocates_nothing_that_grows(models: dict[str, Path]) -> None:

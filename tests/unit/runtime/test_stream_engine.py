@@ -317,7 +317,8 @@ def test_nothing_is_left_behind(models: dict[str, Path], error: type[BaseExcepti
     assert threading.active_count() == before
 
 
-def _read_for_ever(engine: StreamEngine, tokens: list[int]) -> None:
+def _read_until(bell: threading.Timer, engine: StreamEngine, tokens: list[int]) -> None:
+    bell.start()
     while True:
         engine.reset()
         engine.feed(tokens)
@@ -330,10 +331,10 @@ def test_ctrl_c_waits_until_all_threads_do(models: dict[str, Path]) -> None:
     with session(models["llama"], chunk=4, setup={"threads": 3}) as engine:
         expected = engine.feed(tokens).copy()
         for place in range(10):
+            engine.reset()
             bell = threading.Timer(0.003 * place, os.kill, (os.getpid(), signal.SIGINT))
-            bell.start()
             with pytest.raises(KeyboardInterrupt):
-                _read_for_ever(engine, tokens[:8])
+                _read_until(bell, engine, tokens[:8])
             bell.join()
             assert signal.getsignal(signal.SIGINT) is handler
             assert engine.position in {0, 4, 8}

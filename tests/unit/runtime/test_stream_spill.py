@@ -93,6 +93,26 @@ def test_after_a_reset_old_pages_are_not_read(models: dict[str, Path], spill_fol
         np.testing.assert_allclose(engine.feed(tokens), first, atol=1e-5)
 
 
+def test_past_64k_where_nobody_says_otherwise(models: dict[str, Path], spill_folder: Path) -> None:
+    """Of 70,000 tokens 1,024 are in memory: 3 layers x 1,280 cells with the page that is read back."""
+    with session(
+        models["llama"],
+        window=70_000,
+        cache="q8_0",
+        setup={"resident_tokens": 1_024},
+        spill_folder=spill_folder,
+    ) as engine:
+        assert engine.cache_bytes == (3 * 1_024 + 256) * 2 * 2 * 34
+        assert np.isfinite(engine.feed(some_tokens(1_100))).all()
+
+
+def test_layers_with_windows_only_have_nothing_to_spill(tmp_path: Path, spill_folder: Path) -> None:
+    path = tiny(tmp_path, "gemma3", window_period=0)
+    with spilling(path, spill_folder) as engine:
+        assert engine.plan.resident_pages is None
+        assert engine.allocated["cache, layer 2"] == 8 * engine.plan.cell_bytes
+
+
 # --- the gate
 
 
@@ -190,9 +210,11 @@ def test_a_file_that_may_not_grow_loses_nothing(
 def test_a_full_disk_is_told(tmp_path: Path) -> None:
     file = PageFile(tmp_path)
     file.close()
-    with Path("/dev/full").open("r+b", buffering=0) as file._file:
-        with pytest.raises(KvSpillUnsupportedError, match=r"No space left on device; free some"):
-            file.write(0, np.zeros(10, np.uint8))
+    with (
+        Path("/dev/full").open("r+b", buffering=0) as file._file,
+        pytest.raises(KvSpillUnsupportedError, match=r"No space left on device; free some"),
+    ):
+        file.write(0, np.zeros(10, np.uint8))
 
 
 def test_a_page_that_does_not_come_back_whole(tmp_path: Path) -> None:

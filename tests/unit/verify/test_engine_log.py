@@ -152,3 +152,46 @@ def test_endless_lines_and_endless_logs_are_cut() -> None:
 def test_an_abort_in_the_middle_of_the_log_is_found() -> None:
     log = read("0.00.1 I load: /src/ggml-impl.h:330: fatal error\n", *["0.00.2 D more"] * 1000)
     assert log.last_words() == "load: /src/ggml-impl.h:330: fatal error"
+
+
+REAL = """\
+0.00.012.140 I load_tensors: loading model tensors, this can take a while... (load_mode = mmap)
+0.00.012.809 I load_tensors:   CPU_Mapped model buffer size =     3.87 MiB
+0.00.012.809 I load_tensors:        CUDA0 model buffer size =    16.00 MiB
+0.00.013.129 I llama_context: constructing llama_context
+0.00.013.155 I llama_context: n_seq_max             = 2
+0.00.013.446 I llama_context:        CPU  output buffer size =     0.01 MiB
+0.00.014.098 I llama_kv_cache: size =    0.75 MiB (   256 cells,   3 layers,  2/2 seqs), K (f16):    0.38 MiB, V (f16):    0.38 MiB
+0.00.014.179 I sched_reserve: reserving ...
+0.00.015.803 I sched_reserve:        CPU compute buffer size =     5.77 MiB
+"""
+
+
+def test_a_real_run_tells_its_weights_and_a_drafters_context() -> None:
+    drafter = REAL.replace("0.75 MiB", "0.25 MiB").replace(
+        "n_seq_max             = 2", "n_rs_seq = 0"
+    )
+    held = read(REAL + drafter).held()
+    assert (
+        held.weights
+        == (
+            ("CPU_Mapped", hundredths("3.87")),
+            ("CUDA0", hundredths("16.00")),
+        )
+        * 2
+    )
+    assert held.parts[Component.KV_CACHE] == hundredths("0.75") + hundredths("0.25")
+    assert held.parts[Component.COMPUTE] == hundredths("5.77") + hundredths("5.77")
+    assert held.parts[Component.STATE].high_bytes == 0
+    assert held.resolved == {"n_seq_max": "2"}  # the model's own
+
+
+def test_what_is_reserved_again_is_not_counted_twice() -> None:
+    reserved = "sched_reserve: reserving ...\nsched_reserve: CPU compute buffer size =     7.00 MiB"
+    assert read(REAL, *reserved.splitlines()).held().parts[Component.COMPUTE] == hundredths("7.00")
+
+
+@pytest.mark.parametrize("word", ["model buffer", "compute buffer", "output buffer"])
+def test_a_real_run_of_another_kind_is_not_understood(word: str) -> None:
+    with pytest.raises(EngineError, match="it does not tell its buffers"):
+        read(REAL.replace(word, "other")).held()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ class MappedFiles:
 
     def __init__(self, paths: Iterable[Path]) -> None:
         """NotFoundError, SourceError where one cannot be opened."""
+        self._lock = threading.Lock()  # a number that was closed may be another file's by now
         self._held: list[tuple[Path, int, os.stat_result]] = []
         try:
             for path in paths:
@@ -34,14 +36,16 @@ class MappedFiles:
         self.size_bytes = sum(before.st_size for _, _, before in self._held)
 
     def changes(self) -> tuple[Change, ...]:
-        """Since they were opened; the worst of each."""
-        found = (_change(path, os.fstat(held), before) for path, held, before in self._held)
+        """Since they were opened, the worst of each; none once they are closed."""
+        with self._lock:
+            found = [_change(path, os.fstat(held), before) for path, held, before in self._held]
         return tuple(change for change in found if change is not None)
 
     def close(self) -> None:
         """Twice is as good as once."""
-        while self._held:
-            os.close(self._held.pop()[1])
+        with self._lock:
+            while self._held:
+                os.close(self._held.pop()[1])
 
 
 def _opened(path: Path) -> int:

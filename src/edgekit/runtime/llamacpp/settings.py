@@ -70,7 +70,7 @@ def _session(launch: Launch) -> dict[str, Any]:
     setup = launch.setup
     return {
         "n_keep": launch.sinks,
-        "ctx_shift": launch.rolling or setup.ctx_shift,
+        "ctx_shift": launch.rolls,
         "cache_ram_mib": setup.cache_ram_mib,
         "n_ctx_checkpoints": setup.ctx_checkpoints,
         "load_mtp": setup.load_mtp,
@@ -82,7 +82,7 @@ def _session(launch: Launch) -> dict[str, Any]:
 def _drafter(launch: Launch) -> dict[str, Any] | None:
     """All of its layers are where the model's are, and its cache is kept alike; that of a model's own blocks is f16."""
     setup = launch.setup
-    if launch.drafter is None and not setup.load_mtp:
+    if not launch.is_drafted:
         return None
     caches = {} if launch.drafter is None else enum_parameters(launch.load, mapped=setup.use_mmap)
     told: dict[str, Any] = {"n_gpu_layers": _OFFLOAD_ALL if setup.has_device else 0}

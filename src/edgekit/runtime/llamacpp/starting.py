@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from edgekit.errors import EngineError, MissingExtraError
+from edgekit.errors import EngineError, MemoryPressureError, MissingExtraError
 from edgekit.runtime.llamacpp.ports import check_port, connectable, in_address, in_use
 from edgekit.runtime.llamacpp.probes import Probes
 from edgekit.runtime.llamacpp.process import EngineProcess
 from edgekit.runtime.llamacpp.running import Running
 from edgekit.runtime.llamacpp.types import Ended, Launch
-from edgekit.runtime.llamacpp.watching import Watch
+from edgekit.runtime.llamacpp.watching import Watch, say_nothing
 from edgekit.units import format_bytes
 from edgekit.verify import binding
 from edgekit.verify.process import resident_at
@@ -26,31 +26,31 @@ _HEALTH_S = 5.0
 _LOG_S = 10.0  # for a log that is written already, on a busy machine
 _BIND_FAILED = "couldn't bind"
 # What llama.cpp gives up with a warning, and goes on: not what was asked for.
-_GIVEN_UP = (
-    (
-        "ctx_shift is not supported",
-        "this model's cache cannot roll: run it without a rolling window",
-    ),
-    ("failed to initialize speculative", "the drafter does not go with this model: run it without"),
-    ("speculative decoding not supported", "this model cannot be drafted for: run it without"),
+_CANNOT_ROLL = (
+    "this model's cache cannot roll: run it without a rolling window, or, where its layers slide, with the whole "
+    "context in each (--swa-full)"
 )
-
-
-def _say_nothing(_: str) -> None:
-    pass
+_NO_DRAFTS = "the drafter does not go with this model: run it without"
+_GIVEN_UP: tuple[tuple[str, str, Callable[[Launch], bool]], ...] = (
+    ("KV cache shifting is not supported", _CANNOT_ROLL, lambda launch: launch.rolls),
+    ("ctx_shift is not supported", _CANNOT_ROLL, lambda launch: launch.rolls),
+    ("failed to initialize speculative", _NO_DRAFTS, lambda launch: launch.is_drafted),
+    ("speculative decoding not supported", _NO_DRAFTS, lambda launch: launch.is_drafted),
+)
 
 
 def start(
     launch: Launch,
     *,
-    tell: Callable[[str], None] = _say_nothing,
+    tell: Callable[[str], None] = say_nothing,
     recheck: Callable[[], None] | None = None,
     probes: Probes | None = None,
 ) -> Running:
     """Loaded and ready, or nothing of it is left.
 
     `recheck` is called just before anything is loaded, and raises where it does not fit any more. `tell` hears how far
-    it is. UsageError for a port that is taken, MissingExtraError without an engine, EngineError with its last words.
+    it is. UsageError for a port that is taken, MissingExtraError without an engine, MemoryPressureError where memory
+    runs out meanwhile, EngineError with its last words for the rest.
     """
     if not binding.is_here():
         raise MissingExtraError(f"llama.cpp is not installed: {binding.INSTALL}")
@@ -60,14 +60,10 @@ def start(
     process = EngineProcess(launch)
     try:
         with Watch(process, warn=tell, probes=probes) as watch:
-            told = _loaded(process, launch, tell)
-            running = _running(process, launch, told)
+            return _ready(process, watch, tell)
     except BaseException:
         process.stop()
         raise
-    if watch.reason:
-        raise EngineError(watch.reason)
-    return running
 
 
 def health(address: str, timeout_s: float = _HEALTH_S) -> int | None:
@@ -80,6 +76,15 @@ def health(address: str, timeout_s: float = _HEALTH_S) -> int | None:
         return None
     finally:
         connection.close()
+
+
+def _ready(process: EngineProcess, watch: Watch, tell: Callable[[str], None]) -> Running:
+    try:
+        return _running(process, _loaded(process, process.launch, tell))
+    except EngineError as error:
+        if watch.starved:
+            raise MemoryPressureError(watch.reason or str(error)) from error
+        raise
 
 
 def _loaded(
@@ -121,13 +126,13 @@ def _failed(launch: Launch, ended: Ended) -> NoReturn:
     raise EngineError(f"{ended.why}: {ended.last_words or 'it said nothing'}")
 
 
-def _running(process: EngineProcess, launch: Launch, told: list[dict[str, Any]]) -> Running:
+def _running(process: EngineProcess, told: list[dict[str, Any]]) -> Running:
     if not process.has_told(_LOG_S):
         raise EngineError(f"llama.cpp's log does not come to an end: {process.last_words}")
     held = process.log.held()
     _require_all(process)
     port = str(told[-1]["address"]).rpartition(":")[2]
-    address = f"http://{in_address(connectable(launch.host))}:{port}"
+    address = f"http://{in_address(connectable(process.launch.host))}:{port}"
     status = health(address)
     if status != http.client.OK:
         raise EngineError(f"llama.cpp is up and says it is not: {address}/health answers {status}")
@@ -143,8 +148,8 @@ def _running(process: EngineProcess, launch: Launch, told: list[dict[str, Any]])
 def _require_all(process: EngineProcess) -> None:
     """EngineError where llama.cpp went on without something it was asked for."""
     for line in process.warnings:
-        for words, meaning in _GIVEN_UP:
-            if words in line:
+        for words, meaning, was_asked in _GIVEN_UP:
+            if words in line and was_asked(process.launch):
                 raise EngineError(f"{meaning} ({line})")
 
 

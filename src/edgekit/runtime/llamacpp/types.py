@@ -25,6 +25,7 @@ class Launch:
     )
     rolling: bool = False  # when the window is full the older half is dropped, and it goes on
     drafter: Path | None = None
+    drafter_load: Load | None = None  # how it keeps its cache; None: as the model does
     host: str = "127.0.0.1"
     port: int = 0  # 0: any that is free
     api_key: str | None = field(default=None, repr=False)
@@ -39,6 +40,15 @@ class Launch:
     @property
     def title(self) -> str:
         return self.alias or self.path.name
+
+    @property
+    def rolls(self) -> bool:
+        return self.rolling or self.setup.ctx_shift
+
+    @property
+    def is_drafted(self) -> bool:
+        """By another model, or by blocks of its own."""
+        return self.drafter is not None or self.setup.load_mtp
 
     @property
     def files(self) -> tuple[Path, ...]:

@@ -36,7 +36,7 @@ class Watched(Protocol):
     def stop(self, why: str = "") -> Ended: ...
 
 
-def _say_nothing(_: str) -> None:
+def say_nothing(_: str) -> None:
     pass
 
 
@@ -50,11 +50,12 @@ class Watch:
         self,
         engine: Watched,
         *,
-        warn: Callable[[str], None] = _say_nothing,
+        warn: Callable[[str], None] = say_nothing,
         probes: Probes | None = None,
         every_s: float = EVERY_S,
     ) -> None:
         self.reason = ""  # why it stopped the engine; empty: it did not
+        self.starved = False  # ... for lack of memory
         self._engine = engine
         self._warn = warn
         self._probes = probes or probes_of(engine.launch)
@@ -82,7 +83,8 @@ class Watch:
         while self._engine.poll() is None:
             if why := self._look():
                 self.reason = why
-                self._engine.stop(why)
+                if self._engine.stop(why).why != why:  # somebody else was faster
+                    self.reason = ""
                 return
             if self._over.wait(self._every_s):
                 return
@@ -116,6 +118,7 @@ class Watch:
         available = self._probes.available_bytes()
         if available >= CRITICAL_BYTES:
             return ""
+        self.starved = True
         return (
             f"stopped before the machine runs out of memory: {format_bytes(available)} are available, "
             f"{format_bytes(CRITICAL_BYTES)} are kept for its other programs{self._holding()}"
@@ -126,6 +129,7 @@ class Watch:
             before = self._used.get(limit.name, limit.used_bytes)
             self._used[limit.name] = limit.used_bytes
             if _is_over(limit) and limit.used_bytes > before:
+                self.starved = True
                 return (
                     f"stopped before the limit ends it: {format_bytes(limit.used_bytes)} of the "
                     f"{format_bytes(limit.limit_bytes)} of {limit.name} are in use, more than "

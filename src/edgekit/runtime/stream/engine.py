@@ -27,14 +27,14 @@ from edgekit.engine.stream.model import read_model
 from edgekit.engine.stream.planning import plan_stream
 from edgekit.engine.stream.tensors import matrices
 from edgekit.engine.stream.types import Use
-from edgekit.errors import ContextTooLargeError, TextError, UsageError
+from edgekit.errors import ContextTooLargeError, MemoryPressureError, TextError, UsageError
 from edgekit.plan.spill import SPILL_FROM_TOKENS, Purpose
 from edgekit.runtime.stream.account import CACHES, allocated_bytes, line_key
 from edgekit.runtime.stream.forward import StreamPass, make_stream_buffers
 from edgekit.runtime.stream.gate import check_gate
 from edgekit.runtime.stream.interrupts import Interrupts, held_back
 from edgekit.runtime.stream.pages import PageFile, make_caches
-from edgekit.units import LARGEST
+from edgekit.units import LARGEST, format_bytes
 
 if TYPE_CHECKING:
     from edgekit.embed.kernels.types import Kernels
@@ -104,18 +104,28 @@ class StreamEngine:
         with held:
             for line in plan.lines:
                 held.enter_context(monitor.try_allocate(line.size_bytes, line_key(line)))
-            workers = [make_worker(plan) for _ in range(plan.threads)]
-            self._crew = Crew(workers)
-            held.callback(self._crew.close)
-            weights = Weights(file, plan, kernels, self._crew.first, monitor.check)
-            self._network = make_network(plan.model, weights, kernels)
-            self._buffers = make_stream_buffers(plan)
-            self._caches = tuple(make_caches(plan, pages))
-            self.allocated: Mapping[str, int] = allocated_bytes(
-                workers=workers, weights=weights, buffers=self._buffers, caches=self._caches
-            )
+            try:
+                self._allocate(pages, held)
+            except MemoryError as error:
+                raise MemoryPressureError(
+                    f"the system did not give the {format_bytes(plan.total_bytes)} that are planned, though they"
+                    " seemed free: end other programs, or ask for a smaller window"
+                ) from error
             self._held = held.pop_all()
         self._closed = False
+
+    def _allocate(self, pages: PageFile | None, held: ExitStack) -> None:
+        plan, kernels = self.plan, self._kernels
+        workers = [make_worker(plan) for _ in range(plan.threads)]
+        self._crew = Crew(workers)
+        held.callback(self._crew.close)
+        weights = Weights(self._file, plan, kernels, self._crew.first, self._monitor.check)
+        self._network = make_network(plan.model, weights, kernels)
+        self._buffers = make_stream_buffers(plan)
+        self._caches = tuple(make_caches(plan, pages))
+        self.allocated: Mapping[str, int] = allocated_bytes(
+            workers=workers, weights=weights, buffers=self._buffers, caches=self._caches
+        )
 
     @property
     def position(self) -> int:
