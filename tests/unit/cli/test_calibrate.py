@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -85,7 +89,7 @@ def test_it_measures_tells_and_remembers(data: Path, ask: Ask) -> None:
     assert re.fullmatch(r"Measured: memory is read at .* GB/s, llama\.cpp holds .* beside its bill, .*", first)  # fmt: skip
     for label in ("\nMachine  ", "\nMemory   ", "\nEngine   llama.cpp (xllamacpp ", "\nBill     "):  # fmt: skip
         assert label in out
-    assert str(data / NAME) in "".join(out.split("\n         "))
+    assert str(data / NAME) in "".join(out.split())
     assert [line.split(":")[0] for line in err.splitlines()] == ["edgekit"] * len(err.splitlines())
     assert "starting xllamacpp" in err
     assert read_calibration().calibration.engines
@@ -221,6 +225,43 @@ def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "edgekit calibrate model.gguf" in out
     assert "exit codes: 0 measured" in out
+
+
+SLOW = """
+import sys
+from dataclasses import replace
+from functools import partial
+from tests.unit.cli.test_calibrate import QUICK
+from edgekit.cli import main
+from edgekit.runtime import calibrating
+slow = replace(QUICK, pace_seconds=60.0)
+calibrating.calibrate = partial(calibrating.calibrate, options=slow)
+sys.exit(main(["calibrate"]))
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interruption_leaves_no_file_and_keeps_nothing(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    pytest.importorskip("xllamacpp")
+    temporary, data = tmp_path / "tmp", tmp_path / "data"
+    temporary.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW],
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, "TMPDIR": str(temporary), "EDGEKIT_DATA": str(data)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert any(line.startswith("edgekit: starting") for line in process.stderr)
+    assert list(temporary.iterdir())
+    process.send_signal(number)
+    process.communicate(timeout=30)
+    assert process.returncode == code
+    assert list(temporary.iterdir()) == []
+    assert not data.exists()
 
 
 # -- where else it is seen -------------------------------------------------------------------

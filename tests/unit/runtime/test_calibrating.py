@@ -105,7 +105,7 @@ def test_a_neighbour_is_noticed() -> None:
             time.sleep(0.5)
         neighbour.kill()
     assert 0.2 / (os.cpu_count() or 1) < others.share <= 1
-    assert f"other programs took {others.share:.0%} of the processor" in others.told
+    assert f"other programs took {others.share * 100:.0f} % of the processor" in others.told
 
 
 # -- the made-up model -----------------------------------------------------------------------

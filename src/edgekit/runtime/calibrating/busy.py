@@ -18,9 +18,7 @@ class Others:
 
     @property
     def told(self) -> str:
-        return (
-            f"other programs took {self.share:.0%} of the processor; measure again when it is idle"
-        )
+        return f"other programs took {self.share * 100:.0f} % of the processor; measure again when it is idle"
 
 
 @contextmanager

@@ -34,6 +34,7 @@ from edgekit.verify.ways import Way
 
 CONTEXT_TOKENS = 1024
 PROMPT_TOKENS, NEW_TOKENS = 512, 32
+WORDS = 32_000  # ids that are drawn: an embedding may have rows at its end that no word belongs to
 _ROOM_TIMES = 2  # as much of the disk is left free as the file takes
 
 
@@ -149,7 +150,7 @@ def _pacing(opened: Opened, load: Load, bench: Bench) -> Pacing | None:
     if geometry.causal is False or not geometry.vocabulary or room < NEW_TOKENS:
         return None
     return Pacing(
-        vocabulary=geometry.vocabulary,
+        vocabulary=min(geometry.vocabulary, WORDS),
         prompt_tokens=min(PROMPT_TOKENS, room),
         new_tokens=NEW_TOKENS,
         seconds=bench.options.pace_seconds,
