@@ -1,4 +1,4 @@
-"""No test sees this machine's tokens, caches or models."""
+"""No test sees this machine's tokens, caches or models, or waits long for a server that is not there."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+
+from edgekit.source import transport
 
 # Hundreds of tests start EdgeKit in a process of its own: what one has compiled, the next one reads.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -54,3 +56,4 @@ def _own_environment(_homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("HF_HOME", str(home / "huggingface"))
     monkeypatch.setenv("EDGEKIT_CACHE", str(home / "edgekit-cache"))
     monkeypatch.setenv("EDGEKIT_DATA", str(home / "edgekit-data"))
+    monkeypatch.setattr(transport, "FIRST_PAUSE_S", 0.02)  # waits of 1.4 s would add up

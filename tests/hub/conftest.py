@@ -13,7 +13,6 @@ from huggingface_hub import close_session
 from tests.hub.nginx_hub import Hub, start
 from tests.hub.raw_server import RawServer, Script, serve
 
-from edgekit.source import transport
 from edgekit.source.types import Reach
 
 _FOREIGN = ("HF_", "HUGGING", "TRANSFORMERS_", "EDGEKIT_", "SSL_CERT")
@@ -36,7 +35,6 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[No
             monkeypatch.delenv(name)
     monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")  # the token of whoever runs the tests
-    monkeypatch.setattr(transport, "FIRST_PAUSE_S", 0.02)  # waits of 1.4 s would add up
     close_session()  # proxies and certificates are read when it opens
     yield
     close_session()

@@ -71,6 +71,11 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--budget", metavar="SIZE", help="memory of the whole process, for --engine stream: 512M"
     )
+    parser.add_argument(
+        "--latency",
+        metavar="FOR",
+        help="who waits for cold pages of a cache (--resident): text (1.5 s, default) or voice (0.2 s)",
+    )
     parser.set_defaults(run=run)
 
 

@@ -13,10 +13,12 @@ from edgekit.cli.asking import OPTIONS, Asked
 from edgekit.cli.check_command import engine_flags, read_number
 from edgekit.cli.checking import Asking, check_opened
 from edgekit.cli.reach_options import screen_width
+from edgekit.cli.tiers import read_purpose
 from edgekit.errors import EdgekitError, UsageError
 from edgekit.hardware import detect
 from edgekit.hardware.types import Machine, MemoryLimit
 from edgekit.plan.growth import growth_limits
+from edgekit.plan.spill import Purpose
 from edgekit.plan.types import Job
 from edgekit.planning import Named, name_model
 from edgekit.report.bars import glyphs_for
@@ -79,6 +81,7 @@ class Order:
     min_context: int | None
     window_budget_bytes: int | None
     budget_bytes: int | None = None  # of the whole process
+    purpose: Purpose = Purpose.TEXT  # who waits for cold pages
     settled: Mapping[str, Any] = field(default_factory=dict)  # flags that the command itself sets
 
     @property
@@ -164,6 +167,7 @@ def read_order(
         min_context=read_number("--min-context", arguments.min_context),
         window_budget_bytes=None if window_budget is None else parse_size(window_budget),
         budget_bytes=None if budget is None else parse_size(budget),
+        purpose=read_purpose(getattr(arguments, "latency", None)),
         settled=_SETTLED[engine](arguments) | (settled if engine == LLAMACPP else {}),
     )
 

@@ -28,6 +28,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("--rolling",), "rolling", "a full window drops its oldest tokens and goes on"),
     Flag(("--sinks",), "sinks", "first tokens that never leave a rolling window", "N", whole()),
     Flag(("--chunk",), "chunk", "tokens of a prompt computed together (default 64)", "N", whole(1)),
+    Flag(("--resident",), "resident_tokens", "of a window past 64k, tokens that stay in memory; the others go to the disk", "N", whole(512)),
     Flag(("--threads",), "threads", "threads that compute (default: one a core, up to 8)", "N", whole(1, 1024)),
     Flag(("-ctk", "--cache-type-k"), "type_k", "how keys are kept: f32, f16 (default) or q8_0", "TYPE", one_of(*_TYPES), lender="llama.cpp"),
     Flag(("-ctv", "--cache-type-v"), "type_v", "how values are kept", "TYPE", one_of(*_TYPES), lender="llama.cpp"),

@@ -42,7 +42,13 @@ def start_stream(
     budget = judged.order.budget_bytes
     monitor = Monitor(budget_bytes=budget, own_process=budget is not None)
     engine = held.enter_context(
-        open_stream(path, load=judged.load, setup=judged.setup, monitor=monitor)
+        open_stream(
+            path,
+            load=judged.load,
+            setup=judged.setup,
+            monitor=monitor,
+            purpose=judged.order.purpose,
+        )
     )
     told.say(f"the cache has {engine.cache_bytes:,} bytes, as billed")
     return StreamTalker(engine=engine, text=text), judged

@@ -65,7 +65,7 @@ def _maker(
         )
     least = read_number("--min-context", arguments.min_context, least=1)
     users = read_number("--users", arguments.users, least=1)
-    purpose = _purpose(arguments.latency)
+    purpose = read_purpose(arguments.latency)
 
     def make(memory: TierMemory) -> TierWish:
         return TierWish(
@@ -97,7 +97,7 @@ def _check_options(arguments: argparse.Namespace) -> None:
             )
 
 
-def _purpose(word: str | None) -> Purpose:
+def read_purpose(word: str | None) -> Purpose:
     from edgekit.plan.spill import Purpose
 
     try:

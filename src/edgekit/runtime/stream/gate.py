@@ -67,7 +67,7 @@ def check_gate(
             f" {speed.read_bytes_per_s / 1e6:,.0f} MB/s, in {read_ms:,.0f} ms, and writes up to"
             f" {format_bytes(spill.page_bytes)} in {write_ms:,.0f} ms ({speed.write_bytes_per_s / 1e6:,.0f} MB/s);"
             f" {purpose.value} waits {purpose.limit_ms:,} ms. Ask for fewer tokens, keep more of them in memory, or"
-            " name a folder on a faster disk"
+            " name a folder on a faster disk (TMPDIR)"
         )
     return speed
 
