@@ -376,13 +376,13 @@ def test_names_with_control_characters_never_reach_a_message() -> None:
 
 def test_a_long_listing_is_chosen_from_in_no_time() -> None:
     listing = [f"{i:05d}/m-Q8_0-{i}.gguf" for i in range(20_000)]
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(NotFoundError):
         choose(*listing, quant="Q5_K_M")
-    assert time.perf_counter() - start < 1.5
-    start = time.perf_counter()
+    assert time.process_time() - start < 1.5
+    start = time.process_time()
     assert len(close_names("a" * 500, (f"{i}" + "a" * 500 for i in range(50_000)))) == 6
-    assert time.perf_counter() - start < 1.5
+    assert time.process_time() - start < 1.5
 
 
 PART = st.sampled_from(

@@ -26,7 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         text, code = (answer, 0) if isinstance(answer, str) else answer
         return _write(text, code)
     except EdgekitError as error:
-        return _report(error, as_json=getattr(arguments, "json", False))
+        lines = getattr(arguments, "json_lines", False)
+        return _report(error, as_json=getattr(arguments, "json", False), in_one_line=lines)
     except KeyboardInterrupt:
         _say("interrupted")
         return INTERRUPTED
@@ -43,7 +44,7 @@ def _parsed(argv: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
-def _report(error: EdgekitError, *, as_json: bool) -> int:
+def _report(error: EdgekitError, *, as_json: bool, in_one_line: bool = False) -> int:
     from edgekit.report.lines import printable
 
     _say(printable(str(error)))
@@ -52,6 +53,10 @@ def _report(error: EdgekitError, *, as_json: bool) -> int:
     from edgekit.report.as_json import json_text
 
     told = {"error": {"type": type(error).__name__, "message": str(error)}}
+    if in_one_line:
+        import json
+
+        return _write(json.dumps(told) + "\n", error.exit_code)
     return _write(json_text(told), error.exit_code)
 
 

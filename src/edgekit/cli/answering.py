@@ -9,8 +9,10 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from edgekit.cli import drop
 from edgekit.cli.check_command import read_number
 from edgekit.cli.reach_options import reach_of
+from edgekit.cli.run_command import check_text
 from edgekit.cli.run_options import DEFAULT_NEW_TOKENS
 from edgekit.cli.running import (
     LLAMACPP,
@@ -27,7 +29,7 @@ from edgekit.cli.running import (
     refuse_or_warn,
     weights_of,
 )
-from edgekit.errors import ContextTooLargeError
+from edgekit.errors import ContextTooLargeError, OutputError, TextError, UsageError
 from edgekit.plan.types import Job
 from edgekit.runtime.talking import Fitted, Message, Prompt, Talker, Written, fit_prompt
 
@@ -65,29 +67,39 @@ def answer(arguments: argparse.Namespace, wanted: Wanted) -> tuple[str, int]:
             return _answer_once(talker, judged, wanted, arguments, told), 0
     except DoesNotFitError as error:
         return refusal(error, as_json=arguments.json)
+    except _NobodyReadsError:
+        return "", 0
 
 
 @contextmanager
 def _started(
     arguments: argparse.Namespace, order: Order, wanted: Wanted, told: Told
 ) -> Iterator[tuple[Talker, Judged]]:
-    """Judged by the header; downloaded where need be; judged again, with the prompt counted; started."""
+    """Judged by the header; downloaded where need be; judged again, with the prompt counted; started.
+
+    Before the prompt is counted nothing is refused but what holds no prompt at all.
+    """
     confirm = download_limit(arguments)
     with reach_of(arguments, quiet=told.quiet) as reach:
         opened = open_order(order, reach, confirm)
+        refuse_or_warn(judge_order(order, opened, _at_least(wanted)), told)
+        weights = weights_of(order, opened, reach, confirm)
         judged = judge_order(order, opened, _at_most(wanted))
-        refuse_or_warn(judged, told)
-        path = weights_of(judged, reach, confirm)
     with ExitStack() as held:
         if order.engine == STREAM:
             from edgekit.cli.streaming import start_stream
 
-            yield start_stream(judged, path, wanted, held, told)
+            yield start_stream(judged, weights.model, wanted, held, told)
         else:
             from edgekit.cli.llama_starting import start_llama
 
             threads = read_number("--threads", arguments.threads, least=1)
-            yield start_llama(judged, path, wanted, held, told, threads=threads)
+            yield start_llama(judged, weights, wanted, held, told, threads=threads)
+
+
+def _at_least(wanted: Wanted) -> Job | None:
+    """A prompt of one token."""
+    return None if wanted.prompt is None else Job(prompt_tokens=1, new_tokens=wanted.new_tokens)
 
 
 def _at_most(wanted: Wanted) -> Job | None:
@@ -144,9 +156,23 @@ def _pieces(talker: Talker, fitted: Fitted, sampling: Sampling, written: Written
         yield from pieces
 
 
+class _NobodyReadsError(Exception):
+    """Who asked has seen enough: `| head`."""
+
+
 def _show(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    """OutputError for a disk that is full."""
+    if sys.stdout is None:
+        raise _NobodyReadsError
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        drop(sys.stdout)
+        raise _NobodyReadsError from None
+    except OSError as error:
+        drop(sys.stdout)
+        raise OutputError(f"the answer could not be written: {error.strerror}") from error
 
 
 # --- a conversation
@@ -169,9 +195,13 @@ def _converse(talker: Talker, order: Order, wanted: Wanted, told: Told) -> None:
             continue
         asked = (*messages, Message(role="user", content=line))
         try:
+            check_text("what you typed", line)
             said = _reply(talker, order, asked, wanted)
         except ContextTooLargeError as error:
-            told.say(f"{error}; or /reset")
+            told.warn(f"{error}; or /reset")
+            continue
+        except (TextError, UsageError) as error:
+            told.warn(str(error))
             continue
         messages = (*asked, Message(role="assistant", content=said))
 
@@ -189,10 +219,10 @@ def _next_line() -> str | None:
 
 
 def _reply(talker: Talker, order: Order, messages: tuple[Message, ...], wanted: Wanted) -> str:
-    tokens = talker.tokens(Prompt(messages=messages))
-    fitted = _fitted(talker, order, tokens, wanted.max_tokens)
     said: list[str] = []
     try:
+        tokens = talker.tokens(Prompt(messages=messages))
+        fitted = _fitted(talker, order, tokens, wanted.max_tokens)
         for piece in _pieces(talker, fitted, wanted.sampling, Written()):
             said.append(piece)
             _show(piece)

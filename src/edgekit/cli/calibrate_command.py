@@ -30,7 +30,8 @@ examples:
 What is kept is used from then on for this machine, never for one that is only wished for: speeds rest on the measured
 memory, bills of llama.cpp have a line for what it holds besides, `edgekit hardware` shows it. Close other programs
 first: speeds of a busy machine are told and not kept. The engine is xllamacpp (pip install 'edgekit[llama]'), the
-memory is read by numpy (pip install 'edgekit[embed]'); what is not installed is left out, and told.
+memory and the disk take numpy (pip install 'edgekit[embed]'); what is not installed is left out, and told. What
+llama.cpp holds besides is kept from models with 100,000 tokens of vocabulary or more, as the made-up one has.
 
 exit codes: 0 measured (what could not be is told), 2 usage, 4 no such model on this machine, or the result cannot be
 written, 5 MODEL is unreadable, or llama.cpp is not here or died with it (with its last words), 130 interrupted

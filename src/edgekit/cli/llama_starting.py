@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgekit.cli.running import Judged, Told, judge_order, refuse_or_warn
+from edgekit.cli.running import Judged, Told, Weights, judge_order, refuse_or_warn
 from edgekit.errors import EngineError, MemoryPressureError, SourceError
 from edgekit.memory.cache_types import cache_type
 from edgekit.memory.types import Load
@@ -23,8 +23,6 @@ from edgekit.runtime.llamacpp.talking import LlamaTalker
 from edgekit.runtime.llamacpp.types import Launch
 from edgekit.runtime.llamacpp.watching import Watch
 from edgekit.runtime.remembering import remember_rows
-from edgekit.source.finding import find_weights
-from edgekit.source.types import Reach
 from edgekit.verify.types import Row
 
 if TYPE_CHECKING:
@@ -41,6 +39,7 @@ class Address:
     port: int = 0
     api_key: str | None = field(default=None, repr=False)
     alias: str = ""
+    chats: bool = True  # False: the model's chat format is not wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +52,21 @@ class Up:
 
 
 def start_llama(
-    judged: Judged, path: Path, wanted: Wanted, held: ExitStack, told: Told, *, threads: int | None
+    judged: Judged,
+    weights: Weights,
+    wanted: Wanted,
+    held: ExitStack,
+    told: Told,
+    *,
+    threads: int | None,
 ) -> tuple[LlamaTalker, Judged]:
     """The window is sized before the engine can count the prompt; where it was too small, once more."""
-    judged = _counted(judged, path, wanted, told)
+    judged = _counted(judged, weights.model, wanted)
+    refuse_or_warn(judged, told)
+    at = Address(chats=wanted.prompt is None or not wanted.prompt.is_plain)
     while True:
         with ExitStack() as tried:
-            up = tried.enter_context(started(judged, path, Address(), told, threads=threads))
+            up = tried.enter_context(started(judged, weights, at, told, threads=threads))
             talker = LlamaTalker(
                 client=Client(up.running.address),
                 window_tokens=window_of(judged, up.running),
@@ -80,18 +87,18 @@ def window_of(judged: Judged, running: Running) -> int:
     return min(int(told), planned) if told and told.isdigit() else planned
 
 
-def _counted(judged: Judged, path: Path, wanted: Wanted, told: Told) -> Judged:
-    """Of a long prompt bytes are too rough a bound."""
+def _counted(judged: Judged, path: Path, wanted: Wanted) -> Judged:
+    """Bytes are a bound, which does for a short prompt that fits; no prompt is refused by it."""
     prompt = wanted.prompt
-    if prompt is None or judged.order.context is not None or prompt.size_bytes <= COUNTED_BYTES:
+    if prompt is None or judged.order.context is not None:
+        return judged
+    if prompt.size_bytes <= COUNTED_BYTES and judged.check.result.can_load:
         return judged
     tokens = _tokens_in(path, prompt)
     if tokens is None:
         return judged
     job = Job(prompt_tokens=tokens, new_tokens=wanted.new_tokens)
-    counted = judge_order(judged.order, judged.opened, job)
-    refuse_or_warn(counted, told)
-    return counted
+    return judge_order(judged.order, judged.opened, job)
 
 
 def _tokens_in(path: Path, prompt: Prompt) -> int | None:
@@ -121,14 +128,14 @@ def _lacking(judged: Judged, talker: LlamaTalker, wanted: Wanted) -> Job | None:
 
 @contextmanager
 def started(
-    judged: Judged, path: Path, at: Address, told: Told, *, threads: int | None
+    judged: Judged, weights: Weights, at: Address, told: Told, *, threads: int | None
 ) -> Iterator[Up]:
     """Up and watched until the end of the block, and gone after it.
 
     What goes wrong inside because the engine has ended is told with how it ended.
     """
     told.say(verdict_text(judged.check))
-    launch = _launch(judged, path, at, threads)
+    launch = _launch(judged, weights, at, threads)
     running = start(launch, tell=told.say, recheck=judged.still_fits)
     with Watch(running, warn=told.warn) as watch:
         try:
@@ -141,21 +148,23 @@ def started(
             if ended is None:
                 raise
             kind = MemoryPressureError if watch.starved else EngineError
-            raise kind(f"{watch.reason or ended.why}: {ended.last_words}") from error
+            raise kind(watch.reason or f"{ended.why}: {ended.last_words}") from error
         finally:
             running.stop()
 
 
-def _launch(judged: Judged, path: Path, at: Address, threads: int | None) -> Launch:
+def _launch(judged: Judged, weights: Weights, at: Address, threads: int | None) -> Launch:
     order = judged.order
-    drafter = order.values.get("draft_model")
     return Launch(
-        path=path,
+        path=weights.model,
         load=judged.load,
         setup=judged.setup,
         sinks=order.sinks,
         rolling=order.rolling,
-        drafter=None if drafter is None else find_weights(drafter, reach=Reach()).path,
+        drafter=weights.drafter,
+        adapters=weights.adapters,
+        projector=weights.projector,
+        chat=at.chats,
         drafter_load=_drafter_load(judged),
         host=at.host,
         port=at.port,

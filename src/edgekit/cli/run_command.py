@@ -45,8 +45,8 @@ engines: llama.cpp (pip install 'edgekit[llama]'), or stream, the built-in one (
 large models, which it reads from the disk as it goes, in a memory far below their size (llama, qwen2, qwen3, gemma3)
 in a conversation: an empty line is ignored, /reset forgets, /exit or Ctrl-D ends, Ctrl-C stops the answer
 
-exit codes: 0 done, 2 usage or refused by the engine, 3 does not fit or stopped before memory ran out, 4 not found or no
-access, 5 unreadable, no engine, or the engine died (with its last words), 130 interrupted
+exit codes: 0 done, 2 usage, an engine that is not installed, or refused by it, 3 does not fit or stopped before memory
+ran out, 4 not found or no access, 5 unreadable, or the engine died (with its last words), 130 interrupted
 """
 
 
@@ -143,6 +143,8 @@ def read_prompt(arguments: argparse.Namespace) -> Prompt | None:
         return None
     if not text.strip():
         raise UsageError("the prompt is empty")
+    check_text("the prompt", text)
+    check_text("--system", arguments.system or "")
     from edgekit.runtime.talking import Message, Prompt
 
     if arguments.raw:
@@ -151,6 +153,13 @@ def read_prompt(arguments: argparse.Namespace) -> Prompt | None:
         return Prompt(text=text)
     before = () if arguments.system is None else (Message(role="system", content=arguments.system),)
     return Prompt(messages=(*before, Message(role="user", content=text)))
+
+
+def check_text(what: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{what}: character {error.start:,} is no Unicode text (UTF-8)") from error
 
 
 def _is_person() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from edgekit.cli.asking import OPTIONS, Asked
 from edgekit.cli.check_command import engine_flags, read_number
 from edgekit.cli.checking import Asking, check_opened
+from edgekit.cli.llamacpp_bill import BESIDE_THE_MODEL
 from edgekit.cli.reach_options import screen_width
 from edgekit.cli.tiers import read_purpose
 from edgekit.errors import EdgekitError, UsageError
@@ -153,6 +155,8 @@ def read_order(
         raise UsageError(f"{engine} is not started from here: {_OTHERS[engine]}")
     if engine not in engines:
         raise UsageError(f"--engine {engine} does not serve; edgekit run --engine {engine} answers")
+    if arguments.sinks is not None and not arguments.rolling:
+        raise UsageError("--sinks stay when a window rolls: add --rolling")
     budget = getattr(arguments, "budget", None)  # run has one, serve does not
     if budget is not None and engine != STREAM:
         raise UsageError("--budget is kept by the built-in engine: add --engine stream")
@@ -204,6 +208,10 @@ def _runnable(named: Named) -> Opened:
         raise UsageError(
             f"{named.name} is a shipped header without weights: edgekit check judges it"
         )
+    if not found.model.geometry.causal:
+        raise UsageError(
+            f"{named.name} is an embedding model, which answers nothing: edgekit embed {named.name} TEXT"
+        )
     if found.files.container is not Container.GGUF:
         raise UsageError(
             f"{named.name} is {found.files.container.value}, and a GGUF file is run here: convert it"
@@ -244,13 +252,17 @@ def refuse_or_warn(judged: Judged, told: Told) -> None:
     )
 
 
-def refusal(error: DoesNotFitError, *, as_json: bool) -> tuple[str, int]:
+def refusal(error: DoesNotFitError, *, as_json: bool, in_one_line: bool = False) -> tuple[str, int]:
     """The report of a verdict that is no: for programs on standard output, for people on standard error."""
     if as_json:
+        import json
+
         from edgekit.report.as_json import json_text
         from edgekit.report.check_json import check_json
 
-        return json_text(check_json(error.check)), error.exit_code
+        found = check_json(error.check)
+        told = json.dumps(found) + "\n" if in_one_line else json_text(found)
+        return told, error.exit_code
     told = check_text(
         error.check,
         width=screen_width(),
@@ -260,12 +272,43 @@ def refusal(error: DoesNotFitError, *, as_json: bool) -> tuple[str, int]:
     return "", error.exit_code
 
 
-def weights_of(judged: Judged, reach: Reach, confirm: Confirm | None) -> Path:
-    """The file on this machine; a remote one is downloaded now that the verdict is known."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Files on this machine: the model, and what is loaded beside it."""
+
+    model: Path
+    drafter: Path | None = None
+    adapters: tuple[Path, ...] = ()
+    projector: Path | None = None
+
+
+def weights_of(order: Order, opened: Opened, reach: Reach, confirm: Confirm | None) -> Weights:
+    """Remote ones are downloaded, now that the verdict is known."""
     from edgekit.source.finding import find_weights
 
-    several = judged.order.engine == LLAMACPP
-    return find_weights(judged.order.reference, reach=reach, confirm=confirm, several=several).path
+    def found(reference: str) -> Path:
+        several = order.engine == LLAMACPP
+        return find_weights(reference, reach=reach, confirm=confirm, several=several).path
+
+    values = order.values
+    drafter, projector = values.get("draft_model"), values.get("mmproj")
+    if projector == BESIDE_THE_MODEL:
+        projector = _beside(opened)
+    return Weights(
+        model=found(order.reference),
+        drafter=None if drafter is None else found(drafter),
+        adapters=tuple(found(one) for one in values.get("lora", ())),
+        projector=None if projector is None else found(projector),
+    )
+
+
+def _beside(opened: Opened) -> str:
+    """The projector that lies beside a model on this machine."""
+    files = opened.files
+    if files is None or not files.projectors or files.origin.is_remote:
+        raise UsageError("--mmproj auto: no mmproj file lies beside the model here; name one")
+    with closing(files.projectors[0].open()) as source:
+        return source.name
 
 
 def download_limit(arguments: argparse.Namespace) -> Confirm | None:

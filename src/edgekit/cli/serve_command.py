@@ -28,8 +28,9 @@ examples:
 endpoints: /v1/chat/completions, /v1/completions, /v1/models, /health (503 while it loads, then 200), /metrics
 The engine comes with pip install 'edgekit[llama]'. LLAMA_API_KEY is honoured.
 
-exit codes: 0 ended by Ctrl-C or SIGTERM, 2 usage, a port that is taken or refused by the engine, 3 does not fit or
-stopped before memory ran out, 4 not found or no access, 5 unreadable, no engine, or the engine died (its last words)
+exit codes: 0 ended by Ctrl-C or SIGTERM once it is up, 2 usage, a port that is taken, no engine installed, or refused
+by it, 3 does not fit or stopped before memory ran out, 4 not found or no access, 5 unreadable, or the engine died
+(with its last words), 130 interrupted before it was up
 """
 
 
@@ -58,7 +59,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     group.add_argument("--api-key", metavar="KEY", help="what clients must send (LLAMA_API_KEY)")
     group.add_argument("-a", "--alias", metavar="NAME", help="the model's name for clients")
     add_shared(parser, "llama.cpp")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, json_lines=True)
 
 
 def run(arguments: argparse.Namespace) -> tuple[str, int]:

@@ -44,15 +44,16 @@ def serve(arguments: argparse.Namespace) -> tuple[str, int]:
     try:
         with reach_of(arguments, quiet=told.quiet) as reach:
             confirm = download_limit(arguments)
-            judged = judge_order(order, open_order(order, reach, confirm), None)
+            opened = open_order(order, reach, confirm)
+            judged = judge_order(order, opened, None)
             refuse_or_warn(judged, told)
-            path = weights_of(judged, reach, confirm)
+            weights = weights_of(order, opened, reach, confirm)
         threads = read_number("--threads", arguments.threads, least=1)
-        with ending_in_order(), started(judged, path, at, told, threads=threads) as up:
+        with ending_in_order(), started(judged, weights, at, told, threads=threads) as up:
             _announce(up, judged.check, arguments)
             return _until_its_end(up, told, as_json=arguments.json)
     except DoesNotFitError as error:
-        return refusal(error, as_json=arguments.json)
+        return refusal(error, as_json=arguments.json, in_one_line=True)
 
 
 def _address(arguments: argparse.Namespace) -> Address:
@@ -96,9 +97,13 @@ def _until_its_end(up: Up, told: Told, *, as_json: bool) -> tuple[str, int]:
         return "", 0 if code in {0, 128 + 15, None} else int(code or 0)
     if ended is None:
         raise EngineError("llama.cpp is neither up nor gone")
-    _tell_end(ended, as_json=as_json)
     kind = MemoryPressureError if up.watch.starved else EngineError
-    raise kind(f"{up.watch.reason or ended.why}: {ended.last_words}")
+    why = up.watch.reason or f"{ended.why}: {ended.last_words}"
+    if not as_json:
+        raise kind(why)
+    _tell_end(ended, as_json=True)
+    told.warn(why)
+    return "", kind.exit_code
 
 
 def _tell_end(ended: Ended, *, as_json: bool) -> None:

@@ -17,11 +17,16 @@ if TYPE_CHECKING:
     from edgekit.runtime.stream.talking import StreamTalker
 
 
+CUT_BYTES = 48  # for a byte of a prompt: a token at most, as two Python objects, its text beside it
+
+
 def start_stream(
     judged: Judged, path: Path, wanted: Wanted, held: ExitStack, told: Told
 ) -> tuple[StreamTalker, Judged]:
     """The prompt is counted first: the window is as long as the job, to the token."""
     try:
+        import tokenizers  # noqa: F401 - else it is missed where nobody can say what to do
+
         from edgekit.runtime.stream.engine import open_stream
         from edgekit.runtime.stream.talking import StreamTalker, prompt_tokens
         from edgekit.runtime.stream.text import open_text
@@ -31,16 +36,18 @@ def start_stream(
         raise MissingExtraError(
             f"the built-in engine needs {error.name}: pip install 'edgekit[embed]'"
         ) from error
+    budget = judged.order.budget_bytes
+    monitor = Monitor(budget_bytes=budget, own_process=budget is not None)
     text = held.enter_context(open_text(path))
     if wanted.prompt is not None:
+        size = wanted.prompt.size_bytes * CUT_BYTES
+        held.enter_context(monitor.try_allocate(size, "the prompt, cut into tokens,"))
         tokens = len(prompt_tokens(text, wanted.prompt))
         job = Job(prompt_tokens=tokens, new_tokens=wanted.new_tokens)
         judged = judge_order(judged.order, judged.opened, job)
         refuse_or_warn(judged, told)
     judged.still_fits()
     told.say(verdict_text(judged.check))
-    budget = judged.order.budget_bytes
-    monitor = Monitor(budget_bytes=budget, own_process=budget is not None)
     engine = held.enter_context(
         open_stream(
             path,

@@ -32,7 +32,7 @@ _COST_SHARE = 0.02  # and longer where measuring is slow: never more than this s
 
 # What to do about a limit, by how its name begins.
 _ADVICE = (
-    (RESIDENT, "raise the budget, or embed in a process that holds less"),
+    (RESIDENT, "raise the budget, or ask for less in a process that holds less"),
     (BUDGET, "raise the budget, or embed fewer or shorter texts at a time"),
     ("cgroup", "raise the limit of the container or service, or end what else runs in it"),
     ("RLIMIT_AS", "raise it (ulimit -v), or lower the memory budget"),

@@ -347,7 +347,7 @@ def _kept_told(keep_bytes: int | None, whole_bytes: int) -> str:
         return "all weights in memory"
     if not keep_bytes:
         return "weights read from the file for every token"
-    return f"{format_bytes(keep_bytes)} of weights in memory, the others read for every token"
+    return f"up to {format_bytes(keep_bytes)} of weights in memory, the others read for every token"
 
 
 _WAYS: dict[str, Callable[[Question], Iterator[Way]]] = {

@@ -32,7 +32,7 @@ def list_json(kept: Kept, *, removed: bool = False) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "path": kept.path,
-        "removed": removed,
+        "removed": removed and not kept.is_empty,
         **asdict(kept.stored.calibration),
         "problem": kept.stored.problem or None,
     }

@@ -32,6 +32,10 @@ class Kept:
     path: str
     stored: Stored
 
+    @property
+    def is_empty(self) -> bool:
+        return self.stored.calibration == Calibration()
+
 
 def calibrated_text(
     found: Calibrated, path: str, *, width: int = MOST_WIDTH, bold: bool = False
@@ -47,19 +51,27 @@ def calibrated_text(
     if found.verification is not None:
         lines += section("Bill", (_bill(found.verification),), width)
     lines += section("Note", found.notes, width)
-    lines += section("Kept", _kept_rows(path), width)
+    if found.is_kept:
+        lines += section("Kept", _kept_rows(path), width)
     return "\n".join(lines) + "\n"
 
 
 def _answer(found: Calibrated) -> str:
-    engine, parts = found.engine, []
-    if found.host.bandwidth_bytes_per_s:
-        parts.append(f"memory is read at {gigabytes(found.host.bandwidth_bytes_per_s)}")
+    return f"Measured: {', '.join(_answers(found)) or 'nothing that can be kept'}"
+
+
+def _answers(found: Calibrated) -> Iterator[str]:
+    host, engine = found.host, found.engine
+    if host.bandwidth_bytes_per_s:
+        yield f"memory is read at {gigabytes(host.bandwidth_bytes_per_s)}"
+    if host.disk is not None:
+        yield f"the disk at {gigabytes(host.disk.read_bytes_per_s)}"
     if engine is not None and engine.overhead_bytes is not None:
-        parts.append(f"llama.cpp holds {format_bytes(engine.overhead_bytes)} beside its bill")
+        yield f"llama.cpp holds {format_bytes(engine.overhead_bytes)} beside its bill"
     if engine is not None and engine.pace is not None:
-        parts.append(f"decodes {_rate(engine.pace.decode_tokens_per_s)} tokens a second")
-    return f"Measured: {', '.join(parts) or 'nothing that can be kept'}"
+        yield f"llama.cpp decodes {_rate(engine.pace.decode_tokens_per_s)} tokens a second"
+    if found.differs:
+        yield "a bill outside its bounds"
 
 
 def _memory_rows(host: HostMeasured) -> Iterator[str]:
@@ -152,6 +164,8 @@ def remembered_words(kept: Remembered) -> tuple[str, ...]:
     if kept.differences:
         parts = ", ".join(one.part for one in kept.differences)
         words.append(f"Remembered as outside its bounds: {parts} (`edgekit calibrate --list`).")
+    if kept.left_out:
+        words.append(f"{kept.left_out}.")
     return (*words, kept.problem) if kept.problem else tuple(words)
 
 
@@ -183,6 +197,6 @@ def _listed(found: Calibration, path: str) -> str:
 def removed_text(kept: Kept) -> str:
     found = kept.stored.calibration
     told = [f"Removed: {_listed(found, kept.path)}"]
-    if found == Calibration():
+    if kept.is_empty:
         told = ["There was nothing to remove"]
     return "\n".join([*told, *filter(None, (kept.stored.problem,))]) + "\n"

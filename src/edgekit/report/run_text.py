@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edgekit.engine.llamacpp import VERSION as RULES
 from edgekit.report.check import Check
 from edgekit.report.check_words import verdict
 from edgekit.report.lines import printable
@@ -24,7 +25,11 @@ def verdict_text(check: Check) -> str:
 def beside_text(rows: Sequence[Row], version: str) -> str:
     """The bill beside what the engine has allocated."""
     outside = [row.part for row in rows if not row.within]
-    told = "as predicted" if not outside else f"OUTSIDE BOUNDS: {', '.join(outside)}"
+    told = "as predicted"
+    if outside:
+        told = f"OUTSIDE BOUNDS: {', '.join(outside)}"
+    elif any(row.difference_bytes for row in rows):
+        told = f"within the bounds of the bill, which follows {RULES}"
     return "\n".join([f"llama.cpp {version} is up, {told}", *beside_lines(rows)])
 
 

@@ -8,7 +8,6 @@ from edgekit.report.bill_text import percent
 from edgekit.report.lines import figures, printable
 from edgekit.report.screen import MOST_WIDTH, folded
 from edgekit.units import format_bytes
-from edgekit.verify.check import COMPUTE_ALLOWED
 from edgekit.verify.types import Resident, Row, Verification
 
 _HEAD = ("", "predicted", "engine", "known to", "difference", "", "")
@@ -86,7 +85,7 @@ def _known(size_bytes: int | None) -> str:
 def _notes(found: Verification) -> Iterator[str]:
     yield (
         "Bounds: weights, caches and output as exactly as the engine's log tells them, compute within "
-        f"{percent(COMPUTE_ALLOWED)} (its graph changes from version to version)."
+        "a tenth, or 4 MiB where that is more (its graph changes from version to version)."
     )
     if not found.within:
         yield (

@@ -18,9 +18,11 @@ from edgekit.hardware.calibration import (
 )
 from edgekit.hardware.measured import Calibration, Difference, EngineMeasured, Pace
 from edgekit.hardware.types import Machine
+from edgekit.units import format_bytes
 from edgekit.verify.types import Row, Verification
 
 LLAMACPP = "llama.cpp"
+LEAST_VOCABULARY = 100_000  # with fewer tokens it holds less than it will with most models of today
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,7 @@ class Remembered:
 
     engine: EngineMeasured | None = None  # None: nothing of it could be told apart from the bill
     differences: tuple[Difference, ...] = ()
+    left_out: str = ""  # why what was beside the bill is not kept
     problem: str = ""  # what was moved aside for it
 
     def added(self, calibration: Calibration) -> Calibration:
@@ -58,8 +61,10 @@ def remember_rows(label: str, rows: Iterable[Row], *, version: str) -> tuple[Dif
 
 def worth_keeping(found: Verification, machine: Machine, pace: Pace | None = None) -> Remembered:
     """Nothing is written."""
+    left_out = _left_out(found)
+    beside = None if left_out else found.beside_bytes
     engine: EngineMeasured | None = None
-    if found.beside_bytes is not None or pace is not None:
+    if beside is not None or pace is not None:
         through = found.answer.through
         cards = devices_for(machine, LLAMACPP) if found.setup.has_device else ()
         engine = EngineMeasured(
@@ -69,13 +74,26 @@ def worth_keeping(found: Verification, machine: Machine, pace: Pace | None = Non
             host=host_key(machine),
             device=device_key(machine, cards),
             date=today(),
-            overhead_bytes=found.beside_bytes,
-            overhead_label="" if found.beside_bytes is None else told_text(found.label),
-            samples=0 if found.beside_bytes is None else 1,
+            overhead_bytes=beside,
+            overhead_label="" if beside is None else told_text(found.label),
+            samples=0 if beside is None else 1,
             pace=pace,
         )
     return Remembered(
-        engine=engine, differences=differences_of(found.label, found.rows, found.answer.version)
+        engine=engine,
+        differences=differences_of(found.label, found.rows, found.answer.version),
+        left_out=left_out,
+    )
+
+
+def _left_out(found: Verification) -> str:
+    """Tables of tokens are most of what is beside a bill: with few of them it says nothing of other models."""
+    if found.beside_bytes is None or found.vocabulary >= LEAST_VOCABULARY:
+        return ""
+    return (
+        f"llama.cpp held {format_bytes(found.beside_bytes)} on the host beside its bill, which is not kept: "
+        f"{found.label} has {found.vocabulary:,} tokens of vocabulary, and with more of them it holds more; "
+        "`edgekit calibrate` without a model measures it"
     )
 
 

@@ -92,10 +92,14 @@ def make_parameters(xllamacpp: Any, request: dict[str, Any]) -> Any:
     for name, (kind, member) in request["enums"].items():
         setattr(parameters, name, getattr(getattr(xllamacpp, kind), member))
     if request["stop_at"] is not None:
-        adapter = xllamacpp.CommonAdapterLoraInfo()
-        adapter.path, adapter.scale = request["stop_at"], 1.0
-        parameters.lora_adapters = [adapter]
+        parameters.lora_adapters = [make_adapter(xllamacpp, request["stop_at"])]
     return parameters
+
+
+def make_adapter(xllamacpp: Any, path: str) -> Any:
+    adapter = xllamacpp.CommonAdapterLoraInfo()
+    adapter.path, adapter.scale = path, 1.0
+    return adapter
 
 
 def _fail(why: str) -> NoReturn:

@@ -154,6 +154,7 @@ class Verification:
     answer: EngineAnswer
     rows: tuple[Row, ...]
     total: Row
+    vocabulary: int = 0  # tokens that the file names: the engine keeps tables of them
     resident: tuple[Resident, ...] = ()
     beside_bytes: int | None = (
         None  # what the process held on the host beside its bill, if that is known

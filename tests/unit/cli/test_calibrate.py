@@ -28,11 +28,14 @@ from edgekit.hardware.calibration import (
     read_calibration,
 )
 from edgekit.hardware.measured import Calibration
+from edgekit.report.calibrate_text import calibrated_text
 from edgekit.runtime import calibrating
 from edgekit.runtime.calibrating import calibrate
-from edgekit.runtime.calibrating.made_up import Shape
-from edgekit.runtime.calibrating.types import Options
+from edgekit.runtime.calibrating import host as host_room
+from edgekit.runtime.calibrating.made_up import Shape, write_made_up
+from edgekit.runtime.calibrating.types import Calibrated, Options
 from edgekit.units import MIB
+from edgekit.verify import ways
 
 DOCS = Path(__file__).parents[3] / "docs"
 QUICK = Options(
@@ -42,6 +45,7 @@ QUICK = Options(
     pace_seconds=0.2,
     busy_share=1.0,
 )
+WORDS = 100_000  # the fewest with which what llama.cpp holds besides is kept
 MEASURED = {"schema", "path", "host", "engine", "timed", "within", "parts", "notes"}
 LISTED = {"schema", "path", "removed", "hosts", "engines", "differences", "problem"}
 
@@ -81,12 +85,16 @@ def kept(data: Path, monkeypatch: pytest.MonkeyPatch) -> Calibration:
     return found
 
 
-def test_it_measures_tells_and_remembers(data: Path, ask: Ask) -> None:
+def test_it_measures_tells_and_remembers(
+    data: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask
+) -> None:
     pytest.importorskip("xllamacpp")
+    large = replace(QUICK, shape=replace(QUICK.shape, vocabulary=WORDS))
+    monkeypatch.setattr(calibrating, "calibrate", partial(calibrate, options=large))
     code, out, err = ask("calibrate")
     assert code == 0
     first, *_ = out.splitlines()
-    assert re.fullmatch(r"Measured: memory is read at .* GB/s, llama\.cpp holds .* beside its bill, .*", first)  # fmt: skip
+    assert re.fullmatch(r"Measured: memory is read at .* GB/s, llama\.cpp holds .* beside its.*", first)  # fmt: skip
     for label in ("\nMachine  ", "\nMemory   ", "\nEngine   llama.cpp (xllamacpp ", "\nBill     "):  # fmt: skip
         assert label in out
     assert str(data / NAME) in "".join(out.split())
@@ -102,7 +110,9 @@ def test_for_a_program(data: Path, tmp_path: Path, ask: Ask) -> None:
     assert (code, err) == (0, "")
     assert set(found) == MEASURED
     assert found["path"] == str(data / NAME)
-    assert found["engine"]["overhead_label"] == "small.gguf"
+    assert found["engine"]["overhead_bytes"] is None  # of 260 words it says nothing of other models
+    assert "which is not kept: small.gguf has 260 tokens" in found["notes"][-1]
+    assert found["engine"]["pace"]["label"] == "small.gguf"
     assert found["within"] is all(row["within"] for row in found["parts"])
     assert found["parts"][0]["difference_bytes"] == 0
     assert found["timed"]["decode_tokens_per_s"] > 0
@@ -120,6 +130,31 @@ def _names(value: Any) -> set[str]:
     if isinstance(value, dict):
         return set(value) | {name for one in value.values() for name in _names(one)}
     return {name for one in value for name in _names(one)} if isinstance(value, list) else set()
+
+
+def test_nothing_measured_is_not_said_to_be_kept(
+    data: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask
+) -> None:
+    none = tuple(replace(way, is_here=lambda: False) for way in ways.TABLE)
+    monkeypatch.setattr(ways, "TABLE", none)
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    monkeypatch.setattr(host_room, "_filesystem", lambda _: "ext4")
+    code, out, err = ask("calibrate")
+    assert (code, err) == (0, "")
+    assert out.startswith("Measured: nothing that can be kept\n")
+    assert "\nKept" not in out
+    assert "No module named" not in out
+    assert not data.exists()
+
+
+def test_a_disk_alone_is_something(data: Path) -> None:
+    """And what llama.cpp did is told in whole words, where what it holds besides is not kept."""
+    found = Calibrated(machine=detect(), host=replace(HOST, bandwidth_bytes_per_s=None))
+    assert calibrated_text(found, "there").startswith("Measured: the disk at 2 GB/s\n")
+    assert "\nKept     there\n" in calibrated_text(found, "there")
+    paced = replace(found, engine=replace(ENGINE, overhead_bytes=None))
+    first = calibrated_text(paced, "there").splitlines()[0]
+    assert first == "Measured: the disk at 2 GB/s, llama.cpp decodes 3.5 tokens a second"
 
 
 def test_what_is_kept_is_listed(kept: Calibration, data: Path, ask: Ask) -> None:
@@ -148,6 +183,7 @@ def test_an_empty_list(data: Path, ask: Ask) -> None:
     assert (code, err) == (0, "")
     assert out == "Nothing was measured yet: `edgekit calibrate` does\n"
     assert ask("calibrate", "--remove") == (0, "There was nothing to remove\n", "")
+    assert json.loads(ask("calibrate", "--remove", "--json")[1])["removed"] is False
     assert not data.exists()
 
 
@@ -301,14 +337,15 @@ def test_check_counts_it_on_this_machine_alone(kept: Calibration, tmp_path: Path
 
 def test_verify_load_feeds_it(data: Path, tmp_path: Path, ask: Ask) -> None:
     pytest.importorskip("xllamacpp")
-    model = str(small_model.write_model(tmp_path))
+    model = str(tmp_path / "large.gguf")
+    write_made_up(Path(model), replace(QUICK.shape, vocabulary=WORDS))
     _, out, _ = ask("verify", model)
     assert "Remembered" not in out
     assert not data.exists()
     _, out, _ = ask("verify", model, "--load")
     assert "Remembered for this machine: " in out
     (row,) = read_calibration().calibration.engines
-    assert (row.overhead_label, row.samples) == ("small.gguf", 1)
+    assert (row.overhead_label, row.samples) == ("large.gguf", 1)
     found = json.loads(ask("verify", model, "--load", "--json")[1])
     assert found["beside_bytes"] > 10 * MIB
     assert any(note.startswith("Remembered for this machine") for note in found["notes"])
@@ -318,12 +355,25 @@ def test_verify_load_feeds_it(data: Path, tmp_path: Path, ask: Ask) -> None:
     assert row.overhead_bytes >= found["beside_bytes"]
 
 
+def test_verify_load_of_few_words_is_told_and_not_kept(
+    data: Path, tmp_path: Path, ask: Ask
+) -> None:
+    pytest.importorskip("xllamacpp")
+    _, out, _ = ask("verify", str(small_model.write_model(tmp_path)), "--load")
+    words = " ".join(out.split())
+    assert "which is not kept: small.gguf has 260 tokens of vocabulary" in words
+    assert "Remembered" not in words
+    assert not data.exists()
+
+
 def test_verify_load_goes_on_where_nothing_can_be_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask
 ) -> None:
     pytest.importorskip("xllamacpp")
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EDGEKIT_DATA", str(tmp_path / "file" / "data"))
-    code, out, _ = ask("verify", str(small_model.write_model(tmp_path)), "--load")
+    model = tmp_path / "large.gguf"
+    write_made_up(model, replace(QUICK.shape, vocabulary=WORDS))
+    code, out, _ = ask("verify", str(model), "--load")
     assert code == 0
     assert "not remembered for later bills: " in " ".join(out.split())

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.header_files import STRING, UINT32, gguf, key
+from tests.thoroughness import LONG
 from tests.unit.cli.test_estimate import write_model
 from tests.unit.cli.test_estimate_engines import CONFIG, TOKEN
 
@@ -548,7 +549,7 @@ def on_a_terminal(*words: str, **environment: str) -> bytes:
     return shown
 
 
-@pytest.mark.parametrize("columns", [20, 40, 80, 300])
+@pytest.mark.parametrize("columns", [20, 40, 80, 300] if LONG else [20, 80])
 def test_no_line_is_wider_than_the_screen(
     columns: int,
     folder: str,

@@ -13,7 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from tests.embed_models import write_model
 from tests.runnable import write_chatting
 
 from edgekit.cli import main
@@ -151,6 +153,8 @@ def test_a_model_that_only_the_engine_rejects(ask: Ask, tmp_path: Path) -> None:
         (("-p", "a", "--top-p", "nan"), 2, "top_p"),
         (("-f", "/no/such/file"), 4, "/no/such/file"),
         (("-p", "a", "--raw", "--system", "b"), 2, "--system"),
+        (("-p", "a\udcff"), 2, "no Unicode text"),
+        (("-p", "a", "--sinks", "4"), 2, "add --rolling"),
         (("-p", "a", "--engine", "mlx"), 2, "edgekit plan MODEL --engine mlx"),
         (("-p", "a", "--engine", "stream", "-ctk", "q4_0"), 2, "f32, f16, q8_0"),
     ],
@@ -159,6 +163,33 @@ def test_what_cannot_be_meant(ask: Ask, words: tuple[str, ...], code: int, told:
     found, out, err = ask(*words)
     assert (found, out) == (code, "")
     assert told in err
+
+
+def test_an_embedding_model_answers_nothing(ask: Ask, tmp_path: Path) -> None:
+    file = write_model(tmp_path / "bert.gguf", "bert")
+    for engine in ENGINES:
+        code, _, err = ask("-p", "a", "--engine", engine, file=file)
+        assert code == 2
+        assert "edgekit embed" in err
+
+
+def test_a_prompt_is_counted_before_it_is_refused(ask: Ask, model: Path) -> None:
+    """8,400 bytes are fewer tokens than that, and the window of so many bytes would not fit."""
+    words = ("-p", "hello there, " * 646, "--raw", "-n", 1, "--engine", "stream", "--json")
+    code, out, _ = ask(*words)
+    told = json.loads(out)
+    assert code == 0
+    assert told["context_tokens"] == min(told["prompt_tokens"] + 1 + 64, 4096)
+
+
+def test_the_prompt_itself_is_in_the_budget(model: Path, tmp_path: Path) -> None:
+    long = tmp_path / "long.txt"
+    long.write_text("word " * 2_000_000)
+    command = [sys.executable, "-m", "edgekit", "run", str(model), "--engine", "stream"]
+    command += ["--budget", "200M", "-f", str(long), "--rolling", "-c", "512", "-n", "1", "--raw"]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 3, done.stderr
+    assert b"the prompt, cut into tokens, needs" in done.stderr
 
 
 def test_a_header_without_weights_and_a_catalog_name(
@@ -197,6 +228,54 @@ def _typed(model: Path, engine: str, typed: bytes, *words: str) -> str:
         assert process.wait(timeout=20) == 0, said.decode(errors="replace")
     os.close(own)
     return said.decode(errors="replace")
+
+
+def _endless(model: Path, engine: str, *words: str) -> list[str]:
+    command = [sys.executable, "-m", "edgekit", "run", str(model), "--engine", engine, *words]
+    wild = ["--temp", "60", "--top-k", "0", "--top-p", "1", "--min-p", "0"]
+    return [*command, "-p", "go", "--raw", *wild, "-c", "512", "--rolling", "-n", "1000000"]
+
+
+def test_an_engine_that_dies_in_an_answer_is_no_answer(model: Path) -> None:
+    with subprocess.Popen(
+        _endless(model, "llama.cpp", "-q"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)
+        [child] = psutil.Process(process.pid).children()
+        child.kill()
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 5, err
+    assert b"SIGKILL" in err
+    assert b"Traceback" not in err
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_reader_that_has_seen_enough(model: Path, engine: str) -> None:
+    with subprocess.Popen(
+        _endless(model, engine, "-q"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.read(3)
+        process.stdout.close()
+        _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (0, b"")
+
+
+def test_a_disk_that_is_full_and_no_output_at_all(model: Path) -> None:
+    command = [sys.executable, "-m", "edgekit", "run", str(model), "--engine", "stream", "-q"]
+    command += ["-p", "go", "--raw", "-n", "2"]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False)
+    assert done.returncode == 1
+    assert b"could not be written: No space left" in done.stderr
+    closed = subprocess.run(
+        ["sh", "-c", 'exec "$0" "$@" >&-', *command],
+        stderr=subprocess.PIPE,
+        timeout=60,
+        check=False,
+    )
+    assert (closed.returncode, closed.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize("engine", ENGINES)

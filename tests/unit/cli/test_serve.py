@@ -147,7 +147,8 @@ def test_a_killed_engine_is_noticed_and_told(model: Path) -> None:
     with served(model, "-np", "1", "-c", "256") as (process, ready):
         os.kill(ready["pid"], signal.SIGKILL)
         out, err = process.communicate(timeout=20)
-    ended = json.loads(out.splitlines()[0])
+    [line] = out.splitlines()  # nothing but lines, to the last
+    ended = json.loads(line)
     assert (ended["event"], ended["signal"]) == ("ended", "SIGKILL")
     assert process.returncode == 5
     assert "SIGKILL" in err
@@ -198,4 +199,8 @@ def test_what_does_not_fit_is_refused_with_the_report(
     assert "Does not fit" in err
     assert "To fit" in err
     assert main(("serve", str(model), "--port", "0", "-c", "900000000", "--json")) == 3
-    assert json.loads(capsys.readouterr().out)["can_load"] is False
+    [line] = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["can_load"] is False
+    assert main(("serve", str(model), "--port", "x", "--json")) == 2
+    [line] = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["error"]["type"] == "UsageError"

@@ -24,6 +24,7 @@ from tests.unit.hardware.trees import machine, recorded
 from edgekit.engine.llamacpp.types import Backend
 from edgekit.errors import MemoryPressureError
 from edgekit.hardware.cgroup import _Version
+from edgekit.hardware.nvml_errors import told as words_of
 from edgekit.hardware.types import MemoryLimit
 from edgekit.runtime.llamacpp.probes import Device, Probes, probes_of
 from edgekit.runtime.llamacpp.running import Running
@@ -82,8 +83,16 @@ def test_a_killed_engine_is_noticed(running: Running) -> None:
 
 
 def test_it_stops_when_it_is_asked(running: Running) -> None:
+    """Also while a watch finds a reason of its own, and comes too late with it."""
     begun = time.monotonic()
-    found = running.stop("the test is over")
+
+    def available() -> int:
+        running.stop("the test is over")
+        return MIB
+
+    with Watch(running, probes=replace(FINE, available_bytes=available), every_s=0.02) as watch:
+        found = ended(running)
+        assert (watch.reason, watch.starved) == ("", False)
     assert (found.exit_code, found.signal, found.why) == (0, None, "the test is over")
     assert time.monotonic() - begun < 2
     assert running.stop() is running.poll() is found
@@ -133,7 +142,7 @@ def test_a_gpu_that_is_gone(running: Running) -> None:
         return (lost,) if next(looks) in {1, 3, 4} else (Device(name="GPU 0", free_bytes=GIB),)
 
     found, watch = watched(running, replace(FINE, devices=devices))
-    assert watch.reason == found.why
+    assert (watch.reason, watch.starved) == (found.why, False)
     assert found.why == "stopped: GPU 0 is gone: it has fallen off the bus. What to do: reboot."
     assert found.exit_code == 0
     assert next(looks) == 5
@@ -142,7 +151,7 @@ def test_a_gpu_that_is_gone(running: Running) -> None:
 def test_a_machine_that_runs_out_of_memory(running: Running) -> None:
     left = iter((GIB, 300 * MIB, 200 * MIB))
     found, watch = watched(running, replace(FINE, available_bytes=lambda: next(left)))
-    assert watch.reason == found.why
+    assert (watch.reason, watch.starved) == (found.why, True)
     assert found.why.startswith(
         "stopped before the machine runs out of memory: 200.00 MiB are available, 244.14 MiB are kept"
     )
@@ -236,7 +245,7 @@ def wait_for(true: Callable[[], bool], within_s: float = 5.0) -> None:
 
 
 _PARENT = """
-import json, os, sys, time
+import json, os, sys, threading, time
 from pathlib import Path
 from tests.runtime_engines import launch_of
 from edgekit.runtime.llamacpp.process import EngineProcess
@@ -246,9 +255,17 @@ launch = launch_of(Path(sys.argv[1]))
 if sys.argv[2] == "loading":
     print(EngineProcess(launch).pid, flush=True)
     time.sleep(60)
-with start(launch) as running:
-    print(running.pid, flush=True)
-    time.sleep(60)
+
+def run():
+    with start(launch) as running:
+        print(running.pid, flush=True)
+        time.sleep(60)
+
+if sys.argv[2] == "in a thread":
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+run()
 """
 
 
@@ -274,14 +291,16 @@ def parent(model: Path, moment: str) -> Iterator[tuple[subprocess.Popen[str], in
     ("moment", "number"),
     [
         ("loading", signal.SIGKILL),
-        ("running", signal.SIGKILL),
-        ("running", signal.SIGTERM),
+        ("stopped", signal.SIGKILL),  # it cannot hear: only the kernel can end it
+        ("in a thread", signal.SIGTERM),
         ("running", signal.SIGINT),  # Ctrl-C
     ],
 )
 def test_no_engine_outlives_its_parent(model: Path, moment: str, number: int) -> None:
     with parent(model, moment) as (process, engine):
-        if moment == "running":
+        if moment == "stopped":
+            os.kill(engine, signal.SIGSTOP)
+        if moment != "loading":
             assert not gone(engine, 0.05)
         process.send_signal(number)
         process.wait(5)
@@ -360,9 +379,39 @@ def test_the_cards_that_a_program_sees(tmp_path: Path) -> None:
         memory[next(iter(memory))] = {"error": code}
         (found,) = look()
         assert found.gone.startswith(words)
-    memory[next(iter(memory))] = {"error": 3}  # does not tell, and is there
-    assert look() == (Device(name="GPU 0"),)
+    for code in (3, 999):  # does not tell, and is there
+        memory[next(iter(memory))] = {"error": code}
+        assert look() == (Device(name="GPU 0", silent=words_of(code)),)
     assert probes_of(launch_of(tmp_path / "m.gguf"), here).devices() == ()
+
+
+@pytest.mark.parametrize(
+    ("ours", "its", "cards"),
+    [
+        ({}, {}, "01"),
+        ({}, {"CUDA_VISIBLE_DEVICES": "1"}, "1"),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, {}, "0"),
+    ],
+)
+def test_only_the_cards_that_the_engine_sees(
+    tmp_path: Path, ours: dict[str, str], its: dict[str, str], cards: str
+) -> None:
+    loaded = {"files": {"/proc/driver/nvidia/version": "NVRM version: 580\n"}}
+    said = recorded("synthetic_two_cards_nvml")["answers"]
+    here = machine(tmp_path, loaded, answers=said, environment=ours)
+    launch = launch_of(
+        tmp_path / "m.gguf",
+        setup=replace(SERVER, backend=Backend.CUDA),
+        environment={"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **its},
+    )
+    seen = probes_of(launch, here).devices()
+    assert [one.name for one in seen] == [f"GPU {index}" for index in cards]
+
+
+def test_no_card_is_not_silence(tmp_path: Path) -> None:
+    launch = launch_of(tmp_path / "m.gguf", setup=replace(SERVER, backend=Backend.CUDA))
+    (found,) = probes_of(launch, machine(tmp_path)).devices()
+    assert (found.name, found.silent) == ("the NVIDIA driver", "it shows no card")
 
 
 def test_the_limits_are_those_of_the_engine(running: Running) -> None:

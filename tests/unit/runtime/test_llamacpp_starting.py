@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import psutil
 import pytest
 from tests.runtime_engines import SERVER, ask, launch_of, model_of, small_model
@@ -28,8 +30,10 @@ from edgekit.memory.types import Component, Load
 from edgekit.runtime.llamacpp import ports
 from edgekit.runtime.llamacpp.comparing import compare_reported
 from edgekit.runtime.llamacpp.settings import make_settings
-from edgekit.runtime.llamacpp.starting import check_port, start
+from edgekit.runtime.llamacpp.starting import Progress, check_port, start
+from edgekit.units import GIB, MIB
 from edgekit.verify import binding
+from edgekit.verify.types import Resident
 
 pytest.importorskip("xllamacpp")
 
@@ -48,6 +52,7 @@ def engines() -> set[int]:
 
 
 Q8 = cache_type("q8_0")
+F16 = cache_type("f16")
 
 
 def test_the_settings_are_the_launch() -> None:
@@ -78,6 +83,8 @@ def test_the_settings_are_the_launch() -> None:
         sinks=4,
         rolling=True,
         drafter=Path("d.gguf"),
+        drafter_load=Load(cache_k=F16, cache_v=F16),
+        adapters=(Path("a.gguf"), Path("b.gguf")),
         port=8080,
         alias="name",
     )
@@ -94,11 +101,14 @@ def test_the_settings_are_the_launch() -> None:
         "path": "d.gguf",
         "type": "COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE",
         "parameters": {"n_gpu_layers": -1, "n_max": 6},
-        "enums": {
-            "cache_type_k": ("ggml_type", "GGML_TYPE_Q8_0"),
-            "cache_type_v": ("ggml_type", "GGML_TYPE_Q8_0"),
+        "enums": {  # its own, not the model's
+            "cache_type_k": ("ggml_type", "GGML_TYPE_F16"),
+            "cache_type_v": ("ggml_type", "GGML_TYPE_F16"),
         },
     }
+    assert told["adapters"] == ["a.gguf", "b.gguf"]
+    assert told["projector"] is None
+    assert launch.files == (Path("m.gguf"), Path("d.gguf"), Path("a.gguf"), Path("b.gguf"))
 
 
 EXPECTED: dict[str, Any] = {
@@ -124,7 +134,23 @@ EXPECTED: dict[str, Any] = {
     "api_keys": [],
     "cors_origins": "localhost",  # web pages of others have no key
     "model_alias": ["name"],
+    "chat_template": "",
+    "no_mmproj": True,
+    "mmproj_use_gpu": True,
 }
+
+
+def test_a_projector_and_a_template_of_ones_own() -> None:
+    launch = launch_of(Path("m.gguf"), projector=Path("p.gguf"), chat=False)
+    told = make_settings(launch)
+    assert told["projector"] == "p.gguf"
+    assert told["parameters"]["no_mmproj"] is False
+    assert told["parameters"]["mmproj_use_gpu"] is False  # it is billed to the host
+    assert told["parameters"]["chat_template"] == "chatml"
+    assert launch.files == (Path("m.gguf"), Path("p.gguf"))
+    assert [launch.maps(path) for path in launch.files] == [True, False]
+    named = make_settings(replace(launch, chat_template="llama3"))
+    assert named["parameters"]["chat_template"] == "llama3"
 
 
 def test_blocks_that_predict_further_tokens_are_a_drafter() -> None:
@@ -141,6 +167,12 @@ def test_blocks_that_predict_further_tokens_are_a_drafter() -> None:
     [
         ({"sinks": -1}, "0 or more and at most 508"),
         ({"sinks": 509}, "509 sinks: there must be 0 or more and at most 508"),
+        (
+            {"load": Load(context_tokens=3)},
+            "a window of 3 tokens is too short: .* so 5 are the least",
+        ),
+        ({"load": Load(context_tokens=4)}, "a window of 4 tokens is too short"),
+        ({"rolling": True, "projector": Path("p.gguf")}, "does not roll its window beside"),
         ({"threads": 0}, "at least one is needed"),
         ({"load": Load(output_rows=7)}, "rows of logits"),
         ({"setup": replace(SERVER, mix="Q4_K_M")}, r"llama-quantize m.gguf OUTPUT.gguf Q4_K_M"),
@@ -155,15 +187,15 @@ def test_what_makes_no_sense(changes: dict[str, Any], message: str) -> None:
 def test_an_8_bit_cache_and_a_drafter_are_what_was_billed(model: Path, tmp_path: Path) -> None:
     main = small_model(tmp_path / "main.gguf", layers=3, context_tokens=8192)
     load = Load(context_tokens=8192, sequences=2, unified=True, cache_k=Q8, cache_v=Q8)
+    own = replace(load, cache_k=F16, cache_v=Q8)
     setup = replace(SERVER, draft_max=4)
-    bill = with_drafter(
-        llamacpp.estimate(model_of(main), load, setup), model_of(model), load, setup
-    )
-    with start(launch_of(main, load=load, setup=setup, drafter=model, alias="two")) as running:
+    bill = with_drafter(llamacpp.estimate(model_of(main), load, setup), model_of(model), own, setup)
+    launch = launch_of(main, load=load, setup=setup, drafter=model, drafter_load=own, alias="two")
+    with start(launch) as running:
         rows = compare_reported(bill, running)
         assert [row.part for row in rows if row.part != "compute" and not row.within] == []
-        # rows of 128 numbers at 34 bytes for 32 of them
-        assert bill.of(Component.KV_CACHE) == (3 + 1) * 8192 * 2 * (128 // 32 * 34)
+        row = 128 // 32 * 34  # of 128 numbers, at 34 bytes for 32 of them
+        assert bill.of(Component.KV_CACHE) == 8192 * (3 * (row + row) + 128 * 2 + row)
         asked = {"prompt": "the quick", "n_predict": 16, "temperature": 0, "ignore_eos": True}
         _, told = ask(running.address, "/completion", asked)
         assert told["tokens_predicted"] == 16
@@ -188,7 +220,64 @@ def test_a_window_of_sliding_layers_is_what_was_billed(tmp_path: Path) -> None:
     assert parts["sliding kv cache"].predicted_bytes > 0
 
 
+def small_adapter(path: Path, model: Path) -> Path:
+    """A LoRA of rank 1 that adds one direction to all that the first layer gives, and much of it."""
+    name = "blk.0.ffn_down.weight"
+    tensors = model_of(model).header.tensors or ()
+    (shape,) = (one.shape for one in tensors if one.name == name)
+    random = np.random.default_rng(7)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 1.0)
+    for end, size in (("lora_a", (1, shape[-1])), ("lora_b", (shape[0], 1))):
+        writer.add_tensor(f"{name}.{end}", random.normal(0, 30, size).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_an_adapter_on_a_model_whose_template_is_broken(tmp_path: Path) -> None:
+    broken = {"tokenizer.chat_template": "{% for one in messages %}{{ one.content "}
+    path = small_model(tmp_path / "m.gguf", keys=broken)
+    with pytest.raises(EngineError, match=r"chat template"):
+        start(launch_of(path))
+    adapter = small_adapter(tmp_path / "a.gguf", path)
+    asked = {"prompt": "the quick", "n_predict": 8, "temperature": 0, "ignore_eos": True}
+    with start(launch_of(path, adapters=(adapter,), chat=False)) as running:
+        _, loaded = ask(running.address, "/lora-adapters")
+        assert [(one["path"], one["scale"]) for one in loaded] == [(str(adapter), 1.0)]
+        _, with_it = ask(running.address, "/completion", asked)
+        without = {"lora": [{"id": 0, "scale": 0.0}]}
+        _, plain = ask(running.address, "/completion", asked | without)
+    assert with_it["tokens_predicted"] == plain["tokens_predicted"] == 8
+    assert with_it["content"] != plain["content"]
+
+
 # --- an engine that does not come up
+
+
+def test_a_projector_that_is_none(model: Path) -> None:
+    with pytest.raises(EngineError, match=r"failed to load multimodal model|clip"):
+        start(launch_of(model, projector=model))
+
+
+def test_progress_is_told_when_there_is_some() -> None:
+    def told(size_bytes: int, *held: int) -> list[str]:
+        said: list[str] = []
+        progress = Progress(title="m", size_bytes=size_bytes, tell=said.append)
+        for resident_bytes in held:
+            progress.show(Resident(when="now", resident_bytes=resident_bytes))
+        progress.show(None)
+        return said
+
+    assert told(4 * MIB, 36 * MIB, 37 * MIB, 36 * MIB, 39 * MIB) == [
+        "loading m: 36.00 MiB in memory, the file has 4.00 MiB"
+    ]
+    assert len(told(100 * MIB, 40 * MIB, 49 * MIB, 50 * MIB, 59 * MIB)) == 2  # a tenth
+    assert len(told(100 * GIB, GIB, GIB + 900 * MIB, 2 * GIB, 3 * GIB)) == 3
 
 
 def test_no_engine_says_what_to_install(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:

@@ -72,10 +72,27 @@ def test_within_bounds_is_0_and_outside_is_1(
     capsys: pytest.CaptureFixture[str], model: str, compute: Any
 ) -> None:
     measured = engine_compute(capsys, model)
-    compute(measured * 109 // 100)
+    assert measured < 40 * MIB  # a tenth of it is less than 4 MiB
+    compute(measured + 3 * MIB)
     code, out, err = ask(capsys, model)
     assert (code, err) == (0, "")
     assert out.startswith("Within bounds")
+    assert "compute within a tenth, or 4 MiB where that is more" in " ".join(out.split())
+    compute(measured + 5 * MIB)
+    code, out, err = ask(capsys, model)
+    assert (code, err) == (1, "")
+    assert out.startswith("OUTSIDE BOUNDS: compute\n")
+
+
+def test_of_a_large_graph_a_tenth_is_allowed(
+    capsys: pytest.CaptureFixture[str], compute: Any
+) -> None:
+    model = "sample:qwen3-30b-a3b"
+    measured = engine_compute(capsys, model)
+    assert measured > 40 * MIB
+    compute(measured * 91 // 100)
+    code, out, err = ask(capsys, model)
+    assert (code, err) == (0, "")
     compute(measured * 88 // 100)
     code, out, err = ask(capsys, model)
     assert (code, err) == (1, "")

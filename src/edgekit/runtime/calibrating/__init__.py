@@ -19,6 +19,7 @@ from edgekit.hardware.types import Machine
 from edgekit.runtime.calibrating.engine import measure_engine
 from edgekit.runtime.calibrating.host import measure_host
 from edgekit.runtime.calibrating.types import Bench, Calibrated, Options, Run, Tell
+from edgekit.runtime.remembering import Remembered
 from edgekit.source.finding import find_weights
 from edgekit.source.types import Reach
 from edgekit.verify.ways import Way, choose_way
@@ -34,7 +35,7 @@ def calibrate(
 ) -> Calibrated:
     """Measures and remembers. With a model named, whatever hinders llama.cpp raises, and nothing is kept.
 
-    Raises SourceError where the result cannot be written.
+    Where nothing could be measured, nothing is written. Raises SourceError where the result cannot be written.
     """
     way, lacking = _way(reference)
     opened = None if reference is None else _open(reference, reach or Reach())
@@ -42,17 +43,22 @@ def calibrate(
     host, notes = measure_host(bench)
     run = Run(notes=lacking) if way is None else measure_engine(bench, way, host, opened)
 
-    def change(before: Calibration) -> Calibration:
-        return run.remembered.added(with_host(before, host))
-
-    stored = change_calibration(change)
-    return Calibrated(
+    found = Calibrated(
         machine=bench.machine,
         host=host,
         engine=run.remembered.engine,
         verification=run.verification,
-        notes=tuple(filter(None, (*notes, *run.notes, stored.problem))),
+        notes=tuple(filter(None, (*notes, *run.notes))),
     )
+    return _kept(found, run.remembered) if found.is_kept else found
+
+
+def _kept(found: Calibrated, remembered: Remembered) -> Calibrated:
+    def change(before: Calibration) -> Calibration:
+        return remembered.added(with_host(before, found.host))
+
+    problem = change_calibration(change).problem
+    return replace(found, notes=(*found.notes, problem)) if problem else found
 
 
 def _way(reference: object) -> tuple[Way | None, tuple[str, ...]]:

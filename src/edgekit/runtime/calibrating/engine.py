@@ -116,20 +116,23 @@ def _on(bench: Bench, way: Way, opened: Opened, cards: tuple[Accelerator, ...]) 
     pace = None
     if found.paced is not None and not is_busy:
         pace = _pace(machine, opened, load, setup, found.paced)
+    remembered = worth_keeping(found, machine, pace)
     return Run(
-        remembered=worth_keeping(found, machine, pace),
+        remembered=remembered,
         verification=found,
-        notes=tuple(_notes(found, others.told if is_busy else "")),
+        notes=tuple(_notes(found, others.told if is_busy else "", remembered.left_out)),
     )
 
 
-def _notes(found: Verification, busy: str) -> Iterator[str]:
+def _notes(found: Verification, busy: str, left_out: str) -> Iterator[str]:
     if busy and found.paced is not None:
         paced = found.paced
         told = f"{paced.decode_tokens_per_s:.1f} tokens a second, {paced.prefill_tokens_per_s:.1f} of a prompt"
         yield f"llama.cpp was timed at {told}, which is not kept: {busy}"
     if found.beside_bytes is None:
         yield "this system does not tell what llama.cpp held beside its bill (it is read from /proc)"
+    if left_out:
+        yield left_out
 
 
 def _setup(cards: tuple[Accelerator, ...], opened: Opened) -> LlamaCppSetup:

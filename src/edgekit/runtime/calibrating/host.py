@@ -9,7 +9,12 @@ from edgekit.errors import EdgekitError, MissingExtraError
 from edgekit.hardware.calibration import host_key, today, told_text
 from edgekit.hardware.measured import Disk, HostMeasured
 from edgekit.runtime.calibrating.busy import watched
-from edgekit.runtime.calibrating.memory import memory_bandwidth, read_bytes, thread_count
+from edgekit.runtime.calibrating.memory import (
+    memory_bandwidth,
+    read_bytes,
+    require_numpy,
+    thread_count,
+)
 from edgekit.runtime.calibrating.types import Bench, Tell
 from edgekit.units import format_bytes
 
@@ -33,8 +38,9 @@ def _bandwidth(bench: Bench) -> tuple[int | None, str]:
     if not size:
         return None, "the speed of the memory was not measured: too little of it is free"
     threads = thread_count()
-    bench.tell(f"reading {format_bytes(size)} of memory with {threads} threads")
     try:
+        require_numpy()
+        bench.tell(f"reading {format_bytes(size)} of memory with {threads} threads")
         with watched() as others:
             found = memory_bandwidth(size, threads=threads, seconds=options.read_seconds)
     except (MissingExtraError, MemoryError) as error:
@@ -49,12 +55,13 @@ def _disk(folder: Path, tell: Tell) -> tuple[Disk | None, str]:
     kind = _filesystem(folder)
     if kind in IN_MEMORY:
         return None, f"{folder} lies in memory ({kind}): its speed is not that of a disk"
-    tell(f"writing and reading a file in {folder}")
     try:
+        require_numpy()
         from edgekit.runtime.stream.gate import measure
 
+        tell(f"writing and reading a file in {folder}")
         speed = measure(folder)
-    except (ImportError, OSError, EdgekitError) as error:
+    except (OSError, EdgekitError) as error:
         return None, f"the speed of the disk was not measured: {error}"
     return Disk(
         folder=told_text(str(folder)),

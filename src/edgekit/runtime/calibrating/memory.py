@@ -39,6 +39,13 @@ def read_bytes(free_bytes: int | None) -> int:
     return most if most >= LEAST_BYTES else 0
 
 
+def require_numpy() -> None:
+    try:
+        import numpy  # noqa: F401, ICN001 - only whether it is here
+    except ImportError as error:
+        raise MissingExtraError("numpy is needed: pip install 'edgekit[embed]'") from error
+
+
 def memory_bandwidth(
     total_bytes: int = TOTAL_BYTES, *, threads: int | None = None, seconds: float = SECONDS
 ) -> int:
@@ -46,12 +53,9 @@ def memory_bandwidth(
 
     Every thread writes its part first, so that it lies near the core that reads it.
     """
-    try:
-        import numpy as np
-    except ImportError as error:
-        raise MissingExtraError(
-            "the memory is read by numpy: pip install 'edgekit[embed]'"
-        ) from error
+    require_numpy()
+    import numpy as np
+
     threads = threads or thread_count()
     length = max(1, total_bytes // threads // _NUMBER_BYTES)
     readers = _Readers(threads, lambda: np.ones(length, np.int64))

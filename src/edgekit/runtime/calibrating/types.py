@@ -58,3 +58,14 @@ class Calibrated:
     engine: EngineMeasured | None = None
     verification: Verification | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
+
+    @property
+    def differs(self) -> bool:
+        """Whether a part of the bill was outside its bounds: that is kept too."""
+        return self.verification is not None and not self.verification.within
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether there is anything to be kept."""
+        host = self.host
+        return bool(host.bandwidth_bytes_per_s or host.disk or self.engine or self.differs)

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from edgekit.verify.child import (
     llama_version,
     load_library,
+    make_adapter,
     make_parameters,
     read_status,
     write_out_log,
@@ -39,7 +40,7 @@ def main() -> None:
         os._exit(1)  # it was gone before we could ask to be told
     _prepare(settings["timeout_s"])
     server = _load(settings, tell)
-    _until_the_end(server, tell)
+    _until_the_end(server, tell, goes_with_parent=settings["goes_with_parent"])
 
 
 def _teller() -> Callable[..., None]:
@@ -114,6 +115,9 @@ def _parameters(xllamacpp: Any, settings: dict[str, Any]) -> Any:
             threads.n_threads = settings["threads"]
     if settings["drafter"] is not None:
         _add_drafter(xllamacpp, parameters.speculative, settings["drafter"])
+    parameters.lora_adapters = [make_adapter(xllamacpp, path) for path in settings["adapters"]]
+    if settings["projector"] is not None:
+        parameters.mmproj.path = settings["projector"]
     return parameters
 
 
@@ -128,7 +132,7 @@ def _add_drafter(xllamacpp: Any, speculative: Any, told: dict[str, Any]) -> None
         setattr(draft, name, getattr(getattr(xllamacpp, kind), member))
 
 
-def _until_the_end(server: Any, tell: Callable[..., None]) -> NoReturn:
+def _until_the_end(server: Any, tell: Callable[..., None], *, goes_with_parent: bool) -> NoReturn:
     """Requests are answered by the engine's own threads; here the parent is waited for.
 
     It is not taken down in order: that waits for requests which nobody works on any more.
@@ -140,7 +144,8 @@ def _until_the_end(server: Any, tell: Callable[..., None]) -> NoReturn:
         signal.signal(getattr(signal, name), lambda *_: os._exit(0))
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, 0)
-    _die_with_parent(0)  # the kernel counts threads as parents, and the one that started us may end
+    if not goes_with_parent:
+        _die_with_parent(0)  # the kernel counts threads as parents, and one may end before the rest
     tell(address=server.listening_address, memory=read_status())
     sys.stdin.buffer.read()
     os._exit(0)

@@ -21,7 +21,10 @@ _OVER = "exceed_context_size_error"  # tools/server/server-task.cpp: ERROR_TYPE_
 class Client:
     """Talks to one server. Every call has a connection of its own: closing it ends the work for it."""
 
-    def __init__(self, address: str, *, api_key: str | None = None, timeout_s: float = 600) -> None:
+    def __init__(
+        self, address: str, *, api_key: str | None = None, timeout_s: float | None = None
+    ) -> None:
+        """Without a timeout: a long prompt is silent for minutes, and an engine that is gone closes its end."""
         self._host = urlsplit(address).netloc
         self._key, self._timeout_s = api_key, timeout_s
 
@@ -56,13 +59,17 @@ class Client:
             "n_keep": sinks,
             **_sampled(sampling, max_tokens),
         }
+        ended = False
         for event in self._events("/completion", asked):
             _note(event, into)
             if event.get("stop"):
+                ended = True
                 into.finish = "length" if event.get("stop_type") == "limit" else "stop"
                 into.prompt_tokens = int(event.get("tokens_evaluated", 0))
                 into.new_tokens = int(event.get("tokens_predicted", 0))
             yield str(event.get("content", ""))
+        if not ended:  # a stream that is cut ends like one that is over
+            raise EngineError("llama.cpp broke off in the middle of an answer")
 
     def _call(self, path: str, asked: Mapping[str, Any]) -> dict[str, Any]:
         with self._reply(path, asked) as reply:

@@ -6,18 +6,14 @@ from dataclasses import replace
 
 from edgekit.memory.types import Component, MemoryEstimate
 from edgekit.runtime.llamacpp.running import Running
-from edgekit.units import MIB
 from edgekit.verify.check import compare
 from edgekit.verify.types import NOTHING, Measured, Row
 
 _MAPPED = "_Mapped"
-SMALL_BYTES = 4 * MIB  # of compute: one input more in another version is a tenth of a tiny graph
 
 
 def compare_reported(estimate: MemoryEstimate, running: Running) -> tuple[Row, ...]:
-    """Caches, weights and output must agree as far as the engine tells them, compute within a tenth
-    or a few MiB. A line of the bill that is modelled may be off by what it says itself.
-    """
+    """With the bounds of `verify`. A line of the bill that is modelled may be off by what it says itself."""
     parts = dict(running.reported) | {Component.WEIGHTS: _weights(running)}
     return tuple(_allowed(row, estimate) for row in compare(estimate, parts))
 
@@ -41,6 +37,4 @@ def _allowed(row: Row, estimate: MemoryEstimate) -> Row:
         for line in estimate.lines
         if line.component.value == row.part and line.within is not None and line.reserved
     )
-    if row.part == Component.COMPUTE.value:
-        slack = max(slack, SMALL_BYTES - row.allowed_bytes)
     return replace(row, allowed_bytes=row.allowed_bytes + slack)

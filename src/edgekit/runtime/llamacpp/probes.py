@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgekit.engine.llamacpp.types import Backend
@@ -52,8 +52,13 @@ def probes_of(launch: Launch, here: Surroundings | None = None) -> Probes:
     return Probes(
         limits=limits,
         available_bytes=lambda: int(here.psutil().virtual_memory().available),
-        devices=_Cards(here).look if _on_cuda(launch) else tuple,
+        devices=_Cards(_as_seen(launch, here)).look if _on_cuda(launch) else tuple,
     )
+
+
+def _as_seen(launch: Launch, here: Surroundings) -> Surroundings:
+    """CUDA_VISIBLE_DEVICES and the like: ours, and over it what the engine was given."""
+    return replace(here, environment={**here.environment, **launch.environment})
 
 
 def _on_cuda(launch: Launch) -> bool:
@@ -86,7 +91,11 @@ class _Cards:
     def _all(self) -> tuple[Device, ...]:
         try:
             if self._nvml is None:
-                self._indexes = tuple(one.index for one in find_nvidia(self.here).devices)
+                found = find_nvidia(self.here)
+                if not found.devices:
+                    silent = " ".join(found.notes) or "it shows no card"
+                    return (Device(name="the NVIDIA driver", silent=silent),)
+                self._indexes = tuple(one.index for one in found.devices)
                 nvml = self.here.nvml()
                 nvml("nvmlInit")
                 self._nvml = nvml
@@ -100,5 +109,6 @@ def _card(nvml: Nvml, index: int) -> Device:
     try:
         memory: Any = nvml("nvmlDeviceGetMemoryInfo", nvml("nvmlDeviceGetHandleByIndex", index))
     except NvmlError as error:
-        return Device(name=name, gone=told(error.code) if error.code in _GONE else "")
+        why = told(error.code)
+        return Device(name=name, gone=why) if error.code in _GONE else Device(name=name, silent=why)
     return Device(name=name, free_bytes=int(memory.free))

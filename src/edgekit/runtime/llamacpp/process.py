@@ -166,7 +166,8 @@ class EngineProcess:
 
     def _explained(self, killed: str | None, code: int) -> str:
         """An end that nobody here asked for."""
-        cut = next((change for change in self.files.changes() if change.fatal), None)
+        changes = self.files.changes()
+        cut = next((one for one in changes if one.fatal and self.launch.maps(one.path)), None)
         how = f"llama.cpp died of {killed}" if killed else f"llama.cpp ended (exit code {code})"
         if cut is not None:
             return f"{how}: {cut.path} {cut.what} while it was in use"

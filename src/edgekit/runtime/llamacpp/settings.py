@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import Any
 
 from edgekit.errors import UsageError
@@ -15,6 +16,7 @@ from edgekit.verify.binding import context_parameters, enum_parameters, placemen
 _TELLS_BUFFERS = 4  # the verbosity from which on llama.cpp tells its buffers while it loads
 _SPARE_TOKENS = 4  # server-context.cpp: no more sinks than the window less these
 _OFFLOAD_ALL = -1
+_BUILT_IN = "chatml"  # llama.cpp always has a template; this one is its own, and cannot be broken
 _TYPES = {True: "COMMON_SPECULATIVE_TYPE_DRAFT_MTP", False: "COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE"}
 
 
@@ -23,6 +25,7 @@ def make_settings(launch: Launch) -> dict[str, Any]:
     _require_sense(launch)
     return {
         "parent": os.getpid(),
+        "goes_with_parent": threading.get_native_id() == os.getpid(),
         "timeout_s": launch.timeout_s,
         "model": str(launch.path),
         "stop_at": None,
@@ -34,6 +37,8 @@ def make_settings(launch: Launch) -> dict[str, Any]:
         | _session(launch),
         "enums": enum_parameters(launch.load, mapped=launch.setup.use_mmap),
         "drafter": _drafter(launch),
+        "adapters": [str(path) for path in launch.adapters],
+        "projector": None if launch.projector is None else str(launch.projector),
     }
 
 
@@ -45,12 +50,23 @@ def _require_sense(launch: Launch) -> None:
             f"a file that would be {launch.setup.mix} cannot be run: quantise it first "
             f"(llama-quantize {launch.path.name} OUTPUT.gguf {launch.setup.mix})"
         )
-    window = launch.load.context_tokens
-    if launch.sinks < 0 or (window is not None and launch.sinks > window - _SPARE_TOKENS):
-        most = "" if window is None else f" and at most {max(0, window - _SPARE_TOKENS):,}"
-        raise UsageError(f"{launch.sinks:,} sinks: there must be 0 or more{most}")
+    _require_room(launch)
+    if launch.rolls and launch.projector is not None:
+        raise UsageError("llama.cpp does not roll its window beside a projector: leave one of them")
     if launch.threads is not None and launch.threads < 1:
         raise UsageError(f"{launch.threads} threads: at least one is needed")
+
+
+def _require_room(launch: Launch) -> None:
+    window = launch.load.context_tokens
+    if window is not None and window <= _SPARE_TOKENS:
+        raise UsageError(
+            f"a window of {window:,} tokens is too short: llama.cpp keeps {_SPARE_TOKENS} of it free, "
+            f"so {_SPARE_TOKENS + 1} are the least"
+        )
+    if launch.sinks < 0 or (window is not None and launch.sinks > window - _SPARE_TOKENS):
+        most = "" if window is None else f" and at most {window - _SPARE_TOKENS:,}"
+        raise UsageError(f"{launch.sinks:,} sinks: there must be 0 or more{most}")
 
 
 def _server(launch: Launch) -> dict[str, Any]:
@@ -61,7 +77,7 @@ def _server(launch: Launch) -> dict[str, Any]:
         "api_keys": [launch.api_key] if launch.api_key else [],
         "cors_origins": "*" if launch.api_key else "localhost",
         "verbosity": _TELLS_BUFFERS,
-        "chat_template": launch.chat_template or "",
+        "chat_template": launch.chat_template or ("" if launch.chat else _BUILT_IN),
     }
     return told | ({"model_alias": [launch.alias]} if launch.alias else {})
 
@@ -74,17 +90,20 @@ def _session(launch: Launch) -> dict[str, Any]:
         "cache_ram_mib": setup.cache_ram_mib,
         "n_ctx_checkpoints": setup.ctx_checkpoints,
         "load_mtp": setup.load_mtp,
+        "no_mmproj": launch.projector is None,
+        "mmproj_use_gpu": setup.has_device,
         "fit_params": False,
         "warmup": True,  # the first decode takes what it takes now, not with the first request
     }
 
 
 def _drafter(launch: Launch) -> dict[str, Any] | None:
-    """All of its layers are where the model's are, and its cache is kept alike; that of a model's own blocks is f16."""
+    """All of its layers are where the model's are, its cache as it is said; that of a model's own blocks is f16."""
     setup = launch.setup
     if not launch.is_drafted:
         return None
-    caches = {} if launch.drafter is None else enum_parameters(launch.load, mapped=setup.use_mmap)
+    load = launch.drafter_load or launch.load
+    caches = {} if launch.drafter is None else enum_parameters(load, mapped=setup.use_mmap)
     told: dict[str, Any] = {"n_gpu_layers": _OFFLOAD_ALL if setup.has_device else 0}
     if setup.draft_max:
         told["n_max"] = setup.draft_max

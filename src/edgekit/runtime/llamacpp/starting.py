@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from edgekit.errors import EngineError, MemoryPressureError, MissingExtraError
@@ -14,14 +15,16 @@ from edgekit.runtime.llamacpp.process import EngineProcess
 from edgekit.runtime.llamacpp.running import Running
 from edgekit.runtime.llamacpp.types import Ended, Launch
 from edgekit.runtime.llamacpp.watching import Watch, say_nothing
-from edgekit.units import format_bytes
+from edgekit.units import GIB, format_bytes
 from edgekit.verify import binding
 from edgekit.verify.process import resident_at
+from edgekit.verify.types import Resident
 
 __all__ = ("check_port", "health", "start")
 
 _POLL_S = 0.1
-_TELL_S = 1.0  # between two words about the loading
+_TELL_S = 1.0  # between two words about the loading, at least
+_STEPS = 10
 _HEALTH_S = 5.0
 _LOG_S = 10.0  # for a log that is written already, on a busy machine
 _BIND_FAILED = "couldn't bind"
@@ -92,9 +95,10 @@ def _loaded(
 ) -> list[dict[str, Any]]:
     """What the child told: first who it is, in the end where it is."""
     deadline, next_s = time.monotonic() + launch.timeout_s, time.monotonic() + _TELL_S
+    progress = Progress(title=launch.title, size_bytes=process.files.size_bytes, tell=tell)
     told: list[dict[str, Any]] = []
     while "address" not in (told[-1] if told else {}):
-        word = process.told(_POLL_S)
+        word = process.told(max(0.0, min(_POLL_S, deadline - time.monotonic())))
         if word is not None:
             told.append(word)
         elif (ended := process.poll()) is not None:
@@ -106,17 +110,27 @@ def _loaded(
             )
         if time.monotonic() > next_s:
             next_s += _TELL_S
-            _tell_progress(process, tell)
+            progress.show(process.resident())
     return told
 
 
-def _tell_progress(process: EngineProcess, tell: Callable[[str], None]) -> None:
-    held = process.resident()
-    if held is not None:
-        size = process.files.size_bytes
-        tell(
-            f"loading {process.launch.title}: {format_bytes(held.resident_bytes)} in memory, "
-            f"the file has {format_bytes(size)}"
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """Told when there is more to tell: a tenth of the file, or a GiB."""
+
+    title: str
+    size_bytes: int
+    tell: Callable[[str], None]
+    _next_bytes: int = 0
+
+    def show(self, held: Resident | None) -> None:
+        if held is None or held.resident_bytes < self._next_bytes:
+            return
+        now = held.resident_bytes
+        self._next_bytes = now + min(max(self.size_bytes, now) // _STEPS, GIB)
+        self.tell(
+            f"loading {self.title}: {format_bytes(now)} in memory, "
+            f"the file has {format_bytes(self.size_bytes)}"
         )
 
 

@@ -26,12 +26,17 @@ class Launch:
     rolling: bool = False  # when the window is full the older half is dropped, and it goes on
     drafter: Path | None = None
     drafter_load: Load | None = None  # how it keeps its cache; None: as the model does
+    adapters: tuple[Path, ...] = ()  # LoRA, each in full
+    projector: Path | None = (
+        None  # for pictures and sound; None: there is none, whatever lies beside the model
+    )
     host: str = "127.0.0.1"
     port: int = 0  # 0: any that is free
     api_key: str | None = field(default=None, repr=False)
     alias: str = ""  # what it calls the model; "": its file
     threads: int | None = None  # None: as many as there are cores
     chat_template: str | None = None  # None: the file's own
+    chat: bool = True  # False: the file's template is not looked at, and may be a broken one
     environment: Mapping[str, str] = field(
         default_factory=dict
     )  # which cards it sees, and in which order
@@ -52,9 +57,18 @@ class Launch:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All that the engine maps."""
+        """All that the engine opens."""
         models = (self.path,) if self.drafter is None else (self.path, self.drafter)
-        return tuple(path for model in models for path in _shards(model))
+        return (*(path for model in models for path in _shards(model)), *self._copied)
+
+    def maps(self, path: Path) -> bool:
+        """Whether a file of it is read again while it works."""
+        return self.setup.use_mmap and path not in self._copied
+
+    @property
+    def _copied(self) -> tuple[Path, ...]:
+        """llama.cpp copies adapters and projectors into memory, however the model is loaded."""
+        return self.adapters if self.projector is None else (*self.adapters, self.projector)
 
 
 def _shards(path: Path) -> list[Path]:

@@ -54,8 +54,9 @@ class Watch:
         probes: Probes | None = None,
         every_s: float = EVERY_S,
     ) -> None:
-        self.reason = ""  # why it stopped the engine; empty: it did not
-        self.starved = False  # ... for lack of memory
+        self._reason = ""
+        self._starved = False
+        self._is_lacking = False  # memory, and nothing else is wrong
         self._engine = engine
         self._warn = warn
         self._probes = probes or probes_of(engine.launch)
@@ -65,6 +66,25 @@ class Watch:
         self._gone: dict[str, int] = {}  # looks in a row
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="edgekit-watch", daemon=True)
+
+    @property
+    def reason(self) -> str:
+        """Why it stopped the engine; empty: it did not."""
+        self._settle()
+        return self._reason
+
+    @property
+    def starved(self) -> bool:
+        """Whether it stopped the engine for lack of memory."""
+        self._settle()
+        return self._starved
+
+    def _settle(self) -> None:
+        """Who ended an engine that has just ended is known when the thread is through."""
+        if self._engine.poll() is not None and self._thread is not threading.current_thread():
+            self._over.set()
+            if self._thread.is_alive():
+                self._thread.join()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -82,9 +102,8 @@ class Watch:
     def _watch(self) -> None:
         while self._engine.poll() is None:
             if why := self._look():
-                self.reason = why
-                if self._engine.stop(why).why != why:  # somebody else was faster
-                    self.reason = ""
+                if self._engine.stop(why).why == why:  # else somebody was faster
+                    self._reason, self._starved = why, self._is_lacking
                 return
             if self._over.wait(self._every_s):
                 return
@@ -94,6 +113,7 @@ class Watch:
         for question in (self._files, self._system, self._limits, self._devices):
             try:
                 if why := question():
+                    self._is_lacking = question in {self._system, self._limits}
                     return why
             except Exception as error:  # noqa: BLE001 - a probe that fails must not end the watch over the others
                 self._once(f"{question.__name__.strip('_')} cannot be watched: {error}")
@@ -107,7 +127,7 @@ class Watch:
     def _files(self) -> str:
         for change in self._engine.files.changes():
             told = f"{change.path} {change.what} while it is in use"
-            if change.fatal and self._engine.launch.setup.use_mmap:
+            if change.fatal and self._engine.launch.maps(change.path):
                 return f"stopped: {told}, and what is missing of it would end the engine"
             self._once(
                 f"{told}: the engine goes on with what it has, and cannot be started again so"
@@ -118,7 +138,6 @@ class Watch:
         available = self._probes.available_bytes()
         if available >= CRITICAL_BYTES:
             return ""
-        self.starved = True
         return (
             f"stopped before the machine runs out of memory: {format_bytes(available)} are available, "
             f"{format_bytes(CRITICAL_BYTES)} are kept for its other programs{self._holding()}"
@@ -129,7 +148,6 @@ class Watch:
             before = self._used.get(limit.name, limit.used_bytes)
             self._used[limit.name] = limit.used_bytes
             if _is_over(limit) and limit.used_bytes > before:
-                self.starved = True
                 return (
                     f"stopped before the limit ends it: {format_bytes(limit.used_bytes)} of the "
                     f"{format_bytes(limit.limit_bytes)} of {limit.name} are in use, more than "

@@ -98,6 +98,7 @@ class StreamEngine:
         self.plan = plan
         self._file, self._kernels, self._monitor = file, kernels, monitor
         self._feeding = threading.Lock()
+        self._reader: int | None = None  # the thread that reads
         self._position = 0
         self._needs_reset = False
         self._streams = any(tensor.name not in plan.kept for tensor in matrices(plan.model))
@@ -167,16 +168,26 @@ class StreamEngine:
                 raise UsageError(
                     "the engine is reading: it has one session, and reads one text at a time"
                 )
+            self._reader = threading.get_ident()
             try:
                 self._check(tokens)
                 with one_thread() if self._kernels.name == "numpy" else nullcontext():
                     self._feed(tokens, checkpoint or _go_on, interrupts)
             finally:
+                self._reader = None
                 self._feeding.release()
         return self._buffers.logits
 
+    def _refuse_inside(self, what: str) -> None:
+        """A checkpoint that waited for the reading it is part of would wait for ever."""
+        if self._reader == threading.get_ident():
+            raise UsageError(
+                f"the engine cannot be {what} from inside of its reading: raise instead"
+            )
+
     def reset(self) -> None:
         """Forgets all tokens. The memory stays."""
+        self._refuse_inside("reset")
         with self._feeding:
             self._check_open()
             for cache in self._caches:
@@ -185,6 +196,7 @@ class StreamEngine:
 
     def close(self) -> None:
         """Waits for what is being read, ends the threads and gives the memory back. Twice is as good as once."""
+        self._refuse_inside("closed")
         with held_back(), self._feeding:
             if not self._closed:
                 self._closed = True

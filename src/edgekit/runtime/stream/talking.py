@@ -73,7 +73,8 @@ class StreamTalker:
         """What of it is still to be read: all of it after a reset, unless it goes on where the last one ended."""
         known = len(self._read)
         fed = self.engine.position
-        if 0 < fed <= known < len(tokens) and list(tokens[:known]) == self._read:
+        goes_on = 0 < fed <= known < len(tokens) and list(tokens[:known]) == self._read
+        if goes_on and not self.engine.needs_reset:
             rest = tokens[fed:]
         else:
             self.engine.reset()

@@ -1,0 +1,101 @@
+"""A conversation with the built-in engine: what is read again, and what is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from tests.runnable import write_chatting
+
+from edgekit.engine.stream.setup import StreamSetup
+from edgekit.memory.types import Load
+from edgekit.runtime.sampling import Sampling
+from edgekit.runtime.stream import talking
+from edgekit.runtime.stream.engine import StreamEngine, open_stream
+from edgekit.runtime.stream.talking import StreamTalker
+from edgekit.runtime.stream.text import open_text
+from edgekit.runtime.talking import Message, Prompt, Written
+
+GREEDY = Sampling(temperature=0)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chatting(tmp_path_factory.mktemp("talk") / "talk.gguf", tied=False)
+
+
+@pytest.fixture
+def talker(model: Path) -> Iterator[StreamTalker]:
+    setup = StreamSetup(threads=1, rolling=True, sinks=2, keep_bytes=None)
+    load = Load(context_tokens=64, microbatch_tokens=8)
+    with open_text(model) as text, open_stream(model, load=load, setup=setup) as engine:
+        yield StreamTalker(engine=engine, text=text)
+
+
+def said(talker: StreamTalker, tokens: Sequence[int], written: Written | None = None) -> str:
+    into = written or Written()
+    return "".join(talker.write(tokens, GREEDY, max_tokens=4, into=into))
+
+
+def test_a_prompt_that_goes_on_is_not_read_again(
+    talker: StreamTalker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed: list[int] = []
+    real = StreamEngine.feed
+
+    def counting(self: StreamEngine, tokens: Sequence[int], *rest: object) -> object:
+        fed.append(len(tokens))
+        return real(self, tokens, *rest)  # type: ignore[arg-type]  # as it was called
+
+    monkeypatch.setattr(StreamEngine, "feed", counting)
+    first = talker.tokens(Prompt(text="hello there"))
+    said(talker, first)
+    again = [*talker._read, *talker.tokens(Prompt(text=" and more"))]
+    fed.clear()
+    whole = said(talker, again)
+    assert fed[0] == len(again) - len(first) - 3  # four were written, and the last of them not read
+    talker.engine.reset()
+    talker._read.clear()
+    assert said(talker, again) == whole
+
+
+def test_after_a_prompt_was_broken_off_all_is_read_again(
+    talker: StreamTalker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = talker.tokens(Prompt(text="a long text that fills the window " * 8))
+    expected = said(talker, [*tokens, *tokens])
+    talker.engine.reset()
+    talker._read.clear()
+
+    def broken(engine: StreamEngine, fed: Sequence[int], *_: object, **__: object) -> Iterator[int]:
+        def stop(share: float) -> None:
+            if engine.position > 64:
+                raise KeyboardInterrupt
+
+        engine.feed(fed, stop)
+        raise AssertionError("it was to be broken off")
+        yield 0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(talking, "generate", broken)
+        with pytest.raises(KeyboardInterrupt):
+            said(talker, tokens)
+    assert talker.engine.needs_reset
+    assert said(talker, [*tokens, *tokens]) == expected
+
+
+def test_half_a_letter_of_an_answer_that_was_left_is_forgotten(talker: StreamTalker) -> None:
+    talker.text.pieces._decoder.decode(b"\xf0\x9f")
+    tokens = talker.tokens(Prompt(text="hello"))
+    assert not said(talker, tokens).startswith("\N{REPLACEMENT CHARACTER}")
+
+
+def test_messages_are_written_as_the_model_was_taught(talker: StreamTalker) -> None:
+    asked = Prompt(messages=(Message(role="user", content="Hi"),))
+    plain = talker.tokens(Prompt(text="<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"))
+    assert talker.tokens(asked) == plain
+    written = Written()
+    said(talker, plain, written)
+    assert (written.prompt_tokens, written.new_tokens) == (len(plain), 4)
+    assert written.finish == "length"

@@ -1,0 +1,45 @@
+"""How far a prediction may be from what the engine tells: the same for verify, calibrate, run and serve."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgekit.memory.types import HOST, Component, MemoryEstimate, MemoryLine
+from edgekit.units import MIB
+from edgekit.verify.check import COMPUTE_FLOOR_BYTES, compare
+from edgekit.verify.types import Measured, Row
+
+
+def row(component: Component, predicted: int, measured: int) -> Row:
+    line = MemoryLine(component=component, size_bytes=predicted, pool=HOST)
+    bill = MemoryEstimate(engine="llama.cpp", backend="cpu", lines=(line,))
+    told = Measured(low_bytes=measured, high_bytes=measured)
+    return next(one for one in compare(bill, {component: told}) if one.part == component.value)
+
+
+@pytest.mark.parametrize(
+    ("measured", "allowed"),
+    [
+        (0, 4 * MIB),
+        (5 * MIB, 4 * MIB),
+        (40 * MIB, 4 * MIB),
+        (50 * MIB, 5 * MIB),
+        (1000 * MIB, 100 * MIB),
+    ],
+)
+def test_compute_within_a_tenth_or_4_mib(measured: int, allowed: int) -> None:
+    assert COMPUTE_FLOOR_BYTES == 4 * MIB
+    assert row(Component.COMPUTE, measured + allowed, measured).within
+    assert not row(Component.COMPUTE, measured + allowed + 1, measured).within
+    if measured > allowed:
+        assert row(Component.COMPUTE, measured - allowed, measured).within
+        assert not row(Component.COMPUTE, measured - allowed - 1, measured).within
+
+
+@pytest.mark.parametrize(
+    "component", [Component.WEIGHTS, Component.KV_CACHE, Component.STATE, Component.OUTPUT]
+)
+def test_of_all_else_nothing_is_allowed(component: Component) -> None:
+    assert row(component, 10 * MIB, 10 * MIB).within
+    assert not row(component, 10 * MIB - 1, 10 * MIB).within
+    assert not row(component, 10 * MIB + 1, 10 * MIB).within
