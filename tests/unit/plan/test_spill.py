@@ -14,7 +14,7 @@ from edgekit.plan.spill import PAGE_TOKENS, Purpose, Spill, Store, plan_spill
 from edgekit.units import GIB, MIB
 
 
-def spilled(per_token: int, store: Store, purpose: Purpose, **more: int | None) -> Spill:
+def spilled(per_token: int, store: Store, purpose: Purpose, room_bytes: int | None = None) -> Spill:
     """131,072 tokens, of which half fit."""
     return plan_spill(
         context_tokens=131_072,
@@ -22,7 +22,7 @@ def spilled(per_token: int, store: Store, purpose: Purpose, **more: int | None) 
         resident_budget_bytes=65_536 * per_token,
         store=store,
         purpose=purpose,
-        **more,
+        room_bytes=room_bytes,
     )
 
 

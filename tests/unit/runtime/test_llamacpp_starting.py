@@ -26,9 +26,9 @@ from edgekit.errors import (
     UsageError,
 )
 from edgekit.memory.cache_types import cache_type
-from edgekit.memory.types import Component, Load
+from edgekit.memory.types import HOST, Component, Load, MemoryEstimate, MemoryLine
 from edgekit.runtime.llamacpp import ports
-from edgekit.runtime.llamacpp.comparing import compare_reported
+from edgekit.runtime.llamacpp.comparing import compare_reported, told_of
 from edgekit.runtime.llamacpp.settings import make_settings
 from edgekit.runtime.llamacpp.starting import Progress, check_port, start
 from edgekit.units import GIB, MIB
@@ -237,6 +237,18 @@ def small_adapter(path: Path, model: Path) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def test_what_the_log_does_not_tell_is_not_compared() -> None:
+    def line(part: str) -> MemoryLine:
+        return MemoryLine(component=Component.WEIGHTS, size_bytes=1, pool=HOST, part=part)
+
+    bill = MemoryEstimate(
+        engine="llama.cpp",
+        backend="cpu",
+        lines=tuple(map(line, ("", "drafter", "adapter", "projector"))),
+    )
+    assert [one.part for one in told_of(bill).lines] == ["", "drafter"]
 
 
 def test_an_adapter_on_a_model_whose_template_is_broken(tmp_path: Path) -> None:
