@@ -17,7 +17,7 @@ from edgekit.embed.tokenizer.types import Family, Method
 from edgekit.header.types import ArrayFact, Value
 from edgekit.units import MIB
 
-_LIBRARY_BYTES = 12 * MIB  # the code of `tokenizers` itself, and what any tokenizer needs
+_LIBRARY_BYTES = 10 * MIB  # the code of `tokenizers` itself, and what any tokenizer needs
 _CUTTING_BYTES = (
     10 * MIB
 )  # the longest stretch of text that is cut at once, all its letters in bytes
@@ -29,6 +29,7 @@ _SPARE = 1.3  # of the heap: what lies between and cannot be used
 _READ_MERGE_BYTES = 48  # two texts that wait to be looked up, besides the texts themselves
 _OBJECT_TOKEN_BYTES = 250  # as Python objects: a text, a number, their places in two dicts
 _OBJECT_MERGE_BYTES = 64  # a pair and its place in a list
+_SCORES_BYTES = 2 * MIB  # left of merges that were made from scores
 _UNIGRAM_TOKEN_BYTES = 160  # text, number, score and their places in one dict
 _UNIGRAM_BYTES = 6 * MIB  # its code, its map of letters, and the longest stretch of text
 
@@ -80,6 +81,8 @@ def _cost(family: Family, tokens_of: tuple[int, int], merges_of: tuple[int, int]
     if family.method is Method.SPM:
         merges = SPLITS_PER_TOKEN * tokens
     resident = _resident_bytes(tokens, token_bytes, merges)
+    if family.method is Method.SPM:
+        resident += _SCORES_BYTES
     building = read_bytes + 2 * _TEXT_BYTES * merges + _places(merges) * _READ_MERGE_BYTES
     if family.method is not Method.BPE or family.model == "gemma4":  # through Python objects
         building += tokens * _OBJECT_TOKEN_BYTES + merges * _OBJECT_MERGE_BYTES
