@@ -171,9 +171,9 @@ def _asking(
     )
 
 
-def read_number(flag: str, text: str | None, least: int = 0) -> int | None:
+def read_number(flag: str, text: str | None, least: int = 0, most: int = 2**31 - 1) -> int | None:
     """None where it was not given. Raises UsageError that names the flag."""
-    return None if text is None else _read(flag, whole(least), text)
+    return None if text is None else _read(flag, whole(least, most), text)
 
 
 def _read(flag: str, read: Callable[[str], int], text: str) -> int:

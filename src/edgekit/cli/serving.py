@@ -26,13 +26,11 @@ from edgekit.cli.running import (
     weights_of,
 )
 from edgekit.cli.serve_command import DEFAULT_PORT
-from edgekit.errors import EngineError, MemoryPressureError, UsageError
+from edgekit.errors import EngineError, MemoryPressureError
 from edgekit.report.run_json import ended_json, ready_json
-from edgekit.runtime.llamacpp.starting import check_port
+from edgekit.runtime.llamacpp.ports import LARGEST_PORT, check_port
 from edgekit.runtime.llamacpp.types import Ended
 from edgekit.verify.hollow import ending_in_order
-
-LARGEST_PORT = 65_535
 
 
 def serve(arguments: argparse.Namespace) -> tuple[str, int]:
@@ -57,9 +55,7 @@ def serve(arguments: argparse.Namespace) -> tuple[str, int]:
 
 
 def _address(arguments: argparse.Namespace) -> Address:
-    port = read_number("--port", arguments.port)
-    if port is not None and port > LARGEST_PORT:
-        raise UsageError(f"--port: {port:,} is not between 0 and {LARGEST_PORT:,}")
+    port = read_number("--port", arguments.port, most=LARGEST_PORT)
     return Address(
         host=arguments.host,
         port=DEFAULT_PORT if port is None else port,

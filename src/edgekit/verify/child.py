@@ -177,12 +177,12 @@ def mapped_bytes(model: str) -> int:
     """What is in memory of a model's files, the first of which is named; as /proc/self/smaps has it."""
     first = os.path.realpath(model)
     folder, found, is_its = os.path.dirname(first), 0, False  # noqa: PTH120 - nothing of EdgeKit, and no more
-    with open("/proc/self/smaps", encoding="utf-8", errors="replace") as lines:  # noqa: PTH123
+    with open("/proc/self/smaps", encoding="utf-8", errors="replace") as lines:  # noqa: PTH123 - the child imports little
         for line in lines:
             words = line.split(None, 5)
             if "-" in words[0] and len(words) >= 5:
                 path = words[5].strip().removesuffix(" (deleted)") if len(words) > 5 else ""
-                shard = path.endswith(".gguf") and os.path.dirname(path) == folder  # noqa: PTH120
+                shard = path.endswith(".gguf") and os.path.dirname(path) == folder  # noqa: PTH120 - the child imports little
                 is_its = path == first or shard
             elif is_its and words[0] == "Rss:":
                 found += int(words[1]) * 1024
@@ -193,7 +193,7 @@ def read_status(process: int | str = "self") -> dict[str, int]:
     """VmRSS, RssAnon, RssFile, VmSwap of a process in bytes; nothing where there is no /proc."""
     found: dict[str, int] = {}
     try:
-        with open(f"/proc/{process}/status", encoding="ascii", errors="replace") as lines:  # noqa: PTH123
+        with open(f"/proc/{process}/status", encoding="ascii", errors="replace") as lines:  # noqa: PTH123 - the child imports little
             for line in lines:
                 name, _, rest = line.partition(":")
                 if name in {"VmRSS", "RssAnon", "RssFile", "VmSwap"}:
