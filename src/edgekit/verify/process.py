@@ -41,6 +41,7 @@ class Child:
     log: EngineLog = field(default_factory=EngineLog)
     version: str | None = None
     resident: list[Resident] = field(default_factory=list)
+    noting: threading.Lock = field(default_factory=threading.Lock)  # two threads tell of memory
     paced: list[Mapping[str, float]] = field(default_factory=list)
     timed_out: bool = False
     enough: bool = False  # ended by us: it had told everything
@@ -147,7 +148,8 @@ def _hear(stream: IO[bytes], child: Child) -> None:
                 if "paced" in told:
                     child.paced.append(told["paced"])
                 else:
-                    _note(child, told["when"], told["memory"])
+                    with child.noting:
+                        _note(child, told["when"], told["memory"])
 
 
 def _read_log(process: subprocess.Popen[bytes], child: Child, *, to_the_end: bool) -> None:
@@ -168,8 +170,11 @@ def _take(process: subprocess.Popen[bytes], child: Child, line: str, *, to_the_e
     child.log.add(line)
     child.enough = child.log.complete and not to_the_end
     if to_the_end and _WEIGHTS_LOADED in line and len(child.resident) == 1:
-        # Only while nothing further was told: the log of a busy machine comes late.
-        _note(child, "weights loaded", read_status(process.pid))
+        memory = read_status(process.pid)
+        with child.noting:
+            # Only while nothing further was told: the log of a busy machine comes late.
+            if len(child.resident) == 1:
+                _note(child, "weights loaded", memory)
 
 
 def _note(child: Child, when: str, memory: Mapping[str, int]) -> None:
