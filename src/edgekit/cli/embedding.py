@@ -324,16 +324,14 @@ class _Job(NamedTuple):
             return embed_here(embedder, self.source, self.terms)
         from edgekit.embed.bulk.ray_stage import Cluster, Opening, embed_on_ray
 
-        embedder.close()  # it has said what was asked; the workers open their own
         address, workers = asked.cluster
         path = Path(asked.model).resolve()
         return embed_on_ray(
             Opening(model=str(path), size_bytes=path.stat().st_size, options={**asked.choices}),
-            str(Path(self.arguments.input).resolve()),
-            form=asked.form,
-            fields=asked.fields,
-            terms=self.terms,
-            cluster=Cluster(
+            embedder,
+            self.source,
+            self.terms,
+            Cluster(
                 address=address,
                 workers=workers,
                 threads=embedder.plan.threads,

@@ -13,7 +13,7 @@ import pytest
 from tests.embed_models import write_model
 
 from edgekit.cli import main
-from edgekit.embed.bulk.ray_stage import Cluster, Opening, _Failed
+from edgekit.embed.bulk.ray_stage import Cluster, Opening, _Failed, _taken
 from edgekit.errors import (
     EngineError,
     HeaderLimitError,
@@ -34,7 +34,7 @@ TINY: dict[str, Any] = {
 # Three jobs and a pipeline of one's own; what each of them gave is one line of JSON.
 SCRIPT = """
 import json, sys
-import ray, ray.data
+import ray
 from edgekit.cli import main
 from edgekit.embed.bulk.ray_stage import EmbedStage
 
@@ -43,7 +43,9 @@ ray_words = ["--budget", "400M", "--ray", "--workers", "2", "-q"]
 codes = [main(["embed", model, "--input", source, "--output", f"{folder}/ray.npy", *ray_words])]
 job = ["embed", model, "--input", bad, "--id-field", "id", "--output", f"{folder}/bad.jsonl", *ray_words]
 codes += [main(job), main([*job, "--skip-bad"])]
+assert "ray.data" not in sys.modules, "its threads outlive a job that fails, and then end the process"
 
+import ray.data
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
 texts = [{"text": f"text {i}", "n": i} for i in range(6)]
 found = ray.data.from_items(texts, override_num_blocks=1).map_batches(
@@ -113,6 +115,19 @@ def test_errors_come_back_as_what_they_were(error: Any) -> None:
 
 def test_an_error_of_nobody_knows_what_kind() -> None:
     assert type(_Failed(kind="StrangeError", message="x").again()) is EngineError
+
+
+def test_a_worker_that_is_lost_for_good() -> None:
+    ray = pytest.importorskip("ray")
+
+    class Lost:
+        exceptions = ray.exceptions
+
+        def get(self, _: object) -> object:
+            raise ray.exceptions.RayActorError(error_msg="the node has gone")
+
+    with pytest.raises(EngineError, match=r"a worker of Ray was lost: the node has gone"):
+        _taken(Lost(), object())
 
 
 def test_workers_by_cpus() -> None:

@@ -1,24 +1,25 @@
-"""The embedder as a stage of Ray Data: one actor a worker, each with a memory budget of its own.
+"""The embedder on Ray: one actor a worker, each with a memory budget of its own.
 
-`EmbedStage` is for pipelines of one's own: `dataset.map_batches(EmbedStage, fn_constructor_kwargs=...)`.
+`EmbedStage` is for pipelines of Ray Data: `dataset.map_batches(EmbedStage, fn_constructor_kwargs=...)`.
 `embed_on_ray` is the stage of a bulk job. Its batches are cut as in one process: the vectors are the same to the bit.
+It is on Ray's actors alone: the threads that Ray Data leaves behind when a job stops half-way end the whole process,
+silently, where they run once more after `ray.shutdown()`.
 """
 
 from __future__ import annotations
 
-import logging
 import os
-import pickle
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgekit import errors
 from edgekit.embed.bulk.job import Embedded, Stage, Terms, batches_of, embedded
-from edgekit.embed.bulk.readers import Fields, open_source
-from edgekit.embed.bulk.types import Batch, Mark
+from edgekit.embed.bulk.types import Batch, Mark, Source
 from edgekit.engine.stream.threads import usable_cores
 from edgekit.errors import EdgekitError, EngineError, NotFoundError, UsageError
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 LOCAL = "local"
 _CPUS_OF_READER = 1
+_BATCHES_AHEAD = 2  # of each worker: the next one lies there while the first is embedded
+_TRIES = 3  # a worker that died, by the memory of its machine or with it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,54 +95,24 @@ class EmbedStage:
 
 
 def embed_on_ray(
-    opening: Opening,
-    reference: str,
-    *,
-    form: str | None,
-    fields: Fields,
-    terms: Terms,
-    cluster: Cluster,
+    opening: Opening, embedder: Embedder, source: Source, terms: Terms, cluster: Cluster
 ) -> Stage:
-    """A stage that opens the input again, on the machine where the job was started."""
+    """A stage that reads and cuts here, with `embedder` to count, and embeds where the workers are."""
 
     def stage(begun: Mark) -> Embedded:
-        reading = _Reading(
-            opening=opening, reference=reference, form=form, fields=fields, terms=terms, begun=begun
-        )
         with _running(cluster) as ray:
-            yield from _embedded(ray, reading, cluster)
+            rows = _rows(batches_of(source, begun, embedder, terms))
+            yield from _embedded(ray, rows, _workers(ray, opening, terms, cluster))
 
     return stage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reading:
-    """What the reading task needs to cut the same batches."""
-
-    opening: Opening
-    reference: str
-    form: str | None
-    fields: Fields
-    terms: Terms
-    begun: Mark
-
-    def batches(self) -> Iterator[Batch]:
-        source = open_source(
-            self.reference, form=self.form, fields=self.fields, limit=self.terms.limit
-        )
-        try:
-            with self.opening.open() as embedder:
-                yield from batches_of(source, self.begun, embedder, self.terms)
-        finally:
-            source.close()
-
-    def blocks(self) -> Iterator[Any]:
-        """One row of Ray's a batch, so that it is never cut or joined. An error is the last row."""
-        try:
-            for batch in self.batches():
-                yield _block(batch)
-        except EdgekitError as error:
-            yield _block(_Failed.of(error))
+def _rows(batches: Iterator[Batch]) -> Iterator[Batch | _Failed]:
+    """An error is the last row, so that what lies before it is still embedded."""
+    try:
+        yield from batches
+    except EdgekitError as error:
+        yield _Failed.of(error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,84 +136,55 @@ class _Failed:
 class _Worker:
     """The actor. The model is opened by its first batch: what is wrong with it comes back as an answer."""
 
-    def __init__(self, reading: _Reading) -> None:
-        self._reading = reading
+    def __init__(self, opening: Opening, terms: Terms) -> None:
+        self._opening, self._terms = opening, terms
         self._embedder: Embedder | None = None
 
-    def __call__(self, table: Any) -> Any:
-        import pyarrow as pa
-
-        return pa.concat_tables([_block(self._answer(row)) for row in _unpacked(table)])
-
-    def _answer(self, row: Batch | _Failed) -> object:
-        if isinstance(row, _Failed):
-            return row
+    def answer(self, batch: Batch) -> object:
         try:
-            self._embedder = self._embedder or self._reading.opening.open()
-            return embedded(self._embedder, row, self._reading.terms)
+            self._embedder = self._embedder or self._opening.open()
+            return embedded(self._embedder, batch, self._terms)
         except EdgekitError as error:
             return _Failed.of(error)
 
 
-def _block(row: object) -> Any:
-    import pyarrow as pa
-
-    return pa.table({"row": pa.array([pickle.dumps(row)], pa.large_binary())})
-
-
-def _unpacked(table: Any) -> Iterator[Any]:
-    for cell in table.column("row"):
-        yield pickle.loads(cell.as_py())  # noqa: S301 - written by ourselves, in this job
-
-
-def _embedded(ray: Any, reading: _Reading, cluster: Cluster) -> Embedded:
-    cpus = ray.cluster_resources().get("CPU", 1)
-    dataset = ray.data.read_datasource(
-        _datasource(reading),
-        override_num_blocks=1,
-        num_cpus=_CPUS_OF_READER,
-        # Where the input is. As the workers are not bound, Ray does not read inside of one of them either.
-        label_selector={"ray.io/node-id": ray.get_runtime_context().get_node_id()},
-    ).map_batches(
-        _Worker,
-        fn_constructor_args=(reading,),
-        batch_size=None,
-        batch_format="pyarrow",
-        zero_copy_batch=True,
-        compute=ray.data.ActorPoolStrategy(size=cluster.workers_on(cpus)),
+def _workers(ray: Any, opening: Opening, terms: Terms, cluster: Cluster) -> list[Any]:
+    made = ray.remote(_Worker).options(
         num_cpus=cluster.threads,
         memory=cluster.memory_bytes,
+        max_restarts=_TRIES,
+        max_task_retries=_TRIES,
     )
-    for table in dataset.iter_batches(batch_size=None, batch_format="pyarrow"):
-        for row in _unpacked(table):
-            if isinstance(row, _Failed):
-                raise row.again()
-            yield row
+    cpus = ray.cluster_resources().get("CPU", 1)
+    return [made.remote(opening, terms) for _ in range(cluster.workers_on(cpus))]
 
 
-def _datasource(reading: _Reading) -> Any:
-    from ray.data import Datasource, ReadTask
-    from ray.data.block import BlockMetadata
+def _embedded(ray: Any, rows: Iterator[Batch | _Failed], workers: list[Any]) -> Embedded:
+    """The answers in the order of the batches: a worker gets its next one when its oldest is taken."""
+    turn = cycle(workers)
+    waiting: deque[Any] = deque()
+    for row in rows:
+        if len(waiting) == len(workers) * _BATCHES_AHEAD:
+            yield _taken(ray, waiting.popleft())
+        waiting.append(row if isinstance(row, _Failed) else next(turn).answer.remote(row))
+    while waiting:
+        yield _taken(ray, waiting.popleft())
 
-    class Batches(Datasource):
-        def estimate_inmemory_data_size(self) -> int | None:
-            return None
 
-        def get_read_tasks(self, *_: Any, **__: Any) -> list[ReadTask]:
-            unknown = BlockMetadata(
-                num_rows=None, size_bytes=None, input_files=None, exec_stats=None
-            )
-            return [ReadTask(reading.blocks, unknown)]
-
-    made: Any = Batches
-    return made()
+def _taken(ray: Any, answer: Any) -> Any:
+    try:
+        row = answer if isinstance(answer, _Failed) else ray.get(answer)
+    except ray.exceptions.RayError as error:
+        raise EngineError(f"a worker of Ray was lost: {error}"[:400]) from error
+    if isinstance(row, _Failed):
+        raise row.again()
+    return row
 
 
 @contextmanager
 def _running(cluster: Cluster) -> Iterator[Any]:
     """Ray, started here or joined, and left alone again."""
     ray = import_ray()
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
     os.environ.setdefault(
         "RAY_BACKEND_LOG_LEVEL", "fatal"
@@ -258,11 +202,6 @@ def _running(cluster: Cluster) -> Iterator[Any]:
     except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
         raise EngineError(f"Ray at {cluster.address!r} cannot be reached: {error}"[:400]) from error
     try:
-        context = ray.data.DataContext.get_current()
-        context.execution_options.preserve_order = True
-        context.enable_progress_bars = False
-        context.print_on_execution_start = False
-        context.target_max_block_size = 1  # every batch is a block, and a worker's next task
         yield ray
     finally:
         ray.shutdown()
@@ -284,7 +223,6 @@ def _silenced() -> Iterator[None]:
 def import_ray() -> Any:
     try:
         import ray
-        import ray.data
     except ImportError as error:
         raise UsageError("--ray needs Ray: pip install 'edgekit[ray]'") from error
     return ray
