@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from itertools import count
@@ -16,6 +17,10 @@ from edgekit.source import transport
 # Hundreds of tests start EdgeKit in a process of its own: what one has compiled, the next one reads.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A run in the background ignores Ctrl-C, and so would what is interrupted by the tests.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)

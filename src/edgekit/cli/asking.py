@@ -216,14 +216,14 @@ def told_bill(
     """The estimate with what was asked for, in words, and the command that starts the engine so."""
     import shlex
 
-    from edgekit.engine import engine_named
+    from edgekit.engine import rules_version
     from edgekit.report.bill import Bill
 
     options, files = OPTIONS[engine], opened.files
     return Bill(
         label=opened.label,
         reference=files.reference if files is not None else opened.label,
-        version=engine_named(engine).VERSION,
+        version=rules_version(engine, asked[1]),
         asked=options.told(asked[0], estimate),
         notes=tuple(_notes(opened, engine, asked, values, estimate)),
         command=shlex.join(options.command(values, estimate, files)),

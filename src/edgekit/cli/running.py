@@ -14,6 +14,7 @@ from edgekit.cli.asking import OPTIONS, Asked
 from edgekit.cli.check_command import engine_flags, read_number
 from edgekit.cli.checking import Asking, check_opened
 from edgekit.cli.llamacpp_bill import BESIDE_THE_MODEL
+from edgekit.cli.llamacpp_options import NEWEST_RULES
 from edgekit.cli.reach_options import screen_width
 from edgekit.cli.tiers import read_purpose
 from edgekit.errors import EdgekitError, UsageError
@@ -177,8 +178,12 @@ def read_order(
 
 
 def _for_llama(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The flags that both engines have, as llama.cpp is asked; sinks cost nothing there."""
-    return {"ctx_shift": True} if arguments.rolling else {}
+    """The flags that both engines have, as llama.cpp is asked; sinks cost nothing there.
+
+    Billed is the newest version known, which is what `edgekit[llama]` installs.
+    """
+    newest = {"rules": NEWEST_RULES}
+    return {**newest, "ctx_shift": True} if arguments.rolling else newest
 
 
 def _for_stream(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -54,6 +54,12 @@ def engine_named(name: str) -> Engine:
     return cast("Engine", import_module(ENGINES[engine_name(name)]))
 
 
+def rules_version(name: str, setup: object) -> str:
+    """The version of the engine that a bill for `setup` is of."""
+    rules = getattr(setup, "rules", None)  # only llama.cpp's are known for several
+    return engine_named(name).VERSION if rules is None else str(rules.value)
+
+
 def engine_for(model: Model) -> str:
     """The engine that a model's files are made for."""
     if model.header.container is Container.GGUF:

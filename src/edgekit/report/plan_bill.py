@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgekit.engine import engine_named
+from edgekit.engine import rules_version
 from edgekit.plan.planned import Plan
 from edgekit.report.bill import Bill
 
@@ -14,7 +14,7 @@ def bill_of(plan: Plan, command: str = "") -> Bill:
     return Bill(
         label=plan.wish.label,
         reference=plan.variant.reference or plan.wish.label,
-        version=engine_named(result.engine).VERSION,
+        version=rules_version(result.engine, result.way.setup),
         asked=f"{result.context_tokens:,} tokens of context{many}",
         command=command,
         estimate=result.estimate,

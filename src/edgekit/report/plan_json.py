@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from edgekit.engine import engine_named
+from edgekit.engine import rules_version
 from edgekit.memory.cache_types import CacheType
 from edgekit.plan.planned import Decision, Drafter, Lever, Plan, Speed, Variant
 from edgekit.plan.types import PreflightResult
@@ -43,7 +43,7 @@ def plan_fields(plan: Plan) -> dict[str, Any]:
         "model": wish.label,
         "status": result.status.value,
         "can_load": plan.fits,
-        "engine": {"name": wish.engine, "version": engine_named(wish.engine).VERSION},
+        "engine": {"name": wish.engine, "version": rules_version(wish.engine, result.way.setup)},
         "variant": _variant(plan.variant),
         "context_tokens": plan.context_tokens,
         "context_asked": wish.load.context_tokens is not None,

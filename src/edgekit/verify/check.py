@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgekit.engine import llamacpp
-from edgekit.engine.llamacpp.types import LlamaCppSetup
+from edgekit.engine.llamacpp.types import NEWEST, LlamaCppSetup, rules_for
 from edgekit.engine.types import Model
 from edgekit.errors import UsageError
 from edgekit.geometry import read_geometry
@@ -65,8 +65,9 @@ def verify_model(
     hollow = hollow_out(files)
     header = read_header(files_of(files, hollow))
     model = Model(header=header, geometry=read_geometry(header))
-    asked = replace(setup, mode=way.mode, use_mmap=False)
-    estimate = (predict or llamacpp.estimate)(model, load, asked)
+    asked = replace(setup, mode=way.mode, use_mmap=False, rules=NEWEST)
+    predicted = predict or llamacpp.estimate
+    estimate = predicted(model, load, asked)
     if path is not None:
         _require_room(estimate)
     with on_disk(hollow) as hollow_path:
@@ -75,6 +76,8 @@ def verify_model(
             Question(path=hollow_path, load=load, setup=asked),
             Limits(timeout_s=timeout_s or DRY_TIMEOUT_S, memory_bytes=_dry_memory(estimate, setup)),
         )
+    asked = replace(asked, rules=rules_for(answer.version))
+    estimate = predicted(model, load, asked)
     resident: tuple[Resident, ...] = ()
     paced: Paced | None = None
     if path is not None:
@@ -85,7 +88,7 @@ def verify_model(
     return Verification(
         label=files.label,
         estimate=estimate,
-        rules_version=llamacpp.VERSION,
+        rules_version=asked.rules.value,
         setup=asked,
         answer=answer,
         rows=rows,

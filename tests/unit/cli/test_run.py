@@ -11,12 +11,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from tests.embed_models import write_model
-from tests.runnable import write_chatting
+from tests.runnable import write_chatting, write_endless
 
 from edgekit.cli import main
 
@@ -230,15 +229,20 @@ def _typed(model: Path, engine: str, typed: bytes, *words: str) -> str:
     return said.decode(errors="replace")
 
 
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_endless(tmp_path_factory.mktemp("run") / "endless.gguf")
+
+
 def _endless(model: Path, engine: str, *words: str) -> list[str]:
     command = [sys.executable, "-m", "edgekit", "run", str(model), "--engine", engine, *words]
-    wild = ["--temp", "60", "--top-k", "0", "--top-p", "1", "--min-p", "0"]
+    wild = ["--temp", "60", "--top-k", "5", "--top-p", "1", "--min-p", "0"]
     return [*command, "-p", "go", "--raw", *wild, "-c", "512", "--rolling", "-n", "1000000"]
 
 
-def test_an_engine_that_dies_in_an_answer_is_no_answer(model: Path) -> None:
+def test_an_engine_that_dies_in_an_answer_is_no_answer(endless: Path) -> None:
     with subprocess.Popen(
-        _endless(model, "llama.cpp", "-q"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        _endless(endless, "llama.cpp", "-q"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         process.stdout.read(1)
@@ -251,9 +255,9 @@ def test_an_engine_that_dies_in_an_answer_is_no_answer(model: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_reader_that_has_seen_enough(model: Path, engine: str) -> None:
+def test_a_reader_that_has_seen_enough(endless: Path, engine: str) -> None:
     with subprocess.Popen(
-        _endless(model, engine, "-q"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        _endless(endless, engine, "-q"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         process.stdout.read(3)
@@ -279,11 +283,12 @@ def test_a_disk_that_is_full_and_no_output_at_all(model: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_ctrl_c_ends_an_answer_and_what_runs_it(model: Path, engine: str) -> None:
-    command: list[Any] = [sys.executable, "-m", "edgekit", "run", model, "--engine", engine]
-    command += ["-p", "go", "--raw", "--temp", "2", "--top-k", "0", "-c", "4096", "-n", "4000"]
+def test_ctrl_c_ends_an_answer_and_what_runs_it(endless: Path, engine: str) -> None:
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        _endless(endless, engine),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
     ) as process:
         assert process.stdout is not None
         process.stdout.read(1)

@@ -14,7 +14,7 @@ from edgekit.engine.llamacpp.placement import Placement, missing_blocks, place
 from edgekit.engine.llamacpp.prediction import prediction_lines
 from edgekit.engine.llamacpp.runtime import overhead_notes, runtime_lines, server_lines
 from edgekit.engine.llamacpp.shift import shift_lines
-from edgekit.engine.llamacpp.types import Backend, Context, LlamaCppSetup
+from edgekit.engine.llamacpp.types import Backend, Context, LlamaCppSetup, Rules
 from edgekit.engine.types import Model
 from edgekit.errors import RefusedError
 from edgekit.memory.types import (
@@ -30,7 +30,7 @@ from edgekit.memory.types import (
 MEASURED_BACKENDS = frozenset({Backend.CPU, Backend.CUDA})
 UNMEASURED_WITHIN = 0.02  # other alignments than CUDA's
 NAME = "llama.cpp"
-VERSION = "0.5.0-dev (0c1e570)"
+VERSION = Rules.V0_5.value
 
 
 def estimate(model: Model, load: Load, setup: LlamaCppSetup) -> MemoryEstimate:

@@ -9,7 +9,7 @@ from edgekit.engine.llamacpp.closed import WITHIN, bound_bytes
 from edgekit.engine.llamacpp.graph import CPU_ONLY, NoGraphError, compute_bytes
 from edgekit.engine.llamacpp.placement import Placement
 from edgekit.engine.llamacpp.schedule.target import pools, spread
-from edgekit.engine.llamacpp.types import Backend, Context, LlamaCppSetup
+from edgekit.engine.llamacpp.types import Backend, Context, LlamaCppSetup, Rules
 from edgekit.engine.types import Model
 from edgekit.memory.types import HOST, Component, MemoryLine, Pool
 
@@ -27,6 +27,9 @@ _SPLIT = _Known(
 )
 _SEVERAL = _Known(
     Basis.MODELLED, 0.1, "the engine's largest graph over several devices, inputs kept four times"
+)
+_NEWER = _Known(
+    Basis.MODELLED, 0.05, "the engine's largest graph; this version was measured on CPUs alone"
 )
 _OTHER = _Known(Basis.MODELLED, 0.2, "the engine's largest graph, as CUDA would place it")
 _BOUND = _Known(
@@ -55,6 +58,8 @@ def _known(placement: Placement, setup: LlamaCppSetup) -> _Known:
         return _OTHER
     if len(setup.devices) > 1:
         return _SEVERAL
+    if setup.rules is not Rules.V0_5:
+        return _NEWER
     whole = placement.output is not HOST and HOST not in placement.blocks
     together = whole and placement.offload_kqv and not placement.host_expert_blocks
     return _EXACT if together else _SPLIT

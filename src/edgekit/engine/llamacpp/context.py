@@ -209,6 +209,7 @@ def _sized(  # noqa: PLR0917 - each worked out by the one caller
         type_k=type_k,
         type_v=type_v,
         embeddings=setup.embeddings,
+        rules=setup.rules,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass
 
 from edgekit.memory.cache_types import F16, CacheType
@@ -30,6 +31,23 @@ class Repack(enum.Enum):
     OFF = "off"
     X86 = "x86"
     ARM = "arm"
+
+
+class Rules(enum.Enum):
+    """The version whose graphs are built."""
+
+    V0_5 = "0.5.0-dev (0c1e570)"  # its allocations are recorded: estimates are for it
+    V0_6 = "0.6.0-dev"  # tokens and embeddings may share a batch; states are read all at once
+
+
+NEWEST = Rules.V0_6  # for an engine that is started here, and for versions nobody knows
+_NUMBERED = re.compile(r"(?<![.\d])0\.(\d{1,3})\.\d{1,3}(?:-dev)?(?![.\d])")
+
+
+def rules_for(version: str) -> Rules:
+    """What a llama.cpp that calls itself so follows, as far as it is known here."""
+    found = _NUMBERED.search(version)
+    return Rules.V0_5 if found is not None and int(found[1]) <= 5 else NEWEST
 
 
 ALL_LAYERS = 1_000_000  # beyond the blocks of any header
@@ -69,6 +87,7 @@ class LlamaCppSetup:
     ctx_shift: bool = False  # llama-server --context-shift: a full window drops its older half
     mix: str | None = None  # as if the weights were quantised so; None: as the file has them
     draft_max: int = 0  # tokens a drafter proposes: that many more rows of logits per sequence
+    rules: Rules = Rules.V0_5
     overhead: Overhead | None = None  # only of the machine that it was measured on
 
     @property
@@ -96,6 +115,7 @@ class Context:
     type_k: CacheType = F16
     type_v: CacheType = F16
     embeddings: bool = False
+    rules: Rules = Rules.V0_5
 
     @property
     def n_tokens(self) -> int:

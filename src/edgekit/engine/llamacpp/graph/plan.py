@@ -130,6 +130,7 @@ def options_of(context: Context) -> Options:
         type_v=by_name(context.type_v.name.upper()),
         embeddings=context.embeddings,
         streams=context.streams > 1,
+        rules=context.rules,
     )
 
 

@@ -9,8 +9,9 @@ from edgekit.engine.llamacpp.graph import ggml
 from edgekit.engine.llamacpp.graph.cgraph import Graph
 from edgekit.engine.llamacpp.graph.dims import Dim, Size
 from edgekit.engine.llamacpp.graph.llama.hparams import Hparams, LayerFacts
-from edgekit.engine.llamacpp.graph.tensor import F32, I32, Home, Tensor, shape
+from edgekit.engine.llamacpp.graph.tensor import F32, I32, I64, Home, Tensor, shape
 from edgekit.engine.llamacpp.graph.types import MissingTensorError, NoGraphError
+from edgekit.engine.llamacpp.types import Rules
 from edgekit.header.dtype import TensorType
 
 MAX_NODES = 65_536  # DeepSeek-V3's has 7,000
@@ -42,6 +43,7 @@ class Options:
     type_v: TensorType
     embeddings: bool
     streams: bool  # sequences have caches of their own
+    rules: Rules
 
 
 class Layer:
@@ -181,6 +183,8 @@ class Build:
             found = ggml.pad(found, width - n_embd)
         self.expand(found)
         self.expand(given)
+        if self.options.rules is not Rules.V0_5:
+            self.expand(self._mixed(table, width or n_embd))
         if width:
             found = ggml.view(found, n_embd, self.n_tokens, strides=(found.nb[1],))
         self.inp_embd = found
@@ -188,6 +192,16 @@ class Build:
             found = ggml.scale(found if self.graph.is_contiguous(found) else ggml.cont(found))
         self.expand(found)
         return found
+
+    def _mixed(self, table: Tensor, width: int) -> Tensor:
+        """Tokens looked up and written into their rows of the embeddings that are given."""
+        tokens = ggml.graph_input(I32, self.n_tokens, name="inp_mixed_tokens")
+        given = ggml.graph_input(F32, width, self.n_tokens, name="inp_mixed_embd")
+        slots = ggml.graph_input(I64, self.n_tokens, name="inp_mixed_slots")
+        found = ggml.get_rows(table, tokens)
+        if width > self.hparams.n_embd:
+            found = ggml.pad(found, width - self.hparams.n_embd)
+        return ggml.set_rows(ggml.dup(given), found, slots)
 
     def input_pos(self, per_token: int = 1) -> Tensor:
         return ggml.graph_input(I32, self.n_tokens * per_token, name="inp_pos")

@@ -1,0 +1,71 @@
+"""Two versions of llama.cpp, two bills: the newer one mostly needs a little more, and only to compute."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from tests.recorded import engine_models, models
+
+from edgekit.basis import Basis
+from edgekit.cli import main
+from edgekit.engine import llamacpp, rules_version
+from edgekit.engine.llamacpp.types import NEWEST, Backend, LlamaCppSetup, Mode, Rules
+from edgekit.memory.types import Component, Load, MemoryEstimate
+
+NAMES = sorted({one["model"] for one in models() if one["quant"] == "Q4_K_M"})
+SERVER = LlamaCppSetup(mode=Mode.SERVER)
+LOAD = Load(context_tokens=4096)
+
+
+def bill(name: str, setup: LlamaCppSetup) -> MemoryEstimate:
+    return llamacpp.estimate(engine_models()[name, "Q4_K_M"], LOAD, setup)
+
+
+@pytest.mark.parametrize("backend", [Backend.CPU, Backend.CUDA])
+@pytest.mark.parametrize("name", NAMES)
+def test_only_what_is_computed_with_differs(name: str, backend: Backend) -> None:
+    old = bill(name, replace(SERVER, backend=backend))
+    new = bill(name, replace(SERVER, backend=backend, rules=NEWEST))
+    # Two hidden states more at most, and all states but one; less where what is freed lies better by chance (DeepSeek).
+    assert new.of(Component.COMPUTE) != old.of(Component.COMPUTE)
+    assert old.total_bytes * 0.99 < new.total_bytes < old.total_bytes * 1.01 + 40_000_000
+    others = [
+        [line for line in one.lines if line.component is not Component.COMPUTE]
+        for one in (old, new)
+    ]
+    assert others[0] == others[1]
+
+
+def test_what_was_measured_on_cpus_alone_is_not_exact_on_a_gpu() -> None:
+    cuda = replace(SERVER, backend=Backend.CUDA)
+    known = {
+        rules: {
+            line.basis
+            for line in bill("llama-3.2-1b", replace(cuda, rules=rules)).lines
+            if line.component is Component.COMPUTE
+        }
+        for rules in Rules
+    }
+    assert known == {Rules.V0_5: {Basis.EXACT}, Rules.V0_6: {Basis.MODELLED}}
+
+
+def test_the_version_that_is_told() -> None:
+    assert rules_version("llama.cpp", SERVER) == llamacpp.VERSION == "0.5.0-dev (0c1e570)"
+    assert rules_version("llama.cpp", replace(SERVER, rules=NEWEST)) == "0.6.0-dev"
+    assert rules_version("vllm", None) == "0.32.0"
+
+
+def test_it_is_asked_for_by_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("estimate", "sample:gemma-3-27b", "-c", "4k", "--json")
+    found = []
+    for more in ((), ("--llama-version", "0.5"), ("--llama-version", "0.6")):
+        assert main((*words, *more)) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0] == found[1]
+    assert [one["engine_version"] for one in found[1:]] == ["0.5.0-dev (0c1e570)", "0.6.0-dev"]
+    assert found[2]["total_bytes"] > found[1]["total_bytes"]
+    assert found[2]["command"] == found[1]["command"]  # it is ours, not llama.cpp's
+    assert main((*words, "--llama-version", "7")) == 2
+    assert "0.5, 0.6" in capsys.readouterr().err
