@@ -388,3 +388,26 @@ def test_an_index_of_shards_does_not_disturb_a_single_file(
     index = {"weight_map": {"a": names[1], "b": names[2]}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     assert ask_json(capsys, str(tmp_path))["parameters"] == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("check", "x.gguf", "--nonsense"), "unrecognized arguments: --nonsense"),
+        (("serve",), "the following arguments are required: MODEL"),
+        ((), "the following arguments are required: COMMAND"),
+    ],
+)
+def test_wrong_words_are_told_in_json_too(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], why: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main((*words, "--json"))
+    out, err = capsys.readouterr()
+    assert ended.value.code == 2
+    assert json.loads(out) == {"error": {"type": "UsageError", "message": why}}
+    assert ("serve" in words) == (out.count("\n") == 1)  # where every line is an event
+    assert err.endswith(f"error: {why}\n")
+    with pytest.raises(SystemExit):
+        main(words)
+    assert capsys.readouterr().out == ""

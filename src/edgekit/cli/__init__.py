@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from edgekit.cli.device_options import join_counts
-from edgekit.cli.parser import build_parser
+from edgekit.cli.parser import WrongWords, build_parser
 from edgekit.errors import EdgekitError
 
 UNWRITTEN = 1
@@ -20,7 +20,13 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells count
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns its exit code: `--help` lists them."""
     _survive_narrow_encodings()
-    arguments = _parsed(join_counts(sys.argv[1:] if argv is None else argv))
+    words = join_counts(sys.argv[1:] if argv is None else argv)
+    try:
+        arguments = _parsed(words)
+    except WrongWords as wrong:
+        if "--json" in words:
+            _write(_error_text("UsageError", wrong.message, in_one_line=wrong.in_one_line), 2)
+        raise
     try:
         answer = arguments.run(arguments)
         text, code = (answer, 0) if isinstance(answer, str) else answer
@@ -50,14 +56,19 @@ def _report(error: EdgekitError, *, as_json: bool, in_one_line: bool = False) ->
     _say(printable(str(error)))
     if not as_json:
         return error.exit_code
+    told = _error_text(type(error).__name__, str(error), in_one_line=in_one_line)
+    return _write(told, error.exit_code)
+
+
+def _error_text(kind: str, message: str, *, in_one_line: bool) -> str:
     from edgekit.report.as_json import json_text
 
-    told = {"error": {"type": type(error).__name__, "message": str(error)}}
-    if in_one_line:
-        import json
+    told = {"error": {"type": kind, "message": message}}
+    if not in_one_line:
+        return json_text(told)
+    import json
 
-        return _write(json.dumps(told) + "\n", error.exit_code)
-    return _write(json_text(told), error.exit_code)
+    return json.dumps(told) + "\n"
 
 
 def _write(answer: str, code: int) -> int:

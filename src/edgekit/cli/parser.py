@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import NoReturn
 
 from edgekit import __version__
 from edgekit.cli import (
@@ -49,8 +50,24 @@ no network, 5 unreadable or unsupported
 """
 
 
+class WrongWords(SystemExit):
+    """The end, as argparse has it, with what it said: whoever asked for JSON is told in JSON too."""
+
+    def __init__(self, message: str, *, in_one_line: bool) -> None:
+        super().__init__(2)
+        self.message, self.in_one_line = message, in_one_line
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        try:
+            super().error(message)
+        except SystemExit as end:
+            raise WrongWords(message, in_one_line=bool(self.get_default("json_lines"))) from end
+
+
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = _Parser(
         prog="edgekit",
         description="Will this model run on my machine, and how? EdgeKit reads a model's header, "
         "never its weights, and tells before you download.",
