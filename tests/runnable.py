@@ -12,10 +12,8 @@ CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
     "{% endfor %}<|im_start|>assistant\n"
 )
-SMALL: dict[str, Any] = {"layers": 2, "context_tokens": 4096}
-
-
 ENDS = ("<|im_end|>", "<|endoftext|>")
+SMALL: dict[str, Any] = {"layers": 2, "context_tokens": 4096}
 
 
 def write_endless(path: Path) -> Path:

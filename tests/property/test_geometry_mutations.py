@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.recorded import config_header, gguf_header, models, rows
+from tests.thoroughness import LONG
 
 from edgekit.errors import EdgekitError
 from edgekit.geometry import not_a_language_model, read_geometry
@@ -67,13 +68,13 @@ def check_laws(geometry: ModelGeometry) -> None:
     assert counted is None or 0 <= counted[1] <= counted[0]
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600 if LONG else 250, deadline=None)
 @given(st.sampled_from(CONFIGS), st.dictionaries(st.sampled_from(SPELLINGS), values, max_size=5))
 def test_mutated_configs(config: dict[str, Any], changes: dict[str, Any]) -> None:
     check(config_header(config | changes))
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600 if LONG else 250, deadline=None)
 @given(st.data())
 def test_mutated_gguf_keys(data: st.DataObject) -> None:
     keys = dict(data.draw(st.sampled_from(KEYS)))

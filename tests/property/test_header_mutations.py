@@ -26,6 +26,7 @@ from tests.header_files import (
     tensor,
 )
 from tests.recorded import header_bytes
+from tests.thoroughness import LONG
 
 from edgekit.errors import EdgekitError
 from edgekit.header import Depth, count_weights, read_header, read_quantization
@@ -37,7 +38,11 @@ from edgekit.header.safetensors import read_safetensors
 from edgekit.source.types import Container
 
 _DESERIALIZE: Any = official.deserialize  # untyped
-MANY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=300)
+MANY = settings(
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=300 if LONG else 120,
+)
 
 GGUFS = [
     header_bytes("all-minilm-l6-v2.F16.novocab.gguf.head.gz"),

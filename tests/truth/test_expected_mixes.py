@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.recorded import config_header, model_header, models, rows
+from tests.thoroughness import LONG
 
 from edgekit.errors import RefusedError
 from edgekit.geometry import read_geometry
@@ -30,9 +31,14 @@ def plain_tensors(model: str) -> tuple[tuple[LaidTensor, ...], MixFacts]:
 
 
 def test_every_tensor_gets_the_type_that_llama_cpp_gives_it() -> None:
-    """47 models, 35 mixes, by llama_quant_compute_types (which knows no importance matrix)."""
+    """47 models, 35 mixes, by llama_quant_compute_types (which knows no importance matrix).
+
+    In the normal run each model has every third mix, the next one others, and all that are refused.
+    """
     checked = 0
-    for row in rows("mixes.jsonl.gz"):
+    for place, row in enumerate(rows("mixes.jsonl.gz")):
+        if not LONG and place % 3 and "refused" not in row:
+            continue
         laid, facts = plain_tensors(row["model"])
         if "refused" in row:
             with pytest.raises(RefusedError, match="nothing to stand in"):
@@ -42,7 +48,7 @@ def test_every_tensor_gets_the_type_that_llama_cpp_gives_it() -> None:
         assert sum(tensor.size_bytes for tensor in mixed) == row["bytes"], row
         assert Counter(tensor.type.name for tensor in mixed) == row["types"], row
         checked += 1
-    assert checked == 1_641
+    assert checked == (1_641 if LONG else 547)
 
 
 def quantised_files() -> list[Any]:

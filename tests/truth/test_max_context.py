@@ -1,6 +1,6 @@
 """Models x devices x engines: the longest context found is the longest whose bill fits, and one step more does not.
 
-Twenty models in the normal run, with llama.cpp each on every other device; EDGEKIT_LONG=1 takes all that are recorded.
+Twenty models in the normal run, with llama.cpp each on every third device; EDGEKIT_LONG=1 takes all that are recorded.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import cache
 
 import pytest
 from tests.recorded import config_header, engine_models, models, rows
-from tests.thoroughness import LONG
+from tests.thoroughness import LONG, sampled
 
 from edgekit.engine.types import Model
 from edgekit.errors import HardwareError, RefusedError
@@ -97,11 +97,11 @@ def model_of(engine: str, name: str) -> Model:
 
 
 def machines_for(engine: str, name: str) -> tuple[Machine, ...]:
-    """Of two models that follow each other one meets the first, third, fifth ..., the other the rest; one meets all."""
-    if LONG or engine != "llama.cpp" or name == EVERYWHERE:
+    """Of three models that follow each other each meets what the other two do not; one meets all."""
+    if engine != "llama.cpp" or name == EVERYWHERE:
         return machines()
     place = [one for kind, one in questions() if kind == engine].index(name)
-    return machines()[place % 2 :: 2]
+    return tuple(sampled(machines(), each=3, turn=place))
 
 
 @cache

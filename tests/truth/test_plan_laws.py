@@ -1,7 +1,7 @@
 """Every catalog model on fifteen kinds of machine, each with more and more memory: no plan exceeds its budget, and none
 is worse than the one before it.
 
-A few models in the normal run; EDGEKIT_LONG=1 takes all of the catalog.
+A few models in the normal run, each on every other ladder; EDGEKIT_LONG=1 takes all of the catalog and all ladders.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
-from tests.thoroughness import LONG
+from tests.thoroughness import LONG, sampled
 from tests.unit.plan.machines import cards, cpu, mac
 
 from edgekit.catalog import find_entry, open_entry, read_catalog
@@ -101,6 +102,13 @@ def entries() -> Iterator[Entry]:
             yield entry
 
 
+def climbed() -> Iterator[Any]:
+    """Of two models that follow each other one climbs the first, third, fifth ..., the other the rest."""
+    for turn, entry in enumerate(entries()):
+        for ladder in sampled(tuple(LADDERS), each=2, turn=turn):
+            yield pytest.param(entry, ladder, id=f"{entry.id}-{ladder}")
+
+
 OTHERS = {
     "vllm": ("card without host", "large card", "four cards"),
     "mlx": ("Mac", "large Mac"),
@@ -138,8 +146,7 @@ def test_other_engines_and_several_users(
             assert plan.result.can_load
 
 
-@pytest.mark.parametrize("ladder", LADDERS)
-@pytest.mark.parametrize("entry", tuple(entries()), ids=lambda entry: entry.id)
+@pytest.mark.parametrize(("entry", "ladder"), list(climbed()))
 def test_more_memory_is_never_worse(entry: Entry, ladder: str) -> None:
     before: tuple[float, ...] = (0,)
     for machine in LADDERS[ladder]:

@@ -395,6 +395,7 @@ def test_an_index_of_shards_does_not_disturb_a_single_file(
     [
         (("check", "x.gguf", "--nonsense"), "unrecognized arguments: --nonsense"),
         (("serve",), "the following arguments are required: MODEL"),
+        (("serve", "x.gguf", "--bogus"), "unrecognized arguments: --bogus"),
         ((), "the following arguments are required: COMMAND"),
     ],
 )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from edgekit.cli.device_options import join_counts
-from edgekit.cli.parser import WrongWords, build_parser
+from edgekit.cli.parser import WrongWords, build_parser, wrong_words
 from edgekit.errors import EdgekitError
 
 UNWRITTEN = 1
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = _parsed(words)
     except WrongWords as wrong:
-        if "--json" in words:
+        if "--json" in words[: (*words, "--").index("--")]:
             _write(_error_text("UsageError", wrong.message, in_one_line=wrong.in_one_line), 2)
         raise
     try:
@@ -45,7 +45,8 @@ def _parsed(argv: Sequence[str]) -> argparse.Namespace:
     arguments, more = parser.parse_known_args(argv)
     models: list[str] = getattr(arguments, "models", [])
     if more and (not models or any(word.startswith("-") for word in more)):
-        parser.error(f"unrecognized arguments: {' '.join(more)}")
+        lines = bool(getattr(arguments, "json_lines", False))
+        wrong_words(parser, f"unrecognized arguments: {' '.join(more)}", in_one_line=lines)
     models += more
     return arguments
 

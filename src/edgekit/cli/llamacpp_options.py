@@ -21,8 +21,7 @@ DRAFT_MAX = 3  # common.h @ 0c1e570: common_params_speculative_draft.n_max
 COMPANIONS = frozenset(
     {"mmproj", "lora", "draft_model", "mix"}
 )  # loaded beside the model, or in its stead
-_RULES = {"0.5": "V0_5", "0.6": "V0_6"}
-NEWEST_RULES = "0.6"
+NEWEST_VERSION = "0.6"
 _TRUTHY = {"on": True, "enabled": True, "true": True, "1": True}  # arg.cpp: is_truthy, is_falsey
 _FLASH = _TRUTHY | {"off": False, "disabled": False, "false": False, "0": False, "auto": None}
 
@@ -101,7 +100,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("--backend",), "backend", "cpu, cuda, metal or vulkan (default: cuda with a GPU flag, else cpu)", "NAME", _backend, ours=True),
     Flag(("-dev",), "backend", "none: the CPU alone, as llama.cpp is told", "none", _backend, ours=True),
     Flag(("--mix",), "mix", "weights as if quantised so: Q4_K_M (default for files that are no GGUF), Q8_0 ...", "NAME", ours=True),
-    Flag(("--llama-version",), "rules", "the llama.cpp that is billed: 0.5 (default) or 0.6, which needs a little more", "VERSION", one_of(*_RULES), ours=True),
+    Flag(("--llama-version",), "llama_version", "the llama.cpp that is billed: 0.5 (default) or 0.6, which needs a little more", "VERSION", one_of("0.5", "0.6"), ours=True),
     Flag(("--device-memory",), "device_memory", "free memory of each GPU, for the split: 24G,24G", "SIZES", sizes, ours=True),
 )  # fmt: skip
 
@@ -145,7 +144,7 @@ def _setup(values: Mapping[str, Any]) -> LlamaCppSetup:
         LlamaCppSetup,
         Mode,
         Repack,
-        Rules,
+        rules_for,
     )
 
     wanted = values.get("backend") or ("cuda" if any(k in values for k in _ON_A_GPU) else "cpu")
@@ -171,7 +170,7 @@ def _setup(values: Mapping[str, Any]) -> LlamaCppSetup:
         ctx_shift=values.get("ctx_shift", False),
         draft_max=_draft_max(values),
         mix=values.get("mix"),
-        rules=Rules[_RULES[values.get("rules", "0.5")]],
+        rules=rules_for(values.get("llama_version", "0.5")),
         **plain,
     )
 

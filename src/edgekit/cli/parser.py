@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import NoReturn
 
 from edgekit import __version__
@@ -60,10 +61,17 @@ class WrongWords(SystemExit):
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        try:
-            super().error(message)
-        except SystemExit as end:
-            raise WrongWords(message, in_one_line=bool(self.get_default("json_lines"))) from end
+        wrong_words(self, message, in_one_line=bool(self.get_default("json_lines")))
+
+
+def wrong_words(parser: argparse.ArgumentParser, message: str, *, in_one_line: bool) -> NoReturn:
+    """Usage and message on standard error, as argparse has them."""
+    from edgekit.report.lines import printable
+
+    parser.print_usage(sys.stderr)
+    told = printable(f"{parser.prog}: error: {message}")
+    print(told, file=sys.stderr)
+    raise WrongWords(message, in_one_line=in_one_line)
 
 
 def build_parser() -> argparse.ArgumentParser:

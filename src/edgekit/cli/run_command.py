@@ -20,9 +20,19 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.runtime.talking import Prompt
 
 MOST_PROMPT_BYTES = 64 * 2**20
-# What run has for both engines.
+# What run has for both engines, or settles itself.
 SHARED = frozenset(
-    {"ctx_shift", "sinks", "rolling", "threads", "max_tokens", "mode", "mix", "embeddings"}
+    {
+        "ctx_shift",
+        "sinks",
+        "rolling",
+        "threads",
+        "max_tokens",
+        "mode",
+        "mix",
+        "embeddings",
+        "llama_version",
+    }
 )
 
 _CONTEXT = "tokens of the window: 8192, 32k, 0 for all the model was made for (default: what the job needs)"

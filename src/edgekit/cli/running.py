@@ -14,7 +14,7 @@ from edgekit.cli.asking import OPTIONS, Asked
 from edgekit.cli.check_command import engine_flags, read_number
 from edgekit.cli.checking import Asking, check_opened
 from edgekit.cli.llamacpp_bill import BESIDE_THE_MODEL
-from edgekit.cli.llamacpp_options import NEWEST_RULES
+from edgekit.cli.llamacpp_options import NEWEST_VERSION
 from edgekit.cli.reach_options import screen_width
 from edgekit.cli.tiers import read_purpose
 from edgekit.errors import EdgekitError, UsageError
@@ -182,7 +182,7 @@ def _for_llama(arguments: argparse.Namespace) -> dict[str, Any]:
 
     Billed is the newest version known, which is what `edgekit[llama]` installs.
     """
-    newest = {"rules": NEWEST_RULES}
+    newest = {"llama_version": NEWEST_VERSION}
     return {**newest, "ctx_shift": True} if arguments.rolling else newest
 
 

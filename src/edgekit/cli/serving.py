@@ -48,8 +48,7 @@ def serve(arguments: argparse.Namespace) -> tuple[str, int]:
             weights = weights_of(order, opened, reach, confirm)
         threads = read_number("--threads", arguments.threads, least=1)
         with ending_in_order(), started(judged, weights, at, told, threads=threads) as up:
-            _announce(up, judged.check, arguments)
-            return _until_its_end(up, told, as_json=arguments.json)
+            return _until_its_end(up, judged.check, arguments, told)
     except DoesNotFitError as error:
         return refusal(error, as_json=arguments.json, in_one_line=True)
 
@@ -81,9 +80,13 @@ def _announce(up: Up, check: Any, arguments: argparse.Namespace) -> None:
     _say(f"{running.address}  (OpenAI clients: base_url={running.address}/v1)")
 
 
-def _until_its_end(up: Up, told: Told, *, as_json: bool) -> tuple[str, int]:
+def _until_its_end(
+    up: Up, check: Any, arguments: argparse.Namespace, told: Told
+) -> tuple[str, int]:
     """Raises EngineError or MemoryPressureError where nobody asked for the end."""
+    as_json = arguments.json
     try:
+        _announce(up, check, arguments)  # who has read it may ask for the end at once
         ended = up.running.wait()
     except (KeyboardInterrupt, SystemExit) as end:
         told.say("stopping")

@@ -28,7 +28,12 @@ OUTSIDE = 1
 
 _ENGINE = "llama.cpp"
 # What lies outside the engine's own buffers, or is not asked in a dry run of one model.
-_UNASKED = llamacpp_options.COMPANIONS | {"cache_ram", "ctx_checkpoints", "device_memory"}
+_UNASKED = llamacpp_options.COMPANIONS | {
+    "cache_ram",
+    "ctx_checkpoints",
+    "device_memory",
+    "llama_version",  # it is the engine's own
+}
 _FLAGS = tuple(flag for flag in llamacpp_options.FLAGS if flag.key not in _UNASKED)
 
 _DESCRIPTION = """\

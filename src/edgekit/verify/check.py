@@ -76,8 +76,9 @@ def verify_model(
             Question(path=hollow_path, load=load, setup=asked),
             Limits(timeout_s=timeout_s or DRY_TIMEOUT_S, memory_bytes=_dry_memory(estimate, setup)),
         )
-    asked = replace(asked, rules=rules_for(answer.version))
-    estimate = predicted(model, load, asked)
+    if (rules := rules_for(answer.version)) is not asked.rules:
+        asked = replace(asked, rules=rules)
+        estimate = predicted(model, load, asked)
     resident: tuple[Resident, ...] = ()
     paced: Paced | None = None
     if path is not None:

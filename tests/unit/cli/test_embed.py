@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.embed_models import write_model
+from tests.thoroughness import LONG
 
 from edgekit.cli import main
 from edgekit.embed import open_embedder
@@ -33,7 +34,7 @@ TINY: dict[str, Any] = {
     "head_dim": 32,
 }
 BUDGET = ("--budget", "4G")  # of the whole process, and that is pytest here
-ROWS, SOME_ROWS = 5_000, 3_000
+ROWS, SOME_ROWS = 3_000, 3_000
 DOCS = Path(__file__).parents[3] / "docs"
 
 
@@ -212,10 +213,11 @@ def test_every_output_holds_the_same_vectors(ask: Any, tmp_path: Path) -> None:
         assert np.array(found, dtype=np.float32).tobytes() == wanted.tobytes()
 
 
-def test_texts_to_a_file(ask: Any, tmp_path: Path) -> None:
-    code, out, err = ask("one", "two", "--output", tmp_path / "out.npy")
+def test_texts_to_a_file(ask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a whole path may be so long that its line is broken
+    code, out, err = ask("one", "two", "--output", "out.npy")
     assert (code, err) == (0, "")
-    assert out.startswith(f"2 vectors of 64 dimensions in {tmp_path / 'out.npy'}\n2 rows, ")
+    assert out.startswith("2 vectors of 64 dimensions in out.npy\n2 rows, ")
     assert np.load(tmp_path / "out.npy").shape == (2, 64)
     code, out, err = ask("one", "two", "--output", tmp_path / "out.npy", "-q")
     assert code == 2
@@ -224,13 +226,14 @@ def test_texts_to_a_file(ask: Any, tmp_path: Path) -> None:
     assert np.load(tmp_path / "out.npy").shape == (1, 64)
 
 
-def test_one_is_one_row(ask: Any, tmp_path: Path) -> None:
+def test_one_is_one_row(ask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     source = tmp_path / "in.jsonl"
     source.write_text('{"text": "one"}\n{"text": null}\n')
-    words = ("--input", source, "--output", tmp_path / "out.npy", "--skip-bad", "--dimensions", "1")
+    words = ("--input", source, "--output", "out.npy", "--skip-bad", "--dimensions", "1")
     code, out, err = ask(*words)
     assert (code, err) == (0, "")
-    assert out.startswith(f"1 vector of 1 dimension in {tmp_path / 'out.npy'}\n1 row, ")
+    assert out.startswith("1 vector of 1 dimension in out.npy\n1 row, ")
     assert "\n1 row could not be embedded" in out
     assert "1 dimension, mean pooling" in ask("one", "--dimensions", "1")[1]
     status = Status(mark=Mark(number=1), begun=Mark(), seconds=1, share=None, share_begun=None)
@@ -375,7 +378,7 @@ def write_long_rows(path: Path, size: int, count: int = 6) -> Path:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("kind", ["txt", "csv", "parquet"])
-@pytest.mark.parametrize("size", [1_100_000, 3_000_000, 7_200_000])
+@pytest.mark.parametrize("size", [1_100_000, *([3_000_000] if LONG else []), 7_200_000])
 def test_long_rows_stay_inside_the_budget(
     model: Path, tmp_path: Path, kind: str, size: int
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,8 @@ def served(model: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], di
 
 @pytest.fixture(scope="module")
 def server(model: Path) -> Iterator[dict[str, Any]]:
-    with served(model, "-np", str(SLOTS), "-c", "2048") as (_, ready):
+    # One thread: two that wait for each other wait long where other tests have the cores.
+    with served(model, "-np", str(SLOTS), "-c", "2048", "--threads", "1") as (_, ready):
         yield ready
 
 
@@ -124,6 +126,21 @@ def test_more_requests_than_slots_wait_and_none_is_lost(server: dict[str, Any]) 
     before = process.memory_info().rss
     assert asyncio.run(all_at_once(CLIENTS)) == [16] * CLIENTS
     assert process.memory_info().rss - before < 16 * MIB
+
+
+def test_connections_that_are_kept_open_hold_up_nobody(server: dict[str, Any]) -> None:
+    """The engine would end each of them 5 s after its last request, and let the next one in then."""
+    place = server["address"].removeprefix("http://")
+    asked = json.dumps({"prompt": "x", "n_predict": 1})
+    began_s = time.monotonic()
+    with ExitStack() as kept:
+        for _ in range(CLIENTS):
+            client = kept.enter_context(closing(http.client.HTTPConnection(place, timeout=60)))
+            client.request("POST", "/completion", asked, {"Content-Type": "application/json"})
+            reply = client.getresponse()
+            reply.read()
+            assert reply.status == 200
+        assert time.monotonic() - began_s < 4.5
 
 
 def test_a_port_that_is_taken_is_told_before_anything_is_loaded(

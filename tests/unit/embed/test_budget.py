@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.embed_models import write_model
+from tests.thoroughness import LONG
 
 from edgekit.basis import Basis
 from edgekit.embed.budget import EncoderPlan, PlanLine, plan_encoder
@@ -256,7 +257,9 @@ def test_threads_are_the_cores_and_not_too_many(tmp_path: Path) -> None:
 
 
 @settings(
-    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=20 if LONG else 6,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     architecture=st.sampled_from(ARCHITECTURES),

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.embed_models import write_model
 from tests.straight import Straight
+from tests.thoroughness import LONG
 
 from edgekit.embed.budget import EncoderPlan, plan_encoder
 from edgekit.embed.encoder import open_encoder
@@ -104,7 +105,9 @@ def test_packed_weights_are_unpacked_as_gguf_does(
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25 if LONG else 12,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     architecture=st.sampled_from(ARCHITECTURES),

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from tests.embed_models import write_model
 
 from edgekit.cli import main
-from edgekit.embed.bulk.ray_stage import Cluster, Opening, _Failed, _taken
+from edgekit.embed.bulk.ray_stage import Cluster, Opening, _Failed, taken
 from edgekit.errors import (
     EngineError,
     HeaderLimitError,
@@ -117,17 +118,43 @@ def test_an_error_of_nobody_knows_what_kind() -> None:
     assert type(_Failed(kind="StrangeError", message="x").again()) is EngineError
 
 
-def test_a_worker_that_is_lost_for_good() -> None:
+@pytest.mark.parametrize(
+    ("made", "kind", "told"),
+    [
+        (
+            lambda exceptions: exceptions.RayActorError(error_msg="gone\n\tclass_name: _Worker"),
+            EngineError,
+            "a worker of Ray was lost: gone class_name: _Worker",
+        ),
+        (
+            lambda exceptions: exceptions.RayTaskError(
+                "answer", "\x1b[36mray::answer\x1b[39m ...", OSError("the disk has gone")
+            ),
+            EngineError,
+            "a worker failed with OSError: the disk has gone",
+        ),
+        (
+            lambda exceptions: exceptions.RayTaskError("answer", "...", MemoryError("1 GiB")),
+            MemoryPressureError,
+            "a worker failed with MemoryError: 1 GiB",
+        ),
+    ],
+    ids=["the worker itself", "what it read", "its memory"],
+)
+def test_what_ray_says_is_told_in_one_line(
+    made: Callable[[Any], Exception], kind: type[Exception], told: str
+) -> None:
     ray = pytest.importorskip("ray")
 
-    class Lost:
+    class Failing:
         exceptions = ray.exceptions
 
         def get(self, _: object) -> object:
-            raise ray.exceptions.RayActorError(error_msg="the node has gone")
+            raise made(ray.exceptions)
 
-    with pytest.raises(EngineError, match=r"a worker of Ray was lost: the node has gone"):
-        _taken(Lost(), object())
+    with pytest.raises(kind) as caught:
+        taken(Failing(), object())
+    assert str(caught.value) == told
 
 
 def test_workers_by_cpus() -> None:

@@ -16,11 +16,10 @@ from edgekit.embed.tokenizer.pretokenizers import PRE_TOKENIZERS
 from edgekit.embed.tokenizer.windows import windows
 from edgekit.errors import UnknownTokenizerError
 
+# The last four merge pairs as others do, and the way they cut into words is among WAYS: with LONG they are built too.
 WITH_VECTORS = (
     "bert-bge",
-    "command-r",
     "deepseek-coder",
-    "deepseek-llm",
     "falcon",
     "gemma-4",
     "gpt-2",
@@ -29,9 +28,8 @@ WITH_VECTORS = (
     "mpt",
     "phi-3",
     "qwen2",
-    "qwen35",
-    "refact",
     "starcoder",
+    *(("command-r", "deepseek-llm", "qwen35", "refact") if LONG else ()),
 )
 WITHOUT_VECTORS = ("baichuan", "nomic-bert-moe")
 REFUSED = ("aquila", "gpt-neox")  # of before tokenizer.ggml.pre

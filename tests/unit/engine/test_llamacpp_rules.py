@@ -11,7 +11,9 @@ from tests.recorded import engine_models, models
 from edgekit.basis import Basis
 from edgekit.cli import main
 from edgekit.engine import llamacpp, rules_version
+from edgekit.engine.llamacpp.rows import read_row
 from edgekit.engine.llamacpp.types import NEWEST, Backend, LlamaCppSetup, Mode, Rules
+from edgekit.errors import UsageError
 from edgekit.memory.types import Component, Load, MemoryEstimate
 
 NAMES = sorted({one["model"] for one in models() if one["quant"] == "Q4_K_M"})
@@ -69,3 +71,11 @@ def test_it_is_asked_for_by_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert found[2]["command"] == found[1]["command"]  # it is ours, not llama.cpp's
     assert main((*words, "--llama-version", "7")) == 2
     assert "0.5, 0.6" in capsys.readouterr().err
+
+
+def test_rows_name_it_too() -> None:
+    for version, rules in (("0.6", NEWEST), ("0.6.0-dev", NEWEST), ("0.5", Rules.V0_5)):
+        assert read_row({"llama_version": version}, None)[1].rules is rules
+    assert read_row({}, None)[1].rules is Rules.V0_5
+    with pytest.raises(UsageError, match=r"llama_version .0\.4. is not 0\.5 or 0\.6"):
+        read_row({"llama_version": "0.4"}, None)

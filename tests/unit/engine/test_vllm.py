@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.recorded import config_header, gguf_header
+from tests.thoroughness import LONG
 
 from edgekit.basis import Basis
 from edgekit.engine import vllm
@@ -587,7 +588,7 @@ _KEYS = (
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150 if LONG else 60, deadline=None)
 @given(
     st.sampled_from(["fp8", "gptq", "awq", "compressed-tensors", "modelopt", "mxfp4", "quark", ""]),
     st.dictionaries(st.sampled_from(_KEYS), _JUNK, max_size=4),

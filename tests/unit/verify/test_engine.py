@@ -106,6 +106,9 @@ def test_compute_is_exact_for_the_newest_version_known(model: str, load: dict[st
         ("2026.08.3 (llama.cpp 0.2.0)", Rules.V0_5),
         ("2026.10.11549 (llama.cpp 0.6.0-dev)", Rules.V0_6),
         ("0.12.1", NEWEST),
+        ("0.5", Rules.V0_5),
+        ("0.5-dev", Rules.V0_5),
+        ("0.2.13 (llama.cpp 0.6.0-dev)", Rules.V0_6),  # the binding's own number is another one
         ("2026.0.5.1", NEWEST),  # not a version of llama.cpp
         ("of unknown version", NEWEST),
     ],

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -11,7 +12,13 @@ from typing import TYPE_CHECKING
 from edgekit.embed.bulk.batching import Rule, batches
 from edgekit.embed.bulk.output import Output
 from edgekit.embed.bulk.types import BadRow, Batch, Embeds, Mark, Row, RowLimit, Source, Status
-from edgekit.errors import CancelledError, SourceError, TextError
+from edgekit.errors import (
+    CancelledError,
+    EngineError,
+    MemoryPressureError,
+    SourceError,
+    TextError,
+)
 
 if TYPE_CHECKING:
     from edgekit.embed.types import Floats
@@ -68,28 +75,37 @@ def run_job(
     """
     begun, started_s = output.mark, time.monotonic()
     try:
-        for batch, vectors in () if begun.done else stage(begun):
-            output.add(batch, vectors)
-            output.save(source.digest)
-            if tell is not None:
-                tell(
-                    Status(
-                        mark=output.mark,
-                        begun=begun,
-                        seconds=time.monotonic() - started_s,
-                        share=source.share(output.mark.position),
-                        share_begun=source.share(begun.position),
-                    )
-                )
+        with closing(_answers(stage, begun)) as answers:  # the stage ends before an error is told
+            for batch, vectors in answers:
+                output.add(batch, vectors)
+                output.save(source.digest)
+                if tell is not None:
+                    seconds = time.monotonic() - started_s
+                    tell(_status(source, output.mark, begun, seconds))
         source.check_unchanged()
         output.finish()
     except KeyboardInterrupt as error:
         output.save(source.digest, now=True)
         raise CancelledError(f"interrupted{output.kept_words}") from error
-    except TextError as error:
+    except (TextError, EngineError, MemoryPressureError) as error:
         output.save(source.digest, now=True)
-        raise TextError(f"{error}{output.kept_words}") from error
+        raise type(error)(f"{error}{output.kept_words}") from error
     return Done(mark=output.mark, begun=begun, seconds=time.monotonic() - started_s)
+
+
+def _answers(stage: Stage, begun: Mark) -> Generator[tuple[Batch, Floats], None, None]:
+    if not begun.done:
+        yield from stage(begun)
+
+
+def _status(source: Source, mark: Mark, begun: Mark, seconds: float) -> Status:
+    return Status(
+        mark=mark,
+        begun=begun,
+        seconds=seconds,
+        share=source.share(mark.position),
+        share_begun=source.share(begun.position),
+    )
 
 
 def embed_here(embedder: Embeds, source: Source, terms: Terms) -> Stage:

@@ -9,11 +9,11 @@ silently, where they run once more after `ray.shutdown()`.
 from __future__ import annotations
 
 import os
+import re
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
-from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,14 @@ from edgekit import errors
 from edgekit.embed.bulk.job import Embedded, Stage, Terms, batches_of, embedded
 from edgekit.embed.bulk.types import Batch, Mark, Source
 from edgekit.engine.stream.threads import usable_cores
-from edgekit.errors import EdgekitError, EngineError, NotFoundError, UsageError
+from edgekit.errors import (
+    EdgekitError,
+    EngineError,
+    MemoryPressureError,
+    NotFoundError,
+    UsageError,
+)
+from edgekit.units import format_bytes
 
 if TYPE_CHECKING:
     from edgekit.embed.embedder import Embedder
@@ -29,6 +36,10 @@ if TYPE_CHECKING:
 LOCAL = "local"
 _CPUS_OF_READER = 1
 _BATCHES_AHEAD = 2  # of each worker: the next one lies there while the first is embedded
+FIRST_WORKER_S = (
+    60  # a machine that is started for it takes longer, and is then asked for by the next try
+)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _TRIES = 3  # a worker that died, by the memory of its machine or with it
 
 
@@ -101,8 +112,8 @@ def embed_on_ray(
 
     def stage(begun: Mark) -> Embedded:
         with _running(cluster) as ray:
-            rows = _rows(batches_of(source, begun, embedder, terms))
-            yield from _embedded(ray, rows, _workers(ray, opening, terms, cluster))
+            crew = _Crew(ray, opening, terms, cluster)
+            yield from _embedded(crew, _rows(batches_of(source, begun, embedder, terms)))
 
     return stage
 
@@ -140,6 +151,9 @@ class _Worker:
         self._opening, self._terms = opening, terms
         self._embedder: Embedder | None = None
 
+    def is_up(self) -> bool:
+        return True
+
     def answer(self, batch: Batch) -> object:
         try:
             self._embedder = self._embedder or self._opening.open()
@@ -148,37 +162,106 @@ class _Worker:
             return _Failed.of(error)
 
 
-def _workers(ray: Any, opening: Opening, terms: Terms, cluster: Cluster) -> list[Any]:
-    made = ray.remote(_Worker).options(
-        num_cpus=cluster.threads,
-        memory=cluster.memory_bytes,
-        max_restarts=_TRIES,
-        max_task_retries=_TRIES,
-    )
-    cpus = ray.cluster_resources().get("CPU", 1)
-    return [made.remote(opening, terms) for _ in range(cluster.workers_on(cpus))]
+@dataclass(slots=True, kw_only=True)
+class _Up:
+    """A worker that Ray has found a place for, and how many of its answers are not taken yet."""
+
+    worker: Any
+    asked: int = 0
 
 
-def _embedded(ray: Any, rows: Iterator[Batch | _Failed], workers: list[Any]) -> Embedded:
-    """The answers in the order of the batches: a worker gets its next one when its oldest is taken."""
-    turn = cycle(workers)
+class _Crew:
+    """Batches go to workers that are up. Nobody waits for one that Ray has no room for."""
+
+    def __init__(self, ray: Any, opening: Opening, terms: Terms, cluster: Cluster) -> None:
+        """EngineError where not one of them finds a place."""
+        self._ray, self._cluster = ray, cluster
+        made = ray.remote(_Worker).options(
+            num_cpus=cluster.threads,
+            memory=cluster.memory_bytes,
+            max_restarts=_TRIES,
+            max_task_retries=_TRIES,
+        )
+        self._found = ray.cluster_resources()
+        count = cluster.workers_on(self._found.get("CPU", 1))
+        workers = [made.remote(opening, terms) for _ in range(count)]
+        self._coming = {worker.is_up.remote(): worker for worker in workers}
+        self._up: list[_Up] = []
+        self._welcome(1, FIRST_WORKER_S if self._may_fit() else 0)
+        if not self._up:
+            raise EngineError(self._nowhere())
+
+    def ask(self, batch: Batch) -> tuple[_Up, Any]:
+        """Who answers, and the answer to come. The one with the fewest to answer is asked."""
+        self._welcome(len(self._coming), 0)
+        chosen = min(self._up, key=lambda one: one.asked)
+        chosen.asked += 1
+        return chosen, chosen.worker.answer.remote(batch)
+
+    def take(self, asked: tuple[_Up, Any]) -> Any:
+        who, answer = asked
+        who.asked -= 1
+        return taken(self._ray, answer)
+
+    @property
+    def most(self) -> int:
+        """Answers that are waited for at once."""
+        return len(self._up) * _BATCHES_AHEAD
+
+    def _welcome(self, count: int, timeout_s: float) -> None:
+        if not self._coming:
+            return
+        refs = list(self._coming)
+        up, _ = self._ray.wait(refs, num_returns=max(count, 1), timeout=timeout_s)
+        for ref in up:
+            taken(self._ray, ref)
+            self._up.append(_Up(worker=self._coming.pop(ref)))
+
+    def _may_fit(self) -> bool:
+        """A cluster may grow, this machine does not."""
+        room = self._found.get("memory", 0)
+        return self._cluster.address != LOCAL or self._cluster.memory_bytes <= room
+
+    def _nowhere(self) -> str:
+        cpus, room = self._found.get("CPU", 0), int(self._found.get("memory", 0))
+        return (
+            f"Ray has no place for a worker: each takes --threads {self._cluster.threads} and --budget"
+            f" {format_bytes(self._cluster.memory_bytes)} of one machine, and all of them together have"
+            f" {cpus:g} CPUs and {format_bytes(room)}"
+        )
+
+
+def _embedded(crew: _Crew, rows: Iterator[Batch | _Failed]) -> Embedded:
+    """The answers in the order of the batches."""
     waiting: deque[Any] = deque()
     for row in rows:
-        if len(waiting) == len(workers) * _BATCHES_AHEAD:
-            yield _taken(ray, waiting.popleft())
-        waiting.append(row if isinstance(row, _Failed) else next(turn).answer.remote(row))
-    while waiting:
-        yield _taken(ray, waiting.popleft())
+        if isinstance(row, _Failed):
+            yield from map(crew.take, waiting)
+            raise row.again()
+        waiting.append(crew.ask(row))
+        if len(waiting) >= crew.most:
+            yield crew.take(waiting.popleft())
+    yield from map(crew.take, waiting)
 
 
-def _taken(ray: Any, answer: Any) -> Any:
+def taken(ray: Any, answer: Any) -> Any:
+    """What was answered. An error of the worker's is raised here, as what it was."""
     try:
-        row = answer if isinstance(answer, _Failed) else ray.get(answer)
+        row = ray.get(answer)
+    except ray.exceptions.RayTaskError as error:
+        cause = error.cause
+        kind = MemoryPressureError if isinstance(cause, MemoryError) else EngineError
+        raise kind(f"a worker failed with {type(cause).__name__}: {_plain(cause)}") from error
     except ray.exceptions.RayError as error:
-        raise EngineError(f"a worker of Ray was lost: {error}"[:400]) from error
+        raise EngineError(f"a worker of Ray was lost: {_plain(error)}") from error
     if isinstance(row, _Failed):
         raise row.again()
     return row
+
+
+def _plain(error: object) -> str:
+    """In one line, without colours."""
+    return " ".join(_COLOUR.sub("", str(error)).split())[:400]
 
 
 @contextmanager
@@ -196,15 +279,20 @@ def _running(cluster: Cluster) -> Iterator[Any]:
             + _CPUS_OF_READER,
             "include_dashboard": False,
         }
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):  # noqa: PTH123 - no file
+        try:  # what Ray tells of workers it starts again goes to standard output, between our lines
+            _join(ray, cluster.address, quiet)
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+def _join(ray: Any, address: str, quiet: Mapping[str, Any]) -> None:
     try:
         with _silenced():  # it announces that it will be silent
-            ray.init(address=cluster.address, **quiet)
+            ray.init(address=address, **quiet)
     except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
-        raise EngineError(f"Ray at {cluster.address!r} cannot be reached: {error}"[:400]) from error
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
+        raise EngineError(f"Ray at {address!r} cannot be reached: {_plain(error)}") from error
 
 
 @contextmanager

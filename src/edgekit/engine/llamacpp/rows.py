@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edgekit.engine.llamacpp.types import ALL_LAYERS, Backend, Device, LlamaCppSetup
+from edgekit.engine.llamacpp.types import (
+    ALL_LAYERS,
+    Backend,
+    Device,
+    LlamaCppSetup,
+    Rules,
+    rules_for,
+)
 from edgekit.engine.row_options import LARGEST, flag, text, whole
 from edgekit.errors import UsageError
 from edgekit.memory.cache_types import CacheType, cache_type
@@ -53,9 +60,17 @@ def _setup(options: Mapping[str, Any], backend: str | None) -> LlamaCppSetup:
         embeddings=flag(options, "embeddings") or False,
         load_mtp=flag(options, "load_mtp") or False,
         mix=text(options, "mix"),
+        rules=_rules(options),
         tensor_split=split,
         devices=(Device(),) * _devices(options, split),
     )
+
+
+def _rules(options: Mapping[str, Any]) -> Rules:
+    version = text(options, "llama_version") or Rules.V0_5.value
+    if version not in {"0.5", "0.6", *(rules.value for rules in Rules)}:
+        raise UsageError(f"llama_version {version[:40]!r} is not 0.5 or 0.6")
+    return rules_for(version)
 
 
 def _backend_of(options: Mapping[str, Any]) -> str:

@@ -41,12 +41,15 @@ class Rules(enum.Enum):
 
 
 NEWEST = Rules.V0_6  # for an engine that is started here, and for versions nobody knows
-_NUMBERED = re.compile(r"(?<![.\d])0\.(\d{1,3})\.\d{1,3}(?:-dev)?(?![.\d])")
+_NUMBERED = re.compile(r"(?<![.\w])0\.(\d{1,3})(?:\.\d{1,3})?(?:-dev)?(?![.\w])")
 
 
 def rules_for(version: str) -> Rules:
-    """What a llama.cpp that calls itself so follows, as far as it is known here."""
-    found = _NUMBERED.search(version)
+    """What a llama.cpp that calls itself so follows, as far as it is known here: 0.6.0-dev, 0.5.
+
+    A binding may have a number of its own: `2026.10 (llama.cpp 0.6.0-dev)`.
+    """
+    found = _NUMBERED.search(version.rpartition("(llama.cpp ")[2])
     return Rules.V0_5 if found is not None and int(found[1]) <= 5 else NEWEST
 
 

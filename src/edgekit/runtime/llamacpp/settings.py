@@ -14,6 +14,9 @@ from edgekit.runtime.llamacpp.types import Launch
 from edgekit.verify.binding import context_parameters, enum_parameters, placement_parameters
 
 _TELLS_BUFFERS = 4  # the verbosity from which on llama.cpp tells its buffers while it loads
+# A connection that is kept open has a thread for 5 s after its last request (cpp-httplib): clients beyond the threads
+# would wait for that. llama.cpp has one for each slot and four more; a thread that waits costs some 10 KiB.
+_HTTP_THREADS = 64
 _SPARE_TOKENS = 4  # server-context.cpp: no more sinks than the window less these
 _OFFLOAD_ALL = -1
 _BUILT_IN = "chatml"  # llama.cpp always has a template; this one is its own, and cannot be broken
@@ -77,6 +80,7 @@ def _server(launch: Launch) -> dict[str, Any]:
         "api_keys": [launch.api_key] if launch.api_key else [],
         "cors_origins": "*" if launch.api_key else "localhost",
         "verbosity": _TELLS_BUFFERS,
+        "n_threads_http": _HTTP_THREADS,
         "chat_template": launch.chat_template or ("" if launch.chat else _BUILT_IN),
     }
     return told | ({"model_alias": [launch.alias]} if launch.alias else {})
