@@ -35,7 +35,7 @@ class Encoder(Transformer):
     def build(self, build: Build) -> None:
         cur = build.input_embd()
         if self.scaled_embd:
-            cur = ggml.scale(cur)
+            cur = build.scaled_embd(cur)
         shared = self.shared(build)
         if self.embd_norm:
             cur = self.embedded(build, shared, cur)

@@ -37,7 +37,7 @@ class Gemma3n(Transformer):
         return sparse(hparams, il)
 
     def build(self, build: Build) -> None:
-        cur = ggml.scale(build.input_embd())
+        cur = build.scaled_embd(build.input_embd())
         shared = self.shared(build)
         per_layer = per_layer_inputs(build, cur, PER_LAYER)
         streams = _spread(build, cur)

@@ -14,6 +14,7 @@ from edgekit.engine.llamacpp.graph.llama.feed_forward import experts, feed_forwa
 from edgekit.engine.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engine.llamacpp.graph.llama.matrices import normalize, project
 from edgekit.engine.llamacpp.graph.tensor import I32, Tensor
+from edgekit.engine.llamacpp.types import Rules
 from edgekit.geometry.types import SharedCache
 
 
@@ -22,13 +23,22 @@ def slice_2d(cur: Tensor) -> Tensor:
     return ggml.view(cur, *cur.ne[:2], strides=(cur.nb[1],))
 
 
-def per_layer_inputs(build: Build, embd: Tensor, width: int) -> Tensor:
-    """build_inp_per_layer and project_per_layer_inputs: [width, tokens, layers]."""
+def looked_up(build: Build) -> Tensor:
+    """build_inp_per_layer."""
+    ids = ggml.graph_input(I32, build.n_tokens, name="inp_tokens")
+    return ggml.get_rows(build["per_layer_token_embd"], ids)
+
+
+def per_layer_inputs(
+    build: Build, embd: Tensor, width: int, before: Tensor | None = None
+) -> Tensor:
+    """project_per_layer_inputs: [width, tokens, layers]. `before`: what was looked up before all else."""
     layers, tokens = build.hparams.n_layer, build.n_tokens
-    ids = ggml.graph_input(I32, tokens, name="inp_tokens")
-    own = ggml.get_rows(build["per_layer_token_embd"], ids)
-    own = ggml.scale(ggml.reshape(own, width, layers, tokens))
-    build.expand(own)
+    if before is None:
+        own = ggml.scale(ggml.reshape(looked_up(build), width, layers, tokens))
+        build.expand(own)
+    else:
+        own = ggml.reshape(ggml.scale(before), width, layers, tokens)
     made = ggml.scale(ggml.mul_mat(build["per_layer_model_proj"], embd))
     made = normalize(ggml.reshape(made, width, layers, tokens), build["per_layer_proj_norm"])
     return ggml.cont(ggml.permute(ggml.scale(ggml.add(made, own)), 0, 2, 1, 3))
@@ -82,10 +92,13 @@ def _cut(build: Build, layer: Layer, widths: list[int], cur: Tensor) -> list[Ten
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma4(Transformer):
     def build(self, build: Build) -> None:
-        cur = ggml.scale(build.input_embd())
-        shared = self.shared(build)
         width = build.hparams.whole("embedding_length_per_layer_input", 0)
-        per_layer = per_layer_inputs(build, cur, width) if width else None
+        before = looked_up(build) if width and build.options.rules is not Rules.V0_5 else None
+        if before is not None:
+            build.expand(before)
+        cur = build.scaled_embd(build.input_embd())
+        shared = self.shared(build)
+        per_layer = per_layer_inputs(build, cur, width, before) if width else None
         for layer in build.layers():
             cur = self.block(build, layer, shared, cur)
             cur = self.embedded(layer, cur, per_layer)

@@ -128,7 +128,7 @@ class Transformer:
         scaled = self.embedding_scale and bool(build.hparams.real("embedding_scale"))
         cur = build.input_embd(scaled=scaled)
         if self.scaled_embd:
-            cur = ggml.scale(cur)
+            cur = build.scaled_embd(cur)
         shared = self.shared(build)
         if self.positions_added and (table := build.weight("position_embd")) is not None:
             cur = ggml.add(cur, ggml.get_rows(table, shared.pos))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from edgekit.engine.llamacpp.graph import ggml
 from edgekit.engine.llamacpp.graph.cgraph import Graph
@@ -31,6 +32,17 @@ class Sizes:
     @property
     def n_seq_tokens(self) -> Size:
         return self.n_tokens // self.n_seqs
+
+
+# Their pictures come as embeddings that are right already.
+GIVEN_UNSCALED = frozenset({"gemma-embedding", "gemma3", "gemma3n", "gemma4"})
+UNMIXED = frozenset({"cogvlm"})  # other weights for pictures than for words
+
+
+class Mixed(NamedTuple):
+    found: Tensor
+    given: Tensor
+    slots: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,29 +191,45 @@ class Build:
         tokens = ggml.graph_input(I32, self.n_tokens, name="inp_tokens")
         given = ggml.graph_input(F32, width or n_embd, self.n_tokens, name="inp_embd")
         found = ggml.get_rows(table, tokens)
+        mixed = self._input_mixed(table, width or n_embd)
+        if mixed is not None:
+            self.expand(found)
+            self.expand(mixed.found)
         if width:
             found = ggml.pad(found, width - n_embd)
         self.expand(found)
         self.expand(given)
-        if self.options.rules is not Rules.V0_5:
-            self.expand(self._mixed(table, width or n_embd))
+        if mixed is not None:
+            into = ggml.pad(mixed.found, width - n_embd) if width else mixed.found
+            self.expand(ggml.set_rows(ggml.dup(mixed.given), into, mixed.slots))
         if width:
             found = ggml.view(found, n_embd, self.n_tokens, strides=(found.nb[1],))
         self.inp_embd = found
         if scaled:
-            found = ggml.scale(found if self.graph.is_contiguous(found) else ggml.cont(found))
+            found = found if self.graph.is_contiguous(found) else ggml.cont(found)
+            found = self._scaled_by_row(found) if width and mixed else ggml.scale(found)
         self.expand(found)
         return found
 
-    def _mixed(self, table: Tensor, width: int) -> Tensor:
-        """Tokens looked up and written into their rows of the embeddings that are given."""
+    def _input_mixed(self, table: Tensor, width: int) -> Mixed | None:
+        """From 0.6 on: tokens that are looked up and written into their rows of the embeddings that are given."""
+        if self.options.rules is Rules.V0_5 or self.hparams.arch in UNMIXED:
+            return None
         tokens = ggml.graph_input(I32, self.n_tokens, name="inp_mixed_tokens")
-        given = ggml.graph_input(F32, width, self.n_tokens, name="inp_mixed_embd")
-        slots = ggml.graph_input(I64, self.n_tokens, name="inp_mixed_slots")
-        found = ggml.get_rows(table, tokens)
-        if width > self.hparams.n_embd:
-            found = ggml.pad(found, width - self.hparams.n_embd)
-        return ggml.set_rows(ggml.dup(given), found, slots)
+        return Mixed(
+            found=ggml.get_rows(table, tokens),
+            given=ggml.graph_input(F32, width, self.n_tokens, name="inp_mixed_embd"),
+            slots=ggml.graph_input(I64, self.n_tokens, name="inp_mixed_slots"),
+        )
+
+    def scaled_embd(self, cur: Tensor) -> Tensor:
+        """Embeddings that were looked up, times a number; of some models given ones are not: 0.6 tells row by row."""
+        if self.options.rules is Rules.V0_5 or self.hparams.arch not in GIVEN_UNSCALED:
+            return ggml.scale(cur)
+        return self._scaled_by_row(cur)
+
+    def _scaled_by_row(self, cur: Tensor) -> Tensor:
+        return ggml.mul(cur, ggml.graph_input(F32, 1, self.n_tokens, name="inp_scale_rows"))
 
     def input_pos(self, per_token: int = 1) -> Tensor:
         return ggml.graph_input(I32, self.n_tokens * per_token, name="inp_pos")
