@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tests.embed_models import write_model
 from tests.straight import Straight
 from tests.thoroughness import LONG
+from tests.threads import running, started_since
 
 from edgekit.embed.budget import EncoderPlan, plan_encoder
 from edgekit.embed.encoder import open_encoder
@@ -320,7 +321,7 @@ def test_a_file_that_is_truncated_in_a_pass_is_noticed(tmp_path: Path) -> None:
 
 def test_a_reservation_that_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
     path = written(tmp_path, "bert")
-    before = threading.active_count()
+    before = running()
     with WeightFile(path, Limits()) as file:
         walked = walk(file)
         plan = plan_encoder(walked, kernels=KERNELS, pooling=Pooling.MEAN, threads=2)
@@ -328,4 +329,4 @@ def test_a_reservation_that_is_refused_leaves_nothing_behind(tmp_path: Path) -> 
         with pytest.raises(MemoryPressureError, match="memory budget"):
             open_encoder(file, walked, kernels=KERNELS, monitor=monitor, plan=plan)
     assert monitor.reserved_bytes == 0
-    assert threading.active_count() == before
+    assert started_since(before) == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import tracemalloc
 from collections import Counter
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.stream_sessions import FAMILIES, session, some_tokens, tiny
+from tests.threads import running, started_since
 
 from edgekit.embed.monitor import Monitor
 from edgekit.engine.stream.sampler_size import sampler_bytes
@@ -136,7 +136,7 @@ def test_a_budget_that_is_too_small_is_told_before_anything_is_allocated(
 def test_memory_that_only_seems_free(
     models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = threading.active_count()
+    before = running()
     monitor = Monitor()
 
     def fail(*_: object) -> None:
@@ -145,7 +145,7 @@ def test_memory_that_only_seems_free(
     monkeypatch.setattr("edgekit.runtime.stream.engine.make_caches", fail)
     with pytest.raises(MemoryPressureError, match=r"did not give the .* that are planned"):
         session(models["llama"], monitor=monitor)
-    assert (monitor.reserved_bytes, threading.active_count()) == (0, before)
+    assert (monitor.reserved_bytes, started_since(before)) == (0, 0)
 
 
 def test_a_step_allocates_nothing_that_grows(models: dict[str, Path]) -> None:

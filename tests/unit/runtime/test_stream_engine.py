@@ -15,6 +15,7 @@ import pytest
 from tests.embed_models import write_model
 from tests.straight import Session
 from tests.stream_sessions import FAMILIES, session, some_tokens, steps, tiny
+from tests.threads import running, started_since
 
 from edgekit.embed.kernels import KERNELS, choose
 from edgekit.errors import (
@@ -176,12 +177,12 @@ def test_a_checkpoint_cannot_wait_for_itself(
 
 
 def test_a_closed_engine(models: dict[str, Path]) -> None:
-    before = threading.active_count()
+    before = running()
     engine = session(models["llama"], setup={"threads": 4})
-    assert threading.active_count() == before + 3
+    assert started_since(before) == 3
     engine.close()
     engine.close()
-    assert threading.active_count() == before
+    assert started_since(before) == 0
     with pytest.raises(UsageError, match="closed"):
         engine.feed(TOKENS)
     with pytest.raises(UsageError, match="closed"):
@@ -322,14 +323,14 @@ def test_a_look_can_be_taken_every_few_milliseconds(
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, CancelledError, MemoryError])
 def test_nothing_is_left_behind(models: dict[str, Path], error: type[BaseException]) -> None:
-    before = threading.active_count()
+    before = running()
 
     def stop(_share: float) -> None:
         raise error
 
     with pytest.raises(error), session(models["llama"]) as engine:
         engine.feed(TOKENS, stop)
-    assert threading.active_count() == before
+    assert started_since(before) == 0
 
 
 def _read_until(bell: threading.Timer, engine: StreamEngine, tokens: list[int]) -> None:
@@ -341,7 +342,7 @@ def _read_until(bell: threading.Timer, engine: StreamEngine, tokens: list[int]) 
 
 def test_ctrl_c_waits_until_all_threads_do(models: dict[str, Path]) -> None:
     """A real signal, at any time: the session goes on from the last chunk that was read."""
-    before, handler = threading.active_count(), signal.getsignal(signal.SIGINT)
+    before, handler = running(), signal.getsignal(signal.SIGINT)
     tokens = some_tokens(32)
     with session(models["llama"], chunk=4, setup={"threads": 3}) as engine:
         expected = engine.feed(tokens).copy()
@@ -355,7 +356,7 @@ def test_ctrl_c_waits_until_all_threads_do(models: dict[str, Path]) -> None:
             assert engine.position in {0, 4, 8}
             found = engine.feed(tokens[engine.position :])
             np.testing.assert_allclose(found, expected, atol=1e-5)
-    assert threading.active_count() == before
+    assert started_since(before) == 0
 
 
 def test_a_second_signal_is_not_held() -> None:

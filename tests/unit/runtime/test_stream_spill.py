@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.stream_sessions import FAMILIES, session, some_tokens, tiny
+from tests.threads import running, started_since
 
 from edgekit.embed.types import Floats
 from edgekit.errors import CancelledError, KvSpillUnsupportedError, SourceError
@@ -239,7 +239,7 @@ def test_a_folder_that_goes_while_it_is_used(models: dict[str, Path], spill_fold
 def test_nothing_is_left_behind(
     models: dict[str, Path], spill_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads, descriptors = threading.active_count(), _descriptors()
+    threads, descriptors = running(), _descriptors()
     made: list[PageFile] = []
     monkeypatch.setattr(pages.PageFile, "read_ahead", lambda self, *_: made.append(self))
 
@@ -249,7 +249,7 @@ def test_nothing_is_left_behind(
 
     with pytest.raises(CancelledError), spilling(models["llama"], spill_folder) as engine:
         engine.feed(some_tokens(1_200), stop)
-    assert (threading.active_count(), _descriptors()) == (threads, descriptors)
+    assert (started_since(threads), _descriptors()) == (0, descriptors)
 
 
 def _descriptors() -> int:
