@@ -2,14 +2,17 @@
 
 EdgekitError
 ├── UsageError                   what was asked for makes no sense
-│   └── MissingExtraError        a package that this needs is not installed (an ImportError too)
+│   ├── MissingExtraError        a package that this needs is not installed (an ImportError too)
+│   └── NotAllowedError          a file that the page was not given
 ├── SourceError                  the bytes cannot be had
 │   ├── NotFoundError            no such file, folder or name (with what was meant, perhaps)
 │   └── RemoteInspectError       a server did not give what a light inspection needs
 │       ├── RemoteNotFoundError
 │       ├── RemoteAccessError    401, 403: private or gated
 │       ├── RangeNotSupportedError
-│       └── RemoteChangedError   the file changed between two ranges
+│       ├── RemoteChangedError   the file changed between two ranges
+│       ├── RemoteTimeoutError   all of it together took longer than it may
+│       └── PrivateAddressError  a server on this machine or in a private network, where only public ones may be asked
 ├── HeaderError                  the bytes are not what they claim to be
 │   ├── HeaderLimitError         a count in the file is beyond a named limit
 │   ├── UnknownDtypeError        a tensor type without a row in header/dtype.py
@@ -43,6 +46,10 @@ class UsageError(EdgekitError):
 
 class MissingExtraError(UsageError, ImportError):
     pass
+
+
+class NotAllowedError(UsageError):
+    """It is, or may be, a file that whoever asks has no business with."""
 
 
 class SourceError(EdgekitError):
@@ -83,8 +90,16 @@ class RangeNotSupportedError(RemoteInspectError):
     pass
 
 
+class RemoteTimeoutError(RemoteInspectError):
+    pass
+
+
 class RemoteChangedError(RemoteInspectError):
     pass
+
+
+class PrivateAddressError(RemoteInspectError):
+    """Refused before a byte was sent. Nothing else is tried in its place."""
 
 
 class HeaderError(EdgekitError):

@@ -31,6 +31,7 @@ class RawServer:
     port: int
     asked: list[Asked] = field(default_factory=list)
     said_bytes: int = 0
+    connections: int = 0  # those that ended without a word too
 
     @property
     def address(self) -> str:
@@ -59,6 +60,7 @@ def serve(script: Script) -> Iterator[RawServer]:
             lines: list[str] = []
             while line := self.rfile.readline(65536).decode("latin-1").strip():
                 lines.append(line)
+            server.connections += 1
             if not lines:
                 return
             pairs = (line.partition(":") for line in lines[1:])

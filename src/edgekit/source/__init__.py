@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from edgekit.errors import (
     EdgekitError,
     NotFoundError,
+    PrivateAddressError,
     RemoteAccessError,
     RemoteInspectError,
     RemoteNotFoundError,
@@ -36,7 +37,7 @@ from edgekit.source.types import ModelFiles, Reach
 if TYPE_CHECKING:
     from edgekit.source.reference import Reference
 
-__all__ = ["cached_in_need", "hub_hosts", "hub_model_of", "locate"]
+__all__ = ["cached_in_need", "hub_hosts", "hub_model_of", "locate", "path_of"]
 
 _PATH_START = re.compile(r"[/~]|\.{1,2}(?:[/\\]|$)|[A-Za-z]:[/\\]|.*\\", re.DOTALL)
 
@@ -49,15 +50,17 @@ def locate(reference: str, *, reach: Reach | None = None) -> ModelFiles:
     NotFoundError with candidates for what is not there, RemoteInspectError for what the network
     did not give.
     """
-    text = clean_text(reference)
-    if (path := _path_of(text)) is not None:
+    text, reach = clean_text(reference), reach or Reach()
+    if (path := path_of(text, whole=reach.within is not None)) is not None:
         from edgekit.source.local import locate_path
 
-        return locate_path(path, text)
+        return locate_path(path, text, within=reach.within)
     wanted = parse_reference(text, hub_hosts=hub_hosts())
     try:
-        return replace(_locate_name(wanted, reach or Reach()), reference=text)
+        return replace(_locate_name(wanted, reach), reference=text)
     except RemoteInspectError as error:
+        if reach.within is not None:
+            raise
         raise _with_local_names(error, text) from error
 
 
@@ -79,17 +82,23 @@ def hub_hosts() -> frozenset[str]:
     return HUB_HOSTS | {place} if place else HUB_HOSTS
 
 
-def hub_model_of(reference: str) -> HubModel | None:
+def hub_model_of(reference: str, *, reach: Reach | None = None) -> HubModel | None:
     """The hub model that `reference` means; None for a path and for every other kind of name."""
     text = clean_text(reference)
-    wanted = parse_reference(text, hub_hosts=hub_hosts()) if _path_of(text) is None else None
+    path = path_of(text, whole=reach is not None and reach.within is not None)
+    wanted = parse_reference(text, hub_hosts=hub_hosts()) if path is None else None
     return wanted if isinstance(wanted, HubModel) else None
 
 
-def _path_of(text: str) -> Path | None:
-    """The path that `text` is: it exists, or it can be nothing else. None for a name."""
+def path_of(text: str, *, whole: bool = False) -> Path | None:
+    """The path that `text` is: it exists, or it can be nothing else. None for a name.
+
+    `whole`: only one that does not depend on where we are; nothing is looked up then.
+    """
     if "://" in text:
         return None
+    if whole:
+        return Path(text) if Path(text).is_absolute() else None
     try:
         path = Path(text).expanduser()
     except RuntimeError:  # "~nobody/model.gguf": no such user
@@ -130,8 +139,8 @@ def _locate_hub(model: HubModel, reach: Reach) -> ModelFiles:
 
     try:
         return locate_hub(model, reach)
-    except (RemoteNotFoundError, RemoteAccessError):
-        raise  # the hub was reached, and it said no
+    except (RemoteNotFoundError, RemoteAccessError, PrivateAddressError):
+        raise  # the hub was reached, and it said no; or it led to where nobody may go
     except RemoteInspectError as error:
         if (found := _cached_in_need(model, error)) is not None:
             return found
@@ -171,9 +180,11 @@ def _switched_off(model: HubModel, cache: Path) -> RemoteInspectError:
     )
 
 
-def cached_in_need(reference: str, error: RemoteInspectError) -> ModelFiles | None:
+def cached_in_need(
+    reference: str, error: RemoteInspectError, *, reach: Reach | None = None
+) -> ModelFiles | None:
     """The files in the hub's cache of a hub model that the network does not show; None where they are not there."""
-    model = hub_model_of(reference)
+    model = hub_model_of(reference, reach=reach)
     found = _cached_in_need(model, error) if model is not None else None
     return None if found is None else replace(found, reference=clean_text(reference))
 
@@ -216,6 +227,8 @@ def _locate_bare(wanted: BareName, reach: Reach) -> ModelFiles:
     try:
         if reach.network:
             return _from_registry(ollama_model(wanted), reach)
+    except PrivateAddressError:
+        raise
     except (UsageError, RemoteNotFoundError, RemoteAccessError) as error:
         raise _unknown_name(name, cache, "and not in Ollama's registry") from error
     except RemoteInspectError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from urllib.parse import quote, urljoin, urlsplit, urlunsplit
 
-from edgekit.errors import RemoteInspectError
+from edgekit.errors import PrivateAddressError, RemoteInspectError
 
 Site = tuple[str, str, int]  # scheme, host, port: who gets to see what is sent there
 
@@ -72,7 +72,7 @@ def redirect_target(source: str, location: str, *, name: str) -> str:
         )
     # A stranger must not be able to point us at a service that only this machine can see.
     if is_loopback(there) and not is_loopback(here):
-        raise RemoteInspectError(
+        raise PrivateAddressError(
             f"{name}: {host_of(source)} redirects to this machine ({host_of(target)}); not followed"
         )
     return target

@@ -23,6 +23,8 @@ MAX_FOLDER_ENTRIES = 20_000
 # org/name/quantisation/file is the deepest layout that people use.
 MAX_FOLDER_DEPTH = 3
 
+Within = tuple[Path, ...] | None  # resolved folders, as Reach has them
+
 _KINDS = (
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISSOCK, "a socket"),
@@ -179,20 +181,25 @@ def names_near(path: Path) -> tuple[str, ...]:
     return tuple(str(folder / name) for name in near)
 
 
-def list_folder(root: Path, *, depth: int = MAX_FOLDER_DEPTH) -> tuple[ModelFile, ...]:
+def list_folder(
+    root: Path, *, depth: int = MAX_FOLDER_DEPTH, within: Within = None
+) -> tuple[ModelFile, ...]:
     """All regular files, three folders deep; links are followed, each folder is entered once.
 
     Names are relative to `root`, with slashes. Hidden entries, links to nothing and folders inside
-    that may not be listed are passed over. SourceError when `root` may not be, or holds too much.
+    that may not be listed are passed over, and so is what a link leads to outside of the folders `within`.
+    SourceError when `root` may not be listed, or holds too much.
     """
     try:
         entries = _entries(root)
     except OSError as error:
         raise trouble(error, root) from error
-    return tuple(_walk(root, entries, depth))
+    return tuple(_walk(root, entries, depth, within))
 
 
-def _walk(root: Path, entries: list[os.DirEntry[str]], depth: int) -> Iterator[ModelFile]:
+def _walk(
+    root: Path, entries: list[os.DirEntry[str]], depth: int, within: Within
+) -> Iterator[ModelFile]:
     todo = [("", entry, depth) for entry in entries]
     seen: set[tuple[int, int]] = set()
     count = 0
@@ -204,7 +211,8 @@ def _walk(root: Path, entries: list[os.DirEntry[str]], depth: int) -> Iterator[M
                 f"{root} holds more than {MAX_FOLDER_ENTRIES:,} files and folders: "
                 "name the model's own folder or file"
             )
-        status = None if entry.name.startswith(".") else _status(entry.path)
+        hidden = entry.name.startswith(".") or _leads_out(entry, within)
+        status = None if hidden else _status(entry.path)
         if status is None:
             continue
         name = prefix + entry.name
@@ -212,6 +220,13 @@ def _walk(root: Path, entries: list[os.DirEntry[str]], depth: int) -> Iterator[M
             yield _model_file(Path(entry.path), name, status)
         elif left > 1:
             todo += [(f"{name}/", inner, left - 1) for inner in _enter(entry, status, seen)]
+
+
+def _leads_out(entry: os.DirEntry[str], within: Within) -> bool:
+    if within is None or not entry.is_symlink():
+        return False
+    real = Path(os.path.realpath(entry.path))
+    return not any(real.is_relative_to(folder) for folder in within)
 
 
 def _entries(folder: Path | str) -> list[os.DirEntry[str]]:
@@ -237,10 +252,12 @@ def _model_file(path: Path, name: str, status: os.stat_result) -> ModelFile:
     return ModelFile(name=name, open=partial(LocalFile, path), size_bytes=status.st_size)
 
 
-def list_if_allowed(root: Path, *, depth: int = MAX_FOLDER_DEPTH) -> tuple[ModelFile, ...]:
+def list_if_allowed(
+    root: Path, *, depth: int = MAX_FOLDER_DEPTH, within: Within = None
+) -> tuple[ModelFile, ...]:
     """Like `list_folder`, but nothing where there is too much or no leave to look."""
     try:
-        return list_folder(root, depth=depth)
+        return list_folder(root, depth=depth, within=within)
     except SourceError:
         return ()
 

@@ -67,12 +67,15 @@ def download_model(
     SourceError before a byte is fetched when the disk has no room; RemoteAccessError says how to log in.
     """
     reach = reach or Reach()
-    model = hub_model_of(reference)
+    model = hub_model_of(reference, reach=reach)
     is_missing = isinstance(because, RemoteNotFoundError)
     if model is None or is_missing or not reach.network or is_offline():
         raise because
-    if confirm is None:
-        _refuse(because, "A full download")
+    if reach.within is not None:  # whoever asks does not sit at this machine
+        by_hand = f"download them there (hf download {model.repo}), and ask again"
+        _refuse(because, f"Its files may answer it: {by_hand}")
+    if confirm is None or reach.public_only:  # the library follows redirects to wherever they lead
+        _refuse(because, _not_allowed("A full download"))
     choice = locate_hub(model, _for_listing(reach))
     files = _describe(model, choice, reach)
     folder = hub_cache_folder()
@@ -86,7 +89,9 @@ def download_model(
     if download.files:
         _require_room(download)
         if not confirm(download):
-            _refuse(because, f"The full download of {format_bytes(download.size_bytes)}")
+            _refuse(
+                because, _not_allowed(f"The full download of {format_bytes(download.size_bytes)}")
+            )
         _announce(download, reach)
     for file in files:  # one that is here costs a look, or a link
         fetch_patiently(file, folder)
@@ -100,13 +105,17 @@ def _for_listing(reach: Reach) -> Reach:
     return replace(reach, cache=False, total_timeout_s=limit_s)
 
 
-def _refuse(because: EdgekitError, what: str) -> NoReturn:
+def _refuse(because: EdgekitError, told: str) -> NoReturn:
     if not isinstance(because, RemoteInspectError) or isinstance(because, RemoteAccessError):
         raise because  # the same door is closed to a download
-    raise type(because)(
-        f"{because}. {what} may answer it and was not allowed: --download-up-to SIZE allows it for one model "
+    raise type(because)(f"{because}. {told}") from because
+
+
+def _not_allowed(what: str) -> str:
+    return (
+        f"{what} may answer it and was not allowed: --download-up-to SIZE allows it for one model "
         "at a time, and allow_download=True"
-    ) from because
+    )
 
 
 def _describe(model: HubModel, choice: ModelFiles, reach: Reach) -> list[HubFile]:

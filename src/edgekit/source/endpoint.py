@@ -1,4 +1,4 @@
-"""The hub's own address and the token for it, as huggingface_hub finds them."""
+"""The hub's own address and the token for it, as huggingface_hub finds them; and Ollama's registry."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from edgekit.source.address import is_private_way, shown, site_of
 
 if TYPE_CHECKING:
     import httpx2
+
+DEFAULT_REGISTRY = "https://registry.ollama.ai"
 
 _TRUE = {"1", "ON", "YES", "TRUE"}  # huggingface_hub/constants.py: ENV_VARS_TRUE_VALUES
 
@@ -58,11 +60,21 @@ def hub_endpoint() -> str:
     address = os.environ.get("HF_ENDPOINT")
     if not address:
         address = str(hub_library().constants.ENDPOINT)
+    return _checked("HF_ENDPOINT", address)
+
+
+def ollama_registry() -> str:
+    """EDGEKIT_OLLAMA_REGISTRY, or Ollama's own; without a slash at the end."""
+    variable = "EDGEKIT_OLLAMA_REGISTRY"
+    return _checked(variable, os.environ.get(variable) or DEFAULT_REGISTRY)
+
+
+def _checked(variable: str, address: str) -> str:
     try:
         site_of(address)
     except ValueError as error:
         raise UsageError(
-            f"HF_ENDPOINT={shown(address)!r} is not a web address: write https:// and the host"
+            f"{variable}={shown(address)!r} is not a web address: write https:// and the host"
         ) from error
     return address.rstrip("/")
 

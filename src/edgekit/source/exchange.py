@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from edgekit import __version__
-from edgekit.errors import RemoteInspectError
+from edgekit.errors import CancelledError, RemoteInspectError
 from edgekit.source.endpoint import hub_client, token_for
 from edgekit.source.failures import (
     Answer,
@@ -24,6 +25,7 @@ from edgekit.source.failures import (
     offline,
     unreachable,
 )
+from edgekit.source.public import Guard
 
 if TYPE_CHECKING:
     import httpx2
@@ -34,6 +36,9 @@ WANTED_STATUSES = frozenset({*range(200, 300), 304, 416})
 
 # Other bodies are read to their end so that the connection can be used again, up to this size.
 MAX_DRAINED_BYTES = 16 * 1024
+
+CALLED_OFF = "called off"
+_LOOK_EVERY_S = 0.05  # for somebody who gave up
 
 
 class Exchange:
@@ -48,6 +53,8 @@ class Exchange:
         want: Want,
         connect_timeout_s: float,
         read_timeout_s: float,
+        public_only: bool = False,
+        cancelled: threading.Event | None = None,
     ) -> None:
         self._url = url
         self._headers = headers
@@ -55,6 +62,9 @@ class Exchange:
         self._want = want
         self._connect_timeout_s = connect_timeout_s
         self._read_timeout_s = read_timeout_s
+        self._public_only = public_only
+        self._guard: Guard | None = None
+        self._cancelled = cancelled
         self._done = threading.Event()
         self._abandoned = False
         self._error: BaseException | None = None
@@ -66,17 +76,28 @@ class Exchange:
         self.trouble: Trouble | None = None
 
     def run(self, limit_s: float) -> bool:
-        """False when it was not done in time; raises what the exchange raised."""
+        """False when it was not done in time; raises what the exchange raised, and CancelledError."""
         client, token = hub_client(), token_for(self._url)
         threading.Thread(target=self._work, args=(client, token), daemon=True).start()
         try:
-            finished = self._done.wait(min(limit_s, threading.TIMEOUT_MAX))
+            finished = self._wait(min(limit_s, threading.TIMEOUT_MAX))
         finally:
             if not self._done.is_set():
                 self._abandon()
         if finished and self._error is not None:
             raise self._error
         return finished
+
+    def _wait(self, limit_s: float) -> bool:
+        if self._cancelled is None:
+            return self._done.wait(limit_s)
+        end = time.monotonic() + limit_s
+        while not self._done.wait(max(0.0, min(_LOOK_EVERY_S, end - time.monotonic()))):
+            if self._cancelled.is_set():
+                raise CancelledError(CALLED_OFF)
+            if time.monotonic() >= end:
+                return False
+        return True
 
     def _abandon(self) -> None:
         """Cut the connection, so that the thread ends instead of waiting for the next byte."""
@@ -97,6 +118,11 @@ class Exchange:
         from huggingface_hub.errors import OfflineModeIsEnabled
 
         try:
+            if self._public_only:
+                self._guard = Guard(self._url, name=self._name)
+                self._guard.check_host()
+            if self._abandoned:  # while the name was looked up
+                return
             with contextlib.closing(self._send(client, token)) as response:
                 self.connection = response.extensions.get("network_stream")
                 self._receive(response, token_sent=token is not None)
@@ -106,7 +132,7 @@ class Exchange:
             self.trouble = self._explain(error)
         except OfflineModeIsEnabled as error:
             raise offline(name=self._name) from error
-        except httpx2.InvalidURL as error:
+        except (httpx2.InvalidURL, UnicodeError) as error:  # UnicodeError: no host has such a name
             # Without the client's own words: they quote the parts, and one may be a password.
             raise RemoteInspectError(
                 f"{self._name}: this is not an address that can be asked for; check its spelling"
@@ -137,6 +163,10 @@ class Exchange:
     def _watch(self, event: str, info: Mapping[str, Any]) -> None:
         if event.endswith(("connect_tcp.complete", "start_tls.complete")):
             self.connection = info["return_value"]
+            if self._abandoned:  # while it was being made
+                self._abandon()
+        if self._guard is not None:
+            self._guard.watch(event, info)
 
     def _receive(self, response: httpx2.Response, *, token_sent: bool) -> None:
         headers = {name.lower(): value for name, value in response.headers.items()}

@@ -25,9 +25,9 @@ def models_in(path: str) -> tuple[str, ...]:
     return tuple(str(folder / name) for name in names) if len(names) > 1 else (path,)
 
 
-def is_here(name: str) -> bool:
-    """Whether it is a path on this machine that is there."""
-    return os.path.lexists(_expanded(name))
+def is_here(name: str, *, whole: bool = False) -> bool:
+    """Whether it is a path on this machine that is there; `whole`: one that does not depend on where we are."""
+    return (not whole or Path(name).is_absolute()) and os.path.lexists(_expanded(name))
 
 
 def _expanded(path: str) -> Path:

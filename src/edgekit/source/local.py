@@ -11,6 +11,7 @@ from edgekit.errors import HeaderError, NotFoundError
 from edgekit.source.choose import choose_files
 from edgekit.source.disk import (
     LocalFile,
+    Within,
     folders_in,
     is_folder,
     is_regular,
@@ -38,7 +39,7 @@ _COMMIT = re.compile(r"[A-Za-z0-9_.-]{1,64}(?<!\.)")
 _MAX_REF_BYTES = 256  # a ref holds one commit of 40 characters
 
 
-def locate_path(path: Path | str, reference: str) -> ModelFiles:
+def locate_path(path: Path | str, reference: str, *, within: Within = None) -> ModelFiles:
     """The model at a file, a shard of a set, or a folder.
 
     A config.json means the geometry alone; the folder it lies in means the weights too.
@@ -46,12 +47,12 @@ def locate_path(path: Path | str, reference: str) -> ModelFiles:
     path = Path(path)
     status = look_up(path)
     if stat.S_ISDIR(status.st_mode):
-        return _locate_folder(path, reference)
+        return _locate_folder(path, reference, within)
     require_regular(path, status)
     lowered = path.name.lower()
     if lowered.endswith(MODEL_SUFFIXES):
         return choose_files(
-            _files_with(path),
+            _files_with(path, within),
             reference=reference,
             label=path.name,
             origin=Origin.LOCAL,
@@ -60,16 +61,16 @@ def locate_path(path: Path | str, reference: str) -> ModelFiles:
     return _locate_unnamed(path, reference)
 
 
-def _locate_folder(folder: Path, reference: str) -> ModelFiles:
+def _locate_folder(folder: Path, reference: str, within: Within) -> ModelFiles:
     if _is_cached_repository(folder):
         snapshot = snapshot_folder(folder)
         if snapshot is None:
             raise NotFoundError(f"{folder} is a cache without a snapshot: download the model again")
         label = folder.name.removeprefix("models--").replace("--", "/")
-        files, origin = list_folder(snapshot), Origin.HUB_CACHE
+        files, origin = list_folder(snapshot, within=within), Origin.HUB_CACHE
     else:
         label = folder.name or str(folder)
-        files, origin = list_folder(folder), Origin.LOCAL
+        files, origin = list_folder(folder, within=within), Origin.LOCAL
     return choose_files(files, reference=reference, label=label, origin=origin)
 
 
@@ -79,18 +80,17 @@ def _is_cached_repository(folder: Path) -> bool:
     return named and is_folder(folder / "snapshots")
 
 
-def _files_with(path: Path) -> tuple[ModelFile, ...]:
+def _files_with(path: Path, within: Within) -> tuple[ModelFile, ...]:
     """The file, the rest of its set, and what goes with it."""
     folder, lowered = path.parent, path.name.lower()
     # By name, not from a listing: the folder may be a huge one.
     names = (path.name, *shard_names(path.name), *_BESIDE)
     paths = {name: folder / name for name in names if is_regular(folder / name)}
-    found = {name: model_file(beside) for name, beside in paths.items()}
+    found = {name: model_file(path) for name, path in paths.items()}
     if lowered.endswith((".gguf", ".index.json")):
         suffix = ".gguf" if lowered.endswith(".gguf") else ".safetensors"
-        found |= {
-            f.name: f for f in list_if_allowed(folder, depth=1) if f.name.lower().endswith(suffix)
-        }
+        beside = list_if_allowed(folder, depth=1, within=within)
+        found |= {file.name: file for file in beside if file.name.lower().endswith(suffix)}
     return tuple(found.values())
 
 

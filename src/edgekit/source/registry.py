@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from typing import TYPE_CHECKING
 
-from edgekit.errors import RemoteAccessError, RemoteNotFoundError, UsageError
-from edgekit.source.address import host_of, shown, site_of
+from edgekit.errors import RemoteAccessError, RemoteNotFoundError
+from edgekit.source.address import host_of
+from edgekit.source.endpoint import ollama_registry
 from edgekit.source.manifest import MAX_MANIFEST_BYTES, Layer, files_of_manifest
 from edgekit.source.remote import GGUF, JSON, HttpFile
 from edgekit.source.transport import Transport
@@ -18,14 +18,13 @@ if TYPE_CHECKING:
 
     from edgekit.source.reference import OllamaModel
 
-DEFAULT_REGISTRY = "https://registry.ollama.ai"
 _MANIFEST_TYPE = "application/vnd.docker.distribution.manifest.v2+json"
 
 
 def locate_ollama(model: OllamaModel, reach: Reach) -> ModelFiles:
     """The GGUF of `name:tag`, and its projectors. One request, for the manifest."""
     transport = Transport(reach)
-    registry = _registry(model)
+    registry = ollama_registry() if model.host is None else f"https://{model.host}"
     repository = f"{registry}/v2/{model.namespace}/{model.name}"
     label = model.label
     try:
@@ -55,18 +54,3 @@ def locate_ollama(model: OllamaModel, reach: Reach) -> ModelFiles:
     return files_of_manifest(
         bytes(reply.body), reference=label, label=label, origin=Origin.OLLAMA, opener=opener
     )
-
-
-def _registry(model: OllamaModel) -> str:
-    """EDGEKIT_OLLAMA_REGISTRY takes the place of Ollama's own: a mirror, for example."""
-    if model.host is not None:
-        return f"https://{model.host}"
-    address = os.environ.get("EDGEKIT_OLLAMA_REGISTRY") or DEFAULT_REGISTRY
-    try:
-        site_of(address)
-    except ValueError as error:
-        raise UsageError(
-            f"EDGEKIT_OLLAMA_REGISTRY={shown(address)!r} is not a web address: "
-            "write https:// and the host"
-        ) from error
-    return address.rstrip("/")

@@ -7,10 +7,10 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from edgekit.errors import RemoteInspectError
+from edgekit.errors import CancelledError, RemoteInspectError, RemoteTimeoutError
 from edgekit.source.address import host_of, redirect_target
 from edgekit.source.endpoint import is_offline
-from edgekit.source.exchange import WANTED_STATUSES, Exchange, Want
+from edgekit.source.exchange import CALLED_OFF, WANTED_STATUSES, Exchange, Want
 from edgekit.source.failures import Answer, Trouble, offline, status_error, status_trouble
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ class Transport:
         `settled` may end it at a redirect that already says enough.
         Raises for a status that will not change; what may pass comes back as trouble.
         """
+        self._check_wanted()
         if self._cut_off is not None:
             raise type(self._cut_off)(str(self._cut_off))  # several threads may hear it at once
         if not self.is_online:
@@ -135,8 +136,15 @@ class Transport:
     def pause(self, seconds: float, *, name: str) -> None:
         if seconds >= self.left_s:
             raise self._too_slow(name)
+        cancelled = self.reach.cancelled or threading.Event()
         with self._watch:
-            time.sleep(seconds)
+            cancelled.wait(seconds)
+        self._check_wanted()
+
+    def _check_wanted(self) -> None:
+        """Whether anybody still waits for it."""
+        if self.reach.cancelled is not None and self.reach.cancelled.is_set():
+            raise CancelledError(CALLED_OFF)
 
     @property
     def left_s(self) -> float:
@@ -167,6 +175,8 @@ class Transport:
             want=want,
             connect_timeout_s=min(self.reach.connect_timeout_s, left_s),
             read_timeout_s=min(self.reach.read_timeout_s, left_s),
+            public_only=self.reach.public_only,
+            cancelled=self.reach.cancelled,
         )
         try:
             with self._watch:
@@ -191,8 +201,8 @@ class Transport:
             trouble=trouble,
         )
 
-    def _too_slow(self, name: str) -> RemoteInspectError:
-        return RemoteInspectError(
+    def _too_slow(self, name: str) -> RemoteTimeoutError:
+        return RemoteTimeoutError(
             f"{name}: not done after {self.reach.total_timeout_s:g} s on the network "
             f"({self.reach.traffic.requests} requests); the server or the line is too slow: "
             "allow more time (--timeout), or download the file and give its path"

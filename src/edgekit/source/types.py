@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 MAX_FILE_BYTES = 2**63 - 1  # what a file system can hold: a larger size is a lie
@@ -117,5 +119,10 @@ class Reach:
     connect_timeout_s: float = 10.0
     read_timeout_s: float = 15.0
     total_timeout_s: float = 120.0  # for one reference, all requests together
+    public_only: bool = False  # True: nothing on this machine or in a private network is asked
+    # Folders: only a whole path is a path, and links that lead out of them are passed over. None: names are also looked
+    # for where the program was started.
+    within: tuple[Path, ...] | None = None
     traffic: Traffic = field(default_factory=Traffic, compare=False)
     progress: Callable[[str], None] | None = field(default=None, compare=False)  # one line of text
+    cancelled: threading.Event | None = field(default=None, compare=False)  # set: somebody gave up

@@ -1,0 +1,523 @@
+"""Only public servers may be asked: what is refused, and that nobody hears of it. And what is called off."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.hub.hub_files import gguf_header
+from tests.hub.nginx_hub import Hub
+from tests.hub.raw_server import Asked, RawServer, Say, Script, answer, hub_of, ranged
+
+from edgekit.errors import CancelledError, PrivateAddressError, RemoteInspectError
+from edgekit.estimation import open_or_download
+from edgekit.planning import name_model
+from edgekit.preflight import inspect_model_remote
+from edgekit.source import cache, locate
+from edgekit.source.reference import OllamaModel
+from edgekit.source.registry import locate_ollama
+from edgekit.source.remote import GGUF, HttpFile
+from edgekit.source.transport import Transport
+from edgekit.source.types import Reach
+
+Server = Callable[[Script], RawServer]
+CONTENT = bytes(range(256)) * 4096  # 1 MiB
+PUBLIC = "93.184.215.14"
+REFUSED = "is an address of this machine or of a private network, or leads to one"
+
+
+def honest(asked: Asked, say: Say) -> None:
+    say(ranged(CONTENT, asked))
+
+
+def open_file(url: str, reach: Reach) -> HttpFile:
+    return HttpFile(Transport(reach), url, name="the file", stride=GGUF)
+
+
+@pytest.fixture
+def public(reach: Reach) -> Reach:
+    return replace(reach, public_only=True)
+
+
+@pytest.fixture
+def resolver(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[str]], list[str]]:
+    """What the name models.example means, an answer for each time it is asked; the last one stays."""
+    real = socket.getaddrinfo
+
+    def set_answers(answers: Sequence[str]) -> list[str]:
+        asked: list[str] = []
+
+        def getaddrinfo(host: Any, port: Any, *args: Any, **kinds: Any) -> list[Any]:
+            if host != "models.example":
+                return real(host, port, *args, **kinds)
+            asked.append(host)
+            means = answers[min(len(asked), len(answers)) - 1].split()
+            return [found for one in means for found in real(one, port, *args, **kinds)]
+
+        monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+        return asked
+
+    return set_answers
+
+
+# --- addresses
+
+HERE = [
+    "127.0.0.1",
+    "127.1",
+    "127.000.1",
+    "2130706433",
+    "0x7f.1",
+    "0x7f000001",
+    "017700000001",
+    "0",
+    "0.0.0.0",
+    "localhost",
+    "LocalHost",
+    "[::ffff:127.0.0.1]",
+    "[0:0:0:0:0:FFFF:7F00:1]",
+    "public.example@127.0.0.1",
+    "public.example:80@127.0.0.1",
+    "8.8.8.8\\@127.0.0.1",
+    "127\u30020\u30020\u30021",
+]
+
+
+@pytest.mark.parametrize("host", HERE)
+def test_a_server_on_this_machine_hears_nothing(
+    host: str, raw_server: Server, public: Reach
+) -> None:
+    server = raw_server(honest)
+    url = f"http://{host}:{server.port}/a.gguf"
+    with pytest.raises(PrivateAddressError, match=f"^the file: .* {REFUSED}; .*--allow-private"):
+        open_file(url, public)
+    assert (server.connections, public.traffic.received_bytes) == (0, 0)
+    open_file(url, replace(public, public_only=False)).close()  # the form does lead there
+    assert server.connections == 1
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost.",
+        "127.0.0.1.",
+        "a.localhost",
+        "[::1]",
+        "[::]",
+        "[::127.0.0.1]",
+        "[64:ff9b::7f00:1]",
+        "[64:ff9b:1::808:808]",
+        "[2002:7f00:1::]",
+        "[2001:0:4136:e378:8000:63bf:80ff:fffe]",
+        "[fe80::1%25lo]",
+        "[fd00:ec2::254]",
+        "[ff02::1]",
+        "169.254.169.254",
+        "0xa9fea9fe",
+        "[::ffff:169.254.169.254]",
+        "metadata.google.internal",
+        "10.0.0.1",
+        "100.64.0.1",
+        "172.16.0.1",
+        "192.168.0.1",
+        "224.0.0.1",
+        "255.255.255.255",
+        "nas",
+        "printer.local",
+        "user@10.0.0.1",
+    ],
+)
+def test_other_private_addresses(host: str, public: Reach) -> None:
+    with pytest.raises(PrivateAddressError, match=REFUSED):
+        open_file(f"http://{host}/a.gguf", public)
+    with pytest.raises(PrivateAddressError, match=REFUSED):
+        open_file(f"https://{host}:8443/a.gguf", public)
+
+
+@pytest.mark.parametrize("host", ["a..example", "a" * 64 + ".example", "\u2460\u2461.example"])
+def test_a_host_that_can_be_none(host: str, reach: Reach, public: Reach) -> None:
+    for one in (reach, public):
+        with pytest.raises(RemoteInspectError, match="not an address that can be asked for"):
+            open_file(f"http://{host}/a.gguf", one)
+
+
+@pytest.mark.parametrize(
+    "means",
+    ["127.0.0.1", "10.0.0.1", f"{PUBLIC} 127.0.0.1", f"127.0.0.1 {PUBLIC}", f"{PUBLIC} ::1"],
+)
+def test_a_name_is_what_all_its_addresses_are(
+    means: str,
+    raw_server: Server,
+    public: Reach,
+    resolver: Callable[[Sequence[str]], list[str]],
+) -> None:
+    server, asked = raw_server(honest), resolver([means])
+    with pytest.raises(PrivateAddressError, match=f"models.example {REFUSED}"):
+        open_file(f"http://models.example:{server.port}/a.gguf", public)
+    assert (server.connections, len(asked)) == (0, 1)  # and it is not tried again
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_name_that_means_something_else_the_second_time(
+    scheme: str,
+    raw_server: Server,
+    public: Reach,
+    resolver: Callable[[Sequence[str]], list[str]],
+) -> None:
+    server, asked = raw_server(honest), resolver([PUBLIC, "127.0.0.1"])
+    with pytest.raises(PrivateAddressError, match=f"models.example {REFUSED}"):
+        open_file(f"{scheme}://models.example:{server.port}/a.gguf", public)
+    until(lambda: server.connections == 1)
+    assert (server.asked, len(asked)) == ([], 2)  # not a byte, not even of TLS
+
+
+def until(happened: Callable[[], bool]) -> None:
+    for _ in range(100):
+        if happened():
+            return
+        time.sleep(0.02)
+    pytest.fail("it did not happen in 2 s")
+
+
+def test_a_name_that_means_nothing_is_said_as_before(public: Reach) -> None:
+    with pytest.raises(RemoteInspectError, match=r"cannot reach models\.invalid") as caught:
+        open_file("http://models.invalid/a.gguf", public)
+    assert not isinstance(caught.value, PrivateAddressError)
+
+
+def test_a_name_server_that_never_answers(public: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(1.5))
+    started = time.monotonic()
+    with pytest.raises(RemoteInspectError, match=r"not done after 0\.4 s"):
+        open_file("https://models.example/a.gguf", replace(public, total_timeout_s=0.4))
+    assert time.monotonic() - started < 1.2
+
+
+# --- sites that whoever runs this chose
+
+
+def test_the_chosen_sites_may_be_private(hub: Hub, public: Reach) -> None:
+    transport = Transport(public)
+    tree = f"{hub.endpoint}/api/models/acme/tiny-GGUF/tree/main"
+    assert b"tiny-Q4_K_M.gguf" in transport.get(tree, name="tree", limit_bytes=10_000).body
+    manifest = f"{hub.endpoint}/v2/library/tiny/manifests/latest"
+    assert transport.get(manifest, name="manifest", limit_bytes=10_000).body
+    assert len(hub.log("hub")) == 2
+
+
+@pytest.mark.parametrize("variable", ["HF_ENDPOINT", "EDGEKIT_OLLAMA_REGISTRY"])
+def test_a_site_is_scheme_host_and_port(
+    variable: str, raw_server: Server, public: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen, other = raw_server(honest), raw_server(honest)
+    monkeypatch.setenv(variable, f"http://LOCALHOST:{chosen.port}/mirror/")
+    open_file(f"http://localhost:{chosen.port}/a.gguf", public).close()
+    for url in (
+        f"http://127.0.0.1:{chosen.port}/a.gguf",
+        f"https://localhost:{chosen.port}/a.gguf",
+        f"http://localhost:{other.port}/a.gguf",
+        f"http://localhost:{chosen.port}@127.0.0.1:{other.port}/a.gguf",
+    ):
+        with pytest.raises(PrivateAddressError):
+            open_file(url, public)
+    assert (chosen.connections, other.connections) == (1, 0)
+
+
+def test_an_open_connection_serves_nobody_else(
+    hub: Hub, public: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nginx keeps the connection of the first request open."""
+    url = f"{hub.endpoint}/api/models/acme/tiny-GGUF/tree/main"
+    Transport(public).get(url, name="tree", limit_bytes=10_000)
+    monkeypatch.setenv("HF_ENDPOINT", "https://huggingface.co")
+    monkeypatch.delenv("EDGEKIT_OLLAMA_REGISTRY")
+    with pytest.raises(PrivateAddressError):
+        Transport(public).get(url, name="tree", limit_bytes=10_000)
+    assert len(hub.log("hub")) == 1
+
+
+def test_a_setting_that_is_no_address_is_no_site(
+    raw_server: Server, public: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = raw_server(honest)
+    monkeypatch.setenv("EDGEKIT_OLLAMA_REGISTRY", "localhost")
+    monkeypatch.setenv("HF_ENDPOINT", server.address)
+    open_file(f"{server.address}/a.gguf", public).close()
+    with pytest.raises(PrivateAddressError):
+        open_file("http://localhost/a.gguf", public)
+
+
+# --- redirects
+
+
+@pytest.mark.parametrize("status", ["301 Moved", "302 Found", "303 See", "307 Moved", "308 Moved"])
+def test_a_redirect_to_another_private_server(
+    status: str, raw_server: Server, public: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = raw_server(honest)
+    target = {"Location": f"http://127.0.0.1:{other.port}/a.gguf"}
+    chosen = raw_server(lambda _, say: say(answer(status, target)))
+    monkeypatch.setenv("HF_ENDPOINT", chosen.address)
+    url = f"{chosen.address}/a.gguf"
+    with pytest.raises(PrivateAddressError, match=REFUSED):
+        open_file(url, public)
+    assert (len(chosen.asked), other.connections) == (1, 0)
+    open_file(url, replace(public, public_only=False)).close()
+    assert other.connections == 1
+
+
+def test_the_last_of_several_redirects(
+    raw_server: Server, public: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = raw_server(honest)
+
+    def script(asked: Asked, say: Say) -> None:
+        last = f"http://0x7f.1:{other.port}/a.gguf"
+        say(answer("302 Found", {"Location": f"/{asked.number}" if asked.number < 4 else last}))
+
+    chosen = raw_server(script)
+    monkeypatch.setenv("HF_ENDPOINT", chosen.address)
+    with pytest.raises(PrivateAddressError, match=rf"0x7f\.1 {REFUSED}"):
+        open_file(f"{chosen.address}/a.gguf", public)
+    assert (len(chosen.asked), other.connections) == (4, 0)
+
+
+def test_a_listing_and_a_manifest_do_not_lead_there_either(
+    raw_server: Server, public: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = raw_server(honest)
+    target = {"Location": f"{other.address}/secrets"}
+    chosen = raw_server(lambda _, say: say(answer("302 Found", target)))
+    monkeypatch.setenv("HF_ENDPOINT", chosen.address)
+    monkeypatch.setenv("EDGEKIT_OLLAMA_REGISTRY", chosen.address)
+    for reference in (
+        "acme/raw",
+        "acme/raw/a.gguf",
+        "tiny:latest",
+        "tiny",
+        other.address + "/a.gguf",
+    ):
+        with pytest.raises(PrivateAddressError, match=REFUSED):
+            inspect_model_remote(reference, reach=public)
+    with pytest.raises(PrivateAddressError, match=REFUSED):
+        locate_ollama(OllamaModel(name="tiny", host=f"127.0.0.1:{other.port}"), public)
+    assert (len(chosen.asked), other.connections) == (4, 0)
+
+
+# --- nothing else is taken in its place
+
+
+def test_not_the_hubs_cache(
+    raw_server: Server, public: Reach, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    header = gguf_header()
+    snapshot = tmp_path / "hub/models--acme--raw/snapshots" / ("5eed" * 10)
+    snapshot.mkdir(parents=True)
+    (snapshot / "raw-Q4_K_M.gguf").write_bytes(header)
+    refs = tmp_path / "hub/models--acme--raw/refs"
+    refs.mkdir()
+    (refs / "main").write_text("5eed" * 10)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    reach = replace(public, read_timeout_s=0.5)
+    assert "the hub did not show it" in locate("acme/raw", reach=reach).notes[-1]
+    chosen = raw_server(lambda _, say: say(answer("302 Found", {"Location": "http://10.0.0.1/"})))
+    monkeypatch.setenv("HF_ENDPOINT", chosen.address)
+    for look in (locate, inspect_model_remote):
+        with pytest.raises(PrivateAddressError, match=REFUSED):
+            look("acme/raw", reach=public)
+
+
+def test_not_the_catalog_and_no_download(
+    raw_server: Server, public: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is listed, and the redirect of its content leads to a private server."""
+    target = {"Location": "http://169.254.169.254/latest"}
+    script = hub_of({"raw.gguf": b"x"}, lambda _, say: say(answer("302 Found", target)))
+    chosen = raw_server(script)
+    monkeypatch.setenv("HF_ENDPOINT", chosen.address)
+    with pytest.raises(PrivateAddressError, match=rf"169\.254\.169\.254 {REFUSED}"):
+        name_model("Qwen/Qwen3-8B", reach=public)  # the catalog has it
+    with pytest.raises(PrivateAddressError, match=r"allows it\)$"):  # no word about a download
+        open_or_download("acme/raw", reach=public, confirm=lambda _: True)
+
+
+def test_the_librarys_own_requests_are_not_made(
+    raw_server: Server, public: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It follows redirects wherever they lead: no full download where only public servers may be asked."""
+    said = answer("200 OK", {"Content-Type": "application/octet-stream"}, b"x" * 1_000_000)
+    chosen = raw_server(hub_of({"raw.gguf": b"x" * 1_000_000}, lambda _, say: say(said)))
+    monkeypatch.setenv("HF_ENDPOINT", chosen.address)
+    with pytest.raises(RemoteInspectError, match="A full download may answer it and was not all"):
+        open_or_download("acme/raw", reach=public, confirm=lambda _: True)
+    assert not [asked.line for asked in chosen.asked if asked.line.startswith("HEAD")]
+
+
+# --- proxies
+
+
+@pytest.mark.parametrize("means", [PUBLIC, "models.invalid"])  # known here, or to the proxy alone
+def test_a_proxy_may_be_private(
+    means: str,
+    raw_server: Server,
+    public: Reach,
+    monkeypatch: pytest.MonkeyPatch,
+    resolver: Callable[[Sequence[str]], list[str]],
+) -> None:
+    proxy = raw_server(honest)
+    resolver([means])
+    monkeypatch.setenv("HTTP_PROXY", proxy.address)
+    open_file("http://models.example/a.gguf", public).close()
+    assert proxy.asked[0].line == "GET http://models.example/a.gguf HTTP/1.1"
+
+
+@pytest.mark.parametrize(
+    "host", ["169.254.169.254", "127.1", "localhost", "metadata.google.internal"]
+)
+def test_a_proxy_is_not_asked_for_a_private_address(
+    host: str, raw_server: Server, public: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy = raw_server(honest)
+    monkeypatch.setenv("HTTP_PROXY", proxy.address)
+    with pytest.raises(PrivateAddressError):
+        open_file(f"http://{host}/a.gguf", public)
+    assert proxy.connections == 0
+
+
+# --- called off
+
+
+@contextlib.contextmanager
+def called_off() -> Iterator[threading.Event]:
+    """The event is set in 0.2 s, and what runs inside ends at once then: its threads too."""
+    event, set_at = threading.Event(), [0.0]
+
+    def give_up() -> None:
+        set_at[0] = time.monotonic()
+        event.set()
+
+    timer = threading.Timer(0.2, give_up)
+    timer.start()
+    with pytest.raises(CancelledError, match=r"^called off$"):
+        yield event
+    ended_at = time.monotonic()
+    timer.join()
+    assert 0.0 < ended_at - set_at[0] < 0.3
+
+
+def exchanges() -> int:
+    """Threads that wait for a server."""
+    return sum(thread.name.endswith("(_work)") for thread in threading.enumerate())
+
+
+def drip(_: Asked, say: Say) -> None:
+    for byte in ranged(CONTENT, Asked("", {"range": "bytes=0-99"}, 1)):
+        say(bytes([byte]))
+        time.sleep(0.05)
+
+
+def stalled(asked: Asked, say: Say) -> None:
+    say(ranged(CONTENT, asked)[:1000])
+    time.sleep(1.0)
+
+
+SLOW: dict[str, Script] = {
+    "silent": lambda _asked, _say: time.sleep(1.5),
+    "head byte by byte": drip,
+    "body stalls": stalled,
+    "asks to wait": lambda _, say: say(answer("503 Busy", {"Retry-After": "5"})),
+}
+
+
+@pytest.mark.parametrize("script", SLOW.values(), ids=SLOW)
+def test_a_slow_server_is_called_off(script: Script, raw_server: Server, reach: Reach) -> None:
+    server = raw_server(script)
+    with called_off() as event:
+        patient = replace(reach, cancelled=event, read_timeout_s=9.0)
+        open_file(f"{server.address}/a.gguf", patient)
+    assert len(server.asked) == 1
+    until(lambda: exchanges() == 0)  # the connection is cut
+
+
+def test_a_name_server_is_called_off(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(1.0))
+    for public_only in (True, False):
+        with called_off() as event:
+            one = replace(reach, cancelled=event, public_only=public_only)
+            open_file("http://models.example/a.gguf", one)
+
+
+def test_what_was_called_off_while_its_name_was_looked_up_is_not_sent(
+    raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, real = raw_server(honest), socket.getaddrinfo
+
+    def slow(*args: Any, **kinds: Any) -> Any:
+        time.sleep(0.5)
+        return real("127.0.0.1", *args[1:], **kinds)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    with called_off() as event:
+        open_file(f"http://models.example:{server.port}/a.gguf", replace(reach, cancelled=event))
+    until(lambda: exchanges() == 0)
+    assert server.asked == []
+
+
+def test_nothing_is_asked_after_it_was_called_off(raw_server: Server, reach: Reach) -> None:
+    server, event = raw_server(honest), threading.Event()
+    file = open_file(f"{server.address}/a.gguf", replace(reach, cancelled=event))
+    event.set()
+    with pytest.raises(CancelledError):
+        file.read(600_000, 10)
+    assert file.read(0, 10) == CONTENT[:10]  # what is here needs nobody
+    file.close()
+    with pytest.raises(CancelledError):
+        open_file(f"{server.address}/a.gguf", replace(reach, cancelled=event))
+    assert server.connections == 1
+
+
+def test_half_a_header_is_not_kept(raw_server: Server, reach: Reach) -> None:
+    """The keys of this file need three ranges; the second does not come the first time."""
+    content = gguf_header(vocabulary=60_000) + bytes(1 << 20)
+
+    def script(asked: Asked, say: Say) -> None:
+        if asked.number == 2:
+            time.sleep(1.0)
+        else:
+            say(ranged(content, asked, {"ETag": '"a"'}))
+
+    server = raw_server(script)
+    url = f"{server.address}/a.gguf"
+    reach = replace(reach, cache=True)
+    with called_off() as event:
+        inspect_model_remote(url, reach=replace(reach, cancelled=event))
+    assert cache.load(url) is None
+    inspect_model_remote(url, reach=replace(reach, cancelled=threading.Event()))
+    assert cache.holds(url)
+
+
+def test_shards_that_are_read_side_by_side_are_called_off_together(
+    raw_server: Server, reach: Reach
+) -> None:
+    server = raw_server(SLOW["silent"])
+    with called_off() as event:
+        patient = replace(reach, cancelled=event, read_timeout_s=9.0)
+        inspect_model_remote(f"{server.address}/a-00001-of-00006.gguf", reach=patient)
+    until(lambda: exchanges() == 0)
+
+
+def test_an_event_that_is_never_set_changes_nothing(raw_server: Server, reach: Reach) -> None:
+    reach = replace(reach, cancelled=threading.Event(), total_timeout_s=0.5)
+    open_file(f"{raw_server(honest).address}/a.gguf", reach).close()
+    started = time.monotonic()
+    with pytest.raises(RemoteInspectError, match=r"not done after 0\.5 s"):
+        open_file(f"{raw_server(drip).address}/a.gguf", reach)
+    assert time.monotonic() - started < 1.0

@@ -1,0 +1,153 @@
+"""Which addresses are public, written in every form that reaches them."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import httpx2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgekit.source.public import connected_place, is_elsewhere, is_local_name, is_public
+
+NOT_PUBLIC = [
+    "0.0.0.0",
+    "0.1.2.3",
+    "10.0.0.1",
+    "100.64.0.1",
+    "100.127.255.255",
+    "127.0.0.1",
+    "127.255.255.254",
+    "169.254.169.254",
+    "172.16.0.1",
+    "172.31.255.255",
+    "192.0.0.8",
+    "192.0.2.1",
+    "192.88.99.1",
+    "192.168.0.1",
+    "198.18.0.1",
+    "198.51.100.7",
+    "203.0.113.7",
+    "224.0.0.251",
+    "239.255.255.250",
+    "240.0.0.1",
+    "255.255.255.255",
+    "::",
+    "::1",
+    "::7f00:1",  # IPv4-compatible 127.0.0.1
+    "::ffff:127.0.0.1",
+    "::ffff:169.254.169.254",
+    "::ffff:0:7f00:1",  # IPv4-translated
+    "64:ff9b::7f00:1",  # NAT64 of 127.0.0.1
+    "64:ff9b::a9fe:a9fe",  # of 169.254.169.254
+    "64:ff9b:1::808:808",  # NAT64 of a local prefix
+    "100::1",
+    "2001::1",  # Teredo
+    "2001:0:4136:e378:8000:63bf:80ff:fffe",  # Teredo of 127.0.0.1
+    "2001:db8::1",
+    "2002:7f00:1::1",  # 6to4 of 127.0.0.1
+    "2002:a9fe:a9fe::",  # of 169.254.169.254
+    "3fff::1",
+    "5f00::1",
+    "fc00::1",
+    "fd00:ec2::254",  # the metadata service of a cloud
+    "fe80::1",
+    "fe80::1%eth0",
+    "fec0::1",
+    "ff02::1",
+]
+PUBLIC = [
+    "1.1.1.1",
+    "8.8.8.8",
+    "100.63.255.255",
+    "100.128.0.0",
+    "172.32.0.1",
+    "223.255.255.255",
+    "::ffff:8.8.8.8",
+    "64:ff9b::808:808",
+    "2002:808:808::1",
+    "2001:200::1",
+    "2606:4700:4700::1111",
+    "2a00:1450:4001:80b::200e",
+]
+
+
+@pytest.mark.parametrize("address", NOT_PUBLIC)
+def test_not_public(address: str) -> None:
+    assert not is_public(address)
+
+
+@pytest.mark.parametrize("address", PUBLIC)
+def test_public(address: str) -> None:
+    assert is_public(address)
+
+
+@given(address=st.ip_addresses())
+def test_what_is_public_is_global_to_the_standard_library_too(
+    address: ipaddress.IPv4Address | ipaddress.IPv6Address,
+) -> None:
+    if not is_public(str(address)):
+        return
+    if isinstance(address, ipaddress.IPv6Address):
+        address = address.ipv4_mapped or address.sixtofour or address
+        if address in ipaddress.ip_network("64:ff9b::/96"):
+            address = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+    assert address.is_global
+    assert not any((address.is_multicast, address.is_reserved, address.is_private))
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("localhost", True),
+        ("LOCALHOST.", True),
+        ("a.localhost", True),
+        ("printer.local", True),
+        ("router.home.arpa", True),
+        ("metadata.google.internal", True),
+        ("intranet", True),
+        (".", True),
+        ("huggingface.co", False),
+        ("mylocalhost.com", False),
+        ("local.example", False),
+        ("127.0.0.1", False),  # a number: is_public says what it is
+        ("2130706433", False),
+        ("0x7f000001", False),
+        ("::1", False),
+    ],
+)
+def test_names_of_machines_near_by(host: str, *, expected: bool) -> None:
+    assert is_local_name(host) is expected
+
+
+def test_a_connection_to_an_own_address_stays_on_this_machine() -> None:
+    assert is_elsewhere("8.8.8.8", "192.168.0.7")
+    assert not is_elsewhere("8.8.8.8", "8.8.8.8")  # a server that has a public address itself
+    assert not is_elsewhere("192.168.0.1", "192.168.0.7")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:9/",
+        "http://LocalHost.:9/",
+        "http://user:word@127.1:9/",
+        "http://[::1]:9/",
+        "http://[::FFFF:127.0.0.1]:9/",
+        "http://127\u30020\u30020\u30021:9/",  # ideographic full stops
+        "http://127.0.0.1%00.example.com:9/",
+        "https://localhost:9/",
+    ],
+)
+def test_the_client_connects_to_the_place_that_was_checked(url: str) -> None:
+    """Were it another place, the guard would take it for a proxy's."""
+    places = []
+
+    def trace(event: str, info: dict[str, object]) -> None:
+        if event == "connection.connect_tcp.started":
+            places.append((info["host"], info["port"]))
+
+    with httpx2.Client(trust_env=False) as client, pytest.raises(httpx2.ConnectError):
+        client.get(url, extensions={"trace": trace})
+    assert places == [connected_place(httpx2.URL(url))]
