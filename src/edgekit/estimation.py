@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.engine.types import Model
 from edgekit.errors import (
+    PrivateAddressError,
     RemoteAccessError,
     RemoteInspectError,
     RemoteNotFoundError,
@@ -44,10 +45,10 @@ def open_model(
     name = os.fspath(reference)
     try:
         return _opened(locate(name, reach=reach or Reach()), depth)
-    except (RemoteNotFoundError, RemoteAccessError):
-        raise  # the server was reached, and it said no
+    except (RemoteNotFoundError, RemoteAccessError, PrivateAddressError):
+        raise  # the server was reached, and it said no; or it may not be asked
     except RemoteInspectError as error:
-        cached = cached_in_need(name, error)
+        cached = cached_in_need(name, error, reach=reach)
         if cached is None:
             raise
         return _opened(cached, depth)
@@ -67,6 +68,8 @@ def open_or_download(
     end = time.monotonic() + reach.total_timeout_s
     try:
         return open_model(reference, reach=reach)
+    except PrivateAddressError:
+        raise  # a download would go there too
     except RemoteInspectError as error:
         left = end - time.monotonic()
         if left <= 0:  # whoever waited so long is not asked to wait again

@@ -14,6 +14,7 @@ from edgekit.engine import engine_for, engine_name
 from edgekit.engine.llamacpp.as_gguf import convert
 from edgekit.errors import (
     NotFoundError,
+    PrivateAddressError,
     RefusedError,
     RemoteAccessError,
     RemoteInspectError,
@@ -142,13 +143,14 @@ def name_model(
     where it is there.
     """
     name = os.fspath(reference)
-    catalog = Catalog(entries=()) if is_here(name) else read_catalog()  # a file needs none
+    is_file = is_here(name, whole=reach is not None and reach.within is not None)
+    catalog = Catalog(entries=()) if is_file else read_catalog()  # a file needs none
     entry: Entry | None = None
     is_said = name.lower().startswith(CATALOG)
     if is_said:
         name = name[len(CATALOG) :]
         entry = find_entry(name, catalog)
-    elif not is_here(name):
+    elif not is_file:
         entry = _known(name, catalog)
     if entry is not None and (is_said or "/" not in name) and not entry.is_users:
         return Named(name=name, catalog=catalog, entry=entry, notes=base_note(entry))
@@ -164,6 +166,8 @@ def name_model(
         if any(sign in name for sign in "/\\:."):
             raise  # a path, an address, a name with a tag
         raise _with_near(error, name, catalog) from error
+    except PrivateAddressError:
+        raise  # the catalog's word for it would hide what was refused
     except RemoteInspectError as error:
         said_no = isinstance(error, RemoteNotFoundError | RemoteAccessError)
         if entry is None or (said_no and not entry.is_users):
@@ -205,6 +209,8 @@ def plan_model(
     Such a file may be larger than its name says: then the next smaller one is looked at.
     """
     wish = wish_of(named, wanted)
+    if reach is not None:
+        wish = replace(wish, cancelled=reach.cancelled)
     while True:
         plan = make_plan(wish, thorough=thorough)
         chosen = plan.variant

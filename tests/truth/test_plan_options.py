@@ -16,9 +16,10 @@ from tests.recorded import gguf_files, header_bytes, models
 from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.wishes import GEMMA, LLAMA, MOE, any_mix, gguf, one_file, rated
 
-from edgekit.cli import llamacpp_options
-from edgekit.cli.asking import CONTEXT
-from edgekit.cli.flags import COMMON, given_flags, read_flags
+from edgekit.asking import llamacpp_options
+from edgekit.asking.bills import CONTEXT
+from edgekit.asking.flags import COMMON, read_flags
+from edgekit.cli.engine_flags import given_flags
 from edgekit.cli.parser import build_parser
 from edgekit.engine.llamacpp import estimate
 from edgekit.engine.llamacpp.companions import with_drafter

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -23,11 +24,16 @@ class Model:
     _kept: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def keep(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` gave when it was first asked for under this key."""
+        """What `make` gave when it was first asked for under this key. Threads may ask side by side."""
         try:
             kept: T = self._kept[key]
         except KeyError:
             while len(self._kept) >= MOST_KEPT:
-                self._kept.pop(next(iter(self._kept)))
+                with suppress(KeyError, RuntimeError, StopIteration):  # another thread was quicker
+                    del self._kept[next(iter(self._kept))]
             kept = self._kept[key] = make()
         return kept
+
+    def forget(self) -> None:
+        """What engines worked out for it takes no memory any more."""
+        self._kept.clear()

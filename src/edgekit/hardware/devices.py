@@ -140,6 +140,17 @@ def usual_devices() -> tuple[Device, ...]:
     return tuple(sorted(usual, key=lambda device: (device.usable_bytes, device.name)))
 
 
+def listed_devices() -> tuple[Device, ...]:
+    """All: those that people buy or rent today first, then kind by kind, the smallest first."""
+    kinds = list(Kind)
+    return tuple(
+        sorted(
+            all_devices(),
+            key=lambda one: (not one.usual, kinds.index(one.kind), one.usable_bytes, one.name),
+        )
+    )
+
+
 @cache
 def all_devices() -> tuple[Device, ...]:
     found: dict[str, Device] = {}

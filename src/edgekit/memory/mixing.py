@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from edgekit.errors import RefusedError, UsageError
 from edgekit.geometry.types import Attention, LatentAttention, ModelGeometry, NoCache, SharedCache
@@ -49,11 +50,33 @@ def mix_tensors(
     tensors: Iterable[LaidTensor], mix: str, model: MixFacts, *, imatrix: bool | None = None
 ) -> tuple[LaidTensor, ...]:
     """The same tensors at that mix. `imatrix`: made with an importance matrix; None: where it must be."""
+    return mix_met(in_order(tensors), mix, model, imatrix=imatrix)
+
+
+class Met(NamedTuple):
+    """A tensor as llama-quantize meets it, whatever the mix."""
+
+    tensor: LaidTensor
+    block: int
+    kind: Kind
+    is_quantised: bool
+
+
+def in_order(tensors: Iterable[LaidTensor]) -> tuple[Met, ...]:
+    """Block by block."""
+    met = (Met(one, _block(one.name), kind_of(one.name), _is_quantised(one)) for one in tensors)
+    return tuple(sorted(met, key=lambda one: (one.block, one.tensor.name)))
+
+
+def mix_met(
+    met: Sequence[Met], mix: str, model: MixFacts, *, imatrix: bool | None = None
+) -> tuple[LaidTensor, ...]:
+    """`mix_tensors` of tensors that are in order."""
     row = mix_row(mix)
     used = row.needs_imatrix if imatrix is None else imatrix
-    ordered = sorted(tensors, key=lambda tensor: (_block(tensor.name), tensor.name))
-    chooser = _Chooser(row, model, imatrix=used, values=sum(_is_value(t.name) for t in ordered))
-    return tuple(chooser.mixed(tensor) for tensor in ordered)
+    values = sum(one.kind is Kind.VALUE for one in met)
+    chooser = _Chooser(row, model, imatrix=used, values=values)
+    return tuple(chooser.mixed(one) for one in met)
 
 
 def mix_row(mix: str) -> MixRow:
@@ -113,15 +136,15 @@ class _Chooser:
         self.row, self.model, self.imatrix, self.values = row, model, imatrix, values
         self.met = dict.fromkeys(Kind, 0)
 
-    def mixed(self, tensor: LaidTensor) -> LaidTensor:
-        if not _is_quantised(tensor):
-            return tensor
+    def mixed(self, met: Met) -> LaidTensor:
+        if not met.is_quantised:
+            return met.tensor
         base = by_name(self.row.base)
-        chosen = base if base.block_elements == 1 else self._chosen(tensor)
-        return LaidTensor(name=tensor.name, shape=tensor.shape, type=chosen)
+        chosen = base if base.block_elements == 1 else self._chosen(met)
+        return LaidTensor(name=met.tensor.name, shape=met.tensor.shape, type=chosen)
 
-    def _chosen(self, tensor: LaidTensor) -> TensorType:
-        kind = kind_of(tensor.name)
+    def _chosen(self, met: Met) -> TensorType:
+        tensor, kind = met.tensor, met.kind
         if kind is Kind.OUTPUT or (kind is Kind.EMBEDDING and self.model.tied):
             name = self._output(tensor)
         elif self.row.name == "MXFP4_MOE":
@@ -129,26 +152,27 @@ class _Chooser:
         elif kind is Kind.EMBEDDING:
             name = self.row.embedding or self.row.base
         else:
-            name = self._in_layer(kind, tensor.name)
+            name = self._in_layer(met)
         return _fitting(name, tensor)
 
     def _output(self, tensor: LaidTensor) -> str:
         uneven = tensor.shape[-1] % by_name(self.row.base).block_elements
         return "Q8_0" if uneven or self.model.architecture == "falcon" else self.row.output
 
-    def _in_layer(self, kind: Kind, name: str) -> str:
-        place = self._place(kind, name)
+    def _in_layer(self, met: Met) -> str:
+        kind, place = met.kind, self._place(met)
         self.met[kind] += 1
         cases = self.row.cases(kind)
         chosen = next((type_ for when, type_ in cases if when(place)), "") or self.row.base
         return self._raised(chosen) if kind is Kind.VALUE and self.row.raises_values else chosen
 
-    def _place(self, kind: Kind, name: str) -> Place:
+    def _place(self, met: Met) -> Place:
+        kind = met.kind
         of = self.values if kind is Kind.VALUE else self.model.layers
         by_layer = self.model.experts > 1 and kind in {Kind.DOWN, Kind.GATE, Kind.UP}
         index = self.met[kind]
         if by_layer and not (kind is Kind.DOWN and self.row.down_by_count):
-            index = _block(name)
+            index = met.block
         return Place(index=index, of=of, model=self.model, imatrix=self.imatrix)
 
     def _raised(self, chosen: str) -> str:
@@ -179,10 +203,6 @@ _PARTS = (
 )
 _KEPT = re.compile("|".join(map(re.escape, KEPT_PARTS)))
 _BLOCK = re.compile(r"blk\.(\d{1,9})\.")
-
-
-def _is_value(name: str) -> bool:
-    return kind_of(name) is Kind.VALUE
 
 
 def _block(name: str) -> int:

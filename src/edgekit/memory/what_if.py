@@ -8,13 +8,16 @@ from edgekit.basis import Basis
 from edgekit.geometry.types import ModelGeometry
 from edgekit.header.types import ModelHeader
 from edgekit.memory.gguf_layout import gguf_tensors
+from edgekit.memory.mix_table import MixFacts
 from edgekit.memory.mixing import (
     LaidTensor,
+    Met,
     facts_of_geometry,
     facts_of_header,
+    in_order,
     laid_tensors,
+    mix_met,
     mix_row,
-    mix_tensors,
 )
 
 # model_types that a GGUF knows by another name, as far as the rules of a mix ask for it.
@@ -50,6 +53,34 @@ class MixedModel:
         return self.tensor_bytes * 8 / max(sum(tensor.elements for tensor in self.tensors), 1)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Laid:
+    """The tensors that a mix is made of, whatever the mix."""
+
+    met: tuple[Met, ...] = field(repr=False)
+    facts: MixFacts
+    basis: Basis
+    because: str  # with a place for the name of the mix
+
+
+def lay(header: ModelHeader, geometry: ModelGeometry) -> Laid:
+    """From the directory of a GGUF where there is one, else from the tensors its geometry implies.
+
+    UnknownArchitectureError for a family without a list of tensors.
+    """
+    if header.keys and header.tensors:
+        laid = laid_tensors(header)
+        told = f"{len(laid):,} tensors of the file, each at the type {{}} gives it"
+        return Laid(
+            met=in_order(laid), facts=facts_of_header(header), basis=Basis.EXACT, because=told
+        )
+    laid = gguf_tensors(geometry, header.config or None)
+    facts = facts_of_geometry(geometry, _IN_GGUF.get(geometry.architecture, geometry.architecture))
+    named = geometry.architecture.replace("{", "{{").replace("}", "}}")
+    told = f"{len(laid):,} tensors that a {named} has, at {{}}"
+    return Laid(met=in_order(laid), facts=facts, basis=Basis.MODELLED, because=told)
+
+
 def at_mix(
     header: ModelHeader, geometry: ModelGeometry, mix: str, *, imatrix: bool | None = None
 ) -> MixedModel:
@@ -58,21 +89,12 @@ def at_mix(
     UsageError for an unknown mix, UnknownArchitectureError for a family without a list of tensors, RefusedError where
     llama-quantize itself gives up.
     """
+    mix_row(mix)
+    return laid_at_mix(lay(header, geometry), mix, imatrix=imatrix)
+
+
+def laid_at_mix(laid: Laid, mix: str, *, imatrix: bool | None = None) -> MixedModel:
+    """The same of tensors that were laid out before."""
     name = mix_row(mix).name
-    if header.keys and header.tensors:
-        laid, facts = laid_tensors(header), facts_of_header(header)
-        basis, because = (
-            Basis.EXACT,
-            f"{len(laid):,} tensors of the file, each at the type {name} gives it",
-        )
-    else:
-        laid = gguf_tensors(geometry, header.config or None)
-        facts = facts_of_geometry(
-            geometry, _IN_GGUF.get(geometry.architecture, geometry.architecture)
-        )
-        basis, because = (
-            Basis.MODELLED,
-            f"{len(laid):,} tensors that a {geometry.architecture} has, at {name}",
-        )
-    mixed = mix_tensors(laid, name, facts, imatrix=imatrix)
-    return MixedModel(mix=name, tensors=mixed, basis=basis, because=because)
+    mixed = mix_met(laid.met, name, laid.facts, imatrix=imatrix)
+    return MixedModel(mix=name, tensors=mixed, basis=laid.basis, because=laid.because.format(name))

@@ -98,6 +98,7 @@ def question_of(wish: Wish, variant: Variant) -> Question:
         min_context=least,
         nodes=wish.nodes,
         in_one_batch=reads_at_once(variant.model, wish.engine, wish.start.setup),
+        cancelled=wish.cancelled,
     )
     return with_setup(question, **variant.changes) if variant.changes else question
 
@@ -208,10 +209,9 @@ def _first_holder(
 def _longest(wish: Wish, variant: Variant, ladders: Ladders, *, brief: bool) -> Candidate | None:
     top = ladders[0][1].top
     least = needed(top, 0)
-    holding = [one for _, one in ladders if holder(one, least) is not None]
-    if not holding:
+    goal = _goal(wish, [one for _, one in ladders], least)
+    if goal is None:
         return None
-    goal = _goal(wish, holding)
     tokens, because = with_margin(goal, min(least, top.most), top)
     found = _first_holder(variant, ladders, tokens, because)
     if found is None or brief:
@@ -219,13 +219,20 @@ def _longest(wish: Wish, variant: Variant, ladders: Ladders, *, brief: bool) -> 
     return replace(found, tried=tuple(_lengths(ladders, found.choice)))
 
 
-def _goal(wish: Wish, holding: list[Ladder]) -> int:
-    """Of llama.cpp's caches the smallest holds most; MLX works beside a packed one, and may hold less."""
+def _goal(wish: Wish, ladders: list[Ladder], least: int) -> int | None:
+    """The longest window of those that hold the least that is of use; None where none does.
+
+    Of llama.cpp's caches the smallest holds most; MLX works beside a packed one, and may hold less.
+    """
+    holding = (one for one in ladders if holder(one, least) is not None)
     if wish.prefer_accurate_cache:
-        return holding[0].longest
-    if wish.engine == "llama.cpp":
-        return holding[-1].longest
-    return max(one.longest for one in holding)
+        return next((one.longest for one in holding), None)
+    if wish.engine != "llama.cpp":
+        return max((one.longest for one in holding), default=None)
+    if holder(ladders[0], max(least, ladders[0].top.most)) is not None:
+        return ladders[0].top.most  # nothing is longer
+    smallest = (one for one in reversed(ladders) if holder(one, least) is not None)
+    return next((one.longest for one in smallest), None)
 
 
 def _lengths(ladders: Ladders, taken: CacheChoice) -> Iterator[Tried]:

@@ -67,15 +67,26 @@ def _fittings(question: Question, way: Way) -> Iterator[tuple[CacheChoice, Fitti
     start = Start() if way.cards else Start(setup=way.setup, settled=frozenset({"backend"}))
     bare = replace(question.load, cache_k=None, cache_v=None)
     plain = replace(question, start=start, load=bare)
-    for choice in cache_choices(plain):
-        setup = replace(way.setup, **{**_engine_caches(question.engine), **choice.setup})
-        asked = replace(choice.of(plain), start=Start(setup=setup))
+    for base, choice in _choices(question, plain):
+        own = {} if choice.asked else _engine_caches(question.engine)
+        setup = replace(way.setup, **{**own, **choice.setup})
+        asked = replace(choice.of(base), start=Start(setup=setup))
         fitting = Fitting(asked, replace(way, setup=setup, may_resplit=False))
         try:
             fitting.price(fitting.least)
         except RefusedError:
             continue
         yield choice, fitting
+
+
+def _choices(question: Question, plain: Question) -> Iterator[tuple[Question, CacheChoice]]:
+    """The usual ones, and the one that was asked for where it is none of them."""
+    usual = cache_choices(plain)
+    yield from ((plain, choice) for choice in usual)
+    names = {choice.name for choice in usual}
+    for choice in cache_choices(question):
+        if choice.asked and choice.name not in names:
+            yield question, choice
 
 
 def _engine_caches(engine: str) -> dict[str, object]:

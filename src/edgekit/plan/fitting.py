@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import Any
 
 from edgekit.engine import engine_named
-from edgekit.errors import RefusedError, UsageError
-from edgekit.memory.types import HOST, Load
+from edgekit.errors import CancelledError, RefusedError, UsageError
+from edgekit.memory.types import CACHES, HOST, Component, Load, Pool
 from edgekit.plan.context import (
     MINIMUM_TOKENS,
     STREAM_MINIMUM_TOKENS,
@@ -92,6 +92,9 @@ class Fitting:
         return replace(load, batch_tokens=batch, microbatch_tokens=batch)
 
     def _weighed(self, tokens: int, way: Way) -> Weighed:
+        cancelled = self.question.cancelled
+        if cancelled is not None and cancelled.is_set():
+            raise CancelledError("called off")
         estimate = self._bill(self.load(tokens), way.setup)
         refused = dict(estimate.facts).get("refused")  # vLLM's pool, where its size was settled
         return Weighed(
@@ -108,9 +111,47 @@ class Fitting:
     def fits(self, tokens: int) -> bool:
         """A refusal is a no: heads that so many cards do not divide, or a ceiling of the engine's own."""
         try:
-            return self.price(tokens).fits
+            return not self._is_beyond(tokens) and self.price(tokens).fits
         except RefusedError:
             return False
+
+    def _is_beyond(self, tokens: int) -> bool:
+        """Whether weights and caches are too much already: llama.cpp tells them long before its bill is made."""
+        if tokens in self._prices or not self._is_plain:
+            return False
+        held = self._held(tokens)
+        return any(
+            sum(size for pool, size in held.items() if pool in pools) * 100
+            > available * FULL_PERCENT
+            for pools, available in self._limits
+        )
+
+    def held_bytes(self, tokens: int) -> int:
+        """Weights, caches and states, wherever they lie."""
+        if not self._is_plain:
+            return self.price(tokens).estimate.of(Component.WEIGHTS, *CACHES)
+        return sum(self._held(tokens).values())
+
+    def _held(self, tokens: int) -> dict[Pool, int]:
+        from edgekit.engine.llamacpp import held_bytes
+
+        return held_bytes(self.question.model, self.load(tokens), self.way.setup)
+
+    @cached_property
+    def _is_plain(self) -> bool:
+        """Whether it is llama.cpp's own bill of the model alone."""
+        return self.question.bill is None and self.question.engine == "llama.cpp"
+
+    @cached_property
+    def _limits(self) -> tuple[tuple[frozenset[Pool], int], ...]:
+        """Pools, and what is available in them. Layers that may be divided otherwise count against all cards."""
+        budgets = self.way.budgets
+        if not self.way.may_resplit:
+            return tuple((budget.pools, budget.available_bytes) for budget in budgets)
+        cards = [budget for budget in budgets if HOST not in budget.pools]
+        others = ((one.pools, one.available_bytes) for one in budgets if one not in cards)
+        pools = frozenset[Pool]().union(*(budget.pools for budget in cards))
+        return ((pools, sum(budget.available_bytes for budget in cards)), *others)
 
     def devices_share(self, tokens: int) -> float:
         """What is taken of all devices together; 0 where none is used."""
@@ -125,9 +166,16 @@ class Fitting:
     def facts(self) -> dict[str, Any]:
         """What the engine makes of the load, whatever the context."""
         try:
-            return dict(self.price(self.native).estimate.facts)
+            return self._facts(self.native)
         except RefusedError:
-            return dict(self.price(min(self.native, MINIMUM_TOKENS)).estimate.facts)
+            return self._facts(min(self.native, MINIMUM_TOKENS))
+
+    def _facts(self, tokens: int) -> dict[str, Any]:
+        if not self._is_plain:
+            return dict(self.price(tokens).estimate.facts)
+        from edgekit.engine.llamacpp import load_facts
+
+        return dict(load_facts(self.question.model, self.load(tokens), self.way.setup))
 
     @cached_property
     def streams(self) -> int:
@@ -212,12 +260,11 @@ class Fitting:
 
     def _cache_bytes(self, tokens: int) -> int:
         """llama.cpp tells its caches alone, a hundred times quicker than the whole bill."""
-        question = self.question
-        if question.bill is not None or question.engine != "llama.cpp":
+        if not self._is_plain:
             return self.price(tokens).estimate.kv_cache_bytes
         from edgekit.engine.llamacpp import cache_bytes
 
-        return cache_bytes(question.model, self.load(tokens), self.way.setup)
+        return cache_bytes(self.question.model, self.load(tokens), self.way.setup)
 
     def reasons(self, weighed: Weighed, longest_tokens: int) -> Iterator[str]:
         """Why this load fails here; `longest_tokens` fit in one way or another."""

@@ -8,7 +8,7 @@ from itertools import takewhile
 
 from edgekit.errors import RefusedError
 from edgekit.hardware.budgets import together_bytes
-from edgekit.memory.types import CACHES, HOST, Component
+from edgekit.memory.types import HOST
 from edgekit.plan.context import longest
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.types import FULL_PERCENT, Question, Ways
@@ -84,8 +84,7 @@ class Ladder:
 
     def _is_hopeless(self, tokens: int) -> bool:
         """Weights and caches alone are more than all memories together may hold: no rung mends that."""
-        bare = self.rung(self.last).price(tokens)  # on the processor nothing is held twice
-        needed = bare.estimate.of(Component.WEIGHTS, *CACHES)
+        needed = self.rung(self.last).held_bytes(tokens)  # on the processor nothing is held twice
         return needed * 100 > together_bytes(self.top.way.budgets) * FULL_PERCENT
 
     def _first_held(self, tokens: int) -> int:

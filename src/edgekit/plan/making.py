@@ -28,16 +28,16 @@ MOST_SEQUENCES = 256  # llama.h @ 0c1e570: LLAMA_MAX_SEQ
 MOST_REQUESTS = 65_536
 
 
-def make_plan(wish: Wish, *, thorough: bool = True) -> Plan:
+def make_plan(wish: Wish, *, thorough: bool = True, helpful: bool = True) -> Plan:
     """What to run: weights, placement, window, cache, drafter, sequences.
 
     `thorough` also looks how many users there is room for and what a Mac's limit holds back; a list of many models does
-    without. A plan that does not fit is a result, for the smallest quantisation.
+    without. A plan that does not fit is a result, for the smallest quantisation; `helpful` says what would help then.
 
     Raises UsageError for wishes that contradict each other, HardwareError where the engine has no hardware there,
     RefusedError where it takes no such model.
     """
-    return find_plan(wish, thorough=thorough) or _nothing_fits(wish)
+    return find_plan(wish, thorough=thorough) or _nothing_fits(wish, helpful=helpful)
 
 
 def find_plan(wish: Wish, *, thorough: bool = False) -> Plan | None:
@@ -198,7 +198,7 @@ def _longest(wish: Wish, found: Candidate, machine: Machine) -> int:
     return 0 if other is None else other.tokens
 
 
-def _nothing_fits(wish: Wish) -> Plan:
+def _nothing_fits(wish: Wish, *, helpful: bool) -> Plan:
     """The verdict on the smallest there is, in the smallest cache that the engine takes, and what would help."""
     variant = wish.variants[-1]
     question, result = _with_smallest_cache(question_of(wish, variant))
@@ -208,6 +208,7 @@ def _nothing_fits(wish: Wish) -> Plan:
         because="nothing fits: this is the smallest that was looked at",
         tried=tuple(Tried(value=one.name, told="does not fit") for one in wish.variants),
     )
+    helps = changes(question, result) if helpful else ()
     return Plan(
         wish=wish,
         variant=variant,
@@ -215,7 +216,7 @@ def _nothing_fits(wish: Wish) -> Plan:
         choice=None,
         result=result,
         decisions=(smallest,),
-        to_fit=tuple(_for_each(one, result) for one in changes(question, result)),
+        to_fit=tuple(_for_each(one, result) for one in helps),
     )
 
 

@@ -94,8 +94,9 @@ def _llamacpp_ways(question: Question) -> Iterator[Way]:
         return
     setup = replace(setup, devices=_as_devices(cards, ()))
     where = f"on {_names(cards)}{_left_out(machine, cards)}"
+    way = _on_devices(machine, cards, setup, where)
     for changes, told in _less_and_less(question.model):
-        yield _on_devices(machine, cards, replace(setup, **changes), f"{told} {where}")
+        yield replace(way, setup=replace(way.setup, **changes), because=f"{told} {where}")
     yield _on_the_cpu(machine, setup)
 
 

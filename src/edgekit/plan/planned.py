@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -92,6 +93,7 @@ class Wish:
     drafters: tuple[Drafter, ...] = ()  # in the order in which they are tried
     nodes: int = 1  # machines like this one (vLLM on Ray)
     repository: str = ""  # on the hub: what the weights are, or are made from; "": not known
+    cancelled: threading.Event | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

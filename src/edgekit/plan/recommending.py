@@ -8,14 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from edgekit.catalog import open_entry
 from edgekit.catalog.types import Entry, Kind
-from edgekit.errors import EdgekitError, RefusedError, UnknownArchitectureError
-from edgekit.hardware.budgets import (
-    check_runs,
-    devices_for,
-    llamacpp_budgets,
-    mlx_budgets,
-    together_bytes,
-)
+from edgekit.errors import CancelledError, EdgekitError, RefusedError, UnknownArchitectureError
+from edgekit.hardware.budgets import check_runs
 from edgekit.hardware.types import Machine
 from edgekit.memory.types import Load
 from edgekit.plan.caches import embedding_start
@@ -25,7 +19,8 @@ from edgekit.plan.making import check_planned, check_users, find_plan, make_plan
 from edgekit.plan.pace import fastest_middle
 from edgekit.plan.planned import GOOD_ACCURACY, Plan, Wish
 from edgekit.plan.ranking import rank_of, root_of
-from edgekit.plan.types import FULL_PERCENT, Start
+from edgekit.plan.room import room_bytes
+from edgekit.plan.types import Start
 from edgekit.plan.variants import accuracy_of, variants_of
 
 SHOWN = 5
@@ -125,7 +120,7 @@ class _Search:
     ) -> None:
         self._ask, self._most, self._of_a_family = ask, most, of_a_family
         self._tell = tell
-        self._room_bytes = _room_bytes(ask)
+        self._room_bytes = room_bytes(ask.machine, ask.engine)
         self._late: list[Entry] = []
         self._slow: list[Suggestion] = []
         self.passed_over: Counter[str] = Counter()
@@ -195,7 +190,7 @@ class _Search:
 
     def nearest(self, ranked: Sequence[Entry]) -> Suggestion | None:
         """The smallest that the engine takes, with what would make it fit."""
-        for entry in sorted(ranked, key=_smallest_bytes):
+        for entry in sorted(ranked, key=smallest_bytes):
             try:
                 plan = make_plan(wish_for(entry, self._ask))
             except EdgekitError:
@@ -206,6 +201,8 @@ class _Search:
     def _suggestion(self, entry: Entry) -> Suggestion | None:
         try:
             plan = find_plan(self._good(entry))
+        except CancelledError:
+            raise
         except (RefusedError, UnknownArchitectureError):
             self.passed_over["not run by the engine"] += 1
             return None
@@ -235,13 +232,13 @@ class _Search:
             return "made for nobody knows how long a context"
         if ask.task is not Kind.EMBEDDING and (entry.native_context or 0) < least:
             return "made for too short a context"
-        if _smallest_bytes(entry) > self._room_bytes:
+        if smallest_bytes(entry) > self._room_bytes:
             return TOO_LARGE
         return ""
 
     def _at_a_glance(self, entry: Entry) -> str:
         """What a glance at the weights tells: not even reading them is quick enough."""
-        size, whole = _smallest_bytes(entry), entry.parameters or 0
+        size, whole = smallest_bytes(entry), entry.parameters or 0
         if not size or not whole or self._ask.task is Kind.EMBEDDING:
             return ""  # nobody reads along with an embedding
         work = READ_SHARE * size * (entry.active_parameters or whole) / whole
@@ -270,7 +267,7 @@ def wish_for(entry: Entry, ask: Ask) -> Wish:
     )
 
 
-def _smallest_bytes(entry: Entry) -> int:
+def smallest_bytes(entry: Entry) -> int:
     """Of the quantisations with about four bits and more."""
     return min(_good_bytes(entry), default=0)
 
@@ -279,12 +276,3 @@ def _good_bytes(entry: Entry) -> Iterator[int]:
     for size in entry.sizes:
         if (accuracy_of(size.mix) or 0) >= GOOD_ACCURACY:
             yield size.tensor_bytes
-
-
-def _room_bytes(ask: Ask) -> int:
-    """What weights may take at most, in all memories together."""
-    machine, devices = ask.machine, devices_for(ask.machine, ask.engine)
-    if ask.engine == "vllm":
-        return sum(one.free_bytes for one in devices)
-    budgets = {"llama.cpp": llamacpp_budgets, "mlx": mlx_budgets}[ask.engine]
-    return together_bytes(budgets(machine, devices)) * FULL_PERCENT // 100

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -137,6 +138,9 @@ class Question:
     nodes: int = 1  # machines like this one, joined by Ray (vLLM)
     in_one_batch: bool = False  # the whole context is computed at once
     alternatives: tuple[str, ...] = ()  # other quantisations that the repository has
+    cancelled: threading.Event | None = field(
+        default=None, repr=False, compare=False
+    )  # set: nobody waits any more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from edgekit.estimation import open_config
 from edgekit.geometry.types import Attention
 from edgekit.memory.cache_types import TABLE, cache_type
 from edgekit.memory.types import (
+    CACHES,
     DEVICE,
     HOST,
     Component,
@@ -321,6 +322,41 @@ def test_rearranged_weights_stand_beside_the_mapped_file() -> None:
         tied, load, replace(LIBRARY, repack=Repack.ARM, use_mmap=False)
     ).weights_bytes
     assert twice - once == 128256 * 2048 * 210 // 256  # token_embd at Q6_K
+
+
+def test_one_model_asked_twice_is_not_answered_with_what_was_asked_before() -> None:
+    model, load = llama(), Load(context_tokens=4096)
+    setups = [LIBRARY, replace(LIBRARY, repack=Repack.ARM), replace(LIBRARY, repack=Repack.X86)]
+    own = [llamacpp.estimate(llama(), load, setup).weights_bytes for setup in setups]
+    assert [llamacpp.estimate(model, load, setup).weights_bytes for setup in setups] == own
+    assert len(set(own)) == 3
+
+
+@pytest.mark.parametrize("make", [llama, gemma, deepseek])
+@pytest.mark.parametrize(
+    "setup",
+    [
+        LIBRARY,
+        CUDA,
+        replace(CUDA, n_gpu_layers=7),
+        replace(CUDA, devices=(Device(free_bytes=3), Device(free_bytes=1))),
+        replace(CUDA, mix="Q2_K"),
+        replace(CUDA, offload_kqv=False),
+    ],
+)
+def test_what_is_held_is_the_bill_without_its_buffers(
+    make: Callable[[], Model], setup: LlamaCppSetup
+) -> None:
+    load = Load(context_tokens=8192)
+    bill = llamacpp.estimate(make(), load, setup)
+    held = llamacpp.held_bytes(make(), load, setup)
+    kinds = {Component.WEIGHTS, *CACHES}
+    billed: dict[Pool, int] = {}
+    for line in bill.lines:
+        if line.component in kinds:
+            billed[line.pool] = billed.get(line.pool, 0) + line.size_bytes
+    assert held == billed
+    assert llamacpp.load_facts(make(), load, setup) == bill.facts
 
 
 def test_an_architecture_the_engine_does_not_have_is_refused() -> None:

@@ -14,10 +14,10 @@ from tests.unit.report.plans import cards, cpu, gguf, mac, planned, qwen
 from edgekit.engine import engine_named
 from edgekit.errors import RefusedError, UsageError
 from edgekit.memory.cache_types import cache_type
-from edgekit.memory.types import Load, MemoryEstimate
+from edgekit.memory.types import Load, MemoryEstimate, PoolKind
 from edgekit.plan.curve import POINTS, curves, plan_curves
 from edgekit.plan.planned import Drafter, Plan
-from edgekit.plan.types import Question
+from edgekit.plan.types import Question, Start
 from edgekit.plan.verdict import judge
 from edgekit.units import GIB, MIB
 
@@ -62,6 +62,42 @@ def test_every_cache_of_the_engine() -> None:
     assert names["cpu"] == ON_THE_CPU
     assert names["vllm"] == ["auto", "fp8"]
     assert names["mlx"] == ["16 bit", "8 bit", "4 bit"]
+
+
+def test_a_cache_that_was_asked_for_is_drawn_beside_the_usual_ones() -> None:
+    model, kind = gguf("llama-3.1-8b"), cache_type("q5_1")
+    question = Question(
+        model=model, engine="llama.cpp", machine=cards(24), load=Load(cache_k=kind, cache_v=kind)
+    )
+    way = judge(question).way
+    found = curves(question, way, points=2)
+    assert [curve.cache for curve in found] == ["f16", "q8_0", "q4_0", "q5_1"]
+    last = found[-1].points[-1]
+    load = replace(question.load, context_tokens=last.tokens)
+    bill = engine_named("llama.cpp").estimate(model, load, way.setup)
+    assert last.required_bytes == bill.in_pool(PoolKind.DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("make", "setup", "names"),
+    [
+        ("vllm", {"kv_cache_dtype": "bfloat16"}, ["auto", "fp8", "bfloat16"]),
+        ("vllm", {"kv_cache_dtype": "fp8"}, ["auto", "fp8"]),
+        ("mlx", {"kv_bits": 6}, ["16 bit", "8 bit", "4 bit", "6 bit"]),
+    ],
+)
+def test_so_is_one_that_is_part_of_the_setup(
+    make: str, setup: dict[str, Any], names: list[str]
+) -> None:
+    plan = PLANS[make]()
+    way = replace(plan.result.way, setup=replace(plan.result.way.setup, **setup))
+    question = Question(
+        model=plan.variant.model,
+        engine=make,
+        machine=plan.wish.machine,
+        start=Start(setup=way.setup, settled=frozenset(setup)),
+    )
+    assert [curve.cache for curve in curves(question, way, points=2)] == names
 
 
 def test_points_go_from_nothing_to_the_native_window(plan: Plan) -> None:

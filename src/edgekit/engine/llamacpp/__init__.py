@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from edgekit.basis import Basis
 from edgekit.engine.llamacpp import weights
-from edgekit.engine.llamacpp.as_gguf import as_known, converted
+from edgekit.engine.llamacpp.as_gguf import Converted, converted
 from edgekit.engine.llamacpp.caches import cache_lines
 from edgekit.engine.llamacpp.compute import compute_lines
 from edgekit.engine.llamacpp.context import resolve
@@ -22,6 +25,7 @@ from edgekit.memory.types import (
     Load,
     MemoryEstimate,
     MemoryLine,
+    Pool,
     PoolKind,
     no_better_than,
     weakest,
@@ -39,38 +43,73 @@ def estimate(model: Model, load: Load, setup: LlamaCppSetup) -> MemoryEstimate:
     Raises RefusedError where llama.cpp would not come up.
     """
     found = converted(model, setup.mix)
-    if found is None:
-        return _estimate(model, load, setup)
-    return as_known(_estimate(found.model, load, setup), found)
+    return _estimate(model if found is None else found.model, load, setup, found)
+
+
+def load_facts(model: Model, load: Load, setup: LlamaCppSetup) -> tuple[tuple[str, object], ...]:
+    """The facts of the bill alone. Raises RefusedError like it, but for what only a graph is refused for."""
+    own = _as_loaded(model, setup)
+    _check_architecture(own)
+    return _facts(resolve(own, load, setup))
 
 
 def cache_bytes(model: Model, load: Load, setup: LlamaCppSetup) -> int:
     """The caches and states of the bill alone. Raises RefusedError like it."""
-    found = converted(model, setup.mix)
-    own = model if found is None else found.model
+    own = _as_loaded(model, setup)
     lines = cache_lines(own, resolve(own, load, setup), _placed(own, setup))
     return sum(line.size_bytes for line in lines)
 
 
+def held_bytes(model: Model, load: Load, setup: LlamaCppSetup) -> dict[Pool, int]:
+    """What weights, caches and states take of each pool: no bill is less. Raises RefusedError like it."""
+    own = _as_loaded(model, setup)
+    placement = _placed(own, setup)
+    sums = dict(
+        own.keep(
+            ("held", *weights.weights_key(placement, setup)),
+            lambda: _weights_bytes(own, placement, setup),
+        )
+    )
+    for line in cache_lines(own, resolve(own, load, setup), placement):
+        sums[line.pool] = sums.get(line.pool, 0) + line.size_bytes
+    return sums
+
+
+def _weights_bytes(
+    model: Model, placement: Placement, setup: LlamaCppSetup
+) -> tuple[tuple[Pool, int], ...]:
+    sums: dict[Pool, int] = {}
+    for line in weights.weight_lines(model, placement, setup):
+        if line.reserved:
+            sums[line.pool] = sums.get(line.pool, 0) + line.size_bytes
+    return tuple(sums.items())
+
+
 def repacked_bytes(model: Model, setup: LlamaCppSetup) -> int:
     """What a build that rearranges weights for its CPU holds more on the host."""
-    found = converted(model, setup.mix)
-    own = model if found is None else found.model
+    own = _as_loaded(model, setup)
     return weights.repacked_bytes(own, _placed(own, setup), setup)
+
+
+def _as_loaded(model: Model, setup: LlamaCppSetup) -> Model:
+    """The GGUF that is loaded: itself, or what it is converted to."""
+    found = converted(model, setup.mix)
+    return model if found is None else found.model
 
 
 def _placed(model: Model, setup: LlamaCppSetup) -> Placement:
     return model.keep(("placement", setup), lambda: place(model, setup))
 
 
-def _estimate(model: Model, load: Load, setup: LlamaCppSetup) -> MemoryEstimate:
+def _estimate(
+    model: Model, load: Load, setup: LlamaCppSetup, found: Converted | None
+) -> MemoryEstimate:
     _check_architecture(model)
     context = resolve(model, load, setup)
     placement = _placed(model, setup)
     caches = cache_lines(model, context, placement)
     compute = compute_lines(model, context, placement, setup)
     lines = (
-        *weights.weight_lines(model, placement, setup),
         *caches,
         output_line(model, context),
         *compute,
@@ -79,16 +118,18 @@ def _estimate(model: Model, load: Load, setup: LlamaCppSetup) -> MemoryEstimate:
         *runtime_lines(model, context, placement, setup),
         *server_lines(context, setup, caches),
     )
-    if setup.backend in MEASURED_BACKENDS and model.geometry.basis is Basis.EXACT:
-        known = lines
-    else:
-        known = tuple(_as_known(line, model, setup) for line in lines)
+    known = _as_known(model, setup, found)
+    held = model.keep(  # the same for all loads
+        ("known", setup.backend, *weights.weights_key(placement, setup)),
+        lambda: tuple(map(known, weights.weight_lines(model, placement, setup))),
+    )
+    unexplained = () if found is None else found.unexplained(setup.backend)
     return MemoryEstimate(
         engine=NAME,
         backend=setup.backend.value,
-        lines=known,
+        lines=(*held, *map(known, lines), *unexplained),
         facts=_facts(context),
-        notes=tuple(overhead_notes(setup)),
+        notes=(*overhead_notes(setup), *(() if found is None else (found.note,))),
     )
 
 
@@ -103,7 +144,19 @@ def _check_architecture(model: Model) -> None:
         raise RefusedError(f"llama.cpp would not load it: {missing}")
 
 
-def _as_known(line: MemoryLine, model: Model, setup: LlamaCppSetup) -> MemoryLine:
+def _as_known(
+    model: Model, setup: LlamaCppSetup, found: Converted | None
+) -> Callable[[MemoryLine], MemoryLine]:
+    """A line, no better known than what it rests on: the layers, the backend, a conversion."""
+    measured = setup.backend in MEASURED_BACKENDS and model.geometry.basis is Basis.EXACT
+    if found is None:
+        return (lambda line: line) if measured else partial(_on_backend, model, setup)
+    if measured:
+        return found.known
+    return lambda line: found.known(_on_backend(model, setup, line))
+
+
+def _on_backend(model: Model, setup: LlamaCppSetup, line: MemoryLine) -> MemoryLine:
     """No better than the layers are known; no better than modelled on a backend that was not measured."""
     basis = model.geometry.basis
     if (

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from edgekit.basis import Basis
+from edgekit.engine.llamacpp.types import Backend
 from edgekit.engine.types import Model
 from edgekit.errors import HeaderError, RefusedError
 from edgekit.geometry.types import (
@@ -25,11 +26,11 @@ from edgekit.memory.types import (
     DEVICE,
     HOST,
     Component,
-    MemoryEstimate,
     MemoryLine,
+    known_as,
     no_better_than,
 )
-from edgekit.memory.what_if import WITHIN, MixedModel, at_mix
+from edgekit.memory.what_if import WITHIN, MixedModel, at_mix, laid_at_mix, lay
 from edgekit.source.naming import quant_tag
 from edgekit.source.types import Container
 
@@ -86,7 +87,27 @@ class Converted:
     mixed: MixedModel
     file_bytes: int | None = None  # of a GGUF whose directory was not read
 
-    def unexplained(self, estimate: MemoryEstimate) -> tuple[MemoryLine, ...]:
+    @property
+    def note(self) -> str:
+        return f"as if it were a GGUF at {self.mixed.mix}: {self.mixed.because}"
+
+    def known(self, line: MemoryLine) -> MemoryLine:
+        """What rests on a conversion that has not happened is no better known than that."""
+        mixed = self.mixed
+        if line.component is Component.WEIGHTS:
+            line = replace(line, because=f"{line.because} ({mixed.mix})")
+        if mixed.basis is Basis.EXACT:
+            return line
+        if line.basis is Basis.EXACT:
+            within = COMPUTE_WITHIN if line.component is Component.COMPUTE else WITHIN
+            line = known_as(line, mixed.basis, within)
+        return self._as_layers(line)
+
+    def _as_layers(self, line: MemoryLine) -> MemoryLine:
+        """The tensors were made out of the layers."""
+        return no_better_than(line, self.model.geometry.basis, WITHIN)
+
+    def unexplained(self, backend: Backend) -> tuple[MemoryLine, ...]:
         """What the file is larger than its mix: other types than named, or a long header."""
         more = 0 if self.file_bytes is None else self.file_bytes - self.mixed.tensor_bytes
         if more <= 0:
@@ -94,12 +115,12 @@ class Converted:
         line = MemoryLine(
             component=Component.WEIGHTS,
             size_bytes=more,
-            pool=HOST if estimate.backend == "cpu" else DEVICE,
+            pool=HOST if backend is Backend.CPU else DEVICE,
             basis=Basis.MODELLED,
             because=f"the file is larger than a {self.mixed.mix} of these layers: header, or other types",
             within=1.0,
         )
-        return (line,)
+        return (line if self.mixed.basis is Basis.EXACT else self._as_layers(line),)
 
 
 def converted(model: Model, mix: str | None) -> Converted | None:
@@ -139,16 +160,6 @@ def _tensor_bytes(model: Model, mix: str) -> int:
     return at_mix(own.header, own.geometry, mix).tensor_bytes
 
 
-def as_known(estimate: MemoryEstimate, found: Converted) -> MemoryEstimate:
-    """What rests on a conversion that has not happened is no better known than that."""
-    mixed = found.mixed
-    note = f"as if it were a GGUF at {mixed.mix}: {mixed.because}"
-    lines = tuple(_as_known(line, mixed) for line in estimate.lines) + found.unexplained(estimate)
-    if mixed.basis is not Basis.EXACT:  # the tensors were made out of the layers
-        lines = tuple(no_better_than(line, found.model.geometry.basis, WITHIN) for line in lines)
-    return replace(estimate, lines=lines, notes=(*estimate.notes, note))
-
-
 def _is_gguf(model: Model) -> bool:
     return model.header.container is Container.GGUF
 
@@ -161,7 +172,8 @@ def convert(model: Model, mix: str) -> Converted:
     unread = _is_gguf(model) and model.header.tensors is None
     if unread:
         model = _with_head(model, mix)
-    mixed = at_mix(model.header, model.geometry, mix)
+    laid = model.keep("laid tensors", lambda: lay(model.header, model.geometry))
+    mixed = laid_at_mix(laid, mix)
     tensors = tuple(
         Tensor(name=one.name, type=one.type, shape=one.shape, size_bytes=one.size_bytes, offset=0)
         for one in mixed.tensors
@@ -195,15 +207,6 @@ def _with_head(model: Model, mix: str) -> Model:
         return both[0]
     sizes = [at_mix(one.header, one.geometry, mix).tensor_bytes for one in both]
     return both[min((0, 1), key=lambda place: (sizes[place] > size, abs(size - sizes[place])))]
-
-
-def _as_known(line: MemoryLine, mixed: MixedModel) -> MemoryLine:
-    if line.component is Component.WEIGHTS:
-        line = replace(line, because=f"{line.because} ({mixed.mix})")
-    if mixed.basis is Basis.EXACT or line.basis is not Basis.EXACT:
-        return line
-    within = COMPUTE_WITHIN if line.component is Component.COMPUTE else WITHIN
-    return replace(line, basis=mixed.basis, within=within)
 
 
 def _in_llama_cpp(geometry: ModelGeometry) -> ModelGeometry:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 from edgekit.basis import Basis
 from edgekit.engine.llamacpp.placement import EMBEDDING, HEAD, Placed, Placement, placed_tensors
@@ -23,7 +23,12 @@ REPACK_WITHIN = (
 def weight_lines(
     model: Model, placement: Placement, setup: LlamaCppSetup
 ) -> tuple[MemoryLine, ...]:
-    return model.keep(("weights", placement), lambda: _lines(model, placement, setup))
+    return model.keep(weights_key(placement, setup), lambda: _lines(model, placement, setup))
+
+
+def weights_key(placement: Placement, setup: LlamaCppSetup) -> tuple[Hashable, ...]:
+    """What the lines depend on beside the model."""
+    return "weights", placement, setup.load_mtp, setup.repack, setup.use_mmap
 
 
 def _lines(model: Model, placement: Placement, setup: LlamaCppSetup) -> tuple[MemoryLine, ...]:
@@ -36,6 +41,11 @@ def _lines(model: Model, placement: Placement, setup: LlamaCppSetup) -> tuple[Me
 
 def repacked_bytes(model: Model, placement: Placement, setup: LlamaCppSetup) -> int:
     """What `setup.repack` adds on the host."""
+    key = ("repacked", *weights_key(placement, setup))
+    return model.keep(key, lambda: _repacked_bytes(model, placement, setup))
+
+
+def _repacked_bytes(model: Model, placement: Placement, setup: LlamaCppSetup) -> int:
     placed = placed_tensors(model, placement, load_mtp=setup.load_mtp)
     return sum(line.size_bytes for line in _repacked(placed, setup))
 
