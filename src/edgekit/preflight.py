@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from edgekit.engine import ENGINES, engine_name
 from edgekit.engine.row_options import Options
 from edgekit.errors import (
+    CancelledError,
     EdgekitError,
     HardwareError,
     HeaderError,
@@ -141,7 +142,7 @@ def inspect_model_remote(
         engine_name(engine)
     try:
         model = open_model(model_id, depth=Depth.TENSORS, reach=reach).model
-    except RemoteInspectError:
+    except (RemoteInspectError, CancelledError):
         raise
     except EdgekitError as error:
         raise RemoteInspectError(str(error)) from error

@@ -9,8 +9,8 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from edgekit.asking.flags import read_number
 from edgekit.cli import drop
-from edgekit.cli.check_command import read_number
 from edgekit.cli.reach_options import reach_of
 from edgekit.cli.run_command import check_text
 from edgekit.cli.run_options import DEFAULT_NEW_TOKENS

@@ -121,10 +121,12 @@ def _add_update(actions: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run_list(arguments: argparse.Namespace) -> str:
+    from edgekit.asking.known import listed
     from edgekit.catalog import read_catalog
 
     catalog = read_catalog()
-    entries = [entry for entry in catalog.entries if _wanted(entry, arguments)]
+    known = listed(catalog, kind=arguments.kind, family=arguments.family)
+    entries = [entry for entry in known if _whose(entry, arguments)]
     if arguments.json:
         from edgekit.report.as_json import json_text
         from edgekit.report.catalog_json import catalog_json
@@ -135,13 +137,9 @@ def run_list(arguments: argparse.Namespace) -> str:
     return catalog_text(entries, catalog, width=screen_width(), bold=is_terminal(sys.stdout))
 
 
-def _wanted(entry: Entry, arguments: argparse.Namespace) -> bool:
-    family = (arguments.family or "").lower()
-    return (
-        (arguments.kind is None or arguments.kind in {kind.value for kind in entry.kinds})
-        and entry.family.lower().startswith(family)
-        and not (arguments.user and not entry.is_users)
-        and not (arguments.packaged and entry.is_users)
+def _whose(entry: Entry, arguments: argparse.Namespace) -> bool:
+    return not (arguments.user and not entry.is_users) and not (
+        arguments.packaged and entry.is_users
     )
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from edgekit.cli.asking import OPTIONS, add_engine_flags
-from edgekit.cli.device_options import add_device_options, machine_of_arguments
-from edgekit.cli.flags import COMMON, given_flags, whole
+from edgekit.asking.bills import OF_THE_MACHINE
+from edgekit.cli.device_options import add_device_options
+from edgekit.cli.engine_flags import add_engine_flags
 from edgekit.cli.reach_options import (
     ENVIRONMENT,
     MODEL_FORMS,
@@ -18,21 +18,16 @@ from edgekit.cli.reach_options import (
     reach_of,
     screen_width,
 )
-from edgekit.errors import UsageError
+from edgekit.cli.typed import words_of
 from edgekit.units import MIB, format_bytes, parse_size
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
-    from edgekit.cli.checking import Answer, Asking
-    from edgekit.plan.types import Job
+    from edgekit.asking.checks import Answer
     from edgekit.source.download import Download
-    from edgekit.source.types import Reach
 
-ALL, AUTO = "all", "auto"
 UNASKED_DOWNLOAD_BYTES = 512 * MIB  # a download of up to so much needs no question
-# What the machine says, not the caller.
-OF_THE_MACHINE = frozenset({"device_memory", "gpu", "gpu_memory"})
 
 _DESCRIPTION = (
     "Will it fit on this machine, or on another? The verdict first, then the bill against what is free, what "
@@ -104,96 +99,34 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     """The answer as text, and the verdict as an exit code."""
     from dataclasses import replace
 
-    from edgekit.cli.checking import check_all, check_model, references, worst_code
+    from edgekit.asking.checks import check_all, check_model, worst_code
+    from edgekit.asking.words import asking_of, engine_flags
+    from edgekit.cli.naming import references
     from edgekit.source.types import Traffic
 
-    flags = engine_flags(arguments)
+    words = words_of(arguments)
+    engine_flags(words)  # what cannot be read is told before anything else
     names = references(arguments.models)
     quiet = arguments.json or arguments.quiet
     with reach_of(arguments, quiet=quiet) as reach:
         if len(names) == 1:
-            asking = _asking(arguments, flags, lambda: reach, alone=True)
+            asking = asking_of(
+                words,
+                reach=lambda: reach,
+                with_changes=not arguments.quiet,
+                confirm=confirmed(arguments, alone=True),
+            )
             found = [check_model(names[0], asking)]
         else:
             each = replace(reach, progress=None)
-            asking = _asking(
-                arguments, flags, lambda: replace(each, traffic=Traffic()), alone=False
+            asking = asking_of(
+                words,
+                reach=lambda: replace(each, traffic=Traffic()),
+                with_changes=False,  # a table has no room for them
             )
             found = check_all(names, asking, _counter(reach.progress))
     code = worst_code(found, strict=arguments.strict)
     return _render([answer for answers in found for answer in answers], arguments), code
-
-
-def engine_flags(
-    arguments: argparse.Namespace,
-) -> tuple[tuple[str, ...], dict[str, dict[str, Any]]]:
-    """The engines that were chosen, and the flags of each. Raises UsageError before anything is fetched."""
-    from edgekit.cli.asking import Asked, flags_for, read_asked
-
-    given = given_flags(arguments)
-    common = given.pop(COMMON, {})
-    word = AUTO if arguments.engine is None else arguments.engine.lower()
-    if word == ALL:
-        chosen = tuple(OPTIONS)
-    elif word != AUTO or given:
-        asked = read_asked(arguments, engine=None if word == AUTO else word)
-        chosen = (asked.engine,) if asked.engine is not None else ()
-    else:
-        chosen = ()
-    flags = {engine: {**common, **flags_for(engine, given)} for engine in OPTIONS}
-    for engine in chosen or OPTIONS:
-        Asked(engine, flags[engine]).values(engine)
-    return chosen, flags
-
-
-def _asking(
-    arguments: argparse.Namespace,
-    flags: tuple[tuple[str, ...], dict[str, dict[str, Any]]],
-    reach: Callable[[], Reach],
-    *,
-    alone: bool,
-) -> Asking:
-    from edgekit.cli.checking import Asking
-
-    budget = arguments.window_budget
-    return Asking(
-        machine=machine_of_arguments(arguments),
-        engines=flags[0],
-        flags=flags[1],
-        job=_job(arguments.job),
-        min_context=read_number("--min-context", arguments.min_context),
-        window_budget_bytes=None
-        if budget is None
-        else _read("--window-budget", parse_size, budget),
-        with_changes=alone and not arguments.quiet,  # a table has no room for them
-        reach=reach,
-        confirm=confirmed(arguments, alone=alone),
-    )
-
-
-def read_number(flag: str, text: str | None, least: int = 0, most: int = 2**31 - 1) -> int | None:
-    """None where it was not given. Raises UsageError that names the flag."""
-    return None if text is None else _read(flag, whole(least, most), text)
-
-
-def _read(flag: str, read: Callable[[str], int], text: str) -> int:
-    try:
-        return read(text)
-    except UsageError as error:
-        raise UsageError(f"{flag}: {error}") from error
-
-
-def _job(text: str | None) -> Job | None:
-    if text is None:
-        return None
-    from edgekit.plan.types import Job
-
-    prompt, plus, new = text.partition("+")
-    if not plus:
-        raise UsageError(f"--job: {text[:40]!r} is not a prompt and new tokens such as 6000+800")
-    return Job(
-        prompt_tokens=_read("--job", whole(), prompt), new_tokens=_read("--job", whole(), new)
-    )
 
 
 def confirmed(arguments: argparse.Namespace, *, alone: bool) -> Callable[[Download], bool] | None:
@@ -203,9 +136,11 @@ def confirmed(arguments: argparse.Namespace, *, alone: bool) -> Callable[[Downlo
     """
     if arguments.no_download or not alone:
         return None
+    from edgekit.asking.flags import read
+
     limit = UNASKED_DOWNLOAD_BYTES
     if arguments.download_up_to is not None:
-        limit = _read("--download-up-to", parse_size, arguments.download_up_to)
+        limit = read("--download-up-to", parse_size, arguments.download_up_to)
     asks = not (arguments.json or getattr(arguments, "quiet", False)) and _is_person()
 
     def confirm(download: Download) -> bool:
@@ -238,16 +173,15 @@ def _counter(progress: Callable[[str], None] | None) -> Callable[[int, int], Non
 
 
 def _render(answers: Sequence[Answer], arguments: argparse.Namespace) -> str:
-    from edgekit.report.check import Check, Unanswered
+    from edgekit.report.check import Unanswered
 
     if len(answers) == 1 and isinstance(answers[0], Unanswered):
         raise answers[0].error  # told as every error is
     if arguments.json:
+        from edgekit.asking.checks import answers_json
         from edgekit.report.as_json import json_text
-        from edgekit.report.check_json import check_json, checks_json
 
-        only = answers[0] if len(answers) == 1 else None
-        return json_text(check_json(only) if isinstance(only, Check) else checks_json(answers))
+        return json_text(answers_json(answers))
     return _as_text(answers, arguments)
 
 

@@ -6,9 +6,10 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from edgekit.cli.asking import CONTEXT, OPTIONS, Asked, bill_of
+from edgekit.asking.bills import CONTEXT, OPTIONS, Asked, bill_of
+from edgekit.asking.flags import COMMON, read_flags
 from edgekit.cli.device_options import DEVICE_FORMS, add_device_options, machine_of_arguments
-from edgekit.cli.flags import COMMON, add_flags, given_flags, read_flags
+from edgekit.cli.engine_flags import add_flags, given_flags
 from edgekit.cli.reach_options import (
     ENVIRONMENT,
     MODEL_FORMS,
@@ -20,7 +21,7 @@ from edgekit.cli.reach_options import (
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
-    from edgekit.cli.checking import Asking
+    from edgekit.asking.checks import Asking
     from edgekit.estimation import Opened
     from edgekit.planning import Named
     from edgekit.report.check import Check, Unanswered
@@ -77,7 +78,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(arguments: argparse.Namespace) -> str:
     """The answer as text. A model or an engine that fails is a row; where all do, an error."""
-    from edgekit.cli.checking import references
+    from edgekit.cli.naming import references
 
     asked = read_flags((CONTEXT,), given_flags(arguments).get(COMMON, {})).get("context")
     names = references(arguments.models)
@@ -128,7 +129,7 @@ def _answer(engine: str, named: Named, context: int, reach: Reach) -> Answer:
 def _models(names: tuple[str, ...], asked: int | None, arguments: argparse.Namespace) -> str:
     from dataclasses import replace
 
-    from edgekit.cli.checking import check_all
+    from edgekit.asking.checks import check_all
     from edgekit.report.check import Check, Unanswered
     from edgekit.source.types import Traffic
 
@@ -149,7 +150,7 @@ def _asking(
     reach: Callable[[], Reach],
 ) -> Asking:
     """With no context asked for, 16k: of a model that was made for fewer, all of them."""
-    from edgekit.cli.checking import Asking
+    from edgekit.asking.checks import Asking
     from edgekit.plan.context import JOB_MARGIN_TOKENS
     from edgekit.plan.types import Job
 

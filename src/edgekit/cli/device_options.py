@@ -32,9 +32,10 @@ def add_device_options(parser: argparse.ArgumentParser) -> None:
 
 def machine_of_arguments(arguments: argparse.Namespace) -> Machine:
     """Raises UsageError for a name or a size that means nothing."""
-    from edgekit.hardware import this_or_wished
+    from edgekit.asking.words import machine_of
+    from edgekit.cli.typed import words_of
 
-    return this_or_wished(devices=arguments.device, ram=arguments.ram, vram=arguments.vram)
+    return machine_of(words_of(arguments))
 
 
 def join_counts(argv: Sequence[str]) -> list[str]:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from edgekit.cli import asking
+from edgekit.cli.engine_flags import add_engine_flags, given_flags, has_flags
 from edgekit.cli.reach_options import (
     ENVIRONMENT,
     MODEL_FORMS,
@@ -62,7 +62,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="read nothing: a rule of thumb by the name alone (Llama-3.1-70B:Q4_K_M)",
     )
     add_reach_options(parser)
-    asking.add_engine_flags(parser)
+    add_engine_flags(parser)
     parser.set_defaults(run=run)
 
 
@@ -72,18 +72,20 @@ def run(arguments: argparse.Namespace) -> str:
         return _run_batch(arguments)
     if arguments.model is None:
         raise UsageError("a MODEL is needed, or --batch FILE")
-    asked = asking.read_asked(arguments, engine=arguments.engine)
+    from edgekit.asking.bills import assume_bill, make_bill, read_asked
+
+    asked = read_asked(given_flags(arguments), engine=arguments.engine)
     if arguments.assume:
-        return _render(asking.assume_bill(arguments.model, asked), arguments)
+        return _render(assume_bill(arguments.model, asked), arguments)
     with reach_of(arguments, quiet=arguments.json) as reach:
-        bill = asking.make_bill(arguments.model, asked, reach)
+        bill = make_bill(arguments.model, asked, reach)
     return _render(bill, arguments)
 
 
 def _run_batch(arguments: argparse.Namespace) -> str:
     from edgekit.cli.batch import run_batch
 
-    if arguments.model is not None or asking.has_flags(arguments):
+    if arguments.model is not None or has_flags(arguments):
         raise UsageError("rows of a --batch name their own model, engine and options")
     with reach_of(arguments, quiet=True) as reach:
         run_batch(arguments.batch, reach)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from edgekit.cli.device_options import DEVICE_FORMS, add_device_options, machine_of_arguments
 from edgekit.cli.reach_options import is_terminal, screen_width
+from edgekit.errors import UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
@@ -22,6 +23,7 @@ examples:
   edgekit hardware --json
   edgekit hardware --device 2x "RTX 3090" --ram 64G
   edgekit hardware --device m3-max-64
+  edgekit hardware --devices
 
 """
 
@@ -36,12 +38,17 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
+    parser.add_argument(
+        "--devices", action="store_true", help="the devices that --device knows, as a table"
+    )
     add_device_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> str:
     """The answer as text. What could not be asked is a note, not an error."""
+    if arguments.devices:
+        return _devices(arguments)
     machine = machine_of_arguments(arguments)
     if arguments.json:
         from edgekit.report.as_json import json_text
@@ -54,3 +61,19 @@ def run(arguments: argparse.Namespace) -> str:
     width = screen_width()
     glyphs = glyphs_for(getattr(sys.stdout, "encoding", None))
     return hardware_text(machine, width=width, bold=is_terminal(sys.stdout), glyphs=glyphs)
+
+
+def _devices(arguments: argparse.Namespace) -> str:
+    """All that are known, whatever this machine has."""
+    if arguments.device or arguments.ram or arguments.vram:
+        raise UsageError(
+            "--devices lists what is known, --device, --ram and --vram describe a machine: give one"
+        )
+    if arguments.json:
+        from edgekit.report.as_json import json_text
+        from edgekit.report.hardware_json import devices_json
+
+        return json_text(devices_json())
+    from edgekit.report.devices_text import devices_text
+
+    return devices_text(width=screen_width(), bold=is_terminal(sys.stdout))

@@ -21,6 +21,7 @@ from edgekit.cli import (
     run_command,
     serve_command,
     verify_command,
+    web_command,
 )
 
 _EXAMPLES = """\
@@ -42,6 +43,7 @@ examples:
   edgekit verify model.gguf -c 32k
   edgekit run model.gguf -p "Why is the sky blue?" --max-tokens 200
   edgekit serve model.gguf --port 8080
+  edgekit web
   edgekit embed model.gguf --input texts.txt --output vectors.npy --budget 200M
 
 exit codes: 0 done, 1 a prediction outside its bounds (verify), tight (check --strict) or an output that cannot be
@@ -93,6 +95,7 @@ def build_parser() -> argparse.ArgumentParser:
     verify_command.add_to(commands)
     run_command.add_to(commands)
     serve_command.add_to(commands)
+    web_command.add_to(commands)
     embed_command.add_to(commands)
     hardware_command.add_to(commands)
     calibrate_command.add_to(commands)

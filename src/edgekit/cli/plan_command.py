@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from edgekit.cli.asking import OPTIONS, add_engine_flags
-from edgekit.cli.check_command import (
-    OF_THE_MACHINE,
-    add_download_options,
-    confirmed,
-    engine_flags,
-    read_number,
-)
-from edgekit.cli.device_options import add_device_options, machine_of_arguments
+from edgekit.asking.bills import OF_THE_MACHINE, PLANNED
+from edgekit.cli.check_command import add_download_options, confirmed
+from edgekit.cli.device_options import add_device_options
+from edgekit.cli.engine_flags import add_engine_flags
 from edgekit.cli.reach_options import (
     ENVIRONMENT,
     MODEL_FORMS,
@@ -24,17 +19,15 @@ from edgekit.cli.reach_options import (
     screen_width,
 )
 from edgekit.cli.tiers import check_latency, is_tier, run_tier
+from edgekit.cli.typed import words_of
 from edgekit.errors import HardwareError, UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
     from edgekit.plan.planned import Plan
-    from edgekit.planning import Named, Wanted
+    from edgekit.planning import Named
     from edgekit.report.commands import Ready
-
-AUTO = "auto"
-PLANNED = ("llama.cpp", "vllm", "mlx")  # the built-in engine leaves a plan nothing to choose
 
 _DESCRIPTION = (
     "How to run a model on this machine, or on another: which quantisation, where its layers lie, how long a "
@@ -122,22 +115,16 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     check_latency(arguments)
     from dataclasses import replace
 
-    from edgekit.plan.making import check_planned
+    from edgekit.asking.words import planned_engine, wanted_of
     from edgekit.planning import name_model, plan_model
     from edgekit.report.commands import ready_commands
 
-    chosen, flags = engine_flags(arguments)
-    if len(chosen) > 1:
-        raise UsageError(
-            "a plan is for one engine: --engine llama.cpp, vllm or mlx; check compares them"
-        )
-    for engine in chosen:
-        check_planned(engine)
+    words = words_of(arguments)
+    planned_engine(words)  # what cannot be read is told before anything is fetched
     with reach_of(arguments, quiet=arguments.json) as reach:
         confirm = confirmed(arguments, alone=True)
         named = name_model(arguments.model, reach=reach, confirm=confirm)
-        wanted = _wanted(arguments, named, next(iter(chosen), AUTO), flags)
-        plan = plan_model(named, wanted, reach=reach)
+        plan = plan_model(named, wanted_of(words, named), reach=reach)
     ready = ready_commands(plan, files=named.files) if plan.fits else ()
     if arguments.plot is not None:
         _plot(plan, arguments.plot)
@@ -145,56 +132,6 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
         named = replace(named, notes=(*named.notes, told))
     code = 0 if plan.fits else HardwareError.exit_code
     return _told(plan, named, _only(ready, arguments.program), arguments), code
-
-
-def _wanted(
-    arguments: argparse.Namespace,
-    named: Named,
-    chosen: str,
-    given: dict[str, dict[str, Any]],
-) -> Wanted:
-    from dataclasses import replace
-
-    from edgekit.cli.asking import Asked
-    from edgekit.plan.types import Start
-    from edgekit.planning import Wanted
-
-    machine = machine_of_arguments(arguments)
-    engine = named.engine(chosen, machine)
-    flags = Asked(engine, given[engine]).values(engine)
-    _check_flags(flags)
-    load, setup = OPTIONS[engine].ask(flags)
-    if flags.pop("context", None) == 0:  # to every engine: all the model was made for
-        load = replace(load, context_tokens=0)
-    return Wanted(
-        machine=machine,
-        engine=engine,
-        load=load,
-        start=Start(setup=setup if flags else None, settled=frozenset(flags)),
-        users=read_number("--users", arguments.users, least=1),
-        min_context=read_number("--min-context", arguments.min_context),
-        prefer_accurate_cache=arguments.prefer_accurate_kv,
-        drafter=not arguments.no_drafter,
-        nodes=read_number("--nodes", arguments.nodes, least=1) or 1,
-    )
-
-
-# What a plan chooses itself, or leaves to another command.
-_NOT_PLANNED = {
-    "parallel": "-np: --users N plans for so many, each with a context of its own",
-    "unified": "-kvu: users of a plan have a context of their own each (--users)",
-    "mmproj": "--mmproj: edgekit check counts a projector",
-    "lora": "--lora: edgekit check counts adapters",
-    "draft_model": "-md: a plan looks for a drafter itself; edgekit check counts a given one",
-    "spec_type": "--spec-type: a plan looks for a drafter itself (--no-drafter)",
-    "max_num_seqs": "--max-num-seqs: --users N plans for so many requests of a length",
-}
-
-
-def _check_flags(flags: dict[str, Any]) -> None:
-    for key, told in _NOT_PLANNED.items():
-        if key in flags:
-            raise UsageError(f"plan does not take {told}")
 
 
 def _only(ready: tuple[Ready, ...], program: str | None) -> tuple[Ready, ...]:

@@ -7,30 +7,22 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from edgekit.cli.asking import CONTEXT
-from edgekit.cli.check_command import read_number
-from edgekit.cli.device_options import add_device_options, machine_of_arguments
-from edgekit.cli.flags import COMMON, add_flags, given_flags, read_flags
+from edgekit.asking.bills import CONTEXT
+from edgekit.asking.flags import COMMON
+from edgekit.cli.device_options import add_device_options
+from edgekit.cli.engine_flags import add_flags, given_flags
 from edgekit.cli.plan_command import add_wishes
 from edgekit.cli.reach_options import is_terminal, screen_width, show_progress
 from edgekit.cli.tiers import check_latency, run_tiers
-from edgekit.errors import HardwareError, UsageError
+from edgekit.cli.typed import words_of
+from edgekit.errors import HardwareError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
-    from edgekit.catalog.types import Catalog, Kind
-    from edgekit.plan.recommending import Ask, Recommendation
+    from edgekit.asking.known import Best
 
 LLAMACPP = "llama.cpp"
-MOST_SHOWN = 100
-_EVERY_FAMILY = 10**6
-_OTHER_NAMES = {
-    "embed": "embedding",
-    "embeddings": "embedding",
-    "coding": "code",
-    "reason": "reasoning",
-}
 
 _EXAMPLES = """
 examples:
@@ -87,76 +79,37 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     if arguments.tiers:
         return run_tiers(arguments)
     check_latency(arguments)
-    from edgekit.catalog import read_catalog
-    from edgekit.plan.recommending import SHOWN
-    from edgekit.planning import recommended
+    from edgekit.asking.known import recommend_words
 
-    ask = _ask(arguments)
-    catalog = read_catalog()
-    limit = read_number("--limit", arguments.limit, least=1) or SHOWN
     shows = is_terminal(sys.stderr) and not arguments.json
     try:
-        found = recommended(
-            catalog,
-            ask,
-            most=min(limit, MOST_SHOWN),
-            of_a_family=_EVERY_FAMILY if arguments.all_sizes else 1,
+        best = recommend_words(
+            words_of(arguments),
+            limit=arguments.limit,
+            all_sizes=arguments.all_sizes,
             tell=show_progress if shows else None,
         )
     finally:
         if shows:
             show_progress("")
-    code = 0 if found.suggestions else HardwareError.exit_code
-    return _told(found, catalog, arguments), code
+    code = 0 if best.found.suggestions else HardwareError.exit_code
+    return _told(best, arguments), code
 
 
-def _ask(arguments: argparse.Namespace) -> Ask:
-    from edgekit.engine import engine_name
-    from edgekit.plan.making import check_planned
-    from edgekit.plan.recommending import Ask
-
-    check_planned(engine_name(arguments.engine))
-    values = read_flags((CONTEXT,), given_flags(arguments).get(COMMON, {}))
-    return Ask(
-        machine=machine_of_arguments(arguments),
-        task=_task(arguments.task),
-        engine=engine_name(arguments.engine),
-        context_tokens=values.get("context") or None,
-        users=read_number("--users", arguments.users, least=1),
-        min_context=read_number("--min-context", arguments.min_context),
-        prefer_accurate_cache=arguments.prefer_accurate_kv,
-    )
-
-
-def _task(word: str) -> Kind:
-    from edgekit.catalog.types import Kind
-
-    name = word.lower()
-    try:
-        return Kind(_OTHER_NAMES.get(name, name))
-    except ValueError as error:
-        known = ", ".join(kind.value for kind in Kind)
-        raise UsageError(f"--task: {word[:40]!r} is not one of {known}") from error
-
-
-def _told(found: Recommendation, catalog: Catalog, arguments: argparse.Namespace) -> str:
-    from edgekit.planning import base_note
-
-    base = (base_note(one.entry) for one in found.suggestions)
-    notes = (*catalog.problems, *(note for some in base for note in some))
+def _told(best: Best, arguments: argparse.Namespace) -> str:
     if arguments.json:
         from edgekit.report.as_json import json_text
         from edgekit.report.cards_json import cards_json
 
-        return json_text(cards_json(found, problems=notes))
+        return json_text(cards_json(best.found, problems=best.notes))
     import shlex
 
     from edgekit.report.bars import glyphs_for
     from edgekit.report.cards import cards_text
 
     return cards_text(
-        found,
-        problems=notes,
+        best.found,
+        problems=best.notes,
         words=shlex.join(_same_words(arguments)),
         width=screen_width(),
         colour=is_terminal(sys.stdout),

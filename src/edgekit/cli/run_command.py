@@ -6,9 +6,9 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from edgekit.cli.asking import CONTEXT, OPTIONS, add_flags_of
-from edgekit.cli.check_command import OF_THE_MACHINE, read_number
-from edgekit.cli.flags import COMMON, add_flags
+from edgekit.asking.bills import CONTEXT, OF_THE_MACHINE, OPTIONS
+from edgekit.asking.flags import COMMON, read_number
+from edgekit.cli.engine_flags import add_flags, add_flags_of
 from edgekit.cli.generation_options import add_sampling_options, sampling_of
 from edgekit.cli.reach_options import ENVIRONMENT, MODEL_FORMS, add_reach_options
 from edgekit.cli.run_options import DEFAULT_NEW_TOKENS, add_run_options

@@ -10,13 +10,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgekit.cli.asking import OPTIONS, Asked
-from edgekit.cli.check_command import engine_flags, read_number
-from edgekit.cli.checking import Asking, check_opened
-from edgekit.cli.llamacpp_bill import BESIDE_THE_MODEL
-from edgekit.cli.llamacpp_options import NEWEST_VERSION
+from edgekit.asking.bills import OPTIONS, Asked
+from edgekit.asking.checks import Asking, check_opened
+from edgekit.asking.flags import read_number
+from edgekit.asking.llamacpp_bill import BESIDE_THE_MODEL
+from edgekit.asking.llamacpp_options import NEWEST_VERSION
+from edgekit.asking.words import engine_flags
 from edgekit.cli.reach_options import screen_width
 from edgekit.cli.tiers import read_purpose
+from edgekit.cli.typed import words_of
 from edgekit.errors import EdgekitError, UsageError
 from edgekit.hardware import detect
 from edgekit.hardware.types import Machine, MemoryLimit
@@ -148,7 +150,7 @@ def read_order(
     arguments: argparse.Namespace, *, engines: tuple[str, ...], settled: dict[str, Any]
 ) -> Order:
     """UsageError for what cannot be meant, before anything is fetched."""
-    chosen, flags = engine_flags(arguments)
+    chosen, flags = engine_flags(words_of(arguments))
     if len(chosen) > 1:
         raise UsageError(f"one engine runs a model: --engine {' or '.join(engines)}")
     engine = next(iter(chosen), LLAMACPP)

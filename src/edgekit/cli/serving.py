@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
-from collections.abc import Mapping
 from typing import Any
 
-from edgekit.cli import drop
-from edgekit.cli.check_command import read_number
+from edgekit.asking.flags import read_number
+from edgekit.cli.announcing import say, say_json
 from edgekit.cli.llama_starting import Address, Up, started
 from edgekit.cli.reach_options import reach_of
 from edgekit.cli.running import (
@@ -66,7 +63,7 @@ def _address(arguments: argparse.Namespace) -> Address:
 def _announce(up: Up, check: Any, arguments: argparse.Namespace) -> None:
     running = up.running
     if arguments.json:
-        _line(
+        say_json(
             ready_json(
                 check,
                 address=running.address,
@@ -77,7 +74,7 @@ def _announce(up: Up, check: Any, arguments: argparse.Namespace) -> None:
             )
         )
         return
-    _say(f"{running.address}  (OpenAI clients: base_url={running.address}/v1)")
+    say(f"{running.address}  (OpenAI clients: base_url={running.address}/v1)")
 
 
 def _until_its_end(
@@ -107,7 +104,7 @@ def _until_its_end(
 
 def _tell_end(ended: Ended, *, as_json: bool) -> None:
     if as_json:
-        _line(
+        say_json(
             ended_json(
                 why=ended.why,
                 exit_code=ended.exit_code,
@@ -115,18 +112,3 @@ def _tell_end(ended: Ended, *, as_json: bool) -> None:
                 last_words=ended.last_words,
             )
         )
-
-
-def _line(told: Mapping[str, Any]) -> None:
-    _say(json.dumps(dict(told)))
-
-
-def _say(line: str) -> None:
-    """A reader that has gone does not end the server."""
-    if sys.stdout is None:
-        return
-    try:
-        sys.stdout.write(f"{line}\n")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        drop(sys.stdout)

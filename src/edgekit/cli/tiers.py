@@ -6,9 +6,9 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from edgekit.cli.check_command import read_number
+from edgekit.asking.flags import COMMON, read_number
 from edgekit.cli.device_options import machine_of_arguments
-from edgekit.cli.flags import COMMON, given_flags
+from edgekit.cli.engine_flags import given_flags
 from edgekit.cli.reach_options import is_terminal, screen_width
 from edgekit.errors import HardwareError, UsageError
 
@@ -51,8 +51,8 @@ def run_tiers(arguments: argparse.Namespace) -> tuple[str, int]:
 def _maker(
     arguments: argparse.Namespace, *, drafter: bool = True
 ) -> Callable[[TierMemory], TierWish]:
-    from edgekit.cli.asking import CONTEXT
-    from edgekit.cli.flags import read_flags
+    from edgekit.asking.bills import CONTEXT
+    from edgekit.asking.flags import read_flags
     from edgekit.plan.tiers import TierWish
     from edgekit.plan.tiers.types import MIN_CONTEXT
 

@@ -6,9 +6,10 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from edgekit.cli import llamacpp_options
-from edgekit.cli.asking import CONTEXT
-from edgekit.cli.flags import COMMON, add_flags, given_flags, read_flags
+from edgekit.asking import llamacpp_options
+from edgekit.asking.bills import CONTEXT
+from edgekit.asking.flags import COMMON, read_flags
+from edgekit.cli.engine_flags import add_flags, given_flags
 from edgekit.cli.reach_options import (
     ENVIRONMENT,
     MODEL_FORMS,

@@ -85,6 +85,14 @@ def json_text(value: Any) -> str:
     return json.dumps(_sayable(value), indent=2, allow_nan=False) + "\n"
 
 
+def json_line(value: Any) -> str:
+    """The same document in one line: what has only plain numbers is written as it is."""
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except (ValueError, TypeError):  # no number, or a mapping of another kind
+        return json.dumps(_sayable(value), allow_nan=False, separators=(",", ":"))
+
+
 def _sayable(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # "inf", "nan": real configs hold them

@@ -34,14 +34,14 @@ def cards_json(found: Recommendation, *, problems: Sequence[str] = ()) -> dict[s
 def _suggestion(one: Suggestion) -> dict[str, Any]:
     return {
         "id": one.entry.id,
-        "entry": _entry(one.entry),
+        "entry": card_entry_json(one.entry),
         "rank": one.rank,
         "is_quick": one.is_quick,
         "plan": plan_fields(one.plan),
     }
 
 
-def _entry(entry: Entry) -> dict[str, Any]:
+def card_entry_json(entry: Entry) -> dict[str, Any]:
     """What a card says of the model; the rest is in the catalog."""
     return {
         "repository": entry.repository,

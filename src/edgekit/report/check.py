@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edgekit.errors import EdgekitError
@@ -17,6 +18,9 @@ class Check:
     bill: Bill = field(repr=False)  # label, reference, version, asked, command, notes, estimate
     result: PreflightResult
     changes: tuple[Change, ...] = ()
+    flags: Mapping[str, str | bool] = field(
+        default_factory=dict
+    )  # of the engine, as they are typed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

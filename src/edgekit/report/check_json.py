@@ -37,6 +37,7 @@ def check_json(check: Check) -> dict[str, Any]:
         "machine": machine_json(result.machine),
         "budgets": [use_json(use) for use in result.uses],
         "way": result.way.because,
+        "flags": dict(check.flags),
         "reasons": list(result.reasons),
         "changes": [change_json(change) for change in check.changes],
         "basis": result.estimate.basis.value,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edgekit.hardware.budgets import Budget
+from edgekit.hardware.devices import Device, listed_devices
 from edgekit.hardware.types import Accelerator, HostMemory, Machine
 from edgekit.memory.types import Pool, PoolKind
 from edgekit.report.bill_json import SCHEMA
@@ -64,7 +65,7 @@ def _device(device: Accelerator) -> dict[str, Any]:
         "limit_bytes": device.limit_bytes,
         "limit_because": device.limit_because or None,
         "bandwidth_bytes_per_s": device.bandwidth_bytes_per_s,
-        "capability": None if device.capability is None else list(device.capability),
+        "capability": _capability(device),
         "partition": device.partition or None,
         "users": [
             {"pid": user.pid, "name": user.name or None, "used_bytes": user.used_bytes}
@@ -72,6 +73,31 @@ def _device(device: Accelerator) -> dict[str, Any]:
         ],
         "basis": device.basis.value,
         "because": device.because or None,
+    }
+
+
+def _capability(device: Accelerator | Device) -> list[int] | None:
+    return None if device.capability is None else list(device.capability)
+
+
+def devices_json() -> dict[str, Any]:
+    """The table that --device chooses from."""
+    return {"schema": SCHEMA, "devices": [_known(device) for device in listed_devices()]}
+
+
+def _known(device: Device) -> dict[str, Any]:
+    return {
+        "name": device.name,
+        "kind": device.kind.value,
+        "vendor": device.vendor.value,
+        "memory_bytes": device.memory_bytes,
+        "usable_bytes": device.usable_bytes,
+        "bandwidth_bytes_per_s": device.bandwidth_bytes_per_s,
+        "capability": _capability(device),
+        "released": device.released or None,
+        "usual": device.usual,
+        "basis": device.basis.value,
+        "source": device.source,
     }
 
 

@@ -69,11 +69,11 @@ def _local_file(files: ModelFiles) -> str:
     return str(path / files.weights[0].name) if path.is_dir() else files.reference
 
 
-def typed_gguf_words(reference: str) -> list[str]:
+def typed_gguf_words(reference: str, *, is_name: bool = False) -> list[str]:
     """The same for a reference as people type it, of which nothing was looked up."""
     from edgekit.source.reference import HubModel, WebFile
 
-    match parsed(reference):
+    match parsed(reference, is_name=is_name):
         case HubModel(repo=repo, quant=quant, filename=None):
             return ["-hf", f"{repo}:{quant}" if quant else repo]
         case HubModel(repo=repo, filename=str(filename)):
@@ -84,13 +84,14 @@ def typed_gguf_words(reference: str) -> list[str]:
             return ["-m", reference]
 
 
-def parsed(reference: str) -> Reference | None:
-    """None for a path."""
+def parsed(reference: str, *, is_name: bool = False) -> Reference | None:
+    """None for a path. `is_name`: it was found under this name, so whatever lies here it is none."""
     from edgekit.errors import UsageError
     from edgekit.source.folders import is_here
     from edgekit.source.reference import parse_reference
 
-    if reference.startswith((".", "/", "~", "\\")) or reference[1:3] == ":\\" or is_here(reference):
+    path = reference.startswith((".", "/", "~", "\\")) or reference[1:3] == ":\\"
+    if path or (not is_name and is_here(reference)):
         return None
     try:
         return parse_reference(reference)

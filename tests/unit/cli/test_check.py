@@ -308,6 +308,26 @@ def test_the_command_starts_what_was_judged(
     assert {name: told["estimate"][name] for name in sums} == sums
 
 
+@pytest.mark.parametrize(
+    ("model", "words", "flags"),
+    [
+        ("sample:qwen3-30b-a3b", ("--device", "RTX 3060", "--ram", "32G", "-c", "32k"), {"context": "32768", "n_gpu_layers": "all", "n_cpu_moe": "36"}),
+        (SAMPLE, ("--device", "RTX 4090", "--ram", "64G"), {"context": "28416", "n_gpu_layers": "59", "ctx_checkpoints": "23"}),
+        (SAMPLE, ("--ram", "512G", "-ctk", "q8_0", "-fa", "on", "-c", "8k"), {"context": "8192", "type_k": "q8_0", "flash_attn": "on"}),
+        (SAMPLE, ("--ram", "512G", "-c", "8k", "--no-mmap", "-np", "2"), {"context": "8192", "mmap": False, "parallel": "2"}),
+    ],
+)  # fmt: skip
+def test_json_has_the_flags_that_were_settled(
+    model: str,
+    words: tuple[str, ...],
+    flags: dict[str, str | bool],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By key, as they are typed: whoever reads them need not take the command apart."""
+    assert main(["check", model, *words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["flags"] == flags
+
+
 def test_all_engines_at_once(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = ask(capsys, folder, "--engine", "all", "--device", "RTX 4090")
     assert (code, err) == (0, "")

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from edgekit.asking.bills import CONTEXT, CONTEXT_NAMES
+from edgekit.asking.flags import whole
 from edgekit.cli import main
-from edgekit.cli.asking import CONTEXT, CONTEXT_NAMES
-from edgekit.cli.flags import whole
 from edgekit.errors import UsageError
 
 SAMPLE = "sample:qwen3-30b-a3b"

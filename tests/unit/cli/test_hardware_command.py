@@ -7,7 +7,8 @@ import json
 import pytest
 
 from edgekit.cli import main
-from edgekit.units import GIB
+from edgekit.hardware.devices import all_devices, find_device
+from edgekit.units import GIB, MIB
 
 
 def ask(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -60,3 +61,47 @@ def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
         main(["hardware", "--help"])
     assert ended.value.code == 0
     assert 'edgekit hardware --device 2x "RTX 3090" --ram 64G' in capsys.readouterr().out
+
+
+def test_the_table_of_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = ask(capsys, "--devices")
+    lines = out.splitlines()
+    assert (code, err) == (0, "")
+    assert lines[0].startswith(f"{len(all_devices())} devices, the first ")
+    assert any(line.startswith("RTX 4090 ") and " 1,008 GB/s " in line for line in lines)
+    assert len(lines) == len(all_devices()) + 4  # a title, a head, and two empty lines
+
+
+def test_the_table_of_devices_on_a_narrow_screen(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    _, out, _ = ask(capsys, "--devices")
+    assert max(map(len, out.splitlines())) <= 50
+    assert "usable" in out
+
+
+def test_the_table_of_devices_for_a_program(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = ask(capsys, "--devices", "--json")
+    told = json.loads(out)["devices"]
+    assert code == 0
+    assert {one["name"] for one in told} == {device.name for device in all_devices()}
+    usual = [one["usual"] for one in told]
+    assert usual == sorted(usual, reverse=True)
+    (card,) = [one for one in told if one["name"] == "RTX 4090"]
+    assert card["memory_bytes"] == 24_564 * MIB
+    assert card["usable_bytes"] == 24_048 * MIB
+    assert card["capability"] == [8, 9]
+    assert card["bandwidth_bytes_per_s"] == 1_008_000_000_000
+
+
+def test_every_device_of_the_table_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = ask(capsys, "--devices", "--json")
+    for one in json.loads(out)["devices"]:
+        assert find_device(one["name"]).name == one["name"]
+
+
+def test_the_table_is_not_asked_about_a_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = ask(capsys, "--devices", "--ram", "32G")
+    assert (code, out) == (2, "")
+    assert "give one" in err

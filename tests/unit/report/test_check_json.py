@@ -17,7 +17,7 @@ from edgekit.units import GIB
 NAMES = [
     "schema", "model", "reference", "status", "can_load", "context_tokens", "context_asked", "context_because",
     "max_context", "way_context", "recommended_context", "native_context", "required_bytes", "available_bytes", "utilization",
-    "engine", "machine", "budgets", "way", "reasons", "changes", "basis", "estimate", "command", "notes",
+    "engine", "machine", "budgets", "way", "flags", "reasons", "changes", "basis", "estimate", "command", "notes",
 ]  # fmt: skip
 BUDGET = {
     "name", "pools", "total_bytes", "free_bytes", "reserve_bytes", "because", "blocked", "available_bytes",

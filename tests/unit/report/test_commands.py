@@ -12,9 +12,10 @@ import pytest
 from tests.unit.plan.machines import host
 from tests.unit.report.plans import cards, cpu, found, gguf, mac, planned, qwen
 
-from edgekit.cli import llamacpp_options
-from edgekit.cli.asking import CONTEXT
-from edgekit.cli.flags import COMMON, given_flags, read_flags
+from edgekit.asking import llamacpp_options
+from edgekit.asking.bills import CONTEXT
+from edgekit.asking.flags import COMMON, read_flags
+from edgekit.cli.engine_flags import given_flags
 from edgekit.cli.parser import build_parser
 from edgekit.engine.llamacpp import estimate
 from edgekit.engine.llamacpp.types import Backend

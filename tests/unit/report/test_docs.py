@@ -17,7 +17,7 @@ from edgekit.errors import HeaderError
 from edgekit.hardware.types import HostMemory, MemoryLimit, Process
 from edgekit.report.check import Unanswered
 from edgekit.report.check_json import check_json, checks_json
-from edgekit.report.hardware_json import hardware_json
+from edgekit.report.hardware_json import devices_json, hardware_json
 from edgekit.units import GIB
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -73,5 +73,6 @@ def test_json_documentation_names_every_key() -> None:
     missing = Unanswered(reference="x", engine=None, error=HeaderError("x"))
     told = [check_json(recorded(name)) for name in RECORDED]
     told += [checks_json([TOO_LARGE, missing]), hardware_json(HERE), hardware_json(mac(36))]
+    told += [devices_json()]
     named = set(_names(told, without=frozenset({"estimate", "engines"})))
     assert named == documented

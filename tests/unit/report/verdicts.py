@@ -9,8 +9,8 @@ from typing import Any
 
 from tests.recorded import config_header, engine_models
 
+from edgekit.asking.bills import OPTIONS
 from edgekit.basis import Basis
-from edgekit.cli.asking import OPTIONS
 from edgekit.engine import engine_named
 from edgekit.engine.llamacpp.types import LlamaCppSetup, Mode
 from edgekit.engine.types import Model

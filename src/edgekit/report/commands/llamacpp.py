@@ -45,7 +45,8 @@ def model_words(planned: Planned) -> list[str]:
     if files is not None and variant.reference in {"", files.reference}:
         words = gguf_words(files)
     else:
-        words = typed_gguf_words(variant.reference)
+        is_name = files is not None and files.origin.is_remote
+        words = typed_gguf_words(variant.reference, is_name=is_name)
     return (
         [*words, NO_PROJECTOR] if words[0] == "-hf" and not planned.has_part("projector") else words
     )

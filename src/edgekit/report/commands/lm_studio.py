@@ -181,8 +181,9 @@ def _model_key(planned: Planned) -> str:
         return mlx.model_word(planned)
     if llamacpp.is_to_be_made(planned):
         return llamacpp.made_name(planned)
-    name = planned.files.label if planned.files is not None else planned.plan.variant.reference
-    found = parsed(name)
+    files = planned.files
+    name = files.label if files is not None else planned.plan.variant.reference
+    found = parsed(name, is_name=files is not None and files.origin.is_remote)
     return found.repo if isinstance(found, HubModel) else name
 
 

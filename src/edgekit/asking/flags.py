@@ -1,12 +1,11 @@
-"""TABLE rows of the engines' own flags -> argparse, and back: what was given, read and in the engine's words.
+"""TABLE rows of the engines' own flags: what was given -> values, and back into the engine's words.
 
 A flag that was not given leaves no trace, so that the engine's own default counts.
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from edgekit.errors import UsageError
@@ -32,64 +31,6 @@ class Flag(NamedTuple):
     lender: str = ""  # an engine with a flag of this name: one flag, for whichever is chosen
 
 
-def add_flags(
-    parser: argparse.ArgumentParser, engine: str, title: str, flags: Iterable[Flag]
-) -> None:
-    group = parser.add_argument_group(title)
-    for flag in flags:
-        dest = f"{engine}:{flag.key}"
-        if not flag.metavar:
-            group.add_argument(
-                *flag.names, dest=dest, action="store_const", const=flag.value,
-                default=argparse.SUPPRESS, help=flag.help,
-            )  # fmt: skip
-            continue
-        group.add_argument(
-            *flag.names, dest=dest, metavar=flag.metavar, nargs="?" if flag.alone else None,
-            const=flag.value if flag.alone else None, default=argparse.SUPPRESS, help=flag.help,
-            action=_OneAnswer if flag.aliases else "store",
-        )  # fmt: skip
-        if flag.aliases:
-            group.add_argument(
-                *flag.aliases, dest=dest, metavar=flag.metavar, default=argparse.SUPPRESS,
-                help=argparse.SUPPRESS, action=_OneAnswer,
-            )  # fmt: skip
-
-
-class _OneAnswer(argparse.Action):
-    """Of a flag with several names: they may repeat each other, and not contradict."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
-        before = getattr(namespace, self.dest, values)
-        if _plain(before) != _plain(values):
-            parser.error(f"{option_string} {values}: {before} was said already")
-        setattr(namespace, self.dest, values)
-
-
-def _plain(text: object) -> object:
-    """4k and 4096 are the same."""
-    try:
-        return parse_tokens(str(text))
-    except UsageError:
-        return text
-
-
-def given_flags(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Engine -> its flags that were given, as they were typed."""
-    found: dict[str, dict[str, Any]] = {}
-    for dest, text in vars(arguments).items():
-        engine, colon, key = dest.partition(":")
-        if colon:
-            found.setdefault(engine, {})[key] = text
-    return found
-
-
 def read_flags(flags: Iterable[Flag], given: Mapping[str, Any]) -> dict[str, Any]:
     """Their values. Raises UsageError that names the flag."""
     values: dict[str, Any] = {}
@@ -104,24 +45,38 @@ def read_flags(flags: Iterable[Flag], given: Mapping[str, Any]) -> dict[str, Any
     return values
 
 
-def flag_words(flags: Iterable[Flag], values: Mapping[str, Any]) -> list[str]:
-    """The flags once more, as the engine's command line has them."""
+def flag_words(
+    flags: Iterable[Flag], values: Mapping[str, Any], *, ours: bool = False
+) -> list[str]:
+    """The flags once more, as the engine's command line has them; with `ours`, as EdgeKit's own has."""
     words: list[str] = []
+    said: set[str] = set()
     for flag in flags:
-        if flag.ours or flag.key not in values:
+        if (flag.ours and not ours) or flag.key not in values or flag.key in said:
             continue
         value = values[flag.key]
         if flag.metavar:
+            said.add(flag.key)
             words += [flag.names[0], _word(value)]
         elif value == flag.value:
             words.append(flag.names[0])
     return words
 
 
+def typed(values: Mapping[str, Any]) -> dict[str, str | bool]:
+    """Values as they are typed: read again they are the same."""
+    return {
+        key: value if isinstance(value, bool) else _word(value) for key, value in values.items()
+    }
+
+
 def _word(value: object) -> str:
     if isinstance(value, tuple):
         return ",".join(map(_word, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
+    return str(getattr(value, "name", value))  # a device of the table by its name
 
 
 def one_of(*choices: str) -> Read:
@@ -143,6 +98,19 @@ def whole(least: int = 0, most: int = 2**31 - 1) -> Read:
         return number
 
     return read
+
+
+def read_number(flag: str, text: str | None, least: int = 0, most: int = 2**31 - 1) -> int | None:
+    """None where it was not given. Raises UsageError that names the flag."""
+    return None if text is None else read(flag, whole(least, most), text)
+
+
+def read(flag: str, reader: Read, text: str) -> int:
+    try:
+        number: int = reader(text)
+    except UsageError as error:
+        raise UsageError(f"{flag}: {error}") from error
+    return number
 
 
 def share(text: str) -> float:

@@ -1,18 +1,18 @@
-"""Flags on a command line -> the engine they are for, what is asked of it, and its bill."""
+"""Flags as they were given -> the engine they are for, what is asked of it, and its bill."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from edgekit.cli import llamacpp_options, mlx_options, stream_options, vllm_options
-from edgekit.cli.flags import COMMON, Flag, add_flags, given_flags, read_flags, whole
+from edgekit.asking import llamacpp_options, mlx_options, stream_options, vllm_options
+from edgekit.asking.flags import COMMON, Flag, read_flags, whole
 from edgekit.errors import UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.estimation import Opened
     from edgekit.memory.types import Load, MemoryEstimate
+    from edgekit.planning import Named
     from edgekit.report.bill import Bill
     from edgekit.source.types import ModelFiles, Reach
 
@@ -41,6 +41,9 @@ OPTIONS: dict[str, EngineOptions] = {
     "mlx": mlx_options,
     "stream": stream_options,
 }
+PLANNED = ("llama.cpp", "vllm", "mlx")  # the built-in engine leaves a plan nothing to choose
+# What the machine says, not the caller, wherever a machine is asked about.
+OF_THE_MACHINE = frozenset({"device_memory", "gpu", "gpu_memory"})
 # What the engines and the programs around them call it: one flag, whichever of them is known.
 CONTEXT_NAMES = (
     "--ctx", "--context", "--context-len", "--context-length", "--max-model-len", "--n-ctx",
@@ -53,10 +56,10 @@ CONTEXT = Flag(
     whole(),
     aliases=CONTEXT_NAMES,
 )
-_CHECKED_CONTEXT = (
-    "tokens of context: 8192, 32k, 0 for all the model was made for (default: what 4 GiB of cache hold); "
-    "--max-model-len is the same"
-)
+
+
+Price = Callable[["Load", Any], "MemoryEstimate"]
+Pricing = Callable[["Opened", str, Mapping[str, Any], "Reach"], Price]
 
 
 class Asked(NamedTuple):
@@ -70,43 +73,11 @@ class Asked(NamedTuple):
         return read_flags((CONTEXT, *OPTIONS[engine].FLAGS), self.given)
 
 
-def add_engine_flags(
-    parser: argparse.ArgumentParser,
-    *,
-    engines: tuple[str, ...] = tuple(OPTIONS),
-    several: bool = False,
-    without: frozenset[str] = frozenset(),
-) -> None:
-    *first, last = (*engines, "auto", "all") if several else engines
-    named = f"{', '.join(first)} or {last}"
-    parser.add_argument(
-        "--engine", metavar="NAME", help=f"{named} (default: the one the files are for)"
-    )
-    context = CONTEXT._replace(help=_CHECKED_CONTEXT) if several else CONTEXT
-    add_flags(parser, COMMON, "every engine", (context,))
-    add_flags_of(parser, engines, without=without)
-
-
-def add_flags_of(
-    parser: argparse.ArgumentParser, engines: tuple[str, ...], *, without: frozenset[str]
-) -> None:
-    for engine in engines:
-        options = OPTIONS[engine]
-        flags = tuple(
-            flag for flag in options.FLAGS if flag.key not in without and flag.lender not in engines
-        )
-        add_flags(parser, engine, options.TITLE, flags)
-
-
-def has_flags(arguments: argparse.Namespace) -> bool:
-    return bool(given_flags(arguments)) or arguments.engine is not None
-
-
-def read_asked(arguments: argparse.Namespace, *, engine: str | None) -> Asked:
+def read_asked(flags: Mapping[str, Mapping[str, Any]], *, engine: str | None) -> Asked:
     """Raises UsageError for flags of another engine than the one that is chosen by its name or its flags."""
     from edgekit.engine import engine_name
 
-    given = given_flags(arguments)
+    given = dict(flags)
     common = given.pop(COMMON, {})
     named = engine_name(engine) if engine is not None else None
     able = [one for one in ((named,) if named else given) if not _foreign(one, given)]
@@ -117,8 +88,8 @@ def read_asked(arguments: argparse.Namespace, *, engine: str | None) -> Asked:
         raise UsageError(f"{told}: {f'the engine is {named}' if named else 'choose an --engine'}")
     chosen = named or next(iter(able), None)
     asked = Asked(chosen, {**common, **flags_for(chosen or COMMON, given)})
-    if chosen is not None:
-        asked.values(chosen)  # what cannot be read is told before anything is fetched
+    # what cannot be read is told before anything is fetched
+    read_flags((CONTEXT, *(OPTIONS[chosen].FLAGS if chosen is not None else ())), asked.given)
     return asked
 
 
@@ -158,9 +129,13 @@ def make_bill(reference: str, asked: Asked, reach: Reach) -> Bill:
     """Raises EdgekitError: the model cannot be read, or the engine refuses it."""
     from edgekit.planning import name_model
 
-    named = name_model(reference, reach=reach)
+    return bill_named(name_model(reference, reach=reach), asked, reach)
+
+
+def bill_named(named: Named, asked: Asked, reach: Reach, pricing: Pricing | None = None) -> Bill:
+    """The same of a model that is open."""
     engine = asked.engine or named.first_engine
-    return bill_of(named.as_file(engine), engine, asked, reach)
+    return bill_of(named.as_file(engine), engine, asked, reach, pricing)
 
 
 def assume_bill(name: str, asked: Asked) -> Bill:
@@ -185,21 +160,22 @@ def assume_bill(name: str, asked: Asked) -> Bill:
     )
 
 
-def bill_of(opened: Opened, engine: str, asked: Asked, reach: Reach) -> Bill:
+def bill_of(
+    opened: Opened, engine: str, asked: Asked, reach: Reach, pricing: Pricing | None = None
+) -> Bill:
+    """`pricing` knows what any load costs; without it what is loaded beside the model is opened for this one bill."""
     values = asked.values(engine)
     load, setup = OPTIONS[engine].ask(values)
-    estimate = biller(opened, engine, values, reach)(load, setup)
+    estimate = (pricing or biller)(opened, engine, values, reach)(load, setup)
     return told_bill(opened, engine, values, (load, setup), estimate)
 
 
-def biller(
-    opened: Opened, engine: str, values: Mapping[str, Any], reach: Reach
-) -> Callable[[Load, Any], MemoryEstimate]:
+def biller(opened: Opened, engine: str, values: Mapping[str, Any], reach: Reach) -> Price:
     """What any load costs. llama.cpp is also asked about files that are loaded beside the model."""
     from edgekit.engine import engine_named
 
     if engine == "llama.cpp":
-        from edgekit.cli.llamacpp_bill import LoadedBeside
+        from edgekit.asking.llamacpp_bill import LoadedBeside
 
         return LoadedBeside.of(opened, values, reach).bill
     module = engine_named(engine)
@@ -253,6 +229,6 @@ def _notes(
     if engine == "mlx" and (first := mlx_options.conversion(values, estimate, files)):
         yield f"before it is run: {first}"
     if engine == "llama.cpp":
-        from edgekit.cli.llamacpp_bill import repack_notes
+        from edgekit.asking.llamacpp_bill import repack_notes
 
         yield from repack_notes(opened, asked[1], values)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from edgekit.cli.flags import Flag, flag_words, share, size, whole
+from edgekit.asking.flags import Flag, flag_words, share, size, whole
 from edgekit.errors import UsageError
 from edgekit.units import GIB
 

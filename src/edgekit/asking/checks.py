@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from edgekit.cli.asking import OPTIONS, Asked, biller, told_bill
-from edgekit.cli.llamacpp_options import COMPANIONS
+from edgekit.asking.bills import OPTIONS, Asked, Pricing, biller, told_bill
+from edgekit.asking.flags import typed
+from edgekit.asking.llamacpp_options import COMPANIONS
 from edgekit.engine import engine_named
-from edgekit.errors import EdgekitError, HardwareError, UsageError
+from edgekit.errors import CancelledError, EdgekitError, HardwareError
 from edgekit.estimation import Opened
+from edgekit.hardware.budgets import devices_for
 from edgekit.hardware.types import Machine, System
 from edgekit.memory.types import HOST, Load, MemoryEstimate
 from edgekit.plan.candidates import reads_at_once
 from edgekit.plan.changes import changes
 from edgekit.plan.growth import growth_limits
 from edgekit.plan.split import divides_unequal
-from edgekit.plan.types import WINDOW_BUDGET_BYTES, Job, PreflightResult, Question, Start, Status
+from edgekit.plan.types import (
+    WINDOW_BUDGET_BYTES,
+    Job,
+    PreflightResult,
+    Question,
+    Start,
+    Status,
+    Way,
+)
 from edgekit.plan.verdict import judge
 from edgekit.planning import AUTO, Named, name_model
 from edgekit.report.check import Check, Unanswered
-from edgekit.source.folders import is_here, models_in
+from edgekit.report.check_json import check_json, checks_json
+from edgekit.source.folders import is_here
 from edgekit.source.side_by_side import side_by_side
 from edgekit.source.types import Reach
 
 if TYPE_CHECKING:  # only to name it: a local file needs none of it
     from edgekit.source.download import Download
-
-MAX_MODELS = 10_000  # of one call; a folder of so many is a mistake
 
 LLAMACPP, STREAM = "llama.cpp", "stream"
 
@@ -52,30 +60,6 @@ class Asking:
     with_changes: bool = True
     reach: Callable[[], Reach] = field(repr=False)
     confirm: Callable[[Download], bool] | None = field(repr=False)
-
-
-def references(words: Sequence[str]) -> tuple[str, ...]:
-    """The models that are meant: folders of them opened up, `-` read from standard input."""
-    found: dict[str, None] = {}  # in order, each once
-    for word in words:
-        for one in _stdin_lines() if word == "-" else (word,):
-            # neither is a path: the first would be this folder, the second an error of the system
-            names = models_in(one) if one and "\0" not in one else (one,)
-            found |= dict.fromkeys(names)
-            if len(found) > MAX_MODELS:
-                raise UsageError(f"more than {MAX_MODELS:,} models at once")
-    if not found:
-        raise UsageError("no model is named")
-    return tuple(found)
-
-
-def _stdin_lines() -> Iterator[str]:
-    if sys.stdin is None:
-        raise UsageError("standard input is closed")
-    for line in sys.stdin:
-        name = line.strip().lstrip("\ufeff")  # Windows opens a text with it
-        if name and not name.startswith("#"):
-            yield name
 
 
 def check_all(
@@ -109,6 +93,11 @@ def check_model(reference: str, asking: Asking) -> list[Answer]:
         named = name_model(reference, reach=reach, confirm=asking.confirm)
     except EdgekitError as error:
         return [Unanswered(reference=reference, engine=None, error=error)]
+    return check_named(named, asking, reach)
+
+
+def check_named(named: Named, asking: Asking, reach: Reach) -> list[Answer]:
+    """The same of a model that is open."""
     if not asking.engines:
         return [_automatic(named, asking, reach)]
     answers = [_answer(named, engine, asking, reach) for engine in asking.engines]
@@ -137,12 +126,14 @@ def _automatic(named: Named, asking: Asking, reach: Reach) -> Answer:
 
 def _answer(named: Named, engine: str, asking: Asking, reach: Reach) -> Answer:
     try:
-        return check_opened(named.as_file(engine), engine, _for_embedding(asking, named), reach)
+        return check_opened(named.as_file(engine), engine, for_embedding(asking, named), reach)
+    except CancelledError:
+        raise
     except EdgekitError as error:
         return Unanswered(reference=named.name, engine=engine, error=error)
 
 
-def _for_embedding(asking: Asking, named: Named) -> Asking:
+def for_embedding(asking: Asking, named: Named) -> Asking:
     """Known embedding models are started to embed."""
     flags = asking.flags.get(LLAMACPP, {})
     if named.entry is None or not named.embeds or "embeddings" in flags:
@@ -152,6 +143,14 @@ def _for_embedding(asking: Asking, named: Named) -> Asking:
 
 def check_opened(opened: Opened, engine: str, asking: Asking, reach: Reach) -> Check:
     """Raises EdgekitError: the machine has nothing for the engine, or the engine refuses."""
+    question, values = asked_question(opened, engine, asking, reach)
+    return _told(opened, question, judge(question), values, asking)
+
+
+def asked_question(
+    opened: Opened, engine: str, asking: Asking, reach: Reach, pricing: Pricing = biller
+) -> tuple[Question, dict[str, Any]]:
+    """What is asked of the engine on the machine, and the flags that say so. Raises EdgekitError."""
     values = Asked(engine, asking.flags.get(engine, {})).values(engine)
     load, setup = OPTIONS[engine].ask(values)
     if values.get("context") == 0:  # to every engine: all the model was made for
@@ -163,15 +162,15 @@ def check_opened(opened: Opened, engine: str, asking: Asking, reach: Reach) -> C
         machine=asking.machine,
         load=load,
         start=Start(setup=setup, settled=frozenset(values)),
-        bill=biller(opened, engine, values, reach) if COMPANIONS & values.keys() else None,
+        bill=pricing(opened, engine, values, reach) if COMPANIONS & values.keys() else None,
         job=asking.job,
         min_context=asking.min_context,
         in_one_batch=reads_at_once(opened.model, engine, setup) and "ubatch" not in values,
         alternatives=opened.files.alternatives if opened.files is not None else (),
         window_budget_bytes=WINDOW_BUDGET_BYTES if budget is None else budget,
+        cancelled=reach.cancelled,
     )
-    result = judge(question)
-    return _told(opened, question, result, values, asking)
+    return question, values
 
 
 def _told(
@@ -191,22 +190,36 @@ def _told(
         **values,
         "context": result.context_tokens,
         **OPTIONS[engine].settled(setup),
+        **_left_alone(result),
     }
     bill = told_bill(opened, engine, settled, (load, setup), result.estimate)
-    if divides_unequal(result.way) and asking.machine.system is not System.WINDOWS:
-        bill = replace(bill, command=f"CUDA_DEVICE_ORDER=PCI_BUS_ID {bill.command}")
+    bill = replace(bill, command=in_order(bill.command, result.way, asking.machine))
     if engine == "vllm":  # judged is what requests need; told is the pool that it will take
         bill = replace(bill, asked=OPTIONS[engine].told(load, _whole_pool(question, result, load)))
     return Check(
         bill=bill,
         result=result,
         changes=changes(question, result) if asking.with_changes else (),
+        flags=typed(settled),
     )
+
+
+def in_order(command: str, way: Way, machine: Machine) -> str:
+    """The command; where the cards are unequal and a division is said, with their order said too."""
+    if not divides_unequal(way) or machine.system is System.WINDOWS:
+        return command
+    return f"CUDA_DEVICE_ORDER=PCI_BUS_ID {command}"
+
+
+def _left_alone(result: PreflightResult) -> dict[str, Any]:
+    """That the devices of a machine which has some are not used has to be said."""
+    has_devices = result.engine == LLAMACPP and bool(devices_for(result.machine, LLAMACPP))
+    return {"backend": "cpu"} if has_devices and not result.way.cards else {}
 
 
 def _as_stored(opened: Opened, result: PreflightResult) -> dict[str, Any]:
     """Weights rearranged for the CPU would take more than the host has: llama.cpp is told not to."""
-    from edgekit.cli.llamacpp_bill import rearranged_bytes
+    from edgekit.asking.llamacpp_bill import rearranged_bytes
 
     for use in result.uses:
         if HOST in use.budget.pools:
@@ -221,6 +234,15 @@ def _whole_pool(question: Question, result: PreflightResult, load: Load) -> Memo
     setup = result.way.setup
     card = replace(setup.gpu, memory_bytes=result.way.budgets[0].total_bytes)
     return engine_named(question.engine).estimate(question.model, load, replace(setup, gpu=card))
+
+
+def answers_json(answers: Sequence[Answer]) -> dict[str, Any]:
+    """One model and one engine as they are, else a list. Raises what the only answer is."""
+    if len(answers) > 1:
+        return checks_json(answers)
+    if isinstance(answers[0], Unanswered):
+        raise answers[0].error  # told as every error is
+    return check_json(answers[0])
 
 
 def exit_code(answers: Sequence[Answer], *, strict: bool) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from edgekit.cli.flags import Flag, flag_words, names, one_of, shares, sizes, whole
+from edgekit.asking.flags import Flag, flag_words, names, one_of, shares, sizes, whole
 from edgekit.errors import UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
@@ -209,6 +209,8 @@ def settled(setup: LlamaCppSetup) -> dict[str, Any]:
         found["n_cpu_moe"] = setup.n_cpu_moe
     if setup.tensor_split:
         found["tensor_split"] = setup.tensor_split
+    if not setup.offload_kqv:
+        found["offload_kqv"] = False
     return found
 
 

@@ -1,0 +1,201 @@
+"""What was said, as it was typed -> the machine, the engines with their flags, and the questions asked of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from edgekit.asking.bills import CONTEXT, OPTIONS, Asked, flags_for, read_asked
+from edgekit.asking.flags import COMMON, read, read_flags, read_number, whole
+from edgekit.errors import UsageError
+from edgekit.units import parse_size
+
+if TYPE_CHECKING:  # only to name types: --help must be instant
+    from edgekit.asking.checks import Asking
+    from edgekit.catalog.types import Kind
+    from edgekit.hardware.types import Machine
+    from edgekit.plan.recommending import Ask
+    from edgekit.plan.types import Job
+    from edgekit.planning import Named, Wanted
+    from edgekit.source.download import Download
+    from edgekit.source.types import Reach
+
+ALL, AUTO, LLAMACPP = "all", "auto", "llama.cpp"
+EngineFlags = dict[str, dict[str, Any]]
+_OTHER_NAMES = {
+    "embed": "embedding",
+    "embeddings": "embedding",
+    "coding": "code",
+    "reason": "reasoning",
+}
+# What a plan chooses itself, or leaves to another command.
+_NOT_PLANNED = {
+    "parallel": "-np: --users N plans for so many, each with a context of its own",
+    "unified": "-kvu: users of a plan have a context of their own each (--users)",
+    "mmproj": "--mmproj: edgekit check counts a projector",
+    "lora": "--lora: edgekit check counts adapters",
+    "draft_model": "-md: a plan looks for a drafter itself; edgekit check counts a given one",
+    "spec_type": "--spec-type: a plan looks for a drafter itself (--no-drafter)",
+    "max_num_seqs": "--max-num-seqs: --users N plans for so many requests of a length",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """Everything that may be said beside the model. What was not said is None, or empty."""
+
+    engine: str | None = None
+    given: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # engine -> its flags
+    devices: tuple[str, ...] = ()
+    ram: str | None = None
+    vram: str | None = None
+    job: str | None = None  # "6000+800"
+    min_context: str | None = None
+    window_budget: str | None = None
+    users: str | None = None
+    nodes: str | None = None
+    prefer_accurate_kv: bool = False
+    drafter: bool = True
+    task: str = "chat"
+
+    @property
+    def context(self) -> int | None:
+        found: int | None = read_flags((CONTEXT,), self.given.get(COMMON, {})).get("context")
+        return found
+
+
+def machine_of(words: Words) -> Machine:
+    """The one at hand where none is named. Raises UsageError for a name or a size that means nothing."""
+    from edgekit.hardware import this_or_wished
+
+    return this_or_wished(devices=words.devices, ram=words.ram, vram=words.vram)
+
+
+def engine_flags(words: Words) -> tuple[tuple[str, ...], EngineFlags]:
+    """The engines that were chosen, and the flags of each. Raises UsageError before anything is fetched."""
+    given = dict(words.given)
+    common = given.pop(COMMON, {})
+    word = AUTO if words.engine is None else words.engine.lower()
+    if word == ALL:
+        chosen = tuple(OPTIONS)
+    elif word != AUTO or given:
+        asked = read_asked(words.given, engine=None if word == AUTO else word)
+        chosen = (asked.engine,) if asked.engine is not None else ()
+    else:
+        chosen = ()
+    flags = {engine: {**common, **flags_for(engine, given)} for engine in OPTIONS}
+    for engine in chosen or OPTIONS:
+        Asked(engine, flags[engine]).values(engine)
+    return chosen, flags
+
+
+def asking_of(
+    words: Words,
+    *,
+    reach: Callable[[], Reach],
+    with_changes: bool = True,
+    confirm: Callable[[Download], bool] | None = None,
+    machine: Machine | None = None,
+) -> Asking:
+    """What `check` asks of every model. Raises UsageError."""
+    from edgekit.asking.checks import Asking
+
+    chosen, flags = engine_flags(words)
+    budget = words.window_budget
+    return Asking(
+        machine=machine or machine_of(words),
+        engines=chosen,
+        flags=flags,
+        job=_job(words.job),
+        min_context=read_number("--min-context", words.min_context),
+        window_budget_bytes=None if budget is None else read("--window-budget", parse_size, budget),
+        with_changes=with_changes,
+        reach=reach,
+        confirm=confirm,
+    )
+
+
+def planned_engine(words: Words) -> tuple[str, EngineFlags]:
+    """The one engine that a plan is for, or auto. Raises UsageError before anything is fetched."""
+    from edgekit.plan.making import check_planned
+
+    chosen, flags = engine_flags(words)
+    if len(chosen) > 1:
+        raise UsageError(
+            "a plan is for one engine: --engine llama.cpp, vllm or mlx; check compares them"
+        )
+    for engine in chosen:
+        check_planned(engine)
+    return next(iter(chosen), AUTO), flags
+
+
+def wanted_of(words: Words, named: Named, machine: Machine | None = None) -> Wanted:
+    """What `plan` wants of a model. Raises UsageError."""
+    from dataclasses import replace
+
+    from edgekit.plan.types import Start
+    from edgekit.planning import Wanted
+
+    chosen, given = planned_engine(words)
+    machine = machine or machine_of(words)
+    engine = named.engine(chosen, machine)
+    flags = Asked(engine, given[engine]).values(engine)
+    for key, told in _NOT_PLANNED.items():
+        if key in flags:
+            raise UsageError(f"plan does not take {told}")
+    load, setup = OPTIONS[engine].ask(flags)
+    if flags.pop("context", None) == 0:  # to every engine: all the model was made for
+        load = replace(load, context_tokens=0)
+    return Wanted(
+        machine=machine,
+        engine=engine,
+        load=load,
+        start=Start(setup=setup if flags else None, settled=frozenset(flags)),
+        users=read_number("--users", words.users, least=1),
+        min_context=read_number("--min-context", words.min_context),
+        prefer_accurate_cache=words.prefer_accurate_kv,
+        drafter=words.drafter,
+        nodes=read_number("--nodes", words.nodes, least=1) or 1,
+    )
+
+
+def ask_of(words: Words, machine: Machine | None = None) -> Ask:
+    """What `recommend` is asked. Raises UsageError."""
+    from edgekit.engine import engine_name
+    from edgekit.plan.making import check_planned
+    from edgekit.plan.recommending import Ask
+
+    engine = engine_name(words.engine or LLAMACPP)
+    check_planned(engine)
+    return Ask(
+        machine=machine or machine_of(words),
+        task=task_of(words.task),
+        engine=engine,
+        context_tokens=words.context or None,
+        users=read_number("--users", words.users, least=1),
+        min_context=read_number("--min-context", words.min_context),
+        prefer_accurate_cache=words.prefer_accurate_kv,
+    )
+
+
+def task_of(word: str) -> Kind:
+    from edgekit.catalog.types import Kind
+
+    name = word.lower()
+    try:
+        return Kind(_OTHER_NAMES.get(name, name))
+    except ValueError as error:
+        known = ", ".join(kind.value for kind in Kind)
+        raise UsageError(f"--task: {word[:40]!r} is not one of {known}") from error
+
+
+def _job(text: str | None) -> Job | None:
+    if text is None:
+        return None
+    from edgekit.plan.types import Job
+
+    prompt, plus, new = text.partition("+")
+    if not plus:
+        raise UsageError(f"--job: {text[:40]!r} is not a prompt and new tokens such as 6000+800")
+    return Job(prompt_tokens=read("--job", whole(), prompt), new_tokens=read("--job", whole(), new))

@@ -1,0 +1,110 @@
+"""TABLE rows of the engines' own flags -> argparse, and what of them was given.
+
+A flag that was not given leaves no trace, so that the engine's own default counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from edgekit.asking.bills import CONTEXT, OPTIONS
+from edgekit.asking.flags import COMMON, Flag
+from edgekit.errors import UsageError
+from edgekit.units import parse_tokens
+
+_CHECKED_CONTEXT = (
+    "tokens of context: 8192, 32k, 0 for all the model was made for (default: what 4 GiB of cache hold); "
+    "--max-model-len is the same"
+)
+
+
+def add_engine_flags(
+    parser: argparse.ArgumentParser,
+    *,
+    engines: tuple[str, ...] = tuple(OPTIONS),
+    several: bool = False,
+    without: frozenset[str] = frozenset(),
+) -> None:
+    *first, last = (*engines, "auto", "all") if several else engines
+    named = f"{', '.join(first)} or {last}"
+    parser.add_argument(
+        "--engine", metavar="NAME", help=f"{named} (default: the one the files are for)"
+    )
+    context = CONTEXT._replace(help=_CHECKED_CONTEXT) if several else CONTEXT
+    add_flags(parser, COMMON, "every engine", (context,))
+    add_flags_of(parser, engines, without=without)
+
+
+def add_flags_of(
+    parser: argparse.ArgumentParser, engines: tuple[str, ...], *, without: frozenset[str]
+) -> None:
+    for engine in engines:
+        options = OPTIONS[engine]
+        flags = tuple(
+            flag for flag in options.FLAGS if flag.key not in without and flag.lender not in engines
+        )
+        add_flags(parser, engine, options.TITLE, flags)
+
+
+def has_flags(arguments: argparse.Namespace) -> bool:
+    return bool(given_flags(arguments)) or arguments.engine is not None
+
+
+def add_flags(
+    parser: argparse.ArgumentParser, engine: str, title: str, flags: Iterable[Flag]
+) -> None:
+    group = parser.add_argument_group(title)
+    for flag in flags:
+        dest = f"{engine}:{flag.key}"
+        if not flag.metavar:
+            group.add_argument(
+                *flag.names, dest=dest, action="store_const", const=flag.value,
+                default=argparse.SUPPRESS, help=flag.help,
+            )  # fmt: skip
+            continue
+        group.add_argument(
+            *flag.names, dest=dest, metavar=flag.metavar, nargs="?" if flag.alone else None,
+            const=flag.value if flag.alone else None, default=argparse.SUPPRESS, help=flag.help,
+            action=_OneAnswer if flag.aliases else "store",
+        )  # fmt: skip
+        if flag.aliases:
+            group.add_argument(
+                *flag.aliases, dest=dest, metavar=flag.metavar, default=argparse.SUPPRESS,
+                help=argparse.SUPPRESS, action=_OneAnswer,
+            )  # fmt: skip
+
+
+class _OneAnswer(argparse.Action):
+    """Of a flag with several names: they may repeat each other, and not contradict."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest, values)
+        if _plain(before) != _plain(values):
+            parser.error(f"{option_string} {values}: {before} was said already")
+        setattr(namespace, self.dest, values)
+
+
+def _plain(text: object) -> object:
+    """4k and 4096 are the same."""
+    try:
+        return parse_tokens(str(text))
+    except UsageError:
+        return text
+
+
+def given_flags(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Engine -> its flags that were given, as they were typed."""
+    found: dict[str, dict[str, Any]] = {}
+    for dest, text in vars(arguments).items():
+        engine, colon, key = dest.partition(":")
+        if colon:
+            found.setdefault(engine, {})[key] = text
+    return found

@@ -1,0 +1,35 @@
+"""Words on a command line -> the models that are meant."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+
+from edgekit.errors import UsageError
+from edgekit.source.folders import models_in
+
+MAX_MODELS = 10_000  # of one call; a folder of so many is a mistake
+
+
+def references(words: Sequence[str]) -> tuple[str, ...]:
+    """The models that are meant: folders of them opened up, `-` read from standard input."""
+    found: dict[str, None] = {}  # in order, each once
+    for word in words:
+        for one in _stdin_lines() if word == "-" else (word,):
+            # neither is a path: the first would be this folder, the second an error of the system
+            names = models_in(one) if one and "\0" not in one else (one,)
+            found |= dict.fromkeys(names)
+            if len(found) > MAX_MODELS:
+                raise UsageError(f"more than {MAX_MODELS:,} models at once")
+    if not found:
+        raise UsageError("no model is named")
+    return tuple(found)
+
+
+def _stdin_lines() -> Iterator[str]:
+    if sys.stdin is None:
+        raise UsageError("standard input is closed")
+    for line in sys.stdin:
+        name = line.strip().lstrip("\ufeff")  # Windows opens a text with it
+        if name and not name.startswith("#"):
+            yield name

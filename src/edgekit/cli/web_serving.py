@@ -1,0 +1,101 @@
+"""Arguments of `edgekit web` -> the page, served until somebody ends it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import secrets
+from dataclasses import replace
+from pathlib import Path
+
+from edgekit.asking.flags import read_number
+from edgekit.cli.announcing import say, say_json
+from edgekit.errors import MissingExtraError, NotFoundError, UsageError
+from edgekit.runtime.llamacpp.ports import LARGEST_PORT
+from edgekit.source import locate, path_of
+from edgekit.web.references import paths_of
+from edgekit.web.types import Settings
+
+TOKEN_VARIABLE = "EDGEKIT_WEB_TOKEN"  # noqa: S105 - the variable's name, no secret
+LEAST_TOKEN_CHARS, MOST_TOKEN_CHARS = 8, 200
+DEFAULT_RATE, MOST_RATE = 400, 1_000_000
+_EXTRA = frozenset({"fastapi", "uvicorn", "pydantic", "starlette", "h11", "anyio"})
+_TOKEN = re.compile(r"[A-Za-z0-9._~-]+")  # what an address may hold as it is
+
+
+def serve(arguments: argparse.Namespace) -> tuple[str, int]:
+    """Returns when it has ended; what it was asked to end by is no error."""
+    port = read_number("--port", arguments.port, most=LARGEST_PORT)
+    settings = _settings(arguments)
+    reference = arguments.model
+    path = None if reference is None else path_of(reference)
+    if path is not None:
+        settings = replace(settings, models_dirs=(*settings.models_dirs, *_files_of(path)))
+        reference = str(path.absolute())
+    fields = {"ref": reference} if reference else {}
+    try:
+        from edgekit.web import serving
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRA:
+            raise
+        raise MissingExtraError(
+            f"the page needs {error.name}: pip install 'edgekit[web]'"
+        ) from error
+
+    def announce(settled: Settings) -> None:
+        address = serving.address_of(settled, "/model" if fields else "/", **fields)
+        if arguments.json:
+            say_json({"event": "ready", "url": address, "token": settled.token, "pid": os.getpid()})
+        else:
+            say(address)
+        if not arguments.no_browser:
+            serving.show_browser(address)
+
+    with serving.listen(settings.host, port) as listening:
+        serving.serve(settings, listening, on_ready=announce)
+    return "", 0
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    """A token is made up where others can reach the port and none was said."""
+    rate = read_number("--rate", arguments.rate, least=1, most=MOST_RATE)
+    settings = Settings(
+        host=arguments.host,
+        token=_token(arguments.token or os.environ.get(TOKEN_VARIABLE) or None),
+        models_dirs=tuple(_folder(text) for text in arguments.models_dir),
+        allow_private=arguments.allow_private,
+        network=not arguments.offline,
+        cache=not arguments.no_cache,
+        timeout_s=arguments.timeout,
+        requests_per_s=float(DEFAULT_RATE if rate is None else rate),
+    )
+    if settings.token is None and not settings.is_loopback:
+        return replace(settings, token=secrets.token_urlsafe(24))
+    return settings
+
+
+def _token(text: str | None) -> str | None:
+    """It is not told back: what was typed wrong may be half of it."""
+    if text is None:
+        return None
+    if _TOKEN.fullmatch(text) and LEAST_TOKEN_CHARS <= len(text) <= MOST_TOKEN_CHARS:
+        return text
+    raise UsageError(
+        f"--token: {LEAST_TOKEN_CHARS} to {MOST_TOKEN_CHARS} letters, digits and any of . _ ~ - are needed; "
+        "without --token a good one is made up"
+    )
+
+
+def _folder(text: str) -> Path:
+    folder = Path(text).expanduser()
+    if not folder.is_dir():
+        raise NotFoundError(f"--models-dir: there is no folder {text[:200]!r}")
+    return folder.resolve()
+
+
+def _files_of(path: Path) -> tuple[Path, ...]:
+    """What may be read of a model that was named here: its files, and nothing else beside them."""
+    if path.is_dir():
+        return (path.resolve(),)
+    return tuple(Path(one).resolve() for one in paths_of(locate(str(path))))

@@ -1,0 +1,53 @@
+"""The devices that are known -> a table: what to call them, how much memory, how fast it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from edgekit.hardware.devices import Device, listed_devices
+from edgekit.report.lines import figures
+from edgekit.report.screen import folded, within
+from edgekit.units import format_bytes
+
+_UNKNOWN = "-"
+
+
+def _bandwidth(device: Device) -> str:
+    speed = device.bandwidth_bytes_per_s
+    return _UNKNOWN if speed is None else f"{speed / 10**9:,.0f} GB/s"
+
+
+def _capability(device: Device) -> str:
+    return "" if device.capability is None else "{}.{}".format(*device.capability)
+
+
+# The last go first where the screen is narrow.
+_COLUMNS: dict[str, Callable[[Device], str]] = {
+    "device": lambda one: one.name,
+    "usable": lambda one: format_bytes(one.usable_bytes),
+    "read at": _bandwidth,
+    "memory": lambda one: format_bytes(one.memory_bytes),
+    "kind": lambda one: one.kind.value,
+    "vendor": lambda one: one.vendor.value,
+    "CUDA": _capability,
+    "released": lambda one: one.released or _UNKNOWN,
+}
+
+
+def devices_text(*, width: int = 100, bold: bool = False) -> str:
+    """Those that people buy or rent today above, all others below."""
+    devices = listed_devices()
+    usual = sum(device.usual for device in devices)
+    first = f"{len(devices)} devices, the first {usual} are those that people buy or rent today"
+    lines = [f"\x1b[1m{line}\x1b[0m" if bold else line for line in folded(first, within(width))]
+    table = _table(devices, within(width))
+    return "\n".join([*lines, "", *table[: usual + 1], "", *table[usual + 1 :]]) + "\n"
+
+
+def _table(devices: tuple[Device, ...], width: int) -> list[str]:
+    for count in range(len(_COLUMNS), 0, -1):
+        head = tuple(_COLUMNS)[:count]
+        table = figures(head, ([_COLUMNS[name](one) for name in head] for one in devices))
+        if max(map(len, table)) <= width:
+            break
+    return table
