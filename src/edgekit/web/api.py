@@ -1,0 +1,126 @@
+"""/api/v1: every call as GET with a query or POST with a body, and what it answers; each is the command line's JSON."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
+from typing import Annotated, Any
+
+from anyio import to_thread
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from edgekit.catalog import find_entry
+from edgekit.errors import EdgekitError
+from edgekit.report.as_json import json_line
+from edgekit.report.catalog_json import entry_json
+from edgekit.web import requests
+from edgekit.web.calls import CALLS, LISTS, Call
+from edgekit.web.failures import Failure, error_answer, error_json
+from edgekit.web.references import shown_entry, without_folders
+from edgekit.web.state import client_of, state_of
+from edgekit.web.types import Watch
+
+ROOT = "/api/v1"
+JSON = "application/json"
+_SAID = {
+    400: "What was asked makes no sense",
+    403: "It may not be named, or not be reached",
+    404: "There is no such model",
+    409: "It was called off",
+    413: "The body is too large",
+    415: "The body is not JSON",
+    422: "The engine refuses it, nothing here runs it, or its header cannot be read",
+    429: "Too many at once",
+    502: "Another server failed",
+    504: "It took too long",
+}
+FAILURES: dict[int | str, dict[str, Any]] = {
+    code: {"model": Failure, "description": told} for code, told in _SAID.items()
+}
+ANSWER: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The command line's JSON (docs/json.md)",
+        "content": {
+            JSON: {
+                "schema": {
+                    "type": "object",
+                    "properties": {"schema": {"const": 1}},
+                    "required": ["schema"],
+                }
+            }
+        },
+    }
+}
+
+router = APIRouter(prefix=ROOT, responses={**FAILURES, **ANSWER})
+Endpoint = Callable[..., Coroutine[Any, Any, Response]]
+
+
+def json_answer(answer: dict[str, Any]) -> Response:
+    return Response(json_line(answer), media_type=JSON)
+
+
+async def answered(call: Call, request: Request, fields: requests.Request) -> Response:
+    """In a thread; called off when whoever asked is gone, and not begun where that is before its turn."""
+    state, watch = state_of(request), Watch(client=client_of(request))
+
+    def work() -> Response:
+        try:
+            watch.check()
+            answer = call.answer(state, fields, watch)
+            watch.check()  # what was broken off somewhere is no answer
+            return json_answer(without_folders(answer, state.settings))
+        except EdgekitError as error:
+            return error_answer(error, without_folders(error_json(error), state.settings))
+
+    leaving = asyncio.create_task(_call_off(request, watch))
+    try:
+        async with state.turns.of(watch.client) if call.is_long else nullcontext():
+            return await to_thread.run_sync(work)
+    finally:
+        leaving.cancel()
+
+
+async def _call_off(request: Request, watch: Watch) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    watch.cancelled.set()
+
+
+def _endpoint(call: Call, fields_type: object) -> Endpoint:
+    async def ask(request: Request, fields: Any) -> Response:
+        return await answered(call, request, fields)
+
+    ask.__annotations__["fields"] = fields_type
+    return ask
+
+
+def _add(name: str, call: Call, method: str, tag: str) -> None:
+    fields = Annotated[call.request, Query()] if method == "GET" else call.request
+    router.add_api_route(
+        f"/{name}",
+        _endpoint(call, fields),
+        methods=[method],
+        summary=call.summary,
+        operation_id=f"{name}_{method.lower()}",
+        response_class=Response,
+        tags=[tag],
+    )
+
+
+for _name, _call in CALLS.items():
+    for _method in ("GET", "POST"):
+        _add(_name, _call, _method, "calls")
+for _name, _call in LISTS.items():
+    _add(_name, _call, "GET", "lists")
+
+
+@router.get(
+    "/catalog/{id:path}", summary="Everything about one known model", response_class=Response
+)
+def catalog_entry(request: Request, id: str) -> Response:  # noqa: A002 - what it is called in every answer
+    settings = state_of(request).settings
+    entry = shown_entry(find_entry(id), settings)
+    return json_answer(without_folders(entry_json(entry, whole=True), settings))

@@ -1,0 +1,154 @@
+"""Settings -> the application: the page, the calls, jobs and cards, and what is said when something is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse, JSONResponse, Response
+
+from edgekit import __version__
+from edgekit.errors import EdgekitError
+from edgekit.web import api, cards, job_routes
+from edgekit.web.assets import INDEX, Assets
+from edgekit.web.failures import Failure, error_answer, failure_json, unreadable_answer
+from edgekit.web.farewell import Farewell, Farewells
+from edgekit.web.security import DOCS, HEALTH, Security
+from edgekit.web.small_pages import small_page
+from edgekit.web.state import State, open_state
+from edgekit.web.types import Settings
+
+if TYPE_CHECKING:  # older versions have none
+    from fastapi.telemetry import TelemetryConfig
+
+PAGES = ("/", "/model", "/compare", "/hardware", DOCS)
+OPENAPI = "/api/v1/openapi.json"
+
+_DESCRIPTION = """\
+Will this model run on my machine, and how? The same questions as on the command line, and the same answers: each
+call takes the fields of its command's flags, as a query or as a JSON object, and answers what `--json` prints.
+What goes wrong is told as `{"error": {"type", "message"}}`.
+"""
+_FAILURES: dict[int | str, dict[str, Any]] = {
+    "4XX": {
+        "model": Failure,
+        "description": "What was asked for is wrong, not allowed or not there",
+    },
+    "5XX": {"model": Failure, "description": "Another server failed, or was too slow"},
+}
+# Whatever the environment says: nobody else is told what was asked for, and an address may have the token in it.
+_NO_TELEMETRY: TelemetryConfig = {
+    "tracing": False,
+    "metrics": False,
+    "logs": False,
+    "operation_spans": False,
+    "auto_configure": False,
+}
+
+plain = APIRouter()
+
+
+class Health(BaseModel):
+    """Sent by a server that answers."""
+
+    status: str
+    version: str
+
+
+def create_app(settings: Settings) -> FastAPI:
+    farewells = Farewells()
+    app = FastAPI(
+        title="EdgeKit",
+        version=__version__,
+        summary="See the fit before you load.",
+        description=_DESCRIPTION,
+        license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        openapi_url=None,  # as below: theirs takes half a second, and everybody waits meanwhile
+        docs_url=None,  # /api/docs is a page of ours: theirs loads scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+        responses=_FAILURES,
+        lifespan=_lifespan,
+        telemetry=_NO_TELEMETRY,
+    )
+    app.state.edgekit = open_state(settings)
+    app.state.farewells = farewells
+    app.state.assets = Assets()
+    for router in (plain, api.router, job_routes.router, cards.router):
+        app.include_router(router)
+    app.exception_handler(EdgekitError)(_refused)
+    app.exception_handler(RequestValidationError)(_unreadable)
+    app.exception_handler(HTTPException)(_not_here)
+    app.add_middleware(Farewell, farewells=farewells)
+    app.add_middleware(Security, settings=settings)  # the last one added is the outermost
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    state: State = app.state.edgekit
+    try:
+        yield
+    finally:
+        state.close()
+
+
+@plain.get(HEALTH, summary="Whether the server answers")
+async def health() -> Health:
+    return Health(status="ok", version=__version__)
+
+
+@plain.get(OPENAPI, include_in_schema=False)
+def openapi(request: Request) -> Response:
+    return JSONResponse(request.app.openapi())
+
+
+@plain.api_route("/static/{name}", methods=["GET", "HEAD"], include_in_schema=False)
+async def static(request: Request, name: str) -> Response:
+    return _asset(request, name)
+
+
+async def page(request: Request) -> Response:
+    return _asset(request, INDEX)
+
+
+for _path in PAGES:
+    plain.add_api_route(_path, page, methods=["GET", "HEAD"], include_in_schema=False)
+
+
+def _asset(request: Request, name: str) -> Response:
+    assets: Assets = request.app.state.assets
+    answer = assets.answer(request, name)
+    if answer is None:
+        raise HTTPException(404)
+    return answer
+
+
+async def _refused(_: Request, error: EdgekitError) -> Response:
+    return error_answer(error)
+
+
+async def _unreadable(_: Request, error: RequestValidationError) -> Response:
+    return unreadable_answer(error.errors())
+
+
+_WORDS = {
+    400: ("UsageError", "the body cannot be read as JSON"),
+    404: ("NotFoundError", "there is nothing at this address"),
+    405: ("MethodError", "this address does not answer that method"),
+}
+
+
+async def _not_here(request: Request, error: HTTPException) -> Response:
+    kind, message = _WORDS.get(error.status_code, ("UsageError", str(error.detail)))
+    if request.url.path.startswith("/api/"):
+        return JSONResponse(failure_json(kind, message), error.status_code, error.headers)
+    text = f"{message[:1].upper()}{message[1:]}."
+    title = HTTPStatus(error.status_code).phrase
+    return HTMLResponse(small_page(title, text), error.status_code, error.headers)

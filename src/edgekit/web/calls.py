@@ -1,0 +1,209 @@
+"""TABLE of the calls: what each is asked, and the command line's own answer to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from edgekit.asking.bills import bill_named, read_asked
+from edgekit.asking.checks import answers_json, check_named
+from edgekit.asking.known import listed, recommend_words
+from edgekit.asking.words import asking_of, engine_flags, planned_engine, wanted_of
+from edgekit.catalog import find_entry, read_catalog
+from edgekit.catalog.types import Kind
+from edgekit.errors import UsageError
+from edgekit.header.types import Depth
+from edgekit.inspection import inspect_model
+from edgekit.planning import CATALOG, plan_model
+from edgekit.report.as_json import inspection_json
+from edgekit.report.bill_json import bill_json
+from edgekit.report.cards_json import cards_json
+from edgekit.report.catalog_json import catalog_json
+from edgekit.report.commands import ready_commands
+from edgekit.report.hardware_json import devices_json, hardware_json
+from edgekit.report.plan_json import plan_json
+from edgekit.web import requests
+from edgekit.web.fit import curve_answer, fit
+from edgekit.web.machines import machine_now
+from edgekit.web.references import (
+    allowed,
+    allowed_words,
+    far_beside,
+    files_inside,
+    is_file,
+    is_local,
+    shown_entry,
+)
+from edgekit.web.types import Watch, reach_of
+
+if TYPE_CHECKING:
+    from edgekit.web.state import State
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call: its fields, and who answers. `summary` is for the documentation."""
+
+    request: type[requests.Request]
+    answer: Callable[[State, Any, Watch], Json]
+    summary: str
+    is_long: bool = False  # it may compute for seconds: of one client a few at once
+
+
+def _inspect(state: State, asked: Any, watch: Watch) -> Json:
+    reference = allowed(asked.model, state.settings)
+    if reference.lower().startswith(CATALOG):
+        known = find_entry(reference[len(CATALOG) :])
+        raise UsageError(f"{known.id} is known from the catalog: inspect reads files, name them")
+    if is_file(reference):
+        files_inside(reference, state.settings)
+    depth = Depth.ARCHITECTURE if asked.light and not asked.tensors else Depth.TENSORS
+    with state.models.among_the_waiting(watch, far=not is_local(reference)):
+        found = inspect_model(reference, depth=depth, reach=reach_of(state.settings, watch))
+    return inspection_json(
+        found, tensors=bool(asked.tensors), layers=bool(asked.layers), keys=bool(asked.keys)
+    )
+
+
+def _estimate(state: State, asked: Any, watch: Watch) -> Json:
+    words = allowed_words(asked.words(), state.settings)
+    flags = read_asked(words.given, engine=words.engine)
+    named = state.models.named(asked.model, watch)
+    with state.models.among_the_waiting(watch, far=far_beside(words)):
+        bill = bill_named(named, flags, reach_of(state.settings, watch), named.pricing)
+    return bill_json(bill, layers=bool(asked.per_layer))
+
+
+def _check(state: State, asked: Any, watch: Watch) -> Json:
+    words = allowed_words(asked.words(), state.settings)
+    engine_flags(words)  # what cannot be read is told before anything is fetched
+    reach = reach_of(state.settings, watch)
+    named = state.models.named(asked.model, watch)
+    asking = asking_of(words, reach=lambda: reach, machine=machine_now(words))
+    with state.models.among_the_waiting(watch, far=far_beside(words)):
+        return answers_json(check_named(named, asking, reach))
+
+
+def _plan(state: State, asked: Any, watch: Watch) -> Json:
+    words = allowed_words(asked.words(), state.settings)
+    planned_engine(words)
+    named = state.models.named(asked.model, watch)
+    wanted = wanted_of(words, named, machine_now(words))
+    is_far = (
+        named.files is not None and named.files.origin.is_remote
+    )  # another of its files may be chosen
+    with state.models.among_the_waiting(watch, far=is_far):
+        plan = plan_model(named, wanted, reach=reach_of(state.settings, watch))
+    ready = ready_commands(plan, files=named.files) if plan.fits else ()
+    return plan_json(plan, ready=ready, notes=named.notes)
+
+
+def _recommend(_: State, asked: Any, watch: Watch) -> Json:
+    words = asked.words()
+
+    def tell(line: str) -> None:
+        watch.check()
+        if watch.progress is not None:
+            watch.progress(line)
+
+    best = recommend_words(
+        words,
+        limit=asked.limit,
+        all_sizes=bool(asked.all_sizes),
+        machine=machine_now(words),
+        tell=tell,
+    )
+    return cards_json(best.found, problems=best.notes)
+
+
+def _fit(state: State, asked: Any, watch: Watch) -> Json:
+    words = allowed_words(asked.words(), state.settings)
+    engine_flags(words)
+    named = state.models.named(asked.model, watch)
+    with state.models.among_the_waiting(watch, far=far_beside(words)):
+        return fit(state, words, named, watch)
+
+
+def _curves(state: State, asked: Any, watch: Watch) -> Json:
+    words = allowed_words(asked.words(), state.settings)
+    engine_flags(words)
+    named = state.models.named(asked.model, watch)
+    with state.models.among_the_waiting(watch, far=far_beside(words)):
+        return curve_answer(state, words, named, watch, points=asked.points)
+
+
+def _hardware(_: State, asked: Any, _watch: Watch) -> Json:
+    return hardware_json(machine_now(asked.words()))
+
+
+def _devices(_: State, _asked: Any, _watch: Watch) -> Json:
+    return devices_json()
+
+
+def _catalog(state: State, asked: Any, _watch: Watch) -> Json:
+    known = read_catalog()
+    kinds = [kind.value for kind in Kind]
+    if asked.kind is not None and asked.kind not in kinds:
+        raise UsageError(f"kind: {asked.kind[:40]!r} is not one of {', '.join(kinds)}")
+    found = listed(known, kind=asked.kind, family=asked.family)
+    return catalog_json([shown_entry(one, state.settings) for one in found], known)
+
+
+CALLS: dict[str, Call] = {
+    "inspect": Call(
+        request=requests.INSPECT,
+        answer=_inspect,
+        summary="What a model is, from its header alone",
+        is_long=True,
+    ),
+    "estimate": Call(
+        request=requests.ESTIMATE,
+        answer=_estimate,
+        summary="The memory an engine will allocate, to the byte",
+    ),
+    "check": Call(
+        request=requests.CHECK,
+        answer=_check,
+        summary="Will it fit on this machine, or on another?",
+        is_long=True,
+    ),
+    "plan": Call(
+        request=requests.PLAN,
+        answer=_plan,
+        summary="How to run it: everything chosen, with reasons and ready commands",
+        is_long=True,
+    ),
+    "recommend": Call(
+        request=requests.RECOMMEND,
+        answer=_recommend,
+        summary="The best models for this machine, or for another",
+        is_long=True,
+    ),
+    "fit": Call(
+        request=requests.FIT,
+        answer=_fit,
+        summary="One load, as it is asked for, against a machine",
+    ),
+    "curves": Call(
+        request=requests.CURVES,
+        answer=_curves,
+        summary="Memory against context, for every way to keep the cache",
+    ),
+}
+
+LISTS: dict[str, Call] = {
+    "hardware": Call(
+        request=requests.HARDWARE,
+        answer=_hardware,
+        summary="What a machine has, and what each engine may use of it",
+    ),
+    "devices": Call(
+        request=requests.DEVICES,
+        answer=_devices,
+        summary="The devices that are known by their names",
+    ),
+    "catalog": Call(request=requests.CATALOG, answer=_catalog, summary="The known models"),
+}

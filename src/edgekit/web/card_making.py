@@ -1,0 +1,189 @@
+"""A machine, an engine and the catalog -> one card after the other, what is most worth seeing first.
+
+A card says what `edgekit plan catalog:ID --no-drafter` says; `edgekit check` with its flags says the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from edgekit.catalog import opened
+from edgekit.catalog.types import Catalog, Entry
+from edgekit.errors import EdgekitError
+from edgekit.hardware.budgets import check_runs, devices_for
+from edgekit.hardware.types import Machine
+from edgekit.plan.making import make_plan
+from edgekit.plan.planned import Plan
+from edgekit.plan.ranking import rank_of
+from edgekit.plan.recommending import Suggestion, smallest_bytes
+from edgekit.plan.room import possible, room_bytes
+from edgekit.plan.types import FULL_PERCENT
+from edgekit.planning import CATALOG, Named, Wanted, name_model, plan_model, wish_of
+from edgekit.report.cards import cache_words
+from edgekit.report.cards_json import card_entry_json
+from edgekit.report.check_words import VERDICTS, verdict
+from edgekit.report.lines import printable
+from edgekit.report.plan_json import plan_fields
+from edgekit.web.bars import bars_json
+from edgekit.web.card_flags import plan_flags
+from edgekit.web.references import allowed
+from edgekit.web.types import Settings, Watch, reach_of
+
+REFUSED = "refused"
+MOST_OPENED = 400  # models that are kept with what engines worked out for them, some 0.6 MB each
+MAX_TOLD_CHARS = 400
+_UNEXPECTED = "something went wrong inside EdgeKit; the terminal that runs edgekit web says more"
+_SPEED = ("decode", "prefill", "steady", "basis")
+
+_log = logging.getLogger("edgekit.web")
+
+Card = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What cards are made of. Those in `made` are there already."""
+
+    machine: Machine
+    engine: str
+    made: frozenset[str] = frozenset()
+
+
+class Maker:
+    """Makes cards; models stay open, for the next machine is asked about the same ones."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Nothing is fetched for a card."""
+        self._settings = replace(settings, network=False)
+        self._reach = reach_of(self._settings, Watch())
+        self._opened: OrderedDict[tuple[str, str], Named] = OrderedDict()
+
+    def cards(self, order: Order, catalog: Catalog) -> Iterator[Card]:
+        """One for each entry, whatever goes wrong with it."""
+        for entry in in_order(catalog.entries, order.machine, order.engine):
+            if entry.id not in order.made:
+                yield self._card(entry, catalog, order)
+
+    def _card(self, entry: Entry, catalog: Catalog, order: Order) -> Card:
+        try:
+            check_runs(order.machine, order.engine)
+            plan = self._plan(entry, catalog, order)
+            return {**_about(entry, order.engine), **_planned(entry, plan)}
+        except EdgekitError as error:
+            told = str(error)
+        except Exception:  # noqa: BLE001 - a card of one model does not end the others
+            _log.exception("no card for %s", entry.id)
+            told = _UNEXPECTED
+        return {**_about(entry, order.engine), **_NOTHING, "told": _short(told)}
+
+    def _plan(self, entry: Entry, catalog: Catalog, order: Order) -> Plan:
+        named = self._named(entry, catalog, order.engine)
+        wanted = Wanted(machine=order.machine, engine=order.engine, drafter=False)
+        if named.found is not None and named.files is not None:
+            return plan_model(named, wanted, reach=self._reach, thorough=False)
+        sizes = {size.mix: size.tensor_bytes for size in entry.sizes}
+        wish = possible(wish_of(named, wanted), sizes)
+        return make_plan(wish, thorough=False, helpful=False)
+
+    def _named(self, entry: Entry, catalog: Catalog, engine: str) -> Named:
+        """What the user added is opened from where it came, anew each time: it may have changed.
+
+        Raises NotAllowedError where that is outside of the folders that may be read.
+        """
+        if entry.is_users:
+            named = name_model(allowed(f"{CATALOG}{entry.id}", self._settings), reach=self._reach)
+            return named if named.found is not None else _as_known(entry, catalog, engine)
+        key = (entry.id, engine)
+        if key not in self._opened:
+            while len(self._opened) >= MOST_OPENED:
+                self._opened.popitem(last=False)
+            self._opened[key] = _as_known(entry, catalog, engine)
+        self._opened.move_to_end(key)
+        return self._opened[key]
+
+
+def _as_known(entry: Entry, catalog: Catalog, engine: str) -> Named:
+    found = opened(entry, engine)
+    return Named(name=entry.id, catalog=catalog, entry=entry, found=found)
+
+
+def in_order(entries: Iterable[Entry], machine: Machine, engine: str) -> list[Entry]:
+    """What lies on the devices as a whole by its size, then what all memories together hold, then the rest.
+
+    Each of them by rank: the best first.
+    """
+    try:
+        all_bytes = room_bytes(machine, engine)
+    except EdgekitError:  # the memory is not known
+        all_bytes = 0
+    devices = devices_for(machine, engine)
+    own_bytes = sum(one.free_bytes for one in devices) * FULL_PERCENT // 100
+    rooms = (min(own_bytes, all_bytes) if devices else all_bytes, all_bytes)
+
+    def place(entry: Entry) -> tuple[int, float, str]:
+        size = smallest_bytes(entry)
+        return sum(size > room for room in rooms), -rank_of(entry), entry.id
+
+    return sorted(entries, key=place)
+
+
+def _about(entry: Entry, engine: str) -> Card:
+    return {
+        "id": entry.id,
+        "entry": card_entry_json(entry),
+        "engine": engine,
+        "rank": round(rank_of(entry), 3),
+    }
+
+
+_NOTHING: Card = {
+    "status": REFUSED,
+    "variant": None,
+    "is_good": False,
+    "is_quick": False,
+    "worth": 0.0,
+    "context_tokens": None,
+    "cache": None,
+    "speed": None,
+    "way": "",
+    "bars": [],
+    "flags": {},
+}
+
+
+def _planned(entry: Entry, plan: Plan) -> Card:
+    """`is_good`, `is_quick` and `worth` are what a recommendation goes by, in this order."""
+    result, speed = plan.result, plan_fields(plan)["speed"]
+    suggestion = Suggestion(entry=entry, plan=plan, rank=rank_of(entry))
+    return {
+        "status": result.status.value,
+        "told": _short(_told(plan)),
+        "variant": plan.variant.name,
+        "is_good": plan.variant.is_good,
+        "is_quick": suggestion.is_quick,
+        "worth": round(suggestion.worth, 3),
+        "context_tokens": plan.context_tokens,
+        "cache": cache_words(plan) or None,
+        "speed": None if speed is None else {name: speed[name] for name in _SPEED},
+        "way": printable(result.way.because),
+        "bars": bars_json(result.uses, result.estimate),
+        "flags": plan_flags(plan),
+    }
+
+
+def _told(plan: Plan) -> str:
+    """The verdict, and what is opened: how much longer a window could be is not looked at."""
+    result = plan.result
+    if not plan.fits:
+        return verdict(result)
+    tokens = f"{plan.variant.name} with {plan.context_tokens:,} tokens"
+    return f"{VERDICTS[result.status]}: {tokens}, {result.way.because}"
+
+
+def _short(told: str) -> str:
+    told = printable(told)
+    return told if len(told) <= MAX_TOLD_CHARS else f"{told[: MAX_TOLD_CHARS - 3]}..."

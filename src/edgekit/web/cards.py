@@ -1,0 +1,251 @@
+"""The catalog on a machine, card by card, as server-sent events. Who asks for the same machine shares the work."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Hashable
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from typing import Annotated, Any, cast
+
+from anyio import to_thread
+from fastapi import APIRouter, Query, Request
+from starlette.responses import StreamingResponse
+
+from edgekit.asking.words import LLAMACPP, Words
+from edgekit.catalog import read_catalog
+from edgekit.engine import engine_name
+from edgekit.hardware.types import Machine
+from edgekit.kept import steadied
+from edgekit.plan.making import check_planned
+from edgekit.web import requests
+from edgekit.web.bells import PING_S, Bell
+from edgekit.web.card_making import Card, Order
+from edgekit.web.card_worker import Begin, Made, Stop, Worker
+from edgekit.web.failures import TooManyError, failure_json
+from edgekit.web.job_routes import events_answer
+from edgekit.web.jobs import JobEvent
+from edgekit.web.machines import machine_now
+from edgekit.web.state import state_of
+from edgekit.web.types import Settings
+
+KEPT_MACHINES = 8  # with an engine each; 300 cards have some 400 KB
+MOST_FOLLOWED = 16
+KEPT_S = 3600.0  # what the user added may have changed
+MOST_STARTS = 3  # of a worker, for one machine: whatever ends it ends it again
+_LOST = "the process that makes the cards was ended again and again; load the page anew to try once more"
+_CLOSED = "the server was stopped"
+
+_log = logging.getLogger("edgekit.web")
+router = APIRouter(tags=["cards"])
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Deck:
+    """The cards of one machine. It changes as it goes: Cards alone writes to it, under its lock."""
+
+    number: int
+    order: Order = field(repr=False)
+    count: int  # of cards there will be
+    cards: list[Card] = field(default_factory=list, repr=False)
+    is_done: bool = False
+    is_begun: bool = False  # somebody works on it
+    fault: str = ""
+    starts: int = 0
+    begun_s: float = field(default_factory=time.monotonic)
+    bells: set[Bell] = field(default_factory=set, repr=False)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.is_done or bool(self.fault)
+
+    @property
+    def left(self) -> Order:
+        """What is still to be made."""
+        made = frozenset(str(card["id"]) for card in self.cards)
+        return Order(machine=self.order.machine, engine=self.order.engine, made=made)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        machine, engine = self.order.machine, self.order.engine
+        return {"name": machine.name, "engine": engine, "count": self.count}
+
+    @property
+    def end(self) -> JobEvent:
+        count = len(self.cards)
+        if self.is_done:
+            return JobEvent(name="done", number=count + 1, data={"count": count})
+        error = failure_json("WorkerError", self.fault)
+        return JobEvent(name="failed", number=count + 1, data=error)
+
+    def ring(self) -> None:
+        for bell in self.bells:
+            bell.ring()
+
+
+class Cards:
+    """The decks that were asked for last, and the worker that makes them."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lock = threading.RLock()
+        self._decks: OrderedDict[Hashable, Deck] = OrderedDict()
+        self._numbers = 0
+        self._worker: Worker | None = None
+        self._closed = False
+
+    @property
+    def process(self) -> BaseProcess | None:
+        """The worker's own; None where there is none now."""
+        return None if self._worker is None else self._worker.process
+
+    def deck(self, machine: Machine, engine: str) -> Deck:
+        """The one that there is for it, or a new one. Nothing is made before somebody follows it.
+
+        Raises TooManyError where too many others are being followed.
+        """
+        machine = steadied(machine)
+        entries = read_catalog().entries
+        own = repr([(one, one.keys, one.config) for one in entries if one.is_users])
+        key = (machine, engine, own)
+        with self._lock:
+            deck = self._decks.get(key)
+            if deck is None or deck.fault or time.monotonic() - deck.begun_s > KEPT_S:
+                if sum(bool(one.bells) for one in self._decks.values()) >= MOST_FOLLOWED:
+                    raise TooManyError(
+                        "too many machines are being looked at; try again in a moment"
+                    )
+                self._numbers += 1
+                order = Order(machine=machine, engine=engine)
+                deck = Deck(number=self._numbers, order=order, count=len(entries))
+                self._decks[key] = deck
+            self._decks.move_to_end(key)
+            self._thin()
+        return deck
+
+    async def follow(self, deck: Deck) -> AsyncGenerator[JobEvent, None]:
+        """The machine, the cards that are there, those that come, and how it ended."""
+        bell, told = Bell(), 0
+        self._join(deck, bell)
+        try:
+            yield JobEvent(name="machine", data=deck.told)
+            while True:
+                has_ended = deck.has_ended  # before the cards are counted: none comes after it
+                for card in deck.cards[told:]:
+                    told += 1
+                    yield JobEvent(name="card", number=told, data=card)
+                if has_ended:
+                    break
+                if not await bell.wait(PING_S):
+                    yield JobEvent()
+            yield deck.end
+        finally:
+            self._leave(deck, bell)
+
+    def close(self) -> None:
+        """Nobody waits any more, and no process is left. Harmless when it was called before."""
+        with self._lock:
+            self._closed = True
+            worker, self._worker = self._worker, None
+            for deck in self._decks.values():
+                if not deck.has_ended:
+                    deck.fault = _CLOSED
+                deck.ring()
+        if worker is not None:
+            worker.end()
+
+    def _join(self, deck: Deck, bell: Bell) -> None:
+        with self._lock:
+            deck.bells.add(bell)
+            self._begin(deck)
+
+    def _leave(self, deck: Deck, bell: Bell) -> None:
+        """What nobody else wants is not made. The cards that are there stay for whoever comes back."""
+        with self._lock:
+            deck.bells.discard(bell)
+            if deck.is_begun and not deck.bells and not deck.has_ended:
+                deck.is_begun = False
+                if self._worker is not None:
+                    self._worker.send(Stop(deck.number))
+
+    def _begin(self, deck: Deck) -> None:
+        if deck.is_begun or deck.has_ended:
+            return
+        if self._closed:
+            deck.fault = _CLOSED
+        elif deck.starts >= MOST_STARTS:
+            deck.fault = _LOST
+        else:
+            try:
+                self._hand_over(deck)
+            except OSError as error:
+                deck.fault = f"nothing can be started to make the cards: {error}"
+        if deck.fault:
+            deck.ring()
+
+    def _hand_over(self, deck: Deck) -> None:
+        if self._worker is None:
+            self._worker = Worker(settings=self._settings, heard=self._heard, gone=self._gone)
+        deck.is_begun = True
+        self._numbers += 1
+        deck.number = self._numbers  # what is still under way from before is not heard
+        self._worker.send(Begin(number=deck.number, order=deck.left))
+
+    def _heard(self, made: Made) -> None:
+        with self._lock:
+            deck = next((one for one in self._decks.values() if one.number == made.number), None)
+            if deck is None or not deck.is_begun or deck.has_ended:
+                return
+            if made.card is None:
+                deck.is_done = True
+            else:
+                deck.cards.append(made.card)
+            deck.ring()
+
+    def _gone(self, worker: Worker) -> None:
+        """It had nothing to do, or something ended it: then another goes on."""
+        with self._lock:
+            if self._worker is worker:
+                self._worker = None
+            for deck in self._decks.values():
+                if deck.is_begun and not deck.has_ended:
+                    deck.is_begun = False
+                    deck.starts += 1
+                    if deck.bells:
+                        _log.warning("the process that makes the cards is gone; another goes on")
+                        self._begin(deck)
+
+    def _thin(self) -> None:
+        """The oldest that nobody follows go first."""
+        for key, deck in list(self._decks.items())[:-1]:
+            if len(self._decks) > KEPT_MACHINES and not deck.bells:
+                del self._decks[key]
+
+
+def _asked(cards: Cards, words: Words) -> Deck:
+    engine = engine_name(words.engine or LLAMACPP)
+    check_planned(engine)
+    return cards.deck(machine_now(words), engine)
+
+
+@router.get(
+    "/api/v1/cards/events",
+    response_class=StreamingResponse,
+    summary="The known models on a machine, one after the other",
+    responses={
+        200: {
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            "description": "`machine`, a `card` for each model, the most worth seeing first, then `done` or `failed`",
+        }
+    },
+)
+async def events(
+    request: Request,
+    fields: Annotated[requests.CARDS, Query()],  # type: ignore[valid-type]  # made from a table
+) -> StreamingResponse:
+    cards = state_of(request).cards
+    deck = await to_thread.run_sync(_asked, cards, cast("requests.Request", fields).words())
+    return events_answer(cards.follow(deck))

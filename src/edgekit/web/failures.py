@@ -1,0 +1,129 @@
+"""What went wrong -> a status and `{"error": {"type", "message"}}`, the same for every call and every job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+from starlette.responses import JSONResponse
+
+from edgekit.errors import (
+    CancelledError,
+    DeadlineError,
+    EdgekitError,
+    NotAllowedError,
+    NotFoundError,
+    PrivateAddressError,
+    RemoteAccessError,
+    RemoteNotFoundError,
+    RemoteTimeoutError,
+    SourceError,
+    UsageError,
+)
+
+UNEXPECTED = "something went wrong inside EdgeKit; the terminal that runs edgekit web says more"
+RETRY_AFTER_S = 2
+
+
+class TooManyError(EdgekitError):
+    """More at once than this server takes on."""
+
+
+# The most specific first. What is not named here was read and understood, and cannot be done: 422.
+STATUSES: tuple[tuple[type[EdgekitError], int], ...] = (
+    (NotAllowedError, 403),
+    (TooManyError, 429),
+    (UsageError, 400),
+    (NotFoundError, 404),
+    (RemoteNotFoundError, 404),
+    (RemoteAccessError, 403),
+    (PrivateAddressError, 403),
+    (RemoteTimeoutError, 504),
+    (SourceError, 502),
+    (CancelledError, 409),
+    (DeadlineError, 504),
+)
+_OTHERWISE = 422
+
+
+class Told(BaseModel):
+    """What went wrong, in plain words."""
+
+    type: str
+    message: str
+
+
+class Failure(BaseModel):
+    """The answer of every call that failed."""
+
+    error: Told
+
+
+def status_of(error: EdgekitError) -> int:
+    return next((status for kind, status in STATUSES if isinstance(error, kind)), _OTHERWISE)
+
+
+def error_json(error: EdgekitError) -> dict[str, Any]:
+    return failure_json(type(error).__name__, str(error))
+
+
+def failure_json(kind: str, message: str) -> dict[str, Any]:
+    return {"error": {"type": kind, "message": message}}
+
+
+def error_answer(error: EdgekitError, told: dict[str, Any] | None = None) -> JSONResponse:
+    """`told` stands for the error's own words."""
+    status = status_of(error)
+    again = {"Retry-After": str(RETRY_AFTER_S)} if status == 429 else None
+    return JSONResponse(told or error_json(error), status, again)
+
+
+def unreadable_answer(faults: Sequence[Mapping[str, Any]]) -> JSONResponse:
+    """For pydantic's list of faults: each field named, and what is wrong with it."""
+    told = "; ".join(_fault(fault) for fault in faults[:5])
+    return JSONResponse(failure_json("UsageError", told or "the request cannot be read"), 400)
+
+
+# Where a field stands is no business of who reads the message; which part of an "either, or" failed is none either.
+_PLACES = frozenset({"body", "query", "path"})
+
+
+def _fault(fault: Mapping[str, Any]) -> str:
+    place = [str(part) for part in fault.get("loc", ()) if part not in _PLACES]
+    name = ".".join(place)[:80]
+    match fault.get("type"):
+        case "json_invalid":
+            return "the body is not JSON"
+        case "model_attributes_type" | "model_type" | "dict_type" if not name:
+            return "the body is no JSON object: send one, with Content-Type: application/json"
+        case "extra_forbidden":
+            return f"{name}: no such field"
+        case "missing":
+            return f"{name}: missing" if name else "the body is missing: a JSON object of fields"
+    what = _in_words(fault)
+    return f"{name}: {what}" if name else what
+
+
+# pydantic's kinds of faults that our fields can have -> what to say instead; {ge} and such are the limits.
+_WORDS = {
+    "bool_parsing": "say true or false",
+    "bool_type": "say true or false",
+    "int_parsing": "say a whole number",
+    "int_type": "say a whole number",
+    "int_from_float": "say a whole number",
+    "int_parsing_size": "the number is beyond any machine",
+    "greater_than_equal": "say at least {ge}",
+    "less_than_equal": "say at most {le}",
+    "too_long": "say at most {max_length} of them",
+    "too_short": "it is empty",
+    "finite_number": "say a whole number",
+    "list_type": "say one, or a list of them",
+}
+
+
+def _in_words(fault: Mapping[str, Any]) -> str:
+    words = _WORDS.get(str(fault.get("type")))
+    if words is not None:
+        return words.format_map(fault.get("ctx") or {})
+    return str(fault.get("msg", "cannot be read")).removeprefix("Value error, ")[:200]

@@ -1,0 +1,236 @@
+"""A model, flags and a machine -> one settled load against what the machine has, and what it costs as it grows."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from edgekit.asking.bills import CONTEXT, OPTIONS, Asked, bill_of
+from edgekit.asking.checks import Asking, asked_question, for_embedding, in_order
+from edgekit.asking.flags import flag_words, read_flags, typed
+from edgekit.asking.words import Words, asking_of
+from edgekit.errors import HardwareError, RefusedError, UsageError
+from edgekit.estimation import Opened
+from edgekit.hardware.devices import find_device
+from edgekit.hardware.types import Accelerator
+from edgekit.plan.curve import curves
+from edgekit.plan.fitting import Fitting
+from edgekit.plan.placement import first_way
+from edgekit.plan.types import Question, Status, Way, Weighed
+from edgekit.planning import AUTO, CATALOG
+from edgekit.report.bill_json import SCHEMA, bill_json
+from edgekit.report.check_words import VERDICTS, budget_names, share_words, sizes_words
+from edgekit.web.bars import bars_json
+from edgekit.web.machines import machine_now
+from edgekit.web.types import Watch, reach_of
+
+if TYPE_CHECKING:
+    from edgekit.source.types import Reach
+    from edgekit.web.models import KeptNamed
+    from edgekit.web.state import State
+
+POINTS = 16
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Load:
+    """One load that is settled: where it lies, what it takes, and the flags that say so."""
+
+    opened: Opened = field(repr=False)
+    question: Question = field(repr=False)
+    weighed: Weighed
+    flags: Mapping[str, str | bool]
+
+    @property
+    def status(self) -> Status:
+        blocked = any(use.budget.blocked for use in self.weighed.uses)
+        return Status.FAILED if blocked else self.weighed.status
+
+
+def fit(state: State, words: Words, named: KeptNamed, watch: Watch) -> Json:
+    """What the engine refuses is an answer too. Raises EdgekitError for what makes no sense."""
+    reach = reach_of(state.settings, watch)
+    asking = asking_of(words, reach=lambda: reach, with_changes=False, machine=machine_now(words))
+    engine = _engine(asking, named)
+    common = {
+        "schema": SCHEMA,
+        "model": _label(named),
+        "reference": _reference(named),
+        "engine": engine,
+    }
+    try:
+        load = _settled(named, engine, asking, reach)
+        return {**common, **_told(load, named, engine, reach), "notes": list(named.notes)}
+    except (RefusedError, HardwareError) as error:
+        return {**common, **_refused(error, asking, named, engine), "notes": list(named.notes)}
+
+
+def curve_answer(
+    state: State, words: Words, named: KeptNamed, watch: Watch, *, points: int | None = None
+) -> Json:
+    """Memory against context for each way to keep the cache, all else as it was asked for."""
+    reach = reach_of(state.settings, watch)
+    asking = asking_of(words, reach=lambda: reach, with_changes=False, machine=machine_now(words))
+    engine = _engine(asking, named)
+    question, _ = asked_question(named.as_file(engine), engine, for_embedding(asking, named), reach)
+    found = curves(question, first_way(question), points=points or POINTS)
+    return {
+        "schema": SCHEMA,
+        "curves": [
+            {
+                "cache": curve.cache,
+                "memory": curve.memory,
+                "budget_bytes": curve.budget_bytes,
+                "longest": curve.longest,
+                "native": curve.native,
+                "points": [[point.tokens, point.required_bytes] for point in curve.points],
+            }
+            for curve in found
+        ],
+    }
+
+
+def _engine(asking: Asking, named: KeptNamed) -> str:
+    if len(asking.engines) > 1:
+        raise UsageError("engine: a load is for one engine; check compares all of them")
+    return next(iter(asking.engines), None) or named.engine(AUTO, asking.machine)
+
+
+def _label(named: KeptNamed) -> str:
+    if named.found is not None:
+        return named.found.label
+    return named.entry.id if named.entry is not None else named.name
+
+
+def _reference(named: KeptNamed) -> str:
+    """What the command line has to be told; of the catalog, so that no file here is taken for it."""
+    entry = named.entry
+    if entry is not None and (named.found is None or entry.is_users):
+        return f"{CATALOG}{entry.id}"
+    return named.name
+
+
+def _settled(named: KeptNamed, engine: str, asking: Asking, reach: Reach) -> _Load:
+    opened = named.as_file(engine)
+    question, values = asked_question(
+        opened, engine, for_embedding(asking, named), reach, named.pricing
+    )
+    fitting = Fitting(question, first_way(question))
+    weighed = fitting.price(fitting.asked or fitting.native)
+    return _Load(
+        opened=opened,
+        question=question,
+        weighed=weighed,
+        flags=typed(_completed(fitting, weighed, values)),
+    )
+
+
+def _completed(fitting: Fitting, weighed: Weighed, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What was asked, and all that the machine adds to it."""
+    engine, way = fitting.question.engine, weighed.way
+    load = fitting.load(weighed.context_tokens)
+    batch = {"batch": load.batch_tokens, "ubatch": load.microbatch_tokens}
+    return {
+        **(batch if fitting.question.in_one_batch else {}),
+        **values,
+        "context": weighed.context_tokens,
+        **OPTIONS[engine].settled(way.setup),
+        **(_cards(way) if engine == "llama.cpp" else {}),
+        **(_gpu(min(way.cards, key=lambda card: card.total_bytes)) if engine == "vllm" else {}),
+    }
+
+
+def _cards(way: Way) -> dict[str, Any]:
+    """llama.cpp's: what computes, and what is free on each of several cards."""
+    found: dict[str, Any] = {"backend": way.setup.backend.value}
+    if len(way.cards) > 1:
+        found["device_memory"] = tuple(card.free_bytes for card in way.cards)
+        split = way.setup.tensor_split
+        if split:  # cards that a division does not name get nothing
+            found["tensor_split"] = (*split, *[0.0] * (len(way.cards) - len(split)))
+    return found
+
+
+def _gpu(card: Accelerator) -> dict[str, Any]:
+    """vLLM's: the card by its name where the table has it, and its memory where that is another."""
+    try:
+        device = find_device(card.name)
+    except UsageError:
+        return {"gpu_memory": card.total_bytes}
+    if device.capability is None or device.capability != card.capability:
+        return {"gpu_memory": card.total_bytes}
+    same = device.usable_bytes == card.total_bytes
+    return {"gpu": device.name, **({} if same else {"gpu_memory": card.total_bytes})}
+
+
+def _told(load: _Load, named: KeptNamed, engine: str, reach: Reach) -> Json:
+    """The estimate is read from the flags as they are typed, so that whoever types them gets the same."""
+    bill = bill_of(load.opened, engine, Asked(engine, load.flags), reach, named.pricing)
+    weighed, status = load.weighed, load.status
+    geometry = load.question.model.geometry
+    command = in_order(bill.command, weighed.way, load.question.machine)
+    return {
+        "status": status.value,
+        "told": _sentence(load),
+        "can_load": status is not Status.FAILED,
+        "context_tokens": weighed.context_tokens,
+        "native_context": geometry.native_context or geometry.trained_context,
+        "bars": bars_json(weighed.uses, weighed.estimate),
+        "flags": dict(load.flags),
+        "estimate": bill_json(bill, layers=True),
+        "estimate_command": _command(named, engine, load.flags),
+        "command": command if status is not Status.FAILED and command else None,
+        "refused": weighed.refused or None,
+    }
+
+
+def _sentence(load: _Load) -> str:
+    """'Fits: 6.1 of 22.0 GiB (28 %) in RTX 4090 with 32,768 tokens'."""
+    uses, tightest = load.weighed.uses, load.weighed.tightest
+    blocked = next((use.budget.blocked for use in uses if use.budget.blocked), "")
+    if blocked or load.weighed.refused:
+        return f"{VERDICTS[load.status]}: {blocked or load.weighed.refused}"
+    sizes = sizes_words(tightest.required_bytes, tightest.budget.available_bytes)
+    share = share_words(tightest)
+    where = budget_names(uses)[uses.index(tightest)]
+    return (
+        f"{VERDICTS[load.status]}: {sizes}{f' ({share})' if share else ''} in {where}"
+        f" with {load.weighed.context_tokens:,} tokens"
+    )
+
+
+def _refused(error: Exception, asking: Asking, named: KeptNamed, engine: str) -> Json:
+    """The flags as they were asked for."""
+    flags = for_embedding(asking, named).flags.get(engine, {})
+    values = Asked(engine, flags).values(engine)
+    native = _native(named)
+    return {
+        "status": Status.FAILED.value,
+        "told": f"Cannot run: {error}",
+        "can_load": False,
+        "context_tokens": values.get("context") or native or 0,
+        "native_context": native,
+        "bars": [],
+        "flags": typed(values),
+        "estimate": None,
+        "estimate_command": _command(named, engine, typed(values)),
+        "command": None,
+        "refused": str(error),
+    }
+
+
+def _native(named: KeptNamed) -> int | None:
+    """Also of a model that the engine does not open."""
+    if named.found is not None:
+        geometry = named.found.model.geometry
+        return geometry.native_context or geometry.trained_context
+    return named.entry.native_context if named.entry is not None else None
+
+
+def _command(named: KeptNamed, engine: str, flags: Mapping[str, str | bool]) -> str:
+    table = (CONTEXT, *OPTIONS[engine].FLAGS)
+    words = flag_words(table, read_flags(table, flags), ours=True)
+    return shlex.join(["edgekit", "estimate", _reference(named), "--engine", engine, *words])

@@ -1,0 +1,247 @@
+"""References -> models that stay open: each is opened once, for all who ask at the same time and after."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, fields
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from edgekit.asking.bills import Price, biller
+from edgekit.asking.llamacpp_options import COMPANIONS
+from edgekit.errors import CancelledError, DeadlineError
+from edgekit.estimation import Opened
+from edgekit.planning import Named, name_model
+from edgekit.source.types import Origin, Reach
+from edgekit.web.places import Places
+from edgekit.web.references import (
+    Stamp,
+    allowed,
+    catalog_stamp,
+    files_inside,
+    is_file,
+    is_near,
+    paths_of,
+    stamp_of,
+)
+from edgekit.web.types import Settings, Watch, reach_of
+
+KEPT = 64
+WORKED_OUT = 8  # of those, models that keep what engines worked out: up to 200 MB each
+# In all, and of one client: of those that may need the network. The page opens three at once to compare.
+OPENED_AT_ONCE, OPENED_EACH = 6, 3
+WAITING_AT_ONCE, WAITING_EACH = 16, 6  # each holds one of the server's 40 threads
+REMOTE_S = 3600.0
+STORE_S = 60.0  # what another program keeps on this machine is quickly looked up again
+BESIDE_S = 10.0  # a projector or an adapter that was changed is seen then
+BESIDE_KEPT = 8
+LOOKS_S = 0.05  # how often a waiter looks whether it was called off
+PATIENCE_S = 5.0  # beyond the time-out, for what came before
+
+# What else a price depends on than the load and the setup.
+_BESIDE = (*sorted(COMPANIONS), "draft_type_k", "draft_type_v")
+Beside = tuple[Any, ...]
+Stamps = tuple[tuple[str, Stamp], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptNamed(Named):
+    """A model by its name that remembers what was made of it for each engine."""
+
+    by_engine: dict[str, Opened] = field(default_factory=dict, repr=False, compare=False)
+    beside: dict[Beside, tuple[float, Price]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    def as_file(self, engine: str) -> Opened:
+        found = self.by_engine.get(engine)
+        if found is None:
+            found = self.by_engine[engine] = Named.as_file(self, engine)
+        return found
+
+    def pricing(
+        self, opened: Opened, engine: str, values: Mapping[str, Any], reach: Reach
+    ) -> Price:
+        """As `biller`; files beside the model are not read again for every step of a slider."""
+        key = (engine, *((key, values[key]) for key in _BESIDE if key in values))
+        if len(key) == 1:
+            return biller(opened, engine, values, reach)
+        until_s, price = self.beside.get(key, (0.0, None))
+        if price is None or time.monotonic() > until_s:
+            price = biller(opened, engine, values, reach)
+            if len(self.beside) >= BESIDE_KEPT:
+                self.beside.clear()
+            self.beside[key] = (time.monotonic() + BESIDE_S, price)
+        return price
+
+    def forget(self) -> None:
+        """What was worked out for it: the model itself stays open."""
+        self.by_engine.clear()
+        self.beside.clear()
+        if self.found is not None:
+            self.found.model.forget()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    named: KeptNamed
+    stamps: Stamps  # of the files it rests on
+    until_s: float  # by the monotonic clock
+
+    @property
+    def is_fresh(self) -> bool:
+        return time.monotonic() < self.until_s and all(
+            stamp_of(path) == stamp for path, stamp in self.stamps
+        )
+
+
+class _Flight:
+    """One opening, in a thread of its own, and all who wait for it. The last who leaves calls it off."""
+
+    def __init__(self, client: str) -> None:
+        self.done = threading.Event()
+        self.watch = Watch(client=client, progress=self._tell)  # the first one's
+        self.waiting: list[Watch] = []
+        self.named: KeptNamed | None = None
+        self.error: BaseException | None = None
+
+    def _tell(self, line: str) -> None:
+        for watch in tuple(self.waiting):
+            if watch.progress is not None:
+                watch.progress(line)
+
+    def answer(self) -> KeptNamed:
+        if self.error is not None:
+            raise self.error
+        assert self.named is not None  # noqa: S101 - done without an error
+        return self.named
+
+
+class OpenedModels:
+    """Those asked for last; a failure is not kept. For any number of threads."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._flights: dict[str, _Flight] = {}
+        self._waiting = Places(most=WAITING_AT_ONCE, each=WAITING_EACH)
+        self._openings = Places(most=OPENED_AT_ONCE, each=OPENED_EACH)
+
+    def named(self, reference: str, watch: Watch) -> KeptNamed:
+        """Raises EdgekitError: what may not be named, cannot be read, was called off or took too long."""
+        wanted = allowed(reference, self._settings)
+        found = self._found(wanted)
+        if found is not None:
+            return found
+        with self.among_the_waiting(watch, far=not is_near(wanted)):
+            return self._opened(wanted, watch)
+
+    def among_the_waiting(self, watch: Watch, *, far: bool) -> AbstractContextManager[None]:
+        """Around all that may have to wait for another server (`far`). Raises TooManyError, never for what is near."""
+        if not far:
+            return nullcontext()
+        return self._waiting.taken(
+            watch.client, "too many models are being opened: ask again in a moment"
+        )
+
+    def _found(self, wanted: str) -> KeptNamed | None:
+        with self._lock:
+            kept = self._kept.get(wanted)
+        if kept is None or not kept.is_fresh:
+            return None
+        with self._lock:
+            if wanted in self._kept:
+                self._touch(wanted)
+        return kept.named
+
+    def _touch(self, wanted: str) -> None:
+        self._kept.move_to_end(wanted)
+        for one in islice(reversed(self._kept.values()), WORKED_OUT, WORKED_OUT + 1):
+            one.named.forget()
+
+    def _opened(self, wanted: str, watch: Watch) -> KeptNamed:
+        flight = self._join(wanted, watch)
+        end = time.monotonic() + self._settings.timeout_s + PATIENCE_S
+        try:
+            while not flight.done.wait(LOOKS_S):
+                if watch.cancelled.is_set():
+                    raise CancelledError(f"{wanted[:80]} was called off")
+                if time.monotonic() > end:
+                    raise DeadlineError(
+                        f"{wanted[:80]} could not be opened within {self._settings.timeout_s:g} s"
+                    )
+        finally:
+            self._leave(wanted, flight, watch)
+        return flight.answer()
+
+    def _join(self, wanted: str, watch: Watch) -> _Flight:
+        with self._lock:
+            is_first = wanted not in self._flights
+            flight = self._flights.setdefault(wanted, _Flight(watch.client))
+            flight.waiting.append(watch)
+        if is_first:
+            threading.Thread(target=self._open, args=(wanted, flight), daemon=True).start()
+        return flight
+
+    def _leave(self, wanted: str, flight: _Flight, watch: Watch) -> None:
+        with self._lock:
+            flight.waiting = [one for one in flight.waiting if one is not watch]
+            if flight.waiting or flight.done.is_set():
+                return
+            flight.watch.cancelled.set()
+            self._forget(wanted, flight)  # who comes now starts anew
+
+    def _forget(self, wanted: str, flight: _Flight) -> None:
+        if self._flights.get(wanted) is flight:
+            del self._flights[wanted]
+
+    def _open(self, wanted: str, flight: _Flight) -> None:
+        kept: _Kept | None = None
+        try:
+            kept = self._read(wanted, flight.watch)
+            flight.named = kept.named
+        except BaseException as error:  # noqa: BLE001 - raised again in the threads that wait
+            flight.error = error
+        with self._lock:
+            if kept is not None:
+                self._kept[wanted] = kept
+                self._touch(wanted)
+                while len(self._kept) > KEPT:
+                    self._kept.popitem(last=False)
+            self._forget(wanted, flight)
+            flight.done.set()
+
+    def _read(self, wanted: str, watch: Watch) -> _Kept:
+        if is_file(wanted):
+            paths = paths_of(files_inside(wanted, self._settings))
+            folder = wanted if Path(wanted).is_dir() else str(Path(wanted).parent)
+            stamps = tuple((path, stamp_of(path)) for path in (folder, *paths))
+            return self._named(wanted, watch, stamps)
+        stamps = (catalog_stamp(),)
+        if is_near(wanted):
+            return self._named(wanted, watch, stamps)
+        while not self._openings.enter(watch.client, timeout_s=LOOKS_S):
+            watch.check()
+        try:
+            return self._named(wanted, watch, stamps)
+        finally:
+            self._openings.leave(watch.client)
+
+    def _named(self, wanted: str, watch: Watch, stamps: Stamps) -> _Kept:
+        named = name_model(wanted, reach=reach_of(self._settings, watch), confirm=None)
+        plain = {one.name: getattr(named, one.name) for one in fields(named)}
+        return _Kept(
+            named=KeptNamed(**plain), stamps=stamps, until_s=time.monotonic() + _lasts_s(named)
+        )
+
+
+def _lasts_s(named: Named) -> float:
+    """Of another program's store nothing tells that it changed; all else has stamps, or a server that is spared."""
+    stores = {Origin.HUB_CACHE, Origin.OLLAMA_STORE, Origin.LM_STUDIO}
+    return STORE_S if named.files is not None and named.files.origin in stores else REMOTE_S

@@ -1,0 +1,168 @@
+// A fit and a check -> the answer first, then the bars, then every number in a table.
+
+import { bar, COMPONENTS, legend, occurring, VERDICTS, verdict } from "./bar.js";
+import { el } from "./dom.js";
+import { bytes, short, tokens } from "./format.js";
+
+const WEAKEST = ["assumed", "modelled", "exact"];
+const UNKNOWN = "unknown";
+
+/** Bytes as people read them, the exact number for those who point. */
+export function size(n) {
+  return el("span", { title: `${tokens(n)} bytes`, text: bytes(n) });
+}
+
+/** Pool of a line -> what its memory is called on this machine; bars and budgets stand in one order. */
+export function poolNames(fit, check) {
+  const budgets = check?.budgets ?? [];
+  const names = new Map();
+  if (budgets.length === fit.bars.length) {
+    budgets.forEach((budget, i) => budget.pools.forEach((pool) => names.set(pool, fit.bars[i].memory)));
+  }
+  const plain = (pool) => pool.replace(/^device/, "GPU").replace(/^host$/, "host memory");
+  return (pool) => names.get(pool) ?? plain(pool);
+}
+
+/** The sentence without the word that the badge says already. */
+function sentence(fit, status) {
+  const word = VERDICTS[status]?.word ?? "";
+  const told = fit.refused ?? fit.told;
+  return told.startsWith(`${word}: `) ? told.slice(word.length + 2) : told;
+}
+
+/** Why a check says no: also of a load that has room, and is of little use all the same. */
+function reasons(fit, check) {
+  if (check.can_load || !check.reasons.length) return null;
+  if (fit.can_load) return el("p", { class: "caveat" }, el("strong", { text: "It has room, but edgekit check says no: " }), check.reasons.join("; "));
+  return el("div", { class: "why" }, el("h2", { class: "small", text: "Why" }), el("ul", { class: "notes" }, ...check.reasons.map((text) => el("li", { text }))));
+}
+
+/** The verdict with its sentence, and the figures people look for; isOfIt: the check is of these settings too. */
+export function headline(fit, check, isOfIt) {
+  const status = fit.refused ? "refused" : fit.status;
+  const facts = [
+    ["Context", tokens(fit.context_tokens)],
+    ["Made for", fit.native_context === null ? UNKNOWN : tokens(fit.native_context)],
+    ["Largest that fits", check?.max_context ? tokens(check.max_context) : "none", "of-check"],
+    ["All in all", fit.estimate ? bytes(fit.estimate.total_bytes) : UNKNOWN],
+  ];
+  const pairs = facts.map(([name, text, className]) => el("div", { class: className }, el("dt", { text: name }), el("dd", { text })));
+  return [
+    el("p", { class: "told" }, verdict(status), " ", el("span", { class: "sentence", text: sentence(fit, status) })),
+    isOfIt && reasons(fit, check),
+    el("dl", { class: "figures" }, ...pairs),
+  ].filter(Boolean);
+}
+
+/** One bar for each memory, and what the colours mean. */
+export function bars(fit) {
+  return [...fit.bars.map((one) => bar(one)), legend(occurring(fit.bars))];
+}
+
+/** Lines of a bill, one row for each component and memory. */
+function rowsOf(lines) {
+  const rows = new Map();
+  for (const line of lines) {
+    const key = `${line.component}|${line.pool}|${line.part ?? ""}`;
+    const row = rows.get(key) ?? { ...line, bytes: 0, lines: 0, reasons: new Set(), within: 0 };
+    row.bytes += line.bytes;
+    row.lines += 1;
+    row.reasons.add(line.because);
+    row.within = Math.max(row.within, line.within ?? 0);
+    row.basis = WEAKEST[Math.min(WEAKEST.indexOf(row.basis), WEAKEST.indexOf(line.basis))];
+    rows.set(key, row);
+  }
+  return [...rows.values()].filter((row) => row.bytes);
+}
+
+const ORDER = new Map(COMPONENTS.map((one, i) => [one.name, i]));
+const LABELS = new Map(COMPONENTS.map((one) => [one.name, one.label]));
+const CLASSES = new Map(COMPONENTS.map((one) => [one.name, one.className]));
+
+function why(row) {
+  const [first] = row.reasons;
+  return row.reasons.size > 1 ? `${first} (the first of ${row.lines} lines)` : first;
+}
+
+/** "modelled, within 3.2 %", as the command line writes it. */
+function knownWords(basis, within) {
+  if (within === null || basis === "exact") return basis;
+  return `${basis}, within ${(100 * within).toFixed(within < 0.1 ? 1 : 0)} %`;
+}
+
+/** Lines of one component -> how well their sum is known: the weakest basis, and how far it may be off. */
+function known(lines) {
+  const [basis] = WEAKEST.filter((one) => lines.some((line) => line.basis === one));
+  const isSaid = lines.every((line) => line.within !== null || line.basis === "exact");
+  const total = lines.reduce((sum, line) => sum + line.bytes, 0);
+  const off = lines.reduce((sum, line) => sum + line.bytes * (line.within ?? 0), 0);
+  return knownWords(basis, isSaid ? off / total : null);
+}
+
+/** "exact: weights, kv cache; modelled: prompt cache". */
+function basisTold(lines) {
+  const names = new Map();
+  for (const { name } of COMPONENTS) {
+    const own = lines.filter((line) => line.component === name && line.bytes);
+    if (!own.length) continue;
+    const words = known(own);
+    names.set(words, [...(names.get(words) ?? []), name]);
+  }
+  const parts = [...names].map(([words, some]) => `${words}: ${some.join(", ")}`);
+  return `How well the numbers are known: ${parts.join("; ")}`;
+}
+
+function rowNode(row, nameOf) {
+  return el(
+    "tr",
+    {},
+    el("th", { scope: "row" }, el("span", { class: `swatch ${CLASSES.get(row.component) ?? "c-other"}`, "aria-hidden": "true" }), ` ${LABELS.get(row.component) ?? row.component}${row.part ? ` (${row.part})` : ""}`),
+    el("td", { text: nameOf(row.pool) }),
+    el("td", { class: "number" }, size(row.bytes), el("small", { class: "exact", text: tokens(row.bytes) })),
+    el("td", { text: knownWords(row.basis, row.within || null) }),
+    el("td", { class: "because", text: why(row) }),
+  );
+}
+
+function sumNode(name, pool, sum) {
+  return el("tr", { class: "sum" }, el("th", { scope: "row", text: name }), el("td", { text: pool }), el("td", { class: "number" }, size(sum), el("small", { class: "exact", text: tokens(sum) })), el("td", {}), el("td", {}));
+}
+
+const HEADS = [["What", ""], ["Memory", ""], ["Size, exact bytes", "number"], ["Basis", ""], ["Why", ""]];
+
+/** Every number of the bill, by memory and component; what comes later stands apart. */
+export function billTable(estimate, nameOf) {
+  const rows = rowsOf(estimate.lines).sort((a, b) => a.pool.localeCompare(b.pool) || ORDER.get(a.component) - ORDER.get(b.component));
+  const kept = rows.filter((row) => row.reserved);
+  const later = rows.filter((row) => !row.reserved);
+  const pools = [...new Set(kept.map((row) => row.pool))];
+  const groups = pools.flatMap((pool) => {
+    const own = kept.filter((row) => row.pool === pool);
+    const sum = own.reduce((total, row) => total + row.bytes, 0);
+    return [...own.map((row) => rowNode(row, nameOf)), pools.length > 1 && sumNode("Together", nameOf(pool), sum)];
+  });
+  return el(
+    "table",
+    { class: "bill" },
+    el("thead", {}, el("tr", {}, ...HEADS.map(([text, name]) => el("th", { scope: "col", class: name, text })))),
+    el("tbody", {}, ...groups.filter(Boolean), sumNode("All", "", estimate.total_bytes)),
+    later.length > 0 && el("tbody", { class: "later" }, el("tr", {}, el("th", { colSpan: 5, scope: "rowgroup", text: "Later, while it runs (not part of the sum)" })), ...later.map((row) => rowNode(row, nameOf))),
+  );
+}
+
+/** Everything that has to be known beside the numbers; what only the check says is marked. */
+export function notes(fit, check) {
+  const estimate = fit.estimate;
+  const native = fit.native_context;
+  const isTold = estimate?.notes.some((text) => text.startsWith("the model was made for"));
+  const beyond = native && fit.context_tokens - native >= 256 && !isTold;
+  const told = [
+    beyond && `${tokens(fit.context_tokens)} tokens are more than the ${tokens(native)} the model was made for (${short(native)}): answers beyond them are worse, or nonsense.`,
+    estimate && basisTold(estimate.lines),
+    ...(fit.notes ?? []),
+    ...(estimate?.notes ?? []),
+  ];
+  const own = new Set(told.filter(Boolean));
+  const others = new Set((check?.notes ?? []).filter((text) => !own.has(text)));
+  return [...[...own].map((text) => el("li", { text })), ...[...others].map((text) => el("li", { class: "of-check", text }))];
+}

@@ -1,0 +1,100 @@
+// One model of the catalog as a card: made once, changed in place when its verdict comes.
+
+import { bar, verdict } from "./bar.js";
+import { el } from "./dom.js";
+import { isFitting } from "./filters.js";
+import { params, rate, tokens } from "./format.js";
+
+const BARS = 2; // memories shown on a card, the fullest ones
+const FACTS = [
+  ["Weights", (card) => card.variant && (card.is_good ? card.variant : `${card.variant}, coarse`)],
+  ["Context", context],
+  ["Cache", (card) => card.cache],
+  ["Speed", (card) => card.speed?.decode && rate(card.speed.decode)],
+];
+const UNKNOWN = "-";
+
+/** What can be used; of a load that does not fit, what it was tried with. */
+function context(card) {
+  if (!card.context_tokens) return null;
+  return isFitting(card) ? tokens(card.context_tokens) : `${tokens(card.context_tokens)} tried`;
+}
+
+/** Family, size, tasks, licence: what is known without a machine. */
+function what(model) {
+  const isSparse = model.active_parameters && model.active_parameters < model.parameters;
+  const said = [
+    model.family !== model.id && model.family,
+    model.parameters && `${params(model.parameters)} parameters`,
+    isSparse && `${params(model.active_parameters)} active`,
+    model.kinds.join(", "),
+    model.licence,
+    model.released?.slice(0, 7),
+  ];
+  const bits = said.filter(Boolean);
+  return bits.map((text, at) => [el("span", { class: "bit", text: at < bits.length - 1 ? `${text} ·` : text }), " "]);
+}
+
+function working(text) {
+  return el("span", { class: "verdict verdict-working", text });
+}
+
+/** The bars that decide: the fullest memories, in their order. */
+function decisive(bars) {
+  const fullest = [...bars].sort((a, b) => (b.utilization ?? 0) - (a.utilization ?? 0)).slice(0, BARS);
+  return bars.filter((one) => fullest.includes(one));
+}
+
+function memories(bars) {
+  const shown = decisive(bars).map((one) => bar(one));
+  const left = bars.length - shown.length;
+  if (left === 0) return shown;
+  const told = `and ${left} more ${left > 1 ? "memories" : "memory"}, less full`;
+  return [...shown, el("p", { class: "muted small", text: told })];
+}
+
+function factRows() {
+  const values = FACTS.map(() => el("dd", { text: UNKNOWN }));
+  const rows = FACTS.map(([label], at) => el("div", {}, el("dt", { text: label }), values[at]));
+  return { list: el("dl", { class: "facts" }, rows), values };
+}
+
+function compareBox(model, onCompare) {
+  const box = el("input", { type: "checkbox", onchange: () => onCompare(box.checked) });
+  const words = el("span", {}, "Compare", el("span", { class: "offscreen", text: ` ${model.id}` }));
+  return { box, label: el("label", { class: "check compare-check" }, box, words) };
+}
+
+/** {node, link, box, judge(card), wait(text)}. */
+export function makeCard(model, onCompare) {
+  const link = el("a", { text: model.id });
+  const badge = el("div", { class: "card-badge" });
+  const { list, values } = factRows();
+  const room = el("div", { class: "card-bars" });
+  const told = el("p", { class: "card-told small muted" });
+  const { box, label } = compareBox(model, onCompare);
+  const node = el(
+    "li",
+    { class: "card", "data-id": model.id },
+    el("div", { class: "card-head" }, el("h2", {}, link), badge),
+    el("p", { class: "card-what small muted" }, what(model)),
+    list,
+    room,
+    el("div", { class: "card-foot" }, told, label),
+  );
+  const judge = (card) => {
+    node.dataset.status = card.status;
+    badge.replaceChildren(verdict(card.status));
+    FACTS.forEach(([, valueOf], at) => (values[at].textContent = valueOf(card) || UNKNOWN));
+    room.replaceChildren(...memories(card.bars));
+    told.textContent = isFitting(card) ? card.way || card.told : card.told; // the rest of it stands above
+  };
+  const wait = (text) => {
+    node.dataset.status = "working";
+    badge.replaceChildren(working(text));
+    room.replaceChildren(el("div", { class: "track empty" }, el("span", { class: "room" })));
+    for (const value of values) value.textContent = UNKNOWN;
+    told.textContent = "";
+  };
+  return { node, link, box, judge, wait };
+}

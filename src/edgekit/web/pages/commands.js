@@ -1,0 +1,102 @@
+// The present settings -> commands that can be copied; those of other programs when they are asked for.
+
+import { call } from "./api.js";
+import { copy, el } from "./dom.js";
+
+const TITLES = { vllm: "vLLM", mlx: "mlx-lm", stream: "The built-in engine" };
+const RUNS = new Set(["llama.cpp", "stream"]); // engines that `edgekit run` starts
+const SERVES = new Set(["llama.cpp"]);
+
+function block({ name, text, notes = [] }) {
+  const button = el("button", { type: "button", class: "small", text: "Copy", "aria-label": `Copy: ${name}` });
+  button.addEventListener("click", () => copy(text, button));
+  return el(
+    "div",
+    { class: "model-command" },
+    el("div", { class: "row spread" }, el("h3", { text: name }), button),
+    el("pre", { tabIndex: 0, "aria-label": name }, el("code", { text })),
+    ...notes.map((note) => el("p", { class: "muted small", text: note })),
+  );
+}
+
+/** `edgekit estimate ...` with another verb: the flags are the same but for what the machine says itself. */
+function asVerb(command, verb) {
+  return command.replace(/^edgekit estimate /, `edgekit ${verb} `).replace(/ --device-memory \S+/, "");
+}
+
+function ofSettings(fit, isRunnable) {
+  const rows = [];
+  if (fit.command) rows.push({ name: `${TITLES[fit.engine] ?? fit.engine}'s own command`, text: fit.command });
+  if (RUNS.has(fit.engine) && fit.can_load && isRunnable) {
+    rows.push({ name: "Run it inside this memory", text: asVerb(fit.estimate_command, "run") });
+    if (SERVES.has(fit.engine)) rows.push({ name: "Serve it to other programs", text: asVerb(fit.estimate_command, "serve") });
+  }
+  rows.push({ name: "These numbers on the command line", text: fit.estimate_command });
+  return rows;
+}
+
+/**
+ * {node, show(fit), follow()}. `fields()` gives what a plan is asked: where it changes, the plan is gone.
+ * A file can be run, a name of the catalog cannot.
+ */
+export function commands(fields, { isRunnable, signal }) {
+  const own = el("div", { class: "command-list" });
+  const others = new Others(fields, signal);
+  let drawn = "";
+  const show = (fit) => {
+    const rows = ofSettings(fit, isRunnable());
+    const now = JSON.stringify(rows);
+    if (now === drawn) return;
+    drawn = now;
+    own.replaceChildren(...rows.map(block));
+  };
+  const hint = el("p", { class: "muted small", text: "llama-server, Ollama, LM Studio, Docker and others, as a plan for this machine chooses: it may take other weights than the settings above." });
+  return { node: el("div", {}, own, others.button, hint, others.place), show, follow: () => others.follow() };
+}
+
+/** The commands of other programs, for as long as what they were planned for is what is asked. */
+class Others {
+  #fields;
+  #of = null; // the fields that were planned with
+  #control = new AbortController();
+
+  constructor(fields, signal) {
+    this.#fields = fields;
+    this.place = el("div", { class: "command-list", "aria-live": "polite" });
+    this.button = el("button", { type: "button", text: "Commands of every program", onclick: () => this.#plan() });
+    signal.addEventListener("abort", () => this.#control.abort());
+  }
+
+  /** Settings changed: what was planned for others is called off, and does not stay. */
+  follow() {
+    if (this.#of === null || this.#of === JSON.stringify(this.#fields())) return;
+    this.#of = null;
+    this.#control.abort();
+    this.#show();
+  }
+
+  #show(...nodes) {
+    this.place.replaceChildren(...nodes);
+    this.button.disabled = false;
+  }
+
+  async #plan() {
+    const fields = this.#fields();
+    this.#of = JSON.stringify(fields);
+    this.#control = new AbortController();
+    const { signal } = this.#control;
+    this.#show(el("p", { class: "muted", text: "Planning ..." }));
+    this.button.disabled = true;
+    try {
+      const found = await call("plan", fields, { signal });
+      if (!signal.aborted) this.#show(...planned(found));
+    } catch (error) {
+      if (!signal.aborted) this.#show(el("p", { class: "error", text: error.message }));
+    }
+  }
+}
+
+function planned(found) {
+  const why = found.decisions.map((one) => el("li", {}, el("strong", { text: `${one.lever}: ${one.value}` }), ` - ${one.because}`));
+  return [el("ul", { class: "decisions" }, ...why), ...found.commands.map((one) => block(one))];
+}

@@ -1,0 +1,130 @@
+// The context as a slider on a doubling scale, with a field for the exact number beside it.
+
+import { el } from "./dom.js";
+import { short, tokens } from "./format.js";
+
+const LEAST = 512;
+const STEPS = 240; // of the slider: about 3 % each
+const CELL = 256; // engines keep whole cells
+const FALLBACK_MOST = 131072; // where the model does not say what it was made for
+const UNITS = { k: 1024, m: 1024 ** 2 };
+const MOST = 2 ** 31 - 1;
+
+/** "32k", "32,768" -> 32768; null for what is no number of tokens. */
+export function readTokens(text) {
+  const found = /^(\d+(?:\.\d+)?)([km]?)$/i.exec(text.replaceAll(/[,\s_]/g, ""));
+  if (!found) return null;
+  const number = Number(found[1]) * (UNITS[found[2].toLowerCase()] ?? 1);
+  return Number.isInteger(number) && number >= 1 && number <= MOST ? number : null;
+}
+
+/** Tokens that a place on the scale means: whole cells, and marks exactly. */
+export function tokensAt(place, most, marks) {
+  const exact = LEAST * (most / LEAST) ** (place / STEPS);
+  const near = marks.find((mark) => Math.abs(placeOf(mark, most) - place) <= 0.5);
+  if (near) return near;
+  return Math.min(most, Math.max(LEAST, Math.round(exact / CELL) * CELL));
+}
+
+/** Where a step of the scale is less than a cell, a cell is the step: the slider never sticks. */
+export function nextTokens(place, { most, marks, context, place: before }) {
+  const count = tokensAt(place, most, marks);
+  if (count !== context || place === before) return count;
+  return Math.min(most, Math.max(LEAST, count + (place > before ? CELL : -CELL)));
+}
+
+export function placeOf(count, most) {
+  const bound = Math.min(most, Math.max(LEAST, count));
+  return (STEPS * Math.log(bound / LEAST)) / Math.log(most / LEAST);
+}
+
+/** How far the slider goes: twice what the model was made for. */
+export function mostOf(native, context) {
+  return Math.max(2 * (native ?? FALLBACK_MOST), context ?? 0, 2 * LEAST);
+}
+
+/** The control; `show({context, native, largest, isAuto})` sets it. `onpick(tokens or null, event)`. */
+export function contextControl(onpick) {
+  const state = { most: 2 * FALLBACK_MOST, marks: [] };
+  const slider = el("input", { type: "range", id: "context-slider", min: 0, max: STEPS, step: 1, "aria-label": "Context, on a doubling scale" });
+  const field = el("input", { id: "context", inputMode: "numeric", autocomplete: "off", maxLength: 12, "aria-describedby": "context-hint" });
+  const hint = el("p", { id: "context-hint", class: "hint" });
+  const ticks = el("div", { class: "ticks" });
+  const auto = el("button", { type: "button", class: "quiet small", text: "Auto", title: "As EdgeKit chooses", onclick: (event) => onpick(null, event) });
+  slider.addEventListener("input", (event) => {
+    const count = nextTokens(Number(slider.value), state);
+    field.value = tokens(count);
+    tell(slider, count);
+    onpick(count, event);
+  });
+  field.addEventListener("change", (event) => typed(field, hint, (count) => onpick(count, event)));
+  field.addEventListener("blur", () => putBack(field, state.context));
+  const node = el(
+    "div",
+    { class: "control wide" },
+    el("div", { class: "row" }, el("label", { htmlFor: "context", text: "Context, tokens" }), auto),
+    el("div", { class: "row" }, slider, field),
+    ticks,
+    hint,
+  );
+  return { node, show: (now) => show({ state, slider, field, ticks, hint, auto, onpick }, now) };
+}
+
+function typed(field, hint, accept) {
+  const count = readTokens(field.value);
+  field.setAttribute("aria-invalid", String(count === null));
+  hint.classList.toggle("wrong", count === null);
+  if (count === null) hint.textContent = `${field.value.slice(0, 20) || "Nothing"} is no number of tokens: say 8192 or 32k`;
+  else accept(count);
+}
+
+/** What was not taken does not stay beside an answer for another number. */
+function putBack(field, context) {
+  if (field.getAttribute("aria-invalid") !== "true") return;
+  field.setAttribute("aria-invalid", "false");
+  field.value = tokens(context);
+}
+
+function tellHint(field, hint, text) {
+  field.setAttribute("aria-invalid", "false");
+  hint.classList.remove("wrong");
+  hint.textContent = text;
+}
+
+function tell(slider, count) {
+  slider.setAttribute("aria-valuetext", `${tokens(count)} tokens`);
+}
+
+function show(parts, { context, native, largest, isAuto, because }) {
+  const { state, slider, field, hint, auto } = parts;
+  state.most = mostOf(native, context);
+  state.marks = [native, largest].filter(Boolean);
+  slider.value = placeOf(context, state.most);
+  Object.assign(state, { context, place: Number(slider.value) });
+  tell(slider, context);
+  const isTyping = document.activeElement === field && field.getAttribute("aria-invalid") === "true";
+  if (document.activeElement !== field) field.value = tokens(context);
+  auto.setAttribute("aria-pressed", String(isAuto));
+  if (!isTyping) tellHint(field, hint, isAuto && because ? `Auto: ${because}` : "");
+  showTicks(parts, native, largest);
+}
+
+/** The native context and the largest that fits, as marks that can be pressed. */
+function showTicks({ state, ticks, onpick }, native, largest) {
+  const wanted = JSON.stringify([state.most, native, largest]);
+  if (ticks.dataset.drawn === wanted) return;
+  ticks.dataset.drawn = wanted;
+  const isOne = native && native === largest;
+  const rows = isOne
+    ? [[native, "native and largest that fits"]]
+    : [[native, "native"], [largest, "largest that fits"]];
+  ticks.replaceChildren(...rows.filter(([count]) => count).map(([count, word]) => tick(count, word, state.most, onpick)));
+}
+
+function tick(count, word, most, onpick) {
+  const mark = el("span", { class: "tick", "aria-hidden": "true" });
+  mark.style.left = `${(100 * placeOf(count, most)) / STEPS}%`;
+  const label = `${word}: ${tokens(count)}`;
+  const button = el("button", { type: "button", class: "quiet small", title: tokens(count), text: `${word} ${short(count)}`, "aria-label": label, onclick: (event) => onpick(count, event) });
+  return el("div", { class: `tick-row ${word === "native" ? "native" : "largest"}` }, mark, button);
+}

@@ -1,0 +1,162 @@
+// Settings -> controls: only what the engine has, each with a label, told at once when it changes.
+
+import { contextControl } from "./context_control.js";
+import { CONTROLS, ENGINES } from "./control_rows.js";
+import { el } from "./dom.js";
+import { tokens } from "./format.js";
+
+const KNOWN = new Set(["engine", "context", ...Object.values(CONTROLS).flat().map((row) => row.key)]);
+
+const YES = new Set(["true", "yes", "on", "1", "t", "y"]); // as a link may say it
+
+/** What the model and the machine have, for rows that need it. */
+function has(need, facts) {
+  return !need || Boolean(facts[need]);
+}
+
+const own = (row, facts) => {
+  const fact = row.fact ? facts.taken?.[row.fact] : undefined;
+  if (fact === true || fact === false) return `${row.own} (${fact ? "on" : "off"})`;
+  return fact ?? row.own ?? "";
+};
+
+/** A menu whose first entry is the engine's own choice. */
+function menu(row, onpick) {
+  const first = el("option", { value: "" });
+  const others = row.values.filter((value) => value !== row.own);
+  const select = el("select", { id: `set-${row.key}` }, first, ...others.map((value) => el("option", { value, text: value })));
+  select.addEventListener("input", (event) => onpick(row.key, select.value || null, event));
+  const show = (value, isAuto, facts) => {
+    const engines = own(row, facts);
+    first.textContent = isAuto && value !== null && String(value) !== row.own ? `auto: ${value}` : String(engines);
+    select.value = isAuto || value === row.own ? "" : String(value);
+    if (select.selectedIndex < 0) select.append(el("option", { value, text: value, selected: true }));
+  };
+  return { input: select, show };
+}
+
+/** A whole number. What is no such number is told, and does not stay in the field. */
+function number(row, onpick) {
+  const hint = el("p", { id: `hint-${row.key}`, class: "hint wrong" });
+  const input = el("input", { id: `set-${row.key}`, type: "number", min: row.least, max: row.most, step: 1, "aria-describedby": hint.id });
+  const accepted = `Not taken: a whole number from ${tokens(row.least)} to ${tokens(row.most)}, or nothing`;
+  let inForce = "";
+  input.addEventListener("input", (event) => {
+    const { valid } = input.validity;
+    input.setAttribute("aria-invalid", String(!valid));
+    hint.textContent = valid ? "" : accepted;
+    if (!valid) return;
+    inForce = input.value && String(Number(input.value)); // 1e3 is a number of the field, and no flag's
+    onpick(row.key, inForce || null, event);
+  });
+  input.addEventListener("blur", () => {
+    input.setAttribute("aria-invalid", "false");
+    input.value = inForce;
+  });
+  const show = (value, isAuto, facts) => {
+    input.placeholder = String((isAuto ? value : null) ?? own(row, facts));
+    inForce = isAuto ? "" : value;
+    if (document.activeElement !== input) input.value = inForce;
+  };
+  return { input, hint, show };
+}
+
+function share(row, onpick) {
+  const input = el("input", { id: `set-${row.key}`, type: "range", min: 0.5, max: 1, step: 0.01 });
+  const told = el("output", { htmlFor: input.id });
+  input.addEventListener("input", (event) => onpick(row.key, input.value, event));
+  const show = (value, isAuto) => {
+    input.value = value ?? row.own;
+    told.textContent = `${Math.round(100 * Number(value ?? row.own))} %${isAuto ? " - usual" : ""}`;
+  };
+  return { input, beside: told, show };
+}
+
+function toggle(row, onpick) {
+  const input = el("input", { id: `set-${row.key}`, type: "checkbox" });
+  input.addEventListener("input", (event) => onpick(row.key, input.checked ? true : null, event));
+  return { input, isInline: true, show: (value) => (input.checked = YES.has(String(value).toLowerCase())) };
+}
+
+/** A slider over the layers beside a box that leaves the choice to EdgeKit. */
+function layers(row, onpick) {
+  const input = el("input", { id: `set-${row.key}`, type: "range", min: 0, step: 1 });
+  const auto = el("input", { type: "checkbox", id: `auto-${row.key}` });
+  const told = el("output", { htmlFor: input.id });
+  let most = 0;
+  const word = (count) => (row.extra && count === most ? "all" : String(count));
+  const say = (count) => (told.textContent = `${count} of ${most}`);
+  input.addEventListener("input", (event) => {
+    auto.checked = false;
+    say(Number(input.value));
+    onpick(row.key, word(Number(input.value)), event);
+  });
+  auto.addEventListener("input", (event) => onpick(row.key, auto.checked ? null : word(Number(input.value)), event));
+  const show = (value, isAuto, facts) => {
+    most = facts.layers + row.extra;
+    input.max = most;
+    const count = value === "all" || value === "auto" ? most : Math.min(most, Number(value ?? (row.extra && facts.onGpu ? most : 0)));
+    input.value = count;
+    auto.checked = isAuto;
+    say(count);
+  };
+  const choice = el("label", { class: "check small" }, auto, "Auto");
+  return { input, beside: told, above: choice, show };
+}
+
+const KINDS = { menu, number, share, switch: toggle, layers };
+
+function framed(row, made) {
+  const label = el("label", { htmlFor: made.input.id, text: row.label });
+  if (made.isInline) return el("div", { class: "control inline" }, made.input, label);
+  const head = el("div", { class: "row" }, label, made.above);
+  const body = made.beside ? el("div", { class: "row" }, made.input, made.beside) : made.input;
+  return el("div", { class: `control${row.isWide || made.beside ? " wide" : ""}` }, head, body, made.hint);
+}
+
+/** What the address says beyond the controls, each with a way to take it back. */
+function others(settings, onpick) {
+  const keys = Object.keys(settings.chosen).filter((key) => !KNOWN.has(key));
+  if (!keys.length) return null;
+  const chip = (key) =>
+    el("li", {}, el("code", { text: `${key} = ${settings.chosen[key]}` }), el("button", { type: "button", class: "quiet small", text: "Remove", "aria-label": `Remove ${key}`, onclick: (event) => onpick(key, null, event) }));
+  return el("div", { class: "control wide" }, el("p", { class: "label", text: "Also asked for" }), el("ul", { class: "chips" }, ...keys.map(chip)));
+}
+
+/** {node, show(facts)}: onpick(key, value or null, event) hears every change. */
+export function controls(settings, onpick) {
+  const context = contextControl((count, event) => onpick("context", count === null ? null : String(count), event));
+  const engine = engineMenu(onpick);
+  const grid = el("div", { class: "control-grid" });
+  let rows = [];
+  let drawn = "";
+  const build = (facts) => {
+    const wanted = (CONTROLS[facts.engine] ?? []).filter((row) => has(row.need, facts));
+    const now = JSON.stringify([facts.engine, wanted.map((row) => row.key), Object.keys(settings.chosen).filter((key) => !KNOWN.has(key))]);
+    if (now === drawn) return;
+    drawn = now;
+    const focused = grid.contains(document.activeElement) ? document.activeElement : null;
+    rows = wanted.map((row) => ({ row, made: KINDS[row.kind](row, onpick) }));
+    grid.replaceChildren(...rows.map(({ row, made }) => framed(row, made)), ...[others(settings, onpick)].filter(Boolean));
+    if (focused) ((focused.id && grid.querySelector(`#${focused.id}`)) || engine.select).focus();
+  };
+  const show = (facts) => {
+    build(facts);
+    engine.show(settings, facts);
+    context.show({ ...facts, isAuto: settings.isAuto("context") });
+    for (const { row, made } of rows) made.show(settings.value(row.key), settings.isAuto(row.key), facts);
+  };
+  return { node: el("div", { class: "controls" }, engine.node, context.node, grid), show };
+}
+
+function engineMenu(onpick) {
+  const select = el("select", { id: "set-engine" }, ...ENGINES.map(([value, text]) => el("option", { value, text })));
+  select.addEventListener("input", (event) => onpick("engine", select.value || null, event));
+  const show = (settings, facts) => {
+    const named = Object.fromEntries(ENGINES)[facts.engine] ?? facts.engine;
+    select.options[0].textContent = settings.isAuto("engine") && named ? `Auto: ${named}` : "Auto";
+    select.value = settings.chosen.engine ?? "";
+  };
+  const node = el("div", { class: "control wide" }, el("label", { htmlFor: "set-engine", text: "Engine" }), select);
+  return { node, select, show };
+}

@@ -1,0 +1,114 @@
+// The machine that is asked about: this one, or one that is only wished for.
+
+import { call } from "./api.js";
+import { replaceQuery, travel } from "./router.js";
+
+export { machinePicker } from "./picker.js";
+
+const FIELDS = ["device", "ram", "vram"];
+
+/** {device: [...], ram, vram}: {...machine} are the fields of a call; tells "change". */
+class Chosen extends EventTarget {
+  device = [];
+  ram = "";
+  vram = "";
+
+  /** Whether it is the one that the server runs on. */
+  get isThis() {
+    return !this.device.length && !this.ram && !this.vram;
+  }
+
+  /** Another machine, into the address too; nothing said is this machine. */
+  set({ device = [], ram = "", vram = "" } = {}) {
+    Object.assign(this, { device, ram, vram });
+    replaceQuery(new URLSearchParams(location.search));
+    this.dispatchEvent(new Event("change"));
+  }
+}
+
+export const machine = new Chosen();
+
+/** What the chosen machine is called before the server has named it. */
+export function machineName({ device, ram, vram } = machine) {
+  const said = [...device, vram && `GPUs of ${vram}`, ram && `${ram} RAM`].filter(Boolean);
+  return said.length ? said.join(" + ") : "This machine";
+}
+
+travel({
+  enter(params) {
+    machine.device = params.getAll("device");
+    machine.ram = params.get("ram") ?? "";
+    machine.vram = params.get("vram") ?? "";
+  },
+  write(params, { isForced }) {
+    if (!isForced && FIELDS.some((name) => params.has(name))) return;
+    for (const name of FIELDS) params.delete(name);
+    for (const one of machine.device) params.append("device", one);
+    if (machine.ram) params.set("ram", machine.ram);
+    if (machine.vram) params.set("vram", machine.vram);
+  },
+});
+
+let table = null; // the devices, asked for once
+
+/** Every device that is known; the usual ones first. */
+export function devices() {
+  table ??= call("devices").then(
+    (answer) => [...answer.devices].sort((a, b) => Number(b.usual) - Number(a.usual)),
+    (error) => {
+      table = null; // asked again the next time
+      throw error;
+    },
+  );
+  return table;
+}
+
+export const MOST_OF_ONE = 64; // devices of one name, as the server takes
+
+/** "2x RTX 3090", "2xRTX 3090", "RTX 3090 x2" -> ["RTX 3090", 2], as the server reads it. */
+export function counted(wish) {
+  const [, before, rest] = /^\s*(\d+)\s*[x×*]\s*(.*)$/i.exec(wish) ?? [];
+  const [, first, after] = /^(.*\S)\s+x(\d{1,3})\s*$/i.exec(wish) ?? [];
+  const [name, count] = [rest ?? first, Number(before ?? after)];
+  return count >= 1 && count <= MOST_OF_ONE ? [name.trim(), count] : [wish.trim(), 1];
+}
+
+/** What one wish asks for: "RTX 3090 + 2x RTX 4090" are two devices. A Ryzen is called AI Max+ 395. */
+export function wishesOf(wish) {
+  return wish.split(/,|(?<!max)\+/i).map(counted).filter(([name]) => name);
+}
+
+const plain = (text) => text.toLowerCase().replace(/[^a-z0-9]+/g, " ").trim();
+
+/** Rows whose name, kind or vendor have every word that was typed, in any order. */
+export function matching(rows, typed) {
+  const words = plain(typed).split(" ").filter(Boolean);
+  return rows.filter((row) => {
+    const text = plain(`${row.vendor} ${row.name} ${row.kind}`);
+    const joined = text.replaceAll(" ", "");
+    return words.every((word) => text.includes(word) || joined.includes(word));
+  });
+}
+
+/** The one device that is meant: the only one with these words, or the one that is called so. */
+export function namedBy(rows, typed) {
+  const found = matching(rows, typed);
+  const said = plain(typed);
+  const isNamed = (row) => [row.name, `${row.vendor} ${row.name}`].some((name) => plain(name) === said);
+  return found.length === 1 ? found[0] : (found.find(isNamed) ?? null);
+}
+
+/** Equal rows once, with how many they are: [[row, 2], ...]. */
+export function grouped(rows) {
+  const found = new Map();
+  for (const row of rows) {
+    const said = JSON.stringify({ ...row, index: 0, pools: 0 });
+    found.set(said, [row, (found.get(said)?.[1] ?? 0) + 1]);
+  }
+  return [...found.values()];
+}
+
+/** How many devices were found, and how many of them are shown. */
+export function shownLine(count, most) {
+  return count > most ? `${most} of ${count} devices: type to find others` : `${count} devices`;
+}

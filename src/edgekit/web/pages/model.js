@@ -1,0 +1,134 @@
+// The page of one model: any id, URL or file in one box; the answer, live with every control.
+
+import { call, query } from "./api.js";
+import { announce, el } from "./dom.js";
+import { machine, machinePicker } from "./machine.js";
+import { ModelView } from "./model_view.js";
+import { failure, open } from "./opening.js";
+import { addressOf, go, route } from "./router.js";
+import { Settings } from "./settings.js";
+
+const EXAMPLES = [
+  ["A model of the catalog", ["qwen3-8b", "gemma-3-27b", "deepseek-v3"]],
+  ["A repository of a hub, with a quantisation where it has several", ["Qwen/Qwen3-8B", "bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M"]],
+  ["The address of a file", ["https://huggingface.co/Qwen/Qwen3-8B-GGUF/resolve/main/Qwen3-8B-Q4_K_M.gguf"]],
+  ["A recorded header that needs no network", ["sample:qwen3-30b-a3b"]],
+];
+
+const COMPARED = ["llama.cpp", "vllm", "mlx"];
+
+function linkTo(ref) {
+  return `/model?ref=${encodeURIComponent(ref)}`;
+}
+
+/** The one box. */
+function box(ref) {
+  const input = el("input", { id: "ref", name: "ref", value: ref, required: true, maxLength: 2000, autocomplete: "off", autocapitalize: "off", spellcheck: false, placeholder: "qwen3-8b, org/name, https://..., model.gguf" });
+  const form = el(
+    "form",
+    { class: "ref-form", role: "search", "aria-label": "Model" },
+    el("label", { htmlFor: "ref", text: "Model id, URL or file" }),
+    el("div", { class: "row" }, input, el("button", { class: "primary", text: "Check" })),
+  );
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const said = input.value.trim();
+    if (said) go(linkTo(said));
+  });
+  return form;
+}
+
+function welcome() {
+  const rows = EXAMPLES.map(([told, refs]) => el("li", {}, el("p", { text: told }), ...refs.map((ref) => el("a", { href: linkTo(ref) }, el("code", { text: ref })))));
+  return el(
+    "section",
+    { class: "panel welcome", "aria-labelledby": "welcome-title" },
+    el("h2", { id: "welcome-title", text: "What can be asked about" }),
+    el("p", { text: "EdgeKit reads the header of a model, never its weights, and says what every byte of memory is for before anything is downloaded." }),
+    el("ul", { class: "examples" }, ...rows, el("li", {}, el("p", {}, "A file of this machine, where ", el("code", { text: "edgekit web --models-dir FOLDER" }), " was given: its name inside the folder"), el("code", { text: "model.gguf" }))),
+    el("p", {}, el("a", { href: "/", text: "All models of the catalog on this machine" })),
+  );
+}
+
+/** What the page must know beside the check: experts, and whether weights can be quantised otherwise. */
+async function factsOf(ref, check, signal) {
+  const id = /^(?:catalog:)?([\w.-]+)$/.exec(ref)?.[1];
+  if (id && !check.reference.includes("/")) {
+    const entry = await call(`catalog/${id}`, {}, { signal }).catch(() => null);
+    if (entry) return { experts: isSparse(entry), mixable: true, told: entry };
+  }
+  const found = await call("inspect", { model: ref }, { signal }).catch(() => null);
+  return { experts: found?.experts ? found.experts.count > 0 : true, mixable: found?.format !== "gguf", told: found };
+}
+
+const isSparse = (entry) => (entry.active_parameters ?? entry.parameters) < entry.parameters;
+
+/** Several engines at once are compared, not set. */
+function compare({ ref, chosen }) {
+  const fields = { ref: COMPARED.map(() => ref), engine: COMPARED.join(",") };
+  location.replace(addressOf(`/compare${query(fields)}&context=${encodeURIComponent(chosen.context ?? "")}`));
+}
+
+/** A first answer; another machine that is chosen before it came, or after it failed, is asked about at once. */
+async function answer(place, settings, context) {
+  const round = new AbortController();
+  context.signal.addEventListener("abort", () => round.abort(), { once: true });
+  const again = () => {
+    round.abort();
+    answer(place, settings, context);
+  };
+  machine.addEventListener("change", again, { signal: round.signal });
+  document.documentElement.dataset.fit = "busy";
+  try {
+    const { check, facts } = await asked(place, settings, round.signal);
+    if (round.signal.aborted) return;
+    machine.removeEventListener("change", again); // from here on the view listens
+    await show(place, settings, facts, { check, signal: context.signal });
+  } catch (error) {
+    if (round.signal.aborted) return;
+    document.documentElement.dataset.fit = "ready";
+    place.replaceChildren(failure(error, settings, { retry: again, onplain: (subject) => withoutSettings(settings, subject) }));
+  }
+}
+
+async function asked(place, settings, signal) {
+  const check = await open(place, settings.checkFields(), { signal });
+  return { check, facts: await factsOf(settings.ref, check, signal) };
+}
+
+async function show(place, settings, facts, { check, signal }) {
+  const view = new ModelView(settings, facts, signal);
+  place.replaceChildren(view.node);
+  await view.begin(check);
+  if (!signal.aborted) announce(`${settings.name}: answered`);
+}
+
+/** The question without what could not be used of it. */
+function withoutSettings(settings, subject) {
+  if (subject === "settings") go(linkTo(settings.ref));
+  else if (subject === "machine") machine.set();
+  else {
+    machine.set();
+    go(linkTo(settings.ref));
+  }
+}
+
+function render(root, params, context) {
+  const settings = new Settings(params, machine);
+  const place = el("div", { class: "answer-place" });
+  if (settings.ref && settings.chosen.engine?.toLowerCase() === "all") return compare(settings);
+  const title = settings.name || "Does it fit?";
+  root.append(
+    el("div", { class: "model-head" }, el("div", {}, el("h1", { text: title }), el("p", { class: "muted model-facts", text: settings.ref ? "" : "One model, every setting, each byte explained." })), machinePicker()),
+    box(settings.ref),
+    place,
+  );
+  if (!settings.ref) {
+    place.append(welcome());
+    document.documentElement.dataset.fit = "ready";
+    return null;
+  }
+  return answer(place, settings, context);
+}
+
+route("/model", { title: "Model", render });

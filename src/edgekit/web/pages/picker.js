@@ -1,0 +1,234 @@
+// The control that chooses a machine: devices of the table, how many of each, and the memory beside them.
+
+import { call } from "./api.js";
+import { announce, el } from "./dom.js";
+import { bytes } from "./format.js";
+import { counted, devices, grouped, machine, machineName, matching, shownLine } from "./machine.js";
+import { MOST_OF_ONE, namedBy, wishesOf } from "./machine.js";
+
+const SHOWN = 12; // devices in the list at once
+const UNKNOWN = "No device is called so: give its memory below.";
+const COUNTS = [1, 2, 3, 4, 5, 6, 7, 8]; // in the menu, beside one that is there already
+const SIZES = ["8G", "16G", "32G", "64G", "96G", "128G", "192G", "256G", "512G"];
+
+const wishOf = ([name, count]) => (count > 1 ? `${count}x ${name}` : name);
+
+/** What may be used of a machine, by the first engine that can: one line. */
+function toldOf(answer) {
+  const budgets = Object.values(answer.engines).find((one) => one.budgets?.length)?.budgets ?? [];
+  const told = grouped(budgets).map(([one, count]) => {
+    const name = count > 1 ? `each of ${count} ${one.name}` : one.name;
+    return `${bytes(one.available_bytes)} of ${name}`;
+  });
+  return told.length ? `usable: ${told.join(", ")}` : "";
+}
+
+function labelled(text, control, hint) {
+  const id = (control.id ||= `m${Math.random().toString(36).slice(2)}`);
+  const hintNode = hint && el("small", { id: `${id}-hint`, text: hint });
+  if (hint) control.setAttribute("aria-describedby", `${id}-hint`);
+  return el("div", { class: "field" }, el("label", { htmlFor: id, text }), control, hintNode);
+}
+
+/** One device that was added: how many of it, and out again. */
+function chosenRow(wished, name, remove) {
+  const present = wished.get(name);
+  const counts = [...new Set([...COUNTS, present])].sort((a, b) => a - b);
+  const pick = el(
+    "select",
+    { "aria-label": `How many ${name}`, onchange: () => wished.set(name, Number(pick.value)) },
+    counts.map((count) => el("option", { value: count, text: `${count}x`, selected: count === present })),
+  );
+  return el(
+    "li",
+    {},
+    pick,
+    el("span", { text: name }),
+    el("button", { type: "button", class: "quiet", "aria-label": `Remove ${name}`, onclick: remove, text: "Remove" }),
+  );
+}
+
+/** A device of the table that can be added. */
+function offeredRow(row, add) {
+  const size = bytes(row.usable_bytes ?? row.memory_bytes);
+  return el(
+    "li",
+    {},
+    el(
+      "button",
+      { type: "button", class: "offer", "aria-label": `Add ${row.name}, ${size}`, onclick: add },
+      el("span", { text: row.name }),
+      el("small", { text: size }),
+    ),
+  );
+}
+
+/** Chosen devices above, the table below. */
+class DevicePart {
+  wished = new Map(); // name -> how many
+  #chosen = el("ul", { class: "chosen", "aria-label": "Chosen devices" });
+  #offered = el("ul", { class: "offers", "aria-label": "Devices" });
+  #find = el("input", { type: "search", placeholder: "RTX 4090, 2x RTX 3090 ...", autocomplete: "off", maxLength: 80 });
+  #more = el("p", { class: "muted small", role: "status" });
+
+  constructor() {
+    this.#find.addEventListener("input", () => this.#list());
+    this.#find.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter") return;
+      event.preventDefault(); // it would take the machine as it stands
+      this.#offered.querySelector("button")?.click();
+    });
+    this.node = [this.#chosen, labelled("Add a device", this.#find), this.#offered, this.#more];
+  }
+
+  /** The devices of an address, each once with how many they are. */
+  fill(wishes) {
+    this.wished.clear();
+    for (const [name, count] of wishes.flatMap(wishesOf)) this.wished.set(name, (this.wished.get(name) ?? 0) + count);
+    this.#find.value = "";
+    this.#redraw();
+    this.#list();
+  }
+
+  /** What was typed and not chosen yet is added; what is wrong with it comes back. */
+  async take() {
+    const typed = this.#find.value.trim();
+    if (!typed) return null;
+    const row = namedBy(await devices(), counted(typed)[0]);
+    if (row) this.#add(row.name);
+    else this.#find.focus();
+    return row ? null : `"${typed}" is not the name of one device: choose one of the list.`;
+  }
+
+  #add(name) {
+    const isLeft = this.#offered.contains(document.activeElement); // its button goes
+    const before = this.wished.get(name) ?? 0;
+    const [, count] = counted(this.#find.value);
+    this.wished.set(name, Math.max(before, Math.min(before + count, MOST_OF_ONE)));
+    this.#find.value = ""; // it is said now
+    this.#redraw();
+    this.#list();
+    if (isLeft) this.#find.focus();
+    announce(`${wishOf([name, this.wished.get(name)])} added`);
+  }
+
+  #remove(name) {
+    this.wished.delete(name);
+    this.#redraw();
+    this.#find.focus(); // its button is gone
+  }
+
+  #redraw() {
+    const rows = [...this.wished.keys()].map((name) => chosenRow(this.wished, name, () => this.#remove(name)));
+    this.#chosen.replaceChildren(...rows);
+  }
+
+  async #list() {
+    try {
+      const found = matching(await devices(), counted(this.#find.value)[0]);
+      this.#offered.replaceChildren(...found.slice(0, SHOWN).map((row) => offeredRow(row, () => this.#add(row.name))));
+      this.#more.textContent = found.length ? shownLine(found.length, SHOWN) : UNKNOWN;
+    } catch (error) {
+      this.#more.textContent = error.message;
+    }
+  }
+}
+
+function sizeInput(placeholder) {
+  return el("input", { type: "text", placeholder, autocomplete: "off", maxLength: 200, size: 12 });
+}
+
+/** The form of a machine that is wished for: its parts, and what it says of itself. */
+function wishForm(close) {
+  const part = new DevicePart();
+  const ram = sizeInput("64G");
+  ram.setAttribute("list", "machine-sizes");
+  const vram = sizeInput("24G,24G");
+  const fault = el("p", { class: "error", role: "alert", hidden: true });
+  const said = () => ({ device: [...part.wished].map(wishOf), ram: ram.value.trim(), vram: vram.value.trim() });
+  const use = async (event) => {
+    event.preventDefault();
+    const failed = (await part.take().catch((error) => error.message)) ?? (await tryMachine(said()));
+    fault.textContent = failed ?? "";
+    fault.hidden = !failed;
+    if (!failed) close();
+  };
+  const fill = () => {
+    part.fill(machine.device);
+    ram.value = machine.ram;
+    vram.value = machine.vram;
+    fault.hidden = true;
+  };
+  const sizes = el("datalist", { id: "machine-sizes" }, SIZES.map((size) => el("option", { value: size })));
+  const reset = el("button", { type: "button", text: "This machine", onclick: () => (machine.set(), close()) });
+  const form = el(
+    "form",
+    { class: "machine-form", onsubmit: use },
+    part.node,
+    el(
+      "div",
+      { class: "pair" },
+      labelled("RAM", ram, "of its processor"),
+      labelled("Memory of GPUs", vram, "where no name is known"),
+    ),
+    sizes,
+    fault,
+    el("div", { class: "buttons" }, el("button", { type: "submit", class: "primary", text: "Use" }), reset),
+  );
+  return { form, fill };
+}
+
+/** Takes the machine if the server understands it; else its sentence comes back. */
+async function tryMachine(said) {
+  try {
+    if (machineName(said) !== machineName({ device: [], ram: "", vram: "" })) await call("hardware", said);
+  } catch (error) {
+    return error.message;
+  }
+  machine.set(said);
+  return null;
+}
+
+/** What the server says the chosen machine is. */
+async function describe(name, told) {
+  name.textContent = machineName();
+  told.textContent = "";
+  const asked = machineName();
+  try {
+    const answer = await call("hardware", { ...machine });
+    if (asked !== machineName()) return; // another one was chosen meanwhile
+    if (answer.machine.what_if) name.textContent = answer.machine.name;
+    told.textContent = toldOf(answer);
+  } catch (error) {
+    told.textContent = error.message;
+  }
+}
+
+/** One control: which machine is asked about, and what is meant by it. */
+export function machinePicker() {
+  const name = el("strong", { class: "machine-name" });
+  const told = el("p", { class: "machine-told muted small" });
+  const close = () => {
+    picker.open = false;
+    summary.focus();
+  };
+  const { form, fill } = wishForm(close);
+  const summary = el("summary", {}, el("span", { class: "muted", text: "Machine" }), name);
+  const picker = el("details", { class: "machine", ontoggle: () => picker.open && fill() }, summary, form);
+  const control = el("div", { class: "machine-picker" }, picker, told);
+  picker.addEventListener("keydown", (event) => event.key === "Escape" && picker.open && close());
+  const onChange = () => (control.isConnected ? describe(name, told) : machine.removeEventListener("change", onChange));
+  machine.addEventListener("change", onChange);
+  closeOutside(picker);
+  describe(name, told);
+  return control;
+}
+
+/** A press elsewhere closes it, as every menu does. */
+function closeOutside(picker) {
+  const onPress = (event) => {
+    if (!picker.isConnected) document.removeEventListener("pointerdown", onPress);
+    else if (!picker.contains(event.target)) picker.open = false;
+  };
+  document.addEventListener("pointerdown", onPress);
+}

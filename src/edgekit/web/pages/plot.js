@@ -1,0 +1,259 @@
+// Memory against context, a line for each cache type, that follows the settings and can be asked.
+
+import { el, oncePerFrame, svg } from "./dom.js";
+import { bytes, tokens } from "./format.js";
+import { axes, crosshair, lines, marker, rules } from "./plot_draw.js";
+import { PlotLegend, plotTable } from "./plot_legend.js";
+import { bytesSpan, contextSpan, scales } from "./plot_scale.js";
+
+const HEIGHT = 340;
+const NARROW = 480;
+const COLOURS = 9;
+const LETTER = 7; // pixels of a name, about
+
+/** Room for the axis on the left, and for the names of the lines on the right. */
+function boxOf(width, curves) {
+  const isNarrow = width < NARROW;
+  const left = isNarrow ? 40 : 52;
+  const name = 14 + LETTER * Math.max(...curves.map((curve) => curve.cache.length));
+  const right = isNarrow ? Math.min(96, Math.max(58, name)) : Math.min(150, Math.max(92, name));
+  return { left, top: 26, width: width - left - right, height: HEIGHT - 26 - 44 };
+}
+
+/** Each cache type has its own colour; of more than there are colours, those that are drawn differ as long as they can. */
+function coloursOf(caches, drawn) {
+  const free = new Set(Array.from({ length: COLOURS }, (_, i) => i));
+  const found = new Map(caches.map((cache, i) => [cache, i % COLOURS]));
+  for (const cache of drawn) {
+    const [first] = free;
+    const colour = free.has(found.get(cache)) ? found.get(cache) : (first ?? found.get(cache));
+    free.delete(colour);
+    found.set(cache, colour);
+  }
+  return found;
+}
+
+/** onpick(tokens, event) hears which context is wanted, onwant(cache) which line is not there yet. */
+export class Plot {
+  #curves = []; // of all memories
+  #memory = null;
+  #present = "";
+  #fit = null;
+  #isLog = false;
+  #index = null; // of the crosshair
+  #view = null;
+  #width = 720;
+  #why = "The lines are on their way ..."; // why there is none
+  #onpick;
+
+  constructor({ onpick, onwant, signal }) {
+    this.#onpick = onpick;
+    this.svg = svg("svg", { class: "plot", "aria-hidden": "true" });
+    this.legend = new PlotLegend({ onwant, onchange: () => this.#redraw() });
+    this.tip = el("div", { class: "plot-tip", hidden: true });
+    this.table = el("div", { class: "scroll" });
+    this.memories = el("select", { id: "plot-memory", oninput: () => this.#choose(this.memories.value) });
+    this.#build();
+    this.#listen(signal);
+  }
+
+  #build() {
+    const log = el("input", { type: "checkbox", id: "plot-log", oninput: (event) => this.#setLog(event.target.checked) });
+    this.beyond = el("p", { class: "hint beyond" });
+    this.picker = el("label", { class: "row", hidden: true }, "Memory", this.memories);
+    this.stage = el("div", { class: "plot-stage", tabIndex: 0, role: "slider", "aria-label": "Contexts of the plot: arrow keys move, Enter takes one", "aria-valuemin": 0, "aria-valuemax": 0, "aria-valuenow": 0 }, this.svg, this.tip);
+    this.node = el(
+      "div",
+      {},
+      el("div", { class: "row spread" }, this.picker, el("label", { class: "check small" }, log, "doubling scale")),
+      this.stage,
+      this.beyond,
+      el("p", { class: "hint", text: "Each line keeps the layers where they lie now; a longer context may fit with more of them on the CPU." }),
+      this.legend.drawn,
+      this.legend.more,
+      el("details", { class: "more", ontoggle: () => this.#tabulate() }, el("summary", { text: "The plot as a table" }), this.table),
+    );
+  }
+
+  #listen(signal) {
+    const resize = oncePerFrame(() => this.#resize());
+    const observer = new ResizeObserver(resize);
+    observer.observe(this.stage);
+    signal.addEventListener("abort", () => observer.disconnect());
+    this.stage.addEventListener("pointermove", (event) => this.#point(this.#nearest(event)));
+    this.stage.addEventListener("pointerleave", () => this.#point(null));
+    this.stage.addEventListener("blur", () => this.#point(null));
+    this.stage.addEventListener("click", (event) => this.#take(this.#nearest(event), event));
+    this.stage.addEventListener("keydown", (event) => this.#key(event));
+  }
+
+  show({ curves, offered, refused, present, why }) {
+    this.#why = why ? `No line can be drawn: ${why}` : "No line is drawn.";
+    const caches = [...new Set([...offered, ...curves.map((curve) => curve.cache)])];
+    const colours = coloursOf(caches, new Set(curves.map((curve) => curve.cache)));
+    this.#curves = curves.map((curve) => ({ ...curve, colour: colours.get(curve.cache) }));
+    this.#present = present;
+    this.#index = null;
+    this.#listMemories();
+    this.legend.show(caches.map((cache) => ({ cache, colour: colours.get(cache), curves: this.#curves.filter((curve) => curve.cache === cache), why: refused.get(cache) })));
+    this.#redraw();
+  }
+
+  /** The marker, and which line is the present one. */
+  move(fit, present) {
+    this.#fit = fit;
+    const isSame = present === this.#present && this.#view && this.#spans();
+    this.#present = present;
+    if (isSame) this.#mark();
+    else this.#draw();
+  }
+
+  /** Whether the marker lies inside what is drawn. */
+  #spans() {
+    const { sizes, contexts } = this.#view;
+    return (this.#sizeNow() ?? 0) <= sizes[1] && (this.#fit.context_tokens ?? 0) <= contexts[1];
+  }
+
+  #listMemories() {
+    const names = [...new Set(this.#curves.map((curve) => curve.memory))];
+    if (!names.includes(this.#memory)) this.#memory = this.#tightest(names);
+    this.picker.hidden = names.length < 2;
+    this.memories.replaceChildren(...names.map((name) => el("option", { value: name, text: name, selected: name === this.#memory })));
+  }
+
+  #tightest(names) {
+    const bars = (this.#fit?.bars ?? []).filter((bar) => names.includes(bar.memory));
+    bars.sort((a, b) => (b.utilization ?? Infinity) - (a.utilization ?? Infinity));
+    return bars[0]?.memory ?? names[0];
+  }
+
+  #choose(name) {
+    this.#memory = name;
+    this.#redraw();
+  }
+
+  #redraw() {
+    this.#draw();
+    this.#tabulate();
+  }
+
+  #setLog(isLog) {
+    this.#isLog = isLog;
+    this.#draw();
+  }
+
+  #resize() {
+    const width = this.stage.clientWidth;
+    if (!width || width === this.#width) return;
+    this.#width = width;
+    this.#draw();
+  }
+
+  #shown() {
+    return this.#curves.filter((curve) => curve.memory === this.#memory && curve.points.length && this.legend.isShown(curve.cache));
+  }
+
+  #sizeNow() {
+    return this.#fit?.bars.find((bar) => bar.memory === this.#memory)?.required_bytes;
+  }
+
+  #draw() {
+    const curves = this.#shown();
+    this.svg.setAttribute("viewBox", `0 0 ${this.#width} ${HEIGHT}`);
+    this.svg.setAttribute("width", this.#width);
+    this.svg.setAttribute("height", HEIGHT);
+    this.#view = curves.length ? this.#viewOf(curves) : null;
+    if (!this.#view) {
+      this.svg.replaceChildren(svg("text", { class: "axis-text", x: 16, y: 40, text: this.#why }));
+      this.beyond.textContent = "";
+      return;
+    }
+    const { box } = this.#view;
+    const clip = svg("clipPath", { id: "plot-clip" }, svg("rect", { x: box.left, y: box.top, width: box.width, height: box.height }));
+    this.cross = svg("g", { class: "cross" });
+    this.mark = svg("g");
+    this.svg.replaceChildren(svg("defs", {}, clip), axes(this.#view), lines({ ...this.#view, present: this.#present }), rules(this.#view), this.mark, this.cross);
+    this.#mark();
+    this.stage.setAttribute("aria-valuemax", curves[0].points.length - 1);
+  }
+
+  #viewOf(curves) {
+    const box = boxOf(this.#width, curves);
+    const contexts = contextSpan(curves, this.#fit?.context_tokens);
+    const { budget_bytes: budget, native } = curves[0];
+    const sizes = bytesSpan(curves, budget, this.#sizeNow() ?? 0);
+    return { box, curves, contexts, sizes, budget, native, isLog: this.#isLog, scale: scales(box, contexts, sizes, this.#isLog) };
+  }
+
+  #mark() {
+    const size = this.#sizeNow();
+    if (!this.#view) return;
+    if (size === undefined) this.mark.replaceChildren();
+    else this.mark.replaceChildren(marker(this.#view, { context: this.#fit.context_tokens, size }));
+    this.#tellBeyond();
+  }
+
+  /** Lines end where the model does; the setting may lie further. */
+  #tellBeyond() {
+    const { curves, native } = this.#view;
+    const last = curves[0].points.at(-1)[0];
+    const why = last === native ? ", what the model was made for" : "";
+    const isBeyond = (this.#fit?.context_tokens ?? 0) > last;
+    this.beyond.textContent = isBeyond ? `The lines end at ${tokens(last)} tokens${why}: beyond them none is drawn.` : "";
+  }
+
+  #nearest(event) {
+    if (!this.#view) return null;
+    const x = event.clientX - this.svg.getBoundingClientRect().left;
+    const away = this.#view.curves[0].points.map(([count]) => Math.abs(this.#view.scale.x(count) - x));
+    return away.indexOf(Math.min(...away));
+  }
+
+  #point(index) {
+    this.#index = index;
+    this.tip.hidden = index === null || !this.#view;
+    this.cross?.replaceChildren(...(this.tip.hidden ? [] : crosshair(this.#view, index)));
+    if (!this.tip.hidden) this.#tell(index);
+  }
+
+  #tell(index) {
+    const { curves, box, scale } = this.#view;
+    const count = curves[0].points[index][0];
+    const rows = curves.filter((curve) => curve.points[index]).map((curve) => [curve, curve.points[index][1]]);
+    const list = rows.map(([curve, size]) =>
+      el("li", { class: `k${curve.colour}` }, el("span", { text: curve.cache }), el("span", { title: `${tokens(size)} bytes`, text: bytes(size) })),
+    );
+    this.tip.replaceChildren(el("strong", { text: `${tokens(count)} tokens` }), el("ul", {}, ...list));
+    const isRight = scale.x(count) > box.left + box.width / 2;
+    this.tip.style.left = isRight ? "" : `${scale.x(count) + 12}px`;
+    this.tip.style.right = isRight ? `${this.#width - scale.x(count) + 12}px` : "";
+    this.stage.setAttribute("aria-valuenow", index);
+    this.stage.setAttribute("aria-valuetext", `${tokens(count)} tokens: ${rows.map(([curve, size]) => `${curve.cache} ${bytes(size)}`).join(", ")}`);
+  }
+
+  #key(event) {
+    if (!this.#view) return;
+    const last = this.#view.curves[0].points.length - 1;
+    const now = this.#index ?? this.#atPresent();
+    const moves = { ArrowRight: now + 1, ArrowUp: now + 1, ArrowLeft: now - 1, ArrowDown: now - 1, Home: 0, End: last };
+    if (event.key in moves) this.#point(Math.min(last, Math.max(0, moves[event.key])));
+    else if (event.key === "Enter" || event.key === " ") this.#take(now, event);
+    else if (event.key === "Escape") this.#point(null);
+    else return;
+    event.preventDefault();
+  }
+
+  #atPresent() {
+    const away = this.#view.curves[0].points.map(([count]) => Math.abs(count - (this.#fit?.context_tokens ?? 0)));
+    return away.indexOf(Math.min(...away));
+  }
+
+  #take(index, event) {
+    if (index !== null && this.#view) this.#onpick(this.#view.curves[0].points[index][0], event);
+  }
+
+  /** Built when it is looked at. */
+  #tabulate() {
+    if (this.table.parentElement.open) this.table.replaceChildren(plotTable(this.#shown(), this.#memory));
+  }
+}

@@ -1,0 +1,120 @@
+// Curves and a scale -> the nodes of the plot: axes, lines with their names, budget, native, marker.
+
+import { svg } from "./dom.js";
+import { short, tokens } from "./format.js";
+import { byteTicks, contextTicks, spread, visibleEnd } from "./plot_scale.js";
+
+const GIB = 1024 ** 3;
+const NEAR = 0.85; // of the budget: what needs more is not tried; from 0.7 to here it is tight
+const NARROW = 380; // pixels between the axes, where words are short
+const LABEL_GAP = 14;
+const LETTER = 7.4; // pixels, about
+
+const line = (className, x1, y1, x2, y2) => svg("line", { class: className, x1, y1, x2, y2 });
+const text = (className, x, y, words, anchor = "start") =>
+  svg("text", { class: className, x, y, "text-anchor": anchor, text: words });
+
+export function axes({ box, scale, contexts, sizes, isLog }) {
+  const bottom = box.top + box.height;
+  const rows = byteTicks(sizes).flatMap((size) => [
+    line("grid", box.left, scale.y(size), box.left + box.width, scale.y(size)),
+    text("tick-text", box.left - 8, scale.y(size) + 4, String(Number((size / GIB).toFixed(2))), "end"),
+  ]);
+  const columns = contextTicks(contexts, isLog, box.width).flatMap((count) => [
+    line("tick-mark", scale.x(count), bottom, scale.x(count), bottom + 4),
+    text("tick-text", scale.x(count), bottom + 18, short(count), "middle"),
+  ]);
+  return svg(
+    "g",
+    { class: "axes" },
+    ...rows,
+    ...columns,
+    text("axis-text", box.left - 8, box.top - 10, "GiB", "end"),
+    text("axis-text", box.left + box.width, bottom + 34, "tokens of context", "end"),
+  );
+}
+
+/** The budget, 85 % of it, and what the model was made for. */
+export function rules({ box, scale, sizes, contexts, budget, native }) {
+  const right = box.left + box.width;
+  const nodes = [];
+  const level = (size, className, words, down) => {
+    if (size > sizes[1]) return;
+    const y = scale.y(size);
+    nodes.push(line(className, box.left, y, right, y), text(`${className}-text`, box.left + 6, y + down, words));
+  };
+  level(budget, "budget", `usable ${(budget / GIB).toFixed(2)} GiB`, -5);
+  level(NEAR * budget, "near", box.width < NARROW ? "fits to 85 %" : "fits up to here (85 %)", 13);
+  if (native && native >= contexts[0] && native <= contexts[1]) {
+    const x = scale.x(native);
+    const isRight = x > box.left + box.width / 2;
+    nodes.push(line("native", x, box.top, x, box.top + box.height));
+    nodes.push(text("native-text", x + (isRight ? -6 : 6), box.top + box.height - 8, `native ${short(native)}`, isRight ? "end" : "start"));
+  }
+  return svg("g", { class: "rules" }, ...nodes);
+}
+
+const path = (points, scale) =>
+  points.map(([count, size], i) => `${i ? "L" : "M"}${scale.x(count).toFixed(1)} ${scale.y(size).toFixed(1)}`).join("");
+
+/** One line for each cache, the present one strong; names stand at their ends. */
+export function lines({ box, scale, sizes, curves, present }) {
+  const drawn = curves.map((curve) =>
+    svg("path", {
+      class: `curve k${curve.colour}${curve.cache === present ? " present" : ""}`,
+      d: path(curve.points, scale),
+      "clip-path": "url(#plot-clip)",
+    }),
+  );
+  return svg("g", { class: "curves" }, ...drawn, ...names({ box, scale, sizes, curves, present }));
+}
+
+function names({ box, scale, sizes, curves, present }) {
+  const ends = curves.map((curve) => visibleEnd(curve.points, sizes[1]));
+  const kept = ends.map((end) => !end.isCut);
+  const beside = curves.filter((_, i) => kept[i]);
+  const places = spread(beside.map((curve) => scale.y(curve.points.at(-1)[1]) + 4), LABEL_GAP, [box.top + 4, box.top + box.height]);
+  const named = (curve, x, y, anchor) =>
+    text(`curve-name k${curve.colour}${curve.cache === present ? " present" : ""}`, x, y, curve.cache, anchor);
+  const cut = curves
+    .filter((_, i) => !kept[i])
+    .map((curve, i) => {
+      const x = scale.x(visibleEnd(curve.points, sizes[1]).at[0]);
+      return named(curve, Math.max(box.left + 40, x - 6), box.top + 11 + i * LABEL_GAP, "end");
+    });
+  return [...beside.map((curve, i) => named(curve, scale.x(curve.points.at(-1)[0]) + 6, places[i], "start")), ...cut];
+}
+
+/** The present setting. */
+export function marker({ box, scale, contexts, sizes }, { context, size }) {
+  const x = scale.x(Math.min(contexts[1], Math.max(contexts[0], context)));
+  const y = Math.max(box.top, scale.y(Math.min(size, sizes[1])));
+  const words = `${tokens(context)}: ${(size / GIB).toFixed(2)} GiB`;
+  const label = labelPlace(x, box, words.length * LETTER);
+  return svg(
+    "g",
+    { class: "marker" },
+    line("marker-line", x, box.top, x, box.top + box.height),
+    svg("circle", { class: "marker-dot", cx: x, cy: y, r: 6 }),
+    text("marker-text", label.x, Math.max(box.top + 14, y - 12), words, label.anchor),
+  );
+}
+
+/** Beside a place, on the side that has room; over it where neither has. */
+function labelPlace(x, box, wide) {
+  const right = box.left + box.width;
+  if (x - box.left > 0.6 * box.width && x - wide - 9 >= box.left) return { x: x - 9, anchor: "end" };
+  if (x + wide + 9 <= right) return { x: x + 9, anchor: "start" };
+  return { x: Math.min(right - wide / 2, Math.max(box.left + wide / 2, x)), anchor: "middle" };
+}
+
+/** A line at a context, with a dot on every curve. */
+export function crosshair({ box, scale, sizes, curves }, index) {
+  const count = curves[0].points[index][0];
+  const x = scale.x(count);
+  const dots = curves
+    .map((curve) => ({ curve, size: curve.points[index]?.[1] }))
+    .filter(({ size }) => size !== undefined && size <= sizes[1])
+    .map(({ curve, size }) => svg("circle", { class: `cross-dot k${curve.colour}`, cx: x, cy: scale.y(size), r: 3.5 }));
+  return [line("cross-line", x, box.top, x, box.top + box.height), ...dots];
+}

@@ -1,0 +1,74 @@
+// Which lines are drawn: an entry for each cache type, and the points of the lines as a table.
+
+import { el, svg } from "./dom.js";
+import { bytes, short, tokens } from "./format.js";
+
+/** Entries that switch lines on and off; onwant(cache) hears of one that is not there yet. */
+export class PlotLegend {
+  #hidden = new Set();
+  #onwant;
+  #onchange;
+
+  constructor({ onwant, onchange }) {
+    this.#onwant = onwant;
+    this.#onchange = onchange;
+    this.drawn = el("div", { class: "plot-legend", role: "group", "aria-label": "Cache types that are drawn" });
+    this.others = el("div", { class: "plot-legend" });
+    this.more = el("details", { class: "more", hidden: true }, el("summary", { text: "More cache types" }), this.others);
+  }
+
+  isShown(cache) {
+    return !this.#hidden.has(cache);
+  }
+
+  /** rows: [{cache, colour, curves, why}]. */
+  show(rows) {
+    const focused = document.activeElement?.dataset?.cache;
+    const entries = rows.map((row) => this.#entry(row));
+    this.drawn.replaceChildren(...entries.filter((_, i) => rows[i].curves.length));
+    this.others.replaceChildren(...entries.filter((_, i) => !rows[i].curves.length));
+    this.more.hidden = !this.others.childElementCount;
+    if (focused) entries.find((entry) => entry.dataset.cache === focused)?.focus();
+  }
+
+  #entry({ cache, colour, curves, why }) {
+    const swatch = svg("svg", { width: 28, height: 10, "aria-hidden": "true" }, svg("line", { class: `curve k${colour}`, x1: 1, y1: 5, x2: 27, y2: 5 }));
+    const isOn = curves.length > 0 && this.isShown(cache);
+    const props = { type: "button", class: "entry", "data-cache": cache, "aria-pressed": String(isOn), disabled: Boolean(why), title: why ?? "Shows or hides the line" };
+    const entry = el("button", props, swatch, el("span", { text: cache }), el("small", { text: longest(curves) }));
+    if (curves.length) entry.dataset.there = "";
+    entry.addEventListener("click", () => this.#toggle(cache, curves.length > 0, entry));
+    return entry;
+  }
+
+  #toggle(cache, isThere, entry) {
+    if (!isThere) {
+      this.#hidden.delete(cache);
+      this.#onwant(cache);
+      return;
+    }
+    if (!this.#hidden.delete(cache)) this.#hidden.add(cache);
+    entry.setAttribute("aria-pressed", String(this.isShown(cache)));
+    this.#onchange();
+  }
+}
+
+/** How far a cache type goes in all memories. */
+function longest(curves) {
+  if (!curves.length) return "";
+  const count = Math.min(...curves.map((curve) => curve.longest ?? 0));
+  return count > 0 ? `up to ${short(count)}` : "does not fit";
+}
+
+/** Context by context, what each cache type needs. */
+export function plotTable(curves, memory) {
+  const heads = ["Context", ...curves.map((curve) => curve.cache)].map((text) => el("th", { scope: "col", class: "number", text }));
+  const rows = (curves[0]?.points ?? []).map(([count], i) =>
+    el("tr", {}, el("th", { scope: "row", class: "number", text: tokens(count) }), ...curves.map((curve) => cell(curve.points[i]))),
+  );
+  return el("table", {}, el("caption", { text: `Memory needed in ${memory}` }), el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...rows));
+}
+
+function cell(point) {
+  return el("td", { class: "number", text: point ? bytes(point[1]) : "", title: point ? `${tokens(point[1])} bytes` : "" });
+}

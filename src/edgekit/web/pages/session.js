@@ -1,0 +1,246 @@
+// Changes of the settings -> answers: a fit at once, a check and curves a moment later, the newest wins.
+
+import { call } from "./api.js";
+import { cacheFlags, cacheName } from "./cache_names.js";
+import { replaceQuery } from "./router.js";
+
+const PAUSE_MS = 150; // after a change that comes alone
+const RUN_PAUSE_MS = 450; // after one of several: the next one must not wait behind a check
+const CURVE_PAUSE_MS = 200; // after a check: lines are drawn for settings that stay
+const CURVE_POINTS = 24;
+const LOOK_MS = 40; // how often who waits for all answers looks whether they are there
+const FIELDS = {
+  fit: (settings) => settings.fitFields(),
+  check: (settings) => settings.checkFields(),
+  curves: (settings) => settings.curveFields(),
+};
+
+const pause = (ms) => new Promise((done) => setTimeout(done, ms));
+const written = (fields) => JSON.stringify(fields);
+
+/** Tells "fit", "check", "curves" and "failed", each with its detail. */
+export class Session extends EventTarget {
+  fit = null;
+  check = null;
+  curves = [];
+  #settings;
+  #signal;
+  #of = {}; // answer -> the fields it was asked with
+  #open = new Set(); // what is on its way: "judge" (nothing is known yet), "fit", "check", "curves"
+  #question = new AbortController(); // of this engine, machine and weights: what was asked about others is dropped
+  #slow = new AbortController(); // of these settings: a check, and the curves
+  #wanted = null; // the newest change that was not asked for yet: when it was made
+  #isAsking = false;
+  #timer = 0;
+  #changed = -RUN_PAUSE_MS; // when the last change was made
+  #wished = new Set(); // cache types beside the usual ones
+  #wishedOf = null; // the engine whose names they are
+  #refused = new Map(); // cache type -> why the engine has it not
+
+  constructor(settings, signal) {
+    super();
+    this.#settings = settings;
+    this.#signal = signal;
+    signal.addEventListener("abort", () => this.#callOff());
+  }
+
+  /** Whether an answer is there, and is of the settings as they are now. */
+  isPresent(what) {
+    return this.#of[what] === written(FIELDS[what](this.#settings));
+  }
+
+  /** The answers to the settings as they are now; one that did not come is left out. */
+  present() {
+    return Object.fromEntries(Object.keys(FIELDS).filter((what) => this.isPresent(what)).map((what) => [what, this[what]]));
+  }
+
+  /** Once nothing is on its way, or the time is over. */
+  async rested(mostMs) {
+    const over = performance.now() + mostMs;
+    while (this.#open.size && performance.now() < over && !this.#signal.aborted) await pause(LOOK_MS);
+  }
+
+  /** A first answer that is already there. */
+  async begin(check) {
+    this.#begin("curves");
+    this.#take(check, this.#settings.checkFields());
+    this.#ask(performance.now());
+    const { signal } = this.#slow;
+    await this.#drawAnew(signal);
+    if (!signal.aborted) this.#end("curves");
+  }
+
+  /** A slider moved: the fit now, what takes longer when it rests. */
+  change(started = performance.now()) {
+    const isJudged = !this.#open.has("judge");
+    if (isJudged) this.#ask(started);
+    this.#slow.abort();
+    clearTimeout(this.#timer);
+    this.#begin("check", "curves");
+    const isRun = started - this.#changed < RUN_PAUSE_MS;
+    this.#changed = started;
+    this.#timer = setTimeout(() => this.#rest(isJudged ? null : started), isRun ? RUN_PAUSE_MS : PAUSE_MS);
+  }
+
+  /** Another engine, machine or weights: they are judged before anything is shown. */
+  anew(started = performance.now()) {
+    this.#callOff();
+    this.#question = new AbortController();
+    this.#wished.clear();
+    this.#begin("judge", "check", "curves");
+    return this.#rest(started);
+  }
+
+  #callOff() {
+    this.#question.abort();
+    this.#slow.abort();
+    clearTimeout(this.#timer);
+    this.#wanted = null;
+  }
+
+  #tell(name, detail) {
+    if (!this.#signal.aborted) this.dispatchEvent(new CustomEvent(name, { detail }));
+  }
+
+  #begin(...names) {
+    for (const name of names) this.#open.add(name);
+    this.#mark();
+  }
+
+  #end(...names) {
+    for (const name of names) this.#open.delete(name);
+    this.#mark();
+  }
+
+  /** Until they are "ready", answers are of the settings before. Of a page that was left nothing is said. */
+  #mark() {
+    if (this.#signal.aborted) return;
+    const { dataset } = document.documentElement;
+    const word = (isBusy) => (isBusy ? "busy" : "ready");
+    dataset.fit = word(this.#open.has("fit") || this.#open.has("judge"));
+    dataset.check = word(this.#open.has("check"));
+    dataset.curves = word(this.#open.has("curves") && !this.isPresent("curves"));
+  }
+
+  /** One is on its way at most; of those that wait, the newest. */
+  async #ask(started) {
+    this.#wanted = started;
+    this.#begin("fit");
+    if (this.#isAsking) return;
+    this.#isAsking = true;
+    while (this.#wanted !== null) {
+      const from = this.#wanted;
+      this.#wanted = null;
+      await this.#one(from, this.#question.signal);
+    }
+    this.#isAsking = false;
+    this.#end("fit");
+  }
+
+  async #one(started, signal) {
+    const fields = this.#settings.fitFields();
+    try {
+      const fit = await call("fit", fields, { signal });
+      if (signal.aborted) return; // of another engine, machine or weights
+      this.fit = fit;
+      this.#of.fit = written(fields);
+      this.#tell("fit", fit);
+      performance.measure("fit", { start: started, end: performance.now() });
+    } catch (error) {
+      this.#fail(error, "fit", signal);
+    }
+  }
+
+  /** What takes longer: the largest context, what would help, where layers go, the curves. */
+  async #rest(started = null) {
+    replaceQuery(this.#settings.query());
+    this.#slow = new AbortController();
+    const { signal } = this.#slow;
+    const fields = this.#settings.checkFields();
+    try {
+      const check = await call("check", fields, { signal });
+      if (signal.aborted) return;
+      const isMoved = this.#take(check, fields);
+      if (isMoved || started !== null) this.#ask(started ?? performance.now());
+      this.#end("judge", "check");
+      await pause(CURVE_PAUSE_MS);
+      if (!signal.aborted) await this.#drawAnew(signal);
+    } catch (error) {
+      this.#fail(error, "check", signal);
+    }
+    if (!signal.aborted) this.#end("judge", "check", "curves"); // else a newer one is on its way
+  }
+
+  #take(check, fields) {
+    const isMoved = this.#settings.settle(check);
+    this.check = check;
+    this.#of.check = written(fields);
+    this.#tell("check", check);
+    return isMoved;
+  }
+
+  /** The usual cache types at once; the present one, and others that were wished for, each by itself. */
+  async #drawAnew(signal) {
+    const fields = this.#settings.curveFields();
+    if (!this.isPresent("curves") && !(await this.#drawUsual(fields, signal))) return;
+    if (this.#wishedOf !== fields.engine) this.#wished.clear();
+    this.#wishedOf = fields.engine;
+    this.#wished.add(cacheName(this.#settings));
+    for (const name of [...this.#wished]) {
+      if (!signal.aborted) await this.#drawOne(name, signal);
+    }
+  }
+
+  async #drawUsual(fields, signal) {
+    let why = null;
+    try {
+      const found = await call("curves", { ...fields, points: CURVE_POINTS }, { signal });
+      if (signal.aborted) return false;
+      this.curves = found.curves;
+      this.#of.curves = written(fields);
+    } catch (error) {
+      if (signal.aborted) return false;
+      this.curves = []; // those of other settings say nothing about these
+      this.#of.curves = null;
+      why = error.message;
+    }
+    this.#refused = new Map();
+    this.#tellCurves(why);
+    return why === null;
+  }
+
+  /** One more cache type into the plot. */
+  drawCache(name) {
+    this.#wished.add(name);
+    return this.#drawOne(name, this.#question.signal);
+  }
+
+  async #drawOne(name, signal) {
+    if (!this.isPresent("curves")) return; // it comes with the others
+    if (this.curves.some((curve) => curve.cache === name) || this.#refused.has(name)) return;
+    const { engine } = this.#settings;
+    const of = this.#of.curves;
+    let added = [];
+    let why = `${engine} refuses ${name} for this model`;
+    try {
+      const fields = { ...this.#settings.curveFields(), ...cacheFlags(name, engine), points: CURVE_POINTS };
+      const found = await call("curves", fields, { signal });
+      added = found.curves.filter((curve) => curve.cache === name);
+    } catch (error) {
+      why = error.message;
+    }
+    if (signal.aborted || of !== this.#of.curves) return; // everything is drawn anew meanwhile
+    this.curves = [...this.curves, ...added];
+    if (!added.length) this.#refused.set(name, why);
+    this.#tellCurves();
+  }
+
+  #tellCurves(why = null) {
+    this.#tell("curves", { curves: this.curves, refused: this.#refused, why });
+  }
+
+  /** Of what was called off nothing is told. */
+  #fail(error, what, signal) {
+    if (!signal.aborted) this.#tell("failed", { error, what });
+  }
+}

@@ -1,0 +1,129 @@
+// What a person chose, and what EdgeKit settled for the rest -> the fields of a call, and the address.
+
+const NOT_FLAGS = new Set(["ref", "device", "ram", "vram"]);
+const PLACEMENT = new Set([
+  "n_gpu_layers", "cpu_moe", "n_cpu_moe", "tensor_split", "offload_kqv", "backend", "device_memory",
+]);
+const CARDS = new Set([...PLACEMENT, "tensor_parallel_size", "pipeline_parallel_size"]); // said of a machine's own cards
+const CACHE = new Set([
+  "type_k", "type_v", "kv_cache_dtype", "kv_bits", "kv_group_size", "quantized_kv_start",
+]);
+const ANY_ENGINE = new Set(["engine", "context", "min_context", "window_budget", "job"]);
+const INSTEAD = { cpu_moe: "n_cpu_moe", n_cpu_moe: "cpu_moe", context: "job" }; // one says what the other does
+const SIZING = new Set(["job", "window_budget"]); // a context is made of them, where none is said
+
+/** Another engine or other weights: nothing of the last answer holds. */
+export const ANEW = new Set(["engine", "mix", "quantize"]);
+
+export class Settings {
+  chosen = {}; // by the person: what the address says
+  settled = {}; // by the last check, for what was not chosen
+  engine = null; // the one that answered
+  layers = 0;
+
+  constructor(params, machine) {
+    this.ref = (params.get("ref") ?? "").trim();
+    this.machine = machine;
+    for (const [key, text] of params) {
+      if (!NOT_FLAGS.has(key) && text !== "") this.chosen[key] = text;
+    }
+  }
+
+  /** The value that counts: chosen, or settled. */
+  value(key) {
+    return this.chosen[key] ?? this.settled[key] ?? null;
+  }
+
+  /** What the model is called; that it is of the catalog stands in the box. */
+  get name() {
+    return this.ref.replace(/^catalog:/i, "");
+  }
+
+  /** Whether anything was said beside the model: settings, or a machine. */
+  get isSaid() {
+    return !this.machine.isThis || Object.keys(this.chosen).length > 0;
+  }
+
+  isAuto(key) {
+    return !(key in this.chosen);
+  }
+
+  /** null takes a choice back. */
+  set(key, value) {
+    const isTaken = value !== null && value !== "";
+    if (isTaken) this.chosen[key] = value;
+    else delete this.chosen[key];
+    if (isTaken) delete this.chosen[INSTEAD[key]];
+    if (key === "engine") this.#forgetFlags();
+    if (ANEW.has(key)) this.settled = {};
+    if (PLACEMENT.has(key)) this.#forgetPlacement();
+    if (!ANY_ENGINE.has(key) && this.engine) this.chosen.engine ??= this.engine;
+  }
+
+  reset() {
+    this.chosen = {};
+    this.settled = {};
+  }
+
+  /** On another machine: what was said of the cards of the last one means nothing. */
+  move() {
+    for (const key of CARDS) delete this.chosen[key];
+  }
+
+  #forgetFlags() {
+    for (const key of Object.keys(this.chosen)) {
+      if (!ANY_ENGINE.has(key)) delete this.chosen[key];
+    }
+  }
+
+  #forgetPlacement() {
+    for (const key of PLACEMENT) delete this.settled[key];
+  }
+
+  /** Takes over what a check settled. Whether that changes what is shown. */
+  settle(check) {
+    const before = JSON.stringify(this.fitFields());
+    this.engine = check.engine.name;
+    const isPlaced = Object.keys(this.chosen).some((key) => PLACEMENT.has(key));
+    const isOnCpu = this.engine === "llama.cpp" && !isPlaced && check.estimate.backend === "cpu";
+    const settled = { ...check.flags, ...(isOnCpu ? { backend: "cpu" } : {}) };
+    this.settled = Object.fromEntries(
+      Object.entries(settled).filter(([key]) => this.isAuto(key)),
+    );
+    return JSON.stringify(this.fitFields()) !== before;
+  }
+
+  #asked() {
+    const { device, ram, vram } = this.machine;
+    return { model: this.ref, device, ram, vram };
+  }
+
+  checkFields() {
+    return { ...this.#asked(), ...this.chosen };
+  }
+
+  /** Of a context that is settled, what it was made of is not said again. */
+  fitFields() {
+    const engine = this.chosen.engine ?? this.engine;
+    const fields = { ...this.#asked(), ...this.settled, ...this.chosen, engine };
+    const isSized = fields.context !== undefined;
+    return Object.fromEntries(Object.entries(fields).filter(([key]) => !(isSized && SIZING.has(key))));
+  }
+
+  /** Every cache type and every context is drawn: neither is said. */
+  curveFields() {
+    const drawn = (key) => key === "context" || CACHE.has(key);
+    return Object.fromEntries(Object.entries(this.fitFields()).filter(([key]) => !drawn(key)));
+  }
+
+  /** The same question to another engine, for the address. */
+  queryFor(engine) {
+    const kept = Object.entries(this.chosen).filter(([key]) => ANY_ENGINE.has(key));
+    return { ref: this.ref, ...Object.fromEntries(kept), engine };
+  }
+
+  /** For the address; the machine is put there by itself. */
+  query() {
+    return { ref: this.ref, ...this.chosen };
+  }
+}

@@ -1,0 +1,129 @@
+// The layers of a model as a strip: colour and height say the kind, the band below where each lies.
+
+import { el, svg } from "./dom.js";
+import { bytes } from "./format.js";
+
+const KINDS = 6; // colours and heights in model.css
+const TALL = [22, 15, 19, 11, 17, 13]; // of kind 0, 1, ...
+const TOP = 24;
+const BAND = 6;
+const HEIGHT = TOP + 4 + BAND;
+
+/** Kinds in the order of how many layers have them. */
+function kindsOf(layers) {
+  const counts = new Map();
+  for (const { kind } of layers) counts.set(kind, (counts.get(kind) ?? 0) + 1);
+  return [...counts].sort((a, b) => b[1] - a[1]).map(([kind, count], i) => ({ kind, count, place: i % KINDS }));
+}
+
+/** Pools of a layer -> class of its band: on a GPU, on the CPU, or both. */
+function bandOf(pools) {
+  const isGpu = pools.some((pool) => pool.startsWith("device"));
+  const isHost = pools.includes("host");
+  if (isGpu && isHost) return "both";
+  return isGpu ? "gpu" : "cpu";
+}
+
+const BANDS = { gpu: "on the GPU", cpu: "on the CPU", both: "on both: experts on the CPU" };
+
+/** One layer in words. */
+export function layerWords(layer, count, nameOf) {
+  const parts = [
+    layer.model && `weights ${bytes(layer.model)}`,
+    layer.context && `cache ${bytes(layer.context)}`,
+    layer.compute && `compute ${bytes(layer.compute)}`,
+  ].filter(Boolean);
+  const where = layer.pools.map(nameOf).join(" and ");
+  return `Layer ${layer.layer} of ${count}: ${layer.kind}. ${parts.join(", ") || "nothing of its own"}${where ? `, in ${where}` : ""}`;
+}
+
+export class Strip {
+  #layers = [];
+  #drawn = "";
+  #index = null;
+  #nameOf = (pool) => pool;
+
+  constructor() {
+    this.svg = svg("svg", { class: "strip", preserveAspectRatio: "none", "aria-hidden": "true" });
+    this.legend = el("ul", { class: "legend strip-legend" });
+    this.told = el("p", { class: "muted small strip-told", text: "Point at a layer, or use the arrow keys." });
+    this.stage = el("div", { class: "strip-stage", tabIndex: 0, role: "slider", "aria-label": "Layers", "aria-valuemin": 0, "aria-valuemax": 0, "aria-valuenow": 0 }, this.svg);
+    this.node = el("div", {}, this.stage, this.told, this.legend);
+    this.stage.addEventListener("pointermove", (event) => this.#point(this.#at(event)));
+    this.stage.addEventListener("pointerleave", () => this.#point(null));
+    this.stage.addEventListener("keydown", (event) => this.#key(event));
+    this.stage.addEventListener("blur", () => this.#point(null));
+  }
+
+  show(layers, nameOf) {
+    this.#layers = layers;
+    this.#nameOf = nameOf;
+    const wanted = layers.map((layer) => layer.kind + bandOf(layer.pools)).join();
+    if (wanted !== this.#drawn) this.#draw();
+    this.#drawn = wanted;
+    if (this.#index !== null) this.#point(this.#index);
+  }
+
+  #draw() {
+    const kinds = kindsOf(this.#layers);
+    const placeOf = new Map(kinds.map(({ kind, place }) => [kind, place]));
+    const count = Math.max(1, this.#layers.length);
+    this.svg.setAttribute("viewBox", `0 0 ${count} ${HEIGHT}`);
+    const gap = count > 100 ? 0.1 : 0.16;
+    this.svg.replaceChildren(...this.#layers.map((layer, i) => column(layer, i, placeOf.get(layer.kind), gap)));
+    this.stage.setAttribute("aria-valuemax", count - 1);
+    const bands = [...new Set(this.#layers.map((layer) => bandOf(layer.pools)))];
+    this.legend.replaceChildren(...kinds.map(kindEntry), ...bands.map((band) => bandEntry(band, this.#layers)));
+  }
+
+  #at(event) {
+    const { left, width } = this.svg.getBoundingClientRect();
+    const index = Math.floor(((event.clientX - left) / width) * this.#layers.length);
+    return Math.min(this.#layers.length - 1, Math.max(0, index));
+  }
+
+  #key(event) {
+    const last = this.#layers.length - 1;
+    const now = this.#index ?? -1;
+    const moves = { ArrowRight: now + 1, ArrowUp: now + 1, ArrowLeft: now - 1, ArrowDown: now - 1, PageUp: now + 10, PageDown: now - 10, Home: 0, End: last };
+    if (!(event.key in moves)) return;
+    event.preventDefault();
+    this.#point(Math.min(last, Math.max(0, moves[event.key])));
+  }
+
+  #point(index) {
+    this.svg.querySelector(".now")?.classList.remove("now");
+    this.#index = index;
+    const layer = this.#layers[index];
+    if (!layer) {
+      this.told.textContent = "Point at a layer, or use the arrow keys.";
+      return;
+    }
+    this.svg.children[index].classList.add("now");
+    this.told.textContent = layerWords(layer, this.#layers.length, this.#nameOf);
+    this.stage.setAttribute("aria-valuenow", index);
+    this.stage.setAttribute("aria-valuetext", this.told.textContent);
+  }
+}
+
+function column(layer, i, place, gap) {
+  const tall = TALL[place];
+  return svg(
+    "g",
+    { class: `layer kind${place}` },
+    svg("rect", { class: "ground", x: i, y: 0, width: 1, height: HEIGHT }),
+    svg("rect", { class: "body", x: i + gap / 2, y: TOP - tall, width: 1 - gap, height: tall }),
+    svg("rect", { class: `band ${bandOf(layer.pools)}`, x: i + gap / 2, y: TOP + 4, width: 1 - gap, height: BAND }),
+  );
+}
+
+function kindEntry({ kind, count, place }) {
+  const picture = svg("svg", { width: 12, height: 22, "aria-hidden": "true", class: `kind${place}` }, svg("rect", { class: "body", x: 1, y: 22 - TALL[place], width: 10, height: TALL[place] }));
+  return el("li", {}, picture, `${count} ${kind}`);
+}
+
+function bandEntry(band, layers) {
+  const count = layers.filter((layer) => bandOf(layer.pools) === band).length;
+  const picture = svg("svg", { width: 18, height: 8, "aria-hidden": "true" }, svg("rect", { class: `band ${band}`, x: 0.5, y: 0.5, width: 17, height: 7 }));
+  return el("li", {}, picture, `${count} ${BANDS[band]}`);
+}

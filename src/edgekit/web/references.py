@@ -1,0 +1,311 @@
+"""What a request names -> what may be opened for it: names, addresses, and files of the folders that were given.
+
+The command line takes whatever is there as a path first. A request may be anybody's, so here a path is one only
+inside a --models-dir, and nothing depends on what lies where the server was started (Reach.within).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from edgekit.asking.words import Words
+from edgekit.catalog import find_entry
+from edgekit.catalog.store import NAME as CATALOG_FILE
+from edgekit.catalog.store import stored_entries
+from edgekit.catalog.types import Catalog, Entry
+from edgekit.errors import NotAllowedError, NotFoundError, UsageError
+from edgekit.planning import CATALOG
+from edgekit.source import locate, path_of
+from edgekit.source.disk import names_in
+from edgekit.source.naming import MODEL_SUFFIXES
+from edgekit.source.places import data_folder
+from edgekit.source.reference import clean_text
+from edgekit.source.types import ModelFile, ModelFiles, Reach
+from edgekit.web.types import Settings, resolved
+
+ADDRESSES = ("http", "https", "hf", "ollama")
+LLAMACPP, BESIDE_THE_MODEL = "llama.cpp", "auto"
+_SEPARATORS = re.compile(r"[/\\]")
+_DRIVE = re.compile(r"[A-Za-z]:[/\\]")
+
+Json = dict[str, Any]
+Stamp = tuple[int, int]  # size and time of change of a file; zeros where it is not there
+
+
+def allowed(reference: str, settings: Settings) -> str:
+    """What to open for it: a path inside a --models-dir, or a name or address that can be no path.
+
+    Raises NotAllowedError for every other path, NotFoundError for one that would be inside and is not there, UsageError
+    for what is no name at all.
+    """
+    text = clean_text(reference)
+    if "://" in text:
+        return _address(text)
+    if text.lower().startswith(CATALOG):
+        _check_own(text[len(CATALOG) :], settings)
+        return text
+    _refuse_escapes(text)
+    found = _inside(text, settings)
+    if found is not None:
+        return found
+    if _is_path(text):
+        raise _outside(text, settings)
+    _check_own(text, settings)
+    return text
+
+
+def _address(text: str) -> str:
+    scheme = text.partition("://")[0].lower()
+    if scheme not in ADDRESSES:
+        raise NotAllowedError(f"{text[:80]!r}: only http:// and https:// addresses are opened")
+    return text
+
+
+def _refuse_escapes(text: str) -> None:
+    """Before anything is looked up: on Windows a look at //host/share already talks to the host."""
+    if (
+        text.startswith(("~", "//"))
+        or "\\" in text
+        or _DRIVE.match(text)
+        or ".." in _SEPARATORS.split(text)
+    ):
+        raise NotAllowedError(
+            f"{text[:80]!r} is not opened: name a file inside a folder given with --models-dir, "
+            "without ~, .. or \\"
+        )
+
+
+def _inside(text: str, settings: Settings) -> str | None:
+    """The file or folder of a --models-dir that is meant, links followed; None where there is none."""
+    for folder in settings.models_dirs:
+        root = folder.resolve()
+        path = _below(text, folder, root)
+        try:
+            real = None if path is None else path.resolve(strict=True)
+        except (OSError, RuntimeError, ValueError):  # not there, or a link that leads to itself
+            continue
+        if real is not None:
+            _check_inside(real, text, settings)
+            return str(real)
+    return None
+
+
+def _below(text: str, folder: Path, root: Path) -> Path | None:
+    path = Path(text)
+    if not path.is_absolute():
+        return None if os.name == "nt" and ":" in text else root / path
+    return path if any(path.is_relative_to(one) for one in (root, folder.absolute())) else None
+
+
+def _check_inside(real: Path, said: str, settings: Settings) -> None:
+    """Raises NotAllowedError for what a link leads out to, and for what is neither a file nor a folder."""
+    if not any(real.is_relative_to(folder.resolve()) for folder in settings.models_dirs):
+        raise NotAllowedError(
+            f"{said[:80]!r} is a link that leads out of the folders given with --models-dir"
+        )
+    mode = real.stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise NotAllowedError(f"{said[:80]!r} is neither a file nor a folder")
+
+
+def _is_path(text: str) -> bool:
+    """Whether it can be nothing else, whatever is here."""
+    one_file = text.lower().endswith(MODEL_SUFFIXES) and ":" not in text and text.count("/") < 2
+    return text.startswith(("/", ".")) or one_file
+
+
+def _outside(text: str, settings: Settings) -> UsageError | NotFoundError:
+    if not settings.models_dirs:
+        return NotAllowedError(
+            f"{text[:80]!r} is a path: start edgekit web with --models-dir FOLDER to open files of that folder"
+        )
+    folders = settings.models_dirs
+    if Path(text).is_absolute() and not any(_below(text, one, one.resolve()) for one in folders):
+        return NotAllowedError(f"{text[:80]!r} is outside the folders given with --models-dir")
+    return NotFoundError(f"there is no {text[:80]!r} in the folders given with --models-dir")
+
+
+def _check_own(name: str, settings: Settings) -> None:
+    """What the user added to the catalog is opened from where it came: also then only inside."""
+    entry = _own_entry(name)
+    if entry is not None and not may_open(entry, settings):
+        raise NotAllowedError(
+            f"{entry.id} was added to the catalog from a file outside the folders given with --models-dir"
+        )
+
+
+def may_open(entry: Entry, settings: Settings) -> bool:
+    """A file that is gone counts as it did before: whoever opens it says so."""
+    path = path_of(entry.reference.strip(), whole=True) if entry.is_users else None
+    if path is None:
+        return True
+    try:
+        _check_inside(path.resolve(), entry.id, settings)
+    except FileNotFoundError:
+        return True
+    except (OSError, RuntimeError, NotAllowedError):
+        return False
+    return True
+
+
+def shown_entry(entry: Entry, settings: Settings) -> Entry:
+    """The same, without where its file lies and what stands in it where that may not be opened."""
+    if may_open(entry, settings):
+        return entry
+    return replace(entry, reference="", keys={}, tensors=(), config={})
+
+
+def _own_entry(name: str) -> Entry | None:
+    own = _own_catalog(catalog_stamp())
+    try:
+        return find_entry(name, own) if own.entries else None
+    except NotFoundError:
+        return None
+
+
+@lru_cache(maxsize=1)
+def _own_catalog(_stamp: tuple[str, Stamp]) -> Catalog:
+    entries = (one for one in stored_entries() if isinstance(one, Entry))
+    return Catalog(entries=tuple(entries))
+
+
+def catalog_stamp() -> tuple[str, Stamp]:
+    """Changes when the user adds a model or removes one."""
+    folder = data_folder()
+    path = "" if folder is None else str(folder / CATALOG_FILE)
+    return path, stamp_of(path)
+
+
+def stamp_of(path: str) -> Stamp:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - asked for every shard of every request
+    except (OSError, ValueError):
+        return 0, 0
+    return found.st_size, found.st_mtime_ns
+
+
+def is_near(found: str) -> bool:
+    """Whether no other server is asked for what `allowed` gave: a file, a sample, a model of our own catalog."""
+    if is_local(found):
+        return True
+    is_said = found.lower().startswith(CATALOG)
+    if "/" in found and not is_said:
+        return False
+    try:
+        entry = find_entry(found[len(CATALOG) :] if is_said else found)
+    except NotFoundError:
+        return False
+    return not entry.is_users or is_local(entry.reference)
+
+
+def is_local(found: str) -> bool:
+    """The same, where the catalog is not asked."""
+    return is_file(found) or found.lower().startswith("sample:")
+
+
+def is_file(found: str) -> bool:
+    """Whether what `allowed` gave is a path."""
+    return Path(found).is_absolute()
+
+
+def files_inside(path: str, settings: Settings) -> ModelFiles:
+    """The files of the model at an allowed path; none of them is read yet. NotAllowedError where a link leads out."""
+    try:
+        files = locate(path, reach=Reach(within=resolved(settings.models_dirs)))
+    except NotFoundError as error:
+        if not error.candidates:
+            _check_links(Path(path), settings)  # perhaps one of them was meant
+        raise
+    for file in paths_of(files):
+        _check_inside(Path(file).resolve(), Path(file).name, settings)
+    return files
+
+
+def _check_links(folder: Path, settings: Settings) -> None:
+    links = (folder / name for name in names_in(folder))
+    for link in (one for one in links if one.is_symlink() and one.exists()):
+        _check_inside(link.resolve(), link.name, settings)
+
+
+def paths_of(files: ModelFiles) -> tuple[str, ...]:
+    """Where the files of a model on this machine lie."""
+    return tuple(one.open().name for one in _each(files))
+
+
+def _each(files: ModelFiles) -> Iterator[ModelFile]:
+    yield from files.weights
+    yield from files.projectors
+    yield from (one for one in (files.config, files.index, files.quantization) if one is not None)
+
+
+def allowed_words(words: Words, settings: Settings) -> Words:
+    """The same, with what is loaded beside the model as it may be opened. Raises as `allowed`."""
+    flags: Mapping[str, Any] = words.given.get(LLAMACPP, {})
+    found = {key: say(flags[key], settings) for key, say in _BESIDE.items() if key in flags}
+    if not found:
+        return words
+    return replace(words, given={**words.given, LLAMACPP: {**flags, **found}})
+
+
+def _file(text: str, settings: Settings) -> str:
+    found = allowed(text, settings)
+    if is_file(found):
+        files_inside(found, settings)
+    return found
+
+
+def _projector(text: str, settings: Settings) -> str:
+    return text if text == BESIDE_THE_MODEL else _file(text, settings)
+
+
+def _adapters(text: str, settings: Settings) -> str:
+    """Several are divided by commas, so none may have one in its path."""
+    found = [_file(one, settings) for one in text.split(",") if one]
+    if any("," in one for one in found):
+        raise UsageError("lora: the path of an adapter has a comma in it: rename its folder")
+    return ",".join(found)
+
+
+_BESIDE = {"mmproj": _projector, "lora": _adapters, "draft_model": _file}
+
+
+def far_beside(words: Words) -> bool:
+    """Whether something that is loaded beside the model may have to be asked for elsewhere."""
+    flags: Mapping[str, Any] = words.given.get(LLAMACPP, {})
+    return any(key in flags and not near(flags[key]) for key, near in _NEAR.items())
+
+
+def _all_local(text: str) -> bool:
+    return all(one == BESIDE_THE_MODEL or is_local(one) for one in text.split(","))
+
+
+_NEAR = {"mmproj": _all_local, "lora": _all_local, "draft_model": is_near}
+
+
+def without_folders(answer: Json, settings: Settings) -> Json:
+    """An answer for elsewhere: files by their names in a --models-dir. Nobody there needs to know where that lies."""
+    if settings.is_loopback or not settings.models_dirs:
+        return answer
+    text = json.dumps(answer, ensure_ascii=False)
+    told: Json = json.loads(_folders(resolved(settings.models_dirs)).sub(_name_inside, text))
+    return told
+
+
+@lru_cache(maxsize=8)
+def _folders(folders: tuple[Path, ...]) -> re.Pattern[str]:
+    """A folder where no longer path and no address goes on in front of it, and what divides it from a name inside."""
+    said = (json.dumps(str(one), ensure_ascii=False)[1:-1] for one in folders if one.is_dir())
+    either = "|".join(re.escape(one) for one in sorted(said, key=len, reverse=True)) or r"(?!)"
+    return re.compile(rf"(?<![\w./:~-])(?:{either})(?:(/|\\\\)|(?![\w.-]))")
+
+
+def _name_inside(found: re.Match[str]) -> str:
+    return "" if found[1] else "."

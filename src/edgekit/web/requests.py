@@ -1,0 +1,241 @@
+"""TABLE rows of the engines' flags -> what a request may say: one model for a query and for a body, field by field.
+
+A field that was not said leaves no trace, so that the engine's own default counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, ClassVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+    create_model,
+)
+from pydantic_core import PydanticCustomError
+
+from edgekit.asking.bills import CONTEXT, OF_THE_MACHINE, OPTIONS, PLANNED
+from edgekit.asking.flags import COMMON, Flag
+from edgekit.asking.words import Words
+
+MAX_WORD_CHARS = 4096
+MAX_DEVICES = 8
+MOST_POINTS = 64
+LARGEST_NUMBER = 2**63 - 1
+_ODD = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_PLAIN = (
+    "ram", "vram", "job", "min_context", "window_budget", "users", "nodes", "task", "engine",
+    "prefer_accurate_kv",
+)  # fmt: skip
+
+Fields = dict[str, Any]
+
+
+def _word(value: object) -> str:
+    """A number or a text as it would be typed."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise PydanticCustomError("word", "give a text or a number")
+    if isinstance(value, str):
+        return _checked_text(value)
+    if not -LARGEST_NUMBER <= value <= LARGEST_NUMBER:  # neither is what is no number
+        raise PydanticCustomError("word", "the number is beyond any machine")
+    whole = isinstance(value, float) and value.is_integer()
+    return str(int(value) if whole else value)
+
+
+def _checked_text(text: str) -> str:
+    if len(text) > MAX_WORD_CHARS:
+        raise PydanticCustomError(
+            "word", "more than {most} characters", {"most": f"{MAX_WORD_CHARS:,}"}
+        )
+    if _ODD.search(text):
+        raise PydanticCustomError("word", "it holds control characters: type it again")
+    return text
+
+
+def _several(value: object) -> object:
+    """One device may stand alone."""
+    return [value] if isinstance(value, str) else value
+
+
+_TEXT = {"type": "string", "maxLength": MAX_WORD_CHARS}
+Word = Annotated[
+    str,
+    BeforeValidator(_word),
+    WithJsonSchema({"anyOf": [_TEXT, {"type": "number"}]}),
+]
+Name = Annotated[
+    str, BeforeValidator(_word), StringConstraints(min_length=1), WithJsonSchema(_TEXT)
+]
+Devices = Annotated[list[Word], Field(max_length=MAX_DEVICES), BeforeValidator(_several)]
+
+_OWNERS = {
+    flag.key: engine for engine in OPTIONS for flag in OPTIONS[engine].FLAGS if not flag.lender
+} | {CONTEXT.key: COMMON}
+_MEANT: dict[str, set[Any]] = {}
+for _flag in (flag for options in OPTIONS.values() for flag in options.FLAGS):
+    if not _flag.metavar:
+        _MEANT.setdefault(_flag.key, set()).add(_flag.value)
+
+
+class Request(BaseModel):
+    """The fields of a call. Unknown ones are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    flags: ClassVar[frozenset[str]] = frozenset()  # those of its fields that are an engine's
+
+    def words(self) -> Words:
+        """What was said beside the model."""
+        said = {name: getattr(self, name) for name in self.model_fields_set}
+        plain = {name: said[name] for name in _PLAIN if said.get(name) is not None}
+        given: dict[str, dict[str, Any]] = {}
+        for key in sorted(self.flags & said.keys()):
+            value = said[key]
+            # a switch that no flag sets so is as if not said: --no-cpu-moe there is none
+            if value is not None and (key not in _MEANT or value in _MEANT[key]):
+                given.setdefault(_OWNERS[key], {})[key] = value
+        return Words(
+            given=given,
+            devices=tuple(said.get("device") or ()),
+            drafter=not said.get("no_drafter"),
+            **plain,
+        )
+
+
+def _said(kind: Any, told: str, **more: Any) -> Any:
+    return kind | None, Field(default=None, description=told, **more)
+
+
+def _flag_fields(flags: Iterable[Flag]) -> Iterator[tuple[str, Any]]:
+    """One for each key; two switches of one key are its true and its false."""
+    by_key: dict[str, list[Flag]] = {}
+    for flag in flags:
+        by_key.setdefault(flag.key, []).append(flag)
+    for key, same in by_key.items():
+        yield key, _said(Word if same[0].metavar else bool, _told(same))
+
+
+def _told(same: list[Flag]) -> str:
+    if same[0].metavar:
+        return f"{same[0].help} ({', '.join(same[0].names)})"
+    return "; ".join(f"{str(one.value).lower()}: {one.help} ({one.names[0]})" for one in same)
+
+
+def _engine_fields(engines: Iterable[str], *, without: frozenset[str] = frozenset()) -> Fields:
+    names = tuple(engines)
+    flags = (
+        flag
+        for engine in names
+        for flag in OPTIONS[engine].FLAGS
+        if flag.key not in without and flag.lender not in names
+    )
+    return dict(_flag_fields((CONTEXT, *flags)))
+
+
+_MODEL: Fields = {
+    "model": (
+        Name,
+        Field(
+            description="a hub id, an address, the name of a known model, sample:NAME, or a file inside a --models-dir",
+            examples=["qwen3-8b", "unsloth/Qwen3-8B-GGUF:Q4_K_M"],
+        ),
+    )
+}
+_ENGINE: Fields = {
+    "engine": _said(Word, f"{', '.join(OPTIONS)} (default: the one the files are for)")
+}
+_MACHINE: Fields = {
+    "device": _said(
+        Devices, 'a device of another machine by its name: "RTX 4090", "2x RTX 3090", m3-max-64'
+    ),
+    "ram": _said(Word, "memory of its processor: 32G"),
+    "vram": _said(Word, "memory of its GPUs, NVIDIA's: 24G,24G"),
+}
+_LEAST: Fields = {
+    "min_context": _said(Word, "accept no less (default 16k, or the model's own window)")
+}
+_CHECK: Fields = _LEAST | {
+    "job": _said(Word, "size the context for a prompt of P tokens and N new ones: 6000+800"),
+    "window_budget": _said(Word, "cache of a run that names no context (default 4G)"),
+}
+_WISHES: Fields = _LEAST | {
+    "users": _said(Word, "so many at the same time, each with a context of their own"),
+    "prefer_accurate_kv": _said(bool, "an accurate cache before a long context"),
+}
+_CHECKED = _engine_fields(OPTIONS, without=OF_THE_MACHINE)
+_EVERY = _engine_fields(OPTIONS)
+
+
+def _made(name: str, *parts: Fields) -> type[Request]:
+    fields: Fields = {}
+    for part in parts:
+        fields |= part
+    made = create_model(name, __base__=Request, **fields)
+    made.flags = frozenset(_OWNERS) & fields.keys()
+    return made
+
+
+INSPECT = _made(
+    "InspectRequest",
+    _MODEL,
+    {
+        "layers": _said(bool, "list every layer"),
+        "tensors": _said(bool, "list every tensor"),
+        "keys": _said(bool, "list every key of the header"),
+        "light": _said(bool, "stop at the architecture: fewer bytes of a remote file"),
+    },
+)
+ESTIMATE = _made(
+    "EstimateRequest", _MODEL, _ENGINE, _EVERY, {"per_layer": _said(bool, "what each layer takes")}
+)
+CHECK = _made("CheckRequest", _MODEL, _ENGINE, _CHECKED, _CHECK, _MACHINE)
+PLAN = _made(
+    "PlanRequest",
+    _MODEL,
+    _ENGINE,
+    _engine_fields(PLANNED, without=OF_THE_MACHINE),
+    _WISHES,
+    {
+        "nodes": _said(Word, "machines like this one, joined by Ray (vLLM)"),
+        "no_drafter": _said(bool, "do not look for a drafter that speeds it up"),
+    },
+    _MACHINE,
+)
+RECOMMEND = _made(
+    "RecommendRequest",
+    {"task": _said(Word, "chat (default), code, reasoning, vision or embed")},
+    {"engine": _said(Word, "llama.cpp (default), vllm or mlx")},
+    _engine_fields(()),
+    _WISHES,
+    {
+        "limit": _said(Word, "how many (default 5)"),
+        "all_sizes": _said(bool, "several models of one family, not the best of each"),
+    },
+    _MACHINE,
+)
+FIT = _made("FitRequest", _MODEL, _ENGINE, _CHECKED, _CHECK, _MACHINE)
+CURVES = _made(
+    "CurvesRequest",
+    _MODEL,
+    _ENGINE,
+    _CHECKED,
+    _CHECK,
+    _MACHINE,
+    {"points": _said(int, "of each curve (default 16)", ge=2, le=MOST_POINTS)},
+)
+HARDWARE = _made("HardwareRequest", _MACHINE)
+CARDS = _made("CardsRequest", {"engine": _said(Word, "llama.cpp (default), vllm or mlx")}, _MACHINE)
+DEVICES = _made("DevicesRequest")
+CATALOG = _made(
+    "CatalogRequest",
+    {
+        "kind": _said(Word, "only those for this: chat, code, reasoning, embedding or vision"),
+        "family": _said(Word, "only those of it: qwen3, llama-3.1, gemma"),
+    },
+)

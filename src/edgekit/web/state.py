@@ -1,0 +1,56 @@
+"""What all requests share: how the page is served, the models, jobs and cards it keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:  # only to name types: those modules have routes, and the routes need the state
+    from starlette.requests import Request
+
+    from edgekit.web.cards import Cards
+    from edgekit.web.jobs import Jobs
+    from edgekit.web.models import OpenedModels
+    from edgekit.web.turns import Turns
+    from edgekit.web.types import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """`app.state.edgekit`."""
+
+    settings: Settings
+    models: OpenedModels
+    jobs: Jobs
+    cards: Cards
+    turns: Turns
+
+    def close(self) -> None:
+        """All that runs is called off. Harmless when it was called before."""
+        self.jobs.close()
+        self.cards.close()
+
+
+def open_state(settings: Settings) -> State:
+    from edgekit.web.cards import Cards
+    from edgekit.web.jobs import Jobs
+    from edgekit.web.models import OpenedModels
+    from edgekit.web.references import without_folders
+    from edgekit.web.turns import Turns
+
+    return State(
+        settings=settings,
+        models=OpenedModels(settings),
+        jobs=Jobs(timeout_s=settings.timeout_s, told=partial(without_folders, settings=settings)),
+        cards=Cards(settings),
+        turns=Turns(),
+    )
+
+
+def state_of(request: Request) -> State:
+    return cast("State", request.app.state.edgekit)
+
+
+def client_of(request: Request) -> str:
+    return request.client.host if request.client is not None else ""
