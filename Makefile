@@ -18,7 +18,7 @@ run: setup
 	@$(BIN)/edgekit recommend || test $$? -eq 3 # "nothing fits" is an answer too
 
 test: setup
-	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
+	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 check: format lint types imports test
 

@@ -23,6 +23,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# The longest files, each handed to a worker as a whole: begun last, one of them keeps a worker while the others idle.
+LONGEST = (
+    "web/test_pages.py", "embed/test_ray.py", "web/test_model_page.py", "truth/test_stream_seven_b.py",
+    "web/test_accessibility.py", "truth/test_embed_seven_b.py", "web/test_page_errors.py", "web/test_schema.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first; the others in their order."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get("/".join(item.path.parts[-2:]), len(places)))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """Eleven thousand tests are made, and all are kept: nobody looks for garbage among them, now or later."""

@@ -565,10 +565,10 @@ def test_a_thread_that_cannot_start(model: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_many_small_calls_do_not_hold_the_loop(embedder: Embedder) -> None:
     async def run() -> float:
-        begin = time.monotonic()
+        begin = time.thread_time()  # of the loop's own thread: who else is busy does not count
         tasks = [asyncio.create_task(embedder.aembed(["a"])) for _ in range(100)]
         await asyncio.sleep(0)  # all of them have put their job in the line
-        begun = time.monotonic() - begin
+        begun = time.thread_time() - begin
         await asyncio.gather(*tasks)
         return begun
 

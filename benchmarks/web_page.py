@@ -1,0 +1,93 @@
+"""How quick the page is in a real Chromium: home with the whole catalog, and a slider of the model page.
+
+    python benchmarks/web_page.py
+
+Home is interactive when every card stands and what is typed into the search box filters them; its verdicts go on
+coming in behind that. A step of a slider is over when the numbers of the new load are on the page.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from playwright.sync_api import Browser, Page
+from tests.web.browser import chromium, new_visit
+from tests.web.serving import start_process
+
+MACHINE = "device=RTX+4090&ram=64G"
+STEPS = 60
+RUNS = 5
+WITHIN_MS = 300_000
+MODELS = ("sample:qwen3-30b-a3b", "catalog:qwen3-8b", "catalog:deepseek-v3")
+CONTROLS = ("Context, on a doubling scale", "Layers on the GPU")
+MODEL = f"/model?ref={{}}&engine=llama.cpp&context=8192&n_gpu_layers=20&{MACHINE}"
+READY = "html[data-fit=ready]"
+CARD = "li[data-id]"
+JUDGED = "ul[aria-label=Models][aria-busy=false]"
+
+
+def main() -> None:
+    """Print the tables."""
+    with start_process("--offline") as server, chromium() as browser:
+        print("| home | cards | interactive ms | every verdict ms |\n|---|---|---|---|")
+        for number in range(RUNS):
+            told = "the server has just started" if not number else f"visit {number + 1}"
+            print(f"| {told} | {_home(browser, server.address)} |")
+        print("\n| slider | model | steps | median ms | 95th percentile ms | slowest ms |")
+        print("|---|---|---|---|---|---|")
+        for model in MODELS:
+            for control in CONTROLS:
+                print(
+                    f"| {control} | {model} | {_slider(browser, server.address, model, control)} |"
+                )
+
+
+def _home(browser: Browser, origin: str) -> str:
+    """In a browser that has never been here."""
+    visit = new_visit(browser, origin)
+    page = visit.context.new_page()
+    began = time.perf_counter()
+    page.goto(f"{origin}/?{MACHINE}")
+    page.get_by_label("Search").fill("qwen3-8b")
+    page.locator(f"{CARD}[hidden]").first.wait_for(state="attached")
+    interactive = time.perf_counter() - began
+    page.locator(JUDGED).wait_for(state="attached", timeout=WITHIN_MS)
+    judged = time.perf_counter() - began
+    count = page.locator(CARD).count()
+    visit.close()
+    return f"{count} | {interactive * 1e3:.0f} | {judged * 1e3:.0f}"
+
+
+def _slider(browser: Browser, origin: str, model: str, label: str) -> str:
+    visit = new_visit(browser, origin)
+    page = visit.open(MODEL.format(model))
+    page.locator(READY).wait_for(state="attached")
+    slider = page.get_by_label(label, exact=True)
+    slider.focus()
+    page.evaluate("performance.clearMeasures('fit')")
+    for step in range(STEPS):
+        _step(page, "ArrowLeft" if step % 20 < 10 else "ArrowRight")
+    taken: list[float] = page.evaluate(
+        "performance.getEntriesByName('fit').map(one => one.duration)"
+    )
+    visit.close()
+    taken.sort()
+    slow = taken[int(0.95 * len(taken))]
+    return f"{len(taken)} | {statistics.median(taken):.0f} | {slow:.0f} | {taken[-1]:.0f}"
+
+
+def _step(page: Page, key: str) -> None:
+    before = page.evaluate("performance.getEntriesByName('fit').length")
+    page.keyboard.press(key)
+    page.wait_for_function(
+        "(count) => performance.getEntriesByName('fit').length > count", arg=before
+    )
+
+
+if __name__ == "__main__":
+    main()

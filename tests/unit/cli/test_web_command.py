@@ -1,0 +1,238 @@
+"""`edgekit web` as a process: where it answers, who may ask, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from tests.hub.hub_files import gguf_header, split_header
+from tests.hub.raw_server import Asked, Say, serve
+from tests.web.serving import WebProcess, ask, events, start_process
+
+from edgekit.cli import main
+from edgekit.errors import UsageError
+from edgekit.web import serving
+from edgekit.web.serving import TRIED_PORTS, address_of, listen, show_browser
+from edgekit.web.types import DEFAULT_PORT, Settings
+
+WITHIN_S = 3.0  # two are promised; other tests have the cores too
+
+
+@pytest.fixture
+def stuck() -> Iterator[str]:
+    """The address of a server that takes requests and answers none."""
+    go = threading.Event()
+
+    def script(_: Asked, __: Say) -> None:
+        go.wait(30)
+
+    with serve(script) as server:
+        yield server.address
+        go.set()
+
+
+def ended(web: WebProcess, number: signal.Signals) -> tuple[float, str, str]:
+    """How long it took to end with exit code 0, and what else it said."""
+    began_s = time.monotonic()
+    web.process.send_signal(number)
+    out, error = web.process.communicate(timeout=20)
+    assert web.process.returncode == 0, error
+    return time.monotonic() - began_s, out, error
+
+
+class TestItsStart:
+    def test_with_a_file_allows_that_file_alone(self, tmp_path: Path) -> None:
+        for name in ("a-00001-of-00002.gguf", "a-00002-of-00002.gguf"):
+            (tmp_path / name).write_bytes(split_header(int(name[6]) - 1, 2) + b"\0" * 4096)
+        (tmp_path / "b.gguf").write_bytes(gguf_header() + b"\0" * 4096)
+        named = str(tmp_path / "a-00001-of-00002.gguf")
+        with start_process(named, "--offline") as web:
+            assert web.ready.keys() == {"event", "url", "token", "pid"}
+            assert (web.ready["event"], web.ready["token"]) == ("ready", None)
+            assert web.ready["pid"] == web.process.pid
+            url = urlsplit(web.ready["url"])
+            assert url.path == "/model"
+            (reference,) = parse_qs(url.query)["ref"]
+            assert reference == named
+            answer = ask(web.address, "/api/v1/inspect", {"model": reference})
+            assert (answer.status, answer.json()["format"]) == (200, "gguf"), answer.body
+            beside = ask(web.address, "/api/v1/inspect", {"model": str(tmp_path / "b.gguf")})
+            assert (beside.status, beside.error["type"]) == (403, "NotAllowedError")
+
+
+class TestItsPort:
+    def test_is_the_next_one_where_ours_is_taken(self) -> None:
+        with listen("127.0.0.1", None) as first, listen("127.0.0.1", None) as second:
+            ports = [one.getsockname()[1] for one in (first, second)]
+        assert DEFAULT_PORT <= ports[0] < ports[1] < DEFAULT_PORT + TRIED_PORTS
+
+    def test_is_not_there_when_all_are_taken(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with listen("127.0.0.1", 0) as taken:
+            monkeypatch.setattr(serving, "DEFAULT_PORT", taken.getsockname()[1])
+            monkeypatch.setattr(serving, "TRIED_PORTS", 1)
+            with pytest.raises(UsageError, match="say --port 0 for any that is free"):
+                listen("127.0.0.1", None)
+
+    def test_that_was_asked_for_and_is_taken_is_an_error(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with listen("127.0.0.1", 0) as taken:
+            port = str(taken.getsockname()[1])
+            assert main(("web", "--no-browser", "--port", port, "--json")) == 2
+        out, error = capsys.readouterr()
+        assert f"port {port} of 127.0.0.1 is in use" in error
+        assert json.loads(out)["error"]["type"] == "UsageError"
+
+    @pytest.mark.parametrize(
+        ("words", "code", "told"),
+        [
+            (("--port", "65536"), 2, "--port"),
+            (("--port", "x"), 2, "--port"),
+            (("--host", "no.such.host.invalid"), 2, "no.such.host.invalid"),
+            (("--host", "192.0.2.1"), 2, "127.0.0.1 is this machine itself"),
+            (("--rate", "0"), 2, "--rate"),
+            (("--timeout", "nan"), 2, "--timeout"),
+            (("--models-dir", "nowhere"), 4, "--models-dir: there is no folder 'nowhere'"),
+            (("./nowhere.gguf",), 4, "nowhere.gguf"),
+            (("--token", "short"), 2, "--token: 8 to 200 letters"),
+            (("--token", "with a space in it"), 2, "--token"),
+            (("--port", "0", "a", "b"), 2, "unrecognized arguments: b"),
+        ],
+    )
+    def test_and_all_else_is_read_first(
+        self, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: int, told: str
+    ) -> None:
+        try:
+            found = main(("web", "--no-browser", *words))
+        except SystemExit as end:
+            found = int(end.code or 0)
+        error = capsys.readouterr().err
+        assert (found, told in error) == (code, True), error
+        assert "with a space in it" not in error
+
+
+class TestItsToken:
+    def test_is_made_up_where_others_can_reach_it(self) -> None:
+        with start_process("--host", "0.0.0.0", "--offline") as web:
+            token = web.ready["token"]
+            assert len(token) >= 32
+            assert web.ready["url"] == f"{web.address}/?token={token}"
+            assert ask(web.address, "/api/v1/devices").status == 401
+            bearer = {"Authorization": f"Bearer {token}"}
+            assert ask(web.address, "/api/v1/devices", headers=bearer).status == 200
+            assert ask(web.address, "/healthz").status == 200
+            _, _, error = ended(web, signal.SIGTERM)
+            assert error == ""
+
+    def test_comes_from_the_environment(self) -> None:
+        environment = {**os.environ, "EDGEKIT_WEB_TOKEN": "from-the-environment"}
+        with start_process("org/name:Q4_K_M", "--offline", env=environment) as web:
+            assert web.ready["token"] == "from-the-environment"
+            assert ask(web.address, "/").status == 401
+            url = urlsplit(web.ready["url"])
+            said = {"ref": ["org/name:Q4_K_M"], "token": ["from-the-environment"]}
+            assert (url.path, parse_qs(url.query)) == ("/model", said)
+
+    def test_is_no_part_of_what_is_shown_of_the_settings(self) -> None:
+        assert "secret-secret" not in repr(Settings(token="secret-secret"))
+
+
+class TestItsEnd:
+    def test_comes_at_once_and_is_told_to_who_listens(self, stuck: str) -> None:
+        with start_process("--allow-private", "--no-cache") as web:
+            job = ask(web.address, "/api/v1/jobs/inspect", {"model": f"{stuck}/a.gguf"}).json()
+            following = events(web.address, f"/api/v1/jobs/{job['id']}/events")
+            assert next(following)["event"] == "progress"
+            cards = events(web.address, "/api/v1/cards/events?device=RTX+4090&ram=64G")
+            assert next(cards)["event"] == "machine"
+            took_s, out, error = ended(web, signal.SIGINT)
+            assert took_s < WITHIN_S
+            assert (out, error) == ("", "")
+            assert [one["event"] for one in following] == ["cancelled"]
+            assert [one["event"] for one in cards if one["event"] != "card"] == ["failed"]
+            with listen("127.0.0.1", int(web.address.rpartition(":")[2])):
+                pass  # the port is free again
+
+    def test_comes_while_a_call_waits_for_a_slow_server(self, stuck: str) -> None:
+        with start_process("--allow-private", "--no-cache") as web:
+            port = int(web.address.rpartition(":")[2])
+            with closing(socket.create_connection(("127.0.0.1", port), 10)) as connection:
+                path = f"/api/v1/inspect?model={stuck}/a.gguf"
+                connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+                time.sleep(0.5)
+                took_s, out, error = ended(web, signal.SIGINT)
+            assert took_s < WITHIN_S
+            assert (out, error) == ("", "")
+
+
+class TestItsBrowser:
+    def test_is_shown_the_page_that_was_told(self, tmp_path: Path) -> None:
+        seen, browser = tmp_path / "seen", tmp_path / "browser"
+        browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {seen}.part && mv {seen}.part {seen}\n')
+        browser.chmod(0o755)
+        command = [sys.executable, "-m", "edgekit", "web", "--port", "0", "--offline"]
+        environment = {**os.environ, "BROWSER": f"{browser} %s"}
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env=environment
+        ) as process:
+            assert process.stdout is not None
+            line = process.stdout.readline().rstrip("\n")
+            assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", line)
+            end = time.monotonic() + 10
+            while not seen.exists():
+                assert time.monotonic() < end
+                time.sleep(0.02)
+            assert seen.read_text() == line
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=20)[0] == ""
+            assert process.returncode == 0
+
+    @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere there is a screen")
+    def test_is_not_one_in_the_terminal(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+            monkeypatch.delenv(name, raising=False)
+        assert not show_browser("http://127.0.0.1:1/")
+
+    def test_that_fails_does_no_harm(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("BROWSER", "/no/such/browser %s")
+        assert show_browser("http://127.0.0.1:1/")
+
+
+@pytest.mark.parametrize(
+    ("settings", "address"),
+    [
+        (Settings(), "http://127.0.0.1:8421/"),
+        (Settings(host="::1", port=1), "http://[::1]:1/"),
+        (Settings(host="0.0.0.0", port=1, token="t~.-_"), "http://127.0.0.1:1/?token=t~.-_"),
+    ],
+)
+def test_addresses(settings: Settings, address: str) -> None:
+    assert address_of(settings) == address
+
+
+@pytest.mark.parametrize("missing", ["fastapi", "uvicorn"])
+def test_what_is_not_installed_is_named(missing: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; from edgekit.cli import main; sys.exit(main(['web', '--port', '0']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert f"the page needs {missing}: pip install 'edgekit[web]'" in done.stderr
+
+
+def test_help_loads_no_server() -> None:
+    code = (
+        "import sys; from edgekit.cli.parser import build_parser; build_parser().format_help(); "
+        "sys.exit(bool({'fastapi', 'uvicorn', 'pydantic', 'edgekit.web'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,658 @@
+"""The REST API beside the command line: the same questions, the same JSON; and what it says to hostile ones."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import math
+import os
+import select
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import pytest
+from tests.recorded import header_bytes, models, padded
+from tests.web.serving import LOCAL, Answered, ask, start
+from tests.web.test_jobs import OPEN, stuck_hub
+
+from edgekit import planning
+from edgekit.asking.bills import CONTEXT, OPTIONS
+from edgekit.asking.checks import check_named
+from edgekit.asking.known import recommend_words
+from edgekit.asking.words import Words, asking_of, wanted_of
+from edgekit.cli import main
+from edgekit.errors import CancelledError, NotFoundError
+from edgekit.hardware import probes
+from edgekit.planning import Named, name_model, plan_model
+from edgekit.source.types import Reach
+from edgekit.web import machines, turns
+from edgekit.web import models as kept_models
+from edgekit.web.calls import CALLS
+from edgekit.web.failures import TooManyError
+from edgekit.web.models import OpenedModels
+from edgekit.web.types import MAX_BODY_BYTES, Settings, Watch
+
+GEMMA, QWEN = "sample:gemma-3-27b", "sample:qwen3-30b-a3b"
+CARD = {"device": ["RTX 4090"], "ram": "64G"}
+CARD_WORDS = ("--device", "RTX 4090", "--ram", "64G")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with start() as address:
+        yield address
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    capsys.readouterr()
+    main([*words, "--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+def as_query(fields: dict[str, Any]) -> str:
+    plain = {
+        key: str(value).lower() if isinstance(value, bool) else value
+        for key, value in fields.items()
+    }
+    return urlencode(plain, doseq=True)
+
+
+def both_ways(server: str, call: str, fields: dict[str, Any]) -> Any:
+    """The answer to a body; that to a query is the same."""
+    by_body = ask(server, f"/api/v1/{call}", fields)
+    by_query = ask(server, f"/api/v1/{call}?{as_query(fields)}")
+    assert by_body.headers["content-type"] == "application/json"
+    assert (by_query.status, by_query.json()) == (by_body.status, by_body.json())
+    return by_body.json()
+
+
+# --- the command line's own answers
+
+ESTIMATES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"model": "qwen3-8b"}, ("qwen3-8b",)),
+    ({"model": "catalog:qwen3-8b", "context": "32k", "n_gpu_layers": "all"}, ("catalog:qwen3-8b", "-c", "32k", "-ngl", "all")),
+    ({"model": GEMMA, "context": 8192, "n_gpu_layers": 20, "parallel": 2, "unified": False}, (GEMMA, "-c", "8192", "-ngl", "20", "-np", "2", "-no-kvu")),
+    ({"model": GEMMA, "type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on", "swa_full": True, "per_layer": True}, (GEMMA, "-ctk", "q8_0", "-ctv", "q8_0", "-fa", "on", "--swa-full", "--per-layer")),
+    ({"model": QWEN, "cpu_moe": True, "mmap": False, "backend": "cuda"}, (QWEN, "-cmoe", "--no-mmap", "--backend", "cuda")),
+    ({"model": QWEN, "cpu_moe": False, "mmap": True, "offload_kqv": True}, (QWEN,)),  # no flag says so: as if not said
+    ({"model": QWEN, "tensor_split": "3,1", "device_memory": "24G,12G", "n_gpu_layers": "all"}, (QWEN, "-ts", "3,1", "--device-memory", "24G,12G", "-ngl", "all")),
+    ({"model": "qwen3-8b", "engine": "vllm", "context": 16384.0, "gpu": "H100", "tensor_parallel_size": 2, "gpu_memory_utilization": 0.85}, ("qwen3-8b", "--engine", "vllm", "-c", "16384", "--gpu", "H100", "-tp", "2", "--gpu-memory-utilization", "0.85")),
+    ({"model": "qwen3-8b", "gpu_memory": "24G", "enforce_eager": True, "enable_prefix_caching": False}, ("qwen3-8b", "--gpu-memory", "24G", "--enforce-eager", "--no-enable-prefix-caching")),
+    ({"model": "qwen3-8b", "engine": "mlx", "context": 4096, "kv_bits": 8, "quantize": "q4"}, ("qwen3-8b", "--engine", "mlx", "-c", "4096", "--kv-bits", "8", "--quantize", "q4")),
+    ({"model": "qwen3-8b", "engine": "stream", "type_k": "q8_0", "keep": "2G", "threads": 2}, ("qwen3-8b", "--engine", "stream", "-ctk", "q8_0", "--keep", "2G", "--threads", "2")),
+    ({"model": "deepseek-v3", "context": 0}, ("deepseek-v3", "-c", "0")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "words"), ESTIMATES)
+def test_estimate(
+    server: str, fields: dict[str, Any], words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert both_ways(server, "estimate", fields) == told(capsys, "estimate", *words)
+
+
+CHECKS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"model": "qwen3-8b", **CARD}, ("qwen3-8b", *CARD_WORDS)),
+    ({"model": GEMMA, "vram": "24G,12G", "ram": "32G", "context": "16k"}, (GEMMA, "--vram", "24G,12G", "--ram", "32G", "-c", "16k")),
+    ({"model": QWEN, "device": ["RTX 3060"], "ram": "32G", "min_context": "8k"}, (QWEN, "--device", "RTX 3060", "--ram", "32G", "--min-context", "8k")),
+    ({"model": "qwen3-8b", "device": "m3-max-64", "engine": "mlx", "job": "6000+800"}, ("qwen3-8b", "--device", "m3-max-64", "--engine", "mlx", "--job", "6000+800")),
+    ({"model": "qwen3-8b", "engine": "all", "device": ["2x RTX 3090"]}, ("qwen3-8b", "--engine", "all", "--device", "2x RTX 3090")),
+    ({"model": "qwen3-8b", "ram": "16G", "window_budget": "1G"}, ("qwen3-8b", "--ram", "16G", "--window-budget", "1G")),
+    ({"model": "deepseek-v3", **CARD}, ("deepseek-v3", *CARD_WORDS)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "words"), CHECKS)
+def test_check(
+    server: str, fields: dict[str, Any], words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ask(server, "/api/v1/check", fields).json() == told(capsys, "check", *words)
+
+
+OTHERS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
+    ("plan", {"model": "qwen3-8b", **CARD, "context": "16k"}, ("qwen3-8b", *CARD_WORDS, "-c", "16k")),
+    ("plan", {"model": "qwen3-8b", "engine": "vllm", "device": ["H100"], "users": 4, "context": 8192, "no_drafter": True}, ("qwen3-8b", "--engine", "vllm", "--device", "H100", "--users", "4", "-c", "8192", "--no-drafter")),
+    ("plan", {"model": "qwen3-8b", "ram": "2G"}, ("qwen3-8b", "--ram", "2G")),
+    ("recommend", {"task": "embed", "ram": "8G", "limit": 2}, ("--task", "embed", "--ram", "8G", "--limit", "2")),
+    ("inspect", {"model": GEMMA}, (GEMMA,)),
+    ("inspect", {"model": QWEN, "layers": True, "tensors": True, "keys": True}, (QWEN, "--layers", "--tensors", "--keys")),
+    ("inspect", {"model": GEMMA, "light": True}, (GEMMA, "--light")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "fields", "words"), OTHERS)
+def test_other_calls(
+    server: str,
+    call: str,
+    fields: dict[str, Any],
+    words: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert both_ways(server, call, fields) == told(capsys, call, *words)
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("hardware?ram=64G&device=RTX+4090", ("hardware", *CARD_WORDS)),
+        ("hardware?device=RTX+3090&device=RTX+3060", ("hardware", "--device", "RTX 3090", "--device", "RTX 3060")),
+        ("devices", ("hardware", "--devices")),
+        ("catalog", ("catalog", "list")),
+        ("catalog?kind=code&family=qwen3", ("catalog", "list", "--kind", "code", "--family", "qwen3")),
+        ("catalog/qwen3-8b", ("catalog", "show", "qwen3-8b")),
+        ("catalog/Qwen/Qwen3-8B", ("catalog", "show", "Qwen/Qwen3-8B")),
+    ],
+)  # fmt: skip
+def test_lists(
+    server: str, path: str, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ask(server, f"/api/v1/{path}").json() == told(capsys, *words)
+
+
+def test_a_file_of_a_models_dir(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its name inside of the folder, or by its whole path; not by where the server was started."""
+    path = write_model(tmp_path / "models" / "own")
+    monkeypatch.chdir(path.parent)
+    with start(replace(LOCAL, models_dirs=(tmp_path / "models",))) as address:
+        for name in (f"own/{path.name}", str(path)):
+            for call in ("estimate", "inspect"):
+                answer = ask(address, f"/api/v1/{call}", {"model": name}).json()
+                assert answer == told(capsys, call, str(path)), name
+        assert ask(address, "/api/v1/estimate", {"model": path.name}).status == 404
+
+
+def write_model(folder: Path, name: str = "llama-3.1-8b") -> Path:
+    """A real header; where its weights would be the file has a hole."""
+    model = next(one for one in models() if (one["model"], one["quant"]) == (name, "Q4_K_M"))
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.Q4_K_M.gguf"
+    header = header_bytes(model["header_without_vocabulary"])
+    with path.open("wb") as file:
+        file.write(header)
+        file.truncate(padded(len(header)) + model["data_section_bytes"])
+    return path
+
+
+MISTAKES: list[tuple[int, str, dict[str, Any], tuple[str, ...]]] = [
+    (400, "estimate", {"model": "qwen3-8b", "context": "12 parsecs"}, ("qwen3-8b", "-c", "12 parsecs")),
+    (400, "estimate", {"model": "qwen3-8b", "engine": "onnx"}, ("qwen3-8b", "--engine", "onnx")),
+    (400, "estimate", {"model": "qwen3-8b", "engine": "vllm", "n_gpu_layers": 3}, ("qwen3-8b", "--engine", "vllm", "-ngl", "3")),
+    (400, "estimate", {"model": "qwen3-8b", "tensor_split": "1,1", "device_memory": "8G"}, ("qwen3-8b", "-ts", "1,1", "--device-memory", "8G")),
+    (422, "estimate", {"model": GEMMA, "engine": "vllm"}, (GEMMA, "--engine", "vllm")),
+    (404, "estimate", {"model": "catalog:nothing"}, ("catalog:nothing",)),
+    (422, "check", {"model": "qwen3-8b", "engine": "mlx", "ram": "8G"}, ("qwen3-8b", "--engine", "mlx", "--ram", "8G")),
+    (400, "check", {"model": "qwen3-8b", "device": ["RTX 9999"]}, ("qwen3-8b", "--device", "RTX 9999")),
+    (400, "check", {"model": "qwen3-8b", "ram": "64"}, ("qwen3-8b", "--ram", "64")),
+    (400, "plan", {"model": "qwen3-8b", "context": "2M", **CARD}, ("qwen3-8b", "-c", "2M", *CARD_WORDS)),
+    (400, "recommend", {"task": "dance"}, ("--task", "dance")),
+    (404, "inspect", {"model": "sample:nothing"}, ("sample:nothing",)),
+    (404, "estimate", {"model": "qwen3-8c"}, ("qwen3-8c", "--offline")),
+    (502, "estimate", {"model": "no/such-model"}, ("no/such-model", "--offline")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_goes_wrong_is_told_as_the_command_line_tells_it(
+    server: str,
+    mistake: tuple[int, str, dict[str, Any], tuple[str, ...]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status, call, fields, words = mistake
+    answer = ask(server, f"/api/v1/{call}", fields)
+    assert (answer.status, answer.json()) == (status, told(capsys, call, *words))
+
+
+def test_every_flag_has_a_field_with_its_help() -> None:
+    """A flag that is added to a table is there, and documented."""
+    schema = CALLS["estimate"].request.model_json_schema()["properties"]
+    for flag in (CONTEXT, *(flag for options in OPTIONS.values() for flag in options.FLAGS)):
+        if not flag.lender and "-dev" not in flag.names:
+            assert flag.help in schema[flag.key]["description"], flag.key
+    assert not {"device_memory", "gpu", "gpu_memory"} & CALLS["check"].request.model_fields.keys()
+
+
+# --- hostile fields
+
+HOSTILE: tuple[Any, ...] = (
+    math.nan, math.inf, -math.inf, 1e300, 10**400, -(10**19), True, [1], {"a": 1}, [[[]]], "\0", "a\nb", "\x1b[2J",
+    "\ud800", "\u2028", "x" * 5000, "9" * 4000, "NaN", "-Infinity", "1e309", "0x10", "", " ", "-7", "1.5.2",
+    "99999999999999999999T",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("value", HOSTILE, ids=lambda value: ascii(value)[:20])
+def test_hostile_values_are_refused_in_words(server: str, value: object) -> None:
+    for name in ("context", "n_gpu_layers", "tensor_split", "ubatch", "type_k"):
+        answer = ask(server, "/api/v1/estimate", {"model": "qwen3-8b", name: value})
+        assert answer.status == 400, (name, answer.body)
+        assert name in answer.error["message"] or "--" in answer.error["message"]
+        assert len(answer.body) < 1000
+    for name in ("ram", "vram", "job", "min_context", "device"):
+        fields = {"model": "qwen3-8b", "ram": "8G", name: value}
+        answer = ask(server, "/api/v1/fit", fields)
+        assert answer.status == 400, (name, answer.body)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "1e400", "\0", "", "9" * 300, "%", "\U0001f600"])
+def test_hostile_queries_are_refused_in_words(server: str, value: str) -> None:
+    answer = ask(server, f"/api/v1/fit?model=qwen3-8b&ram=8G&context={quote(value)}")
+    assert answer.status == 400
+    assert answer.error["type"] == "UsageError"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "told_of"),
+    [
+        (b"", 400, "missing"),
+        (b"{", 400, "not JSON"),
+        (b"null", 400, ""),
+        (b"[]", 400, ""),
+        (b'"qwen3-8b"', 400, ""),
+        (b"{}", 400, "model: missing"),
+        (b'{"model": null}', 400, "model"),
+        (b'{"model": ["qwen3-8b"]}', 400, "model"),
+        (b'{"model": "qwen3-8b", "contxt": 1}', 400, "contxt: no such field"),
+        (b'{"model": "qwen3-8b", "__class__": 1}', 400, "no such field"),
+        (b'{"model": "qwen3-8b", "cpu_moe": "perhaps"}', 400, "cpu_moe"),
+        (b'{"model": "qwen3-8b", "gpu\xff": 1}', 400, ""),
+        (b'{"model": "qwen3-8b", "context": 1' + b"0" * 5000 + b"}", 400, ""),
+        (b"[" * 30_000, 400, ""),
+        (b'{"model":' * 7_000, 400, ""),
+        (b'{"model": "' + b"x" * MAX_BODY_BYTES + b'"}', 413, ""),
+    ],
+    ids=lambda value: ascii(value)[:40],
+)
+def test_bodies_that_are_none(server: str, body: bytes, status: int, told_of: str) -> None:
+    answer = raw_post(server, "/api/v1/estimate", body)
+    assert answer.status == status, answer.body
+    assert told_of in answer.error["message"]
+    assert len(answer.body) < 1000
+
+
+def raw_post(server: str, path: str, body: bytes) -> Answered:
+    with closing(http.client.HTTPConnection(server.removeprefix("http://"), timeout=30)) as client:
+        client.request("POST", path, body, {"Content-Type": "application/json"})
+        reply = client.getresponse()
+        return Answered(reply.status, dict(reply.getheaders()), reply.read())
+
+
+def test_more_devices_than_a_machine_has(server: str) -> None:
+    answer = ask(server, "/api/v1/check", {"model": "qwen3-8b", "device": ["RTX 4090"] * 9})
+    assert (answer.status, answer.error["type"]) == (400, "UsageError")
+    for wish in ("65x RTX 4090", "-1x RTX 4090", "RTX 4090," * 300):
+        answer = ask(server, "/api/v1/hardware?" + urlencode({"device": wish}))
+        assert answer.status == 400, wish
+
+
+def test_devices_takes_no_fields(server: str) -> None:
+    assert ask(server, "/api/v1/devices?x=1").status == 400
+
+
+def test_what_cannot_be_read_is_told_before_anything_is_opened(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_nothing(*_: object, **__: object) -> Named:
+        raise AssertionError
+
+    monkeypatch.setattr(kept_models, "name_model", open_nothing)
+    for call in ("estimate", "check", "plan", "fit", "curves"):
+        fields = {"model": "some/model", "context": "long"}
+        assert ask(server, f"/api/v1/{call}", fields).status == 400, call
+
+
+# --- many at once
+
+
+def test_threads_that_ask_at_once_get_what_one_gets(server: str) -> None:
+    """What an engine works out for a model is kept with it, and all threads share it."""
+    asked = [
+        {"model": model, "context": context, "n_gpu_layers": layers, "ubatch": ubatch}
+        for model in (GEMMA, QWEN)
+        for context in (4096, 20_000)
+        for layers in (3, 20, "all")
+        for ubatch in (64, 512)
+    ]
+
+    def answer(fields: dict[str, Any]) -> Any:
+        return ask(server, "/api/v1/estimate", fields).json()
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            at_once = list(threads.map(answer, asked))
+    finally:
+        sys.setswitchinterval(before)
+    with start() as fresh:
+        alone = [ask(fresh, "/api/v1/estimate", fields).json() for fields in asked]
+    assert at_once == alone
+
+
+class Opening:
+    """Stands where models are opened: counts, tells, and waits until it may go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        self.running = self.most = 0
+        self.go_on, self.lock = threading.Event(), threading.Lock()
+        self._named = name_model("qwen3-8b")
+        monkeypatch.setattr(kept_models, "name_model", self)
+
+    def __call__(self, name: str, *, reach: Any, confirm: Any) -> Named:
+        assert confirm is None
+        with self.lock:
+            self.calls.append(name)
+            self.running += 1
+            self.most = max(self.most, self.running)
+        reach.progress(f"opening {name}")
+        while not self.go_on.wait(0.01):
+            if reach.cancelled.is_set():
+                with self.lock:
+                    self.running -= 1
+                raise CancelledError("called off")
+        with self.lock:
+            self.running -= 1
+        if "missing" in name:
+            raise NotFoundError(name)
+        return self._named
+
+    def until(self, count: int) -> None:
+        end = time.monotonic() + 10
+        while self.running != count:
+            assert time.monotonic() < end, self.running
+            time.sleep(0.005)
+
+
+def in_threads(work: Any, arguments: list[Any]) -> list[threading.Thread]:
+    threads = [threading.Thread(target=work, args=(one,), daemon=True) for one in arguments]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def test_one_opening_for_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each hears how far it is. Who leaves does not disturb the others; a second question opens nothing."""
+    opening, opened = Opening(monkeypatch), OpenedModels(Settings())
+    lines: list[str] = []
+    watches = [Watch(progress=lines.append) for _ in range(4)]
+    found: list[Any] = []
+
+    def wait(watch: Watch) -> None:
+        try:
+            found.append(opened.named("org/name", watch))
+        except CancelledError as error:
+            found.append(error)
+
+    first = in_threads(wait, watches[:1])
+    opening.until(1)
+    threads = first + in_threads(wait, watches[1:])
+    time.sleep(0.1)
+    watches[0].cancelled.set()  # it was the one who began
+    first[0].join(5)
+    assert isinstance(found[0], CancelledError)
+    opening.go_on.set()
+    for thread in threads:
+        thread.join(5)
+    assert opening.calls == ["org/name"]
+    assert len(found) == 4
+    assert found[1] is found[2] is found[3] is opened.named("org/name", Watch())
+    assert lines == ["opening org/name"]
+
+
+def test_the_last_who_leaves_calls_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    opening, opened = Opening(monkeypatch), OpenedModels(Settings())
+    watch, left = Watch(), threading.Event()
+
+    def wait(watch: Watch) -> None:
+        with pytest.raises(CancelledError):
+            opened.named("org/name", watch)
+        left.set()
+
+    in_threads(wait, [watch])
+    opening.until(1)
+    watch.cancelled.set()
+    assert left.wait(5)
+    opening.until(0)
+    opening.go_on.set()
+    assert opened.named("org/name", Watch()).entry is not None  # who comes then starts anew
+    assert len(opening.calls) == 2
+
+
+def test_few_are_opened_at_once_and_a_queue_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    opening, opened = Opening(monkeypatch), OpenedModels(Settings())
+    names = [f"org/name-{number}" for number in range(kept_models.WAITING_AT_ONCE)]
+    threads = in_threads(lambda name: opened.named(name, Watch(client=name)), names)
+    opening.until(kept_models.OPENED_AT_ONCE)
+    time.sleep(0.1)
+    with pytest.raises(TooManyError):
+        opened.named("org/one-more", Watch())
+    opening.go_on.set()
+    for thread in threads:
+        thread.join(5)
+    assert opening.most == kept_models.OPENED_AT_ONCE
+    assert sorted(opening.calls) == sorted(names)
+
+
+def test_one_client_has_a_share_of_the_openings(monkeypatch: pytest.MonkeyPatch) -> None:
+    opening, opened = Opening(monkeypatch), OpenedModels(Settings())
+    names = [f"org/name-{number}" for number in range(kept_models.WAITING_EACH)]
+    threads = in_threads(lambda name: opened.named(name, Watch(client="10.0.0.1")), names)
+    opening.until(kept_models.OPENED_EACH)
+    time.sleep(0.1)
+    with pytest.raises(TooManyError):
+        opened.named("org/one-more", Watch(client="10.0.0.1"))
+    threads += in_threads(lambda name: opened.named(name, Watch(client="10.0.0.2")), ["org/other"])
+    opening.until(kept_models.OPENED_EACH + 1)
+    opening.go_on.set()
+    for thread in threads:
+        thread.join(5)
+    assert opening.most <= kept_models.OPENED_AT_ONCE
+
+
+SLOW: tuple[tuple[str, dict[str, str]], ...] = (
+    ("inspect", {"model": "{hub}/{n}.gguf"}),
+    ("estimate", {"model": "{hub}/{n}.gguf"}),
+    ("estimate", {"model": "qwen3-8b", "draft_model": "{hub}/{n}.gguf"}),
+    ("check", {"model": "qwen3-8b", "mmproj": "{hub}/{n}.gguf"}),
+    ("fit", {"model": "qwen3-8b", "lora": "{hub}/{n}.gguf"}),
+)
+
+
+def test_slow_servers_do_not_stop_calls_on_models_that_are_open() -> None:
+    """One client asks for as many as it can, in every way there is; all else is answered, also to itself."""
+    with stuck_hub() as (hub, _), start(OPEN) as address:
+        for model in ("qwen3-8b", GEMMA):
+            assert ask(address, "/api/v1/fit", {"model": model, **CARD}).status == 200
+        held: list[socket.socket] = []
+        for number in range(6 * len(SLOW)):
+            call, fields = SLOW[number % len(SLOW)]
+            said = {key: text.format(hub=hub.address, n=number) for key, text in fields.items()}
+            held.append(post_only(address, f"/api/v1/{call}", said))
+        time.sleep(0.5)
+        began_s = time.monotonic()
+        for call in ("fit", "estimate", "curves", "check"):
+            machine: dict[str, Any] = {} if call == "estimate" else CARD
+            fields = {"model": "qwen3-8b", **machine}
+            answer = ask(address, f"/api/v1/{call}", fields, timeout_s=10)
+            assert answer.status == 200, (call, answer.body)
+        assert ask(address, "/api/v1/fit", {"model": "deepseek-v3", **CARD}).status == 200
+        assert time.monotonic() - began_s < 8
+        answered = [one for one in held if has_answer(one)]
+        assert len(held) - len(answered) == kept_models.WAITING_EACH
+        assert all(b" 429 " in one.recv(100) for one in answered)
+        for one in held:
+            one.close()
+
+
+def post_only(address: str, path: str, fields: dict[str, str]) -> socket.socket:
+    """A request whose answer nobody waits for yet."""
+    host, _, port = address.removeprefix("http://").partition(":")
+    body = json.dumps(fields).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+    connection = socket.create_connection((host, int(port)), 10)
+    connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    return connection
+
+
+def has_answer(connection: socket.socket) -> bool:
+    return bool(select.select([connection], [], [], 0)[0])
+
+
+def test_who_has_left_before_its_turn_is_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    opening = Opening(monkeypatch)
+    monkeypatch.setattr(turns, "LONG_EACH", 1)
+    with start(Settings(port=0)) as address:
+        first = post_only(address, "/api/v1/check", {"model": "org/first"})
+        opening.until(1)
+        post_only(address, "/api/v1/check", {"model": "org/second"}).close()
+        third = post_only(address, "/api/v1/check", {"model": "org/third", "ram": "64G"})
+        time.sleep(0.2)
+        opening.go_on.set()
+        assert third.recv(100).startswith(b"HTTP/1.1 200 ")
+        first.close()
+        third.close()
+    assert opening.calls == ["org/first", "org/third"]
+
+
+class Late(threading.Event):
+    """Set once it was looked at so often."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__()
+        self.looks, self.left = 0, looks
+
+    def is_set(self) -> bool:
+        self.looks += 1
+        return self.looks > self.left
+
+
+@pytest.mark.parametrize("looks", [0, 2])
+@pytest.mark.parametrize("way", ["check", "plan"])
+def test_what_nobody_waits_for_is_not_gone_on_with(way: str, looks: int) -> None:
+    """Noticed before the next bill is made."""
+    named, words = (
+        name_model(QWEN),
+        Words(vram="12G,8G", ram="60G", users="3" if way == "plan" else None),
+    )
+    cancelled = Late(looks)
+    reach = Reach(network=False, cancelled=cancelled)
+    with pytest.raises(CancelledError):  # noqa: PT012 - one of the two
+        if way == "check":
+            check_named(named, asking_of(words, reach=lambda: reach), reach)
+        else:
+            plan_model(named, wanted_of(words, named), reach=reach)
+    assert cancelled.looks == looks + 1
+
+
+def test_of_a_recommendation_that_was_called_off_nothing_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(planning, "keep", lambda *_: pytest.fail("it was kept"))
+    told: list[str] = []
+
+    def tell(line: str) -> None:
+        told.append(line)
+        if len(told) == 3:
+            raise CancelledError("called off")
+
+    words = Words(devices=("RTX 3060",), ram="31G", task="code")
+    with pytest.raises(CancelledError):
+        recommend_words(words, tell=tell)
+    assert len(told) == 3
+
+
+def test_failures_are_not_kept_and_old_ones_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    opening, opened = Opening(monkeypatch), OpenedModels(Settings())
+    opening.go_on.set()
+    for _ in range(2):
+        with pytest.raises(NotFoundError):
+            opened.named("org/missing", Watch())
+    for number in range(kept_models.KEPT + 1):
+        opened.named(f"org/name-{number}", Watch())
+    opening.calls.clear()
+    opened.named("org/name-0", Watch())
+    opened.named(f"org/name-{kept_models.KEPT}", Watch())
+    assert opening.calls == ["org/name-0"]
+
+
+def test_a_remote_model_is_asked_for_again_after_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    opening, opened = Opening(monkeypatch), OpenedModels(Settings())
+    opening.go_on.set()
+    clock = time.monotonic()
+    monkeypatch.setattr(kept_models, "time", SimpleNamespace(monotonic=lambda: clock))
+    opened.named("org/name", Watch())
+    clock += kept_models.REMOTE_S - 1
+    opened.named("org/name", Watch())
+    assert len(opening.calls) == 1
+    clock += 2
+    opened.named("org/name", Watch())
+    assert len(opening.calls) == 2
+
+
+def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
+    path = write_model(tmp_path)
+    opened = OpenedModels(Settings(models_dirs=(tmp_path,)))
+    first = opened.named(path.name, Watch())
+    assert opened.named(str(path), Watch()) is first
+    later = path.stat().st_mtime_ns + 10**9
+    os.utime(path, ns=(later, later))
+    second = opened.named(path.name, Watch())
+    assert second is not first
+    path.unlink()
+    with pytest.raises(NotFoundError):
+        opened.named(path.name, Watch())
+
+
+def test_what_was_worked_out_is_kept_for_a_few_models_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opening, opened = Opening(monkeypatch), OpenedModels(Settings())
+    opening.go_on.set()
+    found = [opened.named(f"org/name-{number}", Watch()) for number in range(3)]
+    for named in found:
+        assert named.as_file("llama.cpp") is named.as_file("llama.cpp")
+    for number in range(3, kept_models.WORKED_OUT + 1):
+        opened.named(f"org/name-{number}", Watch())
+    assert [bool(named.by_engine) for named in found] == [False, True, True]
+
+
+def test_who_hangs_up_calls_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    opening = Opening(monkeypatch)
+    with start(Settings(port=0)) as address:
+        host, _, port = address.removeprefix("http://").partition(":")
+        with closing(socket.create_connection((host, int(port)))) as connection:
+            connection.sendall(
+                f"GET /api/v1/estimate?model=org/name HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode()
+            )
+            opening.until(1)
+        opening.until(0)
+
+
+def test_this_machine_is_not_looked_at_for_every_step(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+    real = probes.look
+
+    def look(*arguments: Any) -> Any:
+        looks.append(time.monotonic())
+        return real(*arguments)
+
+    monkeypatch.setattr(probes, "look", look)
+    monkeypatch.setattr(machines, "SEEN_S", 60.0)
+    machines._seen.clear()
+    for _ in range(3):
+        assert ask(server, "/api/v1/fit", {"model": "qwen3-8b", "context": 4096}).status == 200
+    assert len(looks) == 1

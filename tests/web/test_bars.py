@@ -1,0 +1,127 @@
+"""Bars are the bill, cut by memory and by component."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from tests.unit.report.verdicts import card
+
+from edgekit.hardware.budgets import Budget, vllm_budgets
+from edgekit.memory.types import DEVICE, HOST, Component, MemoryEstimate, MemoryLine, Pool, PoolKind
+from edgekit.models import model_preflight
+from edgekit.plan.types import Use
+from edgekit.web.bars import bars_json
+
+MACHINES: list[dict[str, Any]] = [
+    {"device": "RTX 4090", "ram": "64G"},
+    {"device": "2x RTX 3090", "ram": "64G"},
+    {"device": "m3-max-36"},
+    {"ram": "64G"},
+    {"ram": "2G"},
+]
+
+
+@pytest.mark.parametrize("wished", MACHINES, ids=str)
+def test_parts_are_what_is_required(wished: dict[str, Any]) -> None:
+    result = model_preflight("sample:gemma-3-27b", "llama.cpp", context=8192, **wished)
+    bars = bars_json(result.uses, result.estimate)
+    order = [component.value for component in Component]
+    for bar, use in zip(bars, result.uses, strict=True):
+        names = [part["component"] for part in bar["parts"]]
+        assert sum(part["bytes"] for part in bar["parts"]) == bar["required_bytes"]
+        assert bar["required_bytes"] == use.required_bytes
+        assert names == sorted(names, key=order.index)
+        assert all(part["bytes"] > 0 for part in bar["parts"])
+    json.dumps(bars, allow_nan=False)
+
+
+def test_equal_cards_are_told_apart() -> None:
+    result = model_preflight("sample:gemma-3-27b", "llama.cpp", device="2x RTX 3090", ram="64G")
+    names = [bar["memory"] for bar in bars_json(result.uses, result.estimate)]
+    assert names == ["RTX 3090 #0", "RTX 3090 #1", "host memory"]
+
+
+def line(component: Component, size: int, pool: Pool, *, reserved: bool = True) -> MemoryLine:
+    return MemoryLine(component=component, size_bytes=size, pool=pool, reserved=reserved)
+
+
+def test_a_unified_memory_is_one_bar_and_what_may_grow_is_in_none() -> None:
+    estimate = MemoryEstimate(
+        engine="llama.cpp",
+        backend="metal",
+        lines=(
+            line(Component.COMPUTE, 30, DEVICE),
+            line(Component.WEIGHTS, 100, DEVICE),
+            line(Component.WEIGHTS, 10, HOST),
+            line(Component.KV_CACHE, 0, DEVICE),
+            line(Component.PROMPT_CACHE, 999, HOST, reserved=False),
+            line(Component.WEIGHTS, 7, Pool(PoolKind.DEVICE, 1)),
+        ),
+    )
+    budget = Budget(
+        name="unified memory",
+        pools=frozenset({DEVICE, HOST}),
+        total_bytes=300,
+        free_bytes=250,
+        reserve_bytes=50,
+        because="for everything else",
+    )
+    (bar,) = bars_json([Use(budget=budget, required_bytes=140)], estimate)
+    assert bar == {
+        "memory": "unified memory",
+        "total_bytes": 300,
+        "free_bytes": 250,
+        "reserve_bytes": 50,
+        "available_bytes": 200,
+        "required_bytes": 140,
+        "utilization": 0.7,
+        "share": "70 %",
+        "status": "warning",
+        "because": "for everything else",
+        "blocked": None,
+        "parts": [
+            {"component": "weights", "bytes": 110},
+            {"component": "compute", "bytes": 30},
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("required", "status", "share"),
+    [
+        (3, "passed", "<1 %"),
+        (699, "passed", "69.9 %"),
+        (700, "warning", "70 %"),
+        (851, "failed", "85.1 %"),
+        (26_000, "failed", "2,600 %"),
+    ],
+)
+def test_shares_are_the_command_line_s_words(required: int, status: str, share: str) -> None:
+    budget = Budget(
+        name="host memory",
+        pools=frozenset({HOST}),
+        total_bytes=1000,
+        free_bytes=1000,
+        reserve_bytes=0,
+        because="",
+    )
+    lines = (line(Component.WEIGHTS, required, HOST),)
+    estimate = MemoryEstimate(engine="llama.cpp", backend="cpu", lines=lines)
+    (bar,) = bars_json([Use(budget=budget, required_bytes=required)], estimate)
+    assert (bar["status"], bar["share"]) == (status, share)
+
+
+def test_a_memory_of_which_nothing_may_be_used() -> None:
+    (budget,) = vllm_budgets((card("T4", 16, free_bytes=0),), 0.9)
+    estimate = MemoryEstimate(
+        engine="vllm", backend="cuda", lines=(line(Component.WEIGHTS, 5, DEVICE),)
+    )
+    use = Use(budget=budget, required_bytes=5)
+    (bar,) = bars_json([use], estimate)
+    assert math.isinf(use.utilization)
+    assert bar["utilization"] is bar["share"] is None
+    assert bar["status"] == "failed"
+    assert bar["blocked"].startswith("vLLM does not start")

@@ -1,0 +1,346 @@
+"""One load against a machine: the bars add up, and its command says to the command line what it says itself."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.thoroughness import sampled
+from tests.web.serving import LOCAL, ask, start
+from tests.web.test_api import write_model
+
+from edgekit.asking import bills
+from edgekit.asking.bills import OF_THE_MACHINE
+from edgekit.cli import main
+from edgekit.memory.types import Component
+from edgekit.planning import name_model
+from edgekit.web import models as kept_models
+from edgekit.web.calls import CALLS
+from edgekit.web.models import OpenedModels
+from edgekit.web.state import open_state
+from edgekit.web.types import Settings, Watch
+
+GEMMA, QWEN = "sample:gemma-3-27b", "sample:qwen3-30b-a3b"
+CARD = {"device": ["RTX 4090"], "ram": "64G"}
+ORDER = [component.value for component in Component]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with start() as address:
+        yield address
+
+
+def fit(server: str, **fields: Any) -> Any:
+    answer = ask(server, "/api/v1/fit", fields)
+    assert answer.status == 200, answer.body
+    return answer.json()
+
+
+def typed(command: str, capsys: pytest.CaptureFixture[str]) -> Any:
+    """What the command line answers to the command of a fit."""
+    words = shlex.split(command)
+    assert words[:2] == ["edgekit", "estimate"]
+    capsys.readouterr()
+    assert main([*words[1:], "--json", "--per-layer"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def sums(answer: Any) -> list[int]:
+    return [bar["required_bytes"] for bar in answer["bars"]]
+
+
+MODELS = (
+    "qwen3-8b",
+    "gemma-3-27b",
+    "qwen3-30b-a3b",
+    "deepseek-v3",
+    "nomic-embed-text-v1.5",
+    "qwen3-next-80b-a3b",
+)
+LLAMACPP: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
+    (CARD, {}),
+    (CARD, {"context": "32k", "type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on"}),
+    (CARD, {"context": 8192, "n_gpu_layers": 12, "parallel": 3, "unified": False, "ubatch": 256}),
+    (CARD, {"context": 4096, "cpu_moe": True, "offload_kqv": False, "mmap": False}),
+    (CARD, {"backend": "cpu", "context": 4096, "repack": True}),
+    (CARD, {"job": "6000+800"}),
+    (CARD, {"context": 0, "mix": "Q8_0"}),
+    ({"ram": "32G"}, {"context": 16384, "n_gpu_layers": 10}),
+    ({"vram": "24G,12G", "ram": "32G"}, {"context": 16384}),
+    ({"vram": "8G,8G,8G", "ram": "32G"}, {"context": 16384, "tensor_split": "3,1"}),
+    ({"device": ["RTX 4090", "RTX 3060"], "ram": "64G"}, {"context": 20_000, "tensor_split": "0.333333333,0.1"}),
+    ({"device": "RX 7900 XTX", "ram": "32G"}, {"context": 4096, "swa_full": True}),
+    ({"device": "m3-max-64"}, {"context": 16384}),
+)  # fmt: skip
+CASES = [(model, *case) for case in LLAMACPP for model in MODELS]
+
+
+@pytest.mark.parametrize(("model", "machine", "flags"), sampled(CASES, each=5))
+def test_llama_cpp(
+    server: str,
+    model: str,
+    machine: dict[str, Any],
+    flags: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    answer = fit(server, model=model, engine="llama.cpp", **machine, **flags)
+    if answer["refused"]:  # a mean over more tokens than a micro-batch
+        assert main([*shlex.split(answer["estimate_command"])[1:], "--json"]) == 2
+        assert json.loads(capsys.readouterr().out)["error"]["message"] == answer["refused"]
+        return
+    assert answer["estimate"] == typed(answer["estimate_command"], capsys)
+    check_bars(answer)
+    apart = [bar for bar in answer["bars"] if not bar["memory"].startswith("GPU share")]
+    assert sum(bar["required_bytes"] for bar in apart) == answer["estimate"]["total_bytes"]
+
+
+def check_bars(answer: Any) -> None:
+    for bar in answer["bars"]:
+        names = [part["component"] for part in bar["parts"]]
+        assert sum(part["bytes"] for part in bar["parts"]) == bar["required_bytes"]
+        assert all(part["bytes"] > 0 for part in bar["parts"])
+        assert names == sorted(names, key=ORDER.index)
+        assert bar["available_bytes"] == max(0, bar["free_bytes"] - bar["reserve_bytes"])
+    worst = max(
+        answer["bars"], key=lambda bar: ("passed", "warning", "failed").index(bar["status"])
+    )
+    blocked = any(bar["blocked"] for bar in answer["bars"])
+    assert answer["status"] == ("failed" if blocked or answer["refused"] else worst["status"])
+    assert answer["can_load"] == (answer["status"] != "failed") == (answer["command"] is not None)
+    assert answer["told"].startswith(
+        {"passed": "Fits", "warning": "Tight", "failed": "Does not fit"}[answer["status"]]
+    )
+
+
+OTHERS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("vllm", {"model": "qwen3-8b", "device": ["H100"], "context": 16384}),
+    ("vllm", {"model": "gemma-3-27b", "device": ["2x RTX 4090"], "tensor_parallel_size": 2, "kv_cache_dtype": "fp8"}),
+    ("vllm", {"model": "qwen3-30b-a3b", "vram": "24G", "gpu_memory_utilization": 0.8, "max_num_seqs": 4}),
+    ("vllm", {"model": "deepseek-v3", "device": ["8x H200"], "tensor_parallel_size": 8}),
+    ("mlx", {"model": "qwen3-8b", "device": "m3-max-64", "context": 32768, "kv_bits": 4, "quantized_kv_start": 0}),
+    ("mlx", {"model": "gemma-3-27b", "device": "m3-max-64", "quantize": "q4"}),
+    ("stream", {"model": "qwen3-8b", "ram": "8G", "context": 4096}),
+    ("stream", {"model": "qwen3-8b", "ram": "2G", "keep": "512M", "type_k": "q8_0", "type_v": "q8_0", "threads": 2}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("engine", "fields"), OTHERS)
+def test_other_engines(
+    server: str, engine: str, fields: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = fit(server, engine=engine, **fields)
+    assert answer["engine"] == answer["estimate"]["engine"] == engine
+    assert answer["estimate"] == typed(answer["estimate_command"], capsys)
+    check_bars(answer)
+
+
+def test_what_is_completed_for_the_machine(server: str) -> None:
+    """Numbers that can be checked on paper: two cards of 24 and 12 GiB, all free."""
+    two = fit(server, model="qwen3-8b", vram="24G,12G", ram="32G", context="16k", n_gpu_layers=9)
+    assert two["flags"] == {
+        "context": "16384",
+        "n_gpu_layers": "9",
+        "backend": "cuda",
+        "device_memory": f"{24 * 2**30},{12 * 2**30}",
+    }
+    mac = fit(server, model="qwen3-8b", device="m3-max-64", engine="llama.cpp", cpu_moe=True)
+    assert mac["flags"] == {
+        "context": "40960",
+        "n_gpu_layers": "all",
+        "cpu_moe": True,
+        "backend": "metal",
+    }
+    card = fit(server, model="qwen3-8b", engine="vllm", device="RTX 4090")
+    assert card["flags"] == {"context": "40960", "gpu": "RTX 4090"}
+    named = fit(server, model="qwen3-8b", engine="vllm", vram="24G")["flags"]
+    assert named == {"context": "40960", "gpu_memory": str(24 * 2**30)}
+
+
+def test_the_context_is_the_native_one_unless_it_is_said(server: str) -> None:
+    answer = fit(server, model="qwen3-8b", **CARD)
+    assert (answer["context_tokens"], answer["native_context"]) == (40_960, 40_960)
+    assert fit(server, model="qwen3-8b", context="100k", **CARD)["context_tokens"] == 100 * 1024
+    assert (
+        fit(server, model="qwen3-8b", job="6000+800", **CARD)["context_tokens"] == 6000 + 800 + 64
+    )
+
+
+def test_the_names(server: str) -> None:
+    """Of a known model so that no file is taken for it."""
+    known = fit(server, model="qwen3-8b", **CARD)
+    assert (known["model"], known["reference"]) == ("qwen3-8b", "catalog:qwen3-8b")
+    sample = fit(server, model=GEMMA, **CARD)
+    assert sample["reference"] == GEMMA
+    assert sample["estimate"]["model"] == sample["model"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"model": "qwen3-8b", "engine": "mlx", **CARD}, "Apple silicon"),
+        ({"model": "qwen3-8b", "engine": "vllm", "ram": "64G"}, "NVIDIA"),
+        ({"model": GEMMA, "engine": "vllm", "device": "H100"}, "vLLM"),
+        ({"model": "qwen3-8b", "engine": "llama.cpp", "type_v": "q4_0", "flash_attn": "off", **CARD}, "flash"),
+        ({"model": "qwen3-8b", "backend": "metal", **CARD}, "no device for the backend"),
+        ({"model": "qwen3-8b", "engine": "llama.cpp", "device": "RTX 4090", "backend": "cpu"}, "--ram"),
+    ],
+)  # fmt: skip
+def test_what_the_engine_refuses_is_an_answer(
+    server: str, fields: dict[str, Any], why: str
+) -> None:
+    answer = fit(server, **fields)
+    assert why in answer["refused"]
+    assert answer["told"] == f"Cannot run: {answer['refused']}"
+    assert (answer["status"], answer["can_load"], answer["bars"]) == ("failed", False, [])
+    assert (answer["estimate"], answer["command"]) == (None, None)
+    assert answer["flags"].keys() <= fields.keys()
+    assert answer["context_tokens"] == answer["native_context"] > 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"engine": "all", **CARD}, 400),
+        ({"tensor_split": "1,1,1", **CARD}, 400),
+        ({"context": 4096, "job": "1+1", **CARD}, 400),
+        ({"gpu": "H100", "engine": "vllm", "device": "H100"}, 400),  # the machine says which card
+        ({"device_memory": "24G", **CARD}, 400),
+    ],
+)
+def test_what_makes_no_sense(server: str, fields: dict[str, Any], status: int) -> None:
+    assert ask(server, "/api/v1/fit", {"model": "qwen3-8b", **fields}).status == status
+
+
+@pytest.mark.parametrize(
+    ("model", "machine"),
+    [
+        ("qwen3-8b", CARD),
+        (GEMMA, CARD),
+        (QWEN, {"device": "RTX 3060", "ram": "32G"}),
+        (GEMMA, {"vram": "16G,8G", "ram": "32G"}),
+        ("deepseek-v3", CARD),
+        ("nomic-embed-text-v1.5", {"ram": "8G"}),
+        ("qwen3-8b", {"device": "m3-max-64"}),
+        ("qwen3-8b", {"device": "2x RTX 3090", "engine": "vllm"}),
+    ],
+)
+def test_the_flags_of_a_check_are_its_load(
+    server: str, model: str, machine: dict[str, Any]
+) -> None:
+    """The page puts them into its controls: what it then shows is what was checked."""
+    check = ask(server, "/api/v1/check", {"model": model, **machine}).json()
+    engine = check["engine"]["name"]
+    answer = fit(server, model=model, **{**machine, "engine": engine}, **check["flags"])
+    assert sums(answer) == [budget["required_bytes"] for budget in check["budgets"]]
+    assert answer["context_tokens"] == check["context_tokens"]
+    assert {key: answer["flags"][key] for key in check["flags"]} == check["flags"]
+
+
+def test_no_flag_of_the_machine_is_asked_for() -> None:
+    assert not OF_THE_MACHINE & CALLS["fit"].request.model_fields.keys()
+
+
+# --- curves
+
+
+@pytest.mark.parametrize(
+    ("fields", "caches"),
+    [
+        ({"model": GEMMA, **CARD}, ["f16", "q8_0", "q4_0"]),
+        ({"model": "qwen3-8b", "ram": "16G", "type_k": "q8_0"}, ["f16", "q8_0", "q8_0 + q5_1", "q8_0 + q4_0", "q4_0"]),
+        ({"model": "qwen3-8b", "engine": "vllm", "device": "H100"}, ["auto", "fp8"]),
+        ({"model": "qwen3-8b", "engine": "mlx", "device": "m3-max-64"}, ["16 bit", "8 bit", "4 bit"]),
+    ],
+)  # fmt: skip
+def test_curves(server: str, fields: dict[str, Any], caches: list[str]) -> None:
+    answer = ask(server, "/api/v1/curves", {**fields, "points": 6}).json()
+    assert [curve["cache"] for curve in answer["curves"]] == caches
+    for curve in answer["curves"]:
+        tokens = [point[0] for point in curve["points"]]
+        assert tokens == sorted(set(tokens))
+        assert 6 <= len(tokens) <= 7  # the end of what fits may lie between two
+        assert tokens[-1] == curve["native"]
+        within = [size <= curve["budget_bytes"] * 0.85 for _, size in curve["points"]]
+        assert within == [count <= curve["longest"] for count in tokens]
+
+
+def test_a_curve_goes_through_the_load(server: str) -> None:
+    curve = ask(server, "/api/v1/curves", {"model": "qwen3-8b", **CARD, "type_k": "q4_0"}).json()[
+        "curves"
+    ][0]
+    assert curve["cache"] == "f16"
+    for tokens, size in curve["points"][::5]:
+        bars = fit(server, model="qwen3-8b", context=tokens, **CARD)["bars"]
+        assert size in [bar["required_bytes"] for bar in bars if bar["memory"] == curve["memory"]]
+
+
+@pytest.mark.parametrize("points", [1, 0, -1, 65, 10**9, "many", 2.5, True, None])
+def test_points(server: str, points: object) -> None:
+    answer = ask(server, "/api/v1/curves", {"model": "qwen3-8b", **CARD, "points": points})
+    assert answer.status == (200 if points is None else 400)
+
+
+def test_curves_of_what_is_refused(server: str) -> None:
+    fields = {"model": "qwen3-8b", "engine": "mlx", "ram": "8G"}
+    assert ask(server, "/api/v1/curves", fields).status == 422
+
+
+# --- how long it takes
+
+
+def test_a_step_of_a_slider_is_quick() -> None:
+    """30 ms, by the time this thread computes: other work on the machine does not count."""
+    state = open_state(Settings(network=False))
+    call = CALLS["fit"]
+    try:
+        for model in ("qwen3-8b", "gemma-3-27b", "qwen3-30b-a3b", "deepseek-v3"):
+            spent = []
+            for context in range(4096, 16_384, 1024):
+                asked = call.request.model_validate({"model": model, "context": context, **CARD})
+                before = time.thread_time()
+                call.answer(state, asked, Watch())
+                spent.append(time.thread_time() - before)
+            assert sorted(spent)[len(spent) // 2] <= 0.03, model
+    finally:
+        state.close()
+
+
+def test_companions_are_not_read_for_every_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = write_model(tmp_path)
+    fields = {"model": GEMMA, "draft_model": drafter.name, "engine": "llama.cpp", **CARD}
+    opened: list[Any] = []
+
+    def biller(*arguments: Any) -> Any:
+        opened.append(arguments[2].get("draft_model"))
+        return bills.biller(*arguments)
+
+    monkeypatch.setattr(kept_models, "biller", biller)
+    with start(replace(LOCAL, models_dirs=(tmp_path,))) as address:
+        first = fit(address, **fields, context=4096)
+        second = fit(address, **fields, context=8192)
+        alone = fit(address, model=GEMMA, engine="llama.cpp", context=8192, **CARD)
+    assert opened.count(str(drafter)) == 1
+    assert sum(sums(first)) < sum(sums(second))
+    assert sum(sums(second)) - sum(sums(alone)) > 4 * 2**30  # an 8B model at Q4_K_M
+    assert first["flags"]["draft_model"] == str(drafter)
+
+
+def test_a_note_on_the_model_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = replace(name_model("qwen3-8b"), notes=("known from the catalog",))
+    monkeypatch.setattr(kept_models, "name_model", lambda *_, **__: named)
+    state = open_state(Settings(network=False))
+    try:
+        asked = CALLS["fit"].request.model_validate({"model": "some/model", **CARD})
+        assert CALLS["fit"].answer(state, asked, Watch())["notes"] == ["known from the catalog"]
+    finally:
+        state.close()
+    assert isinstance(state.models, OpenedModels)

@@ -1,0 +1,490 @@
+"""Calls that take long: what they say meanwhile, how they end, and that they can be called off."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing, contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.types import ASGIApp
+from tests.hub.hub_files import gguf_header
+from tests.hub.raw_server import Asked, RawServer, Say, answer, ranged, serve
+from tests.web.serving import LOCAL, ask, events, start
+
+from edgekit.errors import CancelledError, DeadlineError, NotFoundError, UsageError
+from edgekit.web import jobs as jobs_module
+from edgekit.web.failures import TooManyError
+from edgekit.web.farewell import BYE, Farewell, Farewells
+from edgekit.web.jobs import (
+    KEPT_JOBS,
+    KEPT_S,
+    RUNNING_EACH,
+    WAITING_EACH,
+    Job,
+    JobEvent,
+    Jobs,
+    JobState,
+)
+from edgekit.web.types import Settings, Watch
+
+SAMPLE = {"model": "sample:gemma-3-27b"}
+ENDS = {"done", "failed", "cancelled"}
+FILE = gguf_header() + b"\0" * 4096
+OPEN = Settings(port=0, allow_private=True, cache=False, timeout_s=20.0)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with start(LOCAL) as address:
+        yield address
+
+
+@pytest.fixture
+def jobs() -> Iterator[Jobs]:
+    made = Jobs(timeout_s=30.0)
+    yield made
+    made.close()
+
+
+@contextmanager
+def stuck_hub() -> Iterator[tuple[RawServer, threading.Event]]:
+    """A server that has a model, and sends none of it before it is told to."""
+    go = threading.Event()
+
+    def script(asked: Asked, say: Say) -> None:
+        go.wait(30)
+        say(ranged(FILE, asked) if "range" in asked.headers else answer("200 OK", {}, FILE))
+
+    with serve(script) as hub:
+        try:
+            yield hub, go
+        finally:
+            go.set()
+
+
+def until(job: Job, state: JobState) -> None:
+    end = time.monotonic() + 10
+    while job.state is not state:
+        assert time.monotonic() < end, job
+        time.sleep(0.005)
+
+
+def followed(jobs: Jobs, job: Job, after: int = 0) -> list[JobEvent]:
+    async def collect() -> list[JobEvent]:
+        return [event async for event in jobs.follow(job, after)]
+
+    return asyncio.run(collect())
+
+
+class TestOverHttp:
+    def test_a_call_is_started_followed_and_asked_about(self, server: str) -> None:
+        started = ask(server, "/api/v1/jobs/inspect", SAMPLE)
+        assert started.status == 202
+        told = started.json()
+        assert (told["call"], told["state"]) == ("inspect", "running")
+        assert started.headers["location"] == f"/api/v1/jobs/{told['id']}"
+        *lines, end = events(server, f"/api/v1/jobs/{told['id']}/events")
+        assert {one["event"] for one in lines} <= {"progress"}
+        assert end["event"] == "done"
+        assert end["data"] == ask(server, "/api/v1/inspect", SAMPLE).json()
+        asked = ask(server, f"/api/v1/jobs/{told['id']}").json()
+        assert (asked["state"], asked["result"], asked["error"]) == ("done", end["data"], None)
+
+    @pytest.mark.parametrize(
+        ("call", "fields"),
+        [
+            ("estimate", {**SAMPLE, "context": "8k"}),
+            ("check", {**SAMPLE, "device": ["RTX 4090"], "ram": "64G"}),
+            ("plan", {**SAMPLE, "device": ["RTX 4090"], "ram": "64G"}),
+            ("recommend", {"device": ["RTX 4090"], "ram": "64G", "task": "code", "limit": 1}),
+        ],
+    )
+    def test_every_call_answers_as_it_does_at_once(
+        self, server: str, call: str, fields: dict[str, Any]
+    ) -> None:
+        job = ask(server, f"/api/v1/jobs/{call}", fields).json()
+        *_, end = events(server, f"/api/v1/jobs/{job['id']}/events")
+        assert (end["event"], end["data"]) == (
+            "done",
+            ask(server, f"/api/v1/{call}", fields).json(),
+        )
+
+    def test_a_failure_is_told_as_the_call_tells_it(self, server: str) -> None:
+        for model in ("sample:nothing", "../../etc/passwd", "http://127.0.0.1:1/a.gguf"):
+            plain = ask(server, "/api/v1/inspect", {"model": model})
+            assert plain.status >= 400
+            job = ask(server, "/api/v1/jobs/inspect", {"model": model}).json()
+            (end,) = events(server, f"/api/v1/jobs/{job['id']}/events")
+            assert (end["event"], end["data"]) == ("failed", plain.json())
+            asked = ask(server, f"/api/v1/jobs/{job['id']}").json()
+            assert (asked["state"], asked["error"]) == ("failed", plain.error)
+
+    def test_fields_are_read_before_a_job_is_made(self, server: str) -> None:
+        answer = ask(server, "/api/v1/jobs/inspect", {"modle": "x"})
+        assert (answer.status, answer.error["type"]) == (400, "UsageError")
+        assert "modle: no such field" in answer.error["message"]
+        answer = ask(server, "/api/v1/jobs/dance", {})
+        assert (answer.status, answer.error["type"]) == (404, "NotFoundError")
+        assert "inspect" in answer.error["message"]
+
+    @pytest.mark.parametrize(
+        ("body", "told"),
+        [
+            (b"", "the body is missing"),
+            (b"[]", "the body is no JSON object"),
+            (b"{", "the body is not JSON"),
+            (b"[" * 60_000, "the body cannot be read as JSON"),
+            (b'{"model": ' + b"9" * 60_000 + b"}", "the body cannot be read as JSON"),
+            (b'"\xff"', "the body cannot be read as JSON"),
+            (b'{"model": NaN}', "model: "),
+        ],
+    )
+    def test_a_body_that_is_no_request_is_told_so(
+        self, server: str, body: bytes, told: str
+    ) -> None:
+        place = server.removeprefix("http://")
+        with closing(http.client.HTTPConnection(place, timeout=20)) as client:
+            json_type = {"Content-Type": "application/json"}
+            client.request("POST", "/api/v1/jobs/inspect", body, json_type)
+            reply = client.getresponse()
+            error = json.loads(reply.read())["error"]
+        assert (reply.status, error["type"]) == (400, "UsageError")
+        assert error["message"].startswith(told)
+
+    def test_one_that_is_not_known_is_not_found(self, server: str) -> None:
+        for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/events")):
+            answer = ask(server, f"/api/v1/jobs/nobody{path}", method=method)
+            assert (answer.status, answer.error["type"]) == (404, "NotFoundError")
+
+    def test_the_end_is_told_to_whoever_comes_back(self, server: str) -> None:
+        job = ask(server, "/api/v1/jobs/inspect", SAMPLE).json()
+        path = f"/api/v1/jobs/{job['id']}/events"
+        *_, end = events(server, path)
+        for last in ("", "0", end["id"], "99", "x", "-1", "9" * 400, "\xb2"):
+            *_, again = events(server, path, headers={"Last-Event-ID": last})
+            assert again == end
+
+    def test_a_slow_server_is_called_off(self) -> None:
+        with stuck_hub() as (hub, _), start(OPEN) as address:
+            job = ask(address, "/api/v1/jobs/inspect", {"model": f"{hub.address}/a.gguf"}).json()
+            path = f"/api/v1/jobs/{job['id']}"
+            following = events(address, f"{path}/events")
+            first = next(following)
+            assert first["event"] == "progress"
+            assert "a.gguf" in first["data"]["line"]
+            assert ask(address, path).json()["progress"] == first["data"]["line"]
+            began_s = time.monotonic()
+            assert ask(address, path, method="DELETE").json()["state"] == "cancelled"
+            assert [one["event"] for one in following] == ["cancelled"]
+            assert time.monotonic() - began_s < 2
+            assert ask(address, path).json()["state"] == "cancelled"
+            assert ask(address, path, method="DELETE").json()["state"] == "cancelled"
+
+    def test_a_listener_that_goes_and_comes_back_misses_nothing(self) -> None:
+        with stuck_hub() as (hub, go), start(OPEN) as address:
+            job = ask(address, "/api/v1/jobs/inspect", {"model": f"{hub.address}/a.gguf"}).json()
+            path = f"/api/v1/jobs/{job['id']}/events"
+            gone = events(address, path)
+            first = next(gone)
+            gone.close()
+            go.set()
+            last = {"Last-Event-ID": first["id"]}
+            *lines, end = events(address, path, headers=last)
+            assert end["event"] == "done"
+            assert first["data"] not in [one["data"] for one in lines]
+            numbers = [int(one["id"]) for one in (first, *lines, end)]
+            assert numbers == sorted(set(numbers))
+
+    def test_the_end_of_the_server_is_told(self) -> None:
+        told: list[str] = []
+        with stuck_hub() as (hub, _):
+            with start(OPEN) as address:
+                fields = {"model": f"{hub.address}/a.gguf"}
+                job = ask(address, "/api/v1/jobs/inspect", fields).json()
+                following = events(address, f"/api/v1/jobs/{job['id']}/events")
+                told.append(next(following)["event"])
+                began_s = time.monotonic()
+            assert time.monotonic() - began_s < 2
+            told += [one["event"] for one in following]
+        assert told == ["progress", "cancelled"]
+
+    def test_more_than_it_can_do_are_refused(self) -> None:
+        with stuck_hub() as (hub, _), start(OPEN) as address:
+            fields = [
+                {"model": f"{hub.address}/{n}.gguf"} for n in range(RUNNING_EACH + WAITING_EACH + 1)
+            ]
+            answers = [ask(address, "/api/v1/jobs/inspect", one) for one in fields]
+            assert [one.status for one in answers] == [202] * (len(fields) - 1) + [429]
+            assert answers[-1].error["type"] == "TooManyError"
+            assert int(answers[-1].headers["retry-after"]) > 0
+            assert ask(address, "/healthz").status == 200
+            first = answers[0].json()["id"]
+            assert ask(address, f"/api/v1/jobs/{first}", method="DELETE").status == 200
+            assert ask(address, "/api/v1/jobs/inspect", fields[-1]).status == 202
+
+
+class TestJobs:
+    def test_lines_come_in_order_and_the_newest_last(self, jobs: Jobs) -> None:
+        listening = threading.Event()
+
+        def work(watch: Watch) -> dict[str, Any]:
+            assert watch.progress is not None
+            listening.wait(5)
+            for number in range(1, 301):
+                watch.progress(f"range {number} of 300")
+                time.sleep(0.001)
+            time.sleep(2 * jobs_module.PAUSE_S)
+            return {"count": 300}
+
+        job = jobs.start("inspect", work)
+        threading.Timer(0.1, listening.set).start()
+        began_s = time.monotonic()
+        *lines, end = followed(jobs, job)
+        took_s = time.monotonic() - began_s
+        said = [int(one.data["line"].split()[1]) for one in lines]
+        assert said == sorted(set(said))
+        assert said[-1] == 300
+        assert len(said) <= 3 + took_s / jobs_module.PAUSE_S
+        assert [one.number for one in lines] == sorted({one.number for one in lines})
+        assert (end.name, end.data) == ("done", {"count": 300})
+        assert end.number > lines[-1].number
+
+    def test_several_listen(self, jobs: Jobs) -> None:
+        go = threading.Event()
+        job = jobs.start("check", lambda _: {"ok": go.wait(5)})
+
+        async def all_of_them() -> list[list[JobEvent]]:
+            async def one() -> list[JobEvent]:
+                return [event async for event in jobs.follow(job, 0)]
+
+            threading.Timer(0.05, go.set).start()
+            return await asyncio.gather(*(one() for _ in range(5)))
+
+        heard = asyncio.run(all_of_them())
+        assert heard == [[JobEvent(name="done", number=1, data={"ok": True})]] * 5
+        assert not job.bells
+
+    def test_a_sign_of_life_comes_while_nothing_happens(
+        self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(jobs_module, "PING_S", 0.02)
+        job = jobs.start("plan", lambda watch: {"never": watch.cancelled.wait(5)})
+        threading.Timer(0.2, jobs.cancel, (job,)).start()
+        *signs, end = followed(jobs, job)
+        assert len(signs) >= 2
+        assert all(one == JobEvent() for one in signs)
+        assert end.name == "cancelled"
+
+    def test_one_that_waits_is_called_off_without_having_begun(self, jobs: Jobs) -> None:
+        go, begun = threading.Event(), threading.Event()
+        busy = [jobs.start("plan", lambda _: {"ok": go.wait(5)}) for _ in range(RUNNING_EACH)]
+
+        def begin(_: Watch) -> dict[str, Any]:
+            begun.set()
+            return {}
+
+        waiting = jobs.start("plan", begin)
+        jobs.cancel(waiting)
+        go.set()
+        for job in busy:
+            until(job, JobState.DONE)
+        assert waiting.state is JobState.CANCELLED
+        assert not begun.is_set()
+
+    def test_what_is_called_off_makes_room_at_once(self, jobs: Jobs) -> None:
+        go = threading.Event()
+        deaf = [jobs.start("plan", lambda _: {"ok": go.wait(5)}) for _ in range(RUNNING_EACH)]
+        last = jobs.start("plan", lambda _: {"ok": True})
+        assert not last.has_begun
+        jobs.cancel(deaf[0])
+        until(last, JobState.DONE)
+        go.set()
+        for job in deaf[1:]:
+            until(job, JobState.DONE)
+        assert deaf[0].state is JobState.CANCELLED, "a late answer changes nothing"
+        assert deaf[0].answer == {}
+
+    def test_those_that_do_not_notice_are_bounded(self, jobs: Jobs) -> None:
+        go = threading.Event()
+        with pytest.raises(TooManyError):  # noqa: PT012 - which of them is refused does not matter
+            for _ in range(100):
+                jobs.cancel(jobs.start("plan", lambda _: {"ok": go.wait(5)}))
+        assert jobs._threads.total() == jobs_module.THREADS_EACH
+        other = jobs.start("plan", lambda _: {"ok": True}, "10.0.0.2")
+        until(other, JobState.DONE)
+        go.set()
+
+    def test_one_client_has_a_share(self, jobs: Jobs) -> None:
+        go = threading.Event()
+
+        def work(_: Watch) -> dict[str, Any]:
+            return {"ok": go.wait(5)}
+
+        own = [jobs.start("plan", work, "10.0.0.1") for _ in range(RUNNING_EACH + WAITING_EACH)]
+        assert [job.has_begun for job in own].count(True) == RUNNING_EACH
+        with pytest.raises(TooManyError):
+            jobs.start("plan", work, "10.0.0.1")
+        others = [jobs.start("plan", work, f"10.0.0.{n}") for n in (2, 3)]
+        assert [job.has_begun for job in others] == [True, False]
+        jobs.cancel(own[0])
+        assert others[1].has_begun, "who has none running comes first"
+        assert not own[RUNNING_EACH].has_begun
+        go.set()
+        for job in (*own[1:], *others):
+            until(job, JobState.DONE)
+        assert not jobs._threads.total()
+
+    def test_what_others_asked_for_is_kept_however_much_one_asks_for(self, jobs: Jobs) -> None:
+        first = jobs.start("plan", lambda _: {}, "10.0.0.1")
+        until(first, JobState.DONE)
+        for _ in range(KEPT_JOBS + 1):
+            until(jobs.start("plan", lambda _: {}, "10.0.0.2"), JobState.DONE)
+        assert jobs.named(first.id) is first
+
+    @pytest.mark.parametrize(
+        ("error", "state", "kind"),
+        [
+            (UsageError("no such flag"), JobState.FAILED, "UsageError"),
+            (DeadlineError("too long"), JobState.FAILED, "DeadlineError"),
+            (CancelledError("gone"), JobState.CANCELLED, None),
+        ],
+    )
+    def test_errors_become_ends(
+        self, jobs: Jobs, error: Exception, state: JobState, kind: str | None
+    ) -> None:
+        def work(_: Watch) -> dict[str, Any]:
+            raise error
+
+        job = jobs.start("plan", work)
+        until(job, state)
+        told = job.as_json()["error"]
+        assert told == (None if kind is None else {"type": kind, "message": str(error)})
+
+    def test_what_nobody_foresaw_is_told_without_details(
+        self, jobs: Jobs, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def work(_: Watch) -> dict[str, Any]:
+            raise ZeroDivisionError("/home/somebody")
+
+        with caplog.at_level(logging.ERROR):
+            job = jobs.start("plan", work)
+            until(job, JobState.FAILED)
+        assert job.answer["error"]["type"] == "InternalError"
+        assert "somebody" not in str(job.answer)
+        assert "/home/somebody" in caplog.text
+
+    def test_one_that_takes_too_long_is_ended(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(jobs_module, "SLACK_S", 0.0)
+        monkeypatch.setattr(jobs_module, "PING_S", 0.05)
+        jobs = Jobs(timeout_s=0.1)
+        job = jobs.start("plan", lambda watch: {"never": watch.cancelled.wait(10)})
+        *_, end = followed(jobs, job)
+        assert (end.name, end.data["error"]["type"]) == ("failed", "DeadlineError")
+        assert job.watch.cancelled.is_set()
+
+    def test_few_are_kept_and_not_for_long(
+        self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        go = threading.Event()
+        running = jobs.start("plan", lambda _: {"ok": go.wait(10)})
+        made = []
+        for _ in range(KEPT_JOBS + 10):
+            made.append(jobs.start("plan", lambda _: {}))
+            until(made[-1], JobState.DONE)
+        assert len(jobs._jobs) <= KEPT_JOBS
+        assert jobs.named(running.id) is running
+        assert jobs.named(made[-1].id) is made[-1]
+        with pytest.raises(NotFoundError, match="ended more than ten minutes ago"):
+            jobs.named(made[0].id)
+        later_s = time.monotonic() + KEPT_S + 1
+        running.deadline_s = later_s + 1
+        # Not time.monotonic itself: the loops of servers in other threads go by it.
+        monkeypatch.setattr(jobs_module, "time", SimpleNamespace(monotonic=lambda: later_s))
+        with pytest.raises(NotFoundError):
+            jobs.named(made[-1].id)
+        assert jobs.named(running.id) is running
+        go.set()
+
+    def test_ids_cannot_be_guessed(self, jobs: Jobs) -> None:
+        ids = {jobs.start("plan", lambda _: {}).id for _ in range(4)}
+        assert len(ids) == 4
+        assert all(len(one) >= 20 for one in ids)
+
+    def test_none_is_taken_on_when_all_is_over(self, jobs: Jobs) -> None:
+        job = jobs.start("plan", lambda watch: {"never": watch.cancelled.wait(10)})
+        jobs.close()
+        assert job.state is JobState.CANCELLED
+        with pytest.raises(TooManyError):
+            jobs.start("plan", lambda _: {})
+
+
+class TestFarewells:
+    """Streams that do not end by themselves, around which the server does."""
+
+    @staticmethod
+    async def ended(path: str, app: ASGIApp) -> list[dict[str, Any]]:
+        farewells, sent = Farewells(), list[dict[str, Any]]()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        scope = {"type": "http", "path": path, "asgi": {"spec_version": "2.3"}}
+        task = asyncio.create_task(Farewell(app, farewells=farewells)(scope, receive, send))
+        await asyncio.sleep(0.05)
+        farewells.say()
+        await asyncio.wait_for(task, 2)
+        return sent
+
+    def test_a_stream_is_told_and_closed(self) -> None:
+        async def forever() -> AsyncIterator[bytes]:
+            while True:
+                yield b": still here\n\n"
+                await asyncio.sleep(0.01)
+
+        sent = asyncio.run(self.ended("/api/v1/cards/events", StreamingResponse(forever())))
+        assert sent[0]["status"] == 200
+        assert (sent[-1]["body"], sent[-1].get("more_body", False)) == (BYE, False)
+        assert [one.get("more_body", False) for one in sent[1:-1]] == [True] * (len(sent) - 2)
+
+    def test_one_that_has_ended_is_not_told(self) -> None:
+        sent = asyncio.run(self.ended("/api/v1/cards/events", PlainTextResponse("all")))
+        assert [one.get("body") for one in sent] == [None, b"all"]
+
+    def test_a_call_sees_its_client_go(self) -> None:
+        seen: list[str] = []
+
+        async def app(_: Any, receive: Any, __: Any) -> None:
+            seen.append((await receive())["type"])
+
+        asyncio.run(self.ended("/api/v1/inspect", app))
+        assert seen == ["http.disconnect"]
+
+    def test_whoever_else_cancels_is_obeyed(self) -> None:
+        async def app(*_: Any) -> None:
+            await asyncio.Event().wait()
+
+        async def nothing(*_: Any) -> Any:
+            raise AssertionError
+
+        async def cancelled() -> None:
+            call = Farewell(app, farewells=Farewells())
+            scope = {"type": "http", "path": "/events"}
+            task = asyncio.create_task(call(scope, nothing, nothing))
+            await asyncio.sleep(0.01)
+            task.cancel()
+            await task
+
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(cancelled())

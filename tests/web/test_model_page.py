@@ -1,0 +1,396 @@
+"""The model page in a real browser: its numbers are the command line's, to the byte, whatever is set."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import quote
+from xml.etree import ElementTree as ET
+
+import pytest
+from playwright.sync_api import Error as PlaywrightError
+from playwright.sync_api import Page, Route, expect
+from tests.web.conftest import DENSE, EXPERTS, MACHINE, Site, Visitor
+from tests.web.model_pages import (
+    COMMAND,
+    another,
+    assert_same,
+    choose_machine,
+    estimated,
+    read,
+    ready,
+    until,
+)
+
+from edgekit.cli import main
+from edgekit.units import format_bytes
+
+FILE, SPARSE = ".".join((*DENSE, "gguf")), ".".join((*EXPERTS, "gguf"))
+WITHIN_MS = (
+    1000  # of a step, on a machine that does other things too; benchmarks/web_page.py measures
+)
+
+
+# What is set, and how the shown command says it.
+STEPS = (
+    ("Context, tokens", "16,384", "-c 16384"),
+    ("Cache of keys", "q8_0", "-ctk q8_0"),
+    ("Cache of values", "q4_0", "-ctv q4_0"),
+    ("Sequences", "3", "-np 3"),
+    ("Layers on the GPU", "12", "-ngl 12"),
+    ("Micro-batch", "256", "-ub 256"),
+    ("Cache of values", "", "^(?!.*-ctv)"),
+    ("Flash attention", "off", "-fa off"),
+    ("Context, tokens", "40k", "-c 40960"),
+)
+
+
+def set_to(page: Page, label: str, value: str) -> None:
+    """As a person would: menus are chosen from, fields typed into, sliders moved."""
+    control = page.get_by_label(label, exact=True)
+    if control.evaluate("one => one.tagName") == "SELECT":
+        control.select_option(value)
+        return
+    control.fill(value)
+    if control.get_attribute("type") != "range":
+        control.press("Tab")
+
+
+def test_every_step_is_what_the_command_line_says(
+    visitor: Visitor,
+    site: Site,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = ready(visitor().open(f"/model?ref={FILE}&{MACHINE}"))
+    seen = set()
+    for label, value, words in STEPS:
+        set_to(page, label, value)
+        shown = read(page, words)
+        assert_same(shown, estimated(shown.command, site, monkeypatch, capsys))
+        total = format_bytes(shown.sizes["All"])
+        expect(page.get_by_role("region", name="Answer")).to_contain_text(total)
+        seen.add(shown.sizes["All"])
+    assert len(seen) == len(STEPS)
+    steps: list[float] = page.evaluate(
+        "performance.getEntriesByName('fit').map(one => one.duration)"
+    )
+    assert len(steps) >= len(STEPS)
+    assert sorted(steps)[len(steps) // 2] < WITHIN_MS
+
+
+def test_experts_on_the_cpu(
+    visitor: Visitor,
+    site: Site,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = ready(visitor().open(f"/model?ref={SPARSE}&{MACHINE}&context=8192"))
+    before = read(page)
+    page.get_by_label("All experts on the CPU").check()
+    after = read(page, "-cmoe")
+    assert_same(after, estimated(after.command, site, monkeypatch, capsys))
+    assert after.command != before.command
+
+
+@pytest.mark.parametrize("engine", ["vllm", "mlx"])
+def test_other_engines(
+    engine: str,
+    visitor: Visitor,
+    site: Site,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    machine = MACHINE if engine == "vllm" else "device=M3+Max+64GB"
+    page = ready(visitor().open(f"/model?ref=qwen3-8b&context=8192&{machine}"))
+    page.get_by_label("Engine", exact=True).select_option(engine)
+    shown = read(page, f"--engine {engine}")
+    assert_same(shown, estimated(shown.command, site, monkeypatch, capsys))
+
+
+def test_from_the_hub_by_its_id(
+    visitor: Visitor,
+    site: Site,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Typed into the one box; the page goes to an address of its own."""
+    page = visitor().open(f"/model?{MACHINE}")
+    page.get_by_role("main").get_by_label("Model id, URL or file").fill("acme/tiny-GGUF:Q8_0")
+    page.get_by_role("button", name="Check", exact=True).click()
+    page.wait_for_url(re.compile("ref=acme"))
+    shown = read(ready(page))
+    assert_same(shown, estimated(shown.command, site, monkeypatch, capsys))
+    expect(page.get_by_role("heading", level=1)).to_have_text("acme/tiny-GGUF:Q8_0")
+    assert any("tiny-Q8_0.gguf" in line for line in site.hub.log("cdn"))
+
+
+def test_by_its_address(visitor: Visitor, site: Site) -> None:
+    address = f"{site.hub.cdn}/acme/tiny-GGUF/tiny-Q8_0.gguf"
+    page = ready(visitor().open(f"/model?ref={quote(address, safe='')}&{MACHINE}"))
+    assert address in read(page).command
+
+
+def test_arrow_keys_move_the_context(visitor: Visitor) -> None:
+    """Also where a step of the scale is less than the 256 tokens of a cell."""
+    page = ready(visitor().open(f"/model?ref={FILE}&{MACHINE}&context=1024"))
+    slider = page.get_by_label("Context, on a doubling scale")
+    slider.focus()
+    for key, compare in (("ArrowRight", int.__gt__), ("ArrowLeft", int.__lt__)):
+        before = read(page)
+        slider.press(key)
+        slider.press(key)
+        assert compare(another(page, before).sizes["KV cache"], before.sizes["KV cache"])
+
+
+def test_the_link_restores_everything(visitor: Visitor) -> None:
+    visit = visitor()
+    page = ready(visit.open(f"/model?ref={FILE}&{MACHINE}"))
+    for label, value, words in STEPS[:5]:
+        set_to(page, label, value)
+        shown = read(page, words)
+    page.get_by_role("button", name="Copy link").click()
+    expect(page.get_by_role("button", name="copied")).to_be_visible()
+    link: str = page.evaluate("navigator.clipboard.readText()")
+    other = ready(visit.open(link.removeprefix(visit.origin)))
+    again = read(other, "-ngl 12")
+    assert again == shown
+    expect(other.get_by_label("Sequences")).to_have_value("3")
+    expect(other.get_by_label("Cache of keys")).to_have_value("q8_0")
+
+
+def test_the_command_is_copied(visitor: Visitor) -> None:
+    page = ready(visitor().open(f"/model?ref={FILE}&{MACHINE}&context=4096"))
+    name = "llama.cpp's own command"
+    page.get_by_role("button", name=f"Copy: {name}").click()
+    copied: str = page.evaluate("navigator.clipboard.readText()")
+    assert copied == page.get_by_label(name, exact=True).inner_text()
+    assert copied.startswith("llama-server")
+    assert "-c 4096" in copied
+
+
+def test_files_to_keep(visitor: Visitor, tmp_path: Path) -> None:
+    page = ready(visitor().open(f"/model?ref={FILE}&{MACHINE}&context=4096"))
+    expect(
+        page.get_by_label("Cache types that are drawn").get_by_role("button").first
+    ).to_be_visible()
+    shown = read(page)
+    saved = {}
+    for kind in ("PNG", "SVG", "JSON"):
+        with page.expect_download() as coming:
+            page.get_by_role("button", name=f"Save as {kind}").click()
+        saved[kind] = tmp_path / coming.value.suggested_filename
+        coming.value.save_as(saved[kind])
+        assert saved[kind].suffix == f".{kind.lower()}"
+    assert saved["PNG"].read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert saved["PNG"].stat().st_size > 10_000
+    picture = saved["SVG"].read_text(encoding="utf-8")
+    assert ET.fromstring(picture).tag == "{http://www.w3.org/2000/svg}svg"
+    assert "RTX 4090" in picture
+    answer = json.loads(saved["JSON"].read_text(encoding="utf-8"))
+    assert answer["fit"]["estimate"]["total_bytes"] == shown.sizes["All"]
+    assert answer["link"] == page.url
+    words = "".join(ET.fromstring(picture).itertext())
+    assert all(f"usable, {bar['share']}" in words for bar in answer["fit"]["bars"])
+
+
+def test_what_would_make_it_fit_is_done(visitor: Visitor) -> None:
+    page = ready(
+        visitor().open(
+            "/model?ref=qwen3-32b&engine=llama.cpp&context=32768&device=RTX+3060+12GB&ram=8G"
+        )
+    )
+    answer = page.get_by_role("region", name="Answer")
+    expect(answer).to_contain_text("Does not fit")
+    before = read(page)
+    page.get_by_role("button", name=re.compile("^Apply")).first.click()
+    assert another(page, before).sizes["All"] != before.sizes["All"]
+
+
+def held(page: Page, call: str) -> list[Route]:
+    """Answers to a call wait here until they are let go."""
+    waiting: list[Route] = []
+    # Playwright writes into what it is given: no builtin, and a method's owner
+    page.route(f"**/api/v1/{call}", lambda route: waiting.append(route))  # noqa: PLW0108 - see above
+    return waiting
+
+
+def let_go(page: Page, call: str, waiting: list[Route]) -> None:
+    page.unroute(f"**/api/v1/{call}")
+    for route in waiting:
+        with suppress(PlaywrightError):  # the page has called it off
+            route.continue_()
+
+
+def test_late_answers_are_dropped(visitor: Visitor) -> None:
+    """Those of another machine are never shown; those of other settings look so."""
+    page = ready(
+        visitor(forgiven=(r"status of 422",)).open(
+            "/model?ref=qwen3-8b&engine=vllm&context=8192&device=H100"
+        )
+    )
+    answer = page.get_by_role("region", name="Answer")
+    grid = page.locator(".model-grid")
+    waiting = held(page, "fit")
+    set_to(page, "Context, tokens", "16384")
+    until(page, waiting)
+    expect(grid).to_have_class(re.compile("stale"))
+    choose_machine(page, device=["M3 Max 64GB"])
+    expect(answer).to_contain_text("Cannot run")
+    let_go(page, "fit", waiting)
+    page.wait_for_timeout(300)
+    expect(answer).to_contain_text("Cannot run")
+    expect(page.get_by_label(COMMAND, exact=True)).to_be_hidden()
+    choose_machine(page, device=["H100"])
+    read(page, "-c 16384")
+    expect(grid).not_to_have_class(re.compile("stale"))
+
+
+def test_what_was_said_of_cards_goes_with_them(visitor: Visitor) -> None:
+    """A card of the home page may say how two GPUs divide the layers; one has nothing to divide."""
+    two = "device=2x+RTX+3090&ram=64G&engine=llama.cpp&context=8192&mix=Q8_0&tensor_split=1%2C3"
+    page = ready(visitor().open(f"/model?ref=catalog:qwen3-8b&{two}"))
+    read(page, "-ts 1,3")
+    choose_machine(page, device=["RTX 4090"], ram="64G")
+    alone = read(page, r"^(?!.*-ts).*--mix Q8_0.*$")
+    assert "-c 8192" in alone.command
+    expect(page.get_by_role("region", name="Answer")).to_contain_text("RTX 4090")
+
+
+def test_commands_of_programs_go_with_the_settings(visitor: Visitor) -> None:
+    page = ready(visitor().open(f"/model?ref={FILE}&{MACHINE}&context=4096"))
+    ask, decisions = (
+        page.get_by_role("button", name="Commands of every program"),
+        page.locator(".decisions"),
+    )
+    ask.click()
+    expect(decisions).to_be_visible()
+    set_to(page, "Sequences", "2")  # what a plan is not asked with
+    read(page, "-np 2")
+    expect(decisions).to_be_visible()
+    set_to(page, "Context, tokens", "8192")
+    expect(decisions).to_be_hidden()
+    waiting = held(page, "plan")
+    ask.click()
+    until(page, waiting)
+    set_to(page, "Context, tokens", "16384")
+    expect(ask).to_be_enabled()
+    let_go(page, "plan", waiting)
+    read(page, "-c 16384")
+    expect(decisions).to_be_hidden()
+
+
+def saved(page: Page, kind: str) -> str:
+    with page.expect_download() as coming:
+        page.get_by_role("button", name=f"Save as {kind}").click()
+    return coming.value.path().read_text(encoding="utf-8")
+
+
+def test_a_file_is_of_one_state(visitor: Visitor) -> None:
+    """Saved at once after a change, or before the lines came: it waits for them."""
+    page = visitor(forgiven=(r"status of 503",)).open(f"/model?ref={FILE}&{MACHINE}&context=4096")
+    waiting = held(page, "curves")
+    ready(page)
+    until(page, waiting)
+    expect(page.locator(".plot")).to_contain_text("on their way")
+    button = page.get_by_role("button", name="Save as SVG")
+    with page.expect_download() as coming:
+        button.click()
+        expect(button).to_have_attribute("aria-busy", "true")
+        let_go(page, "curves", waiting)
+    picture = coming.value.path().read_text(encoding="utf-8")
+    assert "fits up to here (85 %)" in picture
+    assert "stroke-dasharray" in picture
+    set_to(page, "Batch", "1024")
+    answer = json.loads(saved(page, "JSON"))
+    assert "batch=1024" in answer["link"]
+    assert answer["fit"]["flags"]["batch"] == answer["check"]["flags"]["batch"] == "1024"
+    assert answer["curves"]
+    page.route(
+        "**/api/v1/curves",
+        lambda route: route.fulfill(status=503, json={"error": {"type": "E", "message": "no"}}),
+    )
+    set_to(page, "Batch", "512")
+    picture = saved(page, "SVG")
+    assert "line" not in re.sub("<[^>]*>", "", picture)  # none is spoken of
+    expect(page.locator(".plot")).to_contain_text("No line can be drawn: no")
+    assert "curves" not in json.loads(saved(page, "JSON"))
+
+
+def test_a_model_that_does_not_fit(visitor: Visitor, capsys: pytest.CaptureFixture[str]) -> None:
+    """Why, how well the numbers are known, and only what can be done has a button."""
+    page = ready(visitor().open("/model?ref=catalog:qwen3-32b&context=81920&device=m3-max-36"))
+    expect(page.get_by_role("heading", level=1)).to_have_text("qwen3-32b")
+    answer = page.get_by_role("region", name="Answer")
+    expect(answer.get_by_role("heading", name="Why")).to_be_visible()
+    expect(answer).to_contain_text("all 40,960 that the model was made for fit")
+    known = page.get_by_role("region", name="To know")
+    assert main(shlex.split(read(page).command)[1:]) == 0
+    basis = re.search(r"^Basis +(.*?)\n\n", capsys.readouterr().out, re.DOTALL | re.MULTILINE)
+    assert basis is not None
+    expect(known).to_contain_text("; ".join(row.strip() for row in basis[1].splitlines()))
+    expect(known).not_to_contain_text("read from the file")
+    plot = page.get_by_role("region", name="Memory against context")
+    expect(plot).to_contain_text("The lines end at 40,960 tokens")
+    expect(plot).to_contain_text("fits up to here (85 %)")
+    changes = page.locator(".changes li")
+    memory = changes.filter(has_text="GiB of free memory")
+    expect(memory).to_be_visible()
+    expect(memory.get_by_role("button")).to_have_count(0)
+    mac = changes.filter(has_text="smallest of today's Macs")
+    name, _, _ = mac.inner_text().partition(":")
+    mac.get_by_role("button").press("Enter")
+    expect(answer).to_contain_text(name)
+    expect(page.locator(".changes-panel h2:focus, .headline:focus")).to_have_count(1)
+
+
+def test_numbers_that_are_not_taken(visitor: Visitor) -> None:
+    page = ready(visitor(size=(1280, 560)).open(f"/model?ref={FILE}&{MACHINE}&job=6000%2B800"))
+    expect(page.locator("#context-hint")).to_contain_text("6,000 of prompt + 800 new")
+    assert "-c 6864" in read(page).command
+    field = page.get_by_label("Sequences")
+    set_to(page, "Sequences", "4")
+    before = read(page, "-np 4")
+    for odd in ("0", "2.5", "99999999999"):
+        field.fill(odd)
+        expect(field).to_have_attribute("aria-invalid", "true")
+        expect(field).to_have_accessible_description(re.compile("from 1 to 2,147,483,647"))
+        field.press("Tab")
+        expect(field).to_have_value("4")
+    context = page.get_by_label("Context, tokens")
+    context.fill("many")
+    context.press("Enter")
+    expect(context).to_have_accessible_description(re.compile("many is no number of tokens"))
+    context.press("Tab")
+    expect(context).to_have_value("6,864")
+    assert read(page) == before
+    side = page.locator(".side")
+    expect(side).to_have_class(re.compile("more"))
+    page.get_by_label("Micro-batch").focus()  # nothing is left under the buttons
+    bottom, top = (
+        page.evaluate(
+            "([one, edge]) => document.querySelector(one).getBoundingClientRect()[edge]", pair
+        )
+        for pair in (["#set-ubatch", "bottom"], [".side-buttons", "top"])
+    )
+    assert bottom <= top
+    side.evaluate("one => one.scrollTo(0, one.scrollHeight)")
+    expect(side).not_to_have_class(re.compile("more"))
+
+
+def test_two_tabs_do_not_disturb_each_other(visitor: Visitor) -> None:
+    visit = visitor()
+    tabs = [
+        ready(visit.open(f"/model?ref={FILE}&{MACHINE}&context={size}")) for size in (4096, 8192)
+    ]
+    for sizes in ((5120, 9216), (6144, 10240), (7168, 11264)):
+        for tab, size in zip(tabs, sizes, strict=True):
+            tab.get_by_label("Context, tokens").fill(str(size))
+            tab.get_by_label("Context, tokens").press("Enter")
+    first, second = read(tabs[0], "-c 7168"), read(tabs[1], "-c 11264")
+    per_token = 32 * 8 * (128 + 128) * 2  # layers, heads, key and value, 16 bits
+    assert first.sizes["KV cache"] == 7168 * per_token
+    assert second.sizes["KV cache"] == 11264 * per_token

@@ -1,0 +1,171 @@
+"""What goes wrong, as the page tells it: names that mean nothing, doors that stay shut, servers that are slow or gone."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from urllib.parse import quote, urlsplit
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, Response, expect
+from tests.hub.raw_server import Asked, RawServer, Say, serve
+from tests.web.browser import UNREACHABLE, new_visit
+from tests.web.conftest import MACHINE, Site, Visitor
+from tests.web.model_pages import choose_machine, read, ready, until
+from tests.web.serving import ask, start_process
+
+
+def box(page: Page) -> Locator:
+    return page.get_by_role("main").get_by_label("Model id, URL or file")
+
+
+REFUSED = (
+    ("acme/no-such-model", "acme/no-such-model"),
+    ("no-such-model-at-all", "no-such-model-at-all"),
+    ("../../etc/passwd", "--models-dir"),
+    ("/etc/passwd", "outside the folders given with --models-dir"),
+    ("file:///etc/passwd", "only http:// and https://"),
+    ("missing.gguf", "missing.gguf"),
+    ("broken.gguf", "broken.gguf"),
+    ("<img src=x onerror=alert(1)>", "<img"),
+)
+
+
+def test_names_that_cannot_be_opened(visitor: Visitor) -> None:
+    page = visitor().open(f"/model?{MACHINE}")
+    for ref, told in REFUSED:
+        box(page).fill(ref)
+        box(page).press("Enter")
+        expect(page.get_by_role("heading", level=1)).to_have_text(ref)
+        expect(page.get_by_role("alert")).to_contain_text(told)
+        expect(page.get_by_role("button", name="Try again")).to_be_visible()
+    assert page.locator("main img").count() == 0  # markup in a name stays text
+
+
+# What the address says beside the model, and how its fault is told.
+ODD_SETTINGS = (
+    ("context=NaN", "--ctx-size"),
+    ("context=99999999999999999999", "--ctx-size"),
+    (f"context={'1' * 5000}", "context: more than 4,096 characters"),
+    ("foo=bar", "foo: no such field"),
+    ("cpu_moe=banana", "cpu_moe: say true or false"),
+    ("context=4096&job=6000%2B800", "a context and a job"),
+    ("device=nonsense", "unknown device 'nonsense'"),
+    ("device=m3-max-36&ram=64G", "M3 Max 36GB has 36 GiB for everything"),
+)
+
+
+def test_settings_that_mean_nothing_are_told(visitor: Visitor) -> None:
+    """The model is not blamed for them; without them there is an answer."""
+    visit = visitor(forgiven=(r"status of 400",))
+    page = visit.open("/model")
+    for said, told in ODD_SETTINGS:
+        go(page, f"/model?ref=qwen3-8b&{said}")
+        expect(page.get_by_role("alert")).to_contain_text(told)
+        expect(page.get_by_role("main")).not_to_contain_text("Look at the spelling")
+        page.get_by_role("button", name="Ask without these settings").click()
+        page.wait_for_url(f"{visit.origin}/model?ref=qwen3-8b")
+    ready(page)
+    go(page, "/model?ref=qwen3-8b&device=nonsense")
+    expect(page.get_by_role("alert")).to_be_visible()
+    choose_machine(page, device=["RTX 4090"], ram="64G")
+    expect(page.get_by_role("region", name="Answer")).to_contain_text("RTX 4090")
+
+
+def go(page: Page, address: str) -> None:
+    """As a link of the page does: nothing is loaded again."""
+    page.evaluate("async (one) => (await import('/static/router.js')).go(one)", address)
+
+
+def test_engines_that_cannot_answer_lead_to_others(visitor: Visitor) -> None:
+    page = visitor(forgiven=(r"status of 400",)).open(
+        f"/model?ref=qwen3-8b&engine=banana&context=4096&type_k=q8_0&{MACHINE}"
+    )
+    expect(page.get_by_role("alert")).to_contain_text("unknown engine 'banana'")
+    page.get_by_role("link", name="Ask MLX").click()
+    expect(page.get_by_role("alert")).to_contain_text("Apple silicon")
+    expect(page.get_by_role("link", name="Ask MLX")).to_be_hidden()
+    page.get_by_role("link", name="Ask llama.cpp").click()
+    assert "-c 4096" in read(page).command  # what every engine has is kept
+    page.goto(page.url.replace("engine=llama.cpp", "engine=all"))
+    page.wait_for_url(re.compile("/compare"))
+    expect(page.get_by_role("combobox", name="Engine")).to_have_count(3)
+
+
+@pytest.fixture
+def silent() -> Iterator[RawServer]:
+    """A server that takes requests, and never answers while the test runs."""
+    over = threading.Event()
+
+    def script(_asked: Asked, _say: Say) -> None:
+        over.wait(60)
+
+    with serve(script) as server:
+        yield server
+        over.set()
+
+
+def test_a_slow_server_is_called_off(visitor: Visitor, site: Site, silent: RawServer) -> None:
+    jobs: list[str] = []
+
+    def hear(response: Response) -> None:
+        if response.request.method == "POST" and "/jobs/" in response.url:
+            jobs.append(str(response.json()["id"]))
+
+    visit = visitor()
+    page = visit.open(f"/model?{MACHINE}")
+    page.on("response", hear)
+    box(page).fill(f"{silent.address}/slow.gguf")
+    box(page).press("Enter")
+    expect(page.get_by_role("status").get_by_role("progressbar")).to_be_visible()
+    until(page, silent.asked)
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.get_by_role("heading", name="Cancelled")).to_be_visible()
+    page.wait_for_function(
+        "async (id) => (await (await fetch(`/api/v1/jobs/${id}`)).json()).state === 'cancelled'",
+        arg=jobs[0],
+    )
+    box(page).fill("qwen3-8b")
+    box(page).press("Enter")
+    ready(page)
+
+
+def test_a_column_of_compare_is_called_off(visitor: Visitor, silent: RawServer) -> None:
+    slow = quote(f"{silent.address}/slow.gguf", safe="")
+    page = visitor().open(f"/compare?ref=qwen3-8b&ref={slow}&{MACHINE}")
+    columns = page.get_by_role("main").locator("section")
+    expect(columns.nth(0)).to_contain_text("Fits")
+    columns.nth(1).get_by_role("button", name="Cancel").click()
+    expect(columns.nth(1).get_by_role("alert")).to_contain_text("Called off")
+
+
+def test_a_private_address_stays_shut_and_a_server_that_comes_back(
+    browser: Browser, site: Site
+) -> None:
+    """Without --allow-private; then the server stops under the page, and starts again on its port."""
+    with start_process(env=site.environment) as server:
+        visit = new_visit(browser, server.address, forgiven=(UNREACHABLE, r"status of 403"))
+        private = quote(f"{site.hub.cdn}/acme/tiny-GGUF/tiny-Q8_0.gguf", safe="")
+        page = visit.open(f"/model?ref={private}&{MACHINE}")
+        expect(page.get_by_role("alert")).to_contain_text("--allow-private")
+        assert ask(server.address, "/healthz").status == 200
+        page.goto(f"{server.address}/model?ref=qwen3-8b&{MACHINE}&context=4096")
+        before = read(page, "-c 4096")
+        port = urlsplit(server.address).port
+    banner = page.get_by_text("The server has stopped")
+    set_context(page, "8192")
+    expect(banner).to_be_visible()
+    with start_process("--port", str(port), env=site.environment):
+        expect(banner).to_be_hidden()
+        after = read(page)
+        assert after.command.split()[:3] == before.command.split()[:3]
+        set_context(page, "16384")
+        assert read(page, "-c 16384").sizes["KV cache"] == 4 * before.sizes["KV cache"]
+        assert not visit.close()
+
+
+def set_context(page: Page, text: str) -> None:
+    field = page.get_by_label("Context, tokens")
+    field.fill(text)
+    field.press("Enter")

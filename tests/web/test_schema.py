@@ -1,0 +1,144 @@
+"""What the OpenAPI document promises, held against the real application: no 500, and every answer of a declared shape."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from fastapi import FastAPI
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schemathesis import checks
+from schemathesis.core.result import Ok
+from starlette.testclient import TestClient
+from tests.thoroughness import LONG
+
+from edgekit.asking.bills import OPTIONS
+from edgekit.web.app import OPENAPI, create_app
+from edgekit.web.calls import CALLS
+from edgekit.web.types import Settings
+
+ORIGIN = "http://127.0.0.1:8421"
+HEADERS = {"Host": "127.0.0.1:8421"}
+CHECKS = (
+    checks.not_a_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_schema_conformance,
+)
+OPERATIONS = 25  # those of the calls, twice; of lists, jobs and health
+
+
+def bounded(examples: int, longer: int) -> settings:
+    return settings(
+        max_examples=longer if LONG else examples,
+        deadline=None,
+        derandomize=not LONG,
+        suppress_health_check=list(HealthCheck),
+        database=None,
+    )
+
+
+@pytest.fixture(scope="module")
+def app() -> Iterator[FastAPI]:
+    made = create_app(Settings(network=False, cache=False, requests_per_s=1e9))
+    yield made
+    made.state.edgekit.close()
+
+
+@pytest.fixture(scope="module")
+def client(app: FastAPI) -> Iterator[TestClient]:
+    with TestClient(app, base_url=ORIGIN, raise_server_exceptions=False) as found:
+        yield found
+
+
+def test_every_answer_is_one_that_was_promised(app: FastAPI) -> None:
+    """Streams end when somebody closes them: they have tests of their own."""
+    schema = schemathesis.openapi.from_asgi(OPENAPI, app, headers=HEADERS).exclude(
+        path_regex="/events$"
+    )
+    count = 0
+    for found in schema.get_all_operations():
+        assert isinstance(found, Ok), found
+        count += 1
+        _hold(found.ok())
+    assert count >= OPERATIONS
+
+
+def _hold(operation: Any) -> None:
+    @bounded(5, 300)
+    @given(case=operation.as_strategy())
+    def hold(case: Any) -> None:
+        if operation.path.endswith("/recommend"):  # among 8 models, not among 131
+            _complete(case, task="embed")
+        case.call_and_validate(checks=[*CHECKS, checks.negative_data_rejection], headers=HEADERS)
+
+    @bounded(3, 300)
+    @given(
+        case=operation.as_strategy(generation_mode=schemathesis.GenerationMode.POSITIVE),
+        model=st.sampled_from(MODELS),
+    )
+    def hold_known(case: Any, model: str) -> None:
+        """No text that is made up is the name of a model that there is."""
+        _complete(case, model=model)
+        case.call_and_validate(checks=list(CHECKS), headers=HEADERS)
+
+    hold()
+    if operation.path.removeprefix("/api/v1/") in CALLS.keys() - {"recommend"}:
+        hold_known()
+
+
+def _complete(case: Any, **more: str) -> None:
+    fields = case.query if case.method == "GET" else case.body
+    if isinstance(fields, dict):
+        fields.update(more)
+
+
+WORDS = (
+    "0", "1", "2", "3", "7", "31", "64", "255", "256", "511", "512", "4096", "8192", "32k", "131072", "2147483647",
+    "-1", "-2", "all", "none", "auto", "on", "off", "f16", "f32", "bf16", "q8_0", "q4_0", "iq4_nl", "fp8", "fp8_e5m2",
+    "float16", "float32", "bfloat16", "cpu", "cuda", "metal", "vulkan", "library", "server", "1,1", "3,1,2", "0,1",
+    "24G", "24G,8G", "1", "0.01", "0.9", "1.0", "Q4_K_M", "Q2_K", "Q8_0", "F16", "q4", "mxfp4", "0.5", "0.6",
+    "draft-mtp", "draft-simple", "H100", "RTX 4090", "awq", "gptq", "16", "8", "4", "6000+800", "sample:gemma-3-27b",
+)  # fmt: skip
+MODELS = (
+    "qwen3-8b", "sample:gemma-3-27b", "sample:qwen3-30b-a3b", "deepseek-v3", "nomic-embed-text-v1.5",
+    "qwen3-next-80b-a3b", "all-minilm-l6-v2", "mamba-2.8b",
+)  # fmt: skip
+MACHINES: tuple[dict[str, Any], ...] = (
+    {"device": ["RTX 4090"], "ram": "64G"}, {"ram": "16G"}, {"device": ["m3-max-64"]}, {"vram": "24G,12G"},
+    {"device": ["2x H100"]}, {"device": ["RX 7900 XTX"], "ram": "1G"}, {"device": ["phone-8"]}, {"vram": "1G"},
+)  # fmt: skip
+
+
+@st.composite
+def loads(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
+    """A call and fields that a person could mean: most of them are understood, and many are refused by an engine."""
+    call = draw(st.sampled_from(("estimate", "fit", "fit", "check", "curves")))
+    engine = draw(st.sampled_from((*OPTIONS, "llama.cpp", "llama.cpp")))
+    known = CALLS[call].request.model_fields
+    flags = [flag for flag in OPTIONS[engine].FLAGS if flag.key in known]
+    fields: dict[str, Any] = {"model": draw(st.sampled_from(MODELS)), "engine": engine}
+    for flag in draw(st.lists(st.sampled_from(flags), max_size=4, unique_by=lambda one: one.key)):
+        fields[flag.key] = draw(st.sampled_from(WORDS) if flag.metavar else st.booleans())
+    if draw(st.booleans()):
+        fields["context"] = draw(st.sampled_from(WORDS[:16]) | st.integers(0, 2**31))
+    if call != "estimate":
+        fields |= draw(st.sampled_from(MACHINES))
+    return call, fields
+
+
+@bounded(120, 3000)
+@given(asked=loads())
+def test_loads_that_a_person_could_mean(client: TestClient, asked: tuple[str, Any]) -> None:
+    call, fields = asked
+    answer = client.post(f"/api/v1/{call}", json=fields)
+    assert answer.status_code in {200, 400, 404, 422, 502}, (call, fields, answer.text)
+    told = json.loads(answer.text, parse_constant=pytest.fail)
+    assert ("error" in told) == (answer.status_code != 200)
+    if call == "fit" and answer.status_code == 200:
+        for bar in told["bars"]:
+            assert sum(part["bytes"] for part in bar["parts"]) == bar["required_bytes"]

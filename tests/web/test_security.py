@@ -1,0 +1,567 @@
+"""Who may ask, how often and how much: against the real server, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import http.client
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.responses import Response
+from tests.web.serving import LOCAL, Answered, ask, start
+
+from edgekit.web import bodies, connections, rates, security
+from edgekit.web.app import PAGES
+from edgekit.web.rates import MAX_CLIENTS, Rates, network_of
+from edgekit.web.security import (
+    CALLS_EACH,
+    CONTENT_POLICY,
+    MAX_QUERY_BYTES,
+    STREAMS_EACH,
+    WRONG_TOKENS_PER_S,
+    Security,
+)
+from edgekit.web.types import MAX_BODY_BYTES, Settings
+
+TOKEN = "correct-horse-battery"
+CALL = "/api/v1/hardware"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with start() as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[str]:
+    with start(Settings(port=0, network=False, token=TOKEN)) as address:
+        yield address
+
+
+def said(address: str, raw: bytes, *, timeout_s: float = 10.0) -> bytes:
+    """Everything that the server answers to these bytes until it closes the connection."""
+    host, _, port = address.removeprefix("http://").partition(":")
+    with closing(socket.create_connection((host, int(port)), timeout_s)) as connection:
+        connection.sendall(raw)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+class TestEveryAnswer:
+    @pytest.mark.parametrize(
+        "path", ["/", "/healthz", CALL, "/static/main.js", "/nowhere", "/api/v1/nowhere"]
+    )
+    def test_has_the_headers(self, server: str, path: str) -> None:
+        headers = ask(server, path).headers
+        assert headers["content-security-policy"] == CONTENT_POLICY
+        assert "unsafe" not in CONTENT_POLICY
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["cross-origin-opener-policy"] == "same-origin"
+        assert headers["cross-origin-resource-policy"] == "same-origin"
+        assert "camera=()" in headers["permissions-policy"]
+        assert "server" not in headers
+        assert not [name for name in headers if name.startswith("access-control")]
+
+    def test_of_a_call_is_not_kept(self, server: str) -> None:
+        assert ask(server, CALL).headers["cache-control"] == "no-store"
+
+    def test_of_the_page_is_asked_for_anew_and_cheaply(self, server: str) -> None:
+        first = ask(server, "/static/main.js")
+        assert (first.status, first.headers["cache-control"]) == (200, "no-cache")
+        assert first.headers["content-type"] == "text/javascript; charset=utf-8"
+        again = ask(server, "/static/main.js", headers={"If-None-Match": first.headers["etag"]})
+        assert (again.status, again.body) == (304, b"")
+
+    def test_that_failed_inside_says_nothing_about_it(
+        self, server: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def break_down(*_: object, **__: object) -> None:
+            raise ZeroDivisionError("/home/somebody/secret")
+
+        monkeypatch.setattr("edgekit.web.assets.Assets.answer", break_down)
+        with caplog.at_level(logging.ERROR):
+            answer = ask(server, "/")
+        assert answer.status == 500
+        assert b"secret" not in answer.body
+        assert b"ZeroDivision" not in answer.body
+        assert answer.headers["content-security-policy"] == CONTENT_POLICY
+        assert "/home/somebody/secret" in caplog.text
+
+
+class TestPages:
+    @pytest.mark.parametrize("path", PAGES)
+    def test_are_one_document(self, server: str, path: str) -> None:
+        answer = ask(server, path)
+        assert answer.status == 200
+        assert answer.headers["content-type"] == "text/html; charset=utf-8"
+        assert answer.body == ask(server, "/").body
+        assert ask(server, path, method="HEAD").body == b""
+
+    def test_that_are_not_there_are_told_as_a_page(self, server: str) -> None:
+        answer = ask(server, "/nowhere?ref=<script>")
+        assert answer.status == 404
+        assert b"There is nothing at this address." in answer.body
+        assert b"<script" not in answer.body
+
+    def test_that_are_not_there_are_told_as_json_among_the_calls(self, server: str) -> None:
+        answer = ask(server, "/api/v1/nowhere")
+        assert (answer.status, answer.error["type"]) == (404, "NotFoundError")
+        answer = ask(server, "/healthz", {})
+        assert answer.status == 405
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "../app.py",
+            "..%2fapp.py",
+            "%2e%2e/app.py",
+            "..%5capp.py",
+            ".",
+            "",
+            "main.js/",
+            "app.py",
+            "MAIN.JS",
+            "a" * 3000,
+        ],
+    )
+    def test_lead_to_no_other_file(self, server: str, name: str) -> None:
+        assert ask(server, f"/static/{name}").status == 404
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        "host",
+        [
+            "evil.example",
+            "evil.example:{port}",
+            "127.0.0.1.evil.example",
+            "10.0.0.1",
+            "localhost.",
+            "[::2]",
+            "",
+        ],
+    )
+    def test_of_others_are_not_answered(self, server: str, host: str) -> None:
+        port = server.rpartition(":")[2]
+        for path in ("/", CALL, "/healthz", "/static/main.js"):
+            answer = ask(server, path, headers={"Host": host.format(port=port)})
+            assert answer.status == 421
+        assert b"localhost" in answer.body
+
+    @pytest.mark.parametrize(
+        "host", ["localhost", "LOCALHOST:{port}", "127.0.0.1:1", "[::1]:{port}"]
+    )
+    def test_of_this_machine_are(self, server: str, host: str) -> None:
+        port = server.rpartition(":")[2]
+        assert ask(server, "/healthz", headers={"Host": host.format(port=port)}).status == 200
+
+    def test_are_needed(self, server: str) -> None:
+        assert said(server, b"GET / HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 421 ")
+
+    def test_do_not_matter_where_others_may_ask(self) -> None:
+        with start(Settings(host="0.0.0.0", port=0, network=False, token=TOKEN)) as address:
+            answer = ask(address, "/healthz", headers={"Host": "workstation.example"})
+            assert answer.status == 200
+            assert ask(address, CALL).status == 401
+
+
+class TestOtherSites:
+    @pytest.mark.parametrize("site", ["cross-site", "same-site", "anything"])
+    def test_may_not_call(self, server: str, site: str) -> None:
+        for fields in (None, {"model": "sample:gemma-3-27b"}):
+            path = CALL if fields is None else "/api/v1/inspect"
+            answer = ask(server, path, fields, headers={"Sec-Fetch-Site": site})
+            assert (answer.status, answer.error["type"]) == (403, "CrossSiteError")
+
+    @pytest.mark.parametrize(
+        "origin", ["null", "http://evil.example", "http://localhost:1", "https://", ""]
+    )
+    def test_may_not_call_by_their_origin(self, server: str, origin: str) -> None:
+        assert ask(server, CALL, headers={"Origin": origin}).status == 403
+
+    def test_own_pages_may(self, server: str) -> None:
+        own = {"Origin": server, "Sec-Fetch-Site": "same-origin"}
+        assert ask(server, CALL, headers=own).status == 200
+        assert ask(server, CALL, headers={"Sec-Fetch-Site": "none"}).status == 200
+
+    def test_may_lead_to_a_page(self, server: str) -> None:
+        assert ask(server, "/model", headers={"Sec-Fetch-Site": "cross-site"}).status == 200
+        assert ask(server, "/api/docs", headers={"Sec-Fetch-Site": "cross-site"}).status == 200
+
+    @pytest.mark.parametrize("path", ["/", CALL, "/nowhere"])
+    def test_are_not_told_what_they_may(self, server: str, path: str) -> None:
+        asking = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
+        answer = ask(server, path, method="OPTIONS", headers=asking)
+        assert answer.status == 405
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+class TestToken:
+    def test_is_needed_for_everything(self, guarded: str) -> None:
+        for path in (*PAGES, "/static/main.js", CALL, "/api/v1/openapi.json", "/nowhere"):
+            assert ask(guarded, path).status == 401, path
+
+    def test_is_not_needed_for_a_sign_of_life(self, guarded: str) -> None:
+        assert ask(guarded, "/healthz").json()["status"] == "ok"
+
+    def test_of_a_program_stands_in_a_header(self, guarded: str) -> None:
+        assert ask(guarded, CALL, headers={"Authorization": f"Bearer {TOKEN}"}).status == 200
+        assert ask(guarded, CALL, headers={"authorization": f"bearer {TOKEN}"}).status == 200
+
+    def test_that_is_missing_is_told_as_json_or_as_a_page(self, guarded: str) -> None:
+        call, page = ask(guarded, CALL), ask(guarded, "/model?ref=a%22b")
+        assert call.error["type"] == "TokenError"
+        assert "Bearer" in call.error["message"]
+        assert call.headers["www-authenticate"] == "Bearer"
+        assert b"The terminal that runs edgekit web shows" in page.body
+        assert b'href="/model?ref=a%22b"' in page.body
+
+    def test_in_an_address_becomes_a_cookie(self, guarded: str) -> None:
+        answer = ask(guarded, f"/model?ref=a%2Fb&token={TOKEN}&c=")
+        assert (answer.status, answer.headers["location"]) == (303, "/model?ref=a%2Fb&c=")
+        cookie, _, rules = answer.headers["set-cookie"].partition("; ")
+        assert rules == "Path=/; HttpOnly; SameSite=Strict"
+        assert TOKEN not in cookie
+        beside = f"theme=%7B{{}}; broken; {cookie}; other=1"
+        for path in ("/model?ref=a%2Fb", CALL, "/static/main.js"):
+            assert ask(guarded, path, headers={"Cookie": beside}).status == 200
+
+    def test_leads_nowhere_else(self, guarded: str) -> None:
+        answer = ask(guarded, f"//evil.example/%0d%0aX:y?token={TOKEN}")
+        assert answer.headers["location"].startswith("/evil.example/")
+        assert "x" not in answer.headers
+
+    def test_in_the_address_of_a_call_counts_for_nothing(self, guarded: str) -> None:
+        assert ask(guarded, f"{CALL}?token={TOKEN}").status == 401
+
+    @pytest.mark.parametrize("wrong", ["", "x", TOKEN[:-1], f"{TOKEN}x", TOKEN.upper(), "\xe4" * 8])
+    def test_that_is_wrong_is_refused(self, wrong: str) -> None:
+        with start(Settings(port=0, network=False, token=TOKEN)) as address:
+            port = address.rpartition(":")[2]
+            cookie = {"Cookie": f"edgekit_{port}={wrong}"}
+            assert ask(address, CALL, headers=cookie).status == 401
+            assert ask(address, CALL, headers={"Authorization": f"Bearer {wrong}"}).status == 401
+            if wrong.isascii():
+                assert ask(address, f"/?token={wrong}").status == 401
+
+    def test_is_not_guessed(self) -> None:
+        with start(Settings(port=0, network=False, token=TOKEN)) as address:
+            began_s = time.monotonic()
+            statuses = [
+                ask(address, CALL, headers={"Authorization": f"Bearer {n}"}).status
+                for n in range(40)
+            ]
+            most = WRONG_TOKENS_PER_S * (1 + time.monotonic() - began_s) + 1
+            assert statuses.count(401) <= most
+            assert 429 in statuses
+            right = {"Authorization": f"Bearer {TOKEN}"}
+            assert ask(address, "/healthz").status == 200
+            time.sleep(2 / WRONG_TOKENS_PER_S)
+            assert ask(address, CALL, headers=right).status == 200
+
+    @pytest.mark.parametrize(("token", "passes"), [(TOKEN, True), (TOKEN[:12], False)])
+    def test_that_others_guess_does_not_lock_out_who_is_in(
+        self, token: str, monkeypatch: pytest.MonkeyPatch, *, passes: bool
+    ) -> None:
+        """A right one that is short is not looked at either: its guesser would see the difference."""
+        monkeypatch.setattr(security, "WRONG_TOKENS_PER_S", 0.01)
+        with start(Settings(port=0, network=False, token=token)) as address:
+            cookie = ask(address, f"/?token={token}").headers["set-cookie"].partition(";")[0]
+            wrong = {"Authorization": "Bearer wrong"}
+            while ask(address, CALL, headers=wrong).status != 429:
+                pass
+            assert ask(address, CALL, headers={"Cookie": cookie}).status == 200
+            assert ask(address, "/", headers={"Cookie": cookie}).status == 200
+            right = ask(address, CALL, headers={"Authorization": f"Bearer {token}"}).status
+            assert right == (200 if passes else 429)
+
+    def test_of_a_page_goes_out_of_its_address_also_with_the_cookie(self, guarded: str) -> None:
+        cookie = ask(guarded, f"/?token={TOKEN}").headers["set-cookie"].partition(";")[0]
+        answer = ask(guarded, f"/model?ref=a&token={TOKEN}", headers={"Cookie": cookie})
+        assert (answer.status, answer.headers["location"]) == (303, "/model?ref=a")
+
+    def test_of_another_server_on_this_machine_is_no_token(self, guarded: str) -> None:
+        port = guarded.rpartition(":")[2]
+        with start(Settings(port=0, network=False, token=TOKEN)) as address:
+            cookie = ask(address, f"/?token={TOKEN}").headers["set-cookie"]
+        other = cookie.partition(";")[0].partition("=")[2]
+        assert len(other) == 64
+        assert other != hashlib.sha256(b"edgekit web\0" + TOKEN.encode()).hexdigest()
+        assert ask(guarded, CALL, headers={"Cookie": f"edgekit_{port}={other}"}).status == 401
+        assert ask(guarded, CALL, headers={"Cookie": "edgekit_1=0"}).status == 401
+
+
+class TestBodies:
+    SIZE = 10_000_000
+
+    def post(self, server: str, body: bytes) -> Answered:
+        place = server.removeprefix("http://")
+        with closing(http.client.HTTPConnection(place, timeout=20)) as client:
+            client.request("POST", "/api/v1/estimate", body, {"Content-Type": "application/json"})
+            reply = client.getresponse()
+            return Answered(reply.status, dict(reply.getheaders()), reply.read())
+
+    def test_of_ten_megabytes_are_refused_by_their_length(self, server: str) -> None:
+        answer = self.post(server, b'{"model": "' + b"a" * self.SIZE)
+        assert (answer.status, answer.error["type"]) == (413, "TooLargeError")
+
+    def test_of_ten_megabytes_are_refused_as_they_come(self, server: str) -> None:
+        pieces = (b" " * 10_000 for _ in range(self.SIZE // 10_000))
+        place = server.removeprefix("http://")
+        with closing(http.client.HTTPConnection(place, timeout=20)) as client:
+            said = {"Content-Type": "application/json", "Transfer-Encoding": "chunked"}
+            client.request("POST", "/api/v1/estimate", pieces, said, encode_chunked=True)
+            reply = client.getresponse()
+            assert reply.status == 413
+            assert json.loads(reply.read())["error"]["type"] == "TooLargeError"
+
+    def test_are_refused_before_they_come(
+        self, server: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(bodies, "DRAINED_S", 0.2)
+        head = f"POST /api/v1/estimate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {10**15}\r\nExpect: 100-continue\r\n\r\n"
+        began_s = time.monotonic()
+        answer = said(server, head.encode())
+        assert answer.startswith(b"HTTP/1.1 413 ")
+        assert time.monotonic() - began_s < bodies.DRAINED_S + 2
+
+    def test_that_never_end_are_cut_off(self, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(bodies, "DRAINED_BYTES", 2_000_000)
+        host, _, port = server.removeprefix("http://").partition(":")
+        sent = 0
+        with closing(socket.create_connection((host, int(port)), 10)) as connection:
+            connection.sendall(
+                b"POST /api/v1/estimate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+            )
+            piece = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
+            with pytest.raises(OSError):  # noqa: PT012 - which of them fails does not matter
+                while sent < 200_000_000:
+                    connection.sendall(piece)
+                    sent += len(piece)
+        assert sent < 20_000_000
+
+    @pytest.mark.parametrize("size", [0, 1, MAX_BODY_BYTES])
+    def test_within_the_limit_are_read(self, server: str, size: int) -> None:
+        answer = self.post(server, b" " * size)
+        assert answer.status == 400
+
+    def test_that_do_not_come_are_given_up(
+        self, server: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(bodies, "BODY_TIMEOUT_S", 0.2)
+        monkeypatch.setattr(bodies, "DRAINED_S", 0.2)
+        head = b"POST /api/v1/estimate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{"
+        began_s = time.monotonic()
+        answer = said(server, head)
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b"TooSlowError" in answer
+        assert time.monotonic() - began_s < 5
+
+    def test_whose_sender_has_gone_leave_nothing_behind(self, server: str) -> None:
+        host, _, port = server.removeprefix("http://").partition(":")
+        with closing(socket.create_connection((host, int(port)), 5)) as connection:
+            connection.sendall(
+                b"POST /api/v1/estimate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{"
+            )
+        assert ask(server, "/healthz").status == 200
+
+
+class TestHeads:
+    def test_with_a_long_query_are_refused(self, server: str) -> None:
+        assert ask(server, f"{CALL}?device={'a' * MAX_QUERY_BYTES}").status == 414
+        assert ask(server, f"/model?ref={'a' * (MAX_QUERY_BYTES - 4)}").status == 200
+
+    def test_without_an_end_are_refused(self, server: str) -> None:
+        assert said(server, b"GET / HTTP/1.1\r\nX: " + b"a" * 40_000).startswith(b"HTTP/1.1 400 ")
+
+    def test_that_do_not_come_are_given_up(
+        self, server: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.3)
+        for head in (b"", b"GET / HTT"):
+            began_s = time.monotonic()
+            assert said(server, head) == b""
+            assert time.monotonic() - began_s < 3
+
+    def test_that_do_not_come_after_another_are_given_up(
+        self, server: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.3)
+        place = server.removeprefix("http://")
+        with closing(http.client.HTTPConnection(place, timeout=5)) as client:
+            client.request("GET", "/healthz")
+            assert client.getresponse().read()
+            assert client.sock is not None
+            client.sock.sendall(b"GET /")
+            assert client.sock.recv(1000) == b""
+
+    @pytest.mark.parametrize(
+        "head", [b"\x16\x03\x01\x00", b"GET\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\n"]
+    )
+    def test_that_make_no_sense_are_refused(self, server: str, head: bytes) -> None:
+        answer = said(server, head + b"\r\n\r\n")
+        assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 405 "))
+        stated, _, body = answer.rpartition(b"\r\n\r\n")
+        assert json.loads(body)["error"]["type"] == "UsageError"
+        assert CONTENT_POLICY.encode() in stated
+
+    def test_cannot_say_who_asks(self) -> None:
+        with start(Settings(port=0, network=False, requests_per_s=2.0)) as address:
+            forged = [{"X-Forwarded-For": f"10.0.0.{n}"} for n in range(6)]
+            assert 429 in [ask(address, "/healthz", headers=one).status for one in forged]
+
+
+class TestRates:
+    def test_bound_one_client(self) -> None:
+        with start(Settings(port=0, network=False, requests_per_s=5.0)) as address:
+            answers = [ask(address, CALL if n % 2 else "/") for n in range(14)]
+            refused = [one for one in answers if one.status == 429]
+            assert len(refused) >= 4
+            assert all(one.status == 200 for one in answers[:5])
+            assert {one.headers["retry-after"] for one in refused} == {"1"}
+            time.sleep(0.5)
+            assert ask(address, "/healthz").status == 200
+
+    def test_fill_again_with_time(self) -> None:
+        now_s = [100.0]
+        table = Rates(2.0, clock=lambda: now_s[0])
+        assert [table.take("a") for _ in range(3)] == [True, True, False]
+        assert table.take("b")
+        now_s[0] += 0.5
+        assert [table.take("a") for _ in range(2)] == [True, False]
+        now_s[0] += 3600
+        assert [table.take("a") for _ in range(3)] == [True, True, False]
+
+    def test_are_kept_for_few_clients(self) -> None:
+        table = Rates(1.0)
+        for number in range(MAX_CLIENTS * 3):
+            table.take(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}")
+        assert len(table) == MAX_CLIENTS
+
+    def test_one_network_is_one_client(self) -> None:
+        assert network_of("2001:db8::1") == network_of("2001:db8::ffff:1")
+        assert network_of("2001:db8::1") != network_of("2001:db8:0:1::1")
+        assert network_of("::ffff:192.0.2.7") == "192.0.2.7"
+        assert network_of("fe80::1%eth0") == network_of("fe80::2")
+        table = rates.Rates(1.0)
+        assert [table.take(f"2001:db8::{n:x}") for n in range(3)] == [True, False, False]
+
+
+def test_many_at_once_are_answered_or_told_so(server: str) -> None:
+    statuses: list[int] = []
+
+    def one() -> None:
+        statuses.append(ask(server, "/healthz").status)
+
+    threads = [threading.Thread(target=one) for _ in range(64)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert statuses == [200] * 64
+
+
+def connected(address: str) -> socket.socket:
+    host, _, port = address.removeprefix("http://").partition(":")
+    return socket.create_connection((host, int(port)), 5)
+
+
+class TestConnections:
+    def test_of_one_client_are_bounded(self, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(connections, "CONNECTIONS_EACH", 3)
+        held = [connected(server) for _ in range(3)]
+        time.sleep(0.1)
+        with closing(connected(server)) as one_more, suppress(ConnectionError):
+            assert one_more.recv(100) == b""
+        for one in held:
+            one.close()
+        time.sleep(0.1)
+        assert ask(server, "/healthz").status == 200
+
+    def test_beyond_all_that_there_may_be_are_told_so(
+        self, server: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(connections, "MAX_CONNECTIONS", 1)
+        with closing(connected(server)):
+            time.sleep(0.1)
+            call, page = ask(server, CALL), ask(server, "/")
+        assert (call.status, call.error["type"]) == (503, "BusyError")
+        assert (page.status, page.headers["connection"]) == (503, "close")
+        assert page.headers["content-security-policy"] == CONTENT_POLICY
+
+    def test_whose_answers_nobody_reads_are_given_up(
+        self, server: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(connections, "READ_TIMEOUT_S", 0.2)
+        large = Response(b"x" * 50_000_000)
+        monkeypatch.setattr("edgekit.web.assets.Assets.answer", lambda *_: large)
+        with closing(socket.socket()) as unread:
+            unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            unread.settimeout(10)
+            host, _, port = server.removeprefix("http://").partition(":")
+            unread.connect((host, int(port)))
+            unread.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert unread.recv(15) == b"HTTP/1.1 200 OK"
+            time.sleep(1.0)
+            came = 0
+            with suppress(ConnectionError):
+                while piece := unread.recv(1 << 20):  # what was on its way, then the end
+                    came += len(piece)
+        assert came < 50_000_000
+
+
+class TestPlaces:
+    """Of one client so many are answered at once; streams of events count apart."""
+
+    @staticmethod
+    async def statuses(path: str, clients: list[str]) -> list[int]:
+        go, sent = asyncio.Event(), dict[int, int]()
+
+        async def app(_: Any, __: Any, send: Any) -> None:
+            await go.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body"})
+
+        guard = Security(app, settings=Settings())
+
+        async def one(number: int) -> None:
+            async def send(message: Any) -> None:
+                sent.setdefault(number, message.get("status", 0))
+
+            headers = [(b"host", b"localhost")]
+            scope = {"type": "http", "method": "GET", "path": path, "headers": headers}
+            await guard({**scope, "client": (clients[number], 1)}, None, send)  # type: ignore[arg-type]  # nothing is received
+
+        tasks = [asyncio.create_task(one(number)) for number in range(len(clients))]
+        await asyncio.sleep(0.05)
+        go.set()
+        await asyncio.gather(*tasks)
+        assert not guard._calls
+        assert not guard._streams
+        return [sent[number] for number in range(len(clients))]
+
+    @pytest.mark.parametrize(
+        ("path", "each"),
+        [("/api/v1/fit", CALLS_EACH), ("/api/v1/cards/events", STREAMS_EACH), ("/healthz", 200)],
+    )
+    def test_are_bounded(self, path: str, each: int) -> None:
+        clients = [*["10.0.0.1"] * (each + 2), "10.0.0.2"]
+        refused = [] if path == "/healthz" else [429, 429]
+        expected = [200] * (len(clients) - 1 - len(refused)) + refused + [200]
+        assert asyncio.run(self.statuses(path, clients)) == expected
+
+
+def test_no_path_of_this_machine_is_in_the_page(server: str) -> None:
+    here = str(Path(__file__).parents[2])
+    assert here.encode() not in ask(server, "/api/v1/openapi.json").body
+    assert LOCAL.token is None
