@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from playwright.sync_api import Browser, Page
-from tests.web.browser import chromium, new_visit
+from tests.web.browser import WHOLE, chromium, new_visit
 from tests.web.serving import start_process
 
 MACHINE = "device=RTX+4090&ram=64G"
@@ -33,7 +33,7 @@ JUDGED = "ul[aria-label=Models][aria-busy=false]"
 
 def main() -> None:
     """Print the tables."""
-    with start_process("--offline") as server, chromium() as browser:
+    with start_process("--offline") as server, chromium(WHOLE) as browser:
         print("| home | cards | interactive ms | every verdict ms |\n|---|---|---|---|")
         for number in range(RUNS):
             told = "the server has just started" if not number else f"visit {number + 1}"

@@ -28,7 +28,7 @@ from edgekit.runtime.stream.generating import generate
 load, setup = Load(context_tokens=4096), StreamSetup(threads=2)
 with open_stream(Path(sys.argv[1]), load=load, setup=setup) as engine:
     sampler = Sampler(Sampling(temperature=0), engine.vocabulary)
-    made = list(generate(engine, [11, 12, 13, 14], sampler, max_tokens=3, stop=frozenset()))
+    made = list(generate(engine, [11, 12, 13, 14], sampler, max_tokens=2, stop=frozenset()))
     told = {"made": made, "planned": engine.plan.total_bytes, "cache": engine.cache_bytes}
 status = open("/proc/self/status").read()
 told["peak"] = int(re.search(r"VmHWM:\\s+(\\d+)", status)[1]) * 1024
@@ -36,7 +36,8 @@ print(json.dumps(told))
 """
 
 
-def test_three_tokens_of_a_7b_within_700_mb_of_addresses(tmp_path: Path) -> None:
+def test_tokens_of_a_7b_within_700_mb_of_addresses(tmp_path: Path) -> None:
+    """One made of what was given, one of what was made."""
     path = seven_b(tmp_path / "seven.gguf", sparse=True, vocabulary=False)
     assert path.stat().st_size > 4_200_000_000
     done = subprocess.run(
@@ -49,7 +50,7 @@ def test_three_tokens_of_a_7b_within_700_mb_of_addresses(tmp_path: Path) -> None
     )
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout)
-    assert len(told["made"]) == 3
+    assert len(told["made"]) == 2
     assert all(0 <= token < 152_064 for token in told["made"])
     # 28 layers x 4,096 cells x 2 x 512 numbers of 2 bytes each, and some 30 MB beside them.
     assert told["cache"] == 28 * 4096 * 2 * 512 * 2

@@ -219,6 +219,7 @@ def report_of_sample(capsys: pytest.CaptureFixture[str]) -> str:
     return out
 
 
+@pytest.mark.usefixtures("on_x86")
 def test_readme_shows_the_real_reports(capsys: pytest.CaptureFixture[str]) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert report_of_sample(capsys) in readme
@@ -227,6 +228,7 @@ def test_readme_shows_the_real_reports(capsys: pytest.CaptureFixture[str]) -> No
     assert out in readme
 
 
+@pytest.mark.usefixtures("on_x86")
 def test_readme_shows_the_real_verdict(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
-from tests.web.browser import new_visit
+from tests.web.accessibility import assert_no_serious_fault, assert_tab_reaches
+from tests.web.browser import FLAGS, WHOLE, chromium_path, new_visit
 from tests.web.conftest import MACHINE, Site, Visitor
 from tests.web.serving import start_process
 
@@ -80,6 +81,29 @@ def test_every_model_has_a_card_with_a_verdict(
     expect(page.get_by_text("fits up to here (85 %)")).to_be_visible()
     bar = page.get_by_role("img", name=re.compile(r"^RTX 4090.*Fits up to 19\.11 GiB \(85 %\)"))
     expect(bar.first).to_be_visible()
+
+
+def test_home_is_for_everyone(visitor: Visitor) -> None:
+    page = home(visitor, f"q=qwen3-coder&{MACHINE}")
+    expect(cards(page).filter(visible=True).get_by_role("img").first).to_be_visible()
+    assert_tab_reaches(page, {"open-ref", "filter-q", "filter-kind", "filter-sort", "filter-fits"})
+    assert_no_serious_fault(page)
+
+
+def test_the_whole_browser_shows_the_same(browser: Browser, site: Site) -> None:
+    """What people have on their desks, with all that surrounds a window."""
+    path = chromium_path(WHOLE)
+    whole = browser.browser_type.launch(executable_path=path, args=list(FLAGS))
+    visit = new_visit(whole, site.origin)
+    page = visit.open(f"/?q=qwen3-8b&{MACHINE}")
+    judged(page)
+    card = page.locator('li[data-id="qwen3-8b"]')
+    expect(card).to_have_attribute("data-status", "passed")
+    card.get_by_role("link").click()
+    expect(page.locator("html")).to_have_attribute("data-fit", "ready")
+    expect(page.get_by_role("region", name="Answer")).to_contain_text("Fits")
+    assert visit.close() == []
+    whole.close()
 
 
 def test_filters_and_order_stand_in_the_address(visitor: Visitor) -> None:

@@ -95,7 +95,14 @@ def test_q8_0_is_ggmls_own_bit_for_bit(kernels: Kernels) -> None:
     wanted = np.empty((len(x), 272), np.uint8)
     quantize = ggml_function("quantize_row_q8_0_ref")
     quantize(x.ctypes.data, wanted.ctypes.data, x.size)
-    assert stored(kernels, "q8_0", x).tobytes() == wanted.tobytes()
+    blocks, wanted = stored(kernels, "q8_0", x).reshape(-1, 34), wanted.reshape(-1, 34)
+    # Of the least floats GGML takes infinity for an integer, which is another one on each kind of CPU: times a scale
+    # of 0, it is 0 everywhere.
+    told = np.abs(x.reshape(-1, 32)).max(axis=1) > 127 / np.finfo(np.float32).max
+    assert blocks[told].tobytes() == wanted[told].tobytes()
+    assert blocks[:, :2].tobytes() == wanted[:, :2].tobytes()
+    assert not blocks[~told, :2].any()
+    assert 0 < np.count_nonzero(~told) < 20
 
 
 def ggml_function(name: str) -> Callable[[int, int, int], None]:

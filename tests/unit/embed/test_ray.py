@@ -32,18 +32,17 @@ TINY: dict[str, Any] = {
     "head_dim": 32,
 }
 
-# Three jobs and a pipeline of one's own; what each of them gave is one line of JSON.
+# Two jobs and a pipeline of one's own; what each of them gave is one line of JSON. (Each starts a Ray: some 12 s.)
 SCRIPT = """
 import json, sys
 import ray
 from edgekit.cli import main
 from edgekit.embed.bulk.ray_stage import EmbedStage
 
-model, source, bad, folder = sys.argv[1:]
-ray_words = ["--budget", "400M", "--ray", "--workers", "2", "-q"]
-codes = [main(["embed", model, "--input", source, "--output", f"{folder}/ray.npy", *ray_words])]
-job = ["embed", model, "--input", bad, "--id-field", "id", "--output", f"{folder}/bad.jsonl", *ray_words]
-codes += [main(job), main([*job, "--skip-bad"])]
+model, source, folder = sys.argv[1:]
+job = ["embed", model, "--input", source, "--id-field", "id", "--budget", "400M", "--ray", "--workers", "2", "-q"]
+codes = [main([*job, "--output", f"{folder}/refused.jsonl"])]
+codes += [main([*job, "--output", f"{folder}/ray.jsonl", "--skip-bad"])]
 assert "ray.data" not in sys.modules, "its threads outlive a job that fails, and then end the process"
 
 import ray.data
@@ -66,27 +65,27 @@ def model(tmp_path: Path) -> Path:
 
 def test_on_ray_it_is_what_it_is_here(model: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray")
-    source, bad = tmp_path / "rows.txt", tmp_path / "bad-rows.jsonl"
-    source.write_text("\n".join(f"row {i} " + "more words " * (i % 7) for i in range(600)))
-    rows = [{"id": i, "text": f"text {i}"} for i in range(120)]
-    rows[100] = {"id": 100}
-    bad.write_text("\n".join(map(json.dumps, rows)))
-    here = ("embed", str(model), "--budget", "4G", "-q")
-    assert main((*here, "--input", str(source), "--output", str(tmp_path / "here.npy"))) == 0
+    source = tmp_path / "rows.jsonl"
+    rows = [{"id": i, "text": f"row {i} " + "more words " * (i % 7)} for i in range(600)]
+    del rows[500]["text"]
+    source.write_text("\n".join(map(json.dumps, rows)))
+    here = ("embed", str(model), "--budget", "4G", "-q", "--id-field", "id", "--skip-bad")
+    assert main((*here, "--input", str(source), "--output", str(tmp_path / "here.jsonl"))) == 0
     told = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(model), str(source), str(bad), str(tmp_path)],
+        [sys.executable, "-c", SCRIPT, str(model), str(source), str(tmp_path)],
         capture_output=True, text=True, check=False, timeout=400,
         env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0"},
     )  # fmt: skip
     assert told.returncode == 0, told.stderr[-4000:]
     answer = json.loads(told.stdout.splitlines()[-1])
-    assert answer["codes"] == [0, 2, 0]
-    assert f"{bad.resolve()}, row 101: no field 'text'; it has 'id'" in told.stderr
-    assert (tmp_path / "ray.npy").read_bytes() == (tmp_path / "here.npy").read_bytes()
-    lines = [json.loads(line) for line in (tmp_path / "bad.jsonl").read_text().splitlines()]
-    assert [line["id"] for line in lines] == [i for i in range(120) if i != 100]
-    listed = (tmp_path / "bad.jsonl.skipped.jsonl").read_text().splitlines()
-    assert [json.loads(line)["row"] for line in listed] == [101]
+    assert answer["codes"] == [2, 0]
+    assert f"{source.resolve()}, row 501: no field 'text'; it has 'id'" in told.stderr
+    for end in ("jsonl", "jsonl.skipped.jsonl"):
+        assert (tmp_path / f"ray.{end}").read_bytes() == (tmp_path / f"here.{end}").read_bytes()
+    lines = [json.loads(line) for line in (tmp_path / "ray.jsonl").read_text().splitlines()]
+    assert [line["id"] for line in lines] == [i for i in range(600) if i != 500]
+    listed = (tmp_path / "ray.jsonl.skipped.jsonl").read_text().splitlines()
+    assert [json.loads(line)["row"] for line in listed] == [501]
     assert [n for n, _ in answer["stage"]] == list(range(6))
     assert {len(vector) for _, vector in answer["stage"]} == {64}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+from array import array
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -149,7 +150,10 @@ def test_memory_that_only_seems_free(
 
 
 def test_a_step_allocates_nothing_that_grows(models: dict[str, Path]) -> None:
-    """Fifty tokens in a window that has begun to roll: views and small numbers only."""
+    """Fifty tokens in a window that has begun to roll: views and small numbers only.
+
+    Three times: what a thread of another test takes meanwhile is in one round, what a step keeps is in all.
+    """
     setup = {"rolling": True, "sinks": 2, "keep_bytes": 30_000}
     with session(models["gemma3"], window=32, setup=setup) as engine:
         engine.feed(some_tokens(40))
@@ -157,21 +161,27 @@ def test_a_step_allocates_nothing_that_grows(models: dict[str, Path]) -> None:
         gc.collect()
         tracemalloc.start()
         try:
-            before, _ = tracemalloc.get_traced_memory()
-            peaks = []
-            for token in some_tokens(50):
-                tracemalloc.reset_peak()
-                held, _ = tracemalloc.get_traced_memory()
-                engine.feed((token,))
-                _, peak = tracemalloc.get_traced_memory()
-                peaks.append(peak - held)
-            gc.collect()
-            after, _ = tracemalloc.get_traced_memory()
+            rounds = [_round(engine) for _ in range(3)]
         finally:
             tracemalloc.stop()
-    assert sorted(peaks)[len(peaks) // 2] < 10 * KIB  # all of a step together
-    assert max(peaks) < 64 * KIB  # and one in which the monitor reads what the system says
-    assert after - before < 4 * KIB
+    assert min(median for median, _, _ in rounds) < 10 * KIB  # all of a step together
+    assert min(most for _, most, _ in rounds) < 64 * KIB  # also where the monitor asks the system
+    assert min(kept for _, _, kept in rounds) < KIB
+
+
+def _round(engine: StreamEngine) -> tuple[int, int, int]:
+    """Of fifty steps: the median of what one takes at its height, the most, and what all of them keep."""
+    tokens = some_tokens(50)
+    peaks = array("q", bytes(8 * len(tokens)))
+    before, _ = tracemalloc.get_traced_memory()
+    for place, token in enumerate(tokens):
+        tracemalloc.reset_peak()
+        held, _ = tracemalloc.get_traced_memory()
+        engine.feed((token,))
+        peaks[place] = tracemalloc.get_traced_memory()[1] - held
+    gc.collect()
+    kept = tracemalloc.get_traced_memory()[0] - before
+    return sorted(peaks)[len(peaks) // 2], max(peaks), kept
 
 
 def _feed(engine: StreamEngine, count: int) -> None:
