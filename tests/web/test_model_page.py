@@ -13,6 +13,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from playwright.sync_api import Error as PlaywrightError
 from playwright.sync_api import Page, Route, expect
+from tests.web.browser import PHONE
 from tests.web.conftest import DENSE, EXPERTS, MACHINE, Site, Visitor
 from tests.web.model_pages import (
     COMMAND,
@@ -295,7 +296,7 @@ def test_a_file_is_of_one_state(visitor: Visitor) -> None:
     waiting = held(page, "curves")
     ready(page)
     until(page, waiting)
-    expect(page.locator(".plot")).to_contain_text("on their way")
+    expect(page.get_by_text("The lines are on their way")).to_be_visible()
     button = page.get_by_role("button", name="Save as SVG")
     with page.expect_download() as coming:
         button.click()
@@ -316,7 +317,7 @@ def test_a_file_is_of_one_state(visitor: Visitor) -> None:
     set_to(page, "Batch", "512")
     picture = saved(page, "SVG")
     assert "line" not in re.sub("<[^>]*>", "", picture)  # none is spoken of
-    expect(page.locator(".plot")).to_contain_text("No line can be drawn: no")
+    expect(page.get_by_text("No line can be drawn: no")).to_be_visible()
     assert "curves" not in json.loads(saved(page, "JSON"))
 
 
@@ -394,3 +395,112 @@ def test_two_tabs_do_not_disturb_each_other(visitor: Visitor) -> None:
     per_token = 32 * 8 * (128 + 128) * 2  # layers, heads, key and value, 16 bits
     assert first.sizes["KV cache"] == 7168 * per_token
     assert second.sizes["KV cache"] == 11264 * per_token
+
+
+def test_what_is_pointed_at_in_the_plot_follows_the_lines(visitor: Visitor) -> None:
+    """Numbers of other settings do not stay beside new lines, nor one of a line that was hidden."""
+    page = ready(visitor().open(f"/model?ref={FILE}&{MACHINE}&context=4096"))
+    lines = page.get_by_label("Cache types that are drawn")
+    expect(lines.get_by_role("button").first).to_be_visible()
+    tip = page.locator(".plot-tip")
+    page.get_by_role("slider", name=re.compile("^Contexts of the plot")).press("End")
+    expect(tip).to_contain_text("131,072 tokens")
+    page.mouse.move(0, 0)
+    page.locator(".plot-stage").hover()
+    before = tip.inner_text()
+    page.locator("#set-parallel").evaluate(
+        "one => { one.value = '8'; one.dispatchEvent(new Event('input')); }"
+    )
+    read(page, "-np 8")
+    expect(page.locator("html")).to_have_attribute("data-curves", "ready")
+    expect(tip).not_to_have_text(before)
+    page.locator(".entry", has_text="q4_0").evaluate("one => one.click()")
+    expect(tip.locator("li")).to_have_count(2)
+
+
+def test_only_what_an_engine_can_do_is_promised(visitor: Visitor) -> None:
+    """Layers of MLX and vLLM do not move to the CPU, and its heading does not look like a link."""
+    visit = visitor(size=(1280, 560))
+    page = ready(visit.open(f"/model?ref={FILE}&{MACHINE}&context=4096"))
+    placed = page.get_by_text("with more of them on the CPU")
+    expect(placed).to_be_visible()
+    expect(page.locator(".side")).to_have_class(re.compile("more"))
+    heading, ink = (
+        page.locator(one).evaluate("one => getComputedStyle(one).color")
+        for one in (".side h2", "body")
+    )
+    assert heading == ink
+    page = ready(visit.open("/model?ref=qwen3-8b&engine=mlx&context=4096&device=M3+Max+64GB"))
+    expect(page.get_by_text("with more of them on the CPU")).to_have_count(0)
+    expect(page.locator(".way")).to_contain_text("· mlx-lm")  # and not "mlx mlx-lm"
+
+
+def test_a_slider_says_its_number_at_once(visitor: Visitor) -> None:
+    page = ready(visitor().open("/model?ref=qwen3-8b&engine=vllm&context=8192&device=H100"))
+    waiting = held(page, "fit")
+    page.get_by_label("Share of the GPU's memory").fill("0.7")
+    until(page, waiting)
+    expect(page.locator("output[for=set-gpu_memory_utilization]")).to_have_text("70 %")
+    let_go(page, "fit", waiting)
+    read(page, "--gpu-memory-utilization 0.7")
+    field = page.get_by_label("Context, tokens")
+    field.fill("16k")
+    field.press("Enter")
+    expect(field).to_have_value("16,384")
+
+
+def test_no_verdict_stands_beside_an_error(visitor: Visitor) -> None:
+    """Of settings that make no sense together; then why a cache type is refused, for those who cannot point."""
+    page = ready(
+        visitor(forgiven=(r"status of 4\d\d",)).open(
+            "/model?ref=qwen3-8b&engine=mlx&context=8192&device=M3+Max+64GB"
+        )
+    )
+    answer = page.get_by_role("region", name="Answer")
+    expect(answer).to_contain_text("Fits")
+    set_to(page, "Tokens to generate", "9000")
+    expect(answer.get_by_role("alert")).to_contain_text("leaves no prompt")
+    expect(answer).not_to_contain_text("Fits")
+    page.goto(
+        page.url.replace("max_tokens=9000", "max_tokens=1").replace("qwen3-8b", "minicpm3-4b")
+    )
+    ready(page)
+    page.get_by_text("More cache types").click()
+    refused = page.locator('.entry[data-cache="6 bit"]')
+    refused.click()
+    plot = page.get_by_role("region", name="Memory against context")
+    expect(plot.get_by_role("status")).to_contain_text("6 bit: ")
+    expect(refused).to_be_focused()
+
+
+def test_a_page_that_was_left_says_nothing(visitor: Visitor) -> None:
+    page = ready(visitor().open(f"/model?ref={FILE}&{MACHINE}&context=4096"))
+    expect(page.locator("#announcer")).to_contain_text("Fits")
+    set_to(page, "Context, tokens", "8192")
+    read(page, "-c 8192")
+    page.get_by_role("link", name="API").click()
+    page.locator("#announcer").evaluate("one => (one.textContent = '')")
+    page.wait_for_timeout(1200)
+    expect(page.locator("#announcer")).to_be_empty()
+
+
+def test_on_a_phone_words_stay_whole(visitor: Visitor) -> None:
+    page = ready(visitor(size=PHONE).open(f"/model?ref={SPARSE}&{MACHINE}&context=8192"))
+    copy = page.get_by_role("button", name=f"Copy: {COMMAND}")
+    line: float = copy.evaluate("one => parseFloat(getComputedStyle(one).lineHeight)")
+    words: float = copy.evaluate(
+        "one => { const all = document.createRange(); all.selectNodeContents(one);"
+        " return all.getBoundingClientRect().height; }"
+    )
+    assert words <= line
+    row = page.locator("table.bill tbody tr", has_text="modelled, within").last
+    memory, basis = (
+        row.locator("td")
+        .nth(at)
+        .evaluate(
+            "one => { const all = document.createRange(); all.selectNodeContents(one);"
+            " const { left, right } = all.getBoundingClientRect(); return [left, right]; }"
+        )
+        for at in (0, 2)
+    )
+    assert memory[1] + 8 <= basis[0]

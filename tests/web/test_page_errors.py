@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from urllib.parse import quote, urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, Response, expect
+from playwright.sync_api import Browser, Locator, Page, Response, Route, expect
+from playwright.sync_api import Error as PlaywrightError
 from tests.hub.raw_server import Asked, RawServer, Say, serve
-from tests.web.browser import UNREACHABLE, new_visit
+from tests.web.browser import PHONE, UNREACHABLE, new_visit
 from tests.web.conftest import MACHINE, Site, Visitor
 from tests.web.model_pages import choose_machine, read, ready, until
 from tests.web.serving import ask, start_process
@@ -169,3 +171,108 @@ def set_context(page: Page, text: str) -> None:
     field = page.get_by_label("Context, tokens")
     field.fill(text)
     field.press("Enter")
+
+
+def test_who_presses_a_button_that_goes_is_led_on(visitor: Visitor, silent: RawServer) -> None:
+    slow = quote(f"{silent.address}/slow.gguf", safe="")
+    page = visitor().open(f"/model?ref={slow}&{MACHINE}")
+    page.get_by_role("button", name="Cancel").press("Enter")
+    expect(page.get_by_role("heading", name="Cancelled")).to_be_focused()
+    page.get_by_role("button", name="Try again").press("Enter")
+    page.get_by_role("button", name="Cancel").press("Enter")
+    expect(page.get_by_role("heading", name="Cancelled")).to_be_focused()
+
+
+def test_progress_stays_until_everything_is_known(visitor: Visitor) -> None:
+    page = visitor().open(f"/model?{MACHINE}")
+    waiting: list[Route] = []
+    page.route("**/api/v1/catalog/*", lambda route: waiting.append(route))  # noqa: PLW0108 - Playwright writes into it
+    box(page).fill("qwen3-8b")
+    box(page).press("Enter")
+    until(page, waiting)
+    expect(page.get_by_role("status").get_by_role("progressbar")).to_be_visible()
+    for route in waiting:
+        route.continue_()
+    ready(page)
+    assert page.title() == "qwen3-8b - EdgeKit"
+
+
+def test_a_catalog_that_does_not_come_is_asked_for_again(visitor: Visitor) -> None:
+    page = visitor(forgiven=(r"status of 503",)).open("/api/docs")
+    told = {"error": {"type": "E", "message": "too busy"}}
+    page.route("**/api/v1/catalog", lambda route: route.fulfill(status=503, json=told))
+    page.get_by_role("link", name="Home").click()
+    expect(page.get_by_role("alert")).to_contain_text("too busy")
+    expect(page.get_by_role("main")).not_to_contain_text("Reading the catalog")
+    page.unroute("**/api/v1/catalog")
+    page.get_by_role("button", name="Try again").click()
+    expect(page.get_by_role("list", name="Models").locator("> li").first).to_be_visible()
+    expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_a_late_fault_is_not_told_of_another_machine(visitor: Visitor) -> None:
+    page = visitor(forgiven=(r"status of 503",)).open("/hardware")
+    found = page.get_by_role("region", name=re.compile("^What"))
+    expect(found.first).to_be_visible()
+    waiting: list[Route] = []
+    page.route("**/api/v1/hardware?device=H100*", lambda route: waiting.append(route))  # noqa: PLW0108 - Playwright writes into it
+    choose_machine(page, device=["H100"])
+    until(page, waiting)
+    choose_machine(page, device=["RTX 4090"], ram="64G")
+    told = page.locator(".machine-told")
+    expect(told).to_contain_text("RTX 4090")
+    for route in waiting:
+        with suppress(PlaywrightError):  # the page has called it off
+            route.fulfill(status=503, json={"error": {"type": "E", "message": "of another"}})
+    page.wait_for_timeout(200)
+    expect(told).to_contain_text("RTX 4090")
+    expect(page.get_by_role("main")).not_to_contain_text("of another")
+
+
+def test_what_is_asked_for_is_not_unknown(visitor: Visitor) -> None:
+    """Compare: while a plan is made, where nothing fits, and where a model cannot run."""
+    page = visitor(forgiven=(r"status of (422|503)",)).open("/compare")
+    waiting: list[Route] = []
+    page.route("**/api/v1/jobs/plan", lambda route: waiting.append(route))  # noqa: PLW0108 - Playwright writes into it
+    go(page, "/compare?ref=qwen3-32b&ref=qwen3-8b&engine=llama.cpp,mlx&device=RTX+3060+12GB&ram=8G")
+    until(page, waiting)
+    columns = page.get_by_role("main").locator("section")
+    expect(row(columns.nth(0), "Speed, one user")).to_have_text("...")
+    expect(row(columns.nth(0), "Largest context that fits")).to_contain_text("none")
+    expect(columns.nth(1)).to_contain_text("Cannot run")
+    expect(columns.nth(1)).not_to_contain_text("not known")
+    for route in waiting:
+        route.fulfill(status=503, json={"error": {"type": "E", "message": "no"}})
+    expect(row(columns.nth(0), "Speed, one user")).to_have_text("not known")
+
+
+def row(column: Locator, label: str) -> Locator:
+    named = column.page.get_by_text(label, exact=True)
+    return column.locator("dl > div").filter(has=named).locator("dd")
+
+
+def test_the_banner_is_seen_from_everywhere(visitor: Visitor) -> None:
+    """Also where the head has two rows and the page was moved; and a link into the API's page leads there."""
+    visit = visitor(size=(800, 600))
+    page = visit.open("/api/docs#get-post-api-v1-check")
+    section = page.get_by_role("region", name="GET, POST /api/v1/check", exact=True)
+    expect(section).to_be_in_viewport()
+    assert page.evaluate("scrollY") > 0
+    page.evaluate(
+        "async () => (await import('/static/api.js')).connection.dispatchEvent(new Event('lost'))"
+    )
+    banner = page.get_by_text("The server has stopped")
+    expect(banner).to_be_in_viewport()
+    is_top = "one => { const { x, y } = one.getBoundingClientRect(); return document.elementFromPoint(x + 20, y + 5) === one; }"
+    assert banner.evaluate(is_top)
+
+
+def test_a_very_long_name_is_blamed_itself(visitor: Visitor) -> None:
+    """A message cuts it; nor does it push the page down, or out of its sides."""
+    name = "acme/" + "no-end-to-this-name-" * 20
+    visit = visitor(size=PHONE, forgiven=(r"status of 400",))
+    page = visit.open(f"/model?ref={name}&{MACHINE}")
+    expect(page.get_by_role("main")).to_contain_text("Look at the spelling")
+    expect(page.get_by_role("button", name="Ask without these settings")).to_have_count(0)
+    expect(box(page)).to_be_in_viewport()
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE[0]

@@ -1,6 +1,6 @@
 // A fit and a check -> the answer first, then the bars, then every number in a table.
 
-import { bar, COMPONENTS, legend, occurring, VERDICTS, verdict } from "./bar.js";
+import { bar, COMPONENTS, legend, occurring, sentence, verdict } from "./bar.js";
 import { el } from "./dom.js";
 import { bytes, short, tokens } from "./format.js";
 
@@ -23,13 +23,6 @@ export function poolNames(fit, check) {
   return (pool) => names.get(pool) ?? plain(pool);
 }
 
-/** The sentence without the word that the badge says already. */
-function sentence(fit, status) {
-  const word = VERDICTS[status]?.word ?? "";
-  const told = fit.refused ?? fit.told;
-  return told.startsWith(`${word}: `) ? told.slice(word.length + 2) : told;
-}
-
 /** Why a check says no: also of a load that has room, and is of little use all the same. */
 function reasons(fit, check) {
   if (check.can_load || !check.reasons.length) return null;
@@ -48,7 +41,7 @@ export function headline(fit, check, isOfIt) {
   ];
   const pairs = facts.map(([name, text, className]) => el("div", { class: className }, el("dt", { text: name }), el("dd", { text })));
   return [
-    el("p", { class: "told" }, verdict(status), " ", el("span", { class: "sentence", text: sentence(fit, status) })),
+    el("p", { class: "told" }, verdict(status), " ", el("span", { class: "sentence", text: sentence(fit.refused ?? fit.told, status) })),
     isOfIt && reasons(fit, check),
     el("dl", { class: "figures" }, ...pairs),
   ].filter(Boolean);

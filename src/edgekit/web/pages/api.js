@@ -6,7 +6,7 @@ const BEAT_MS = 5000; // while all is well
 const POLL_MS = 2000; // while the server is lost
 
 /** What the server refused, as the plain sentence it gave. */
-export class ApiError extends Error {
+class ApiError extends Error {
   constructor(message, { type = "Error", status = 0 } = {}) {
     super(message);
     this.name = "ApiError";

@@ -58,6 +58,12 @@ export function verdict(status, text) {
   return el("span", { class: `verdict verdict-${status}` }, picture, el("span", { text: text ?? word }));
 }
 
+/** A sentence without the word that its badge says already. */
+export function sentence(told, status) {
+  const word = VERDICTS[status]?.word ?? "";
+  return told.startsWith(`${word}: `) ? told.slice(word.length + 2) : told;
+}
+
 /** Which colour, pattern and line means what: names of components, or rows of COMPONENTS. */
 export function legend(components = COMPONENTS) {
   const names = [...components].map((one) => one.name ?? one);

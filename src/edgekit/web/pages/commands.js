@@ -77,16 +77,17 @@ class Others {
 
   #show(...nodes) {
     this.place.replaceChildren(...nodes);
-    this.button.disabled = false;
+    this.button.ariaBusy = null;
   }
 
   async #plan() {
+    if (this.button.ariaBusy === "true") return; // not disabled: it would lose the focus
     const fields = this.#fields();
     this.#of = JSON.stringify(fields);
     this.#control = new AbortController();
     const { signal } = this.#control;
     this.#show(el("p", { class: "muted", text: "Planning ..." }));
-    this.button.disabled = true;
+    this.button.ariaBusy = "true";
     try {
       const found = await call("plan", fields, { signal });
       if (!signal.aborted) this.#show(...planned(found));

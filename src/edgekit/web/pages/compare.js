@@ -1,8 +1,9 @@
 // The compare page: two or three models, or engines, on one machine at one context.
 
 import { call, job } from "./api.js";
-import { bar, legend, occurring, verdict } from "./bar.js";
+import { bar, legend, occurring, sentence, VERDICTS, verdict } from "./bar.js";
 import { announce, copy, el } from "./dom.js";
+import { COMPARED, ENGINE_NAMES, engineWords } from "./engines.js";
 import { bytes, params, rate, short, tokens } from "./format.js";
 import { machine, machinePicker } from "./machine.js";
 import { replaceQuery, route } from "./router.js";
@@ -10,7 +11,7 @@ import { replaceQuery, route } from "./router.js";
 const LEAST_COLUMNS = 2;
 const MOST_COLUMNS = 3;
 const USUAL_CONTEXT = "8192"; // so that the columns say something about the same load
-const ENGINES = { "": "Auto", "llama.cpp": "llama.cpp", vllm: "vLLM", mlx: "MLX" };
+const ENGINES = { "": "Auto", ...Object.fromEntries(COMPARED.map((name) => [name, ENGINE_NAMES[name]])) };
 const CANNOT_RUN = new Set(["RefusedError", "HardwareError"]);
 const RANKS = { passed: 3, warning: 2, failed: 1, refused: 0 };
 const USUAL_MIX = "Q4_K_M"; // what llama.cpp's bill takes where the files are no GGUF
@@ -20,13 +21,13 @@ const CACHE_AT = [8192, 32768];
 const ROWS = [
   { label: "Verdict", show: shownVerdict, value: (c) => RANKS[c.status], best: "most", word: "best" },
   { label: "In words", show: inWords },
-  { label: "Engine", show: (c) => c.check && [c.check.engine.name, c.check.engine.version].filter(Boolean).join(" ") },
+  { label: "Engine", show: (c) => c.check && engineWords(c.check.engine) },
   { label: "Memory", show: shownBars },
   { label: "Weights", ...inBytes((c) => c.check?.estimate.model_bytes) },
   { label: "Cache", ...inBytes((c) => cacheBytes(c.check?.estimate)) },
   { label: "Compute", ...inBytes((c) => c.check?.estimate.compute_bytes) },
   { label: "Total", ...inBytes((c) => c.check?.estimate.total_bytes) },
-  { label: "Largest context that fits", ...inTokens((c) => c.check?.max_context) },
+  { label: "Largest context that fits", ...inTokens((c) => c.check?.max_context), show: shownLargest },
   ...CACHE_AT.map((at) => ({ label: `Cache at ${short(at)}`, ...inBytes((c) => c.caches?.[at]) })),
   { label: "Cache at the native context", ...inBytes((c) => c.caches?.native) },
   { label: "Speed, one user", show: shownSpeed, value: (c) => c.plan?.speed?.decode[0], best: "most", word: "fastest" },
@@ -87,7 +88,7 @@ function settings(page) {
   );
   const link = (event) => copy(location.href, event.currentTarget);
   const buttons = el("div", { class: "buttons" }, page.adder, el("button", { type: "button", text: "Copy link", onclick: link }));
-  return el("div", { class: "compare-settings panel" }, machinePicker(), form, buttons);
+  return el("div", { class: "compare-settings panel" }, machinePicker(page.signal), form, buttons);
 }
 
 // The columns as the address has them: what another tab needs to show the same.
@@ -201,7 +202,7 @@ async function askColumn(page, column) {
   column.asked?.abort();
   const asked = new AbortController();
   const signal = AbortSignal.any([asked.signal, page.signal]);
-  Object.assign(column, { asked, check: null, fit: null, caches: null, plan: null, facts: null, error: null, status: null });
+  Object.assign(column, { asked, check: null, fit: null, caches: null, plan: null, facts: null, error: null, status: null, isAsking: Boolean(column.ref) });
   column.progress = column.ref ? "Reading the model" : null;
   keepInAddress(page);
   const show = () => { showState(page, column); showRows(page); };
@@ -221,9 +222,14 @@ async function askColumn(page, column) {
   }
   if (signal.aborted) return;
   column.progress = null;
+  column.isAsking = Boolean(column.check);
   show();
-  announce(`${titleOf(column, page.columns.indexOf(column))}: ${column.error ? column.error.message : column.status}`);
-  if (column.check) await askFurther(column, fields, signal, show);
+  announce(`${titleOf(column, page.columns.indexOf(column))}: ${column.error ? column.error.message : VERDICTS[column.status].word}`);
+  if (!column.check) return;
+  await askFurther(column, fields, signal, show);
+  if (signal.aborted) return;
+  column.isAsking = false;
+  show();
 }
 
 function chosenMachine() {
@@ -302,9 +308,10 @@ function stateNodes(page, column) {
   if (column.progress) {
     const cancel = () => {
       column.asked.abort();
-      column.progress = null;
-      column.error = new Error("Called off.");
+      Object.assign(column, { progress: null, isAsking: false, error: new Error("Called off.") });
       showState(page, column);
+      showRows(page);
+      column.state.querySelector("button").focus(); // its own is gone
     };
     return [
       el("p", { class: "progress", role: "status", text: column.progress }),
@@ -351,8 +358,10 @@ function bestOf(row, values) {
   return row.best === "least" ? Math.min(...known) : Math.max(...known);
 }
 
+/** What is still asked for is not unknown, and of a model that cannot run there is nothing to know. */
 function emptyCell(column) {
-  return el("span", { class: "muted", text: column.check || column.error ? "not known" : "" });
+  const text = column.isAsking ? "..." : column.check ? "not known" : column.error ? "-" : "";
+  return el("span", { class: "muted", text });
 }
 
 function inBytes(value) {
@@ -374,9 +383,14 @@ function shownVerdict(column) {
   return shown;
 }
 
-// Why it does not fit, where the load itself would; else what the load takes.
+function shownLargest({ check }) {
+  return check && (check.max_context ? tokens(check.max_context) : "none");
+}
+
+// Why it does not fit, where the load itself would; else what the load takes, without the word of the verdict.
 function inWords({ check, fit }) {
-  return check?.reasons.length ? check.reasons.join("; ") : fit?.told;
+  if (check?.reasons.length) return check.reasons.join("; ");
+  return fit?.told && sentence(fit.told, fit.status);
 }
 
 function shownBars(column, page) {
@@ -396,7 +410,7 @@ function commonScale(page) {
 function showScale(page) {
   const bars = allBars(page);
   const told = `All bars have one scale: their whole width is ${bytes(commonScale(page))}.`;
-  page.scale.replaceChildren(...(bars.length ? [legend(occurring(bars)), el("p", { class: "muted", text: told })] : []));
+  page.scale.replaceChildren(...(bars.length ? [legend(occurring(bars)), el("p", { class: "muted small", text: told })] : []));
 }
 
 function shownSpeed(column) {

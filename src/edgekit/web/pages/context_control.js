@@ -19,7 +19,7 @@ export function readTokens(text) {
 }
 
 /** Tokens that a place on the scale means: whole cells, and marks exactly. */
-export function tokensAt(place, most, marks) {
+function tokensAt(place, most, marks) {
   const exact = LEAST * (most / LEAST) ** (place / STEPS);
   const near = marks.find((mark) => Math.abs(placeOf(mark, most) - place) <= 0.5);
   if (near) return near;
@@ -27,19 +27,19 @@ export function tokensAt(place, most, marks) {
 }
 
 /** Where a step of the scale is less than a cell, a cell is the step: the slider never sticks. */
-export function nextTokens(place, { most, marks, context, place: before }) {
+function nextTokens(place, { most, marks, context, place: before }) {
   const count = tokensAt(place, most, marks);
   if (count !== context || place === before) return count;
   return Math.min(most, Math.max(LEAST, count + (place > before ? CELL : -CELL)));
 }
 
-export function placeOf(count, most) {
+function placeOf(count, most) {
   const bound = Math.min(most, Math.max(LEAST, count));
   return (STEPS * Math.log(bound / LEAST)) / Math.log(most / LEAST);
 }
 
 /** How far the slider goes: twice what the model was made for. */
-export function mostOf(native, context) {
+function mostOf(native, context) {
   return Math.max(2 * (native ?? FALLBACK_MOST), context ?? 0, 2 * LEAST);
 }
 
@@ -75,7 +75,10 @@ function typed(field, hint, accept) {
   field.setAttribute("aria-invalid", String(count === null));
   hint.classList.toggle("wrong", count === null);
   if (count === null) hint.textContent = `${field.value.slice(0, 20) || "Nothing"} is no number of tokens: say 8192 or 32k`;
-  else accept(count);
+  else {
+    field.value = tokens(count); // as every other number of the page
+    accept(count);
+  }
 }
 
 /** What was not taken does not stay beside an answer for another number. */

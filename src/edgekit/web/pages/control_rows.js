@@ -1,5 +1,7 @@
 // TABLE of the controls of each engine: one row, one control. Keys and values are those of the flags.
 
+import { ENGINE_NAMES } from "./engines.js";
+
 export const LLAMACPP_CACHE = ["f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "bf16", "f32"];
 export const VLLM_CACHE = [
   "auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla", "nvfp4_ds_mla",
@@ -12,13 +14,7 @@ const MIXES = ["F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "I
 const MLX_WEIGHTS = ["bf16", "q8", "q6", "q5", "q4", "q3", "q2", "mxfp4"];
 
 /** Values and words; the first stands for what was not chosen. */
-export const ENGINES = [
-  ["", "Auto"],
-  ["llama.cpp", "llama.cpp"],
-  ["vllm", "vLLM"],
-  ["mlx", "MLX"],
-  ["stream", "stream (built in)"],
-];
+export const ENGINES = [["", "Auto"], ...Object.entries(ENGINE_NAMES)];
 
 const menu = (key, label, values, more = {}) => ({ key, label, kind: "menu", values, ...more });
 const number = (key, label, more = {}) => ({ key, label, kind: "number", least: 1, most: 2 ** 31 - 1, ...more });

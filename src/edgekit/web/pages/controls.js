@@ -3,6 +3,7 @@
 import { contextControl } from "./context_control.js";
 import { CONTROLS, ENGINES } from "./control_rows.js";
 import { el } from "./dom.js";
+import { ENGINE_NAMES } from "./engines.js";
 import { tokens } from "./format.js";
 
 const KNOWN = new Set(["engine", "context", ...Object.values(CONTROLS).flat().map((row) => row.key)]);
@@ -56,7 +57,9 @@ function number(row, onpick) {
   const show = (value, isAuto, facts) => {
     input.placeholder = String((isAuto ? value : null) ?? own(row, facts));
     inForce = isAuto ? "" : value;
-    if (document.activeElement !== input) input.value = inForce;
+    if (document.activeElement === input) return;
+    input.value = inForce;
+    hint.textContent = ""; // what was not taken is gone by now
   };
   return { input, hint, show };
 }
@@ -64,10 +67,14 @@ function number(row, onpick) {
 function share(row, onpick) {
   const input = el("input", { id: `set-${row.key}`, type: "range", min: 0.5, max: 1, step: 0.01 });
   const told = el("output", { htmlFor: input.id });
-  input.addEventListener("input", (event) => onpick(row.key, input.value, event));
+  const say = (part, isAuto) => (told.textContent = `${Math.round(100 * Number(part))} %${isAuto ? ", usual" : ""}`);
+  input.addEventListener("input", (event) => {
+    say(input.value, false);
+    onpick(row.key, input.value, event);
+  });
   const show = (value, isAuto) => {
     input.value = value ?? row.own;
-    told.textContent = `${Math.round(100 * Number(value ?? row.own))} %${isAuto ? " - usual" : ""}`;
+    say(value ?? row.own, isAuto);
   };
   return { input, beside: told, show };
 }
@@ -153,7 +160,7 @@ function engineMenu(onpick) {
   const select = el("select", { id: "set-engine" }, ...ENGINES.map(([value, text]) => el("option", { value, text })));
   select.addEventListener("input", (event) => onpick("engine", select.value || null, event));
   const show = (settings, facts) => {
-    const named = Object.fromEntries(ENGINES)[facts.engine] ?? facts.engine;
+    const named = ENGINE_NAMES[facts.engine] ?? facts.engine;
     select.options[0].textContent = settings.isAuto("engine") && named ? `Auto: ${named}` : "Auto";
     select.value = settings.chosen.engine ?? "";
   };

@@ -25,6 +25,7 @@ async function render(root, _params, { signal }) {
     const spec = await call("openapi.json", {}, { signal });
     const all = operations(spec);
     room.replaceChildren(contents(all), ...all.map((one) => operation(one, spec)));
+    document.getElementById(location.hash.slice(1))?.scrollIntoView(); // it was not there when the browser looked
   } catch (error) {
     if (error.name === "AbortError") return;
     room.replaceChildren(el("p", { class: "error", role: "alert", text: error.message }));

@@ -28,11 +28,15 @@ export function svg(tag, props = {}, ...children) {
   return filled(document.createElementNS(SVG, tag), props, children);
 }
 
-/** A table that can be moved sideways where there is no room for it. */
+/** Room for something that may be wider than the page: it can be moved sideways, by keys too. */
+export function scrollRoom(label, ...children) {
+  return el("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": label }, ...children);
+}
+
+/** A table in such a room. */
 export function scrollTable(label, className, columns, body) {
   const head = columns.map((one) => el("th", { scope: "col", class: one.class }, one.text ?? one));
-  const table = el("table", { class: className }, el("thead", {}, el("tr", {}, head)), body);
-  return el("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": label }, table);
+  return scrollRoom(label, el("table", { class: className }, el("thead", {}, el("tr", {}, head)), body));
 }
 
 /** Says it to those who listen instead of look. */

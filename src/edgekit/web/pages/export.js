@@ -9,12 +9,13 @@ const MARGIN = 20;
 const BAR = 18;
 const ROW = 46;
 const HEAD = 62;
+const TITLE_LETTER = 11; // pixels, about
 const SCALE = 2; // dots of the PNG for each of the page
 const CLASS_OF = new Map(COMPONENTS.map((one) => [one.name, one.className]));
 const LABEL_OF = new Map(COMPONENTS.map((one) => [one.name, one.label]));
 
 /** "Qwen/Qwen3 8B" -> "Qwen-Qwen3-8B": safe in every file system. */
-export function fileName(model, ending) {
+function fileName(model, ending) {
   const plain = model.replace(/^.*?:\/\//, "").replaceAll(/[^A-Za-z0-9._-]+/g, "-").replaceAll(/^[-.]+|[-.]+$/g, "");
   return `edgekit-${plain.slice(-80) || "model"}.${ending}`;
 }
@@ -92,11 +93,17 @@ function legendNodes(bars, y, width) {
   });
 }
 
-function headNodes({ fit, check }) {
+/** So much of a name as a line has room for. */
+function cut(text, most) {
+  const letters = [...text];
+  return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : text;
+}
+
+function headNodes({ fit, check }, width) {
   const word = VERDICTS[fit.refused ? "refused" : fit.status]?.word ?? fit.status;
   const where = [fit.engine, check?.machine?.name].filter(Boolean).join(" on ");
   return [
-    words(MARGIN, 30, fit.model, { "font-size": 18, "font-weight": 700 }),
+    words(MARGIN, 30, cut(fit.model, Math.floor(width / TITLE_LETTER)), { "font-size": 18, "font-weight": 700 }),
     words(MARGIN, 52, `${word}: ${tokens(fit.context_tokens)} tokens of context, ${where}`, { fill: colour("--muted") }),
   ];
 }
@@ -123,7 +130,7 @@ export function picture(answer, plot) {
       { xmlns: "http://www.w3.org/2000/svg", viewBox: `0 0 ${width} ${height}`, width, height, "font-family": "system-ui, sans-serif" },
       svg("title", { text: `${answer.fit.model}: memory against context` }),
       svg("rect", { width, height, fill: "#ffffff" }),
-      ...headNodes(answer),
+      ...headNodes(answer, inner),
       ...bars.flatMap((bar, i) => barNodes(bar, HEAD + 24 + i * ROW, inner)),
       ...legendNodes(bars, below + 4, inner),
       hasLines && plotNodes(plot, below + 34),

@@ -1,11 +1,11 @@
 // Which cards are shown, in which order; all of it in the address.
 
 import { el } from "./dom.js";
+import { COMPARED, ENGINE_NAMES } from "./engines.js";
 import { params as parameters } from "./format.js";
 
 const SIZES = [1e9, 2e9, 4e9, 8e9, 14e9, 32e9, 72e9, 130e9, 400e9];
 const KINDS = ["chat", "reasoning", "code", "vision", "embedding"];
-export const ENGINES = [["llama.cpp", "llama.cpp"], ["vllm", "vLLM"], ["mlx", "MLX"]];
 const FITTING = new Set(["passed", "warning"]);
 const ORDER = { passed: 0, warning: 1, failed: 2, refused: 3 }; // what is not judged yet comes after them
 
@@ -36,7 +36,7 @@ const MERITS = [fitFirst, first("is_good"), first("is_quick"), first("worth")]; 
 const byMerit = (a, b) => MERITS.reduce((found, merit) => found || merit(a, b), 0);
 
 /** Name in the address, words, and which of two comes first. */
-export const SORTS = {
+const SORTS = {
   best: ["Best first", (a, b) => byMerit(a, b) || place(a) - place(b)],
   largest: ["Largest", (a, b) => sizeOf(b) - sizeOf(a)],
   smallest: ["Smallest", (a, b) => sizeOf(a) - sizeOf(b)],
@@ -69,7 +69,7 @@ export function stateOf(query) {
   for (const name of Object.keys(DEFAULTS)) state[name] = query.get(name) ?? DEFAULTS[name];
   if (!Object.hasOwn(SORTS, state.sort)) state.sort = DEFAULTS.sort;
   if (!SIZES.includes(Number(state.size))) state.size = "";
-  if (!ENGINES.some(([name]) => name === state.engine)) state.engine = DEFAULTS.engine;
+  if (!COMPARED.includes(state.engine)) state.engine = DEFAULTS.engine;
   state.q = state.q.slice(0, 200);
   return state;
 }
@@ -139,5 +139,5 @@ export function controls(state, models, onChange) {
 
 /** Which engine the verdicts are for. */
 export function engineChoice(state, onChange) {
-  return choice(state, "engine", "Engine", ENGINES, onChange);
+  return choice(state, "engine", "Engine", COMPARED.map((name) => [name, ENGINE_NAMES[name]]), onChange);
 }

@@ -3,11 +3,11 @@
 import { call } from "./api.js";
 import { budgetBar } from "./bar.js";
 import { el, oncePerFrame, scrollTable } from "./dom.js";
+import { ENGINE_NAMES } from "./engines.js";
 import { bytes, rate } from "./format.js";
 import { devices, grouped, machine, machinePicker, matching, shownLine } from "./machine.js";
 import { route } from "./router.js";
 
-const ENGINES = { "llama.cpp": "llama.cpp", vllm: "vLLM", mlx: "MLX", stream: "EdgeKit's own stream" };
 const SYSTEMS = { linux: "Linux", macos: "macOS", windows: "Windows" };
 const KINDS = { gpu: "card", mac: "Mac", phone: "phone or tablet", board: "board", apu: "processor with a GPU" };
 const VENDORS = { nvidia: "NVIDIA", amd: "AMD", intel: "Intel", apple: "Apple" };
@@ -32,23 +32,26 @@ function render(root, _params, { signal }) {
   root.append(
     el("h1", { text: "Hardware" }),
     el("p", { class: "lead muted", text: LEAD }),
-    el("div", { class: "asked panel" }, machinePicker()),
+    el("div", { class: "asked panel" }, machinePicker(signal)),
     found,
     deviceTable(signal),
   );
-  const ask = () => showMachine(found, signal);
+  let asked = new AbortController();
+  const ask = () => {
+    asked.abort(); // an answer about the machine before comes too late
+    asked = new AbortController();
+    return showMachine(found, AbortSignal.any([asked.signal, signal]));
+  };
   machine.addEventListener("change", ask, { signal });
   return ask();
 }
 
 async function showMachine(found, signal) {
-  const asked = JSON.stringify({ ...machine });
   try {
     const answer = await call("hardware", { ...machine }, { signal });
-    if (asked !== JSON.stringify({ ...machine })) return; // another one was chosen meanwhile
-    found.replaceChildren(...parts(answer));
+    if (!signal.aborted) found.replaceChildren(...parts(answer));
   } catch (error) {
-    if (error.name === "AbortError") return;
+    if (signal.aborted) return;
     found.replaceChildren(el("p", { class: "error", role: "alert", text: error.message }));
   }
 }
@@ -117,7 +120,7 @@ function deviceCard([one, count]) {
 
 function usableTable(engines) {
   const rows = Object.entries(engines).map(([name, usable]) =>
-    el("tr", {}, el("th", { scope: "row", text: ENGINES[name] ?? name }), el("td", {}, usableCell(usable))),
+    el("tr", {}, el("th", { scope: "row", text: ENGINE_NAMES[name] ?? name }), el("td", {}, usableCell(usable))),
   );
   const head = ["Engine", "May use"].map((text) => el("th", { scope: "col", text }));
   return el("table", { class: "usable" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows));
@@ -183,7 +186,7 @@ function deviceRow(row) {
     scrollTo(0, 0);
     document.querySelector(".machine > summary")?.focus({ preventScroll: true });
   };
-  const ask = el("button", { type: "button", class: "quiet", onclick: choose, text: "Ask" });
+  const ask = el("button", { type: "button", class: "quiet ask", onclick: choose, text: "Ask" });
   ask.setAttribute("aria-label", `Ask about ${row.name}`);
   return el(
     "tr",

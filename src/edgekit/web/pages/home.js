@@ -7,7 +7,7 @@ import { announce, el, oncePerFrame } from "./dom.js";
 import { DEFAULTS, isFiltered, isFitting, matcher, queryOf, sorted, stateOf, textOf } from "./filters.js";
 import { controls, engineChoice } from "./filters.js";
 import { machine, machineName, machinePicker } from "./machine.js";
-import { replaceQuery, route } from "./router.js";
+import { replaceQuery, route, show } from "./router.js";
 
 const LEAD = "Every model of the catalog, planned for one machine: the best weights, context and cache that fit.";
 const WORKING = "working it out ...";
@@ -28,7 +28,8 @@ async function render(root, params, { signal }) {
     catalog = await call("catalog", {}, { signal });
   } catch (error) {
     if (error.name === "AbortError") return;
-    tellFault(page, error.message);
+    page.count.textContent = "";
+    tellFault(page, error.message, () => show());
     return;
   }
   for (const model of catalog.models) addItem(page, model);
@@ -60,14 +61,14 @@ function afterwards(f) {
 function drawFrame(root, page) {
   page.filters = el("div", { class: "filters-room" });
   page.count = el("p", { class: "count", text: "Reading the catalog ..." });
-  page.fault = el("p", { class: "error", role: "alert", hidden: true });
+  page.fault = el("div", { class: "error", role: "alert", hidden: true });
   page.empty = el("div", { class: "panel empty", hidden: true });
   page.list = el("ul", { class: "cards", "aria-label": "Models" });
   page.tray = el("div", { class: "tray", role: "region", "aria-label": "Compare", hidden: true });
   root.append(
     el("h1", { text: "What fits?" }),
     el("p", { class: "lead muted", text: LEAD }),
-    el("div", { class: "asked panel" }, machinePicker(), engineChoice(page.state, (name) => changed(page, name))),
+    el("div", { class: "asked panel" }, machinePicker(page.signal), engineChoice(page.state, (name) => changed(page, name))),
     page.filters,
     page.fault,
     el("div", { class: "count-row" }, page.count, key()),
@@ -145,12 +146,14 @@ function finish(page) {
 
 function stop(page, error) {
   for (const item of page.items.values()) if (!item.card) item.wait("not judged");
-  tellFault(page, error.message);
+  tellFault(page, error.message, () => judgeAll(page));
   finish(page);
 }
 
-function tellFault(page, message) {
-  page.fault.textContent = message;
+/** What went wrong, and a way to try again. */
+function tellFault(page, message, retry) {
+  const again = el("button", { type: "button", text: "Try again", onclick: retry });
+  page.fault.replaceChildren(el("p", { text: message }), again);
   page.fault.hidden = false;
 }
 

@@ -2,6 +2,7 @@
 
 import { call, query } from "./api.js";
 import { announce, el } from "./dom.js";
+import { COMPARED } from "./engines.js";
 import { machine, machinePicker } from "./machine.js";
 import { ModelView } from "./model_view.js";
 import { failure, open } from "./opening.js";
@@ -14,8 +15,6 @@ const EXAMPLES = [
   ["The address of a file", ["https://huggingface.co/Qwen/Qwen3-8B-GGUF/resolve/main/Qwen3-8B-Q4_K_M.gguf"]],
   ["A recorded header that needs no network", ["sample:qwen3-30b-a3b"]],
 ];
-
-const COMPARED = ["llama.cpp", "vllm", "mlx"];
 
 function linkTo(ref) {
   return `/model?ref=${encodeURIComponent(ref)}`;
@@ -70,37 +69,36 @@ function compare({ ref, chosen }) {
 }
 
 /** A first answer; another machine that is chosen before it came, or after it failed, is asked about at once. */
-async function answer(place, settings, context) {
+async function answer(place, settings, context, isAgain = false) {
   const round = new AbortController();
   context.signal.addEventListener("abort", () => round.abort(), { once: true });
   const again = () => {
     round.abort();
-    answer(place, settings, context);
+    answer(place, settings, context, true);
   };
   machine.addEventListener("change", again, { signal: round.signal });
   document.documentElement.dataset.fit = "busy";
   try {
-    const { check, facts } = await asked(place, settings, round.signal);
+    const { check, facts } = await open(place, settings.checkFields(), { signal: round.signal, further: (found, signal) => factsOf(settings.ref, found, signal) });
     if (round.signal.aborted) return;
     machine.removeEventListener("change", again); // from here on the view listens
-    await show(place, settings, facts, { check, signal: context.signal });
+    const view = new ModelView(settings, facts, context.signal);
+    place.replaceChildren(view.node);
+    if (isAgain) keepFocus(view.head);
+    await view.begin(check);
+    if (!context.signal.aborted) announce(`${settings.name}: answered`);
   } catch (error) {
     if (round.signal.aborted) return;
     document.documentElement.dataset.fit = "ready";
-    place.replaceChildren(failure(error, settings, { retry: again, onplain: (subject) => withoutSettings(settings, subject) }));
+    const told = failure(error, settings, { retry: again, onplain: (subject) => withoutSettings(settings, subject) });
+    place.replaceChildren(told.node);
+    if (isAgain || error.name === "AbortError") keepFocus(told.heading);
   }
 }
 
-async function asked(place, settings, signal) {
-  const check = await open(place, settings.checkFields(), { signal });
-  return { check, facts: await factsOf(settings.ref, check, signal) };
-}
-
-async function show(place, settings, facts, { check, signal }) {
-  const view = new ModelView(settings, facts, signal);
-  place.replaceChildren(view.node);
-  await view.begin(check);
-  if (!signal.aborted) announce(`${settings.name}: answered`);
+/** Who pressed "Try again" or "Cancel", which are gone now, is led to what came of it. */
+function keepFocus(node) {
+  if (document.activeElement === document.body) node.focus({ preventScroll: true });
 }
 
 /** The question without what could not be used of it. */
@@ -118,8 +116,9 @@ function render(root, params, context) {
   const place = el("div", { class: "answer-place" });
   if (settings.ref && settings.chosen.engine?.toLowerCase() === "all") return compare(settings);
   const title = settings.name || "Does it fit?";
+  if (settings.name) document.title = `${settings.name} - EdgeKit`;
   root.append(
-    el("div", { class: "model-head" }, el("div", {}, el("h1", { text: title }), el("p", { class: "muted model-facts", text: settings.ref ? "" : "One model, every setting, each byte explained." })), machinePicker()),
+    el("div", { class: "model-head" }, el("div", {}, el("h1", { text: title }), el("p", { class: "muted model-facts", text: settings.ref ? "" : "One model, every setting, each byte explained." })), machinePicker(context.signal)),
     box(settings.ref),
     place,
   );

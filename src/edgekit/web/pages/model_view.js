@@ -6,7 +6,8 @@ import { changeList, changesTitle } from "./changes.js";
 import { commands } from "./commands.js";
 import { readTokens } from "./context_control.js";
 import { controls } from "./controls.js";
-import { announce, el } from "./dom.js";
+import { announce, el, scrollRoom } from "./dom.js";
+import { engineWords } from "./engines.js";
 import { params, tokens } from "./format.js";
 import { machine } from "./machine.js";
 import { Plot } from "./plot.js";
@@ -37,6 +38,7 @@ export class ModelView {
     this.#settings = settings;
     this.#facts = facts;
     this.#session = new Session(settings, signal);
+    signal.addEventListener("abort", () => clearTimeout(this.#timer)); // of a page that was left nothing is said
     this.#parts(signal);
     this.#listen(signal);
     this.node = this.#layout(signal);
@@ -57,7 +59,7 @@ export class ModelView {
       signal,
     });
     this.strip = new Strip();
-    this.table = el("div", { class: "scroll" });
+    this.table = scrollRoom("The bill as a table");
     this.notes = el("ul", { class: "notes" });
     this.changeList = el("div");
     this.changes = section("What would make it fit", "changes-panel", this.changeList);
@@ -201,7 +203,7 @@ export class ModelView {
   }
 
   #onCheck(check) {
-    this.way.textContent = [check.machine.name, check.engine.version ? `${check.engine.name} ${check.engine.version}` : check.engine.name, check.way].filter(Boolean).join(" · ");
+    this.way.textContent = [check.machine.name, engineWords(check.engine), check.way].filter(Boolean).join(" · ");
     const list = changeList(check, machine, (change, event) => this.#apply(change, event));
     this.changes.heading.textContent = changesTitle(check);
     this.changeList.replaceChildren(...[list].filter(Boolean));
@@ -230,8 +232,10 @@ export class ModelView {
     this.#tellFault(isRefused ? "" : error.message);
     this.head.classList.toggle("present", isRefused);
     if (isRefused) this.head.replaceChildren(el("p", { class: "told" }, verdict("refused"), " ", el("span", { class: "sentence", text: error.message })));
+    else if (what === "check") this.head.replaceChildren(); // the verdict of other settings does not stand beside it
     if (what === "check") this.#showUnanswered();
-    announce(error.message);
+    clearTimeout(this.#timer);
+    if (isRefused) announce(error.message); // the others are told as an alert
   }
 
   /** There are no numbers; the controls still stand, so that another engine can be chosen. */
@@ -276,7 +280,6 @@ export class ModelView {
     if (!told) return;
     const active = this.#facts.experts && told.active_parameters ? `${params(told.active_parameters)} active` : null;
     const parts = [told.architecture, told.parameters && `${params(told.parameters)} parameters`, active, told.mix, told.native_context && `made for ${tokens(told.native_context)} tokens`, told.licence];
-    document.title = `${this.#settings.name} - EdgeKit`;
     const line = document.querySelector(".model-facts");
     if (line) line.textContent = parts.filter(Boolean).join(" · ");
   }

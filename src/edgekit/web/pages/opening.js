@@ -2,8 +2,9 @@
 
 import { job, query } from "./api.js";
 import { ENGINES } from "./control_rows.js";
-import { announce, el } from "./dom.js";
+import { el } from "./dom.js";
 
+const NAMED = 100; // letters of a name, by which it is found in a message
 const QUIET_MS = 150; // what is quicker shows no progress
 const ALLOWED = "Files are read only from folders given with `edgekit web --models-dir FOLDER`; addresses of this machine and of its own network only with `--allow-private`.";
 const SPELLED = "Look at the spelling: a catalog id, org/name of a hub, a URL, sample:NAME, or a file inside a --models-dir.";
@@ -36,8 +37,8 @@ const USAGE = {
   all: "Something in the address cannot be used: correct it there, or ask without these settings.",
 };
 
-/** Shows how far it is, with a way to call it off; gives the check. */
-export function open(place, fields, { signal }) {
+/** Shows how far it is, with a way to call it off, until both are there: the check, and the facts that `further(check, signal)` gives. */
+export function open(place, fields, { signal, further }) {
   const control = new AbortController();
   signal.addEventListener("abort", () => control.abort(), { once: true });
   const line = el("p", { class: "progress-line", text: "Reading the header ..." });
@@ -48,7 +49,13 @@ export function open(place, fields, { signal }) {
   const timer = setInterval(() => (clock.textContent = `${Math.round((performance.now() - began) / 1000)} s`), 1000);
   const quiet = setTimeout(() => place.replaceChildren(panel), QUIET_MS);
   const onProgress = (text) => (line.textContent = text);
-  return job("check", fields, { onProgress, signal: control.signal }).finally(() => {
+  const both = async () => {
+    const check = await job("check", fields, { onProgress, signal: control.signal });
+    const facts = await further(check, control.signal);
+    control.signal.throwIfAborted();
+    return { check, facts };
+  };
+  return both().finally(() => {
     clearInterval(timer);
     clearTimeout(quiet);
     panel.remove();
@@ -62,7 +69,7 @@ function subjectOf({ type, message }, settings) {
   if (/^(unknown engine|engine: )/.test(message)) return "engine";
   if (/^(unknown device|(--)?(device|ram|vram)\b)/.test(message)) return "machine";
   if (message.startsWith("-") || Object.keys(settings.chosen).some((key) => message.startsWith(`${key}: `))) return "settings";
-  const isNamed = message.includes(settings.name);
+  const isNamed = message.includes(settings.name.slice(0, NAMED)); // a message cuts what is very long
   return isNamed || !settings.isSaid ? "model" : "all";
 }
 
@@ -81,19 +88,20 @@ function engineLink(settings, name, text) {
   return el("a", { class: "button", href: `/model${query(settings.queryFor(name))}`, text: `Ask ${text}` });
 }
 
-/** What went wrong, what to do, and a way to try again. onplain("settings", "machine" or "all") asks without them. */
+/** {node, heading}: what went wrong, what to do, and a way to try again. onplain("settings", "machine" or "all") asks without them. */
 export function failure(error, settings, { retry, onplain }) {
   const isCancelled = error.name === "AbortError";
   const told = isCancelled ? "Cancelled: nothing was read to the end." : error.message;
   const subject = isCancelled ? "model" : subjectOf(error, settings);
   const help = isCancelled ? null : helpFor(error, subject);
-  announce(told);
-  return el(
+  const heading = el("h2", { id: "failure-title", tabIndex: -1, text: isCancelled ? "Cancelled" : "There is no answer" });
+  const node = el(
     "section",
     { class: "panel failure", "aria-labelledby": "failure-title" },
-    el("h2", { id: "failure-title", text: isCancelled ? "Cancelled" : "There is no answer" }),
+    heading,
     el("p", { class: isCancelled ? "" : "error", role: "alert", text: told }),
     help && el("p", { text: help }),
     el("div", { class: "buttons" }, el("button", { type: "button", class: "primary", text: "Try again", onclick: retry }), ...waysOut(subject, settings, { onplain })),
   );
+  return { node, heading };
 }

@@ -190,22 +190,21 @@ async function tryMachine(said) {
 }
 
 /** What the server says the chosen machine is. */
-async function describe(name, told) {
+async function describe(name, told, signal) {
   name.textContent = machineName();
   told.textContent = "";
-  const asked = machineName();
   try {
-    const answer = await call("hardware", { ...machine });
-    if (asked !== machineName()) return; // another one was chosen meanwhile
+    const answer = await call("hardware", { ...machine }, { signal });
+    if (signal.aborted) return; // another one was chosen meanwhile
     if (answer.machine.what_if) name.textContent = answer.machine.name;
     told.textContent = toldOf(answer);
   } catch (error) {
-    told.textContent = error.message;
+    if (!signal.aborted) told.textContent = error.message;
   }
 }
 
-/** One control: which machine is asked about, and what is meant by it. */
-export function machinePicker() {
+/** One control: which machine is asked about, and what is meant by it; it ends with the page's signal. */
+export function machinePicker(signal) {
   const name = el("strong", { class: "machine-name" });
   const told = el("p", { class: "machine-told muted small" });
   const close = () => {
@@ -217,18 +216,22 @@ export function machinePicker() {
   const picker = el("details", { class: "machine", ontoggle: () => picker.open && fill() }, summary, form);
   const control = el("div", { class: "machine-picker" }, picker, told);
   picker.addEventListener("keydown", (event) => event.key === "Escape" && picker.open && close());
-  const onChange = () => (control.isConnected ? describe(name, told) : machine.removeEventListener("change", onChange));
-  machine.addEventListener("change", onChange);
-  closeOutside(picker);
-  describe(name, told);
+  let asked = new AbortController();
+  const ask = () => {
+    asked.abort();
+    asked = new AbortController();
+    describe(name, told, AbortSignal.any([asked.signal, signal]));
+  };
+  machine.addEventListener("change", ask, { signal });
+  closeOutside(picker, signal);
+  ask();
   return control;
 }
 
 /** A press elsewhere closes it, as every menu does. */
-function closeOutside(picker) {
+function closeOutside(picker, signal) {
   const onPress = (event) => {
-    if (!picker.isConnected) document.removeEventListener("pointerdown", onPress);
-    else if (!picker.contains(event.target)) picker.open = false;
+    if (!picker.contains(event.target)) picker.open = false;
   };
-  document.addEventListener("pointerdown", onPress);
+  document.addEventListener("pointerdown", onPress, { signal });
 }

@@ -1,6 +1,6 @@
 // Memory against context, a line for each cache type, that follows the settings and can be asked.
 
-import { el, oncePerFrame, svg } from "./dom.js";
+import { el, oncePerFrame, scrollRoom, svg } from "./dom.js";
 import { bytes, tokens } from "./format.js";
 import { axes, crosshair, lines, marker, rules } from "./plot_draw.js";
 import { PlotLegend, plotTable } from "./plot_legend.js";
@@ -10,6 +10,7 @@ const HEIGHT = 340;
 const NARROW = 480;
 const COLOURS = 9;
 const LETTER = 7; // pixels of a name, about
+const PLACED = "Each line keeps the layers where they lie now; a longer context may fit with more of them on the CPU.";
 
 /** Room for the axis on the left, and for the names of the lines on the right. */
 function boxOf(width, curves) {
@@ -33,6 +34,11 @@ function coloursOf(caches, drawn) {
   return found;
 }
 
+/** Whether layers could lie elsewhere: a longer context may fit then. */
+function isMovable({ engine, estimate }) {
+  return engine === "llama.cpp" && estimate !== null && estimate.backend !== "cpu";
+}
+
 /** onpick(tokens, event) hears which context is wanted, onwant(cache) which line is not there yet. */
 export class Plot {
   #curves = []; // of all memories
@@ -51,7 +57,7 @@ export class Plot {
     this.svg = svg("svg", { class: "plot", "aria-hidden": "true" });
     this.legend = new PlotLegend({ onwant, onchange: () => this.#redraw() });
     this.tip = el("div", { class: "plot-tip", hidden: true });
-    this.table = el("div", { class: "scroll" });
+    this.table = scrollRoom("The plot as a table");
     this.memories = el("select", { id: "plot-memory", oninput: () => this.#choose(this.memories.value) });
     this.#build();
     this.#listen(signal);
@@ -59,19 +65,21 @@ export class Plot {
 
   #build() {
     const log = el("input", { type: "checkbox", id: "plot-log", oninput: (event) => this.#setLog(event.target.checked) });
-    this.beyond = el("p", { class: "hint beyond" });
+    this.beyond = el("p", { class: "hint" });
+    this.placed = el("p", { class: "hint" });
+    this.none = el("p", { class: "plot-none muted", text: this.#why });
     this.picker = el("label", { class: "row", hidden: true }, "Memory", this.memories);
     this.stage = el("div", { class: "plot-stage", tabIndex: 0, role: "slider", "aria-label": "Contexts of the plot: arrow keys move, Enter takes one", "aria-valuemin": 0, "aria-valuemax": 0, "aria-valuenow": 0 }, this.svg, this.tip);
     this.node = el(
       "div",
       {},
       el("div", { class: "row spread" }, this.picker, el("label", { class: "check small" }, log, "doubling scale")),
-      this.stage,
+      el("div", { class: "plot-room" }, this.stage, this.none),
       this.beyond,
-      el("p", { class: "hint", text: "Each line keeps the layers where they lie now; a longer context may fit with more of them on the CPU." }),
+      this.placed,
       this.legend.drawn,
       this.legend.more,
-      el("details", { class: "more", ontoggle: () => this.#tabulate() }, el("summary", { text: "The plot as a table" }), this.table),
+      el("details", { class: "unfold", ontoggle: () => this.#tabulate() }, el("summary", { text: "The plot as a table" }), this.table),
     );
   }
 
@@ -93,7 +101,6 @@ export class Plot {
     const colours = coloursOf(caches, new Set(curves.map((curve) => curve.cache)));
     this.#curves = curves.map((curve) => ({ ...curve, colour: colours.get(curve.cache) }));
     this.#present = present;
-    this.#index = null;
     this.#listMemories();
     this.legend.show(caches.map((cache) => ({ cache, colour: colours.get(cache), curves: this.#curves.filter((curve) => curve.cache === cache), why: refused.get(cache) })));
     this.#redraw();
@@ -102,6 +109,7 @@ export class Plot {
   /** The marker, and which line is the present one. */
   move(fit, present) {
     this.#fit = fit;
+    this.placed.textContent = isMovable(fit) ? PLACED : "";
     const isSame = present === this.#present && this.#view && this.#spans();
     this.#present = present;
     if (isSame) this.#mark();
@@ -163,9 +171,11 @@ export class Plot {
     this.svg.setAttribute("width", this.#width);
     this.svg.setAttribute("height", HEIGHT);
     this.#view = curves.length ? this.#viewOf(curves) : null;
+    this.none.textContent = this.#view ? "" : this.#why;
     if (!this.#view) {
-      this.svg.replaceChildren(svg("text", { class: "axis-text", x: 16, y: 40, text: this.#why }));
+      this.svg.replaceChildren();
       this.beyond.textContent = "";
+      this.#point(null);
       return;
     }
     const { box } = this.#view;
@@ -174,7 +184,9 @@ export class Plot {
     this.mark = svg("g");
     this.svg.replaceChildren(svg("defs", {}, clip), axes(this.#view), lines({ ...this.#view, present: this.#present }), rules(this.#view), this.mark, this.cross);
     this.#mark();
-    this.stage.setAttribute("aria-valuemax", curves[0].points.length - 1);
+    const last = curves[0].points.length - 1;
+    this.stage.setAttribute("aria-valuemax", last);
+    this.#point(this.#index === null ? null : Math.min(this.#index, last)); // what is pointed at follows the lines
   }
 
   #viewOf(curves) {
@@ -221,7 +233,7 @@ export class Plot {
     const count = curves[0].points[index][0];
     const rows = curves.filter((curve) => curve.points[index]).map((curve) => [curve, curve.points[index][1]]);
     const list = rows.map(([curve, size]) =>
-      el("li", { class: `k${curve.colour}` }, el("span", { text: curve.cache }), el("span", { title: `${tokens(size)} bytes`, text: bytes(size) })),
+      el("li", {}, el("span", { class: `k${curve.colour}`, text: curve.cache }), el("span", { title: `${tokens(size)} bytes`, text: bytes(size) })),
     );
     this.tip.replaceChildren(el("strong", { text: `${tokens(count)} tokens` }), el("ul", {}, ...list));
     const isRight = scale.x(count) > box.left + box.width / 2;

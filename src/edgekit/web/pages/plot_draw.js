@@ -1,7 +1,7 @@
 // Curves and a scale -> the nodes of the plot: axes, lines with their names, budget, native, marker.
 
 import { svg } from "./dom.js";
-import { short, tokens } from "./format.js";
+import { bytes, short, tokens } from "./format.js";
 import { byteTicks, contextTicks, spread, visibleEnd } from "./plot_scale.js";
 
 const GIB = 1024 ** 3;
@@ -43,8 +43,10 @@ export function rules({ box, scale, sizes, contexts, budget, native }) {
     const y = scale.y(size);
     nodes.push(line(className, box.left, y, right, y), text(`${className}-text`, box.left + 6, y + down, words));
   };
-  level(budget, "budget", `usable ${(budget / GIB).toFixed(2)} GiB`, -5);
-  level(NEAR * budget, "near", box.width < NARROW ? "fits to 85 %" : "fits up to here (85 %)", 13);
+  level(budget, "budget", `usable ${bytes(budget)}`, -5);
+  const apart = scale.y(NEAR * budget) - scale.y(budget);
+  const down = apart > 2 * LABEL_GAP ? -5 : 13; // above it, where there is room: lines rise from below
+  level(NEAR * budget, "near", box.width < NARROW ? "fits to 85 %" : "fits up to here (85 %)", down);
   if (native && native >= contexts[0] && native <= contexts[1]) {
     const x = scale.x(native);
     const isRight = x > box.left + box.width / 2;
@@ -85,27 +87,20 @@ function names({ box, scale, sizes, curves, present }) {
   return [...beside.map((curve, i) => named(curve, scale.x(curve.points.at(-1)[0]) + 6, places[i], "start")), ...cut];
 }
 
-/** The present setting. */
+/** The present setting; its words stand above the lines, where nothing else is. */
 export function marker({ box, scale, contexts, sizes }, { context, size }) {
   const x = scale.x(Math.min(contexts[1], Math.max(contexts[0], context)));
   const y = Math.max(box.top, scale.y(Math.min(size, sizes[1])));
-  const words = `${tokens(context)}: ${(size / GIB).toFixed(2)} GiB`;
-  const label = labelPlace(x, box, words.length * LETTER);
+  const words = `${tokens(context)}: ${bytes(size)}`;
+  const half = (words.length * LETTER) / 2;
+  const middle = Math.min(box.left + box.width - half, Math.max(box.left + half, x));
   return svg(
     "g",
     { class: "marker" },
     line("marker-line", x, box.top, x, box.top + box.height),
     svg("circle", { class: "marker-dot", cx: x, cy: y, r: 6 }),
-    text("marker-text", label.x, Math.max(box.top + 14, y - 12), words, label.anchor),
+    text("marker-text", middle, box.top - 9, words, "middle"),
   );
-}
-
-/** Beside a place, on the side that has room; over it where neither has. */
-function labelPlace(x, box, wide) {
-  const right = box.left + box.width;
-  if (x - box.left > 0.6 * box.width && x - wide - 9 >= box.left) return { x: x - 9, anchor: "end" };
-  if (x + wide + 9 <= right) return { x: x + 9, anchor: "start" };
-  return { x: Math.min(right - wide / 2, Math.max(box.left + wide / 2, x)), anchor: "middle" };
 }
 
 /** A line at a context, with a dot on every curve. */

@@ -14,7 +14,8 @@ export class PlotLegend {
     this.#onchange = onchange;
     this.drawn = el("div", { class: "plot-legend", role: "group", "aria-label": "Cache types that are drawn" });
     this.others = el("div", { class: "plot-legend" });
-    this.more = el("details", { class: "more", hidden: true }, el("summary", { text: "More cache types" }), this.others);
+    this.refused = el("ul", { class: "notes small muted" });
+    this.more = el("details", { class: "unfold", hidden: true }, el("summary", { text: "More cache types" }), this.others, el("div", { role: "status" }, this.refused));
   }
 
   isShown(cache) {
@@ -27,6 +28,7 @@ export class PlotLegend {
     const entries = rows.map((row) => this.#entry(row));
     this.drawn.replaceChildren(...entries.filter((_, i) => rows[i].curves.length));
     this.others.replaceChildren(...entries.filter((_, i) => !rows[i].curves.length));
+    this.refused.replaceChildren(...rows.filter((row) => row.why).map(({ cache, why }) => el("li", { text: `${cache}: ${why}` })));
     this.more.hidden = !this.others.childElementCount;
     if (focused) entries.find((entry) => entry.dataset.cache === focused)?.focus();
   }
@@ -34,10 +36,10 @@ export class PlotLegend {
   #entry({ cache, colour, curves, why }) {
     const swatch = svg("svg", { width: 28, height: 10, "aria-hidden": "true" }, svg("line", { class: `curve k${colour}`, x1: 1, y1: 5, x2: 27, y2: 5 }));
     const isOn = curves.length > 0 && this.isShown(cache);
-    const props = { type: "button", class: "entry", "data-cache": cache, "aria-pressed": String(isOn), disabled: Boolean(why), title: why ?? "Shows or hides the line" };
-    const entry = el("button", props, swatch, el("span", { text: cache }), el("small", { text: longest(curves) }));
+    const props = { type: "button", class: "entry", "data-cache": cache, "aria-pressed": String(isOn), "aria-disabled": why ? "true" : null, title: why ?? "Shows or hides the line" };
+    const entry = el("button", props, swatch, el("span", { text: cache }), el("small", { text: why ? "refused" : longest(curves) }));
     if (curves.length) entry.dataset.there = "";
-    entry.addEventListener("click", () => this.#toggle(cache, curves.length > 0, entry));
+    if (!why) entry.addEventListener("click", () => this.#toggle(cache, curves.length > 0, entry));
     return entry;
   }
 

@@ -55,7 +55,7 @@ export function contextTicks([from, to], isLog, room) {
 }
 
 function evenTicks(to, count) {
-  const step = 2 ** Math.ceil(Math.log2(to / count));
+  const step = 2 ** Math.round(Math.log2(to / count));
   return Array.from({ length: Math.floor(to / step) }, (_, i) => (i + 1) * step);
 }
 

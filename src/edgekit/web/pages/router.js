@@ -58,7 +58,8 @@ export function show({ isNavigation = false } = {}) {
   root.replaceChildren();
   document.title = `${page.title} - EdgeKit`;
   mark(location.pathname);
-  Promise.resolve(page.render(root, params, { signal: leaving.signal })).catch(report(root));
+  const { signal } = leaving;
+  new Promise((done) => done(page.render(root, params, { signal }))).catch(report(root));
   if (isNavigation) greet(root);
   findPlace(root, leaving.signal);
 }
@@ -109,7 +110,8 @@ export function listen() {
     go(link.href);
   });
   addEventListener("popstate", () => {
-    if (whole() !== shown) show({ isNavigation: true });
+    if (!routes.has(location.pathname)) location.reload(); // its module is still on the way
+    else if (whole() !== shown) show({ isNavigation: true });
     else if (history.state?.place) findPlace(document.getElementById("main"), leaving.signal); // back from a jump
   });
 }

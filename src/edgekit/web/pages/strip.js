@@ -27,7 +27,7 @@ function bandOf(pools) {
 const BANDS = { gpu: "on the GPU", cpu: "on the CPU", both: "on both: experts on the CPU" };
 
 /** One layer in words. */
-export function layerWords(layer, count, nameOf) {
+function layerWords(layer, count, nameOf) {
   const parts = [
     layer.model && `weights ${bytes(layer.model)}`,
     layer.context && `cache ${bytes(layer.context)}`,
