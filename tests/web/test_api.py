@@ -26,15 +26,18 @@ from tests.web.serving import LOCAL, Answered, ask, start
 from tests.web.test_jobs import OPEN, stuck_hub
 
 from edgekit import planning
+from edgekit.asking import bills
 from edgekit.asking.bills import CONTEXT, OPTIONS
 from edgekit.asking.checks import check_named
 from edgekit.asking.known import recommend_words
 from edgekit.asking.words import Words, asking_of, wanted_of
+from edgekit.catalog import read_catalog
 from edgekit.cli import main
 from edgekit.errors import CancelledError, NotFoundError
+from edgekit.estimation import open_model
 from edgekit.hardware import probes
 from edgekit.planning import Named, name_model, plan_model
-from edgekit.source.types import Reach
+from edgekit.source.types import Origin, Reach
 from edgekit.web import machines, turns
 from edgekit.web import models as kept_models
 from edgekit.web.calls import CALLS
@@ -187,6 +190,7 @@ def write_model(folder: Path, name: str = "llama-3.1-8b") -> Path:
 
 MISTAKES: list[tuple[int, str, dict[str, Any], tuple[str, ...]]] = [
     (400, "estimate", {"model": "qwen3-8b", "context": "12 parsecs"}, ("qwen3-8b", "-c", "12 parsecs")),
+    (400, "estimate", {"model": "qwen3-8b", "draft_gpu_layers": "0k"}, ("qwen3-8b", "-ngld", "0k")),
     (400, "estimate", {"model": "qwen3-8b", "engine": "onnx"}, ("qwen3-8b", "--engine", "onnx")),
     (400, "estimate", {"model": "qwen3-8b", "engine": "vllm", "n_gpu_layers": 3}, ("qwen3-8b", "--engine", "vllm", "-ngl", "3")),
     (400, "estimate", {"model": "qwen3-8b", "tensor_split": "1,1", "device_memory": "8G"}, ("qwen3-8b", "-ts", "1,1", "--device-memory", "8G")),
@@ -430,6 +434,29 @@ def test_the_last_who_leaves_calls_it_off(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(opening.calls) == 2
 
 
+def test_what_was_called_off_is_not_kept_though_it_was_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is read of its files later would be called off too."""
+    opened, watch, calls = OpenedModels(Settings()), Watch(), []
+    known = name_model("qwen3-8b")
+
+    def open_deaf(name: str, *, reach: Any, confirm: Any) -> Named:
+        calls.append(name)
+        watch.cancelled.set()
+        if len(calls) == 1:
+            assert reach.cancelled.wait(5)
+        return known
+
+    monkeypatch.setattr(kept_models, "name_model", open_deaf)
+    with pytest.raises(CancelledError):
+        opened.named("org/name", watch)
+    time.sleep(0.1)
+    assert not opened._kept
+    opened.named("org/name", Watch())
+    assert calls == ["org/name"] * 2
+
+
 def test_few_are_opened_at_once_and_a_queue_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     opening, opened = Opening(monkeypatch), OpenedModels(Settings())
     names = [f"org/name-{number}" for number in range(kept_models.WAITING_AT_ONCE)]
@@ -599,6 +626,29 @@ def test_a_remote_model_is_asked_for_again_after_an_hour(monkeypatch: pytest.Mon
     clock += 2
     opened.named("org/name", Watch())
     assert len(opening.calls) == 2
+
+
+@pytest.mark.parametrize(("origin", "reads"), [(Origin.HUB, 1), (Origin.LOCAL, 2)])
+def test_the_projector_of_a_remote_model_is_asked_for_as_seldom_as_the_model(
+    origin: Origin, reads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that is asked for of it has one time-out: it would be used up by and by."""
+    found = open_model(str(write_model(tmp_path)))
+    assert found.files is not None
+    found = replace(found, files=replace(found.files, origin=origin))
+    named = kept_models.KeptNamed(name="org/name", catalog=read_catalog(), found=found)
+    clock, read = time.monotonic(), []
+
+    def biller(*arguments: Any) -> Any:
+        read.append(arguments)
+        return bills.biller(found, "llama.cpp", {}, Reach())
+
+    monkeypatch.setattr(kept_models, "time", SimpleNamespace(monotonic=lambda: clock))
+    monkeypatch.setattr(kept_models, "biller", biller)
+    for _ in range(2):
+        named.pricing(found, "llama.cpp", {"mmproj": "auto"}, Reach())
+        clock += kept_models.BESIDE_S + 1
+    assert len(read) == reads
 
 
 def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:

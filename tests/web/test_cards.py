@@ -29,7 +29,7 @@ from edgekit.plan.recommending import smallest_bytes
 from edgekit.plan.room import room_bytes
 from edgekit.web.card_making import Card, Maker, Order, in_order
 from edgekit.web.card_worker import Begin, Made, work
-from edgekit.web.cards import MOST_FOLLOWED, MOST_STARTS, Cards, Deck
+from edgekit.web.cards import KEPT_MACHINES, MOST_FOLLOWED, MOST_STARTS, Cards, Deck
 from edgekit.web.failures import TooManyError
 from edgekit.web.jobs import JobEvent
 from edgekit.web.warming import warm
@@ -171,6 +171,21 @@ def test_what_the_user_added_is_read_only_inside_the_folders(
     }  # the weights are those of the file
 
 
+def test_where_a_file_lies_is_not_told_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEKIT_DATA", str(tmp_path / "data"))
+    write_recorded(tmp_path, "llama-3.1-8b", "Q4_K_M")
+    file = next(tmp_path.glob("*.gguf"))
+    main(["catalog", "add", str(file), "--id", "mine"])
+    file.write_bytes(b"GGUF" + b"\xff" * 60)
+    order = Order(machine=machine_of(Words(ram="32G")), engine="llama.cpp")
+    there = replace(LOCAL, host="0.0.0.0", models_dirs=(tmp_path.resolve(),))
+    (card,) = Maker(there).cards(order, Catalog(entries=(find_entry("mine"),)))
+    assert card["status"] == "refused"
+    assert card["told"].startswith(f"{file.name}: GGUF version")
+
+
 # The stream.
 
 
@@ -281,6 +296,37 @@ def test_too_many_machines_at_once_are_refused() -> None:
         asyncio.run(follow_many(cards))
 
 
+def test_whoever_follows_gets_cards_though_the_machine_is_no_longer_kept() -> None:
+    """Many may ask before the first of them listens."""
+
+    async def follow_all(cards: Cards) -> None:
+        sizes = range(2, 2 + KEPT_MACHINES + 4)
+        decks = [deck_of(cards, Words(ram=f"{size}G")) for size in sizes]
+        assert len(cards._decks) == KEPT_MACHINES
+        async with aclosing(cards.follow(decks[0])) as one, asyncio.timeout(30):
+            assert len(await next_cards(one, 2)) == 2
+        assert not cards._followed
+
+    with opened_cards() as cards:
+        asyncio.run(follow_all(cards))
+
+
+def test_whoever_follows_gets_cards_though_the_machine_is_asked_about_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def follow_both(cards: Cards) -> None:
+        first = deck_of(cards)
+        async with aclosing(cards.follow(first)) as one, asyncio.timeout(30):
+            await next_cards(one, 1)
+            monkeypatch.setattr("edgekit.web.cards.KEPT_S", 0.0)
+            assert deck_of(cards) is not first
+            before = len(first.cards)
+            assert len(await next_cards(one, before + 2)) == before + 2
+
+    with opened_cards() as cards:
+        asyncio.run(follow_both(cards))
+
+
 def test_it_is_documented(address: str) -> None:
     spec = ask(address, "/api/v1/openapi.json").json()["paths"][PATH]["get"]
     assert list(spec["responses"]["200"]["content"]) == ["text/event-stream"]
@@ -326,7 +372,7 @@ async def next_cards(following: AsyncIterator[JobEvent], count: int) -> list[str
     async for event in following:
         assert event.name != "failed", event.data
         if event.name == "card":
-            found.append(event.data["id"])
+            found.append(json.loads(event.data)["id"])
             if len(found) == count:
                 break
     return found
@@ -425,7 +471,7 @@ def test_one_that_is_killed_again_and_again_is_given_up() -> None:
         last = asyncio.run(listen(cards))
         assert not deck_of(cards).fault  # who asks again is not told of it for ever
     assert last.name == "failed"
-    assert "again and again" in last.data["error"]["message"]
+    assert "again and again" in json.loads(last.data)["error"]["message"]
 
 
 def test_closing_tells_who_listens_and_leaves_no_process() -> None:
@@ -443,7 +489,7 @@ def test_closing_tells_who_listens_and_leaves_no_process() -> None:
     with opened_cards() as cards:
         last = asyncio.run(listen(cards))
         assert last.name == "failed"
-        assert "stopped" in last.data["error"]["message"]
+        assert "stopped" in json.loads(last.data)["error"]["message"]
         assert cards.process is None
         cards.close()  # once more does no harm
     assert set(multiprocessing.active_children()) <= before

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -250,12 +251,12 @@ class TestJobs:
         began_s = time.monotonic()
         *lines, end = followed(jobs, job)
         took_s = time.monotonic() - began_s
-        said = [int(one.data["line"].split()[1]) for one in lines]
+        said = [int(json.loads(one.data)["line"].split()[1]) for one in lines]
         assert said == sorted(set(said))
         assert said[-1] == 300
         assert len(said) <= 3 + took_s / jobs_module.PAUSE_S
         assert [one.number for one in lines] == sorted({one.number for one in lines})
-        assert (end.name, end.data) == ("done", {"count": 300})
+        assert (end.name, end.data) == ("done", '{"count":300}')
         assert end.number > lines[-1].number
 
     def test_several_listen(self, jobs: Jobs) -> None:
@@ -270,7 +271,7 @@ class TestJobs:
             return await asyncio.gather(*(one() for _ in range(5)))
 
         heard = asyncio.run(all_of_them())
-        assert heard == [[JobEvent(name="done", number=1, data={"ok": True})]] * 5
+        assert heard == [[JobEvent(name="done", number=1, data='{"ok":true}')]] * 5
         assert not job.bells
 
     def test_a_sign_of_life_comes_while_nothing_happens(
@@ -311,7 +312,7 @@ class TestJobs:
         for job in deaf[1:]:
             until(job, JobState.DONE)
         assert deaf[0].state is JobState.CANCELLED, "a late answer changes nothing"
-        assert deaf[0].answer == {}
+        assert deaf[0].answer == "{}"
 
     def test_those_that_do_not_notice_are_bounded(self, jobs: Jobs) -> None:
         go = threading.Event()
@@ -378,8 +379,8 @@ class TestJobs:
         with caplog.at_level(logging.ERROR):
             job = jobs.start("plan", work)
             until(job, JobState.FAILED)
-        assert job.answer["error"]["type"] == "InternalError"
-        assert "somebody" not in str(job.answer)
+        assert job.as_json()["error"]["type"] == "InternalError"
+        assert "somebody" not in job.answer
         assert "/home/somebody" in caplog.text
 
     def test_one_that_takes_too_long_is_ended(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,8 +389,71 @@ class TestJobs:
         jobs = Jobs(timeout_s=0.1)
         job = jobs.start("plan", lambda watch: {"never": watch.cancelled.wait(10)})
         *_, end = followed(jobs, job)
-        assert (end.name, end.data["error"]["type"]) == ("failed", "DeadlineError")
+        assert (end.name, json.loads(end.data)["error"]["type"]) == ("failed", "DeadlineError")
         assert job.watch.cancelled.is_set()
+
+    def test_what_is_no_number_is_told_as_a_call_tells_it(self, jobs: Jobs) -> None:
+        """Headers hold such; a browser reads no NaN."""
+        job = jobs.start("inspect", lambda _: {"keys": {"a": float("nan"), "b": float("-inf")}})
+        *_, end = followed(jobs, job)
+        assert end.data == '{"keys":{"a":"nan","b":"-inf"}}'
+        assert job.as_json()["result"] == {"keys": {"a": "nan", "b": "-inf"}}
+
+    def test_what_is_said_meanwhile_is_told_as_the_answer_is(self) -> None:
+        def work(watch: Watch) -> dict[str, Any]:
+            assert watch.progress is not None
+            watch.progress("/srv/models/a.gguf: reading")
+            watch.cancelled.wait(2 * jobs_module.PAUSE_S)
+            return {}
+
+        def told(answer: dict[str, Any]) -> dict[str, Any]:
+            return {key: text.replace("/srv/models/", "") for key, text in answer.items()}
+
+        jobs = Jobs(timeout_s=30.0, told=told)
+        job = jobs.start("inspect", work)
+        assert [json.loads(one.data) for one in followed(jobs, job)][:-1] == [
+            {"line": "a.gguf: reading"}
+        ]
+        assert job.as_json()["progress"] == "a.gguf: reading"
+
+    def test_long_answers_do_not_pile_up(self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The oldest go first, of one client and of all; the last stays, however long it is."""
+        monkeypatch.setattr(jobs_module, "KEPT_BYTES_EACH", 2_500)
+        monkeypatch.setattr(jobs_module, "KEPT_BYTES", 4_500)
+
+        def made(client: str, *sizes: int) -> list[Job]:
+            found = [jobs.start("inspect", partial(long_answer, size), client) for size in sizes]
+            for job in found:
+                until(job, JobState.DONE)
+            return found
+
+        def long_answer(size: int, _: Watch) -> dict[str, Any]:
+            return {"a": "x" * size}
+
+        own = made("10.0.0.1", 1_000, 1_000, 1_000)
+        jobs.named(own[2].id)
+        assert [job.id in jobs._jobs for job in own] == [False, True, True]
+        others = made("10.0.0.2", 1_000, 1_000) + made("10.0.0.3", 1_000)
+        jobs.named(others[2].id)
+        assert [job.id in jobs._jobs for job in (*own, *others)] == [False, False, *[True] * 4]
+        (last,) = made("10.0.0.4", 9_000)
+        jobs.named(last.id)
+        assert list(jobs._jobs) == [last.id]
+
+    def test_none_that_waits_begins_when_all_are_called_off(self) -> None:
+        jobs, begun = Jobs(timeout_s=30.0), []
+
+        def work(watch: Watch) -> dict[str, Any]:
+            begun.append(watch)
+            watch.cancelled.wait(5)
+            return {}
+
+        made = [jobs.start("plan", work) for _ in range(RUNNING_EACH + WAITING_EACH)]
+        jobs.close()
+        assert {job.state for job in made} == {JobState.CANCELLED}
+        time.sleep(0.1)
+        assert len(begun) <= RUNNING_EACH
+        assert not any(job.has_begun for job in made[RUNNING_EACH:])
 
     def test_few_are_kept_and_not_for_long(
         self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,11 +28,13 @@ from edgekit.report.model_words import typed_gguf_words
 from edgekit.source import path_of
 from edgekit.source.download import download_model
 from edgekit.source.types import Reach
+from edgekit.web.hiding import without_folders
 from edgekit.web.models import OpenedModels
-from edgekit.web.references import allowed, allowed_words, files_inside, without_folders
+from edgekit.web.references import allowed, allowed_words, files_inside
 from edgekit.web.types import Settings, Watch
 
 NOWHERE = Settings()
+TOKEN = "correct-horse-battery"
 OFFLINE = Settings(network=False, cache=False)
 
 
@@ -418,11 +421,10 @@ def test_known_models_are_not_inspected() -> None:
 
 
 def test_only_this_machine_is_told_where_folders_lie(folder: Path) -> None:
-    token = "correct-horse-battery"
-    there = Settings(host="0.0.0.0", port=0, network=False, token=token, models_dirs=(folder,))
+    there = Settings(host="0.0.0.0", port=0, network=False, token=TOKEN, models_dirs=(folder,))
     path = next(folder.rglob("*.gguf"))
     name = str(path.relative_to(folder))
-    bearer = {"Authorization": f"Bearer {token}"}
+    bearer = {"Authorization": f"Bearer {TOKEN}"}
     broken = folder / "broken.gguf"
     broken.write_bytes(b"GGUF" + b"\xff" * 60)
     with start(there) as address:
@@ -460,6 +462,47 @@ def test_folders_are_told_apart(text: str, told: str, tmp_path: Path) -> None:
     answer = {"a": [text.replace("{}", str(folder))]}
     assert without_folders(answer, settings) == {"a": [told.replace("{}", str(folder))]}
     assert without_folders(answer, replace(settings, host="127.0.0.1")) == answer
+
+
+def test_a_folder_with_a_quotation_mark_in_commands(tmp_path: Path) -> None:
+    folder = tmp_path / "it's mine"
+    folder.mkdir()
+    answer = {"command": shlex.join(["llama-server", "-m", str(folder / "a.gguf")])}
+    told = without_folders(answer, Settings(host="0.0.0.0", models_dirs=(folder,)))
+    assert told == {"command": "llama-server -m 'a.gguf'"}
+
+
+def test_a_file_that_was_given_alone(folder: Path) -> None:
+    path = next(folder.rglob("*.gguf"))
+    (path.parent / "beside.gguf").write_bytes(path.read_bytes()[:4096])
+    settings = Settings(host="0.0.0.0", models_dirs=(path,))
+    assert without_folders({"reference": str(path)}, settings) == {"reference": path.name}
+    assert allowed(path.name, settings) == allowed(str(path), settings) == str(path)
+    for name in ("beside.gguf", str(path.parent / "beside.gguf"), f"./{path.name}/x.gguf"):
+        with pytest.raises((NotAllowedError, NotFoundError)):
+            allowed(name, settings)
+
+
+def test_places_of_this_machine_are_not_told_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In messages of errors: of the catalog's file, and of stores that other programs keep."""
+    places = {"EDGEKIT_DATA": "data", "HF_HUB_CACHE": "hub", "OLLAMA_MODELS": "ollama"}
+    for name, place in {**places, "HOME": "home"}.items():
+        monkeypatch.setenv(name, str(tmp_path / "secret" / place))
+    secret, there = tmp_path / "secret", replace(LOCAL, host="0.0.0.0", token=TOKEN)
+    snapshot = secret / "hub" / "models--org--name" / "snapshots" / "1"
+    snapshot.mkdir(parents=True)
+    (snapshot / "broken.gguf").write_bytes(b"GGUF" + b"\xff" * 60)
+    (secret / "data").mkdir()
+    (secret / "data" / "catalog.db").write_bytes(b"no database" * 100)
+    bearer = {"Authorization": f"Bearer {TOKEN}"}
+    with start(there) as address:
+        broken = ask(address, "/api/v1/inspect", {"model": "org/name"}, headers=bearer)
+        known = ask(address, "/api/v1/catalog", headers=bearer)
+    assert broken.error["message"].startswith("models--org--name/snapshots/1/broken.gguf: ")
+    assert known.json()["problems"][0].startswith("catalog.db: ")
+    assert without_folders({"a": f"{secret}/home/b"}, there) == {"a": "b"}
 
 
 def test_a_download_is_advised_to_whoever_sits_there() -> None:

@@ -367,6 +367,19 @@ class TestBodies:
         assert b"TooSlowError" in answer
         assert time.monotonic() - began_s < 5
 
+    def test_that_end_in_nonsense_once_they_are_refused_are_no_fault_of_ours(
+        self, server: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        host, _, port = server.removeprefix("http://").partition(":")
+        head = b"POST /api/v1/estimate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        with closing(socket.create_connection((host, int(port)), 5)) as connection:
+            connection.sendall(head + b"20000\r\n" + b" " * 0x20000 + b"\r\n")
+            assert connection.recv(4096).startswith(b"HTTP/1.1 413 ")
+            connection.sendall(b"no number\r\n")
+            while connection.recv(4096):
+                pass
+        assert not caplog.records
+
     def test_whose_sender_has_gone_leave_nothing_behind(self, server: str) -> None:
         host, _, port = server.removeprefix("http://").partition(":")
         with closing(socket.create_connection((host, int(port)), 5)) as connection:

@@ -40,7 +40,8 @@ def _layers(text: str) -> str | int:
 
 
 def _all_layers(text: str) -> str:
-    if _layers(text) != "all" and int(text) < ENOUGH_LAYERS:
+    layers = _layers(text)
+    if isinstance(layers, int) and layers < ENOUGH_LAYERS:
         raise UsageError(
             f"{text[:40]!r}: a drafter is billed with all of its layers where the model is"
         )

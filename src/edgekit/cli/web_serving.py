@@ -62,7 +62,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
     rate = read_number("--rate", arguments.rate, least=1, most=MOST_RATE)
     settings = Settings(
         host=arguments.host,
-        token=_token(arguments.token or os.environ.get(TOKEN_VARIABLE) or None),
+        token=_token(arguments.token, os.environ.get(TOKEN_VARIABLE)),
         models_dirs=tuple(_folder(text) for text in arguments.models_dir),
         allow_private=arguments.allow_private,
         network=not arguments.offline,
@@ -75,21 +75,26 @@ def _settings(arguments: argparse.Namespace) -> Settings:
     return settings
 
 
-def _token(text: str | None) -> str | None:
-    """It is not told back: what was typed wrong may be half of it."""
+def _token(typed: str | None, surrounding: str | None) -> str | None:
+    """The typed one counts; a variable that is empty says nothing, a flag that is empty is a mistake.
+
+    It is not told back: what was typed wrong may be half of it.
+    """
+    name, text = (TOKEN_VARIABLE, surrounding or None) if typed is None else ("--token", typed)
     if text is None:
         return None
     if _TOKEN.fullmatch(text) and LEAST_TOKEN_CHARS <= len(text) <= MOST_TOKEN_CHARS:
         return text
     raise UsageError(
-        f"--token: {LEAST_TOKEN_CHARS} to {MOST_TOKEN_CHARS} letters, digits and any of . _ ~ - are needed; "
-        "without --token a good one is made up"
+        f"{name}: {LEAST_TOKEN_CHARS} to {MOST_TOKEN_CHARS} letters, digits and any of . _ ~ - are needed; "
+        f"where {name} is not said and others can reach the port a good one is made up"
     )
 
 
 def _folder(text: str) -> Path:
-    folder = Path(text).expanduser()
-    if not folder.is_dir():
+    """An empty name would be the folder where this was started."""
+    folder = Path(os.path.expanduser(text))  # noqa: PTH111 - Path's raises for a user who is not known
+    if not text or not folder.is_dir():
         raise NotFoundError(f"--models-dir: there is no folder {text[:200]!r}")
     return folder.resolve()
 

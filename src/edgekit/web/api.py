@@ -12,13 +12,13 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from edgekit.catalog import find_entry
-from edgekit.errors import EdgekitError
 from edgekit.report.as_json import json_line
 from edgekit.report.catalog_json import entry_json
 from edgekit.web import requests
 from edgekit.web.calls import CALLS, LISTS, Call
-from edgekit.web.failures import Failure, error_answer, error_json
-from edgekit.web.references import shown_entry, without_folders
+from edgekit.web.failures import Failure
+from edgekit.web.hiding import without_folders
+from edgekit.web.references import shown_entry
 from edgekit.web.state import client_of, state_of
 from edgekit.web.types import Watch
 
@@ -67,13 +67,10 @@ async def answered(call: Call, request: Request, fields: requests.Request) -> Re
     state, watch = state_of(request), Watch(client=client_of(request))
 
     def work() -> Response:
-        try:
-            watch.check()
-            answer = call.answer(state, fields, watch)
-            watch.check()  # what was broken off somewhere is no answer
-            return json_answer(without_folders(answer, state.settings))
-        except EdgekitError as error:
-            return error_answer(error, without_folders(error_json(error), state.settings))
+        watch.check()
+        answer = call.answer(state, fields, watch)
+        watch.check()  # what was broken off somewhere is no answer
+        return json_answer(without_folders(answer, state.settings))
 
     leaving = asyncio.create_task(_call_off(request, watch))
     try:

@@ -17,11 +17,12 @@ from edgekit import __version__
 from edgekit.errors import EdgekitError
 from edgekit.web import api, cards, job_routes
 from edgekit.web.assets import INDEX, Assets
-from edgekit.web.failures import Failure, error_answer, failure_json, unreadable_answer
+from edgekit.web.failures import Failure, error_answer, error_json, failure_json, unreadable_answer
 from edgekit.web.farewell import Farewell, Farewells
+from edgekit.web.hiding import without_folders
 from edgekit.web.security import DOCS, HEALTH, Security
 from edgekit.web.small_pages import small_page
-from edgekit.web.state import State, open_state
+from edgekit.web.state import State, open_state, state_of
 from edgekit.web.types import Settings
 
 if TYPE_CHECKING:  # older versions have none
@@ -130,8 +131,8 @@ def _asset(request: Request, name: str) -> Response:
     return answer
 
 
-async def _refused(_: Request, error: EdgekitError) -> Response:
-    return error_answer(error)
+async def _refused(request: Request, error: EdgekitError) -> Response:
+    return error_answer(error, without_folders(error_json(error), state_of(request).settings))
 
 
 async def _unreadable(_: Request, error: RequestValidationError) -> Response:
@@ -147,7 +148,7 @@ _WORDS = {
 
 async def _not_here(request: Request, error: HTTPException) -> Response:
     kind, message = _WORDS.get(error.status_code, ("UsageError", str(error.detail)))
-    if request.url.path.startswith("/api/"):
+    if request.scope["path"].startswith("/api/"):
         return JSONResponse(failure_json(kind, message), error.status_code, error.headers)
     text = f"{message[:1].upper()}{message[1:]}."
     title = HTTPStatus(error.status_code).phrase

@@ -30,13 +30,14 @@ from edgekit.report.lines import printable
 from edgekit.report.plan_json import plan_fields
 from edgekit.web.bars import bars_json
 from edgekit.web.card_flags import plan_flags
+from edgekit.web.failures import UNEXPECTED
+from edgekit.web.hiding import text_without_folders
 from edgekit.web.references import allowed
 from edgekit.web.types import Settings, Watch, reach_of
 
 REFUSED = "refused"
 MOST_OPENED = 400  # models that are kept with what engines worked out for them, some 0.6 MB each
 MAX_TOLD_CHARS = 400
-_UNEXPECTED = "something went wrong inside EdgeKit; the terminal that runs edgekit web says more"
 _SPEED = ("decode", "prefill", "steady", "basis")
 
 _log = logging.getLogger("edgekit.web")
@@ -77,8 +78,12 @@ class Maker:
             told = str(error)
         except Exception:  # noqa: BLE001 - a card of one model does not end the others
             _log.exception("no card for %s", entry.id)
-            told = _UNEXPECTED
-        return {**_about(entry, order.engine), **_NOTHING, "told": _short(told)}
+            told = UNEXPECTED
+        return {
+            **_about(entry, order.engine),
+            **_NOTHING,
+            "told": _short(text_without_folders(told, self._settings)),
+        }
 
     def _plan(self, entry: Entry, catalog: Catalog, order: Order) -> Plan:
         named = self._named(entry, catalog, order.engine)

@@ -21,6 +21,7 @@ from edgekit.engine import engine_name
 from edgekit.hardware.types import Machine
 from edgekit.kept import steadied
 from edgekit.plan.making import check_planned
+from edgekit.report.as_json import json_line
 from edgekit.web import requests
 from edgekit.web.bells import PING_S, Bell
 from edgekit.web.card_making import Card, Order
@@ -77,8 +78,8 @@ class Deck:
     def end(self) -> JobEvent:
         count = len(self.cards)
         if self.is_done:
-            return JobEvent(name="done", number=count + 1, data={"count": count})
-        error = failure_json("WorkerError", self.fault)
+            return JobEvent(name="done", number=count + 1, data=json_line({"count": count}))
+        error = json_line(failure_json("WorkerError", self.fault))
         return JobEvent(name="failed", number=count + 1, data=error)
 
     def ring(self) -> None:
@@ -92,7 +93,8 @@ class Cards:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._lock = threading.RLock()
-        self._decks: OrderedDict[Hashable, Deck] = OrderedDict()
+        self._decks: OrderedDict[Hashable, Deck] = OrderedDict()  # for whoever comes next
+        self._followed: set[Deck] = set()  # also those that are no longer kept
         self._numbers = 0
         self._worker: Worker | None = None
         self._closed = False
@@ -114,7 +116,7 @@ class Cards:
         with self._lock:
             deck = self._decks.get(key)
             if deck is None or deck.fault or time.monotonic() - deck.begun_s > KEPT_S:
-                if sum(bool(one.bells) for one in self._decks.values()) >= MOST_FOLLOWED:
+                if len(self._followed) >= MOST_FOLLOWED:
                     raise TooManyError(
                         "too many machines are being looked at; try again in a moment"
                     )
@@ -131,12 +133,12 @@ class Cards:
         bell, told = Bell(), 0
         self._join(deck, bell)
         try:
-            yield JobEvent(name="machine", data=deck.told)
+            yield JobEvent(name="machine", data=json_line(deck.told))
             while True:
                 has_ended = deck.has_ended  # before the cards are counted: none comes after it
                 for card in deck.cards[told:]:
                     told += 1
-                    yield JobEvent(name="card", number=told, data=card)
+                    yield JobEvent(name="card", number=told, data=json_line(card))
                 if has_ended:
                     break
                 if not await bell.wait(PING_S):
@@ -150,7 +152,7 @@ class Cards:
         with self._lock:
             self._closed = True
             worker, self._worker = self._worker, None
-            for deck in self._decks.values():
+            for deck in self._followed:
                 if not deck.has_ended:
                     deck.fault = _CLOSED
                 deck.ring()
@@ -160,13 +162,17 @@ class Cards:
     def _join(self, deck: Deck, bell: Bell) -> None:
         with self._lock:
             deck.bells.add(bell)
+            self._followed.add(deck)
             self._begin(deck)
 
     def _leave(self, deck: Deck, bell: Bell) -> None:
         """What nobody else wants is not made. The cards that are there stay for whoever comes back."""
         with self._lock:
             deck.bells.discard(bell)
-            if deck.is_begun and not deck.bells and not deck.has_ended:
+            if deck.bells:
+                return
+            self._followed.discard(deck)
+            if deck.is_begun and not deck.has_ended:
                 deck.is_begun = False
                 if self._worker is not None:
                     self._worker.send(Stop(deck.number))
@@ -196,7 +202,7 @@ class Cards:
 
     def _heard(self, made: Made) -> None:
         with self._lock:
-            deck = next((one for one in self._decks.values() if one.number == made.number), None)
+            deck = next((one for one in self._followed if one.number == made.number), None)
             if deck is None or not deck.is_begun or deck.has_ended:
                 return
             if made.card is None:
@@ -210,13 +216,12 @@ class Cards:
         with self._lock:
             if self._worker is worker:
                 self._worker = None
-            for deck in self._decks.values():
+            for deck in self._followed:
                 if deck.is_begun and not deck.has_ended:
+                    _log.warning("the process that makes the cards is gone; another goes on")
                     deck.is_begun = False
                     deck.starts += 1
-                    if deck.bells:
-                        _log.warning("the process that makes the cards is gone; another goes on")
-                        self._begin(deck)
+                    self._begin(deck)
 
     def _thin(self) -> None:
         """The oldest that nobody follows go first."""

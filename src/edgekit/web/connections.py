@@ -66,7 +66,10 @@ class PatientProtocol(H11Protocol):
         self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's words for it
-        """As every refusal."""
+        """As every refusal. Nothing more where an answer has begun: what still came was the rest of a body."""
+        if self.conn.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
+            self.transport.close()
+            return
         headers, body = bare_answer(MALFORMED)
         head = h11.Response(
             status_code=MALFORMED.status, headers=list(headers), reason=b"Bad Request"

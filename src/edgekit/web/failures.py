@@ -72,11 +72,11 @@ def failure_json(kind: str, message: str) -> dict[str, Any]:
     return {"error": {"type": kind, "message": message}}
 
 
-def error_answer(error: EdgekitError, told: dict[str, Any] | None = None) -> JSONResponse:
-    """`told` stands for the error's own words."""
+def error_answer(error: EdgekitError, told: dict[str, Any]) -> JSONResponse:
+    """`told` is what whoever asked may know of it."""
     status = status_of(error)
     again = {"Retry-After": str(RETRY_AFTER_S)} if status == 429 else None
-    return JSONResponse(told or error_json(error), status, again)
+    return JSONResponse(told, status, again)
 
 
 def unreadable_answer(faults: Sequence[Mapping[str, Any]]) -> JSONResponse:

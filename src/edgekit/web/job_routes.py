@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any
 
@@ -44,8 +43,7 @@ def event_bytes(event: JobEvent) -> bytes:
     """As https://html.spec.whatwg.org/multipage/server-sent-events.html has it."""
     if not event.name:
         return b": still working\n\n"
-    data = json.dumps(event.data, separators=(",", ":"))
-    return f"id: {event.number}\nevent: {event.name}\ndata: {data}\n\n".encode()
+    return f"id: {event.number}\nevent: {event.name}\ndata: {event.data}\n\n".encode()
 
 
 def _starter(name: str, call: Call) -> Callable[..., JSONResponse]:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import json
 import logging
 import secrets
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from edgekit.errors import CancelledError, DeadlineError, EdgekitError, NotFoundError
+from edgekit.report.as_json import json_line
 from edgekit.web.bells import PING_S, Bell
 from edgekit.web.failures import UNEXPECTED, TooManyError, error_json, failure_json
 from edgekit.web.rates import network_of
@@ -30,6 +32,8 @@ WAITING_JOBS, WAITING_EACH = 16, 6
 MAX_THREADS, THREADS_EACH = 32, 12
 KEPT_JOBS, KEPT_EACH = 64, 32
 KEPT_S = 600.0
+# Of their answers, as text: one with every tensor of a Kimi-K2 has 27 MB, all others some 100 KB.
+KEPT_BYTES, KEPT_BYTES_EACH = 128 * 2**20, 32 * 2**20
 PAUSE_S = 0.05  # between two lines: a person reads no more, and a header in 500 ranges says 500
 LINE_CHARS = 200
 SLACK_S = 60.0  # of a job beyond its network: a plan with a drafter asks for two models, and thinks
@@ -53,7 +57,7 @@ class JobEvent:
 
     name: str = ""
     number: int = 0
-    data: Answer = field(default_factory=dict, repr=False)
+    data: str = field(default="{}", repr=False)  # JSON
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -70,19 +74,19 @@ class Job:
     has_begun: bool = False
     line: str | None = None
     number: int = 0  # of the newest event
-    answer: Answer = field(default_factory=dict, repr=False)  # the result, or the error
+    answer: str = field(default="{}", repr=False)  # JSON: the result, or the error
     ended_s: float | None = None
     bells: set[Bell] = field(default_factory=set, repr=False)
 
     def as_json(self) -> Answer:
-        state = self.state
+        state, answer = self.state, json.loads(self.answer)
         return {
             "id": self.id,
             "call": self.call,
             "state": state.value,
             "progress": self.line,
-            "result": self.answer if state is JobState.DONE else None,
-            "error": self.answer.get("error") if state is JobState.FAILED else None,
+            "result": answer if state is JobState.DONE else None,
+            "error": answer.get("error") if state is JobState.FAILED else None,
         }
 
 
@@ -144,7 +148,7 @@ class Jobs:
                 number, line = job.number, job.line
                 if number > after:
                     after = number
-                    yield JobEvent(name="progress", number=number, data={"line": line})
+                    yield JobEvent(name="progress", number=number, data=json_line({"line": line}))
                     await asyncio.sleep(PAUSE_S)
                 elif not await bell.wait(PING_S):
                     yield JobEvent()
@@ -164,6 +168,8 @@ class Jobs:
         return self._threads.total() < MAX_THREADS and self._threads[client] < THREADS_EACH
 
     def _begin_next(self) -> None:
+        if self._closed:
+            return
         running = Counter(
             job.client
             for job in self._jobs.values()
@@ -194,14 +200,14 @@ class Jobs:
         )
         try:
             state, answer = _outcome(job.work, watch)
-            self._end(job, state, answer if state is JobState.CANCELLED else self._told(answer))
+            self._end(job, state, self._told(answer))
         finally:
             with self._lock:
                 self._threads -= Counter([job.client])  # drops who has none left
                 self._begin_next()
 
     def _say(self, job: Job, line: str) -> None:
-        line = line.strip()[:LINE_CHARS]
+        line = self._told({"line": line})["line"].strip()[:LINE_CHARS]
         with self._lock:
             if job.state is not JobState.RUNNING or not line or line == job.line:
                 return
@@ -209,10 +215,11 @@ class Jobs:
             self._ring(job)
 
     def _end(self, job: Job, state: JobState, answer: Answer) -> None:
+        text = json_line(answer)
         with self._lock:
             if job.state is not JobState.RUNNING:
                 return
-            job.answer = answer
+            job.answer = text
             job.state = state
             job.ended_s = time.monotonic()
             if job in self._waiting:
@@ -228,20 +235,37 @@ class Jobs:
 
     def _tidy(self) -> None:
         """Ends what takes too long, forgets what ended long ago, and the oldest of too many."""
-        now_s = time.monotonic()
         for job in list(self._jobs.values()):
-            if job.state is JobState.RUNNING and now_s > job.deadline_s:
+            if job.state is JobState.RUNNING and time.monotonic() > job.deadline_s:
                 job.watch.cancelled.set()
                 late = DeadlineError(f"not done after {self._timeout_s:g} s; it was called off")
                 self._end(job, JobState.FAILED, error_json(late))
         ended = [job for job in self._jobs.values() if job.ended_s is not None]
-        surplus = max(0, len(self._jobs) - KEPT_JOBS + 1)
-        own = Counter(job.client for job in ended)
-        for place, job in enumerate(ended):
-            is_old = now_s - (job.ended_s or now_s) > KEPT_S
-            if place < surplus or is_old or own[job.client] > KEPT_EACH:
-                own[job.client] -= 1
-                del self._jobs[job.id]
+        for job in _surplus(ended, most=KEPT_JOBS - 1 - (len(self._jobs) - len(ended))):
+            del self._jobs[job.id]
+
+
+_ALL = "all of them"  # beside the clients, which are addresses
+
+
+def _surplus(ended: list[Job], *, most: int) -> Iterator[Job]:
+    """Those that are old, and the first of too many or too long ones, of one client or of all. The last is kept."""
+    now_s, counts, sizes = time.monotonic(), Counter[str](), Counter[str]()
+    for job in ended:
+        counts.update((job.client, _ALL))
+        sizes.update({job.client: len(job.answer), _ALL: len(job.answer)})
+    for job in ended:
+        client = job.client
+        is_many = counts[client] > KEPT_EACH or counts[_ALL] > most
+        is_long = any(
+            sizes[who] > most_bytes and counts[who] > 1
+            for who, most_bytes in ((client, KEPT_BYTES_EACH), (_ALL, KEPT_BYTES))
+        )
+        is_old = now_s - (job.ended_s or now_s) > KEPT_S
+        if is_old or is_many or is_long:
+            counts.subtract((client, _ALL))
+            sizes.subtract({client: len(job.answer), _ALL: len(job.answer)})
+            yield job
 
 
 def _outcome(work: Work, watch: Watch) -> tuple[JobState, Answer]:

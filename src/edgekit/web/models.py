@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from edgekit.asking.bills import Price, biller
+from edgekit.asking.llamacpp_bill import BESIDE_THE_MODEL
 from edgekit.asking.llamacpp_options import COMPANIONS
 from edgekit.errors import CancelledError, DeadlineError
 from edgekit.estimation import Opened
@@ -76,8 +77,13 @@ class KeptNamed(Named):
             price = biller(opened, engine, values, reach)
             if len(self.beside) >= BESIDE_KEPT:
                 self.beside.clear()
-            self.beside[key] = (time.monotonic() + BESIDE_S, price)
+            self.beside[key] = (time.monotonic() + self._beside_s(values), price)
         return price
+
+    def _beside_s(self, values: Mapping[str, Any]) -> float:
+        """A remote model and the projector beside it are asked for in the same time, which is not given twice."""
+        is_remote = self.files is not None and self.files.origin.is_remote
+        return REMOTE_S if is_remote and values.get("mmproj") == BESIDE_THE_MODEL else BESIDE_S
 
     def forget(self) -> None:
         """What was worked out for it: the model itself stays open."""
@@ -171,10 +177,10 @@ class OpenedModels:
         try:
             while not flight.done.wait(LOOKS_S):
                 if watch.cancelled.is_set():
-                    raise CancelledError(f"{wanted[:80]} was called off")
+                    raise CancelledError(f"{_short(wanted)} was called off")
                 if time.monotonic() > end:
                     raise DeadlineError(
-                        f"{wanted[:80]} could not be opened within {self._settings.timeout_s:g} s"
+                        f"{_short(wanted)} could not be opened within {self._settings.timeout_s:g} s"
                     )
         finally:
             self._leave(wanted, flight, watch)
@@ -209,7 +215,7 @@ class OpenedModels:
         except BaseException as error:  # noqa: BLE001 - raised again in the threads that wait
             flight.error = error
         with self._lock:
-            if kept is not None:
+            if kept is not None and not flight.watch.cancelled.is_set():  # else its files are too
                 self._kept[wanted] = kept
                 self._touch(wanted)
                 while len(self._kept) > KEPT:
@@ -239,6 +245,11 @@ class OpenedModels:
         return _Kept(
             named=KeptNamed(**plain), stamps=stamps, until_s=time.monotonic() + _lasts_s(named)
         )
+
+
+def _short(wanted: str) -> str:
+    """A path is not cut off: half a folder would not be known as one."""
+    return Path(wanted).name if is_file(wanted) else wanted[:80]
 
 
 def _lasts_s(named: Named) -> float:

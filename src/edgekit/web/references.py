@@ -6,7 +6,6 @@ inside a --models-dir, and nothing depends on what lies where the server was sta
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
@@ -16,7 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from edgekit.asking.words import Words
+from edgekit.asking.llamacpp_bill import BESIDE_THE_MODEL
+from edgekit.asking.words import LLAMACPP, Words
 from edgekit.catalog import find_entry
 from edgekit.catalog.store import NAME as CATALOG_FILE
 from edgekit.catalog.store import stored_entries
@@ -32,11 +32,9 @@ from edgekit.source.types import ModelFile, ModelFiles, Reach
 from edgekit.web.types import Settings, resolved
 
 ADDRESSES = ("http", "https", "hf", "ollama")
-LLAMACPP, BESIDE_THE_MODEL = "llama.cpp", "auto"
 _SEPARATORS = re.compile(r"[/\\]")
 _DRIVE = re.compile(r"[A-Za-z]:[/\\]")
 
-Json = dict[str, Any]
 Stamp = tuple[int, int]  # size and time of change of a file; zeros where it is not there
 
 
@@ -99,7 +97,10 @@ def _inside(text: str, settings: Settings) -> str | None:
 
 
 def _below(text: str, folder: Path, root: Path) -> Path | None:
+    """Of a file that was given alone its name is enough."""
     path = Path(text)
+    if not path.is_absolute() and root.is_file():
+        return root if text == root.name else None
     if not path.is_absolute():
         return None if os.name == "nt" and ":" in text else root / path
     return path if any(path.is_relative_to(one) for one in (root, folder.absolute())) else None
@@ -288,24 +289,3 @@ def _all_local(text: str) -> bool:
 
 
 _NEAR = {"mmproj": _all_local, "lora": _all_local, "draft_model": is_near}
-
-
-def without_folders(answer: Json, settings: Settings) -> Json:
-    """An answer for elsewhere: files by their names in a --models-dir. Nobody there needs to know where that lies."""
-    if settings.is_loopback or not settings.models_dirs:
-        return answer
-    text = json.dumps(answer, ensure_ascii=False)
-    told: Json = json.loads(_folders(resolved(settings.models_dirs)).sub(_name_inside, text))
-    return told
-
-
-@lru_cache(maxsize=8)
-def _folders(folders: tuple[Path, ...]) -> re.Pattern[str]:
-    """A folder where no longer path and no address goes on in front of it, and what divides it from a name inside."""
-    said = (json.dumps(str(one), ensure_ascii=False)[1:-1] for one in folders if one.is_dir())
-    either = "|".join(re.escape(one) for one in sorted(said, key=len, reverse=True)) or r"(?!)"
-    return re.compile(rf"(?<![\w./:~-])(?:{either})(?:(/|\\\\)|(?![\w.-]))")
-
-
-def _name_inside(found: re.Match[str]) -> str:
-    return "" if found[1] else "."

@@ -34,9 +34,9 @@ class State:
 
 def open_state(settings: Settings) -> State:
     from edgekit.web.cards import Cards
+    from edgekit.web.hiding import without_folders
     from edgekit.web.jobs import Jobs
     from edgekit.web.models import OpenedModels
-    from edgekit.web.references import without_folders
     from edgekit.web.turns import Turns
 
     return State(

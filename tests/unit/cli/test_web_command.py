@@ -108,6 +108,9 @@ class TestItsPort:
             (("./nowhere.gguf",), 4, "nowhere.gguf"),
             (("--token", "short"), 2, "--token: 8 to 200 letters"),
             (("--token", "with a space in it"), 2, "--token"),
+            (("--token", ""), 2, "--token: 8 to 200 letters"),
+            (("--models-dir", ""), 4, "--models-dir: there is no folder ''"),
+            (("--models-dir", "~no-such-user/x"), 4, "--models-dir: there is no folder '~no-such"),
             (("--port", "0", "a", "b"), 2, "unrecognized arguments: b"),
         ],
     )
@@ -144,6 +147,27 @@ class TestItsToken:
             url = urlsplit(web.ready["url"])
             said = {"ref": ["org/name:Q4_K_M"], "token": ["from-the-environment"]}
             assert (url.path, parse_qs(url.query)) == ("/model", said)
+
+    @pytest.mark.parametrize(
+        ("words", "surrounding", "told"),
+        [
+            ((), "short", "EDGEKIT_WEB_TOKEN: 8 to 200"),
+            (("--token", "brief"), "long-enough", "--token: 8 to 200"),
+        ],
+    )
+    def test_that_is_no_good_is_told_by_where_it_stands(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        words: tuple[str, ...],
+        surrounding: str,
+        told: str,
+    ) -> None:
+        monkeypatch.setenv("EDGEKIT_WEB_TOKEN", surrounding)
+        assert main(("web", "--no-browser", *words)) == 2
+        error = capsys.readouterr().err
+        assert f"edgekit: {told}" in error
+        assert not {"short", "brief"} & set(error.split())
 
     def test_is_no_part_of_what_is_shown_of_the_settings(self) -> None:
         assert "secret-secret" not in repr(Settings(token="secret-secret"))
