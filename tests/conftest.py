@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import platform
 import signal
 import sys
 from collections.abc import Iterator
@@ -76,9 +75,3 @@ def _own_environment(_homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("EDGEKIT_CACHE", str(home / "edgekit-cache"))
     monkeypatch.setenv("EDGEKIT_DATA", str(home / "edgekit-data"))
     monkeypatch.setattr(transport, "FIRST_PAUSE_S", 0.02)  # waits of 1.4 s would add up
-
-
-@pytest.fixture
-def on_x86(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The documents are written on such a machine. On another, other weights are rearranged for its CPU."""
-    monkeypatch.setattr(platform, "machine", lambda: "x86_64")

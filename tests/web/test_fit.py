@@ -80,9 +80,15 @@ LLAMACPP: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
     ({"device": "m3-max-64"}, {"context": 16384}),
 )  # fmt: skip
 CASES = [(model, *case) for case in LLAMACPP for model in MODELS]
+ALWAYS = [
+    ("qwen3-8b", {"device": "m3-max-64"}, {"backend": "cpu", "context": 4096, "repack": True}),
+    ("qwen3-8b", CARD, {"backend": "cpu", "context": 4096, "repack": True}),
+    ("qwen3-8b", CARD, {"context": 8192, "embeddings": True, "batch": 256, "parallel": 3}),
+    ("qwen3-8b", CARD, {"context": 8192, "embeddings": True, "parallel": 3}),
+]
 
 
-@pytest.mark.parametrize(("model", "machine", "flags"), sampled(CASES, each=5))
+@pytest.mark.parametrize(("model", "machine", "flags"), [*sampled(CASES, each=5), *ALWAYS])
 def test_llama_cpp(
     server: str,
     model: str,

@@ -43,7 +43,7 @@ OPTIONS: dict[str, EngineOptions] = {
 }
 PLANNED = ("llama.cpp", "vllm", "mlx")  # the built-in engine leaves a plan nothing to choose
 # What the machine says, not the caller, wherever a machine is asked about.
-OF_THE_MACHINE = frozenset({"device_memory", "gpu", "gpu_memory"})
+OF_THE_MACHINE = frozenset({"cpu", "device_memory", "gpu", "gpu_memory"})
 # What the engines and the programs around them call it: one flag, whichever of them is known.
 CONTEXT_NAMES = (
     "--ctx", "--context", "--context-len", "--context-length", "--max-model-len", "--n-ctx",

@@ -40,6 +40,7 @@ from edgekit.source.types import Reach
 if TYPE_CHECKING:  # only to name it: a local file needs none of it
     from edgekit.source.download import Download
 
+_BATCHES = {"batch", "ubatch"}
 LLAMACPP, STREAM = "llama.cpp", "stream"
 
 Answer = Check | Unanswered
@@ -165,7 +166,7 @@ def asked_question(
         bill=pricing(opened, engine, values, reach) if COMPANIONS & values.keys() else None,
         job=asking.job,
         min_context=asking.min_context,
-        in_one_batch=reads_at_once(opened.model, engine, setup) and "ubatch" not in values,
+        in_one_batch=reads_at_once(opened.model, engine, setup) and not _BATCHES & values.keys(),
         alternatives=opened.files.alternatives if opened.files is not None else (),
         window_budget_bytes=WINDOW_BUDGET_BYTES if budget is None else budget,
         cancelled=reach.cancelled,
@@ -181,8 +182,8 @@ def _told(
     asking: Asking,
 ) -> Check:
     engine, setup = question.engine, result.way.setup
-    load = replace(question.load, context_tokens=result.context_tokens)
-    batch = {"batch": result.context_tokens, "ubatch": result.context_tokens}
+    load = question.load_of(result.context_tokens)
+    batch = {"batch": load.batch_tokens, "ubatch": load.microbatch_tokens}
     settled = {
         **(batch if question.in_one_batch else {}),
         **growth_limits(result),
@@ -219,11 +220,11 @@ def _left_alone(result: PreflightResult) -> dict[str, Any]:
 
 def _as_stored(opened: Opened, result: PreflightResult) -> dict[str, Any]:
     """Weights rearranged for the CPU would take more than the host has: llama.cpp is told not to."""
-    from edgekit.asking.llamacpp_bill import rearranged_bytes
+    from edgekit.engine.llamacpp import repacked_bytes
 
     for use in result.uses:
         if HOST in use.budget.pools:
-            more = rearranged_bytes(opened, result.way.setup)
+            more = repacked_bytes(opened.model, result.way.setup)
             fuller = replace(use, required_bytes=use.required_bytes + more)
             return {"repack": False} if more and fuller.status is Status.FAILED else {}
     return {}

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edgekit.asking.llamacpp_options import this_cpu
 from edgekit.engine import llamacpp
 from edgekit.engine.llamacpp.companions import adapter_lines, projector_lines, with_drafter
 from edgekit.engine.llamacpp.placement import place
@@ -73,16 +72,11 @@ class LoadedBeside:
         return with_drafter(bill, self.drafter, own, setup)
 
 
-def rearranged_bytes(opened: Opened, setup: LlamaCppSetup) -> int:
-    """What a build that rearranges weights for its CPU holds more on the host."""
-    return llamacpp.repacked_bytes(opened.model, replace(setup, repack=this_cpu()))
-
-
 def repack_notes(
     opened: Opened, setup: LlamaCppSetup, values: Mapping[str, Any]
 ) -> tuple[str, ...]:
     """Many released builds rearrange weights on the host unless told not to: said where it was not settled."""
-    more = 0 if values.get("repack") else rearranged_bytes(opened, setup)
+    more = 0 if values.get("repack") else llamacpp.repacked_bytes(opened.model, setup)
     if more <= 0:
         return ()
     told = f"a build that rearranges weights for its CPU (many do) holds {format_bytes(more)} more on the host"

@@ -10,7 +10,7 @@ from edgekit.asking.flags import Flag, flag_words, names, one_of, shares, sizes,
 from edgekit.errors import UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
-    from edgekit.engine.llamacpp.types import Device, LlamaCppSetup, Repack
+    from edgekit.engine.llamacpp.types import Cpu, Device, LlamaCppSetup
     from edgekit.memory.types import Load, MemoryEstimate
     from edgekit.source.types import ModelFiles
 
@@ -83,7 +83,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("-ts", "--tensor-split"), "tensor_split", "how layers are divided among GPUs: 3,1", "N,N", shares),
     Flag(("-nkvo", "--no-kv-offload"), "offload_kqv", "the cache stays on the host", value=False),
     Flag(("--no-mmap",), "mmap", "weights are copied into memory, not mapped", value=False),
-    Flag(("--repack",), "repack", "weights are rearranged for this CPU, as builds made for it do"),
+    Flag(("--repack",), "repack", "weights are rearranged for the CPU, as builds made for it do"),
     Flag(("-nr", "--no-repack"), "repack", "they are not (default)", value=False),
     Flag(("--embeddings", "--embedding"), "embeddings", "hand over embeddings"),
     Flag(("-cram", "--cache-ram"), "cache_ram", "llama-server's prompt cache in MiB (default 8192)", "MIB", whole()),
@@ -102,6 +102,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("-dev",), "backend", "none: the CPU alone, as llama.cpp is told", "none", _backend, ours=True),
     Flag(("--mix",), "mix", "weights as if quantised so: Q4_K_M (default for files that are no GGUF), Q8_0 ...", "NAME", ours=True),
     Flag(("--llama-version",), "llama_version", "the llama.cpp that is billed: 0.5 (default) or 0.6, which needs a little more", "VERSION", one_of("0.5", "0.6"), ours=True),
+    Flag(("--cpu",), "cpu", "what the build of --repack is made for: x86 or arm (default: as here)", "NAME", one_of("x86", "arm"), ours=True),
     Flag(("--device-memory",), "device_memory", "free memory of each GPU, for the split: 24G,24G", "SIZES", sizes, ours=True),
 )  # fmt: skip
 
@@ -129,22 +130,21 @@ def _load(values: Mapping[str, Any]) -> Load:
     )
 
 
-def this_cpu() -> Repack:
-    """What a build for the CPU at hand rearranges."""
-    import platform
+def _this_cpu() -> Cpu:
+    """That of the machine at hand; a machine that is judged has its own."""
+    from edgekit.engine.llamacpp.types import Cpu
+    from edgekit.hardware.system import is_arm
 
-    from edgekit.engine.llamacpp.types import Repack
-
-    return Repack.ARM if platform.machine().lower() in {"arm64", "aarch64"} else Repack.X86
+    return Cpu.ARM if is_arm() else Cpu.X86
 
 
 def _setup(values: Mapping[str, Any]) -> LlamaCppSetup:
     from edgekit.engine.llamacpp.types import (
         ALL_LAYERS,
         Backend,
+        Cpu,
         LlamaCppSetup,
         Mode,
-        Repack,
         rules_for,
     )
 
@@ -165,7 +165,8 @@ def _setup(values: Mapping[str, Any]) -> LlamaCppSetup:
         tensor_split=values.get("tensor_split", ()),
         offload_kqv=values.get("offload_kqv", True),
         use_mmap=values.get("mmap", True),
-        repack=this_cpu() if values.get("repack") else Repack.OFF,
+        repack=values.get("repack", False),
+        cpu=Cpu(values["cpu"]) if "cpu" in values else _this_cpu(),
         embeddings=values.get("embeddings", False),
         load_mtp=values.get("spec_type") == "draft-mtp",
         ctx_shift=values.get("ctx_shift", False),

@@ -31,6 +31,7 @@ _ENGINE = "llama.cpp"
 # What lies outside the engine's own buffers, or is not asked in a dry run of one model.
 _UNASKED = llamacpp_options.COMPANIONS | {
     "cache_ram",
+    "cpu",  # as the engine here was built
     "ctx_checkpoints",
     "device_memory",
     "llama_version",  # it is the engine's own

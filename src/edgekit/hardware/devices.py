@@ -34,6 +34,10 @@ class Kind(enum.Enum):
     APU = "apu"  # a processor with a large GPU inside
 
 
+_ARM_KINDS = {Kind.MAC, Kind.PHONE, Kind.BOARD}
+_ARM_NAMES = ("GB200", "GB300", "GH200", "Snapdragon")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """One device in one size: a card, or a whole machine with unified memory."""
@@ -63,6 +67,11 @@ class Device:
     def unified(self) -> bool:
         """Its memory is that of its processor: one pool for both."""
         return self.kind is not Kind.GPU
+
+    @property
+    def arm(self) -> bool:
+        """What computes beside it, or in it."""
+        return self.kind in _ARM_KINDS or self.name.startswith(_ARM_NAMES)
 
     @property
     def has_gpu(self) -> bool:

@@ -16,9 +16,9 @@ from edgekit.hardware.nvidia import find_nvidia
 from edgekit.hardware.ram import find_host
 from edgekit.hardware.shared_memory import shared_memory_notes
 from edgekit.hardware.surroundings import Findings, Surroundings, in_wsl
-from edgekit.hardware.system import core_count, processor_name
+from edgekit.hardware.system import core_count, is_arm, processor_name
 from edgekit.hardware.tree import printable
-from edgekit.hardware.types import Accelerator, HostMemory, Machine, System
+from edgekit.hardware.types import Accelerator, HostMemory, Machine, System, Vendor
 
 T = TypeVar("T")
 _NO_NOTES: tuple[str, ...] = ()
@@ -44,6 +44,7 @@ def look(here: Surroundings | None = None) -> Machine:
         name="this machine",
         system=here.system,
         processor=_tried("", lambda: processor_name(here)),
+        arm=is_arm() or any(device.vendor is Vendor.APPLE for device in devices),
         cores=_tried(None, lambda: core_count(here)),
         host=host,
         devices=devices,

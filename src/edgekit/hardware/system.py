@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 
 from edgekit.hardware.apple import chip_name
@@ -23,9 +24,12 @@ def processor_name(here: Surroundings) -> str:
         name = next((printable(name[1], 96) for name in found if name), "")
         if name:
             return name
-    import platform
-
     return printable(platform.processor() or platform.machine(), 96)
+
+
+def is_arm() -> bool:
+    """Whether this program runs as one for ARM."""
+    return platform.machine().lower() in {"arm64", "aarch64"}
 
 
 def core_count(here: Surroundings) -> int | None:

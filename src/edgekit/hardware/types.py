@@ -103,6 +103,7 @@ class Machine:
     name: str  # "this machine", "2x RTX 3090"
     system: System
     processor: str = ""
+    arm: bool = False  # what its processor is: engines are built otherwise for it
     cores: int | None = None
     host: HostMemory | None  # None: of a machine that is only wished for, and was not said
     devices: tuple[Accelerator, ...] = ()

@@ -14,6 +14,7 @@ from dataclasses import replace
 from edgekit.basis import Basis
 from edgekit.errors import UsageError
 from edgekit.hardware.devices import Device, Kind, find_device
+from edgekit.hardware.system import is_arm
 from edgekit.hardware.types import Accelerator, HostMemory, Machine, System, Vendor
 from edgekit.units import GIB, MIB, format_bytes, parse_size
 
@@ -50,12 +51,16 @@ def wished_machine(
     cards = [_card(device) for device in found] or list(_unnamed(vram))
     if not cards and ram_bytes is None:
         raise UsageError("no machine is described: give --device, --ram or --vram")
-    return _assembled(cards, ram_bytes)
+    return _assembled(cards, ram_bytes, arm=_arm(found) if cards else is_arm())
 
 
 def machine_of(device: Device) -> Machine:
     """The machine that has this device: it alone, the memory of the processor beside a card unknown."""
-    return _whole([device], None) if device.unified else _assembled([_card(device)], None)
+    return (
+        _whole([device], None)
+        if device.unified
+        else _assembled([_card(device)], None, arm=device.arm)
+    )
 
 
 def _devices(wish: str) -> Iterator[Device]:
@@ -134,7 +139,12 @@ def _unnamed(vram: str | None) -> Iterator[Accelerator]:
             )
 
 
-def _assembled(cards: Sequence[Accelerator], ram_bytes: int | None) -> Machine:
+def _arm(devices: Sequence[Device]) -> bool:
+    """Cards go into machines of the usual kind, but for those that are sold with an ARM processor."""
+    return bool(devices) and all(device.arm for device in devices)
+
+
+def _assembled(cards: Sequence[Accelerator], ram_bytes: int | None, *, arm: bool) -> Machine:
     """Cards, and a processor with memory of its own."""
     if len(cards) > MAX_CARDS:
         raise UsageError(f"{len(cards)} cards: a machine has 1 to {MAX_CARDS} cards")
@@ -146,6 +156,7 @@ def _assembled(cards: Sequence[Accelerator], ram_bytes: int | None) -> Machine:
     return Machine(
         name=" + ".join(parts),
         system=_system(has_cards=bool(cards)),
+        arm=arm,
         host=host,
         devices=tuple(replace(card, index=place) for place, card in enumerate(cards)),
         notes=notes,
@@ -168,6 +179,7 @@ def _whole(devices: Sequence[Device], ram_bytes: int | None) -> Machine:
         name=device.name,
         system=_system_of(device),
         processor=device.model,
+        arm=device.arm,
         host=HostMemory(
             total_bytes=device.memory_bytes,
             free_bytes=device.usable_bytes,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -84,12 +83,7 @@ class Fitting:
 
     def load(self, tokens: int) -> Load:
         """What is asked of the engine for a context of that length."""
-        load = replace(self.question.load, context_tokens=tokens)
-        if not self.question.in_one_batch:
-            return load
-        each = load.sequences or 1  # a mean over each needs whole ones
-        batch = -(-tokens // each) * each
-        return replace(load, batch_tokens=batch, microbatch_tokens=batch)
+        return self.question.load_of(tokens)
 
     def _weighed(self, tokens: int, way: Way) -> Weighed:
         cancelled = self.question.cancelled

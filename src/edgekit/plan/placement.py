@@ -166,7 +166,7 @@ def _less_and_less(model: Model) -> Iterator[tuple[dict[str, Any], str]]:
 
 def _on_devices(machine: Machine, cards: tuple[Accelerator, ...], setup: Any, because: str) -> Way:
     return Way(
-        setup=replace(setup, overhead=measured_overhead(machine, cards)),
+        setup=replace(setup, **_of_the_machine(machine, cards)),
         budgets=llamacpp_budgets(machine, cards),
         because=because,
         cards=cards,
@@ -187,8 +187,17 @@ def _on_the_cpu(machine: Machine, setup: Any) -> Way:
 
     if machine.host is None:
         raise HardwareError(f"the memory of {machine.name} is not known: give --ram")
-    alone = replace(setup, backend=Backend.CPU, overhead=measured_overhead(machine))
+    alone = replace(setup, backend=Backend.CPU, **_of_the_machine(machine))
     return Way(setup=alone, budgets=llamacpp_budgets(machine, ()), because="all of it on the CPU")
+
+
+def _of_the_machine(machine: Machine, cards: Cards = ()) -> dict[str, Any]:
+    from edgekit.engine.llamacpp.types import Cpu
+
+    return {
+        "cpu": Cpu.ARM if machine.arm else Cpu.X86,
+        "overhead": measured_overhead(machine, cards),
+    }
 
 
 def measured_overhead(machine: Machine, cards: Cards = ()) -> Overhead | None:

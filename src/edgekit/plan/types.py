@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgekit.engine.types import Model
@@ -141,6 +141,15 @@ class Question:
     cancelled: threading.Event | None = field(
         default=None, repr=False, compare=False
     )  # set: nobody waits any more
+
+    def load_of(self, tokens: int) -> Load:
+        """What is asked of the engine for a context of that length."""
+        load = replace(self.load, context_tokens=tokens)
+        if not self.in_one_batch:
+            return load
+        each = load.sequences or 1  # a mean over each needs whole ones
+        batch = -(-tokens // each) * each
+        return replace(load, batch_tokens=batch, microbatch_tokens=batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from edgekit.engine.llamacpp.types import LlamaCppSetup, Repack
+from edgekit.engine.llamacpp.types import LlamaCppSetup
 from edgekit.memory.types import CACHES, Component, MemoryEstimate, PoolKind
 from edgekit.verify.types import Resident
 
@@ -18,7 +18,7 @@ def beside_bytes(
     resident: Sequence[Resident], estimate: MemoryEstimate, setup: LlamaCppSetup
 ) -> int | None:
     """On the host. None where the system does not tell, or where weights were rearranged: that is only modelled."""
-    if setup.repack is not Repack.OFF:
+    if setup.repack:
         return None
     return max(_each(resident, estimate, setup), default=None)
 

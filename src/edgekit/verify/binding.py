@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
-from edgekit.engine.llamacpp.types import LlamaCppSetup, Mode, Repack
+from edgekit.engine.llamacpp.types import LlamaCppSetup, Mode
 from edgekit.errors import UsageError
 from edgekit.memory.types import Load
 from edgekit.verify.types import STOP, Question
@@ -79,13 +79,13 @@ def context_parameters(load: Load, setup: LlamaCppSetup) -> dict[str, Any]:
 
 def placement_parameters(setup: LlamaCppSetup) -> dict[str, Any]:
     if not setup.has_device:
-        return {"n_gpu_layers": 0, "no_extra_bufts": setup.repack is Repack.OFF}
+        return {"n_gpu_layers": 0, "no_extra_bufts": not setup.repack}
     blocks = range(setup.n_cpu_moe)
     overrides = [_EXPERTS] if setup.cpu_moe else [rf"blk\.{block}{_EXPERTS}" for block in blocks]
     placed: dict[str, Any] = {
         "n_gpu_layers": setup.n_gpu_layers,
         "no_kv_offload": not setup.offload_kqv,
-        "no_extra_bufts": setup.repack is Repack.OFF,
+        "no_extra_bufts": not setup.repack,
     }
     if overrides:
         placed["tensor_buft_overrides"] = ",".join(overrides)

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from typing import Any
 
-from edgekit.engine.llamacpp.types import LlamaCppSetup, Mode, Repack
+from edgekit.engine.llamacpp.types import LlamaCppSetup, Mode
 from edgekit.errors import UsageError
 from edgekit.memory.types import Load
 from edgekit.verify.types import Question
@@ -76,7 +76,7 @@ def _context(load: Load) -> list[str]:
 
 
 def _placement(setup: LlamaCppSetup) -> list[str]:
-    words = ["--no-repack"] if setup.repack is Repack.OFF else []
+    words = [] if setup.repack else ["--no-repack"]
     if not setup.has_device:
         return [*words, "--device", "none"]
     words += ["-ngl", str(setup.n_gpu_layers)]

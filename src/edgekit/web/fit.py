@@ -144,8 +144,10 @@ def _completed(fitting: Fitting, weighed: Weighed, values: Mapping[str, Any]) ->
 
 
 def _cards(way: Way) -> dict[str, Any]:
-    """llama.cpp's: what computes, and what is free on each of several cards."""
+    """llama.cpp's: what computes, what weights are rearranged for, and what is free on each of several cards."""
     found: dict[str, Any] = {"backend": way.setup.backend.value}
+    if way.setup.repack:
+        found["cpu"] = way.setup.cpu.value
     if len(way.cards) > 1:
         found["device_memory"] = tuple(card.free_bytes for card in way.cards)
         split = way.setup.tensor_split

@@ -262,12 +262,33 @@ def test_the_engine_for_the_files_and_the_machine(
 
 
 @pytest.mark.parametrize(
+    ("device", "more"),
+    [("RTX 4090", ()), ("m3-max-64", ()), ("m3-max-64", ("-dev", "none", "--repack"))],
+)
+def test_another_machine_is_judged_alike_wherever_it_is_asked(
+    device: str,
+    more: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Weights are rearranged for its processor, not for the one at hand."""
+    told = []
+    for here in ("x86_64", "aarch64"):
+        monkeypatch.setattr("platform.machine", lambda here=here: here)
+        told.append(ask_json(capsys, SAMPLE, "-c", "4k", "--device", device, *more))
+    assert told[0] == told[1]
+    assert told[0]["estimate"]["notes"] or more
+
+
+@pytest.mark.parametrize(
     ("model", "words"),
     [
         ("llama", ["--ram", "24G"]),
         ("llama", ["--ram", "24G", "-c", "8k", "-ctk", "q8_0", "-ctv", "q8_0", "-np", "2"]),
         ("llama", ["--ram", "24G", "--job", "6000+800"]),
         ("llama", ["--ram", "64G", "--no-mmap", "-fa", "off", "--embeddings"]),
+        ("llama", ["--ram", "64G", "-c", "8k", "-np", "3", "--embeddings"]),
+        ("llama", ["--ram", "64G", "-c", "8k", "-b", "256", "--embeddings"]),
         ("llama", ["--device", "RTX 4090"]),
         ("llama", ["--device", "RTX 3060", "--ram", "64G", "-c", "100k"]),
         ("llama", ["--device", "RTX 4090", "--ram", "64G", "-ngl", "10"]),

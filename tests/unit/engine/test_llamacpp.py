@@ -13,7 +13,7 @@ from edgekit.basis import Basis
 from edgekit.engine import llamacpp
 from edgekit.engine.llamacpp.context import resolve
 from edgekit.engine.llamacpp.placement import device_bytes, place
-from edgekit.engine.llamacpp.types import Backend, Device, LlamaCppSetup, Mode, Repack
+from edgekit.engine.llamacpp.types import Backend, Cpu, Device, LlamaCppSetup, Mode
 from edgekit.engine.types import Model
 from edgekit.errors import HeaderError, RefusedError, UsageError
 from edgekit.estimation import open_config
@@ -310,23 +310,25 @@ def test_an_unknown_cache_type_names_those_there_are() -> None:
 def test_rearranged_weights_stand_beside_the_mapped_file() -> None:
     load = Load(context_tokens=4096)
     plain = llamacpp.estimate(llama(), load, LIBRARY).weights_bytes
-    mapped = llamacpp.estimate(llama(), load, replace(LIBRARY, repack=Repack.ARM)).weights_bytes
+    mapped = llamacpp.estimate(
+        llama(), load, replace(LIBRARY, repack=True, cpu=Cpu.ARM)
+    ).weights_bytes
     copied = llamacpp.estimate(
-        llama(), load, replace(LIBRARY, repack=Repack.ARM, use_mmap=False)
+        llama(), load, replace(LIBRARY, repack=True, cpu=Cpu.ARM, use_mmap=False)
     ).weights_bytes
     assert copied == plain
     assert 1.9 * plain < mapped < 2 * plain
     tied = engine_models()["llama-3.2-1b", "Q4_K_M"]
     once = llamacpp.estimate(tied, load, LIBRARY).weights_bytes
     twice = llamacpp.estimate(
-        tied, load, replace(LIBRARY, repack=Repack.ARM, use_mmap=False)
+        tied, load, replace(LIBRARY, repack=True, cpu=Cpu.ARM, use_mmap=False)
     ).weights_bytes
     assert twice - once == 128256 * 2048 * 210 // 256  # token_embd at Q6_K
 
 
 def test_one_model_asked_twice_is_not_answered_with_what_was_asked_before() -> None:
     model, load = llama(), Load(context_tokens=4096)
-    setups = [LIBRARY, replace(LIBRARY, repack=Repack.ARM), replace(LIBRARY, repack=Repack.X86)]
+    setups = [LIBRARY, replace(LIBRARY, repack=True, cpu=Cpu.ARM), replace(LIBRARY, repack=True)]
     own = [llamacpp.estimate(llama(), load, setup).weights_bytes for setup in setups]
     assert [llamacpp.estimate(model, load, setup).weights_bytes for setup in setups] == own
     assert len(set(own)) == 3

@@ -22,6 +22,27 @@ RTX_3090 = 24_121 * MIB  # of 24,576
 RTX_3060 = 12_288 * MIB - 400 * MIB - 12_288 * MIB * 75 // 10_000  # a model: no log
 
 
+@pytest.mark.parametrize("here", ["x86_64", "aarch64"])
+@pytest.mark.parametrize(
+    ("wish", "is_arm"),
+    [
+        ({"devices": ["2x RTX 3090"], "ram": "64G"}, False),
+        ({"vram": "24G", "ram": "64G"}, False),
+        ({"devices": ["Ryzen AI Max+ 395 128GB"]}, False),
+        ({"devices": ["Snapdragon X Elite 32GB"]}, True),
+        ({"devices": ["m3-max-64"]}, True),
+        ({"devices": ["DGX Spark"]}, True),
+        ({"devices": ["GH200 96GB"], "ram": "480G"}, True),
+        ({"ram": "64G"}, None),  # this machine with more memory
+    ],
+)
+def test_processors(
+    *, wish: dict[str, Any], is_arm: bool | None, here: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: here)
+    assert wished_machine(**wish).arm == (here == "aarch64" if is_arm is None else is_arm)
+
+
 @pytest.mark.parametrize(
     ("wishes", "name", "cards"),
     [

@@ -36,7 +36,6 @@ HERE = machine(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="another reserve")
-@pytest.mark.usefixtures("on_x86")
 @pytest.mark.parametrize(("command", "printed"), EXAMPLES)
 def test_examples_are_real(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str, printed: str

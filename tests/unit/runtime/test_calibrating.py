@@ -18,7 +18,7 @@ from tests.unit.verify import small_model
 
 from edgekit import __version__
 from edgekit.basis import Basis
-from edgekit.engine.llamacpp.types import LlamaCppSetup, Repack
+from edgekit.engine.llamacpp.types import LlamaCppSetup
 from edgekit.errors import EngineError, MissingExtraError, SourceError, UsageError
 from edgekit.estimation import open_model
 from edgekit.hardware import calibration, detect
@@ -402,7 +402,7 @@ def test_what_is_beside_a_bill(resident: list[Resident], mapped: bool, beside: i
 
 
 def test_rearranged_weights_hide_it() -> None:
-    assert beside_bytes([at(560, 400)], BILL, LlamaCppSetup(repack=Repack.X86)) is None
+    assert beside_bytes([at(560, 400)], BILL, LlamaCppSetup(repack=True)) is None
 
 
 def test_a_difference_is_remembered() -> None:

@@ -17,7 +17,7 @@ from tests.runtime_engines import SERVER, ask, launch_of, model_of, small_model
 
 from edgekit.engine import llamacpp
 from edgekit.engine.llamacpp.companions import with_drafter
-from edgekit.engine.llamacpp.types import Backend, Repack
+from edgekit.engine.llamacpp.types import Backend
 from edgekit.errors import (
     EngineError,
     MemoryPressureError,
@@ -74,7 +74,7 @@ def test_the_settings_are_the_launch() -> None:
             n_gpu_layers=7,
             n_cpu_moe=1,
             tensor_split=(3.0, 1.0),
-            repack=Repack.X86,
+            repack=True,
             use_mmap=False,
             cache_ram_mib=64,
             ctx_checkpoints=2,

@@ -25,10 +25,9 @@ class Backend(enum.Enum):
     VULKAN = "vulkan"
 
 
-class Repack(enum.Enum):
-    """A build made for its own CPU keeps rearranged copies of weights on the host."""
+class Cpu(enum.Enum):
+    """What a build that is made for its own CPU is made for."""
 
-    OFF = "off"
     X86 = "x86"
     ARM = "arm"
 
@@ -82,7 +81,8 @@ class LlamaCppSetup:
     tensor_split: tuple[float, ...] = ()
     offload_kqv: bool = True
     use_mmap: bool = True
-    repack: Repack = Repack.OFF
+    repack: bool = False  # the build keeps copies of weights on the host, rearranged for the CPU
+    cpu: Cpu = Cpu.X86
     embeddings: bool = False
     load_mtp: bool = False  # blocks of multi-token prediction are loaded and run
     cache_ram_mib: int = 8192  # llama-server --cache-ram

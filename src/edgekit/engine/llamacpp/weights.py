@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
 
 from edgekit.basis import Basis
 from edgekit.engine.llamacpp.placement import EMBEDDING, HEAD, Placed, Placement, placed_tensors
-from edgekit.engine.llamacpp.types import LlamaCppSetup, Repack
+from edgekit.engine.llamacpp.types import Cpu, LlamaCppSetup
 from edgekit.engine.types import Model
 from edgekit.memory.types import HOST, Component, MemoryLine, Pool
 
 # ggml-cpu/repack.cpp @ 0c1e570: what x86 with AVX2 and ARM with dot products rearrange.
 REPACKED_TYPES = {
-    Repack.X86: frozenset({"Q2_K", "Q4_0", "Q4_K", "IQ4_NL"}),
-    Repack.ARM: frozenset({"Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL"}),
+    Cpu.X86: frozenset({"Q2_K", "Q4_0", "Q4_K", "IQ4_NL"}),
+    Cpu.ARM: frozenset({"Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL"}),
 }
 REPACK_WITHIN = (
     0.5  # which of them depends on the CPU's further abilities and on rows that divide by 8
@@ -28,20 +29,21 @@ def weight_lines(
 
 def weights_key(placement: Placement, setup: LlamaCppSetup) -> tuple[Hashable, ...]:
     """What the lines depend on beside the model."""
-    return "weights", placement, setup.load_mtp, setup.repack, setup.use_mmap
+    cpu = setup.cpu if setup.repack else None
+    return "weights", placement, setup.load_mtp, setup.use_mmap, cpu
 
 
 def _lines(model: Model, placement: Placement, setup: LlamaCppSetup) -> tuple[MemoryLine, ...]:
     placed = placed_tensors(model, placement, load_mtp=setup.load_mtp)
     return (
         *_by_block(placed),
-        *(_repacked(placed, setup) if setup.repack is not Repack.OFF else ()),
+        *(_repacked(placed, setup) if setup.repack else ()),
     )
 
 
 def repacked_bytes(model: Model, placement: Placement, setup: LlamaCppSetup) -> int:
-    """What `setup.repack` adds on the host."""
-    key = ("repacked", *weights_key(placement, setup))
+    """What a build that rearranges them adds on the host."""
+    key = ("repacked", *weights_key(placement, replace(setup, repack=True)))
     return model.keep(key, lambda: _repacked_bytes(model, placement, setup))
 
 
@@ -71,7 +73,7 @@ def _by_block(placed: Sequence[Placed]) -> Iterator[MemoryLine]:
 
 def _repacked(placed: Sequence[Placed], setup: LlamaCppSetup) -> Iterator[MemoryLine]:
     """Rearranged copies on the host. Of a mapped file the originals stay in memory too, until it runs short."""
-    types = REPACKED_TYPES[setup.repack]
+    types = REPACKED_TYPES[setup.cpu]
     sizes = [
         one.size_bytes
         for one in placed

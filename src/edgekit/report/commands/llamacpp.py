@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterator
 from dataclasses import replace
 
 from edgekit.engine.llamacpp import repacked_bytes
-from edgekit.engine.llamacpp.types import ALL_LAYERS, Backend, Repack
-from edgekit.hardware.types import System
+from edgekit.engine.llamacpp.types import ALL_LAYERS, Backend
 from edgekit.memory.types import HOST
 from edgekit.plan.growth import growth_limits
 from edgekit.plan.planned import Drafter
@@ -200,18 +198,12 @@ def _host(planned: Planned) -> Iterator[str]:
 
 def _rearranged(planned: Planned) -> tuple[int, bool]:
     """What a build that rearranges weights for its CPU holds more on the host, and whether that is too much."""
-    if planned.setup.repack is not Repack.OFF:
+    if planned.setup.repack:
         return 0, False  # in the bill already
-    own = replace(planned.setup, repack=_repack(planned.system))
-    more = repacked_bytes(planned.plan.variant.model, own)
+    more = repacked_bytes(planned.plan.variant.model, planned.setup)
     uses = [use for use in planned.plan.result.uses if HOST in use.budget.pools]
     fuller = (replace(use, required_bytes=use.required_bytes + more) for use in uses)
     return more, bool(more) and any(use.status is Status.FAILED for use in fuller)
-
-
-def _repack(system: System) -> Repack:
-    is_arm = system is System.MACOS or platform.machine().lower() in {"arm64", "aarch64"}
-    return Repack.ARM if is_arm else Repack.X86
 
 
 def _repack_notes(planned: Planned) -> list[str]:
