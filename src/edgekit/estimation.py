@@ -33,6 +33,7 @@ class Opened:
     label: str
     model: Model = field(repr=False)
     files: ModelFiles | None = field(default=None, repr=False)  # None: only a config was given
+    repository: str = ""  # on the hub, where it is known by that alone
 
 
 def open_model(

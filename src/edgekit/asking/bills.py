@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.memory.types import Load, MemoryEstimate
     from edgekit.planning import Named
     from edgekit.report.bill import Bill
-    from edgekit.source.types import ModelFiles, Reach
+    from edgekit.source.types import Reach
 
 
 class EngineOptions(Protocol):
@@ -30,7 +30,7 @@ class EngineOptions(Protocol):
     def settled(self, setup: Any) -> Mapping[str, Any]: ...
 
     def command(
-        self, values: Mapping[str, Any], estimate: MemoryEstimate, files: ModelFiles | None
+        self, values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened
     ) -> list[str]: ...
 
 
@@ -202,7 +202,7 @@ def told_bill(
         version=rules_version(engine, asked[1]),
         asked=options.told(asked[0], estimate),
         notes=tuple(_notes(opened, engine, asked, values, estimate)),
-        command=shlex.join(options.command(values, estimate, files)),
+        command=shlex.join(options.command(values, estimate, opened)),
         estimate=estimate,
         geometry=opened.model.geometry,
     )
@@ -226,7 +226,7 @@ def _notes(
         yield f"the model was made for {native:,} tokens: answers beyond them are worse, or nonsense"
     if files is not None and files.projectors and "mmproj" not in values:
         yield f"{files.projectors[0].name} is not counted: --mmproj auto (llama.cpp) adds it"
-    if engine == "mlx" and (first := mlx_options.conversion(values, estimate, files)):
+    if engine == "mlx" and (first := mlx_options.conversion(values, estimate, opened)):
         yield f"before it is run: {first}"
     if engine == "llama.cpp":
         from edgekit.asking.llamacpp_bill import repack_notes

@@ -11,8 +11,8 @@ from edgekit.errors import UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.engine.llamacpp.types import Cpu, Device, LlamaCppSetup
+    from edgekit.estimation import Opened
     from edgekit.memory.types import Load, MemoryEstimate
-    from edgekit.source.types import ModelFiles
 
 TITLE = "llama.cpp"
 _ON_A_GPU = ("n_gpu_layers", "cpu_moe", "n_cpu_moe", "tensor_split", "offload_kqv", "device_memory")
@@ -228,9 +228,7 @@ def told(load: Load, estimate: MemoryEstimate) -> str:
     )
 
 
-def command(
-    values: Mapping[str, Any], estimate: MemoryEstimate, files: ModelFiles | None
-) -> list[str]:
+def command(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened) -> list[str]:
     """Context and layers are always said: llama.cpp would fit what is not to the memory it finds."""
     from edgekit.report.model_words import gguf_words
 
@@ -238,7 +236,7 @@ def command(
     context = values.get("context") or dict(estimate.facts)["n_ctx"]
     words = [
         program,
-        *gguf_words(files, values.get("mix")),
+        *gguf_words(opened.files, values.get("mix"), opened.label),
         "-c",
         str(context),
         *flag_words(FLAGS, values),

@@ -10,8 +10,8 @@ from edgekit.asking.flags import Flag, flag_words, whole
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.engine.mlx.types import MlxSetup
+    from edgekit.estimation import Opened
     from edgekit.memory.types import Load, MemoryEstimate
-    from edgekit.source.types import ModelFiles
 
 TITLE = "MLX"
 CONVERTED = "mlx_model"  # where mlx_lm.convert writes to
@@ -48,20 +48,20 @@ def told(load: Load, estimate: MemoryEstimate) -> str:
     return f"{facts['prompt_tokens']:,} tokens of prompt{new}{several}, {facts['chunk_tokens']:,} at once"
 
 
-def command(
-    values: Mapping[str, Any], estimate: MemoryEstimate, files: ModelFiles | None
-) -> list[str]:
+def command(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened) -> list[str]:
     from edgekit.report.model_words import repository_word
 
     new = dict(estimate.facts)["new_tokens"]
     asked = {**values, "max_tokens": new} if new else values
-    model = CONVERTED if conversion(values, estimate, files) else repository_word(files)
+    model = (
+        CONVERTED
+        if conversion(values, estimate, opened)
+        else repository_word(opened.files, opened.repository)
+    )
     return ["mlx_lm.generate", "--model", model, *flag_words(FLAGS, asked)]
 
 
-def conversion(
-    values: Mapping[str, Any], estimate: MemoryEstimate, files: ModelFiles | None
-) -> str:
+def conversion(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened) -> str:
     """What has to be run first, where the weights are billed as they are not stored."""
     from edgekit.engine.mlx import NOT_QUANTISED
     from edgekit.engine.mlx.rows import read_quantize
@@ -74,4 +74,4 @@ def conversion(
     if wanted is not None and read_quantize(wanted) in {PLAIN, AS_STORED}:
         return ""
     how = "" if wanted is None else f", as {wanted}"
-    return f"mlx_lm.convert --hf-path {repository_word(files)} -q{how}"
+    return f"mlx_lm.convert --hf-path {repository_word(opened.files, opened.repository)} -q{how}"

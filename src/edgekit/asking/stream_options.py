@@ -11,8 +11,8 @@ from edgekit.units import MIB, format_bytes, parse_size
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.engine.stream.setup import StreamSetup
+    from edgekit.estimation import Opened
     from edgekit.memory.types import Load, MemoryEstimate
-    from edgekit.source.types import ModelFiles
 
 TITLE = "stream, the built-in engine"
 ALL, NONE = "all", "none"
@@ -72,9 +72,7 @@ def _weights(kept_bytes: int, streamed_bytes: int) -> str:
     return f"{format_bytes(kept_bytes)} of weights in memory, {read}" if kept_bytes else read
 
 
-def command(
-    values: Mapping[str, Any], estimate: MemoryEstimate, files: ModelFiles | None
-) -> list[str]:
+def command(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened) -> list[str]:
     from edgekit.report.model_words import own_word
 
     context = values.get("context") or dict(estimate.facts)["window"]
@@ -82,6 +80,6 @@ def command(
     if isinstance(kept, int):
         values = {**values, "keep": f"{kept // MIB}M" if kept % MIB == 0 else kept}
     return [
-        *("edgekit", "run", own_word(files), "--engine", "stream", "-c", str(context)),
+        *("edgekit", "run", own_word(opened.files), "--engine", "stream", "-c", str(context)),
         *flag_words(FLAGS, values),
     ]

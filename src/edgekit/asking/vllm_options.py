@@ -12,9 +12,9 @@ from edgekit.units import GIB
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.engine.vllm.types import Gpu, VllmSetup
+    from edgekit.estimation import Opened
     from edgekit.hardware.devices import Device
     from edgekit.memory.types import Load, MemoryEstimate
-    from edgekit.source.types import ModelFiles
 
 TITLE = "vLLM"
 
@@ -103,12 +103,10 @@ def told(load: Load, estimate: MemoryEstimate) -> str:
     return f"{asked}blocks of {facts['block_size']}: room for {facts['max_concurrency']:,.2f} such requests at once"
 
 
-def command(
-    values: Mapping[str, Any], estimate: MemoryEstimate, files: ModelFiles | None
-) -> list[str]:
+def command(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened) -> list[str]:
     """The length is always said: vLLM would take the model's own, or what fits."""
     from edgekit.report.model_words import repository_word
 
     length = dict(estimate.facts)["max_model_len"]
-    words = ["vllm", "serve", repository_word(files)]
+    words = ["vllm", "serve", repository_word(opened.files, opened.repository)]
     return [*words, "--max-model-len", str(length), *flag_words(FLAGS, values)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edgekit.catalog.runs import tensors_of
 from edgekit.catalog.types import Entry
 from edgekit.engine import FROM_GGUF, engine_name
@@ -26,13 +28,14 @@ def opened_entry(entry: Entry, engine: str) -> Opened:
     """The same under the entry's id, for whoever works with opened references."""
     wanted = engine_name(engine)
     if entry.keys and wanted in FROM_GGUF:
-        return Opened(label=entry.id, model=_as_gguf(entry))
+        return Opened(label=entry.id, model=_as_gguf(entry), repository=entry.repository or "")
     if not entry.config:
         raise RefusedError(
             f"{entry.id} is known by the header of a GGUF alone, which {wanted} does not load: "
             "give its safetensors repository, or its config.json"
         )
-    return open_config(entry.config, label=entry.id)
+    found = open_config(entry.config, label=entry.id)
+    return replace(found, repository=entry.repository or "")
 
 
 def _as_gguf(entry: Entry) -> Model:

@@ -12,12 +12,12 @@ PLACEHOLDER = "MODEL"
 UNCONVERTED = "Q4_K_M"  # engine.llamacpp.as_gguf.DEFAULT_MIX
 
 
-def repository_word(files: ModelFiles | None) -> str:
-    """What vLLM and mlx-lm call the model: a hub id or a folder."""
+def repository_word(files: ModelFiles | None, known: str = "") -> str:
+    """What vLLM and mlx-lm call the model: a hub id or a folder. `known`: its id, where there are no files."""
     from edgekit.source.types import Origin
 
     if files is None:
-        return PLACEHOLDER
+        return known or PLACEHOLDER
     if files.origin is not Origin.LOCAL:
         return files.label
     from pathlib import Path
@@ -37,12 +37,24 @@ def own_word(files: ModelFiles | None) -> str:
     return _local_file(files)
 
 
-def gguf_words(files: ModelFiles | None, mix: str | None = None) -> list[str]:
+def made_name(label: str, mix: str) -> str:
+    """What a file that is still to be made would be called."""
+    name = label.removeprefix("sample:").rsplit("/", maxsplit=1)[-1].partition(":")[0]
+    for ending in (".gguf", ".safetensors", "config.json"):
+        name = name.removesuffix(ending)
+    return f"{as_file(name) or PLACEHOLDER}-{mix}.gguf"
+
+
+def as_file(name: str) -> str:
+    return "".join(char if char.isalnum() or char in "._-" else "-" for char in name)
+
+
+def gguf_words(files: ModelFiles | None, mix: str | None = None, label: str = "") -> list[str]:
     """What llama.cpp calls it: a file, a hub id, an address; a name for a file that is still to be made."""
     from edgekit.source.types import Container, Origin
 
     if files is None or files.container is not Container.GGUF or mix is not None:
-        return ["-m", f"{PLACEHOLDER}-{mix or UNCONVERTED}.gguf"]
+        return ["-m", made_name(label, mix or UNCONVERTED)]
     if files.origin is Origin.URL:
         return ["-mu", files.reference]
     if files.origin in {Origin.HUB, Origin.HUB_CACHE}:

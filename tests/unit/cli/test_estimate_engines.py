@@ -165,10 +165,24 @@ def test_llama_cpp_before_the_conversion(capsys: pytest.CaptureFixture[str], fol
     assert answer["kv_bytes"] == 4096 * TOKEN
     assert answer["basis"] == "modelled"
     assert any("as if it were a GGUF at Q4_K_M" in note for note in answer["notes"])
-    assert shlex.split(answer["command"])[:3] == ["llama-server", "-m", "MODEL-Q4_K_M.gguf"]
+    assert shlex.split(answer["command"])[:3] == ["llama-server", "-m", "tiny-Q4_K_M.gguf"]
     larger = ask_json(capsys, str(folder), "--mix", "F16", "-c", "4k", "-np", "1")
     assert larger["engine"] == "llama.cpp"
     assert larger["model_bytes"] > 2 * answer["model_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "command"),
+    [
+        ("llama.cpp", "llama-server -m qwen3-8b-Q4_K_M.gguf "),
+        ("vllm", "vllm serve Qwen/Qwen3-8B "),
+    ],
+)
+def test_a_known_model_has_its_name_in_the_command(
+    engine: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = ask_json(capsys, "qwen3-8b", "--engine", engine, "-c", "4k")
+    assert answer["command"].startswith(command)
 
 
 def test_another_mix_of_a_gguf(capsys: pytest.CaptureFixture[str]) -> None:

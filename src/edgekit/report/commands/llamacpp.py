@@ -13,7 +13,7 @@ from edgekit.plan.planned import Drafter
 from edgekit.plan.types import Status
 from edgekit.report.commands import cards
 from edgekit.report.commands.types import Planned, Ready
-from edgekit.report.model_words import gguf_words, typed_gguf_words
+from edgekit.report.model_words import as_file, gguf_words, made_name, typed_gguf_words
 from edgekit.units import format_bytes
 
 NO_PROJECTOR = "--no-mmproj"  # -hf would load a vision model's projector, which is not in the bill
@@ -39,7 +39,7 @@ def model_words(planned: Planned) -> list[str]:
     """The file, the repository, or the name of a file that has to be made first."""
     variant, files = planned.plan.variant, planned.files
     if is_to_be_made(planned):
-        return ["-m", made_name(planned)]
+        return ["-m", file_to_make(planned)]
     if files is not None and variant.reference in {"", files.reference}:
         words = gguf_words(files)
     else:
@@ -61,23 +61,14 @@ def is_to_be_made(planned: Planned) -> bool:
     return not planned.plan.variant.reference and not stored
 
 
-def made_name(planned: Planned) -> str:
-    label = (
-        planned.plan.wish.label.removeprefix("sample:")
-        .rsplit("/", maxsplit=1)[-1]
-        .partition(":")[0]
-    )
-    return f"{_as_file(label).removesuffix('.gguf') or 'MODEL'}-{planned.setup.mix or planned.plan.variant.name}.gguf"
-
-
-def _as_file(name: str) -> str:
-    return "".join(char if char.isalnum() or char in "._-" else "-" for char in name)
+def file_to_make(planned: Planned) -> str:
+    return made_name(planned.plan.wish.label, planned.setup.mix or planned.plan.variant.name)
 
 
 def made_notes(planned: Planned) -> list[str]:
     if not is_to_be_made(planned):
         return []
-    name = made_name(planned)
+    name = file_to_make(planned)
     mix = planned.setup.mix or planned.plan.variant.name
     steps = "convert_hf_to_gguf.py FOLDER --outtype bf16 --outfile bf16.gguf, then llama-quantize bf16.gguf"
     return [f"{name} has to be made first ({steps} {name} {mix}), or found on the hub"]
@@ -169,7 +160,7 @@ def _drafter(planned: Planned) -> Iterator[str]:
 
 def drafter_file(drafter: Drafter) -> str:
     """What a drafter that has no file yet would be called."""
-    name = _as_file(drafter.name.partition(" ")[0].rsplit("/", maxsplit=1)[-1]) or "DRAFTER"
+    name = as_file(drafter.name.partition(" ")[0].rsplit("/", maxsplit=1)[-1]) or "DRAFTER"
     mix = drafter.changes.get("mix")
     return f"{name}-{mix}.gguf" if mix else f"{name}.gguf"
 

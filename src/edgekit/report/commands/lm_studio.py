@@ -180,7 +180,7 @@ def _model_key(planned: Planned) -> str:
     if planned.plan.wish.engine == "mlx":
         return mlx.model_word(planned)
     if llamacpp.is_to_be_made(planned):
-        return llamacpp.made_name(planned)
+        return llamacpp.file_to_make(planned)
     files = planned.files
     name = files.label if files is not None else planned.plan.variant.reference
     found = parsed(name, is_name=files is not None and files.origin.is_remote)
