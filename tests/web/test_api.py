@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import math
@@ -33,7 +34,14 @@ from edgekit.asking.known import recommend_words
 from edgekit.asking.words import Words, asking_of, wanted_of
 from edgekit.catalog import read_catalog
 from edgekit.cli import main
-from edgekit.errors import CancelledError, NotFoundError
+from edgekit.errors import (
+    CancelledError,
+    NotFoundError,
+    RemoteAccessError,
+    RemoteInspectError,
+    RemoteTimeoutError,
+    SourceError,
+)
 from edgekit.estimation import open_model
 from edgekit.hardware import probes
 from edgekit.planning import Named, name_model, plan_model
@@ -41,7 +49,7 @@ from edgekit.source.types import Origin, Reach
 from edgekit.web import machines, turns
 from edgekit.web import models as kept_models
 from edgekit.web.calls import CALLS
-from edgekit.web.failures import TooManyError
+from edgekit.web.failures import TooManyError, status_of
 from edgekit.web.models import OpenedModels
 from edgekit.web.types import MAX_BODY_BYTES, Settings, Watch
 
@@ -203,7 +211,7 @@ MISTAKES: list[tuple[int, str, dict[str, Any], tuple[str, ...]]] = [
     (400, "recommend", {"task": "dance"}, ("--task", "dance")),
     (404, "inspect", {"model": "sample:nothing"}, ("sample:nothing",)),
     (404, "estimate", {"model": "qwen3-8c"}, ("qwen3-8c", "--offline")),
-    (502, "estimate", {"model": "no/such-model"}, ("no/such-model", "--offline")),
+    (404, "estimate", {"model": "no/such-model"}, ("no/such-model", "--offline")),
 ]  # fmt: skip
 
 
@@ -216,6 +224,60 @@ def test_what_goes_wrong_is_told_as_the_command_line_tells_it(
     status, call, fields, words = mistake
     answer = ask(server, f"/api/v1/{call}", fields)
     assert (answer.status, answer.json()) == (status, told(capsys, call, *words))
+
+
+@pytest.mark.parametrize(
+    ("error", "network", "status"),
+    [
+        (SourceError("a.gguf may not be read by this user"), True, 422),
+        (SourceError("a.gguf may not be read by this user"), False, 422),
+        (RemoteInspectError("the hub broke off"), True, 502),
+        (RemoteInspectError("the network is switched off"), False, 404),
+        (RemoteAccessError("gated"), True, 403),
+        (RemoteTimeoutError("too long"), True, 504),
+    ],
+)
+def test_another_server_is_blamed_only_for_what_it_did(
+    error: SourceError, *, network: bool, status: int
+) -> None:
+    assert status_of(error, network=network) == status
+
+
+def test_a_file_that_may_not_be_read_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shut.gguf").write_bytes(b"GGUF")
+    opened = os.open
+
+    def refuse(path: Any, *more: Any, **named: Any) -> int:
+        """Who runs the tests may be the administrator, for whom no file is shut."""
+        if str(path).endswith("shut.gguf"):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(path, *more, **named)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with start(replace(LOCAL, models_dirs=(tmp_path,))) as address:
+        for call in ("inspect", "estimate"):
+            answer = ask(address, f"/api/v1/{call}", {"model": "shut.gguf"})
+            assert answer.status == 422
+            assert "may not be read by this user" in answer.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "told_of"),
+    [
+        ("estimate", "ctx_size", "ctx_size: no such field; say context"),
+        ("estimate", "max-model-len", "max-model-len: no such field; say context"),
+        ("estimate", "ngl", "ngl: no such field; say n_gpu_layers"),
+        ("estimate", "no_mmap", "no_mmap: no such field; say mmap: false"),
+        ("check", "min-context", "min-context: no such field; say min_context"),
+        ("inspect", "ctx_size", "ctx_size: no such field"),
+        ("estimate", "nonsense", "nonsense: no such field"),
+    ],
+)
+def test_who_says_a_flag_is_told_its_field(server: str, call: str, name: str, told_of: str) -> None:
+    answer = both_ways(server, call, {"model": GEMMA, name: "1"})
+    assert answer["error"] == {"type": "UsageError", "message": told_of}
 
 
 def test_every_flag_has_a_field_with_its_help() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -97,6 +98,82 @@ def _complete(case: Any, **more: str) -> None:
         fields.update(more)
 
 
+def _examples(operation: dict[str, Any], schemas: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """For a query or a body: fields with an example each, so often that every example was there once."""
+    fields = {one["name"]: one for one in operation.get("parameters", ()) if one["in"] == "query"}
+    body = operation.get("requestBody")
+    if body is not None:
+        shape = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        fields = {name: {"schema": one} for name, one in schemas[shape]["properties"].items()}
+    known = {
+        name: [*one.get("examples", ()), *one["schema"].get("examples", ())]
+        for name, one in fields.items()
+    }
+    for number in range(max(map(len, known.values()), default=0)):
+        yield {name: said[number % len(said)] for name, said in known.items() if said}
+
+
+def test_every_example_is_answered() -> None:
+    """By an application of its own: that of the tests above has ended once, and starts no job any more."""
+    app = create_app(Settings(network=False, cache=False, requests_per_s=1e9))
+    with TestClient(app, base_url=ORIGIN) as client:
+        _send_every_example(client)
+
+
+def _send_every_example(client: TestClient) -> None:
+    document = client.get(OPENAPI).json()
+    schemas, sent = document["components"]["schemas"], 0
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            for fields in _examples(operation, schemas):
+                is_get = method == "get"
+                answer = (
+                    client.get(path, params=fields) if is_get else client.post(path, json=fields)
+                )
+                assert answer.status_code in {200, 202}, (path, fields, answer.text)
+                sent += 1
+                if answer.status_code == 202:
+                    _await_job(client, answer.headers["location"])
+    assert sent >= 2 * len(CALLS.keys() - {"recommend"})
+
+
+def _await_job(client: TestClient, location: str) -> None:
+    end_s = time.monotonic() + 60
+    while (told := client.get(location).json())["state"] == "running":
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
+    assert told["state"] == "done", told
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        ("/api/v1/catalog/{id}", {"id": "qwen3-8b"}),
+        ("/api/v1/catalog", {}),
+        ("/api/v1/devices", {}),
+        ("/api/v1/hardware", {}),
+    ],
+)
+def test_what_is_known_has_the_shape_that_is_described(
+    app: FastAPI, path: str, named: dict[str, str]
+) -> None:
+    """No name that is made up is one of the catalog: there the test above sees 404 alone."""
+    operation = schemathesis.openapi.from_asgi(OPENAPI, app, headers=HEADERS)[path]["GET"]
+    case = operation.Case(path_parameters=named)
+    answer = case.call_and_validate(checks=list(CHECKS), headers=HEADERS)
+    assert answer.status_code == 200
+
+
+def test_a_body_that_is_no_json_has_a_status_that_is_described(client: TestClient) -> None:
+    answers = client.get(OPENAPI).json()["paths"]["/api/v1/estimate"]["post"]["responses"]
+    answer = client.post(
+        "/api/v1/estimate", content="model=qwen3-8b", headers={"Content-Type": "text/plain"}
+    )
+    assert answer.status_code == 400
+    assert "400" in answers
+    assert "415" not in answers
+
+
 WORDS = (
     "0", "1", "2", "3", "7", "31", "64", "255", "256", "511", "512", "4096", "8192", "32k", "131072", "2147483647",
     "-1", "-2", "all", "none", "auto", "on", "off", "f16", "f32", "bf16", "q8_0", "q4_0", "iq4_nl", "fp8", "fp8_e5m2",
@@ -136,7 +213,7 @@ def loads(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
 def test_loads_that_a_person_could_mean(client: TestClient, asked: tuple[str, Any]) -> None:
     call, fields = asked
     answer = client.post(f"/api/v1/{call}", json=fields)
-    assert answer.status_code in {200, 400, 404, 422, 502}, (call, fields, answer.text)
+    assert answer.status_code in {200, 400, 404, 422}, (call, fields, answer.text)
     told = json.loads(answer.text, parse_constant=pytest.fail)
     assert ("error" in told) == (answer.status_code != 200)
     if call == "fit" and answer.status_code == 200:

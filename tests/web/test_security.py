@@ -25,6 +25,7 @@ from edgekit.web.rates import MAX_CLIENTS, Rates, network_of
 from edgekit.web.security import (
     CALLS_EACH,
     CONTENT_POLICY,
+    MAX_HEAD_BYTES,
     MAX_QUERY_BYTES,
     STREAMS_EACH,
     WRONG_TOKENS_PER_S,
@@ -106,6 +107,21 @@ class TestPages:
         assert answer.headers["content-type"] == "text/html; charset=utf-8"
         assert answer.body == ask(server, "/").body
         assert ask(server, path, method="HEAD").body == b""
+
+    @pytest.mark.parametrize("path", ["/healthz", CALL, "/api/v1/estimate?model=qwen3-8b"])
+    def test_and_calls_answer_head_as_get_without_its_body(self, server: str, path: str) -> None:
+        answer, got = ask(server, path, method="HEAD"), ask(server, path)
+        assert (answer.status, answer.body) == (200, b"")
+        for name in ("content-type", "content-length"):
+            assert answer.headers[name] == got.headers[name]
+
+    @pytest.mark.parametrize(
+        ("path", "status"), [("/api/v1/cards/events", 405), ("/api/v1/jobs/nothing", 404)]
+    )
+    def test_answer_head_where_there_is_an_end_to_get(
+        self, server: str, path: str, status: int
+    ) -> None:
+        assert ask(server, path, method="HEAD").status == status
 
     def test_that_are_not_there_are_told_as_a_page(self, server: str) -> None:
         answer = ask(server, "/nowhere?ref=<script>")
@@ -393,6 +409,24 @@ class TestHeads:
     def test_with_a_long_query_are_refused(self, server: str) -> None:
         assert ask(server, f"{CALL}?device={'a' * MAX_QUERY_BYTES}").status == 414
         assert ask(server, f"/model?ref={'a' * (MAX_QUERY_BYTES - 4)}").status == 200
+
+    @pytest.mark.parametrize(
+        ("path", "name", "count"),
+        [(CALL, "X-Long", 1), ("/", "X-{}", 400), (f"/{'a' * 33_000}", "X", 0)],
+    )
+    def test_that_are_long_are_refused_also_in_one_piece(
+        self, server: str, path: str, name: str, count: int
+    ) -> None:
+        long = {name.format(n): "a" * (MAX_HEAD_BYTES // count) for n in range(count)}
+        answer = ask(server, path, headers=long)
+        assert answer.status == 400
+        assert b"32,768 bytes at most" in answer.body
+        assert answer.headers["connection"] == "close"
+
+    def test_within_the_limit_are_read(self, server: str) -> None:
+        query = f"ref={'a' * (MAX_QUERY_BYTES - 4)}"
+        cookies = {"Cookie": "a" * (MAX_HEAD_BYTES - MAX_QUERY_BYTES - 200)}
+        assert ask(server, f"/model?{query}", headers=cookies).status == 200
 
     def test_without_an_end_are_refused(self, server: str) -> None:
         assert said(server, b"GET / HTTP/1.1\r\nX: " + b"a" * 40_000).startswith(b"HTTP/1.1 400 ")

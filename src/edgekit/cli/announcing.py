@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgekit.cli import drop
+from edgekit.errors import OutputError
 
 
 def say_json(told: Mapping[str, Any]) -> None:
@@ -15,7 +16,7 @@ def say_json(told: Mapping[str, Any]) -> None:
 
 
 def say(line: str) -> None:
-    """A reader that has gone does not end the server."""
+    """A reader that has gone does not end the server. OutputError where there is no room for it."""
     if sys.stdout is None:
         return
     try:
@@ -23,3 +24,6 @@ def say(line: str) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         drop(sys.stdout)
+    except OSError as error:
+        drop(sys.stdout)
+        raise OutputError(f"the answer could not be written: {error.strerror}") from error

@@ -9,8 +9,8 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edgekit.asking.flags import read_number
 from edgekit.cli import drop
+from edgekit.cli.listening import read_plain
 from edgekit.cli.reach_options import reach_of
 from edgekit.cli.run_command import check_text
 from edgekit.cli.run_options import DEFAULT_NEW_TOKENS
@@ -93,7 +93,7 @@ def _started(
         else:
             from edgekit.cli.llama_starting import start_llama
 
-            threads = read_number("--threads", arguments.threads, least=1)
+            threads = read_plain("--threads", arguments.threads, least=1)
             yield start_llama(judged, weights, wanted, held, told, threads=threads)
 
 

@@ -6,8 +6,8 @@ import argparse
 import os
 from typing import Any
 
-from edgekit.asking.flags import read_number
 from edgekit.cli.announcing import say, say_json
+from edgekit.cli.listening import read_host, read_plain
 from edgekit.cli.llama_starting import Address, Up, started
 from edgekit.cli.reach_options import reach_of
 from edgekit.cli.running import (
@@ -43,7 +43,7 @@ def serve(arguments: argparse.Namespace) -> tuple[str, int]:
             judged = judge_order(order, opened, None)
             refuse_or_warn(judged, told)
             weights = weights_of(order, opened, reach, confirm)
-        threads = read_number("--threads", arguments.threads, least=1)
+        threads = read_plain("--threads", arguments.threads, least=1)
         with ending_in_order(), started(judged, weights, at, told, threads=threads) as up:
             return _until_its_end(up, judged.check, arguments, told)
     except DoesNotFitError as error:
@@ -51,9 +51,9 @@ def serve(arguments: argparse.Namespace) -> tuple[str, int]:
 
 
 def _address(arguments: argparse.Namespace) -> Address:
-    port = read_number("--port", arguments.port, most=LARGEST_PORT)
+    port = read_plain("--port", arguments.port, most=LARGEST_PORT)
     return Address(
-        host=arguments.host,
+        host=read_host(arguments.host),
         port=DEFAULT_PORT if port is None else port,
         api_key=arguments.api_key or os.environ.get("LLAMA_API_KEY") or None,
         alias=arguments.alias or "",

@@ -30,8 +30,8 @@ environment: EDGEKIT_WEB_TOKEN (better than --token: other users see the words o
 what follows.
 """
 _CODES = """
-exit codes: 0 ended by Ctrl-C or SIGTERM, 2 usage, a port that is taken, or edgekit[web] is not installed, 4 a file or
-folder that is not there
+exit codes: 0 ended by Ctrl-C or SIGTERM, 1 the address could not be written, 2 usage, a port that is taken, or
+edgekit[web] is not installed, 4 a file or folder that is not there or may not be read
 """
 
 

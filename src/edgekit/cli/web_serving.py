@@ -6,14 +6,16 @@ import argparse
 import os
 import re
 import secrets
+import stat
 from dataclasses import replace
 from pathlib import Path
 
-from edgekit.asking.flags import read_number
 from edgekit.cli.announcing import say, say_json
-from edgekit.errors import MissingExtraError, NotFoundError, UsageError
+from edgekit.cli.listening import read_host, read_plain
+from edgekit.errors import MissingExtraError, NotFoundError, SourceError, UsageError
 from edgekit.runtime.llamacpp.ports import LARGEST_PORT
 from edgekit.source import locate, path_of
+from edgekit.source.disk import trouble
 from edgekit.web.references import paths_of
 from edgekit.web.types import Settings
 
@@ -25,8 +27,8 @@ _TOKEN = re.compile(r"[A-Za-z0-9._~-]+")  # what an address may hold as it is
 
 
 def serve(arguments: argparse.Namespace) -> tuple[str, int]:
-    """Returns when it has ended; what it was asked to end by is no error."""
-    port = read_number("--port", arguments.port, most=LARGEST_PORT)
+    """Until a signal ends it, with exit code 0: what it was asked to end by is no error."""
+    port = read_plain("--port", arguments.port, most=LARGEST_PORT)
     settings = _settings(arguments)
     reference = arguments.model
     path = None if reference is None else path_of(reference)
@@ -59,9 +61,9 @@ def serve(arguments: argparse.Namespace) -> tuple[str, int]:
 
 def _settings(arguments: argparse.Namespace) -> Settings:
     """A token is made up where others can reach the port and none was said."""
-    rate = read_number("--rate", arguments.rate, least=1, most=MOST_RATE)
+    rate = read_plain("--rate", arguments.rate, least=1, most=MOST_RATE)
     settings = Settings(
-        host=arguments.host,
+        host=read_host(arguments.host),
         token=_token(arguments.token, os.environ.get(TOKEN_VARIABLE)),
         models_dirs=tuple(_folder(text) for text in arguments.models_dir),
         allow_private=arguments.allow_private,
@@ -94,13 +96,18 @@ def _token(typed: str | None, surrounding: str | None) -> str | None:
 def _folder(text: str) -> Path:
     """An empty name would be the folder where this was started."""
     folder = Path(os.path.expanduser(text))  # noqa: PTH111 - Path's raises for a user who is not known
-    if not text or not folder.is_dir():
-        raise NotFoundError(f"--models-dir: there is no folder {text[:200]!r}")
-    return folder.resolve()
+    try:
+        if text and stat.S_ISDIR(folder.stat().st_mode):
+            return folder.resolve()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        pass  # said below
+    except OSError as error:
+        raise SourceError(f"--models-dir: {trouble(error, folder)}") from error
+    raise NotFoundError(f"--models-dir: there is no folder {text[:200]!r}")
 
 
 def _files_of(path: Path) -> tuple[Path, ...]:
     """What may be read of a model that was named here: its files, and nothing else beside them."""
-    if path.is_dir():
+    if os.path.isdir(path):  # noqa: PTH112 - Path's raises for one that may not be looked at
         return (path.resolve(),)
     return tuple(Path(one).resolve() for one in paths_of(locate(str(path))))

@@ -30,8 +30,7 @@ _SAID = {
     404: "There is no such model",
     409: "It was called off",
     413: "The body is too large",
-    415: "The body is not JSON",
-    422: "The engine refuses it, nothing here runs it, or its header cannot be read",
+    422: "The engine refuses it, nothing here runs it, or its file cannot be read",
     429: "Too many at once",
     502: "Another server failed",
     504: "It took too long",
@@ -39,20 +38,17 @@ _SAID = {
 FAILURES: dict[int | str, dict[str, Any]] = {
     code: {"model": Failure, "description": told} for code, told in _SAID.items()
 }
-ANSWER: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "The command line's JSON (docs/json.md)",
-        "content": {
-            JSON: {
-                "schema": {
-                    "type": "object",
-                    "properties": {"schema": {"const": 1}},
-                    "required": ["schema"],
-                }
-            }
-        },
-    }
-}
+
+
+def _answers(where: str, name: str, kind: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
+    """The description of an answer by the field that each such answer has, and where the others stand."""
+    shape = {"type": "object", "properties": {name: kind}, "required": [name]}
+    told = f"The command line's JSON ({where})"
+    return {200: {"description": told, "content": {JSON: {"schema": shape}}}}
+
+
+ANSWER = _answers("docs/json.md", "schema", {"const": 1})
+ENTRY = _answers("docs/catalog.md", "id", {"type": "string"})  # as a list of them has it
 
 router = APIRouter(prefix=ROOT, responses={**FAILURES, **ANSWER})
 Endpoint = Callable[..., Coroutine[Any, Any, Response]]
@@ -115,7 +111,10 @@ for _name, _call in LISTS.items():
 
 
 @router.get(
-    "/catalog/{id:path}", summary="Everything about one known model", response_class=Response
+    "/catalog/{id:path}",
+    summary="Everything about one known model",
+    response_class=Response,
+    responses=ENTRY,
 )
 def catalog_entry(request: Request, id: str) -> Response:  # noqa: A002 - what it is called in every answer
     settings = state_of(request).settings

@@ -15,6 +15,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from edgekit import __version__
 from edgekit.errors import EdgekitError
+from edgekit.source.endpoint import is_offline
 from edgekit.web import api, cards, job_routes
 from edgekit.web.assets import INDEX, Assets
 from edgekit.web.failures import Failure, error_answer, error_json, failure_json, unreadable_answer
@@ -132,7 +133,9 @@ def _asset(request: Request, name: str) -> Response:
 
 
 async def _refused(request: Request, error: EdgekitError) -> Response:
-    return error_answer(error, without_folders(error_json(error), state_of(request).settings))
+    settings = state_of(request).settings
+    told = without_folders(error_json(error), settings)
+    return error_answer(error, told, network=settings.network and not is_offline())
 
 
 async def _unreadable(_: Request, error: RequestValidationError) -> Response:

@@ -16,9 +16,9 @@ from edgekit.errors import (
     NotFoundError,
     PrivateAddressError,
     RemoteAccessError,
+    RemoteInspectError,
     RemoteNotFoundError,
     RemoteTimeoutError,
-    SourceError,
     UsageError,
 )
 
@@ -40,11 +40,12 @@ STATUSES: tuple[tuple[type[EdgekitError], int], ...] = (
     (RemoteAccessError, 403),
     (PrivateAddressError, 403),
     (RemoteTimeoutError, 504),
-    (SourceError, 502),
+    (RemoteInspectError, 502),
     (CancelledError, 409),
     (DeadlineError, 504),
 )
 _OTHERWISE = 422
+_ANOTHER_FAILED, _NOT_HERE = 502, 404
 
 
 class Told(BaseModel):
@@ -60,8 +61,10 @@ class Failure(BaseModel):
     error: Told
 
 
-def status_of(error: EdgekitError) -> int:
-    return next((status for kind, status in STATUSES if isinstance(error, kind)), _OTHERWISE)
+def status_of(error: EdgekitError, *, network: bool = True) -> int:
+    """Without a network no other server failed: what is asked for is not on this machine."""
+    found = next((status for kind, status in STATUSES if isinstance(error, kind)), _OTHERWISE)
+    return _NOT_HERE if found == _ANOTHER_FAILED and not network else found
 
 
 def error_json(error: EdgekitError) -> dict[str, Any]:
@@ -72,9 +75,9 @@ def failure_json(kind: str, message: str) -> dict[str, Any]:
     return {"error": {"type": kind, "message": message}}
 
 
-def error_answer(error: EdgekitError, told: dict[str, Any]) -> JSONResponse:
-    """`told` is what whoever asked may know of it."""
-    status = status_of(error)
+def error_answer(error: EdgekitError, told: dict[str, Any], *, network: bool) -> JSONResponse:
+    """`told` is what whoever asked may know of it; `network`, whether other servers are asked at all."""
+    status = status_of(error, network=network)
     again = {"Retry-After": str(RETRY_AFTER_S)} if status == 429 else None
     return JSONResponse(told, status, again)
 

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from edgekit.source.disk import is_folder
 from edgekit.source.places import data_folder
 from edgekit.source.stores import hub_cache_folder
 from edgekit.web.types import Settings, resolved
@@ -37,7 +38,7 @@ def text_without_folders(text: str, settings: Settings) -> str:
 def _folders(settings: Settings) -> Iterator[Path]:
     """Those that were given, of a file the one it lies in, and those that messages of errors may name."""
     for one in resolved(settings.models_dirs):
-        yield one if one.is_dir() else one.parent
+        yield one if is_folder(one) else one.parent
     yield from (hub_cache_folder(), Path(os.path.expanduser("~")))  # noqa: PTH111 - Path's raises
     yield from filter(None, (data_folder(),))
     for name in ("OLLAMA_MODELS", "EDGEKIT_CACHE"):

@@ -24,7 +24,7 @@ from edgekit.catalog.types import Catalog, Entry
 from edgekit.errors import NotAllowedError, NotFoundError, UsageError
 from edgekit.planning import CATALOG
 from edgekit.source import locate, path_of
-from edgekit.source.disk import names_in
+from edgekit.source.disk import is_regular, names_in
 from edgekit.source.naming import MODEL_SUFFIXES
 from edgekit.source.places import data_folder
 from edgekit.source.reference import clean_text
@@ -99,7 +99,7 @@ def _inside(text: str, settings: Settings) -> str | None:
 def _below(text: str, folder: Path, root: Path) -> Path | None:
     """Of a file that was given alone its name is enough."""
     path = Path(text)
-    if not path.is_absolute() and root.is_file():
+    if not path.is_absolute() and is_regular(root):
         return root if text == root.name else None
     if not path.is_absolute():
         return None if os.name == "nt" and ":" in text else root / path

@@ -6,7 +6,7 @@ A field that was not said leaves no trace, so that the engine's own default coun
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import (
@@ -17,6 +17,7 @@ from pydantic import (
     StringConstraints,
     WithJsonSchema,
     create_model,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -84,11 +85,43 @@ for _flag in (flag for options in OPTIONS.values() for flag in options.FLAGS):
         _MEANT.setdefault(_flag.key, set()).add(_flag.value)
 
 
+def _spelled(name: str) -> str:
+    return name.lstrip("-").replace("-", "_")
+
+
+_BY_NAME: dict[str, list[Flag]] = {}  # a body may hold ten thousand names: each is looked up once
+for _flag in (CONTEXT, *(flag for options in OPTIONS.values() for flag in options.FLAGS)):
+    for _one in (*_flag.names, *_flag.aliases):
+        _BY_NAME.setdefault(_spelled(_one), []).append(_flag)
+
+
+def _instead_of(name: str, fields: Container[str]) -> str | None:
+    """The field, and the value of a switch, that a flag of this name sets."""
+    plain = _spelled(name)
+    if plain in fields:
+        return plain
+    for flag in _BY_NAME.get(plain, ()):
+        if flag.key in fields:
+            return flag.key if flag.metavar else f"{flag.key}: {str(flag.value).lower()}"
+    return None
+
+
 class Request(BaseModel):
     """The fields of a call. Unknown ones are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     flags: ClassVar[frozenset[str]] = frozenset()  # those of its fields that are an engine's
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_as_flags(cls, said: Any) -> Any:
+        """Raises for a flag's own name: its field may have another."""
+        for name in said if isinstance(said, Mapping) else ():
+            instead = None if name in cls.model_fields else _instead_of(name, cls.model_fields)
+            if instead is not None:
+                words = {"name": name[:40], "instead": instead}
+                raise PydanticCustomError("field", "{name}: no such field; say {instead}", words)
+        return said
 
     def words(self) -> Words:
         """What was said beside the model."""
@@ -138,15 +171,21 @@ def _engine_fields(engines: Iterable[str], *, without: frozenset[str] = frozense
     return dict(_flag_fields((CONTEXT, *flags)))
 
 
-_MODEL: Fields = {
-    "model": (
-        Name,
-        Field(
-            description="a hub id, an address, the name of a known model, sample:NAME, or a file inside a --models-dir",
-            examples=["qwen3-8b", "unsloth/Qwen3-8B-GGUF:Q4_K_M"],
-        ),
-    )
-}
+def _model(told: str, *examples: str) -> Fields:
+    """Examples are answered without a network too: the page shows them as commands to try."""
+    return {"model": (Name, Field(description=told, examples=list(examples)))}
+
+
+_HUB = "a hub id (unsloth/Qwen3-8B-GGUF:Q4_K_M), an address"
+_MODEL = _model(
+    f"{_HUB}, the name of a known model, sample:NAME, or a file inside a --models-dir",
+    "qwen3-8b",
+    "sample:gemma-3-27b",
+)
+_MODEL_FILES = _model(
+    f"{_HUB}, sample:NAME, or a file inside a --models-dir; names of the catalog have no file to read",
+    "sample:gemma-3-27b",
+)
 _ENGINE: Fields = {
     "engine": _said(Word, f"{', '.join(OPTIONS)} (default: the one the files are for)")
 }
@@ -183,7 +222,7 @@ def _made(name: str, *parts: Fields) -> type[Request]:
 
 INSPECT = _made(
     "InspectRequest",
-    _MODEL,
+    _MODEL_FILES,
     {
         "layers": _said(bool, "list every layer"),
         "tensors": _said(bool, "list every tensor"),

@@ -25,6 +25,8 @@ from edgekit.web.small_pages import small_page
 from edgekit.web.types import MAX_BODY_BYTES, Settings
 
 MAX_QUERY_BYTES = 16 * 1024  # a link that restores a page with every flag set has 2 KB
+MAX_HEAD_BYTES = 32 * 1024  # such a query, and what browsers say beside it
+_BESIDE_A_HEADER = len(b": \r\n")
 WRONG_TOKENS_PER_S = 5.0
 LONG_TOKEN_CHARS = 16  # nobody guesses one, however often
 # Calls that are being answered or wait for it, and streams of events: of one client, and in all.
@@ -67,6 +69,7 @@ class Asked:
     path: str
     query: bytes
     headers: Mapping[bytes, bytes]
+    head_bytes: int  # address and headers, as they came
     client: str
 
     @property
@@ -137,6 +140,7 @@ class Security:
         self._gates: tuple[Gate, ...] = (
             self._too_often,
             long_query,
+            long_head,
             other_method,
             *((foreign_name(settings),) if settings.is_loopback else ()),
             foreign_site,
@@ -175,7 +179,7 @@ class Security:
 
     async def _call(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
         try:
-            await self._app(scope, receive, answer.send)
+            await self._app(_as_get(scope, answer.asked), receive, answer.send)
         except Exception:
             _log.exception("a request failed: %s", scope["path"])
             if answer.has_begun:
@@ -198,15 +202,28 @@ def asked_of(scope: Scope) -> Asked:
         path=scope["path"],
         query=scope.get("query_string", b""),
         headers=dict(scope["headers"]),
+        head_bytes=_head_bytes(scope),
         client=client[0] if client else "",
     )
+
+
+def _head_bytes(scope: Scope) -> int:
+    lines = sum(len(name) + len(value) + _BESIDE_A_HEADER for name, value in scope["headers"])
+    return len(scope.get("raw_path") or b"") + len(scope.get("query_string", b"")) + lines
+
+
+def _as_get(scope: Scope, asked: Asked) -> Scope:
+    """HEAD is answered as GET is, and whoever sends the answer leaves its body out. A stream has no end to wait for."""
+    if asked.method != "HEAD" or asked.is_stream:
+        return scope
+    return {**scope, "method": "GET"}
 
 
 class _Answer:
     """Hands an answer on with the headers that every answer has."""
 
     def __init__(self, asked: Asked, send: Send) -> None:
-        self._asked, self._send = asked, send
+        self.asked, self._send = asked, send
         self.has_begun = False
 
     async def send(self, message: Message) -> None:
@@ -220,10 +237,10 @@ class _Answer:
     def _caching(self, named: set[bytes]) -> tuple[Header, ...]:
         if b"cache-control" in named:
             return ()
-        return ((b"cache-control", b"no-store" if self._asked.is_call else b"no-cache"),)
+        return ((b"cache-control", b"no-store" if self.asked.is_call else b"no-cache"),)
 
     async def refuse(self, refusal: Refusal, *, drained: Receive | None = None) -> None:
-        kind, body = _refusal_body(refusal, self._asked)
+        kind, body = _refusal_body(refusal, self.asked)
         start = {"type": "http.response.start", "status": refusal.status}
         await self.send({**start, "headers": [*_stated(kind, body), *refusal.headers]})
         if drained is not None:
@@ -261,6 +278,14 @@ def long_query(asked: Asked) -> Refusal | None:
         return None
     message = f"the address is too long: {MAX_QUERY_BYTES:,} bytes after the question mark at most"
     return Refusal(status=414, kind="TooLongError", message=message)
+
+
+def long_head(asked: Asked) -> Refusal | None:
+    """h11 counts only what is not there yet: a head that came in one piece would pass."""
+    if asked.head_bytes <= MAX_HEAD_BYTES:
+        return None
+    message = f"the head of the request is too long: {MAX_HEAD_BYTES:,} bytes at most"
+    return Refusal(status=400, kind="TooLongError", message=message, headers=_CLOSE)
 
 
 def other_method(asked: Asked) -> Refusal | None:

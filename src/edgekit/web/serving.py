@@ -18,11 +18,12 @@ from urllib.parse import urlencode
 
 import uvicorn
 
-from edgekit.errors import UsageError
+from edgekit.errors import EdgekitError, UsageError
 from edgekit.runtime.llamacpp.ports import check_port, connectable, in_address, in_use
 from edgekit.web.app import create_app
 from edgekit.web.connections import PatientProtocol
 from edgekit.web.farewell import Farewells
+from edgekit.web.security import MAX_HEAD_BYTES
 from edgekit.web.state import State
 from edgekit.web.types import DEFAULT_PORT, Settings
 from edgekit.web.warming import warm
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 TRIED_PORTS = 20
 BACKLOG = 256
-MAX_HEAD_BYTES = 32 * 1024  # a query of 16 KB, and what browsers say beside it
 KEEP_ALIVE_S = 30
 GRACE_S = 1  # what is still being answered then is cut off
 LAST_WORD_S = 0.05
@@ -84,7 +84,7 @@ def address_of(settings: Settings, path: str = "/", **fields: str) -> str:
 def serve(
     settings: Settings, listening: socket.socket, *, on_ready: Callable[[Settings], None]
 ) -> None:
-    """Returns when somebody has asked for the end."""
+    """Until a signal ends it, and this process. Raises what `on_ready` does, once all is closed."""
 
     def ready(settled: Settings) -> None:
         on_ready(settled)
@@ -92,6 +92,10 @@ def serve(
 
     server = make_server(settings, listening, on_ready=ready)
     server.run(sockets=[listening])
+    if server.fault is not None:
+        raise server.fault
+    if server.is_ending:
+        _leave()  # Python's own end waits for threads, and a second signal would break it off
 
 
 def make_server(
@@ -136,11 +140,17 @@ class PageServer(uvicorn.Server):
     ) -> None:
         super().__init__(config)
         self._state, self._farewells, self._on_ready = state, farewells, on_ready
+        self.is_ending = False
+        self.fault: EdgekitError | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self.started:
+        if not self.started:
+            return
+        try:
             self._on_ready()
+        except EdgekitError as error:  # raised in the end: here it would tear the loop down
+            self.fault, self.should_exit = error, True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._state.close()
@@ -159,14 +169,18 @@ class PageServer(uvicorn.Server):
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            if not self.is_ending:  # else the process ends now, and a second signal is still ours
+                for number, handler in before.items():
+                    signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if not self.should_exit:
-            last = threading.Timer(PATIENCE_S, _leave)
-            last.daemon = True
-            last.start()
+        """The first ends it in order, the second at once: uvicorn would show what it broke off."""
+        if self.is_ending:
+            _leave()
+        self.is_ending = True
+        last = threading.Timer(PATIENCE_S, _leave)
+        last.daemon = True
+        last.start()
         super().handle_exit(sig, frame)
 
 

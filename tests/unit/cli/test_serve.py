@@ -194,7 +194,9 @@ def test_it_ends_when_it_is_asked_to(model: Path, number: signal.Signals) -> Non
     ("words", "told"),
     [
         (("--port", "99999"), "not between 0 and 65,535"),
-        (("--port", "x"), "--port"),
+        (("--port", "x"), "--port: 'x' is not a whole number from 0 to 65,535"),
+        (("--threads", "many"), "--threads: 'many' is not a whole number from 1"),
+        (("--host", "[192.0.2.1]"), "of 192.0.2.1: "),
         (("--engine", "stream"), "does not serve"),
         (("--engine", "vllm"), "edgekit plan MODEL --engine vllm"),
         (("--host", "no.such.host.invalid"), "is no address of this machine"),

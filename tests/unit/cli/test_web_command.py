@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -28,6 +30,7 @@ from edgekit.web.serving import TRIED_PORTS, address_of, listen, show_browser
 from edgekit.web.types import DEFAULT_PORT, Settings
 
 WITHIN_S = 3.0  # two are promised; other tests have the cores too
+AT_ONCE_S = 1.0
 
 
 @pytest.fixture
@@ -99,10 +102,19 @@ class TestItsPort:
         ("words", "code", "told"),
         [
             (("--port", "65536"), 2, "--port"),
-            (("--port", "x"), 2, "--port"),
+            (("--port", "abc"), 2, "--port: 'abc' is not a whole number from 0 to 65,535"),
+            (("--port", "32k"), 2, "--port: '32k' is not a whole number"),
+            (("--port", "-1"), 2, "--port: -1 is not between 0 and 65,535"),
+            (("--port", "9" * 5000), 2, "--port"),
             (("--host", "no.such.host.invalid"), 2, "no.such.host.invalid"),
             (("--host", "192.0.2.1"), 2, "127.0.0.1 is this machine itself"),
-            (("--rate", "0"), 2, "--rate"),
+            (("--rate", "0"), 2, "--rate: 0 is not between 1 and 1,000,000"),
+            (("--rate", "x"), 2, "--rate: 'x' is not a whole number from 1 to 1,000,000"),
+            (("--models-dir", "a" * 300), 4, "is longer than a path can be"),
+            (("--models-dir", "a\0b"), 4, "--models-dir: there is no folder 'a\\x00b'"),
+            (("--models-dir", __file__), 4, "--models-dir: there is no folder"),
+            (("a" * 300 + ".gguf",), 4, "is longer than a path can be"),
+            (("./a\0b.gguf",), 2, "holds control characters"),
             (("--timeout", "nan"), 2, "--timeout"),
             (("--models-dir", "nowhere"), 4, "--models-dir: there is no folder 'nowhere'"),
             (("./nowhere.gguf",), 4, "nowhere.gguf"),
@@ -124,6 +136,61 @@ class TestItsPort:
         error = capsys.readouterr().err
         assert (found, told in error) == (code, True), error
         assert "with a space in it" not in error
+
+    @pytest.mark.parametrize("words", [("--models-dir", "/shut/x"), ("/shut/x.gguf",)])
+    def test_a_folder_that_may_not_be_entered_is_told_of(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        words: tuple[str, ...],
+    ) -> None:
+        looked = os.stat
+
+        def refuse(path: Any, *more: Any, **named: Any) -> os.stat_result:
+            """Who runs the tests may be the administrator, for whom no folder is shut."""
+            if str(path).startswith("/shut/"):
+                raise PermissionError(errno.EACCES, "Permission denied")
+            return looked(path, *more, **named)
+
+        monkeypatch.setattr(os, "stat", refuse)
+        assert main(("web", "--no-browser", "--port", "0", *words)) == 4
+        assert "may not be read by this user" in capsys.readouterr().err
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk that is full")
+    def test_that_cannot_be_told_ends_it_with_one_sentence(self) -> None:
+        command = [
+            sys.executable,
+            "-m",
+            "edgekit",
+            "web",
+            "--no-browser",
+            "--port",
+            "0",
+            "--offline",
+        ]
+        for more in ((), ("--json",)):
+            with Path("/dev/full").open("w") as full:
+                done = subprocess.run(
+                    [*command, *more],
+                    stdout=full,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    timeout=60,
+                    check=False,
+                )
+            assert done.returncode == 1
+            assert (
+                done.stderr == "edgekit: the answer could not be written: No space left on device\n"
+            )
+
+    def test_is_one_of_ipv6_with_the_brackets_that_its_address_has(self) -> None:
+        try:
+            listen("::1", 0).close()
+        except UsageError:
+            pytest.skip("there is no IPv6 here")
+        with start_process("--host", "[::1]", "--offline") as web:
+            assert web.address.startswith("http://[::1]:")
+            assert web.ready["token"] is None
 
 
 class TestItsToken:
@@ -198,6 +265,24 @@ class TestItsEnd:
                 time.sleep(0.5)
                 took_s, out, error = ended(web, signal.SIGINT)
             assert took_s < WITHIN_S
+            assert (out, error) == ("", "")
+
+    @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+    @pytest.mark.parametrize("pause_s", [0.0, 0.15, 0.3])
+    @pytest.mark.parametrize("call", ["inspect?model={}/a.gguf", "cards/events?device=RTX+4090"])
+    def test_comes_at_once_and_quietly_for_a_second_signal(
+        self, stuck: str, first: signal.Signals, pause_s: float, call: str
+    ) -> None:
+        with start_process("--allow-private", "--no-cache") as web:
+            port = int(web.address.rpartition(":")[2])
+            with closing(socket.create_connection(("127.0.0.1", port), 10)) as connection:
+                path = f"/api/v1/{call.format(stuck)}"
+                connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+                time.sleep(0.5)
+                web.process.send_signal(first)
+                time.sleep(pause_s)
+                took_s, out, error = ended(web, signal.SIGINT)
+            assert took_s < AT_ONCE_S
             assert (out, error) == ("", "")
 
 
