@@ -43,9 +43,10 @@ def parse_size(text: str) -> int:
 
 def parse_tokens(text: str) -> int:
     """'32k' -> 32768, '1.5k' -> 1536, '4096' -> 4096: people mean powers of two by it."""
-    number, is_whole = _parsed(text, "a number of tokens such as 8192 or 32k")
+    wanted = "a whole number such as 8192 or 32k"
+    number, is_whole = _parsed(text, wanted)
     if not is_whole:
-        raise UsageError(f"{text[:40]!r} is not a whole number such as 8192 or 32k")
+        raise UsageError(f"{text[:40]!r} is not {wanted}")
     return number
 
 
