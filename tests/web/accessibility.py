@@ -9,6 +9,7 @@ from playwright.sync_api import Page, expect
 from tests.web.browser import PHONE
 
 SEVERE = ("serious", "critical")
+LARGEST = 320  # pixels that are left of 1280 where everything is four times as large
 # What another theme or another width can break; the rest is the same document.
 LOOKS = ("color-contrast", "link-in-text-block", "scrollable-region-focusable", "target-size")
 
@@ -28,14 +29,16 @@ def severe_faults(page: Page, *rules: str) -> list[str]:
 
 
 def assert_no_serious_fault(page: Page) -> None:
-    """Light on a wide screen and dark on a phone; and nothing is wider than a phone."""
+    """Light on a wide screen and dark on a phone; and nothing is wider than a phone, or than a page at four times its size."""
     faults = severe_faults(page)
     width, height = PHONE
     page.set_viewport_size({"width": width, "height": height})
     page.emulate_media(color_scheme="dark")
     faults += [f"on a phone, dark: {fault}" for fault in severe_faults(page, *LOOKS)]
     assert not faults, "\n".join(faults)
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), _widest(page)
+    for narrow in (width, LARGEST):
+        page.set_viewport_size({"width": narrow, "height": height})
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), _widest(page)
 
 
 def _widest(page: Page) -> str:

@@ -147,8 +147,9 @@ def test_other_engines(
     check_bars(answer)
 
 
-def test_what_is_completed_for_the_machine(server: str) -> None:
+def test_what_is_completed_for_the_machine(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers that can be checked on paper: two cards of 24 and 12 GiB, all free."""
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
     two = fit(server, model="qwen3-8b", vram="24G,12G", ram="32G", context="16k", n_gpu_layers=9)
     assert two["flags"] == {
         "context": "16384",
@@ -162,11 +163,35 @@ def test_what_is_completed_for_the_machine(server: str) -> None:
         "n_gpu_layers": "all",
         "cpu_moe": True,
         "backend": "metal",
+        "cpu": "arm",
     }
     card = fit(server, model="qwen3-8b", engine="vllm", device="RTX 4090")
     assert card["flags"] == {"context": "40960", "gpu": "RTX 4090"}
     named = fit(server, model="qwen3-8b", engine="vllm", vram="24G")["flags"]
     assert named == {"context": "40960", "gpu_memory": str(24 * 2**30)}
+
+
+@pytest.mark.parametrize("here", ["x86_64", "aarch64"])
+def test_it_is_asked_alike_on_another_kind_of_machine(
+    server: str, here: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `check` says of weights that are rearranged, the bill says too."""
+    monkeypatch.setattr("platform.machine", lambda: here)
+    asked = {"model": "deepseek-v3", "engine": "llama.cpp", "context": 4096, **CARD}
+    told = fit(server, **asked)
+    assert told["flags"].get("cpu") == (None if here == "x86_64" else "x86")
+    judged = ask(server, "/api/v1/check", {**asked, "backend": "cpu"}).json()["estimate"]["notes"]
+    own = fit(server, **asked, backend="cpu")["estimate"]["notes"]
+    assert [one.partition(":")[0] for one in own if "rearranges" in one] == [
+        one.partition(":")[0] for one in judged if "rearranges" in one
+    ]
+    assert any("rearranges" in one for one in own)
+
+
+def test_sequences_with_caches_of_their_own_divide_the_context(server: str) -> None:
+    asked = {"model": "qwen3-8b", "engine": "llama.cpp", "parallel": 2, **CARD}
+    assert fit(server, **asked, unified=False)["streams"] == 2
+    assert fit(server, **asked, unified=True)["streams"] == 1
 
 
 def test_the_context_is_the_native_one_unless_it_is_said(server: str) -> None:

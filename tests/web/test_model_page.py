@@ -7,7 +7,6 @@ import re
 import shlex
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import quote
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -112,7 +111,7 @@ def test_other_engines(
     assert_same(shown, estimated(shown.command, site, monkeypatch, capsys))
 
 
-def test_from_the_hub_by_its_id(
+def test_from_the_hub_by_its_id_and_by_its_address(
     visitor: Visitor,
     site: Site,
     monkeypatch: pytest.MonkeyPatch,
@@ -127,12 +126,10 @@ def test_from_the_hub_by_its_id(
     assert_same(shown, estimated(shown.command, site, monkeypatch, capsys))
     expect(page.get_by_role("heading", level=1)).to_have_text("acme/tiny-GGUF:Q8_0")
     assert any("tiny-Q8_0.gguf" in line for line in site.hub.log("cdn"))
-
-
-def test_by_its_address(visitor: Visitor, site: Site) -> None:
     address = f"{site.hub.cdn}/acme/tiny-GGUF/tiny-Q8_0.gguf"
-    page = ready(visitor().open(f"/model?ref={quote(address, safe='')}&{MACHINE}"))
-    assert address in read(page).command
+    page.get_by_role("main").get_by_label("Model id, URL or file").fill(address)
+    page.get_by_role("button", name="Check", exact=True).click()
+    assert address in read(page, re.escape(address)).command
 
 
 def test_arrow_keys_move_the_context(visitor: Visitor) -> None:
@@ -163,7 +160,8 @@ def test_the_link_restores_everything(visitor: Visitor) -> None:
     expect(other.get_by_label("Cache of keys")).to_have_value("q8_0")
 
 
-def test_the_command_is_copied(visitor: Visitor) -> None:
+def test_what_is_taken_along(visitor: Visitor, tmp_path: Path) -> None:
+    """The command on the clipboard, and the answer as files."""
     page = ready(visitor().open(f"/model?ref={FILE}&{MACHINE}&context=4096"))
     name = "llama.cpp's own command"
     page.get_by_role("button", name=f"Copy: {name}").click()
@@ -171,10 +169,6 @@ def test_the_command_is_copied(visitor: Visitor) -> None:
     assert copied == page.get_by_label(name, exact=True).inner_text()
     assert copied.startswith("llama-server")
     assert "-c 4096" in copied
-
-
-def test_files_to_keep(visitor: Visitor, tmp_path: Path) -> None:
-    page = ready(visitor().open(f"/model?ref={FILE}&{MACHINE}&context=4096"))
     expect(
         page.get_by_label("Cache types that are drawn").get_by_role("button").first
     ).to_be_visible()
@@ -227,7 +221,7 @@ def let_go(page: Page, call: str, waiting: list[Route]) -> None:
 
 
 def test_late_answers_are_dropped(visitor: Visitor) -> None:
-    """Those of another machine are never shown; those of other settings look so."""
+    """Those of another machine are never shown; those of other settings look so. A slider says its number at once."""
     page = ready(
         visitor(forgiven=(r"status of 422",)).open(
             "/model?ref=qwen3-8b&engine=vllm&context=8192&device=H100"
@@ -236,7 +230,16 @@ def test_late_answers_are_dropped(visitor: Visitor) -> None:
     answer = page.get_by_role("region", name="Answer")
     grid = page.locator(".model-grid")
     waiting = held(page, "fit")
-    set_to(page, "Context, tokens", "16384")
+    page.get_by_label("Share of the GPU's memory").fill("0.7")
+    until(page, waiting)
+    expect(page.locator("output[for=set-gpu_memory_utilization]")).to_have_text("70 %")
+    let_go(page, "fit", waiting)
+    read(page, "--gpu-memory-utilization 0.7")
+    field = page.get_by_label("Context, tokens")
+    waiting = held(page, "fit")
+    field.fill("16k")
+    field.press("Enter")
+    expect(field).to_have_value("16,384")
     until(page, waiting)
     expect(grid).to_have_class(re.compile("stale"))
     choose_machine(page, device=["M3 Max 64GB"])
@@ -319,6 +322,12 @@ def test_a_file_is_of_one_state(visitor: Visitor) -> None:
     assert "line" not in re.sub("<[^>]*>", "", picture)  # none is spoken of
     expect(page.get_by_text("No line can be drawn: no")).to_be_visible()
     assert "curves" not in json.loads(saved(page, "JSON"))
+    page.unroute("**/api/v1/curves")
+    page.get_by_role("button", name="Try again").press("Enter")
+    expect(
+        page.get_by_label("Cache types that are drawn").get_by_role("button").first
+    ).to_be_visible()
+    expect(page.locator(".plot-stage")).to_be_focused()  # the button went
 
 
 def test_a_model_that_does_not_fit(visitor: Visitor, capsys: pytest.CaptureFixture[str]) -> None:
@@ -420,8 +429,7 @@ def test_what_is_pointed_at_in_the_plot_follows_the_lines(visitor: Visitor) -> N
 
 def test_only_what_an_engine_can_do_is_promised(visitor: Visitor) -> None:
     """Layers of MLX and vLLM do not move to the CPU, and its heading does not look like a link."""
-    visit = visitor(size=(1280, 560))
-    page = ready(visit.open(f"/model?ref={FILE}&{MACHINE}&context=4096"))
+    page = ready(visitor(size=(1280, 560)).open(f"/model?ref=qwen3-8b&{MACHINE}&context=4096"))
     placed = page.get_by_text("with more of them on the CPU")
     expect(placed).to_be_visible()
     expect(page.locator(".side")).to_have_class(re.compile("more"))
@@ -430,23 +438,9 @@ def test_only_what_an_engine_can_do_is_promised(visitor: Visitor) -> None:
         for one in (".side h2", "body")
     )
     assert heading == ink
-    page = ready(visit.open("/model?ref=qwen3-8b&engine=mlx&context=4096&device=M3+Max+64GB"))
-    expect(page.get_by_text("with more of them on the CPU")).to_have_count(0)
-    expect(page.locator(".way")).to_contain_text("· mlx-lm")  # and not "mlx mlx-lm"
-
-
-def test_a_slider_says_its_number_at_once(visitor: Visitor) -> None:
-    page = ready(visitor().open("/model?ref=qwen3-8b&engine=vllm&context=8192&device=H100"))
-    waiting = held(page, "fit")
-    page.get_by_label("Share of the GPU's memory").fill("0.7")
-    until(page, waiting)
-    expect(page.locator("output[for=set-gpu_memory_utilization]")).to_have_text("70 %")
-    let_go(page, "fit", waiting)
-    read(page, "--gpu-memory-utilization 0.7")
-    field = page.get_by_label("Context, tokens")
-    field.fill("16k")
-    field.press("Enter")
-    expect(field).to_have_value("16,384")
+    page.get_by_label("Engine", exact=True).select_option("vllm")
+    read(page, "--engine vllm")
+    expect(placed).to_have_count(0)
 
 
 def test_no_verdict_stands_beside_an_error(visitor: Visitor) -> None:
@@ -456,6 +450,8 @@ def test_no_verdict_stands_beside_an_error(visitor: Visitor) -> None:
             "/model?ref=qwen3-8b&engine=mlx&context=8192&device=M3+Max+64GB"
         )
     )
+    expect(page.get_by_text("with more of them on the CPU")).to_have_count(0)
+    expect(page.locator(".way")).to_contain_text("· mlx-lm")  # and not "mlx mlx-lm"
     answer = page.get_by_role("region", name="Answer")
     expect(answer).to_contain_text("Fits")
     set_to(page, "Tokens to generate", "9000")
@@ -471,6 +467,72 @@ def test_no_verdict_stands_beside_an_error(visitor: Visitor) -> None:
     plot = page.get_by_role("region", name="Memory against context")
     expect(plot.get_by_role("status")).to_contain_text("6 bit: ")
     expect(refused).to_be_focused()
+
+
+def busy(page: Page, call: str, status: int, *, times: int | None = None) -> None:
+    """The server has other things to do."""
+    told = {"error": {"type": "TooManyError", "message": f"{call}: not now"}}
+    page.route(
+        f"**/api/v1/{call}", lambda route: route.fulfill(status=status, json=told), times=times
+    )
+
+
+def test_what_fails_in_passing_can_be_asked_again(visitor: Visitor) -> None:
+    """Numbers of the settings stay meanwhile, and what only a check knows looks old."""
+    page = ready(
+        visitor(forgiven=(r"status of (429|504)", r"net::ERR_FAILED")).open(
+            f"/model?ref={FILE}&{MACHINE}&context=8192"
+        )
+    )
+    html, answer = page.locator("html"), page.get_by_role("region", name="Answer")
+    alert, again = answer.get_by_role("alert"), answer.get_by_role("button", name="Try again")
+    expect(html).to_have_attribute("data-check", "ready")
+    busy(page, "check", 429)
+    set_to(page, "Sequences", "2")
+    expect(alert).to_contain_text("check: not now")
+    expect(answer.get_by_text("Largest that fits")).to_be_visible()
+    expect(html).to_have_attribute("data-check", "old")
+    assert "-np 2" in read(page).command
+    page.unroute("**/api/v1/check")
+    busy(page, "check", 504, times=1)
+    again.press("Enter")
+    page.wait_for_event("requestfinished", lambda one: one.url.endswith("/check"))
+    expect(again).to_be_focused()
+    again.press("Enter")
+    expect(alert).to_be_empty()
+    expect(html).to_have_attribute("data-check", "ready")
+    expect(page.locator(".headline")).to_be_focused()
+    busy(page, "fit", 429, times=1)  # the check that follows finds the server again
+    set_to(page, "Sequences", "3")
+    read(page, "-np 3")
+    expect(alert).to_be_empty()
+    page.route("**/api/v1/check", lambda route: route.abort(), times=1)
+    page.get_by_label("Engine", exact=True).select_option("vllm")
+    expect(again).to_be_visible()  # nothing is known of another engine
+    expect(page.locator(".headline")).to_be_empty()
+
+
+def test_keys_and_values_of_one_cache_change_together(visitor: Visitor) -> None:
+    """No "Cannot run" on the way; a link that says two types is led to one."""
+    page = visitor(forgiven=(r"status of 422",)).open(
+        f"/model?ref=deepseek-v2-lite&engine=llama.cpp&{MACHINE}&context=4096&type_k=q8_0"
+    )
+    expect(page.get_by_role("alert")).to_contain_text("different K (q8_0) and V (f16)")
+    page.get_by_role("link", name="Ask with f16 for both").click()
+    ready(page)
+    keys, values = page.get_by_label("Cache of keys"), page.get_by_label("Cache of values")
+    page.locator(".headline").evaluate(
+        "one => new MutationObserver(() => (window.told = (window.told ?? '') + one.textContent))"
+        ".observe(one, { childList: true })"
+    )
+    set_to(page, "Cache of keys", "q8_0")
+    read(page, "-ctk q8_0 -ctv q8_0")
+    expect(values).to_have_value("q8_0")
+    expect(page.locator(".side").get_by_text("one cache for keys and values")).to_be_visible()
+    set_to(page, "Cache of values", "q4_0")
+    read(page, "-ctk q4_0 -ctv q4_0")
+    expect(keys).to_have_value("q4_0")
+    assert "Cannot run" not in page.evaluate("window.told")
 
 
 def test_a_page_that_was_left_says_nothing(visitor: Visitor) -> None:

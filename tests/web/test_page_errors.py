@@ -138,8 +138,10 @@ def test_a_column_of_compare_is_called_off(visitor: Visitor, silent: RawServer) 
     page = visitor().open(f"/compare?ref=qwen3-8b&ref={slow}&{MACHINE}")
     columns = page.get_by_role("main").locator("section")
     expect(columns.nth(0)).to_contain_text("Fits")
-    columns.nth(1).get_by_role("button", name="Cancel").click()
+    columns.nth(1).get_by_role("button", name="Cancel").press("Enter")
     expect(columns.nth(1).get_by_role("alert")).to_contain_text("Called off")
+    columns.nth(1).get_by_role("button", name="Try again").press("Enter")
+    expect(columns.nth(1).get_by_role("button", name="Cancel")).to_be_focused()
 
 
 def test_a_private_address_stays_shut_and_a_server_that_comes_back(
@@ -198,6 +200,7 @@ def test_progress_stays_until_everything_is_known(visitor: Visitor) -> None:
 
 
 def test_a_catalog_that_does_not_come_is_asked_for_again(visitor: Visitor) -> None:
+    """Nor do its verdicts; who asks again is not led to nowhere."""
     page = visitor(forgiven=(r"status of 503",)).open("/api/docs")
     told = {"error": {"type": "E", "message": "too busy"}}
     page.route("**/api/v1/catalog", lambda route: route.fulfill(status=503, json=told))
@@ -205,9 +208,18 @@ def test_a_catalog_that_does_not_come_is_asked_for_again(visitor: Visitor) -> No
     expect(page.get_by_role("alert")).to_contain_text("too busy")
     expect(page.get_by_role("main")).not_to_contain_text("Reading the catalog")
     page.unroute("**/api/v1/catalog")
-    page.get_by_role("button", name="Try again").click()
+    page.route("**/api/v1/cards/events*", lambda route: route.fulfill(status=503, json=told))
+    again = page.get_by_role("button", name="Try again")
+    again.press("Enter")
     expect(page.get_by_role("list", name="Models").locator("> li").first).to_be_visible()
+    expect(page.get_by_role("heading", name="What fits?")).to_be_focused()
+    expect(page.get_by_role("alert")).to_contain_text("too busy")  # of the verdicts now
+    again.press("Enter")
+    expect(again).to_be_focused()
+    page.unroute("**/api/v1/cards/events*")
+    again.press("Enter")
     expect(page.get_by_role("alert")).to_be_hidden()
+    expect(page.get_by_role("main").locator(".count")).to_be_focused()
 
 
 def test_a_late_fault_is_not_told_of_another_machine(visitor: Visitor) -> None:
@@ -227,6 +239,13 @@ def test_a_late_fault_is_not_told_of_another_machine(visitor: Visitor) -> None:
     page.wait_for_timeout(200)
     expect(told).to_contain_text("RTX 4090")
     expect(page.get_by_role("main")).not_to_contain_text("of another")
+    page.unroute("**/api/v1/hardware?device=H100*")
+    busy = {"error": {"type": "E", "message": "too busy"}}
+    page.route("**/api/v1/hardware*", lambda route: route.fulfill(status=503, json=busy), times=2)
+    choose_machine(page, device=["H100"])
+    page.get_by_role("button", name="Try again").press("Enter")
+    expect(page.get_by_role("region", name="What if it were: H100")).to_be_visible()
+    expect(page.get_by_role("alert")).to_have_count(0)
 
 
 def test_what_is_asked_for_is_not_unknown(visitor: Visitor) -> None:

@@ -130,7 +130,7 @@ def _load(values: Mapping[str, Any]) -> Load:
     )
 
 
-def _this_cpu() -> Cpu:
+def this_cpu() -> Cpu:
     """That of the machine at hand; a machine that is judged has its own."""
     from edgekit.engine.llamacpp.types import Cpu
     from edgekit.hardware.system import is_arm
@@ -166,7 +166,7 @@ def _setup(values: Mapping[str, Any]) -> LlamaCppSetup:
         offload_kqv=values.get("offload_kqv", True),
         use_mmap=values.get("mmap", True),
         repack=values.get("repack", False),
-        cpu=Cpu(values["cpu"]) if "cpu" in values else _this_cpu(),
+        cpu=Cpu(values["cpu"]) if "cpu" in values else this_cpu(),
         embeddings=values.get("embeddings", False),
         load_mtp=values.get("spec_type") == "draft-mtp",
         ctx_shift=values.get("ctx_shift", False),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from edgekit.asking.bills import CONTEXT, OPTIONS, Asked, bill_of
 from edgekit.asking.checks import Asking, asked_question, for_embedding, in_order
 from edgekit.asking.flags import flag_words, read_flags, typed
+from edgekit.asking.llamacpp_options import this_cpu
 from edgekit.asking.words import Words, asking_of
 from edgekit.errors import HardwareError, RefusedError, UsageError
 from edgekit.estimation import Opened
@@ -42,6 +43,7 @@ class _Load:
     opened: Opened = field(repr=False)
     question: Question = field(repr=False)
     weighed: Weighed
+    streams: int
     flags: Mapping[str, str | bool]
 
     @property
@@ -124,6 +126,7 @@ def _settled(named: KeptNamed, engine: str, asking: Asking, reach: Reach) -> _Lo
         opened=opened,
         question=question,
         weighed=weighed,
+        streams=fitting.streams,
         flags=typed(_completed(fitting, weighed, values)),
     )
 
@@ -146,7 +149,7 @@ def _completed(fitting: Fitting, weighed: Weighed, values: Mapping[str, Any]) ->
 def _cards(way: Way) -> dict[str, Any]:
     """llama.cpp's: what computes, what weights are rearranged for, and what is free on each of several cards."""
     found: dict[str, Any] = {"backend": way.setup.backend.value}
-    if way.setup.repack:
+    if way.setup.repack or way.setup.cpu is not this_cpu():
         found["cpu"] = way.setup.cpu.value
     if len(way.cards) > 1:
         found["device_memory"] = tuple(card.free_bytes for card in way.cards)
@@ -180,6 +183,7 @@ def _told(load: _Load, named: KeptNamed, engine: str, reach: Reach) -> Json:
         "can_load": status is not Status.FAILED,
         "context_tokens": weighed.context_tokens,
         "native_context": geometry.native_context or geometry.trained_context,
+        "streams": load.streams,
         "bars": bars_json(weighed.uses, weighed.estimate),
         "flags": dict(load.flags),
         "estimate": bill_json(bill, layers=True),
@@ -215,6 +219,7 @@ def _refused(error: Exception, asking: Asking, named: KeptNamed, engine: str) ->
         "can_load": False,
         "context_tokens": values.get("context") or native or 0,
         "native_context": native,
+        "streams": 1,
         "bars": [],
         "flags": typed(values),
         "estimate": None,

@@ -148,9 +148,10 @@ export function notes(fit, check) {
   const estimate = fit.estimate;
   const native = fit.native_context;
   const isTold = estimate?.notes.some((text) => text.startsWith("the model was made for"));
-  const beyond = native && fit.context_tokens - native >= 256 && !isTold;
+  const each = Math.floor(fit.context_tokens / fit.streams);
+  const beyond = native && each - native >= 256 && !isTold;
   const told = [
-    beyond && `${tokens(fit.context_tokens)} tokens are more than the ${tokens(native)} the model was made for (${short(native)}): answers beyond them are worse, or nonsense.`,
+    beyond && `${tokens(each)} tokens${fit.streams > 1 ? " for each sequence" : ""} are more than the ${tokens(native)} the model was made for (${short(native)}): answers beyond them are worse, or nonsense.`,
     estimate && basisTold(estimate.lines),
     ...(fit.notes ?? []),
     ...(estimate?.notes ?? []),

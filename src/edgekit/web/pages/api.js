@@ -15,6 +15,9 @@ class ApiError extends Error {
   }
 }
 
+/** Whether the same question may be answered the next time: too many, too slow, or nobody there. */
+export const isPassing = ({ status }) => status === 0 || status === 408 || status === 429 || status >= 500;
+
 /** Whether the server answers: tells "lost" and "back", shows nothing itself. */
 class Connection extends EventTarget {
   isLost = false;

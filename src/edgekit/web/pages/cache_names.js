@@ -20,6 +20,14 @@ export function cacheFlags(name, engine) {
   return { type_k: keys, type_v: values ?? keys };
 }
 
+const PAIR = { type_k: "type_v", type_v: "type_k" };
+
+/** The flag of the other half, where keys and values each have one. */
+export const otherHalf = (key) => PAIR[key] ?? null;
+
+/** Whether an engine refuses because keys and values differ: some models keep one cache for both. */
+export const wantsOneType = (message) => /does not support different K .* and V .* cache types/.test(message);
+
 /** What the settings say, by the name that curves have. */
 export function cacheName(settings) {
   if (settings.engine === "vllm") return settings.value("kv_cache_dtype") ?? "auto";

@@ -21,7 +21,7 @@ function block({ name, text, notes = [] }) {
 
 /** `edgekit estimate ...` with another verb: the flags are the same but for what the machine says itself. */
 function asVerb(command, verb) {
-  return command.replace(/^edgekit estimate /, `edgekit ${verb} `).replace(/ --device-memory \S+/, "");
+  return command.replace(/^edgekit estimate /, `edgekit ${verb} `).replace(/ --(cpu|device-memory) \S+/g, "");
 }
 
 function ofSettings(fit, isRunnable) {

@@ -2,7 +2,7 @@
 
 import { call, job } from "./api.js";
 import { bar, legend, occurring, sentence, VERDICTS, verdict } from "./bar.js";
-import { announce, copy, el } from "./dom.js";
+import { announce, copy, el, refill } from "./dom.js";
 import { COMPARED, ENGINE_NAMES, engineWords } from "./engines.js";
 import { bytes, params, rate, short, tokens } from "./format.js";
 import { machine, machinePicker } from "./machine.js";
@@ -110,7 +110,7 @@ function drawColumns(page) {
 
 function drawnColumn(page, column, at) {
   const name = `compare-column-${at}`;
-  column.title = el("h2", { id: name, text: titleOf(column, at) });
+  column.title = el("h2", { id: name, tabIndex: -1, text: titleOf(column, at) });
   column.state = el("div", { class: "compare-state" });
   column.cells = ROWS.map((row) => el("dd"));
   const rows = ROWS.map((row, index) => el("div", { class: "compare-cell" }, el("dt", { text: row.label }), column.cells[index]));
@@ -291,7 +291,7 @@ function showState(page, column) {
   column.link.hidden = !column.check;
   if (column.check) column.link.href = `/model?${modelQuery(page, column)}`;
   column.list.setAttribute("aria-busy", String(Boolean(column.progress)));
-  column.state.replaceChildren(...stateNodes(page, column));
+  refill(column.state, stateNodes(page, column), column.title);
 }
 
 function modelQuery(page, column) {
@@ -311,7 +311,6 @@ function stateNodes(page, column) {
       Object.assign(column, { progress: null, isAsking: false, error: new Error("Called off.") });
       showState(page, column);
       showRows(page);
-      column.state.querySelector("button").focus(); // its own is gone
     };
     return [
       el("p", { class: "progress", role: "status", text: column.progress }),

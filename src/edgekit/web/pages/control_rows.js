@@ -22,6 +22,7 @@ const number = (key, label, more = {}) => ({ key, label, kind: "number", least: 
 const CACHE_PAIR = [
   menu("type_k", "Cache of keys", LLAMACPP_CACHE, { own: "f16" }),
   menu("type_v", "Cache of values", LLAMACPP_CACHE, { own: "f16" }),
+  { key: "one_cache", kind: "note", need: "oneCache" },
 ];
 
 /** `fact` names what the engine took, in facts of the estimate; `need` what the model must have. */

@@ -111,9 +111,16 @@ function layers(row, onpick) {
   return { input, beside: told, above: choice, show };
 }
 
-const KINDS = { menu, number, share, switch: toggle, layers };
+/** What was found out about the settings above it. */
+function note({ need }) {
+  const node = el("p", { class: "hint" });
+  return { node, show: (_value, _isAuto, facts) => (node.textContent = facts[need]) };
+}
+
+const KINDS = { note, menu, number, share, switch: toggle, layers };
 
 function framed(row, made) {
+  if (made.node) return made.node;
   const label = el("label", { htmlFor: made.input.id, text: row.label });
   if (made.isInline) return el("div", { class: "control inline" }, made.input, label);
   const head = el("div", { class: "row" }, label, made.above);

@@ -1,8 +1,8 @@
 // The API's page: every path of /api/v1/openapi.json with its fields and a command to try.
 
 import { call } from "./api.js";
-import { copy, el, scrollTable } from "./dom.js";
-import { route } from "./router.js";
+import { copy, el, fault, scrollTable } from "./dom.js";
+import { route, show } from "./router.js";
 
 const METHODS = ["get", "post", "put", "delete"];
 const LEAD = "The same answers as the command line with --json, on this port. Fields are the command line's flags. ";
@@ -28,7 +28,7 @@ async function render(root, _params, { signal }) {
     document.getElementById(location.hash.slice(1))?.scrollIntoView(); // it was not there when the browser looked
   } catch (error) {
     if (error.name === "AbortError") return;
-    room.replaceChildren(el("p", { class: "error", role: "alert", text: error.message }));
+    room.replaceChildren(el("div", { class: "error", role: "alert" }, ...fault(error.message, () => show())));
   }
 }
 

@@ -39,6 +39,23 @@ export function scrollTable(label, className, columns, body) {
   return scrollRoom(label, el("table", { class: className }, el("thead", {}, el("tr", {}, head)), body));
 }
 
+/** What went wrong, and a way to try again. */
+export function fault(message, retry) {
+  const again = el("button", { type: "button", text: "Try again" });
+  again.addEventListener("click", () => {
+    again.ariaBusy = "true"; // it stays until there is an answer
+    retry();
+  });
+  return [el("p", { text: message }), again];
+}
+
+/** New children. Who was in the old ones is led to their first button, or to `next`, instead of to nowhere. */
+export function refill(node, children, next) {
+  const isInside = node.contains(document.activeElement);
+  node.replaceChildren(...children);
+  if (isInside) (node.querySelector("button") ?? next).focus({ preventScroll: true });
+}
+
 /** Says it to those who listen instead of look. */
 export function announce(text) {
   const region = document.getElementById("announcer");

@@ -1,8 +1,8 @@
 // The hardware page: what was found, what each engine may use of it, and every device that is known.
 
-import { call } from "./api.js";
+import { call, isPassing } from "./api.js";
 import { budgetBar } from "./bar.js";
-import { el, oncePerFrame, scrollTable } from "./dom.js";
+import { el, fault, oncePerFrame, refill, scrollTable } from "./dom.js";
 import { ENGINE_NAMES } from "./engines.js";
 import { bytes, rate } from "./format.js";
 import { devices, grouped, machine, machinePicker, matching, shownLine } from "./machine.js";
@@ -28,7 +28,7 @@ const SHOWN = 60; // rows of the table at once: it has hundreds
 route("/hardware", { title: "Hardware", render });
 
 function render(root, _params, { signal }) {
-  const found = el("div", { class: "found", "aria-live": "off" });
+  const found = el("div", { class: "found", tabIndex: -1, "aria-live": "off" });
   root.append(
     el("h1", { text: "Hardware" }),
     el("p", { class: "lead muted", text: LEAD }),
@@ -40,19 +40,20 @@ function render(root, _params, { signal }) {
   const ask = () => {
     asked.abort(); // an answer about the machine before comes too late
     asked = new AbortController();
-    return showMachine(found, AbortSignal.any([asked.signal, signal]));
+    return showMachine(found, AbortSignal.any([asked.signal, signal]), ask);
   };
   machine.addEventListener("change", ask, { signal });
   return ask();
 }
 
-async function showMachine(found, signal) {
+async function showMachine(found, signal, again) {
   try {
     const answer = await call("hardware", { ...machine }, { signal });
-    if (!signal.aborted) found.replaceChildren(...parts(answer));
+    if (!signal.aborted) refill(found, parts(answer), found);
   } catch (error) {
     if (signal.aborted) return;
-    found.replaceChildren(el("p", { class: "error", role: "alert", text: error.message }));
+    const told = isPassing(error) ? fault(error.message, again) : [error.message];
+    refill(found, [el("div", { class: "error", role: "alert" }, ...told)], found);
   }
 }
 

@@ -3,7 +3,7 @@
 import { call, events, query } from "./api.js";
 import { COMPONENTS, legend } from "./bar.js";
 import { makeCard } from "./card.js";
-import { announce, el, oncePerFrame } from "./dom.js";
+import { announce, el, fault, oncePerFrame } from "./dom.js";
 import { DEFAULTS, isFiltered, isFitting, matcher, queryOf, sorted, stateOf, textOf } from "./filters.js";
 import { controls, engineChoice } from "./filters.js";
 import { machine, machineName, machinePicker } from "./machine.js";
@@ -60,7 +60,7 @@ function afterwards(f) {
 
 function drawFrame(root, page) {
   page.filters = el("div", { class: "filters-room" });
-  page.count = el("p", { class: "count", text: "Reading the catalog ..." });
+  page.count = el("p", { class: "count", tabIndex: -1, text: "Reading the catalog ..." });
   page.fault = el("div", { class: "error", role: "alert", hidden: true });
   page.empty = el("div", { class: "panel empty", hidden: true });
   page.list = el("ul", { class: "cards", "aria-label": "Models" });
@@ -146,15 +146,18 @@ function finish(page) {
 
 function stop(page, error) {
   for (const item of page.items.values()) if (!item.card) item.wait("not judged");
-  tellFault(page, error.message, () => judgeAll(page));
+  tellFault(page, error.message, () => {
+    page.count.focus({ preventScroll: true }); // the button goes; the counts say what comes of it
+    judgeAll(page);
+  });
   finish(page);
 }
 
-/** What went wrong, and a way to try again. */
+/** Who has tried again stays at the button. */
 function tellFault(page, message, retry) {
-  const again = el("button", { type: "button", text: "Try again", onclick: retry });
-  page.fault.replaceChildren(el("p", { text: message }), again);
+  page.fault.replaceChildren(...fault(message, retry));
   page.fault.hidden = false;
+  if (document.activeElement === page.count) page.fault.querySelector("button").focus({ preventScroll: true });
 }
 
 /** The one change of the document in a frame: verdicts, which cards, their order, the counts. */

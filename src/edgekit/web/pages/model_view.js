@@ -1,12 +1,13 @@
 // Everything under the box: built once, updated with each answer.
 
+import { isPassing } from "./api.js";
 import { bars, billTable, headline, notes, poolNames } from "./answer.js";
-import { cacheName, OFFERED } from "./cache_names.js";
+import { cacheName, OFFERED, otherHalf, wantsOneType } from "./cache_names.js";
 import { changeList, changesTitle } from "./changes.js";
 import { commands } from "./commands.js";
 import { readTokens } from "./context_control.js";
 import { controls } from "./controls.js";
-import { announce, el, scrollRoom } from "./dom.js";
+import { announce, el, fault, refill, scrollRoom } from "./dom.js";
 import { engineWords } from "./engines.js";
 import { params, tokens } from "./format.js";
 import { machine } from "./machine.js";
@@ -20,6 +21,8 @@ import { VERDICTS, verdict } from "./bar.js";
 
 const SAID_MS = 900; // after the last change: a reader hears the verdict, not every step
 const SAVE_MS = 8000; // how long a file waits for the answers to the present settings
+const REFUSED = 422; // the engine says no
+const ONE_CACHE = "This model keeps one cache for keys and values: both change together.";
 const NOT_PLANNED = new Set(["parallel", "unified", "mmproj", "lora", "draft_model", "spec_type", "max_num_seqs", "job", "window_budget"]);
 
 function section(title, className, ...children) {
@@ -33,6 +36,9 @@ export class ModelView {
   #session;
   #estimate = {};
   #timer = 0;
+  #failed = {}; // what has no answer to these settings -> its error
+  #picked = null; // the setting that was changed last
+  #isOneCache = false; // keys and values were found to go together
 
   constructor(settings, facts, signal) {
     this.#settings = settings;
@@ -56,6 +62,7 @@ export class ModelView {
     this.plot = new Plot({
       onpick: (count, event) => this.#pick("context", String(count), event),
       onwant: (cache) => this.#session.drawCache(cache),
+      onagain: () => this.#session.drawAgain(),
       signal,
     });
     this.strip = new Strip();
@@ -114,15 +121,31 @@ export class ModelView {
 
   #reset() {
     this.#settings.reset();
+    this.#picked = null;
     this.#anew(performance.now());
   }
 
   #pick(key, value, event) {
     this.#settings.set(key, value);
+    this.#picked = key;
     const started = event?.timeStamp ?? performance.now();
     if (ANEW.has(key) || (value === null && this.#settings.value(key) === null)) this.#anew(started);
     else this.#session.change(started);
     this.#leave();
+  }
+
+  /** Some models keep one cache for keys and values: the other half goes where the first was put. Whether it did. */
+  #pair(refusal) {
+    const other = wantsOneType(refusal ?? "") && otherHalf(this.#picked);
+    if (!other) return false;
+    const value = this.#settings.chosen[this.#picked] ?? null;
+    this.#settings.set(other, value);
+    this.#isOneCache = true;
+    this.#picked = null;
+    this.#session.change();
+    this.#leave();
+    announce(`${ONE_CACHE} They are ${value ?? "f16"} now.`);
+    return true;
   }
 
   async #apply({ flags, machine: wished }, event) {
@@ -133,6 +156,12 @@ export class ModelView {
     }
     for (const [key, value] of Object.entries(flags)) this.#settings.set(key, value);
     this.#anew(event.timeStamp);
+  }
+
+  /** The same once more; numbers that are those of the settings stay meanwhile. */
+  #again() {
+    if (this.#session.isPresent("fit")) this.#session.change();
+    else this.#anew(performance.now());
   }
 
   #moved() {
@@ -148,6 +177,7 @@ export class ModelView {
 
   /** The settings are others now: what is shown of those before looks so. */
   #leave() {
+    this.#failed = {};
     this.#setStale(true);
     this.commands.follow();
   }
@@ -169,17 +199,28 @@ export class ModelView {
     return { ...Object.fromEntries(asked), engine };
   }
 
-  #tellFault(text) {
-    this.fault.replaceChildren(...(text ? [el("p", { class: "error", text })] : []));
+  #tellFault(...told) {
+    refill(this.fault, told.length ? [el("div", { class: "error" }, ...told)] : [], this.head);
+  }
+
+  /** What has no answer; what may have one the next time can be asked again. */
+  #tellFailed() {
+    const told = Object.values(this.#failed).filter((error) => error.status !== REFUSED);
+    const again = told.find(isPassing);
+    const { message } = again ?? told[0] ?? {};
+    if (again) this.#tellFault(...fault(message, () => this.#again()));
+    else this.#tellFault(...(message ? [message] : []));
   }
 
   #onFit(fit) {
+    if (this.#pair(fit.refused)) return;
     const { check } = this.#session;
     const nameOf = poolNames(fit, check);
     this.#setStale(!this.#session.isPresent("fit"));
     this.#setAnswered(fit.estimate !== null);
-    this.#tellFault("");
     this.#showHead(fit);
+    delete this.#failed.fit;
+    this.#tellFailed();
     this.bars.replaceChildren(...bars(fit));
     if (fit.estimate) {
       this.table.replaceChildren(billTable(fit.estimate, nameOf));
@@ -197,12 +238,14 @@ export class ModelView {
     this.head.replaceChildren(...headline(fit, this.#session.check, this.#session.isPresent("check")));
   }
 
-  #onCurves({ curves, refused, why }) {
+  #onCurves({ curves, refused, failure }) {
     const offered = OFFERED[this.#settings.engine] ?? [];
-    this.plot.show({ curves, offered, refused, why, present: cacheName(this.#settings) });
+    this.plot.show({ curves, offered, refused, failure, present: cacheName(this.#settings) });
   }
 
   #onCheck(check) {
+    delete this.#failed.check;
+    this.#tellFailed();
     this.way.textContent = [check.machine.name, engineWords(check.engine), check.way].filter(Boolean).join(" · ");
     const list = changeList(check, machine, (change, event) => this.#apply(change, event));
     this.changes.heading.textContent = changesTitle(check);
@@ -227,9 +270,12 @@ export class ModelView {
   }
 
   #onFailed({ error, what }) {
+    const isRefused = error.status === REFUSED;
+    if (isRefused && this.#pair(error.message)) return;
+    this.#failed[what] = error;
+    this.#tellFailed();
+    if (what === "check" && isPassing(error) && this.#session.isPresent("fit")) return; // the numbers are those of the settings
     this.#setStale(true);
-    const isRefused = error.status === 422;
-    this.#tellFault(isRefused ? "" : error.message);
     this.head.classList.toggle("present", isRefused);
     if (isRefused) this.head.replaceChildren(el("p", { class: "told" }, verdict("refused"), " ", el("span", { class: "sentence", text: error.message })));
     else if (what === "check") this.head.replaceChildren(); // the verdict of other settings does not stand beside it
@@ -257,7 +303,7 @@ export class ModelView {
     this.controls.show({
       engine: fit.engine,
       context: this.#contextOf(fit),
-      native: fit.native_context,
+      native: fit.native_context && fit.native_context * fit.streams,
       largest: check?.max_context,
       because: check?.context_because,
       taken: estimate.facts,
@@ -266,6 +312,7 @@ export class ModelView {
       gpu: (check?.machine?.devices ?? []).length > 0,
       experts: this.#facts.experts,
       mixable: this.#facts.mixable,
+      oneCache: this.#isOneCache && ONE_CACHE,
     });
   }
 

@@ -1,6 +1,7 @@
 // A reference that was typed -> a first answer: progress while it is read, errors with what to do.
 
 import { job, query } from "./api.js";
+import { wantsOneType } from "./cache_names.js";
 import { ENGINES } from "./control_rows.js";
 import { el } from "./dom.js";
 
@@ -9,6 +10,7 @@ const QUIET_MS = 150; // what is quicker shows no progress
 const ALLOWED = "Files are read only from folders given with `edgekit web --models-dir FOLDER`; addresses of this machine and of its own network only with `--allow-private`.";
 const SPELLED = "Look at the spelling: a catalog id, org/name of a hub, a URL, sample:NAME, or a file inside a --models-dir.";
 const OTHERS = "The model was reached, but this cannot be answered for it: another engine or machine may do.";
+const ONE_TYPE = "This model keeps one cache for keys and values: choose one type for both.";
 const AGAIN = "The other server failed or was too slow: try again, or give a local file.";
 const HELP = {
   NotAllowedError: ALLOWED,
@@ -74,11 +76,21 @@ function subjectOf({ type, message }, settings) {
 }
 
 function helpFor(error, subject) {
+  if (wantsOneType(error.message)) return ONE_TYPE;
   return error.type === "UsageError" ? USAGE[subject] : HELP[error.type];
 }
 
+/** Where keys and values must have one cache type: each of the two, for both. */
+function oneType(settings) {
+  const halves = ["type_k", "type_v"];
+  const types = new Set(halves.map((key) => settings.chosen[key] ?? "f16"));
+  const link = (type) => query({ ...settings.query(), ...Object.fromEntries(halves.map((key) => [key, type])) });
+  return [...types].map((type) => el("a", { class: "button", href: `/model${link(type)}`, text: `Ask with ${type} for both` }));
+}
+
 /** What can be done beside trying again. */
-function waysOut(subject, settings, { onplain }) {
+function waysOut(error, subject, settings, { onplain }) {
+  if (wantsOneType(error.message)) return oneType(settings);
   if (subject === "engine") return ENGINES.filter(([name]) => name && name !== settings.chosen.engine).map(([name, text]) => engineLink(settings, name, text));
   if (subject === "model" || !settings.isSaid) return [];
   return [el("button", { type: "button", text: "Ask without these settings", onclick: () => onplain(subject) })];
@@ -101,7 +113,7 @@ export function failure(error, settings, { retry, onplain }) {
     heading,
     el("p", { class: isCancelled ? "" : "error", role: "alert", text: told }),
     help && el("p", { text: help }),
-    el("div", { class: "buttons" }, el("button", { type: "button", class: "primary", text: "Try again", onclick: retry }), ...waysOut(subject, settings, { onplain })),
+    el("div", { class: "buttons" }, el("button", { type: "button", class: "primary", text: "Try again", onclick: retry }), ...waysOut(error, subject, settings, { onplain })),
   );
   return { node, heading };
 }

@@ -1,6 +1,7 @@
 // Memory against context, a line for each cache type, that follows the settings and can be asked.
 
-import { el, oncePerFrame, scrollRoom, svg } from "./dom.js";
+import { isPassing } from "./api.js";
+import { el, fault, oncePerFrame, refill, scrollRoom, svg } from "./dom.js";
 import { bytes, tokens } from "./format.js";
 import { axes, crosshair, lines, marker, rules } from "./plot_draw.js";
 import { PlotLegend, plotTable } from "./plot_legend.js";
@@ -39,7 +40,7 @@ function isMovable({ engine, estimate }) {
   return engine === "llama.cpp" && estimate !== null && estimate.backend !== "cpu";
 }
 
-/** onpick(tokens, event) hears which context is wanted, onwant(cache) which line is not there yet. */
+/** onpick(tokens, event) hears which context is wanted, onwant(cache) which line is not there yet, onagain() that all are. */
 export class Plot {
   #curves = []; // of all memories
   #memory = null;
@@ -49,11 +50,13 @@ export class Plot {
   #index = null; // of the crosshair
   #view = null;
   #width = 720;
-  #why = "The lines are on their way ..."; // why there is none
+  #why = [el("p", { text: "The lines are on their way ..." })]; // why there is none
   #onpick;
+  #onagain;
 
-  constructor({ onpick, onwant, signal }) {
+  constructor({ onpick, onwant, onagain, signal }) {
     this.#onpick = onpick;
+    this.#onagain = onagain;
     this.svg = svg("svg", { class: "plot", "aria-hidden": "true" });
     this.legend = new PlotLegend({ onwant, onchange: () => this.#redraw() });
     this.tip = el("div", { class: "plot-tip", hidden: true });
@@ -67,7 +70,7 @@ export class Plot {
     const log = el("input", { type: "checkbox", id: "plot-log", oninput: (event) => this.#setLog(event.target.checked) });
     this.beyond = el("p", { class: "hint" });
     this.placed = el("p", { class: "hint" });
-    this.none = el("p", { class: "plot-none muted", text: this.#why });
+    this.none = el("div", { class: "plot-none muted" }, ...this.#why);
     this.picker = el("label", { class: "row", hidden: true }, "Memory", this.memories);
     this.stage = el("div", { class: "plot-stage", tabIndex: 0, role: "slider", "aria-label": "Contexts of the plot: arrow keys move, Enter takes one", "aria-valuemin": 0, "aria-valuemax": 0, "aria-valuenow": 0 }, this.svg, this.tip);
     this.node = el(
@@ -95,15 +98,21 @@ export class Plot {
     this.stage.addEventListener("keydown", (event) => this.#key(event));
   }
 
-  show({ curves, offered, refused, present, why }) {
-    this.#why = why ? `No line can be drawn: ${why}` : "No line is drawn.";
+  show({ curves, offered, refused, present, failure }) {
+    this.#why = this.#whyNone(failure);
     const caches = [...new Set([...offered, ...curves.map((curve) => curve.cache)])];
     const colours = coloursOf(caches, new Set(curves.map((curve) => curve.cache)));
     this.#curves = curves.map((curve) => ({ ...curve, colour: colours.get(curve.cache) }));
     this.#present = present;
     this.#listMemories();
-    this.legend.show(caches.map((cache) => ({ cache, colour: colours.get(cache), curves: this.#curves.filter((curve) => curve.cache === cache), why: refused.get(cache) })));
+    this.legend.show(caches.map((cache) => ({ cache, colour: colours.get(cache), curves: this.#curves.filter((curve) => curve.cache === cache), refused: refused.get(cache) })));
     this.#redraw();
+  }
+
+  #whyNone(failure) {
+    if (!failure) return [el("p", { text: "No line is drawn." })];
+    const told = `No line can be drawn: ${failure.message}`;
+    return isPassing(failure) ? fault(told, () => this.#onagain()) : [el("p", { text: told })];
   }
 
   /** The marker, and which line is the present one. */
@@ -171,7 +180,7 @@ export class Plot {
     this.svg.setAttribute("width", this.#width);
     this.svg.setAttribute("height", HEIGHT);
     this.#view = curves.length ? this.#viewOf(curves) : null;
-    this.none.textContent = this.#view ? "" : this.#why;
+    refill(this.none, this.#view ? [] : this.#why, this.stage);
     if (!this.#view) {
       this.svg.replaceChildren();
       this.beyond.textContent = "";
@@ -182,7 +191,7 @@ export class Plot {
     const clip = svg("clipPath", { id: "plot-clip" }, svg("rect", { x: box.left, y: box.top, width: box.width, height: box.height }));
     this.cross = svg("g", { class: "cross" });
     this.mark = svg("g");
-    this.svg.replaceChildren(svg("defs", {}, clip), axes(this.#view), lines({ ...this.#view, present: this.#present }), rules(this.#view), this.mark, this.cross);
+    this.svg.replaceChildren(svg("defs", {}, clip), axes(this.#view), lines({ ...this.#view, present: this.#present }), this.mark, rules(this.#view), this.cross);
     this.#mark();
     const last = curves[0].points.length - 1;
     this.stage.setAttribute("aria-valuemax", last);

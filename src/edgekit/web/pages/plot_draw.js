@@ -34,14 +34,33 @@ export function axes({ box, scale, contexts, sizes, isLog }) {
   );
 }
 
+/** How high a line is at a place of the plot, in pixels; it goes straight from point to point. */
+function heightAt(x, points, scale) {
+  const places = points.map(([count, size]) => [scale.x(count), scale.y(size)]);
+  const next = places.findIndex(([at]) => at >= x);
+  if (next <= 0) return (next ? places.at(-1) : places[0])[1];
+  const [[x0, y0], [x1, y1]] = [places[next - 1], places[next]];
+  return y0 + ((y1 - y0) * (x - x0)) / (x1 - x0 || 1);
+}
+
+/** Where words of a level cross fewer lines: at its left end, or at its right one. Lines only rise. */
+function calmerEnd({ box, scale, curves }, words, baseline) {
+  const wide = words.length * LETTER;
+  const crossed = (left) =>
+    curves.filter(({ points }) => heightAt(left, points, scale) > baseline - LABEL_GAP && heightAt(left + wide, points, scale) < baseline + 4).length;
+  const [left, right] = [box.left + 6, box.left + box.width - 6];
+  return crossed(right - wide) < crossed(left) ? { x: right, anchor: "end" } : { x: left, anchor: "start" };
+}
+
 /** The budget, 85 % of it, and what the model was made for. */
-export function rules({ box, scale, sizes, contexts, budget, native }) {
+export function rules({ box, scale, sizes, contexts, curves, budget, native }) {
   const right = box.left + box.width;
   const nodes = [];
   const level = (size, className, words, down) => {
     if (size > sizes[1]) return;
     const y = scale.y(size);
-    nodes.push(line(className, box.left, y, right, y), text(`${className}-text`, box.left + 6, y + down, words));
+    const { x, anchor } = calmerEnd({ box, scale, curves }, words, y + down);
+    nodes.push(line(className, box.left, y, right, y), text(`${className}-text`, x, y + down, words, anchor));
   };
   level(budget, "budget", `usable ${bytes(budget)}`, -5);
   const apart = scale.y(NEAR * budget) - scale.y(budget);

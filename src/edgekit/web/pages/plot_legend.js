@@ -22,24 +22,26 @@ export class PlotLegend {
     return !this.#hidden.has(cache);
   }
 
-  /** rows: [{cache, colour, curves, why}]. */
+  /** rows: [{cache, colour, curves, refused: {why, isFinal} or undefined}]. */
   show(rows) {
     const focused = document.activeElement?.dataset?.cache;
     const entries = rows.map((row) => this.#entry(row));
     this.drawn.replaceChildren(...entries.filter((_, i) => rows[i].curves.length));
     this.others.replaceChildren(...entries.filter((_, i) => !rows[i].curves.length));
-    this.refused.replaceChildren(...rows.filter((row) => row.why).map(({ cache, why }) => el("li", { text: `${cache}: ${why}` })));
+    this.refused.replaceChildren(...rows.filter((row) => row.refused).map(({ cache, refused }) => el("li", { text: `${cache}: ${refused.why}` })));
     this.more.hidden = !this.others.childElementCount;
     if (focused) entries.find((entry) => entry.dataset.cache === focused)?.focus();
   }
 
-  #entry({ cache, colour, curves, why }) {
+  #entry({ cache, colour, curves, refused }) {
     const swatch = svg("svg", { width: 28, height: 10, "aria-hidden": "true" }, svg("line", { class: `curve k${colour}`, x1: 1, y1: 5, x2: 27, y2: 5 }));
     const isOn = curves.length > 0 && this.isShown(cache);
-    const props = { type: "button", class: "entry", "data-cache": cache, "aria-pressed": String(isOn), "aria-disabled": why ? "true" : null, title: why ?? "Shows or hides the line" };
-    const entry = el("button", props, swatch, el("span", { text: cache }), el("small", { text: why ? "refused" : longest(curves) }));
+    const isFinal = Boolean(refused?.isFinal); // else it may come when it is asked for again
+    const word = refused ? (isFinal ? "refused" : "failed") : longest(curves);
+    const props = { type: "button", class: "entry", "data-cache": cache, "aria-pressed": String(isOn), "aria-disabled": isFinal ? "true" : null, title: refused?.why ?? "Shows or hides the line" };
+    const entry = el("button", props, swatch, el("span", { text: cache }), el("small", { text: word }));
     if (curves.length) entry.dataset.there = "";
-    if (!why) entry.addEventListener("click", () => this.#toggle(cache, curves.length > 0, entry));
+    if (!isFinal) entry.addEventListener("click", () => this.#toggle(cache, curves.length > 0, entry));
     return entry;
   }
 

@@ -55,12 +55,13 @@ export function show({ isNavigation = false } = {}) {
   for (const one of travellers) one.enter(params);
   const page = routes.get(location.pathname) ?? routes.get("/");
   const root = document.getElementById("main");
+  const isInside = root.contains(document.activeElement); // who was in the page begins at the heading of the new one
   root.replaceChildren();
   document.title = `${page.title} - EdgeKit`;
   mark(location.pathname);
   const { signal } = leaving;
   new Promise((done) => done(page.render(root, params, { signal }))).catch(report(root));
-  if (isNavigation) greet(root);
+  if (isNavigation || isInside) greet(root);
   findPlace(root, leaving.signal);
 }
 

@@ -1,6 +1,6 @@
 // Changes of the settings -> answers: a fit at once, a check and curves a moment later, the newest wins.
 
-import { call } from "./api.js";
+import { call, isPassing } from "./api.js";
 import { cacheFlags, cacheName } from "./cache_names.js";
 import { replaceQuery } from "./router.js";
 
@@ -35,7 +35,7 @@ export class Session extends EventTarget {
   #changed = -RUN_PAUSE_MS; // when the last change was made
   #wished = new Set(); // cache types beside the usual ones
   #wishedOf = null; // the engine whose names they are
-  #refused = new Map(); // cache type -> why the engine has it not
+  #refused = new Map(); // cache type -> {why, isFinal}: why there is no line of it
 
   constructor(settings, signal) {
     super();
@@ -65,9 +65,7 @@ export class Session extends EventTarget {
     this.#begin("curves");
     this.#take(check, this.#settings.checkFields());
     this.#ask(performance.now());
-    const { signal } = this.#slow;
-    await this.#drawAnew(signal);
-    if (!signal.aborted) this.#end("curves");
+    await this.drawAgain();
   }
 
   /** A slider moved: the fit now, what takes longer when it rests. */
@@ -112,14 +110,15 @@ export class Session extends EventTarget {
     this.#mark();
   }
 
-  /** Until they are "ready", answers are of the settings before. Of a page that was left nothing is said. */
+  /** Until they are "ready", answers are of the settings before; "old": the newest one failed. Of a page that was left nothing is said. */
   #mark() {
     if (this.#signal.aborted) return;
     const { dataset } = document.documentElement;
-    const word = (isBusy) => (isBusy ? "busy" : "ready");
-    dataset.fit = word(this.#open.has("fit") || this.#open.has("judge"));
-    dataset.check = word(this.#open.has("check"));
-    dataset.curves = word(this.#open.has("curves") && !this.isPresent("curves"));
+    const word = (name) => (this.isPresent(name) ? "ready" : this.#open.has(name) ? "busy" : "old");
+    const hasLines = this.curves.length > 0 || this.#open.has("curves"); // else it is told why there are none
+    dataset.fit = this.#open.has("fit") || this.#open.has("judge") ? "busy" : "ready";
+    dataset.check = word("check");
+    dataset.curves = hasLines ? word("curves") : "ready";
   }
 
   /** One is on its way at most; of those that wait, the newest. */
@@ -161,7 +160,8 @@ export class Session extends EventTarget {
       const check = await call("check", fields, { signal });
       if (signal.aborted) return;
       const isMoved = this.#take(check, fields);
-      if (isMoved || started !== null) this.#ask(started ?? performance.now());
+      const isMissing = !this.#open.has("fit") && !this.isPresent("fit"); // it failed; the server answers again
+      if (isMoved || isMissing || started !== null) this.#ask(started ?? performance.now());
       this.#end("judge", "check");
       await pause(CURVE_PAUSE_MS);
       if (!signal.aborted) await this.#drawAnew(signal);
@@ -192,7 +192,7 @@ export class Session extends EventTarget {
   }
 
   async #drawUsual(fields, signal) {
-    let why = null;
+    let failure = null;
     try {
       const found = await call("curves", { ...fields, points: CURVE_POINTS }, { signal });
       if (signal.aborted) return false;
@@ -202,11 +202,19 @@ export class Session extends EventTarget {
       if (signal.aborted) return false;
       this.curves = []; // those of other settings say nothing about these
       this.#of.curves = null;
-      why = error.message;
+      failure = error;
     }
     this.#refused = new Map();
-    this.#tellCurves(why);
-    return why === null;
+    this.#tellCurves(failure);
+    return failure === null;
+  }
+
+  /** The lines once more, where they did not come. */
+  async drawAgain() {
+    this.#begin("curves");
+    const { signal } = this.#slow;
+    await this.#drawAnew(signal);
+    if (!signal.aborted) this.#end("curves");
   }
 
   /** One more cache type into the plot. */
@@ -217,26 +225,27 @@ export class Session extends EventTarget {
 
   async #drawOne(name, signal) {
     if (!this.isPresent("curves")) return; // it comes with the others
-    if (this.curves.some((curve) => curve.cache === name) || this.#refused.has(name)) return;
+    if (this.curves.some((curve) => curve.cache === name) || this.#refused.get(name)?.isFinal) return;
     const { engine } = this.#settings;
     const of = this.#of.curves;
     let added = [];
-    let why = `${engine} refuses ${name} for this model`;
+    let told = { why: `${engine} refuses ${name} for this model`, isFinal: true };
     try {
       const fields = { ...this.#settings.curveFields(), ...cacheFlags(name, engine), points: CURVE_POINTS };
       const found = await call("curves", fields, { signal });
       added = found.curves.filter((curve) => curve.cache === name);
     } catch (error) {
-      why = error.message;
+      told = { why: error.message, isFinal: !isPassing(error) };
     }
     if (signal.aborted || of !== this.#of.curves) return; // everything is drawn anew meanwhile
     this.curves = [...this.curves, ...added];
-    if (!added.length) this.#refused.set(name, why);
+    if (added.length) this.#refused.delete(name);
+    else this.#refused.set(name, told);
     this.#tellCurves();
   }
 
-  #tellCurves(why = null) {
-    this.#tell("curves", { curves: this.curves, refused: this.#refused, why });
+  #tellCurves(failure = null) {
+    this.#tell("curves", { curves: this.curves, refused: this.#refused, failure });
   }
 
   /** Of what was called off nothing is told. */
