@@ -411,18 +411,25 @@ _SPARSE_POOL_BLOCKS = 64 * _ROW_BLOCKS
 
 
 def seven_b(
-    path: Path, *, sparse: bool = True, vocabulary: bool = True, pooling: str | None = "last"
+    path: Path,
+    *,
+    sparse: bool = True,
+    vocabulary: bool = True,
+    pooling: str | None = "last",
+    layers: int = 28,
 ) -> Path:
     """4.2 GB in the shape of Qwen2-7B: Q4_K, and Q6_K where llama.cpp's Q4_K_M has it; no output.weight.
 
     sparse: weights are holes, which are zeros, but for the norms, the biases, the first rows of each matrix and the
     rows of the first WRITTEN_TOKENS tokens: 70 MB on disk. Else a pool of random blocks, repeated.
     vocabulary: qwen2_sized(); without it the file has none, and llama.cpp will not cut texts for it.
+    layers: fewer of them are a smaller file of as wide layers.
     """
-    told = _model_keys(SEVEN_B, FAMILIES["qwen2"], pooling, causal=None)
+    shape = replace(SEVEN_B, layers=layers)
+    told = _model_keys(shape, FAMILIES["qwen2"], pooling, causal=None)
     told |= qwen2_sized().keys() if vocabulary else _no_vocabulary(SEVEN_B_TOKENS)
     writer = _writer(path, told, ())
-    sizes = _tensors(SEVEN_B, FAMILIES["qwen2"], SEVEN_B_TOKENS)
+    sizes = _tensors(shape, FAMILIES["qwen2"], SEVEN_B_TOKENS)
     for name, size in sizes.items():
         kind = _seven_b_kind(name, size)
         length = _row_bytes(kind, size[-1]) * (size[0] if len(size) > 1 else 1)

@@ -22,11 +22,11 @@ TEXTS = [[2, *range(10, 10 + length), 3] for length in (0, 1, 5, 60, 3, 120, 7)]
 LEAST = {"F32": 0.9999, "F16": 0.9999, "BF16": 0.9999, "Q8_0": 0.999, "Q4_0": 0.98, "Q4_K": 0.98}
 
 
-# Half of the kinds each, the next family the others; with LONG all.
+# A third of the kinds each, the next family others; with LONG all.
 KINDS = [
     (architecture, kind)
     for turn, architecture in enumerate(FAMILIES)
-    for kind in sampled(list(LEAST), each=2, turn=turn)
+    for kind in sampled(list(LEAST), each=3, turn=turn)
 ]
 
 

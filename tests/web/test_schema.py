@@ -70,14 +70,14 @@ def test_every_answer_is_one_that_was_promised(app: FastAPI) -> None:
 
 
 def _hold(operation: Any) -> None:
-    @bounded(5, 300)
+    @bounded(4, 300)
     @given(case=operation.as_strategy())
     def hold(case: Any) -> None:
         if operation.path.endswith("/recommend"):  # among 8 models, not among 131
             _complete(case, task="embed")
         case.call_and_validate(checks=[*CHECKS, checks.negative_data_rejection], headers=HEADERS)
 
-    @bounded(3, 300)
+    @bounded(2, 300)
     @given(
         case=operation.as_strategy(generation_mode=schemathesis.GenerationMode.POSITIVE),
         model=st.sampled_from(MODELS),
@@ -208,7 +208,7 @@ def loads(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     return call, fields
 
 
-@bounded(120, 3000)
+@bounded(60, 3000)
 @given(asked=loads())
 def test_loads_that_a_person_could_mean(client: TestClient, asked: tuple[str, Any]) -> None:
     call, fields = asked

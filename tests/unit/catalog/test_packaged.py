@@ -59,7 +59,7 @@ def test_sizes_go_down_and_a_directory_is_better_than_a_config(entry: Entry) -> 
     assert 2 * entry.parameters <= at_f16.tensor_bytes <= 2.1 * entry.parameters  # some stay at f32
 
 
-@pytest.mark.parametrize("entry", sampled(ENTRIES, each=2), ids=lambda entry: entry.id)
+@pytest.mark.parametrize("entry", sampled(ENTRIES, each=3), ids=lambda entry: entry.id)
 def test_some_engine_gives_a_bill(entry: Entry) -> None:
     load, bills = Load(context_tokens=min(entry.native_context or 2048, 2048)), []
     for engine in ENGINES:

@@ -52,7 +52,7 @@ def test_half_a_token_is_refused(text: str) -> None:
 @pytest.mark.parametrize("name", CONTEXT_NAMES)
 def test_verify_knows_them_too(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", SAMPLE, name, "lots"]) == 2
-    assert "-c/--ctx-size: 'lots' is not a number of tokens" in capsys.readouterr().err
+    assert "-c/--ctx-size: 'lots' is not a whole number" in capsys.readouterr().err
 
 
 def test_the_same_length_may_be_said_twice(capsys: pytest.CaptureFixture[str]) -> None:

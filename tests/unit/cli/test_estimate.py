@@ -194,7 +194,7 @@ def test_the_command_says_what_was_asked(
         ([SAMPLE, "-ctk", "q7_0"], 2, "llama.cpp has f32, f16, bf16, q8_0"),
         ([SAMPLE, "-ctk", "fp8"], 2, "llama.cpp has no cache type fp8"),
         ([SAMPLE, "-ctv", "q8_0", "-fa", "off"], 2, "requires flash attention"),
-        ([SAMPLE, "-c", "lots"], 2, "-c/--ctx-size: 'lots' is not a number of tokens"),
+        ([SAMPLE, "-c", "lots"], 2, "-c/--ctx-size: 'lots' is not a whole number"),
         ([SAMPLE, "-c", "-5"], 2, "is not between 0 and"),
         ([SAMPLE, "-np", "300"], 2, "n_seq_max must be <= 256"),
         ([SAMPLE, "-fa", "perhaps"], 2, "is not one of on, off, auto"),

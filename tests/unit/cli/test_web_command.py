@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -21,6 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from tests.hub.hub_files import gguf_header, split_header
 from tests.hub.raw_server import Asked, Say, serve
+from tests.thoroughness import sampled
 from tests.web.serving import WebProcess, ask, events, start_process
 
 from edgekit.cli import main
@@ -240,6 +242,16 @@ class TestItsToken:
         assert "secret-secret" not in repr(Settings(token="secret-secret"))
 
 
+# Neither a call that is stuck nor a stream, at any moment of an orderly end.
+SECOND_SIGNALS = tuple(
+    product(
+        ("inspect?model={}/a.gguf", "cards/events?device=RTX+4090"),
+        (0.0, 0.15, 0.3),
+        (signal.SIGINT, signal.SIGTERM),
+    )
+)
+
+
 class TestItsEnd:
     def test_comes_at_once_and_is_told_to_who_listens(self, stuck: str) -> None:
         with start_process("--allow-private", "--no-cache") as web:
@@ -267,9 +279,7 @@ class TestItsEnd:
             assert took_s < WITHIN_S
             assert (out, error) == ("", "")
 
-    @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
-    @pytest.mark.parametrize("pause_s", [0.0, 0.15, 0.3])
-    @pytest.mark.parametrize("call", ["inspect?model={}/a.gguf", "cards/events?device=RTX+4090"])
+    @pytest.mark.parametrize(("call", "pause_s", "first"), sampled(SECOND_SIGNALS, each=3))
     def test_comes_at_once_and_quietly_for_a_second_signal(
         self, stuck: str, first: signal.Signals, pause_s: float, call: str
     ) -> None:
