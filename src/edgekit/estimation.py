@@ -34,6 +34,7 @@ class Opened:
     model: Model = field(repr=False)
     files: ModelFiles | None = field(default=None, repr=False)  # None: only a config was given
     repository: str = ""  # on the hub, where it is known by that alone
+    mix: str = ""  # what it is taken at, where it was chosen for it
 
 
 def open_model(

@@ -106,7 +106,7 @@ class Named:
         if self.found is not None or model.model.header.container is not Container.GGUF:
             return model
         usual = usual_variant(variants_of(model.model, engine, settled=False))
-        return replace(model, model=convert(model.model, usual.name).model)
+        return replace(model, model=convert(model.model, usual.name).model, mix=usual.name)
 
     @property
     def embeds(self) -> bool:

@@ -229,6 +229,7 @@ def _notes(
     if engine == "mlx" and (first := mlx_options.conversion(values, estimate, opened)):
         yield f"before it is run: {first}"
     if engine == "llama.cpp":
-        from edgekit.asking.llamacpp_bill import repack_notes
+        from edgekit.asking.llamacpp_bill import batch_notes, repack_notes
 
+        yield from batch_notes(opened, asked[1], facts)
         yield from repack_notes(opened, asked[1], values)

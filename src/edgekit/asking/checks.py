@@ -40,7 +40,6 @@ from edgekit.source.types import Reach
 if TYPE_CHECKING:  # only to name it: a local file needs none of it
     from edgekit.source.download import Download
 
-_BATCHES = {"batch", "ubatch"}
 LLAMACPP, STREAM = "llama.cpp", "stream"
 
 Answer = Check | Unanswered
@@ -166,7 +165,7 @@ def asked_question(
         bill=pricing(opened, engine, values, reach) if COMPANIONS & values.keys() else None,
         job=asking.job,
         min_context=asking.min_context,
-        in_one_batch=reads_at_once(opened.model, engine, setup) and not _BATCHES & values.keys(),
+        in_one_batch=reads_at_once(opened.model, engine, setup),
         alternatives=opened.files.alternatives if opened.files is not None else (),
         window_budget_bytes=WINDOW_BUDGET_BYTES if budget is None else budget,
         cancelled=reach.cancelled,

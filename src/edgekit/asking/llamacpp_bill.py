@@ -17,6 +17,7 @@ from edgekit.header import read_header
 from edgekit.header.types import ModelHeader
 from edgekit.memory.cache_types import cache_type
 from edgekit.memory.types import Load, MemoryEstimate
+from edgekit.plan.candidates import reads_at_once
 from edgekit.planning import name_model
 from edgekit.source import locate
 from edgekit.source.types import Container, ModelFiles, Reach
@@ -70,6 +71,16 @@ class LoadedBeside:
             cache_v=None if value is None else cache_type(value),
         )
         return with_drafter(bill, self.drafter, own, setup)
+
+
+def batch_notes(opened: Opened, setup: LlamaCppSetup, facts: Mapping[str, Any]) -> tuple[str, ...]:
+    """An embedding of a text that is longer than a micro-batch is refused by the server."""
+    at_once: int = facts["n_ubatch"]
+    if at_once >= facts["n_ctx_seq"] or not reads_at_once(opened.model, "llama.cpp", setup):
+        return ()
+    return (
+        f"no text over {at_once:,} tokens is embedded: it has to be computed at once (-b, -ub)",
+    )
 
 
 def repack_notes(

@@ -236,7 +236,7 @@ def command(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened)
     context = values.get("context") or dict(estimate.facts)["n_ctx"]
     words = [
         program,
-        *gguf_words(opened.files, values.get("mix"), opened.label),
+        *gguf_words(opened.files, values.get("mix") or opened.mix or None, opened.label),
         "-c",
         str(context),
         *flag_words(FLAGS, values),

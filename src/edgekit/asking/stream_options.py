@@ -80,6 +80,14 @@ def command(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened)
     if isinstance(kept, int):
         values = {**values, "keep": f"{kept // MIB}M" if kept % MIB == 0 else kept}
     return [
-        *("edgekit", "run", own_word(opened.files), "--engine", "stream", "-c", str(context)),
+        *(
+            "edgekit",
+            "run",
+            own_word(opened.files, opened.label, opened.mix),
+            "--engine",
+            "stream",
+            "-c",
+            str(context),
+        ),
         *flag_words(FLAGS, values),
     ]

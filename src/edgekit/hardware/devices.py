@@ -35,7 +35,7 @@ class Kind(enum.Enum):
 
 
 _ARM_KINDS = {Kind.MAC, Kind.PHONE, Kind.BOARD}
-_ARM_NAMES = ("GB200", "GB300", "GH200", "Snapdragon")
+_ARM_NAMES = ("GB200", "GB300", "GH200", "Snapdragon")  # beside a Grace; the one APU that is ARM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -141,7 +141,7 @@ def _unnamed(vram: str | None) -> Iterator[Accelerator]:
 
 def _arm(devices: Sequence[Device]) -> bool:
     """Cards go into machines of the usual kind, but for those that are sold with an ARM processor."""
-    return bool(devices) and all(device.arm for device in devices)
+    return any(device.arm for device in devices)
 
 
 def _assembled(cards: Sequence[Accelerator], ram_bytes: int | None, *, arm: bool) -> Machine:

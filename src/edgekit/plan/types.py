@@ -136,7 +136,7 @@ class Question:
     window_budget_bytes: int = WINDOW_BUDGET_BYTES
     most_cards: int | None = None  # use the largest so many; None: all that are worth it
     nodes: int = 1  # machines like this one, joined by Ray (vLLM)
-    in_one_batch: bool = False  # the whole context is computed at once
+    in_one_batch: bool = False  # an input is computed at once, up to the whole context
     alternatives: tuple[str, ...] = ()  # other quantisations that the repository has
     cancelled: threading.Event | None = field(
         default=None, repr=False, compare=False
@@ -148,8 +148,13 @@ class Question:
         if not self.in_one_batch:
             return load
         each = load.sequences or 1  # a mean over each needs whole ones
-        batch = -(-tokens // each) * each
-        return replace(load, batch_tokens=batch, microbatch_tokens=batch)
+        whole = -(-tokens // each) * each
+        batch, microbatch = load.batch_tokens, load.microbatch_tokens  # what was said is kept
+        return replace(
+            load,
+            batch_tokens=batch or microbatch or whole,
+            microbatch_tokens=microbatch or batch or whole,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

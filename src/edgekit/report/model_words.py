@@ -26,12 +26,12 @@ def repository_word(files: ModelFiles | None, known: str = "") -> str:
     return str(path.parent) if path.suffix in {".json", ".safetensors"} else files.reference
 
 
-def own_word(files: ModelFiles | None) -> str:
-    """What EdgeKit itself calls it: a file, a hub id, an address."""
+def own_word(files: ModelFiles | None, label: str = "", mix: str = "") -> str:
+    """What EdgeKit itself calls it: a file, a hub id, an address; a name for a file that is still to be made."""
     from edgekit.source.types import Origin
 
     if files is None:
-        return PLACEHOLDER
+        return made_name(label, mix or UNCONVERTED)
     if files.origin is Origin.URL:
         return files.reference
     return _local_file(files)
@@ -42,7 +42,7 @@ def made_name(label: str, mix: str) -> str:
     name = label.removeprefix("sample:").rsplit("/", maxsplit=1)[-1].partition(":")[0]
     for ending in (".gguf", ".safetensors", "config.json"):
         name = name.removesuffix(ending)
-    return f"{as_file(name) or PLACEHOLDER}-{mix}.gguf"
+    return f"{as_file(name).strip('-') or PLACEHOLDER}-{mix}.gguf"
 
 
 def as_file(name: str) -> str:

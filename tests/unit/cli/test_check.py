@@ -261,6 +261,26 @@ def test_the_engine_for_the_files_and_the_machine(
     assert " ".join(said) in told["command"]
 
 
+@pytest.mark.parametrize("command", ["check", "plan"])
+@pytest.mark.parametrize(
+    ("said", "batch"),
+    [((), 8192), (("-b", "8k"), 8192), (("-ub", "8k"), 8192), (("-b", "1k"), 1024), (("-ub", "512"), 512)],
+)  # fmt: skip
+def test_a_text_is_embedded_at_once(
+    said: tuple[str, ...], batch: int, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of batch and micro-batch one is of no use without the other; a smaller one that was said is kept, and told."""
+    words = ("jina-embeddings-v2-base-en", "-c", "8k", "--ram", "16G", "--json", *said)
+    assert main([command, *words]) == 0
+    told = json.loads(capsys.readouterr().out)
+    started = told["command"] if command == "check" else told["commands"][0]["text"]
+    assert f"-b {batch} -ub {batch}" in started
+    assert told["estimate"]["facts"]["n_ubatch"] == batch
+    if command == "check":
+        note = f"no text over {batch:,} tokens is embedded"
+        assert any(note in one for one in told["estimate"]["notes"]) == (batch < 8192)
+
+
 @pytest.mark.parametrize(
     ("device", "more"),
     [("RTX 4090", ()), ("m3-max-64", ()), ("m3-max-64", ("-dev", "none", "--repack"))],
@@ -289,6 +309,7 @@ def test_another_machine_is_judged_alike_wherever_it_is_asked(
         ("llama", ["--ram", "64G", "--no-mmap", "-fa", "off", "--embeddings"]),
         ("llama", ["--ram", "64G", "-c", "8k", "-np", "3", "--embeddings"]),
         ("llama", ["--ram", "64G", "-c", "8k", "-b", "256", "--embeddings"]),
+        ("llama", ["--ram", "64G", "-c", "8k", "-ub", "8k", "--embeddings"]),
         ("llama", ["--device", "RTX 4090"]),
         ("llama", ["--device", "RTX 3060", "--ram", "64G", "-c", "100k"]),
         ("llama", ["--device", "RTX 4090", "--ram", "64G", "-ngl", "10"]),

@@ -172,16 +172,18 @@ def test_llama_cpp_before_the_conversion(capsys: pytest.CaptureFixture[str], fol
 
 
 @pytest.mark.parametrize(
-    ("engine", "command"),
+    ("model", "engine", "command"),
     [
-        ("llama.cpp", "llama-server -m qwen3-8b-Q4_K_M.gguf "),
-        ("vllm", "vllm serve Qwen/Qwen3-8B "),
+        ("qwen3-8b", "llama.cpp", "llama-server -m qwen3-8b-Q4_K_M.gguf "),
+        ("gpt-oss-20b", "llama.cpp", "llama-server -m gpt-oss-20b-MXFP4_MOE.gguf "),
+        ("qwen3-8b", "stream", "edgekit run qwen3-8b-Q4_K_M.gguf "),
+        ("qwen3-8b", "vllm", "vllm serve Qwen/Qwen3-8B "),
     ],
 )
 def test_a_known_model_has_its_name_in_the_command(
-    engine: str, command: str, capsys: pytest.CaptureFixture[str]
+    model: str, engine: str, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answer = ask_json(capsys, "qwen3-8b", "--engine", engine, "-c", "4k")
+    answer = ask_json(capsys, model, "--engine", engine, "-c", "4k")
     assert answer["command"].startswith(command)
 
 

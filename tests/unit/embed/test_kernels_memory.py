@@ -48,17 +48,19 @@ def test_a_thread_of_numpy_holds_a_workspace_of_fixed_size() -> None:
     """All buffers that all types together need."""
     from edgekit.embed.kernels.numpy_kernels import NumpyKernels
 
-    fresh = NumpyKernels()
     sources = {name: random_blocks(name, 400) for name in KINDS}
     into = np.empty(400 * 256, np.float32)
     for name, blocks in sources.items():  # tables are shared by all threads
         NumpyKernels().dequantize(by_name(name), blocks.reshape(-1), into)
-    tracemalloc.start()
-    for name, blocks in sources.items():
-        fresh.dequantize(by_name(name), blocks.reshape(-1), into)
-    held = tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
-    assert held < 90 * KIB
+    held = []
+    for _ in range(3):  # a thread of another test may take some meanwhile
+        fresh = NumpyKernels()
+        tracemalloc.start()
+        for name, blocks in sources.items():
+            fresh.dequantize(by_name(name), blocks.reshape(-1), into)
+        held.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+    assert min(held) < 90 * KIB
 
 
 @pytest.mark.skipif(not HAVE_NATIVE, reason="the extension was not built here")

@@ -33,6 +33,7 @@ RTX_3060 = 12_288 * MIB - 400 * MIB - 12_288 * MIB * 75 // 10_000  # a model: no
         ({"devices": ["m3-max-64"]}, True),
         ({"devices": ["DGX Spark"]}, True),
         ({"devices": ["GH200 96GB"], "ram": "480G"}, True),
+        ({"devices": ["GH200 96GB", "RTX 4090"]}, True),
         ({"ram": "64G"}, None),  # this machine with more memory
     ],
 )

@@ -8,6 +8,7 @@ from edgekit.engine.mlx import NOT_QUANTISED
 from edgekit.engine.mlx.types import DEFAULT_PREFILL_STEP, FOUR_BIT, PLAIN, MlxSetup, Mode, Quantize
 from edgekit.plan.types import FULL_PERCENT
 from edgekit.report.commands.types import Planned, Ready
+from edgekit.report.model_words import as_file
 
 
 def ready(planned: Planned) -> Iterator[Ready]:
@@ -40,7 +41,7 @@ def converted_name(planned: Planned) -> str:
     name = planned.plan.wish.label.rsplit("/", maxsplit=1)[-1].partition(":")[0]
     packed = to_convert(planned)
     told = "" if packed is None else _told(packed)
-    return "".join(char if char.isalnum() or char in "._-" else "-" for char in f"{name}-{told}")
+    return as_file(f"{name}-{told}")
 
 
 def _told(packed: Quantize) -> str:
