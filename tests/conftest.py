@@ -25,8 +25,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # The longest files, each handed to a worker as a whole: begun last, one of them keeps a worker while the others idle.
 LONGEST = (
-    "web/test_pages.py", "embed/test_ray.py", "web/test_model_page.py", "truth/test_stream_seven_b.py",
-    "web/test_accessibility.py", "truth/test_embed_seven_b.py", "web/test_page_errors.py", "web/test_schema.py",
+    "web/test_pages.py", "embed/test_ray.py", "web/test_model_page.py", "cli/test_embed.py", "embed/test_tokenizer_vectors.py",
+    "web/test_accessibility.py", "web/test_page_errors.py", "cli/test_check.py", "truth/test_embed_minilm.py", "web/test_schema.py",
 )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ def test_vectors_are_those_of_sentence_transformers(kind: str) -> None:
     assert {name: one for name, one in zip(names, found, strict=True) if one < LEAST[kind]} == {}
 
 
-@pytest.mark.parametrize("kind", LEAST if LONG else ["F16", "Q8_0"])
+@pytest.mark.parametrize("kind", LEAST if LONG else ["Q8_0"])
 def test_vectors_are_those_of_llama_cpp(kind: str) -> None:
     """On the same tokens: llama.cpp cuts Korean and Hindi otherwise than the model's own tokenizer does."""
     pytest.importorskip("xllamacpp")

@@ -1,4 +1,4 @@
-"""A model of 4.2 GB in a process of 100 MiB: measured in children, on a file in the shape of Qwen2-7B."""
+"""A model of gigabytes in a process of 100 MiB: measured in children, on a file in the shape of Qwen2-7B."""
 
 from __future__ import annotations
 
@@ -27,6 +27,12 @@ ADDRESSES = 600 * 10**6
 @pytest.fixture(scope="module")
 def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return seven_b(tmp_path_factory.mktemp("seven") / "seven.gguf", sparse=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Each layer takes what the one before gave back: in the normal run there are fewer of them, 1.6 GB."""
+    return seven_b(tmp_path_factory.mktemp("seven") / "seven.gguf", layers=28 if LONG else 8)
 
 
 CHILD = """
@@ -114,15 +120,13 @@ def group() -> Iterator[str]:
         pass
 
 
-def test_sixteen_tokens_inside_100_mib(tmp_path: Path, group: str) -> None:
-    """Each layer takes what the one before gave back: in the normal run there are fewer of them, 1.6 GB."""
-    model = seven_b(tmp_path / "seven.gguf", layers=28 if LONG else 8)
+def test_sixteen_tokens_inside_100_mib(model: Path, group: str) -> None:
     told = _child(model, budget="64M", tokenizer=False, group=group)
     assert told["peak_mib"] <= 100
 
 
-def test_with_its_tokenizer_inside_200_mib_and_600_mb_of_addresses(big: Path) -> None:
-    told = _child(big, budget="110M", tokenizer=True, addresses=ADDRESSES)
+def test_with_its_tokenizer_inside_200_mib_and_600_mb_of_addresses(model: Path) -> None:
+    told = _child(model, budget="110M", tokenizer=True, addresses=ADDRESSES)
     assert told["peak_mib"] <= 200
     # On a quiet machine p99 is about 10 ms and a cancelled pass ends within 50 (benchmarks/);
     # here other tests may run beside this one.

@@ -112,7 +112,7 @@ def test_pieces_have_the_tokens_of_the_whole(pre: str) -> None:
     _check_pieces(tokenizer, " ".join(tokenizer_answers()["texts"]))
 
     @settings(
-        max_examples=200 if LONG else 25, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=200 if LONG else 15, deadline=None, suppress_health_check=list(HealthCheck)
     )
     @given(st.text(st.sampled_from(ALPHABET), max_size=60))
     def check(text: str) -> None:
