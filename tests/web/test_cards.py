@@ -150,13 +150,18 @@ def test_what_plausibly_fits_comes_first_each_by_rank() -> None:
         assert ranks == sorted(ranks, reverse=True)
 
 
-def test_what_the_user_added_is_read_only_inside_the_folders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of a model that the user added as "mine"."""
     monkeypatch.setenv("EDGEKIT_DATA", str(tmp_path / "data"))
     write_recorded(tmp_path, "llama-3.1-8b", "Q4_K_M")
     file = next(tmp_path.glob("*.gguf"))
     main(["catalog", "add", str(file), "--id", "mine"])
+    return file
+
+
+@pytest.mark.usefixtures("mine")
+def test_what_the_user_added_is_read_only_inside_the_folders(tmp_path: Path) -> None:
     order = Order(machine=machine_of(Words(ram="32G")), engine="llama.cpp")
     entries = Catalog(entries=(find_entry("mine"),))
     (outside,) = Maker(LOCAL).cards(order, entries)
@@ -171,19 +176,13 @@ def test_what_the_user_added_is_read_only_inside_the_folders(
     }  # the weights are those of the file
 
 
-def test_where_a_file_lies_is_not_told_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("EDGEKIT_DATA", str(tmp_path / "data"))
-    write_recorded(tmp_path, "llama-3.1-8b", "Q4_K_M")
-    file = next(tmp_path.glob("*.gguf"))
-    main(["catalog", "add", str(file), "--id", "mine"])
-    file.write_bytes(b"GGUF" + b"\xff" * 60)
+def test_where_a_file_lies_is_not_told_elsewhere(mine: Path, tmp_path: Path) -> None:
+    mine.write_bytes(b"GGUF" + b"\xff" * 60)
     order = Order(machine=machine_of(Words(ram="32G")), engine="llama.cpp")
     there = replace(LOCAL, host="0.0.0.0", models_dirs=(tmp_path.resolve(),))
     (card,) = Maker(there).cards(order, Catalog(entries=(find_entry("mine"),)))
     assert card["status"] == "refused"
-    assert card["told"].startswith(f"{file.name}: GGUF version")
+    assert card["told"].startswith(f"{mine.name}: GGUF version")
 
 
 # The stream.

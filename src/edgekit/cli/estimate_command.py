@@ -40,7 +40,7 @@ examples:
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "estimate",
-        help="the memory an engine will allocate, to the byte",
+        help="the memory an engine will allocate, and how each number is known",
         usage="edgekit estimate MODEL [--engine NAME] [-c N] [flags of the engine] [options]",
         description=_DESCRIPTION,
         epilog=MODEL_FORMS + _EXAMPLES + ENVIRONMENT,

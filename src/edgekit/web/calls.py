@@ -162,7 +162,7 @@ CALLS: dict[str, Call] = {
     "estimate": Call(
         request=requests.ESTIMATE,
         answer=_estimate,
-        summary="The memory an engine will allocate, to the byte",
+        summary="The memory an engine will allocate, and how each number is known",
     ),
     "check": Call(
         request=requests.CHECK,
