@@ -27,11 +27,12 @@ examples:
   edgekit calibrate --list
   edgekit calibrate --remove
 
-What is kept is used from then on for this machine, never for one that is only wished for: speeds rest on the measured
-memory, bills of llama.cpp have a line for what it holds besides, `edgekit hardware` shows it. Close other programs
-first: speeds of a busy machine are told and not kept. The engine is xllamacpp (pip install 'edgekit[llama]'), the
-memory and the disk take numpy (pip install 'edgekit[embed]'); what is not installed is left out, and told. What
-llama.cpp holds besides is kept from models with 100,000 tokens of vocabulary or more, as the made-up one has.
+Results are saved and used for this machine from then on, never for another one asked about with --device: speeds use
+the measured memory bandwidth, llama.cpp's bills get a line for its measured overhead, `edgekit hardware` shows both.
+Close other programs first: speeds measured on a busy machine are shown but not saved. The engine is xllamacpp (pip
+install 'edgekit-models[llama]'); memory and disk speed need numpy (pip install 'edgekit-models[embed]'). What is not
+installed is skipped, and the report says so. llama.cpp's overhead is saved only for models with a vocabulary of 100,000
+tokens or more; the generated model has one.
 
 exit codes: 0 measured (what could not be is told), 2 usage, 4 no such model on this machine, or the result cannot be
 written, 5 MODEL is unreadable, or llama.cpp is not here or died with it (with its last words), 130 interrupted

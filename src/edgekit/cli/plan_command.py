@@ -74,7 +74,9 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="the command, file or settings of this program alone: llama-server, ollama, lm-studio ...",
     )
     parser.add_argument(
-        "--plot", metavar="FILE", help="memory against context, as .svg or .png ('edgekit[plot]')"
+        "--plot",
+        metavar="FILE",
+        help="memory against context, as .svg or .png ('edgekit-models[plot]')",
     )
     add_wishes(parser)
     parser.add_argument(

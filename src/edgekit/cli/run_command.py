@@ -51,8 +51,9 @@ examples:
   edgekit run seven-billion.gguf --engine stream --budget 512M -p "Hello" --max-tokens 20
   git diff | edgekit run model.gguf --system "Review this change."
 
-engines: llama.cpp (pip install 'edgekit[llama]'), or stream, the built-in one (pip install 'edgekit[embed]'): slow for
-large models, which it reads from the disk as it goes, in a memory far below their size (llama, qwen2, qwen3, gemma3)
+engines: llama.cpp (pip install 'edgekit-models[llama]'), or stream, the built-in one (pip install
+'edgekit-models[embed]'), which reads the weights from the disk as it goes: slow for large models, but in far less
+memory than their size (llama, qwen2, qwen3, gemma3)
 in a conversation: an empty line is ignored, /reset forgets, /exit or Ctrl-D ends, Ctrl-C stops the answer
 
 exit codes: 0 done, 2 usage, an engine that is not installed, or refused by it, 3 does not fit or stopped before memory

@@ -182,7 +182,7 @@ def read_order(
 def _for_llama(arguments: argparse.Namespace) -> dict[str, Any]:
     """The flags that both engines have, as llama.cpp is asked; sinks cost nothing there.
 
-    Billed is the newest version known, which is what `edgekit[llama]` installs.
+    Billed is the newest version known, which is what `edgekit-models[llama]` installs.
     """
     newest = {"llama_version": NEWEST_VERSION}
     return {**newest, "ctx_shift": True} if arguments.rolling else newest

@@ -26,7 +26,7 @@ examples:
   edgekit serve model.gguf --host 0.0.0.0 --api-key SECRET
 
 endpoints: /v1/chat/completions, /v1/completions, /v1/models, /health (503 while it loads, then 200), /metrics
-The engine comes with pip install 'edgekit[llama]'. LLAMA_API_KEY is honoured.
+The engine comes with pip install 'edgekit-models[llama]'. LLAMA_API_KEY is honoured.
 
 exit codes: 0 ended by Ctrl-C or SIGTERM once it is up, 2 usage, a port that is taken, no engine installed, or refused
 by it, 3 does not fit or stopped before memory ran out, 4 not found or no access, 5 unreadable, or the engine died

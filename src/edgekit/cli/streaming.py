@@ -34,7 +34,7 @@ def start_stream(
         if error.name not in {"numpy", "tokenizers"}:
             raise
         raise MissingExtraError(
-            f"the built-in engine needs {error.name}: pip install 'edgekit[embed]'"
+            f"the built-in engine needs {error.name}: pip install 'edgekit-models[embed]'"
         ) from error
     budget = judged.order.budget_bytes
     monitor = Monitor(budget_bytes=budget, own_process=budget is not None)

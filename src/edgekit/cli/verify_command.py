@@ -49,7 +49,7 @@ examples:
   edgekit verify unsloth/gemma-3-27b-it-GGUF:Q4_K_M -c 64k -ctk q8_0 -ctv q8_0
   edgekit verify model.gguf --load
 
-The engine is xllamacpp (pip install 'edgekit[llama]'; --mode server, the default), or llama-fit-params of
+The engine is xllamacpp (pip install 'edgekit-models[llama]'; --mode server, the default), or llama-fit-params of
 llama.cpp on the PATH (--mode library, or where xllamacpp is not installed).
 
 exit codes: 0 within bounds, 1 outside, 2 usage or refused by the engine's rules, 4 not found or no access,

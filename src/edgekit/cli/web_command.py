@@ -31,7 +31,7 @@ what follows.
 """
 _CODES = """
 exit codes: 0 ended by Ctrl-C or SIGTERM, 1 the address could not be written, 2 usage, a port that is taken, or
-edgekit[web] is not installed, 4 a file or folder that is not there or may not be read
+edgekit-models[web] is not installed, 4 a file or folder that is not there or may not be read
 """
 
 

@@ -42,7 +42,7 @@ def serve(arguments: argparse.Namespace) -> tuple[str, int]:
         if error.name not in _EXTRA:
             raise
         raise MissingExtraError(
-            f"the page needs {error.name}: pip install 'edgekit[web]'"
+            f"the page needs {error.name}: pip install 'edgekit-models[web]'"
         ) from error
 
     def announce(settled: Settings) -> None:

@@ -5,7 +5,7 @@
     with open_embedder("model.gguf", memory_budget="200M") as embedder:
         vectors = embedder.embed(["a text", "another one"])
 
-Imported on first use: numpy and tokenizers come with `pip install 'edgekit[embed]'`.
+Imported on first use: numpy and tokenizers come with `pip install 'edgekit-models[embed]'`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def __getattr__(name: str) -> Any:
         from edgekit.errors import MissingExtraError
 
         raise MissingExtraError(
-            f"the embedder needs {error.name}: pip install 'edgekit[embed]'"
+            f"the embedder needs {error.name}: pip install 'edgekit-models[embed]'"
         ) from error
     globals()[name] = found
     return found

@@ -30,7 +30,7 @@ from edgekit.embed.walk import Walked
 from edgekit.errors import EngineError, HeaderError, UsageError
 
 ENGINE = "llama.cpp"
-INSTALL = "pip install 'edgekit[llama]'"
+INSTALL = "pip install 'edgekit-models[llama]'"
 
 _SEQUENCES = 32  # texts that one batch may hold
 _SPARE_TOKENS = 256  # of the cache: a text must be shorter than it, and llama.cpp rounds to this

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # matplotlib is an extra, and heavy: imported on first use
     from edgekit.plan.curve import Curve
 
 SUFFIXES = (".svg", ".png")
-INSTALL = "pip install 'edgekit[plot]'"
+INSTALL = "pip install 'edgekit-models[plot]'"
 SIZE_INCHES = (8.0, 4.8)
 PIXELS_PER_INCH = 150
 # Okabe and Ito's colours, told apart by every kind of eye; dashes tell them apart on grey paper.

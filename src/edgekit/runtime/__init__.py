@@ -1,6 +1,7 @@
 """A plan carried out: on real llama.cpp (`start`), or on the built-in engine (`open_stream`, `generate`).
 
-Imported on first use: numpy comes with `pip install 'edgekit[embed]'`, llama.cpp with `pip install 'edgekit[llama]'`.
+Engines are imported on first use: the built-in one needs `pip install 'edgekit-models[embed]'`,
+llama.cpp `pip install 'edgekit-models[llama]'`.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def __getattr__(name: str) -> Any:
         from edgekit.errors import MissingExtraError
 
         raise MissingExtraError(
-            "the built-in engine needs numpy: pip install 'edgekit[embed]'"
+            "the built-in engine needs numpy: pip install 'edgekit-models[embed]'"
         ) from error
     globals()[name] = found
     return found

@@ -15,7 +15,7 @@ from edgekit.verify.types import STOP, Question
 
 NAME = "xllamacpp"
 MODE = Mode.SERVER  # it starts a server: one row of logits for each sequence
-INSTALL = "pip install 'edgekit[llama]'"
+INSTALL = "pip install 'edgekit-models[llama]'"
 
 _AUTO = -1  # n_parallel: what llama-server does when it is not told
 _VERBOSE = 5  # the dry run of its own fit tells its buffers from here on

@@ -57,7 +57,9 @@ def _require_askable(question: Question) -> None:
     }
     for what, wanted in refused.items():
         if wanted:
-            raise UsageError(f"{NAME} cannot {what}: use xllamacpp (pip install 'edgekit[llama]')")
+            raise UsageError(
+                f"{NAME} cannot {what}: use xllamacpp (pip install 'edgekit-models[llama]')"
+            )
 
 
 def _context(load: Load) -> list[str]:

@@ -132,7 +132,7 @@ def test_without_an_engine_the_line_to_type(ask: Ask, monkeypatch: pytest.Monkey
     monkeypatch.setattr("edgekit.verify.binding.is_here", lambda: False)
     code, _, err = ask("-p", "Hello")
     assert code == 2
-    assert "pip install 'edgekit[llama]'" in err
+    assert "pip install 'edgekit-models[llama]'" in err
 
 
 def test_a_model_that_only_the_engine_rejects(ask: Ask, tmp_path: Path) -> None:

@@ -346,7 +346,7 @@ def test_what_is_not_installed_is_named(missing: str) -> None:
     code = f"import sys; sys.modules[{missing!r}] = None; from edgekit.cli import main; sys.exit(main(['web', '--port', '0']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert f"the page needs {missing}: pip install 'edgekit[web]'" in done.stderr
+    assert f"the page needs {missing}: pip install 'edgekit-models[web]'" in done.stderr
 
 
 def test_help_loads_no_server() -> None:

@@ -370,9 +370,9 @@ def test_heads_of_pages_that_are_none(head: bytes) -> None:
 
 def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UsageError, match=r"pip install 'edgekit\[parquet\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'edgekit-models\[parquet\]'"):
         read(tmp_path / "a.parquet")
-    with pytest.raises(UsageError, match=r"edgekit\[parquet\]"):
+    with pytest.raises(UsageError, match=r"edgekit-models\[parquet\]"):
         parquet.ParquetForm(4, ids=False, integer_ids=False)
 
 

@@ -180,5 +180,5 @@ def test_without_ray(
         "400M",
     )
     assert main(("embed", str(model), *words, "--ray")) == 2
-    assert "pip install 'edgekit[ray]'" in capsys.readouterr().err
+    assert "pip install 'edgekit-models[ray]'" in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"tiny.gguf", "x.txt"}

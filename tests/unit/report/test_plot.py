@@ -17,7 +17,7 @@ from edgekit.report import plot
 from edgekit.report.plot import STYLES, write_plot
 from edgekit.units import GIB
 
-pytest.importorskip("matplotlib", reason="the picture is matplotlib's: pip install 'edgekit[plot]'")
+pytest.importorskip("matplotlib", reason="the picture is matplotlib's: pip install 'edgekit-models[plot]'")
 
 
 def curve(cache: str, bytes_per_token: int, longest: int, native: int = 131_072) -> Curve:
@@ -143,7 +143,7 @@ def test_without_matplotlib_the_line_that_installs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(EdgekitError, match=r"pip install 'edgekit\[plot\]'"):
+    with pytest.raises(EdgekitError, match=r"pip install 'edgekit-models\[plot\]'"):
         write_plot(CURVES, tmp_path / "plot.svg", model="m", machine="x")
 
 

@@ -85,7 +85,7 @@ def test_how_much_is_read() -> None:
 
 def test_without_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numpy", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'edgekit\[embed\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'edgekit-models\[embed\]'"):
         memory_bandwidth(MIB)
 
 
@@ -268,7 +268,7 @@ def test_nothing_measured_is_nothing_written(
     found = calibrate(tell=told.append, options=replace(QUICK, folder=tmp_path))
     assert told == []
     assert not found.is_kept
-    needed = "numpy is needed: pip install 'edgekit[embed]'"
+    needed = "numpy is needed: pip install 'edgekit-models[embed]'"
     assert found.notes[:2] == (
         f"the speed of the memory was not measured: {needed}",
         f"the speed of the disk was not measured: {needed}",
@@ -307,7 +307,7 @@ def test_without_an_engine_the_machine_is_measured(without_engine: None) -> None
 def test_with_a_model_nothing_is_kept_without_an_engine(
     tmp_path: Path, without_engine: None
 ) -> None:
-    with pytest.raises(EngineError, match=r"pip install 'edgekit\[llama\]'"):
+    with pytest.raises(EngineError, match=r"pip install 'edgekit-models\[llama\]'"):
         calibrate(str(small_model.write_model(tmp_path)), options=QUICK)
     assert read_calibration().calibration == Calibration()
 

@@ -294,7 +294,7 @@ def test_progress_is_told_when_there_is_some() -> None:
 
 def test_no_engine_says_what_to_install(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     monkeypatch.setattr(binding, "is_here", lambda: False)
-    with pytest.raises(MissingExtraError, match=r"pip install 'edgekit\[llama\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'edgekit-models\[llama\]'"):
         start(launch_of(model))
 
 

@@ -176,7 +176,7 @@ def test_without_an_engine(
     monkeypatch.setattr(ways, "TABLE", none)
     code, out, err = ask(capsys, model, "--json")
     assert code == 5
-    assert "pip install 'edgekit[llama]'" in err
+    assert "pip install 'edgekit-models[llama]'" in err
     assert json.loads(out)["error"]["type"] == "EngineError"
 
 

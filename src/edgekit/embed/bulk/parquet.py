@@ -36,7 +36,7 @@ def arrow() -> Any:
         import pyarrow as pa
         import pyarrow.parquet
     except ImportError as error:
-        raise UsageError("Parquet needs pyarrow: pip install 'edgekit[parquet]'") from error
+        raise UsageError("Parquet needs pyarrow: pip install 'edgekit-models[parquet]'") from error
     return pa
 
 

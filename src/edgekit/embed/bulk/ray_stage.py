@@ -312,5 +312,5 @@ def import_ray() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise UsageError("--ray needs Ray: pip install 'edgekit[ray]'") from error
+        raise UsageError("--ray needs Ray: pip install 'edgekit-models[ray]'") from error
     return ray

@@ -43,7 +43,7 @@ def require_numpy() -> None:
     try:
         import numpy  # noqa: F401, ICN001 - only whether it is here
     except ImportError as error:
-        raise MissingExtraError("numpy is needed: pip install 'edgekit[embed]'") from error
+        raise MissingExtraError("numpy is needed: pip install 'edgekit-models[embed]'") from error
 
 
 def memory_bandwidth(
