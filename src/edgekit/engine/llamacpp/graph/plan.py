@@ -163,7 +163,10 @@ def _known(model: Model) -> Known:
         family=family,
         hparams=hparams,
         layers=layers,
-        alike=_numbered((facts, _vectors(hparams, il)) for il, facts in enumerate(layers)),
+        alike=_numbered(
+            (facts, _vectors(hparams, il), _expert_types(hparams, il))
+            for il, facts in enumerate(layers)
+        ),
         types={tensor.name: tensor.type for tensor in model.header.tensors},
     )
 
@@ -172,6 +175,15 @@ def _vectors(hparams: Hparams, il: int) -> Hashable:
     """Types of those weights that a node may write its result over, where they are copied and as large as that."""
     own = hparams.weights(il)
     return tuple(tensor.type.name for tensor in own.values() if len(tensor.shape) == 1)
+
+
+def _expert_types(hparams: Hparams, il: int) -> Hashable:
+    """A shared expert runs with the routed ones where their first products have weights of one type."""
+    own = hparams.weights(il)
+    if "ffn_up_shexp.weight" not in own:
+        return None
+    names = (f"ffn_{side}_{kind}.weight" for kind in ("exps", "shexp") for side in ("up", "gate"))
+    return tuple(own[name].type.name for name in names if name in own)
 
 
 def _numbered(keys: Iterable[Hashable]) -> tuple[int, ...]:

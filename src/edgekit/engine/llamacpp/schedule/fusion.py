@@ -1,4 +1,7 @@
-"""Nodes that CUDA runs as one: their sources stay alive until the last of them (ggml_backend_cuda_graph_optimize)."""
+"""Nodes that CUDA runs as one: their order, and sources that stay alive until the last of them.
+
+ggml_backend_cuda_graph_optimize of ggml-cuda.cu.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 
-from edgekit.engine.llamacpp.graph.tensor import Tensor
+from edgekit.engine.llamacpp.graph.tensor import Home, Tensor
+from edgekit.engine.llamacpp.types import Rules
 
 MOST_EXPERTS = 15  # ggml-cuda.cu: MOE_WEIGHTED_REDUCTION_MAX_EXPERTS
 EXPERT_COUNTS = frozenset({*(2**power for power in range(10)), 288, 576})  # topk-moe.cu
@@ -26,9 +30,11 @@ class Uses:
         return Counter(chain.from_iterable(self.reads))
 
 
-def kept_alive(nodes: Sequence[Tensor], uses: Uses) -> Kept:
-    """Node -> what may not be freed before it has run."""
+def optimized(nodes: list[Tensor], uses: Uses, rules: Rules) -> tuple[list[Tensor], Kept]:
+    """The nodes of a split in the order in which they run, and for some of them what is freed only after them."""
     kept: Kept = {}
+    if rules is Rules.V0_6:
+        nodes = _shared_experts_moved(nodes, uses, kept)
     i = 0
     while i < len(nodes):
         op = nodes[i].op
@@ -44,7 +50,67 @@ def kept_alive(nodes: Sequence[Tensor], uses: Uses) -> Kept:
                     _add(kept, nodes[i + length], (node, *node.src))
                 i += length - 1
         i += 1
-    return kept
+    return nodes, kept
+
+
+def _shared_experts_moved(nodes: list[Tensor], uses: Uses, kept: Kept) -> list[Tensor]:
+    """Gate, up and activation of a shared expert run right after those of the routed ones."""
+    nodes = list(nodes)
+    i = 0
+    while i + 5 < len(nodes):
+        found = _shared_expert(nodes, i, uses)
+        if found is not None:
+            nodes[i + 3 : found + 3] = nodes[found : found + 3] + nodes[i + 3 : found]
+            _weight, *inputs = nodes[i + 2].src[1].src
+            _add(kept, nodes[i + 5], inputs)
+            i += 5
+        i += 1
+    return nodes
+
+
+def _shared_expert(nodes: Sequence[Tensor], i: int, uses: Uses) -> int | None:
+    """Where the nodes of the shared expert begin that can run with the routed ones at `i`."""
+    if nodes[i].op != "MUL_MAT_ID":
+        return None
+    for j in range(i + 3, len(nodes) - 2):
+        op = nodes[j].op
+        if op == "MUL_MAT_ID" and nodes[j + 1].op == op:
+            return None
+        if op == "MUL_MAT" and _runs_with(nodes[i : i + 3], nodes[j : j + 3], uses):
+            return j
+    return None
+
+
+def _runs_with(routed: Sequence[Tensor], shared: Sequence[Tensor], uses: Uses) -> bool:
+    """ggml_cuda_match_shared_expert: up and gate of both are alike, quantised, and see the same state."""
+    if not (_is_gated(routed, "MUL_MAT_ID") and _is_gated(shared, "MUL_MAT")):
+        return False
+    weight, seen = routed[0].src[:2]
+    other, state = shared[0].src
+    return (
+        weight.home is Home.WEIGHTS  # a copy of a weight has no buffer yet
+        and weight.type.block_elements > 1
+        and weight.type == other.type
+        and weight.ne[:2] == other.ne[:2]
+        and seen.op == "RESHAPE"
+        and seen.src[0] is state
+        and _only_within((*routed, *shared), (routed[2], shared[2]), uses)
+    )
+
+
+def _is_gated(run: Sequence[Tensor], product: str) -> bool:
+    """Two products of like weights with the same inputs, and a gated activation of them."""
+    one, other, activated = run
+    if (one.op, other.op, activated.op) != (product, product, "GLU"):
+        return False
+    weights, others = one.src[0], other.src[0]
+    return (
+        len(activated.src) == 2
+        and set(activated.src) == {one, other}
+        and one.src[1:] == other.src[1:]
+        and weights.type == others.type
+        and weights.ne == others.ne
+    )
 
 
 def _add(kept: Kept, until: Tensor, tensors: Sequence[Tensor]) -> None:

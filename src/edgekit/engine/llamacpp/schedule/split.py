@@ -98,18 +98,17 @@ def split(graph: Graph, assignment: Assignment, machine: Machine) -> Placed:
     mark = next(pending)
     ends = [one.start for one in walker.splits[1:]] + [len(graph.nodes)]
     for one, end in zip(walker.splits, ends, strict=True):
-        kept = machine.backends[one.backend].keeps(graph.nodes[one.start : end])
+        own, kept = machine.backends[one.backend].optimize(graph.nodes[one.start : end])
         while one.start == mark:
             marks.append(len(nodes))
             mark = next(pending)
         for tensor, buffer in _inputs(one, walker):
             nodes.append(tensor)
             buffers.append(buffer)
-        for i in range(one.start, end):
+        for i, node in enumerate(own, one.start):
             while i == mark:
                 marks.append(len(nodes))
                 mark = next(pending)
-            node = graph.nodes[i]
             nodes.append(node)
             buffers.append(assignment[node])
             if node in kept:

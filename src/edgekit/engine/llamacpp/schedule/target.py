@@ -19,7 +19,7 @@ from edgekit.engine.llamacpp.placement import (
 )
 from edgekit.engine.llamacpp.schedule import cuda
 from edgekit.engine.llamacpp.schedule.assign import assign
-from edgekit.engine.llamacpp.schedule.fusion import Uses, kept_alive
+from edgekit.engine.llamacpp.schedule.fusion import Uses, optimized
 from edgekit.engine.llamacpp.schedule.split import split
 from edgekit.engine.llamacpp.schedule.types import COPIES, Backend, Machine
 from edgekit.engine.llamacpp.types import Context
@@ -81,7 +81,7 @@ def _placer(
                     buffer=cuda.buffer(f"CUDA{pool.index}"),
                     supports=cuda.supports,
                     wants=cuda.wants(values),
-                    keeps=lambda nodes: kept_alive(nodes, uses),
+                    optimize=lambda nodes: optimized(nodes, uses, build.options.rules),
                 )
                 for pool in order
                 if pool is not HOST

@@ -17,13 +17,18 @@ COPIES = 4  # ggml-backend.cpp: GGML_SCHED_MAX_COPIES, where several devices wor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """`supports`: whether it can run a node; `wants`: whether it runs one whose weights lie on the host."""
+    """`supports`: whether it can run a node; `wants`: whether it runs one whose weights lie on the host.
+
+    `optimize`: the order in which it runs the nodes of a split, and for some of them what is freed only after them.
+    """
 
     pool: Pool
     buffer: Buffer
     supports: Callable[[Tensor], bool] = lambda _: True
     wants: Callable[[Tensor], bool] = lambda _: False
-    keeps: Callable[[list[Tensor]], dict[Tensor, list[Tensor]]] = lambda _: {}
+    optimize: Callable[[list[Tensor]], tuple[list[Tensor], dict[Tensor, list[Tensor]]]] = (
+        lambda nodes: (nodes, {})
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgekit.engine.llamacpp.graph import ggml
-from edgekit.engine.llamacpp.graph.families.heads import results, rows_after_norm
+from edgekit.engine.llamacpp.graph.families.heads import output_rows, results, rows_after_norm
 from edgekit.engine.llamacpp.graph.families.hybrid import Hybrid
 from edgekit.engine.llamacpp.graph.families.mamba import Ssm, keep_tail, linear
 from edgekit.engine.llamacpp.graph.families.transformer import Shared
@@ -154,6 +154,8 @@ class DeltaNet(Hybrid):
         cur = self.normalized(layer, stream, "attn_norm")
         build.expand(cur)
         cur = self.attention(build, layer, shared, cur)
+        if layer.facts.is_last:
+            cur, stream = output_rows(build, (cur, stream), shared.out_ids)
         return self.after_attention(build, layer, shared, cur, stream)
 
     def attention(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:

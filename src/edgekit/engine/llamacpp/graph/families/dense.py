@@ -182,6 +182,9 @@ class Chameleon(Transformer):
 class CogVlm(Transformer):
     """Every token has its logits: no rows are chosen."""
 
+    def crops(self, _build: Build) -> bool:
+        return False
+
     def build(self, build: Build) -> None:
         cur = build.input_embd()
         shared = self.shared(build)
@@ -209,7 +212,7 @@ DENSE: Mapping[str, Transformer] = {
     "chameleon": Chameleon(attn_input=input_kv),
     "chatglm": Transformer(attn_input=input_kv, act=Act.FUSED, gated=False),
     "codeshell": CodeShell(attn_input=input_kv, norm=Norm.LAYER, gated=False),
-    "cogvlm": CogVlm(attn_input=input_kv, late_out_ids=True),
+    "cogvlm": CogVlm(attn_input=input_kv),
     "deci": Deci(attn_input=input_kv),
     "dream": Diffusion(attn_input=input_no_cache),
     "ernie4_5": Transformer(attn_input=input_kv),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from edgekit.engine.llamacpp.graph import ggml
 from edgekit.engine.llamacpp.graph.llama.build import Build
 from edgekit.engine.llamacpp.graph.llama.matrices import Norm, normalize, project
@@ -29,8 +31,15 @@ def results(build: Build, embd: Tensor, *, scale: bool = False, softcap: bool = 
     build.expand(cur)
 
 
+def output_rows(build: Build, tensors: Sequence[Tensor], out_ids: Tensor) -> list[Tensor]:
+    """The output rows of what leaves attention in the last layer, where rows are chosen there already."""
+    if not build.crops_early:
+        return list(tensors)
+    return [ggml.get_rows(one, out_ids) for one in tensors]
+
+
 def rows_after_norm(build: Build, cur: Tensor, out_ids: Tensor, *, kind: Norm = Norm.RMS) -> Tensor:
-    """All tokens pass the last norm, for blocks that predict further tokens (t_h_nextn); rows are chosen afterwards."""
+    """The last norm, a result for blocks that predict further tokens (t_h_nextn), and the output rows of it."""
     cur = normalize(cur, build["output_norm"], kind=kind)
     build.output(cur)
-    return ggml.get_rows(cur, out_ids)
+    return cur if build.crops_early else ggml.get_rows(cur, out_ids)

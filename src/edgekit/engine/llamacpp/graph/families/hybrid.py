@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from edgekit.engine.llamacpp.graph import ggml
-from edgekit.engine.llamacpp.graph.families.heads import results, rows_after_norm
+from edgekit.engine.llamacpp.graph.families.heads import output_rows, results, rows_after_norm
 from edgekit.engine.llamacpp.graph.families.transformer import Shared, Transformer, never
 from edgekit.engine.llamacpp.graph.llama.attention import attend
 from edgekit.engine.llamacpp.graph.llama.build import Build, Layer
@@ -99,7 +99,10 @@ class OneEach(Hybrid):
     def block(self, build: Build, layer: Layer, shared: Shared, stream: Tensor) -> Tensor:
         cur = self.normalized(layer, stream, "attn_norm")
         kind = self.feed_forward if layer.facts.more is True else self.attention
-        return ggml.add(kind(build, layer, shared, cur), stream)
+        cur = kind(build, layer, shared, cur)
+        if layer.facts.is_last:
+            cur, stream = output_rows(build, (cur, stream), shared.out_ids)
+        return ggml.add(cur, stream)
 
     def attention(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
         if layer.facts.is_recr:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from edgekit.engine.llamacpp.graph import ggml
 from edgekit.engine.llamacpp.graph.families.delta_net import delta_net, l2_normalized
-from edgekit.engine.llamacpp.graph.families.heads import results, rows_after_norm
+from edgekit.engine.llamacpp.graph.families.heads import output_rows, results, rows_after_norm
 from edgekit.engine.llamacpp.graph.families.hybrid import Hybrid
 from edgekit.engine.llamacpp.graph.families.latent import query
 from edgekit.engine.llamacpp.graph.families.transformer import Shared
@@ -228,6 +228,8 @@ class Ling3(Kimi):
     def block(self, build: Build, layer: Layer, shared: Shared, stream: Tensor) -> Tensor:
         cur = self.normalized(layer, stream, "attn_norm")
         cur = self.attention(build, layer, shared, cur)
+        if layer.facts.is_last:
+            cur, stream = output_rows(build, (cur, stream), shared.out_ids)
         return self.after_attention(build, layer, shared, cur, stream)
 
     def attention(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:

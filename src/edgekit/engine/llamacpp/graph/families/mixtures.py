@@ -88,7 +88,12 @@ class SmallThinker(Transformer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mimo2(Transformer):
-    """Values may be scaled, which is done to the result of attention."""
+    """Values may be scaled, which is done to the result of attention. From 0.6 on its last state is a result."""
+
+    def head(self, build: Build, cur: Tensor) -> None:
+        if build.crops_early:
+            build.output(cur)
+        Transformer.head(self, build, cur)
 
     def attention(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
         cur = Transformer.attention(self, build, layer, shared, cur)
@@ -166,5 +171,5 @@ MIXTURES: Mapping[str, Transformer] = {
     "qwen2moe": Qwen2Moe(attn_input=input_kv, routing=unnormalized),
     "rnd1": Diffusion(attn_input=input_no_cache),
     "smallthinker": SmallThinker(rope=smallthinker_rope, routing=as_gated),
-    "step35": Step35(attn_input=input_kv_iswa, late_out_ids=True, routing=sigmoid_routing),
+    "step35": Step35(attn_input=input_kv_iswa, predicts=True, routing=sigmoid_routing),
 }

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgekit.engine.llamacpp.graph import ggml
-from edgekit.engine.llamacpp.graph.families.heads import results, rows_after_norm
+from edgekit.engine.llamacpp.graph.families.heads import output_rows, results, rows_after_norm
 from edgekit.engine.llamacpp.graph.families.transformer import Shared, Transformer, rope_factors
 from edgekit.engine.llamacpp.graph.llama.attention import attend
 from edgekit.engine.llamacpp.graph.llama.build import Build, Layer
@@ -101,7 +101,7 @@ class Gemma4(Transformer):
         per_layer = per_layer_inputs(build, cur, width, before) if width else None
         for layer in build.layers():
             cur = self.block(build, layer, shared, cur)
-            cur = self.embedded(layer, cur, per_layer)
+            cur = self.embedded(build, layer, shared, cur, per_layer)
         cur = rows_after_norm(build, cur, shared.out_ids)
         results(build, cur, softcap=self.logit_softcap(build.hparams))
 
@@ -112,6 +112,8 @@ class Gemma4(Transformer):
     def block(self, build: Build, layer: Layer, shared: Shared, stream: Tensor) -> Tensor:
         cur = self.normalized(layer, stream, "attn_norm")
         cur = self.attention(build, layer, shared, cur)
+        if layer.facts.is_last:
+            cur, stream = output_rows(build, (cur, stream), shared.out_ids)
         stream = ggml.add(self.normalized(layer, cur, "post_attention_norm"), stream)
         cur = self.feed_forward(build, layer, shared, stream)
         return ggml.add(normalize(cur, layer["post_ffw_norm"]), stream)
@@ -128,10 +130,15 @@ class Gemma4(Transformer):
         moe = experts(build, layer, moe, shared.routing, probs_in=logits)
         return ggml.add(dense, self.normalized(layer, moe, "post_ffw_norm_2"))
 
-    def embedded(self, layer: Layer, cur: Tensor, per_layer: Tensor | None) -> Tensor:
+    def embedded(
+        self, build: Build, layer: Layer, shared: Shared, cur: Tensor, per_layer: Tensor | None
+    ) -> Tensor:
         if per_layer is not None:
             gate = ggml.unary(ggml.mul_mat(layer["inp_gate"], cur))
-            made = ggml.mul_mat(layer["proj"], ggml.mul(gate, slice_2d(per_layer)))
+            own = slice_2d(per_layer)
+            if layer.facts.is_last:
+                (own,) = output_rows(build, (own,), shared.out_ids)
+            made = ggml.mul_mat(layer["proj"], ggml.mul(gate, own))
             cur = ggml.add(cur, normalize(made, layer["post_norm"], layer=layer.index))
         scale = layer.weight("layer_output_scale")
         return cur if scale is None else ggml.mul(cur, scale)

@@ -128,9 +128,9 @@ def _selected(layer: Layer, logits: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicting(Transformer):
-    """Rows are chosen after the last norm: blocks that predict further tokens need it of all."""
+    """The last norm is a result for blocks that predict further tokens; 0.5 keeps all rows up to there."""
 
-    late_out_ids: bool = True
+    predicts: bool = True
 
     def build(self, build: Build) -> None:
         cur = build.input_embd()

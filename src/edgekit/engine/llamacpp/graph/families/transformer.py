@@ -103,8 +103,8 @@ class Transformer:
     late_qk_norm: bool = False  # they are normalised after they are rotated
     scaled_q: bool = False
     softcap: int = 0
-    late_out_ids: bool = (
-        False  # rows are chosen after the last layer; the whole last state is a result
+    predicts: bool = (
+        False  # the state after the last layer is a result (t_h_nextn, before the norm)
     )
     parallel: bool = False  # attention and feed-forward see the same norm
     parallel_sum: Callable[[Tensor, Tensor, Tensor], Tensor] = stream_then_attention
@@ -134,9 +134,10 @@ class Transformer:
             cur = ggml.add(cur, ggml.get_rows(table, shared.pos))
         for layer in build.layers():
             cur = self.block(build, layer, shared, cur)
-        if self.late_out_ids:
+        if self.predicts:
             build.output(cur)
-            cur = ggml.get_rows(cur, shared.out_ids)
+            if not build.crops_early:
+                cur = ggml.get_rows(cur, shared.out_ids)
         self.head(build, cur)
 
     def shared(self, build: Build) -> Shared:
@@ -152,13 +153,17 @@ class Transformer:
         normed = self.normalized(layer, stream, "attn_norm")
         cur = self.attention(build, layer, shared, normed)
         rows = [cur, stream, normed]
-        if layer.facts.is_last and not self.late_out_ids:
+        if layer.facts.is_last and self.crops(build):
             kept = rows if self.parallel else rows[:2]
             rows = [ggml.get_rows(one, shared.out_ids) for one in kept]
         if self.parallel:
             result = self.feed_forward(build, layer, shared, rows[2])
             return self.parallel_sum(result, rows[1], rows[0])
         return self.after_attention(build, layer, shared, rows[0], rows[1])
+
+    def crops(self, build: Build) -> bool:
+        """Whether output rows are chosen in the last layer, after attention."""
+        return build.crops_early or not self.predicts
 
     def after_attention(
         self, build: Build, layer: Layer, shared: Shared, cur: Tensor, stream: Tensor

@@ -40,7 +40,7 @@ USUAL: Mapping[str, Transformer] = {
     ),
     "gpt-oss": Transformer(
         attn_input=input_kv_iswa,
-        late_out_ids=True,
+        predicts=True,
         ffn_norm="post_attention_norm",
         routing=lambda _hparams: Routing(gating=Gating.SOFTMAX_WEIGHT, norm_w=False),
     ),

@@ -36,7 +36,10 @@ class Sizes:
 
 # Their pictures come as embeddings that are right already.
 GIVEN_UNSCALED = frozenset({"gemma-embedding", "gemma3", "gemma3n", "gemma4"})
-UNMIXED = frozenset({"cogvlm"})  # other weights for pictures than for words
+# llama-arch.cpp @ b11549: llm_arch_supports_mixed_batch. Their batches hold either tokens or embeddings.
+UNMIXED = frozenset(
+    {"cogvlm", "deepseek4", "dflash", "eagle3", "gemma4-assistant", "graniteswitch"}
+)
 
 
 class Mixed(NamedTuple):
@@ -172,6 +175,14 @@ class Build:
     def expand(self, tensor: Tensor) -> None:
         self.graph.expand(tensor)
 
+    @property
+    def crops_early(self) -> bool:
+        """crop_before_nextn: 0.6 narrows the last layer of every model to the output rows.
+
+        Before, models with blocks that predict further tokens kept all rows up to the last norm.
+        """
+        return self.options.rules is Rules.V0_6
+
     def output(self, tensor: Tensor) -> None:
         """One of the graph's results: it is never freed."""
         tensor.is_output = True
@@ -207,7 +218,8 @@ class Build:
         self.inp_embd = found
         if scaled:
             found = found if self.graph.is_contiguous(found) else ggml.cont(found)
-            found = self._scaled_by_row(found) if width and mixed else ggml.scale(found)
+            by_row = width and self.options.rules is not Rules.V0_5
+            found = self._scaled_by_row(found) if by_row else ggml.scale(found)
         self.expand(found)
         return found
 
@@ -223,10 +235,12 @@ class Build:
         )
 
     def scaled_embd(self, cur: Tensor) -> Tensor:
-        """Embeddings that were looked up, times a number; of some models given ones are not: 0.6 tells row by row."""
+        """Embeddings times a number. Where given ones are not scaled, 0.6 does it row by row in build_inp_embd."""
         if self.options.rules is Rules.V0_5 or self.hparams.arch not in GIVEN_UNSCALED:
             return ggml.scale(cur)
-        return self._scaled_by_row(cur)
+        cur = self._scaled_by_row(cur)
+        self.expand(cur)
+        return cur
 
     def _scaled_by_row(self, cur: Tensor) -> Tensor:
         return ggml.mul(cur, ggml.graph_input(F32, 1, self.n_tokens, name="inp_scale_rows"))
