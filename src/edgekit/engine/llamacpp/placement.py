@@ -64,6 +64,21 @@ LOADED_IDLE = {
     ),
 }
 
+# llama-arch.cpp: their ssm_a is read by SSM_SCAN, that of others by a product.
+SCANNING = frozenset(
+    {
+        "falcon-h1",
+        "granitehybrid",
+        "jamba",
+        "mamba",
+        "mamba2",
+        "nemotron_h",
+        "nemotron_h_moe",
+        "plamo2",
+    }
+)
+SCAN_STATES = frozenset({96, 128, 256})  # ggml-cuda.cu: d_state that SSM_SCAN has kernels for
+
 _BLOCK = re.compile(r"(?:^|\.)blk\.(\d+)\.")
 _EXPERTS = re.compile(r"\.ffn_(up|down|gate|gate_up)_(ch|)exps")  # arg.cpp: --cpu-moe
 
@@ -77,6 +92,7 @@ class Placement:
     output: Pool
     offload_kqv: bool = True
     host_expert_blocks: int = 0  # experts of the first so many blocks are on the host
+    host_scans: bool = False  # ssm_a stays on the host: the device has no kernel for its scan
 
     def cache_pool(self, block: int) -> Pool:
         return self.blocks[block] if self.offload_kqv else HOST
@@ -98,7 +114,25 @@ def place(model: Model, setup: LlamaCppSetup) -> Placement:
         output=pools[-1],
         offload_kqv=setup.offload_kqv,
         host_expert_blocks=blocks if setup.cpu_moe else min(setup.n_cpu_moe, blocks),
+        host_scans=not _can_scan(model),
     )
+
+
+def _can_scan(model: Model) -> bool:
+    """Whether CUDA runs a scan with an ssm_a of the file's shape (llama-model-loader.cpp: weight_buft_supported)."""
+    name = model.geometry.architecture
+    if name not in SCANNING:
+        return True
+    shape = next(
+        (one.shape for one in model.header.tensors or () if one.name.endswith(".ssm_a")), ()
+    )
+    keys = (model.header.keys.get(f"{name}.ssm.{key}") for key in ("inner_size", "state_size"))
+    inner, state = (one if isinstance(one, int) else 0 for one in keys)
+    heads, width = (1, *shape)[-2:]
+    if width == 1:
+        return state in SCAN_STATES and inner // max(1, heads) % 16 == 0
+    groups = model.header.keys.get(f"{name}.ssm.group_count") or 1
+    return width == 16 and inner == heads and heads % 128 == 0 and groups == 1
 
 
 def _block_pools(blocks: int, setup: LlamaCppSetup) -> Iterator[Pool]:
@@ -198,7 +232,8 @@ def _pools(
 ) -> tuple[Pool, ...]:
     if block is not None:
         on_host = block < placement.host_expert_blocks and _EXPERTS.search(name)
-        return (HOST if on_host else placement.blocks[block],)
+        unscanned = placement.host_scans and name.endswith(".ssm_a")
+        return (HOST if on_host or unscanned else placement.blocks[block],)
     stem = name.rsplit(".", 1)[0]
     if stem in INPUT_TENSORS:
         return (HOST,)

@@ -9,6 +9,7 @@ from edgekit.engine.llamacpp.graph.dims import Size, value
 from edgekit.engine.llamacpp.graph.llama.feed_forward import PRECISE
 from edgekit.engine.llamacpp.graph.tensor import Tensor
 from edgekit.engine.llamacpp.graph.trace import Buffer
+from edgekit.engine.llamacpp.placement import SCAN_STATES
 from edgekit.engine.llamacpp.schedule.types import strided_bytes
 
 ALIGNMENT = 128
@@ -16,7 +17,6 @@ ROW_PADDING = 512
 OFFLOAD_BATCH = 32  # GGML_OP_OFFLOAD_MIN_BATCH
 
 FLASH_TYPES = frozenset({"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"})
-SCAN_STATES = frozenset({96, 128, 256})  # Mamba-2
 
 
 def buffer(name: str = "CUDA0") -> Buffer:

@@ -30,7 +30,7 @@ from edgekit.engine.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engine.llamacpp.graph.llama.matrices import hadamard, normalize, project
 from edgekit.engine.llamacpp.graph.tensor import F16, F32, I32, I64, Tensor
 from edgekit.engine.llamacpp.graph.types import NoGraphError
-from edgekit.engine.llamacpp.types import CELL_PADDING
+from edgekit.engine.llamacpp.types import CELL_PADDING, Rules
 
 # llama-kv-cache-dsv4.cpp @ 0c1e570: DSV4_CSA_RATIO, DSV4_HCA_RATIO
 CLOSE = 4
@@ -224,6 +224,8 @@ class DeepSeek4(Transformer):
         streams = ggml.repeat(ggml.reshape(embd, width, 1, tokens), width, count, tokens, 1)
         for layer in build.layers():
             streams = self.streams_after(build, layer, shared, given, embd.src[1], streams)
+        if build.options.rules is Rules.V0_6:  # t_h_nextn, whether it is read or not
+            build.output(streams)
         flat = ggml.reshape(streams, width * count, tokens)
         flat = ggml.get_rows(flat, shared.out_ids)
         cur = gathered(build, ggml.reshape(flat, width, count, build.sizes.n_outputs))

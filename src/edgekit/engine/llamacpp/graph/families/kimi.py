@@ -193,6 +193,9 @@ class Kimi(Hybrid):
     def positioned(self, _shared: Shared, cur: Tensor) -> Tensor:
         return cur
 
+    def feed_forward(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+        return Hybrid.feed_forward(self, build, layer.without_scales(), shared, cur)
+
 
 class Clamps(NamedTuple):
     """Which activations of a layer are limited."""

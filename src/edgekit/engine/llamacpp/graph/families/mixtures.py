@@ -35,6 +35,7 @@ from edgekit.engine.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engine.llamacpp.graph.llama.matrices import project
 from edgekit.engine.llamacpp.graph.llama.qkv import qkv
 from edgekit.engine.llamacpp.graph.tensor import Tensor
+from edgekit.engine.llamacpp.types import Rules
 
 
 def unnormalized(hparams: Hparams) -> Routing:
@@ -91,7 +92,7 @@ class Mimo2(Transformer):
     """Values may be scaled, which is done to the result of attention. From 0.6 on its last state is a result."""
 
     def head(self, build: Build, cur: Tensor) -> None:
-        if build.crops_early:
+        if build.options.rules is Rules.V0_6:  # t_h_nextn, whether it is read or not
             build.output(cur)
         Transformer.head(self, build, cur)
 

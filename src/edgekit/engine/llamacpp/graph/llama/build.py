@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from edgekit.engine.llamacpp.graph import ggml
@@ -88,6 +88,11 @@ class Layer:
 
     def scale(self, name: str) -> Tensor | None:
         return self.tensor(f"{name}.scale")
+
+    def without_scales(self) -> Layer:
+        """The same layer for graphs that do not apply the scales of its weights."""
+        shapes = tuple(one for one in self.facts.shapes if not one[0].endswith(".scale"))
+        return Layer(self.build, self.index, replace(self.facts, shapes=shapes))
 
     def __getitem__(self, name: str) -> Tensor:
         """A weight that must be there: llama.cpp would not load the file without it."""
