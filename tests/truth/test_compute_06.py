@@ -1,49 +1,89 @@
 """Every buffer of the rows recorded with llama.cpp 0.6.0-dev (b11549), CPU and CUDA: 0 bytes off.
 
-The normal run takes every fourth row of a model and every set of options at least once, EDGEKIT_LONG=1 all of them.
+The normal run takes some rows of each model and every set of options at least once, EDGEKIT_LONG=1 all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
-from tests.recorded import engine_models, rows
+from tests.recorded import DATA, engine_models, gguf_files, header_bytes, rows
 from tests.thoroughness import sampled_rows
 
+from edgekit.basis import Basis
 from edgekit.engine import llamacpp
+from edgekit.engine.llamacpp.graph.families.every import FAMILIES
 from edgekit.engine.llamacpp.rows import read_row
+from edgekit.engine.types import Model
+from edgekit.errors import RefusedError
+from edgekit.geometry import read_geometry
+from edgekit.header import read_header
 from edgekit.memory.types import CACHES, Component, MemoryEstimate, PoolKind
 
-# CPU_REPACK: weights that are held in another order. Read from the file, they are counted there once.
+# CPU_REPACK: weights that an ARM build holds in another order.
 BUFFERS = {
     PoolKind.DEVICE: ("CUDA0",),
     PoolKind.HOST: ("CUDA_Host", "CPU", "CPU_Mapped", "CPU_REPACK"),
 }
 PARTS: tuple[Collection[Component], ...] = ({Component.WEIGHTS}, CACHES, {Component.COMPUTE})
+RECORDED, FURTHER = "llama_cpp_06.jsonl.gz", "llama_cpp_06_more.jsonl.gz"
+
+Row = dict[str, Any]
 
 
-def _by_model() -> list[Any]:
-    found: dict[str, list[dict[str, Any]]] = {}
-    for row in rows("llama_cpp_06.jsonl.gz"):
-        found.setdefault(row["model"], []).append(row)
-    chosen = sampled_rows(found.values(), each=4)
+def _by(key: Callable[[Row], str], file: str, *, each: int) -> list[Any]:
+    found: dict[str, list[Row]] = {}
+    for row in rows(file):
+        found.setdefault(key(row), []).append(row)
+    chosen = sampled_rows(found.values(), each=each)
     return [pytest.param(own, id=name) for name, own in zip(found, chosen, strict=True)]
 
 
-@pytest.mark.parametrize("recorded", _by_model())
-def test_every_buffer(recorded: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("recorded", _by(lambda row: str(row["model"]), RECORDED, each=4))
+def test_every_buffer(recorded: list[Row]) -> None:
     for row in recorded:
-        model = engine_models()[row["model"], row["quant"]]
-        options = {**row["options"], "llama_version": "0.6"}
-        bill = llamacpp.estimate(model, *read_row(options, row["backend"]))
-        for kind, names in BUFFERS.items():
-            allocated = [
-                sum(row["breakdown"].get(name, [0, 0, 0])[part] for name in names)
-                for part in range(len(PARTS))
-            ]
-            assert _predicted(bill, kind) == allocated, (row["tag"], kind, row["options"])
+        _check(engine_models()[row["model"], row["quant"]], row)
+
+
+@pytest.mark.parametrize("recorded", _by(lambda row: str(row["file"]), FURTHER, each=12))
+def test_every_buffer_of_further_models(recorded: list[Row]) -> None:
+    """With more options: windows kept whole, caches on the host, 3 layers offloaded, micro-batches of 1 to 2,048."""
+    model = _further(recorded[0])
+    for row in recorded:
+        if "error" in row:  # the engine refuses, or dies of an assertion
+            with pytest.raises(RefusedError):
+                _bill(model, row)
+        else:
+            _check(model, row)
+
+
+def _further(row: Row) -> Model:
+    name, file = row["file"], f"{row['file']}.head.gz"
+    own = (DATA / "headers_more" / file).exists()
+    head = header_bytes(file, DATA / "headers_more") if own else _recorded_header(name)
+    header = read_header(gguf_files(f"{name}.gguf", head, row["data_bytes"]))
+    return Model(header=header, geometry=read_geometry(header))
+
+
+def _recorded_header(name: str) -> bytes:
+    return header_bytes(f"{name}.novocab.gguf.head.gz")
+
+
+def _bill(model: Model, row: Row) -> MemoryEstimate:
+    options = {**row["options"], "llama_version": "0.6"}
+    return llamacpp.estimate(model, *read_row(options, row["backend"]))
+
+
+def _check(model: Model, row: Row) -> None:
+    bill = _bill(model, row)
+    for kind, names in BUFFERS.items():
+        allocated = [
+            sum(row["breakdown"].get(name, [0, 0, 0])[part] for name in names)
+            for part in range(len(PARTS))
+        ]
+        assert _predicted(bill, kind) == allocated, (row["tag"], kind, row["options"])
 
 
 def _predicted(bill: MemoryEstimate, kind: PoolKind) -> list[int]:
@@ -55,3 +95,27 @@ def _predicted(bill: MemoryEstimate, kind: PoolKind) -> list[int]:
         )
         for components in PARTS
     ]
+
+
+def test_every_architecture_with_a_graph_is_recorded() -> None:
+    """So its compute may be called exact."""
+    files = {row["file"]: row for row in rows(FURTHER)}
+    found = {_further(row).geometry.architecture for row in files.values()}
+    assert found | {row["arch"] for row in rows(RECORDED)} == FAMILIES.keys()
+
+
+@pytest.mark.parametrize(
+    ("backend", "more", "basis"),
+    [
+        ("cpu", {}, Basis.EXACT),
+        ("cuda", {}, Basis.EXACT),
+        ("cuda", {"n_gpu_layers": 10}, Basis.MODELLED),
+    ],
+)
+def test_compute_is_exact_unless_it_is_split(
+    backend: str, more: dict[str, Any], basis: Basis
+) -> None:
+    model = engine_models()["llama-3.1-8b", "Q4_K_M"]
+    options = {"n_ctx": 4096, "llama_version": "0.6", **more}
+    bill = llamacpp.estimate(model, *read_row(options, backend))
+    assert {line.basis for line in bill.lines if line.component is Component.COMPUTE} == {basis}

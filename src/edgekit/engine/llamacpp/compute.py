@@ -9,7 +9,7 @@ from edgekit.engine.llamacpp.closed import WITHIN, bound_bytes
 from edgekit.engine.llamacpp.graph import CPU_ONLY, NoGraphError, compute_bytes
 from edgekit.engine.llamacpp.placement import Placement
 from edgekit.engine.llamacpp.schedule.target import pools, spread
-from edgekit.engine.llamacpp.types import Backend, Context, LlamaCppSetup, Rules
+from edgekit.engine.llamacpp.types import Backend, Context, LlamaCppSetup
 from edgekit.engine.types import Model
 from edgekit.memory.types import HOST, Component, MemoryLine, Pool
 
@@ -28,9 +28,11 @@ _SPLIT = _Known(
 _SEVERAL = _Known(
     Basis.MODELLED, 0.1, "the engine's largest graph over several devices, inputs kept four times"
 )
-# Its log, which rounds, agreed on CPUs for every header that it was asked about; some of its graphs have other nodes.
-_NEWER = _Known(
-    Basis.MODELLED, 0.05, "the engine's largest graph, as far as this version's log tells it"
+# Up to 3 % on the models compared: the last layer works on all tokens then, not on the output rows alone.
+_PREDICTING = _Known(
+    Basis.MODELLED,
+    0.05,
+    "the engine's largest graph, without the states kept for prediction blocks",
 )
 _OTHER = _Known(Basis.MODELLED, 0.2, "the engine's largest graph, as CUDA would place it")
 _BOUND = _Known(
@@ -53,18 +55,17 @@ def compute_lines(
 
 
 def _known(placement: Placement, setup: LlamaCppSetup) -> _Known:
-    newer = setup.rules is not Rules.V0_5
     if not setup.has_device:
-        return _NEWER if newer else _EXACT
+        return _PREDICTING if setup.load_mtp else _EXACT
     if setup.backend is not Backend.CUDA:
         return _OTHER
     if len(setup.devices) > 1:
         return _SEVERAL
-    if newer:
-        return _NEWER
     whole = placement.output is not HOST and HOST not in placement.blocks
     together = whole and placement.offload_kqv and not placement.host_expert_blocks
-    return _EXACT if together else _SPLIT
+    if not together:
+        return _SPLIT
+    return _PREDICTING if setup.load_mtp else _EXACT
 
 
 def _line(pool: Pool, size_bytes: int, known: _Known) -> MemoryLine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given, settings
@@ -24,9 +25,10 @@ from edgekit.engine.llamacpp.graph.plan import (
 from edgekit.engine.llamacpp.graph.stretches import keep_all
 from edgekit.engine.llamacpp.placement import place
 from edgekit.engine.llamacpp.schedule.target import spread
-from edgekit.engine.llamacpp.types import Backend, Context, Device, LlamaCppSetup
+from edgekit.engine.llamacpp.types import Backend, Context, Device, LlamaCppSetup, Mode, Rules
 from edgekit.engine.types import Model
 from edgekit.errors import RefusedError
+from edgekit.header.dtype import by_name
 from edgekit.memory.types import Load
 
 NAMES = (
@@ -39,6 +41,7 @@ NAMES = (
     "granite-4-h-tiny",
     "gemma-3n-e4b",
     "mamba-2.8b",
+    "qwen3-next-80b-a3b",
 )
 setups = st.builds(
     LlamaCppSetup,
@@ -47,6 +50,7 @@ setups = st.builds(
     cpu_moe=st.booleans(),
     offload_kqv=st.booleans(),
     devices=st.sampled_from(((Device(),), (Device(),), (Device(), Device()))),
+    rules=st.sampled_from(Rules),
 )
 loads = st.fixed_dictionaries(
     {
@@ -108,6 +112,21 @@ def test_an_answer_does_not_depend_on_what_was_asked_before(
     except RefusedError:
         return
     assert kept == compute_bytes(fresh, *asked(fresh, load, setup))
+
+
+def test_a_shared_expert_of_another_type_makes_a_layer_differ() -> None:
+    """CUDA runs it with the routed experts only where the types are the same."""
+    one = model_of("qwen3-next-80b-a3b")
+    tensors = tuple(
+        replace(tensor, type=by_name("Q8_0"))
+        if "ffn_up_shexp" in tensor.name and not tensor.name.startswith("blk.20.")
+        else tensor
+        for tensor in one.header.tensors or ()
+    )
+    model = Model(header=replace(one.header, tensors=tensors), geometry=one.geometry)
+    setup = LlamaCppSetup(backend=Backend.CUDA, rules=Rules.V0_6, mode=Mode.SERVER)
+    context, target = asked(model, {"context_tokens": 4096}, setup)
+    assert compute_bytes(model, context, target) == by_the_book(model, context, target)
 
 
 def structures(model: Model) -> int:
