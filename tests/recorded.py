@@ -81,6 +81,18 @@ def engine_models() -> EngineModels:
     return EngineModels()
 
 
+def further_model(file: str, data_bytes: int) -> Model:
+    """A model of headers_more, or of the recorded headers, by the name that rows have for its file."""
+    more = DATA / "headers_more" / f"{file}.head.gz"
+    head = header_bytes(more.name, more.parent) if more.exists() else _without_vocabulary(file)
+    header = read_header(gguf_files(f"{file}.gguf", head, data_bytes))
+    return Model(header=header, geometry=read_geometry(header))
+
+
+def _without_vocabulary(file: str) -> bytes:
+    return header_bytes(f"{file}.novocab.gguf.head.gz")
+
+
 def config_header(config: dict[str, Any], name: str = "config.json") -> ModelHeader:
     return ModelHeader(name=name, container=Container.CONFIG, config=config)
 

@@ -13,10 +13,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.recorded import engine_models, rows
+from tests.recorded import engine_models, further_model, rows
 
 from edgekit.engine import llamacpp, mlx, vllm
 from edgekit.engine.llamacpp.rows import read_row
+from edgekit.engine.llamacpp.types import Rules
 from edgekit.engine.mlx.rows import read_row as read_mlx_row
 from edgekit.engine.types import Model
 from edgekit.engine.vllm.rows import read_row as read_vllm_row
@@ -24,7 +25,12 @@ from edgekit.estimation import open_config
 from edgekit.geometry.types import HybridLayer, LatentAttention, NoCache, Recurrent, Span
 from edgekit.memory.types import CACHES, Component, MemoryEstimate, PoolKind
 
-HOST_BUFFERS = ("CUDA_Host", "CPU", "CPU_Mapped")
+HOST_BUFFERS = ("CUDA_Host", "CPU", "CPU_Mapped", "CPU_REPACK")
+NEWER_TABLES = (
+    ("cpu", "llama.cpp 0.6, CPU", False),
+    ("cuda", "llama.cpp 0.6, CUDA, all layers offloaded", True),
+    ("cuda", "llama.cpp 0.6, CUDA, some layers, experts or the cache on the host", False),
+)
 
 Errors = dict[str, dict[str, list[float]]]  # class -> part -> error of each row
 
@@ -53,6 +59,9 @@ def tables() -> Iterator[tuple[str, str, Errors]]:
         f"{sum_rows(part)} rows, device and host.",
         part,
     )
+    for backend, title, full_only in NEWER_TABLES:
+        newer = collect(_newer_rows(backend, full=full_only))
+        yield title, f"{Rules.V0_6.value} (b11549); {sum_rows(newer)} rows.", newer
     real = collect(_real_rows())
     yield (
         "llama.cpp, CUDA, as the driver reports it",
@@ -144,16 +153,39 @@ def _cuda_rows(*, full: bool) -> Iterator[tuple[str, str, int, int]]:
         breakdown = row.get("breakdown")
         if breakdown is None or row["tag"] == "real" or _is_full(row) != full:
             continue
-        model, bill = _estimate(row, "cuda")
-        kind = model_class(model)
-        host = [sum(breakdown.get(name, [0, 0, 0])[i] for name in HOST_BUFFERS) for i in range(3)]
-        for pool, actual in (
-            (PoolKind.DEVICE, breakdown.get("CUDA0", [0, 0, 0])),
-            (PoolKind.HOST, host),
-        ):
-            for part, size in zip(("weights", "cache", "compute"), _parts(bill, pool), strict=True):
-                index = ("weights", "cache", "compute").index(part)
-                yield kind, f"{pool.value} {part}", size, actual[index]
+        yield from _by_pool(*_estimate(row, "cuda"), breakdown)
+
+
+def _newer_rows(backend: str, *, full: bool) -> Iterator[tuple[str, str, int, int]]:
+    """Rows of 0.6: those of the recorded models, then those of further ones."""
+    further: dict[str, Model] = {}
+    for row in (*rows("llama_cpp_06.jsonl.gz"), *rows("llama_cpp_06_more.jsonl.gz")):
+        if row["backend"] != backend or "error" in row:
+            continue
+        if backend == "cuda" and _is_full(row) != full:
+            continue
+        if "model" in row:
+            model = engine_models()[row["model"], row["quant"]]
+        else:
+            file = row["file"]
+            model = further.get(file) or further_model(file, row["data_bytes"])
+            further = {file: model}  # rows of one file follow each other
+        options = {**row["options"], "llama_version": "0.6"}
+        bill = llamacpp.estimate(model, *read_row(options, backend))
+        yield from _by_pool(model, bill, row["breakdown"])
+
+
+def _by_pool(
+    model: Model, bill: MemoryEstimate, breakdown: dict[str, list[int]]
+) -> Iterator[tuple[str, str, int, int]]:
+    host = [sum(breakdown.get(name, [0, 0, 0])[i] for name in HOST_BUFFERS) for i in range(3)]
+    pools = {PoolKind.DEVICE: breakdown.get("CUDA0", [0, 0, 0]), PoolKind.HOST: host}
+    if bill.backend == "cpu":
+        del pools[PoolKind.DEVICE]
+    for pool, actual in pools.items():
+        sizes = zip(("weights", "cache", "compute"), _parts(bill, pool), actual, strict=True)
+        for part, predicted, allocated in sizes:
+            yield model_class(model), f"{pool.value} {part}", predicted, allocated
 
 
 def _real_rows() -> Iterator[tuple[str, str, int, int]]:

@@ -8,16 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.recorded import DATA, gguf_files, header_bytes, rows
+from tests.recorded import further_model, rows
 from tests.thoroughness import sampled_rows
 
 from edgekit.engine import llamacpp
 from edgekit.engine.llamacpp.context import resolve
 from edgekit.engine.llamacpp.graph import compute_bytes
 from edgekit.engine.llamacpp.rows import read_row
-from edgekit.engine.types import Model
-from edgekit.geometry import read_geometry
-from edgekit.header import read_header
 from edgekit.memory.types import CACHES, Component
 
 
@@ -33,15 +30,9 @@ def _by_file() -> list[Any]:
     ]
 
 
-def _model(file: str, data_bytes: int) -> Model:
-    head = header_bytes(f"{file}.head.gz", DATA / "headers_more")
-    header = read_header(gguf_files(f"{file}.gguf", head, data_bytes))
-    return Model(header=header, geometry=read_geometry(header))
-
-
 @pytest.mark.parametrize(("file", "recorded"), _by_file())
 def test_every_buffer(file: str, recorded: list[dict[str, Any]]) -> None:
-    model = _model(file, recorded[0]["data_bytes"])
+    model = further_model(file, recorded[0]["data_bytes"])
     for row in recorded:
         load, setup = read_row(row["options"], "cpu")
         (predicted,) = compute_bytes(model, resolve(model, load, setup))
