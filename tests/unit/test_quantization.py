@@ -59,6 +59,14 @@ CONFIGS: dict[str, tuple[dict[str, Any], Quantization | None]] = {
         {"quantization_config": {"group_size": 32, "bits": 8, "mode": "affine"}},
         Q(method="affine", bits=8, group_size=32, mlx=True),
     ),
+    "mlx, named as the method": (
+        {"quantization_config": {"quant_method": "mlx", "bits": 4, "group_size": 32}},
+        Q(method="affine", bits=4, group_size=32, mlx=True),
+    ),
+    "mlx, named as the method in capitals": (
+        {"quantization_config": {"quant_method": "MLX", "mode": "mxfp4"}},
+        Q(method="mxfp4", bits=4, group_size=32, mlx=True),
+    ),
     "mlx with overrides": (
         {
             "quantization": {

@@ -89,7 +89,8 @@ def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 def _read_settings(settings: Mapping[str, Any]) -> Quantization:
     method = _text(settings, "quant_method")
     algorithm = _text(settings, "quant_algo")
-    if method is None and algorithm is None and not _MLX_SETTINGS.isdisjoint(settings):
+    is_unnamed = method is None and algorithm is None
+    if (method or "").lower() == "mlx" or (is_unnamed and not _MLX_SETTINGS.isdisjoint(settings)):
         return _read_mlx(settings)
     if method is None:
         method = "modelopt" if algorithm else "unknown"
