@@ -6,7 +6,14 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 
 from edgekit.basis import Basis
-from edgekit.engine.llamacpp.placement import EMBEDDING, HEAD, Placed, Placement, placed_tensors
+from edgekit.engine.llamacpp.placement import (
+    EMBEDDING,
+    HEAD,
+    WITHOUT_HEAD,
+    Placed,
+    Placement,
+    placed_tensors,
+)
 from edgekit.engine.llamacpp.types import Cpu, LlamaCppSetup
 from edgekit.engine.types import Model
 from edgekit.memory.types import HOST, Component, MemoryLine, Pool
@@ -37,7 +44,7 @@ def _lines(model: Model, placement: Placement, setup: LlamaCppSetup) -> tuple[Me
     placed = placed_tensors(model, placement, load_mtp=setup.load_mtp)
     return (
         *_by_block(placed),
-        *(_repacked(placed, setup) if setup.repack else ()),
+        *(_repacked(model, placement, placed, setup) if setup.repack else ()),
     )
 
 
@@ -49,7 +56,7 @@ def repacked_bytes(model: Model, placement: Placement, setup: LlamaCppSetup) -> 
 
 def _repacked_bytes(model: Model, placement: Placement, setup: LlamaCppSetup) -> int:
     placed = placed_tensors(model, placement, load_mtp=setup.load_mtp)
-    return sum(line.size_bytes for line in _repacked(placed, setup))
+    return sum(line.size_bytes for line in _repacked(model, placement, placed, setup))
 
 
 def _by_block(placed: Sequence[Placed]) -> Iterator[MemoryLine]:
@@ -71,7 +78,9 @@ def _by_block(placed: Sequence[Placed]) -> Iterator[MemoryLine]:
         )
 
 
-def _repacked(placed: Sequence[Placed], setup: LlamaCppSetup) -> Iterator[MemoryLine]:
+def _repacked(
+    model: Model, placement: Placement, placed: Sequence[Placed], setup: LlamaCppSetup
+) -> Iterator[MemoryLine]:
     """Rearranged copies on the host. Of a mapped file the originals stay in memory too, until it runs short."""
     types = REPACKED_TYPES[setup.cpu]
     sizes = [
@@ -91,10 +100,11 @@ def _repacked(placed: Sequence[Placed], setup: LlamaCppSetup) -> Iterator[Memory
             because=f"{len(sizes)} matrices rearranged for the CPU, beside the mapped file",
             within=REPACK_WITHIN,
         )
-    tied = next((one for one in placed if one.tensor.name == EMBEDDING), None)
-    named = {one.tensor.name for one in placed}
-    arranged = tied is not None and tied.tensor.type.name in types and tied.pool == HOST
-    if tied is not None and arranged and HEAD not in named:
+    names = {one.tensor.name: one for one in placed}
+    tied = names.get(EMBEDDING)
+    has_tied_head = HEAD not in names and model.geometry.architecture not in WITHOUT_HEAD
+    on_host = placement.output == HOST  # the embedding is always on the host, its copy as the head need not be
+    if tied is not None and tied.tensor.type.name in types and has_tied_head and on_host:
         yield MemoryLine(
             component=Component.WEIGHTS,
             size_bytes=tied.size_bytes,
