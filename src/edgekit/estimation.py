@@ -60,6 +60,7 @@ def open_or_download(
     reference: str | os.PathLike[str],
     *,
     confirm: Callable[[Download], bool] | None,
+    depth: Depth = Depth.TENSORS,
     reach: Reach | None = None,
 ) -> Opened:
     """Like `open_model`; a hub model that cannot be read by ranges is downloaded first, where `confirm` says so.
@@ -69,7 +70,7 @@ def open_or_download(
     reach = reach or Reach()
     end = time.monotonic() + reach.total_timeout_s
     try:
-        return open_model(reference, reach=reach)
+        return open_model(reference, depth=depth, reach=reach)
     except PrivateAddressError:
         raise  # a download would go there too
     except RemoteInspectError as error:

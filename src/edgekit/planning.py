@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from edgekit.catalog import find_entry, opened, read_catalog
-from edgekit.catalog.naming import is_base
-from edgekit.catalog.types import Catalog, Entry, Kind
-from edgekit.engine import engine_for, engine_name
-from edgekit.engine.llamacpp.as_gguf import convert
+from edgekit.catalog.types import Catalog, Entry
 from edgekit.errors import (
-    NotFoundError,
-    PrivateAddressError,
     RefusedError,
-    RemoteAccessError,
-    RemoteInspectError,
-    RemoteNotFoundError,
-    UsageError,
 )
-from edgekit.estimation import Opened, open_model, open_or_download
+from edgekit.estimation import Opened, open_model
 from edgekit.hardware.types import Machine
 from edgekit.kept import keep, kept, key_of, steadied
 from edgekit.memory.types import Load
@@ -29,7 +18,6 @@ from edgekit.plan.again import as_data, choices_of, plan_again, read_choices
 from edgekit.plan.caches import embedding_start
 from edgekit.plan.drafting import catalog_drafters, own_drafter
 from edgekit.plan.making import make_plan
-from edgekit.plan.placement import engine_on
 from edgekit.plan.planned import Drafter, Lever, Plan, Variant, Wish
 from edgekit.plan.ranking import rank_of
 from edgekit.plan.recommending import (
@@ -48,72 +36,14 @@ from edgekit.plan.variants import (
     as_it_is,
     at_mixes,
     stored_accuracy,
-    usual_variant,
     variants_of,
 )
-from edgekit.source.folders import is_here
-from edgekit.source.naming import close_names, quant_tag
+from edgekit.resolver import AUTO, LLAMACPP, ResolvedModel
+from edgekit.source.naming import quant_tag
 from edgekit.source.types import Container, Origin
 
 if TYPE_CHECKING:
-    from edgekit.source.download import Download
-    from edgekit.source.types import ModelFiles, Reach
-
-CATALOG = "catalog:"
-LLAMACPP, AUTO = "llama.cpp", "auto"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Named:
-    """A model by its name, before an engine is chosen: a known one, or one whose header was read."""
-
-    name: str
-    catalog: Catalog = field(repr=False)
-    entry: Entry | None = None
-    found: Opened | None = field(default=None, repr=False)
-    notes: tuple[str, ...] = ()
-
-    @property
-    def files(self) -> ModelFiles | None:
-        return self.found.files if self.found is not None else None
-
-    def engine(self, wanted: str, machine: Machine) -> str:
-        if wanted.lower() != AUTO:
-            return engine_name(wanted)
-        return LLAMACPP if self.found is None else engine_on(self.found.model, machine)
-
-    @property
-    def first_engine(self) -> str:
-        """The one that its files are for."""
-        if self.found is not None:
-            return engine_for(self.found.model)
-        return LLAMACPP if self.entry is not None and self.entry.keys else "vllm"
-
-    def opened(self, engine: str) -> Opened:
-        """Raises RefusedError where the entry has nothing that the engine loads."""
-        if self.found is None and self.entry is not None:
-            return opened(self.entry, engine)
-        if self.found is None:
-            raise UsageError(f"{self.name}: neither opened nor in the catalog")
-        return self.found
-
-    def as_file(self, engine: str) -> Opened:
-        """The same, of a known GGUF as the file that people run, at the usual quantisation.
-
-        What is known by its config alone llama.cpp is asked about as if it were converted, and says so.
-        """
-        model = self.opened(engine)
-        if self.found is not None or model.model.header.container is not Container.GGUF:
-            return model
-        usual = usual_variant(variants_of(model.model, engine, settled=False))
-        return replace(model, model=convert(model.model, usual.name).model, mix=usual.name)
-
-    @property
-    def embeds(self) -> bool:
-        """Whether it is a model of which nobody wants words."""
-        if self.entry is not None:
-            return Kind.EMBEDDING in self.entry.kinds
-        return self.found is not None and self.found.model.geometry.causal is False
+    from edgekit.source.types import Reach
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,78 +61,8 @@ class Wanted:
     nodes: int = 1
 
 
-def name_model(
-    reference: str | os.PathLike[str],
-    *,
-    reach: Reach | None = None,
-    confirm: Callable[[Download], bool] | None = None,
-) -> Named:
-    """A model of the catalog by its id, or anything that can be opened. Raises EdgekitError.
-
-    What the user added is opened from where it came; a repository that cannot be reached is taken from the catalog,
-    where it is there.
-    """
-    name = os.fspath(reference)
-    is_file = is_here(name, whole=reach is not None and reach.within is not None)
-    catalog = Catalog(entries=()) if is_file else read_catalog()  # a file needs none
-    entry: Entry | None = None
-    is_said = name.lower().startswith(CATALOG)
-    if is_said:
-        name = name[len(CATALOG) :]
-        entry = find_entry(name, catalog)
-    elif not is_file:
-        entry = _known(name, catalog)
-    if entry is not None and (is_said or "/" not in name) and not entry.is_users:
-        return Named(name=name, catalog=catalog, entry=entry, notes=base_note(entry))
-    source = entry.reference if entry is not None and entry.is_users else name
-    try:
-        found = open_or_download(source, reach=reach, confirm=confirm)
-    except NotFoundError as error:
-        if entry is not None and entry.is_users:
-            note = (
-                f"known from the catalog, for {source} is gone (edgekit catalog remove {entry.id})"
-            )
-            return Named(name=name, catalog=catalog, entry=entry, notes=(note,))
-        if any(sign in name for sign in "/\\:."):
-            raise  # a path, an address, a name with a tag
-        raise _with_near(error, name, catalog) from error
-    except PrivateAddressError:
-        raise  # the catalog's word for it would hide what was refused
-    except RemoteInspectError as error:
-        said_no = isinstance(error, RemoteNotFoundError | RemoteAccessError)
-        if entry is None or (said_no and not entry.is_users):
-            raise
-        note = f"known from the catalog, for {source} could not be read: {error}"
-        return Named(name=name, catalog=catalog, entry=entry, notes=(note,))
-    return Named(name=name, catalog=catalog, entry=entry, found=found)
-
-
-def _with_near(error: NotFoundError, name: str, catalog: Catalog) -> NotFoundError:
-    """The same, with names of the catalog that are near, and with what of it could not be read."""
-    near = close_names(name.lower(), [entry.id for entry in catalog.entries])
-    damaged = "".join(f"; the catalog cannot be read whole: {one}" for one in catalog.problems[:1])
-    return NotFoundError(f"{error}{damaged}", candidates=() if error.candidates else near)
-
-
-def base_note(entry: Entry) -> tuple[str, ...]:
-    """What whoever wants answers should know of a base model."""
-    repository = entry.repository
-    if repository is None or Kind.CHAT not in entry.kinds or not is_base(repository):
-        return ()
-    return (
-        f"{repository} is the base model: to be answered take its instruct version, of the same shape",
-    )
-
-
-def _known(name: str, catalog: Catalog) -> Entry | None:
-    try:
-        return find_entry(name, catalog)
-    except NotFoundError:
-        return None
-
-
 def plan_model(
-    named: Named, wanted: Wanted, *, reach: Reach | None = None, thorough: bool = True
+    named: ResolvedModel, wanted: Wanted, *, reach: Reach | None = None, thorough: bool = True
 ) -> Plan:
     """The plan for it. Where a file of a repository is chosen that was not looked at, its header is read as well.
 
@@ -234,7 +94,7 @@ def _with_first_decision(plan: Plan, before: Plan) -> Plan:
     return replace(plan, decisions=(*kept, *rest))
 
 
-def wish_of(named: Named, wanted: Wanted) -> Wish:
+def wish_of(named: ResolvedModel, wanted: Wanted) -> Wish:
     """Raises HardwareError, RefusedError, UsageError."""
     engine = named.engine(wanted.engine, wanted.machine)
     model = named.opened(engine)
@@ -260,12 +120,14 @@ def wish_of(named: Named, wanted: Wanted) -> Wish:
     )
 
 
-def _catalog_drafters(named: Named) -> tuple[Drafter, ...]:
+def _catalog_drafters(named: ResolvedModel) -> tuple[Drafter, ...]:
     entry = named.entry
     return () if entry is None else catalog_drafters(entry, named.catalog.entries)
 
 
-def _variants(named: Named, model: Opened, engine: str, start: Start) -> tuple[Variant, ...]:
+def _variants(
+    named: ResolvedModel, model: Opened, engine: str, start: Start
+) -> tuple[Variant, ...]:
     """The files of a repository where none was named; else what can be made of the model."""
     files = model.files
     if {"mix", "quantize"} & start.settled:

@@ -23,7 +23,8 @@ from edgekit.cli import main
 from edgekit.errors import RemoteInspectError
 from edgekit.memory.types import Load
 from edgekit.plan.planned import Lever, Plan
-from edgekit.planning import Wanted, name_model, plan_model, wish_of
+from edgekit.planning import Wanted, plan_model, wish_of
+from edgekit.resolver import resolve_model
 from edgekit.source.types import Reach
 
 REPOSITORY = "acme/tiny-GGUF"
@@ -74,7 +75,7 @@ def _hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plan(wanted: Wanted, reach: Reach, name: str = REPOSITORY) -> Plan:
-    return plan_model(name_model(name, reach=reach), wanted, reach=reach)
+    return plan_model(resolve_model(name, reach=reach), wanted, reach=reach)
 
 
 def files_read(hub: Hub) -> set[str]:
@@ -85,7 +86,7 @@ def files_read(hub: Hub) -> set[str]:
 
 
 def test_the_files_there_are_are_the_choices(hub: Hub, reach: Reach) -> None:
-    named = name_model(REPOSITORY, reach=reach)
+    named = resolve_model(REPOSITORY, reach=reach)
     variants = wish_of(named, Wanted(machine=cpu(16))).variants
     assert {one.reference for one in variants} >= {f"{REPOSITORY}:Q8_0"}
     assert all(one.reference.startswith(REPOSITORY) for one in variants)
@@ -149,7 +150,7 @@ def test_a_known_repository_is_taken_from_the_catalog(
     reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    named = name_model("Qwen/Qwen3-8B", reach=replace(reach, total_timeout_s=2.0))
+    named = resolve_model("Qwen/Qwen3-8B", reach=replace(reach, total_timeout_s=2.0))
     assert named.entry is not None
     assert named.entry.id == "qwen3-8b"
     assert "could not be read" in named.notes[0]
@@ -160,7 +161,7 @@ def test_a_hub_that_goes_away_in_between(
     hub: Hub, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The listing was read, and the header of the chosen file cannot be: no plan for a file that nobody saw."""
-    named = name_model(REPOSITORY, reach=reach)
+    named = resolve_model(REPOSITORY, reach=reach)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     wanted = Wanted(machine=rated(cards(48), card=1000))
     with pytest.raises(RemoteInspectError, match="cannot reach"):

@@ -18,8 +18,8 @@ from tests.hub.raw_server import Asked, RawServer, Say, Script, answer, hub_of, 
 
 from edgekit.errors import CancelledError, PrivateAddressError, RemoteInspectError
 from edgekit.estimation import open_or_download
-from edgekit.planning import name_model
 from edgekit.preflight import inspect_model_remote
+from edgekit.resolver import resolve_model
 from edgekit.source import cache, locate
 from edgekit.source.reference import OllamaModel
 from edgekit.source.registry import locate_ollama
@@ -344,7 +344,7 @@ def test_not_the_catalog_and_no_download(
     chosen = raw_server(script)
     monkeypatch.setenv("HF_ENDPOINT", chosen.address)
     with pytest.raises(PrivateAddressError, match=rf"169\.254\.169\.254 {REFUSED}"):
-        name_model("Qwen/Qwen3-8B", reach=public)  # the catalog has it
+        resolve_model("Qwen/Qwen3-8B", reach=public)  # the catalog has it
     with pytest.raises(PrivateAddressError, match=r"allows it\)$"):  # no word about a download
         open_or_download("acme/raw", reach=public, confirm=lambda _: True)
 

@@ -44,7 +44,8 @@ from edgekit.errors import (
 )
 from edgekit.estimation import open_model
 from edgekit.hardware import probes
-from edgekit.planning import Named, name_model, plan_model
+from edgekit.planning import plan_model
+from edgekit.resolver import ResolvedModel, resolve_model
 from edgekit.source.types import Origin, Reach
 from edgekit.web import machines, turns
 from edgekit.web import models as kept_models
@@ -369,10 +370,10 @@ def test_devices_takes_no_fields(server: str) -> None:
 def test_what_cannot_be_read_is_told_before_anything_is_opened(
     server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def open_nothing(*_: object, **__: object) -> Named:
+    def open_nothing(*_: object, **__: object) -> ResolvedModel:
         raise AssertionError
 
-    monkeypatch.setattr(kept_models, "name_model", open_nothing)
+    monkeypatch.setattr(kept_models, "resolve_model", open_nothing)
     for call in ("estimate", "check", "plan", "fit", "curves"):
         fields = {"model": "some/model", "context": "long"}
         assert ask(server, f"/api/v1/{call}", fields).status == 400, call
@@ -413,10 +414,10 @@ class Opening:
         self.calls: list[str] = []
         self.running = self.most = 0
         self.go_on, self.lock = threading.Event(), threading.Lock()
-        self._named = name_model("qwen3-8b")
-        monkeypatch.setattr(kept_models, "name_model", self)
+        self._named = resolve_model("qwen3-8b")
+        monkeypatch.setattr(kept_models, "resolve_model", self)
 
-    def __call__(self, name: str, *, reach: Any, confirm: Any) -> Named:
+    def __call__(self, name: str, *, reach: Any, confirm: Any) -> ResolvedModel:
         assert confirm is None
         with self.lock:
             self.calls.append(name)
@@ -501,16 +502,16 @@ def test_what_was_called_off_is_not_kept_though_it_was_opened(
 ) -> None:
     """What is read of its files later would be called off too."""
     opened, watch, calls = OpenedModels(Settings()), Watch(), []
-    known = name_model("qwen3-8b")
+    known = resolve_model("qwen3-8b")
 
-    def open_deaf(name: str, *, reach: Any, confirm: Any) -> Named:
+    def open_deaf(name: str, *, reach: Any, confirm: Any) -> ResolvedModel:
         calls.append(name)
         watch.cancelled.set()
         if len(calls) == 1:
             assert reach.cancelled.wait(5)
         return known
 
-    monkeypatch.setattr(kept_models, "name_model", open_deaf)
+    monkeypatch.setattr(kept_models, "resolve_model", open_deaf)
     with pytest.raises(CancelledError):
         opened.named("org/name", watch)
     time.sleep(0.1)
@@ -632,7 +633,7 @@ class Late(threading.Event):
 def test_what_nobody_waits_for_is_not_gone_on_with(way: str, looks: int) -> None:
     """Noticed before the next bill is made."""
     named, words = (
-        name_model(QWEN),
+        resolve_model(QWEN),
         Words(vram="12G,8G", ram="60G", users="3" if way == "plan" else None),
     )
     cancelled = Late(looks)

@@ -19,7 +19,7 @@ from edgekit.asking import bills
 from edgekit.asking.bills import OF_THE_MACHINE
 from edgekit.cli import main
 from edgekit.memory.types import Component
-from edgekit.planning import name_model
+from edgekit.resolver import resolve_model
 from edgekit.web import models as kept_models
 from edgekit.web.calls import CALLS
 from edgekit.web.models import OpenedModels
@@ -366,8 +366,8 @@ def test_companions_are_not_read_for_every_step(
 
 
 def test_a_note_on_the_model_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    named = replace(name_model("qwen3-8b"), notes=("known from the catalog",))
-    monkeypatch.setattr(kept_models, "name_model", lambda *_, **__: named)
+    named = replace(resolve_model("qwen3-8b"), notes=("known from the catalog",))
+    monkeypatch.setattr(kept_models, "resolve_model", lambda *_, **__: named)
     state = open_state(Settings(network=False))
     try:
         asked = CALLS["fit"].request.model_validate({"model": "some/model", **CARD})

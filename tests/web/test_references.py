@@ -23,8 +23,8 @@ from edgekit.errors import (
     UsageError,
 )
 from edgekit.estimation import open_model
-from edgekit.planning import name_model
 from edgekit.report.model_words import typed_gguf_words
+from edgekit.resolver import resolve_model
 from edgekit.source import path_of
 from edgekit.source.download import download_model
 from edgekit.source.types import Reach
@@ -517,4 +517,4 @@ def test_the_command_line_takes_paths_as_before(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    assert name_model("org/name", reach=Reach(network=False)).found is not None
+    assert resolve_model("org/name", reach=Reach(network=False)).found is not None

@@ -12,8 +12,8 @@ from edgekit.errors import UsageError
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.estimation import Opened
     from edgekit.memory.types import Load, MemoryEstimate
-    from edgekit.planning import Named
     from edgekit.report.bill import Bill
+    from edgekit.resolver import ResolvedModel
     from edgekit.source.types import Reach
 
 
@@ -127,12 +127,14 @@ def _belonging(engine: str, keys: Mapping[str, Any]) -> str:
 
 def make_bill(reference: str, asked: Asked, reach: Reach) -> Bill:
     """Raises EdgekitError: the model cannot be read, or the engine refuses it."""
-    from edgekit.planning import name_model
+    from edgekit.resolver import resolve_model
 
-    return bill_named(name_model(reference, reach=reach), asked, reach)
+    return bill_named(resolve_model(reference, reach=reach), asked, reach)
 
 
-def bill_named(named: Named, asked: Asked, reach: Reach, pricing: Pricing | None = None) -> Bill:
+def bill_named(
+    named: ResolvedModel, asked: Asked, reach: Reach, pricing: Pricing | None = None
+) -> Bill:
     """The same of a model that is open."""
     engine = asked.engine or named.first_engine
     return bill_of(named.as_file(engine), engine, asked, reach, pricing)

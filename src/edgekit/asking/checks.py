@@ -30,9 +30,9 @@ from edgekit.plan.types import (
     Way,
 )
 from edgekit.plan.verdict import judge
-from edgekit.planning import AUTO, Named, name_model
 from edgekit.report.check import Check, Unanswered
 from edgekit.report.check_json import check_json, checks_json
+from edgekit.resolver import AUTO, ResolvedModel, resolve_model
 from edgekit.source.folders import is_here
 from edgekit.source.side_by_side import side_by_side
 from edgekit.source.types import Reach
@@ -90,13 +90,13 @@ def check_model(reference: str, asking: Asking) -> list[Answer]:
     """One answer for each engine that is asked for."""
     reach = asking.reach()
     try:
-        named = name_model(reference, reach=reach, confirm=asking.confirm)
+        named = resolve_model(reference, reach=reach, confirm=asking.confirm)
     except EdgekitError as error:
         return [Unanswered(reference=reference, engine=None, error=error)]
     return check_named(named, asking, reach)
 
 
-def check_named(named: Named, asking: Asking, reach: Reach) -> list[Answer]:
+def check_named(named: ResolvedModel, asking: Asking, reach: Reach) -> list[Answer]:
     """The same of a model that is open."""
     if not asking.engines:
         return [_automatic(named, asking, reach)]
@@ -110,7 +110,7 @@ def _told_apart(answers: list[Answer]) -> list[Answer]:
     return found or answers
 
 
-def _automatic(named: Named, asking: Asking, reach: Reach) -> Answer:
+def _automatic(named: ResolvedModel, asking: Asking, reach: Reach) -> Answer:
     """The engine that the files are for; where that has no room, llama.cpp, which quantises and divides."""
     engine = named.engine(AUTO, asking.machine)
     first = _answer(named, engine, asking, reach)
@@ -124,7 +124,7 @@ def _automatic(named: Named, asking: Asking, reach: Reach) -> Answer:
     return replace(other, bill=replace(other.bill, notes=(note, *other.bill.notes)))
 
 
-def _answer(named: Named, engine: str, asking: Asking, reach: Reach) -> Answer:
+def _answer(named: ResolvedModel, engine: str, asking: Asking, reach: Reach) -> Answer:
     try:
         return check_opened(named.as_file(engine), engine, for_embedding(asking, named), reach)
     except CancelledError:
@@ -133,10 +133,10 @@ def _answer(named: Named, engine: str, asking: Asking, reach: Reach) -> Answer:
         return Unanswered(reference=named.name, engine=engine, error=error)
 
 
-def for_embedding(asking: Asking, named: Named) -> Asking:
-    """Known embedding models are started to embed."""
+def for_embedding(asking: Asking, named: ResolvedModel) -> Asking:
+    """An embedding model is started to embed."""
     flags = asking.flags.get(LLAMACPP, {})
-    if named.entry is None or not named.embeds or "embeddings" in flags:
+    if not named.embeds or "embeddings" in flags:
         return asking
     return replace(asking, flags={**asking.flags, LLAMACPP: {**flags, "embeddings": True}})
 

@@ -64,7 +64,7 @@ def recommend_words(
 
 
 def _notes(catalog: Catalog, found: Recommendation) -> Iterator[str]:
-    from edgekit.planning import base_note
+    from edgekit.resolver import base_note
 
     yield from catalog.problems
     for one in found.suggestions:

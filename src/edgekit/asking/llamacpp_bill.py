@@ -18,7 +18,7 @@ from edgekit.header.types import ModelHeader
 from edgekit.memory.cache_types import cache_type
 from edgekit.memory.types import Load, MemoryEstimate
 from edgekit.plan.candidates import reads_at_once
-from edgekit.planning import name_model
+from edgekit.resolver import resolve_model
 from edgekit.source import locate
 from edgekit.source.types import Container, ModelFiles, Reach
 from edgekit.units import format_bytes
@@ -46,7 +46,7 @@ class LoadedBeside:
             adapters=tuple(
                 read_header(locate(name, reach=reach)) for name in values.get("lora", ())
             ),
-            drafter=name_model(values["draft_model"], reach=reach).as_file("llama.cpp").model
+            drafter=resolve_model(values["draft_model"], reach=reach).as_file("llama.cpp").model
             if "draft_model" in values
             else None,
         )

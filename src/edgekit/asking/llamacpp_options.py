@@ -230,13 +230,18 @@ def told(load: Load, estimate: MemoryEstimate) -> str:
 
 def command(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened) -> list[str]:
     """Context and layers are always said: llama.cpp would fit what is not to the memory it finds."""
+    from edgekit.engine.llamacpp.as_gguf import default_mix
     from edgekit.report.model_words import gguf_words
+    from edgekit.source.types import Container
 
+    files = opened.files
+    is_stored = files is not None and files.container is Container.GGUF
+    mix = values.get("mix") or opened.mix or (None if is_stored else default_mix(opened.model))
     program = "llama-server" if values.get("mode", "server") == "server" else "llama-cli"
     context = values.get("context") or dict(estimate.facts)["n_ctx"]
     words = [
         program,
-        *gguf_words(opened.files, values.get("mix") or opened.mix or None, opened.label),
+        *gguf_words(files, mix, opened.label),
         "-c",
         str(context),
         *flag_words(FLAGS, values),

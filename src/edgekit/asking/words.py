@@ -17,7 +17,8 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.hardware.types import Machine
     from edgekit.plan.recommending import Ask
     from edgekit.plan.types import Job
-    from edgekit.planning import Named, Wanted
+    from edgekit.planning import Wanted
+    from edgekit.resolver import ResolvedModel
     from edgekit.source.download import Download
     from edgekit.source.types import Reach
 
@@ -130,7 +131,7 @@ def planned_engine(words: Words) -> tuple[str, EngineFlags]:
     return next(iter(chosen), AUTO), flags
 
 
-def wanted_of(words: Words, named: Named, machine: Machine | None = None) -> Wanted:
+def wanted_of(words: Words, named: ResolvedModel, machine: Machine | None = None) -> Wanted:
     """What `plan` wants of a model. Raises UsageError."""
     from dataclasses import replace
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
 
     from edgekit.asking.checks import Asking
     from edgekit.estimation import Opened
-    from edgekit.planning import Named
     from edgekit.report.check import Check, Unanswered
     from edgekit.report.compare import Answer
+    from edgekit.resolver import ResolvedModel
     from edgekit.source.types import Reach
 
 UNKNOWN_CONTEXT = 32_768  # where a model does not say what it was made for
@@ -89,11 +89,11 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def _engines(name: str, asked: int | None, arguments: argparse.Namespace) -> str:
-    from edgekit.planning import name_model
     from edgekit.report.compare import compare_json, compare_text
+    from edgekit.resolver import resolve_model
 
     with reach_of(arguments, quiet=arguments.json) as reach:
-        named = name_model(name, reach=reach)
+        named = resolve_model(name, reach=reach)
         opened = named.as_file(named.first_engine)
         context = asked or opened.model.geometry.native_context or UNKNOWN_CONTEXT
         answers = [_answer(engine, named, context, reach) for engine in OPTIONS]
@@ -115,7 +115,7 @@ def _hint(opened: Opened) -> str:
     return "For vLLM and MLX give the repository that this file was converted from."
 
 
-def _answer(engine: str, named: Named, context: int, reach: Reach) -> Answer:
+def _answer(engine: str, named: ResolvedModel, context: int, reach: Reach) -> Answer:
     from edgekit.errors import EdgekitError
     from edgekit.report.compare import Answer
 

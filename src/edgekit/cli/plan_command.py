@@ -26,8 +26,8 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
     from edgekit.plan.planned import Plan
-    from edgekit.planning import Named
     from edgekit.report.commands import Ready
+    from edgekit.resolver import ResolvedModel
 
 _DESCRIPTION = (
     "How to run a model on this machine, or on another: which quantisation, where its layers lie, how long a "
@@ -118,14 +118,15 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     from dataclasses import replace
 
     from edgekit.asking.words import planned_engine, wanted_of
-    from edgekit.planning import name_model, plan_model
+    from edgekit.planning import plan_model
     from edgekit.report.commands import ready_commands
+    from edgekit.resolver import resolve_model
 
     words = words_of(arguments)
     planned_engine(words)  # what cannot be read is told before anything is fetched
     with reach_of(arguments, quiet=arguments.json) as reach:
         confirm = confirmed(arguments, alone=True)
-        named = name_model(arguments.model, reach=reach, confirm=confirm)
+        named = resolve_model(arguments.model, reach=reach, confirm=confirm)
         plan = plan_model(named, wanted_of(words, named), reach=reach)
     ready = ready_commands(plan, files=named.files) if plan.fits else ()
     if arguments.plot is not None:
@@ -172,7 +173,9 @@ def _parts(ready: tuple[Ready, ...]) -> str:
     return "\n\n".join("\n".join(lines) for lines in told) + "\n"
 
 
-def _told(plan: Plan, named: Named, ready: tuple[Ready, ...], arguments: argparse.Namespace) -> str:
+def _told(
+    plan: Plan, named: ResolvedModel, ready: tuple[Ready, ...], arguments: argparse.Namespace
+) -> str:
     if arguments.json:
         from edgekit.report.as_json import json_text
         from edgekit.report.plan_json import plan_json

@@ -25,11 +25,11 @@ from edgekit.hardware.types import Machine, MemoryLimit
 from edgekit.plan.growth import growth_limits
 from edgekit.plan.spill import Purpose
 from edgekit.plan.types import Job
-from edgekit.planning import Named, name_model
 from edgekit.report.bars import glyphs_for
 from edgekit.report.check import Check
 from edgekit.report.check_text import check_text
 from edgekit.report.check_words import verdict
+from edgekit.resolver import ResolvedModel, resolve_model
 from edgekit.source.types import Container, Origin, Reach
 from edgekit.units import parse_size
 
@@ -200,11 +200,11 @@ _SETTLED = {LLAMACPP: _for_llama, STREAM: _for_stream}
 
 def open_order(order: Order, reach: Reach, confirm: Confirm | None) -> Opened:
     """Its header alone. UsageError for what has no weights to run."""
-    named = name_model(order.reference, reach=reach, confirm=confirm)
+    named = resolve_model(order.reference, reach=reach, confirm=confirm)
     return _runnable(named)
 
 
-def _runnable(named: Named) -> Opened:
+def _runnable(named: ResolvedModel) -> Opened:
     found = named.found
     if found is None or found.files is None:
         raise UsageError(

@@ -331,3 +331,8 @@ class ModelGeometry:
     towers: tuple[Tower, ...] = ()
     basis: Basis = Basis.EXACT
     because: str = ""  # why the basis is not EXACT
+
+    @property
+    def embeds(self) -> bool:
+        """Whether it is made to give vectors, not text: an encoder, or a decoder whose file names a pooling."""
+        return not self.causal or self.pooling in {"mean", "cls", "last"}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from edgekit.engine import FROM_GGUF
-from edgekit.engine.llamacpp.as_gguf import USUAL_MIXES
+from edgekit.engine.llamacpp.as_gguf import MADE_IN_MXFP4, USUAL_MIXES, default_mix
 from edgekit.engine.types import Model
 from edgekit.header.mixes import mix_by_name
 from edgekit.memory.mix_table import BY_NAME
@@ -19,13 +19,12 @@ USUAL_ACCURACY = 500
 ORIGINAL_ACCURACY = 1000  # 16 bits: nothing is gained over 8 that memory should be spent on
 MLX_BITS = (8, 6, 5, 4, 3)
 AS_STORED = "as stored"
-MADE_IN_MXFP4 = frozenset({"gpt-oss", "gpt_oss"})
 
 
 def _up_to_stored(model: Model, variants: tuple[Variant, ...]) -> tuple[Variant, ...]:
     """More bits than the original has make a file larger, and nothing better. gpt-oss was made in MXFP4."""
     if model.geometry.architecture in MADE_IN_MXFP4:
-        return at_mixes(model, ("MXFP4_MOE",))
+        return at_mixes(model, (default_mix(model),))
     packed = model.header.quantization
     most = ORIGINAL_ACCURACY if packed is None or packed.bits is None else packed.bits * 100 + 100
     return tuple(one for one in variants if one.accuracy <= most) or variants

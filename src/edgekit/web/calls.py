@@ -15,7 +15,7 @@ from edgekit.catalog.types import Kind
 from edgekit.errors import UsageError
 from edgekit.header.types import Depth
 from edgekit.inspection import inspect_model
-from edgekit.planning import CATALOG, plan_model
+from edgekit.planning import plan_model
 from edgekit.report.as_json import inspection_json
 from edgekit.report.bill_json import bill_json
 from edgekit.report.cards_json import cards_json
@@ -23,6 +23,7 @@ from edgekit.report.catalog_json import catalog_json
 from edgekit.report.commands import ready_commands
 from edgekit.report.hardware_json import devices_json, hardware_json
 from edgekit.report.plan_json import plan_json
+from edgekit.resolver import CATALOG
 from edgekit.web import requests
 from edgekit.web.fit import curve_answer, fit
 from edgekit.web.machines import machine_now

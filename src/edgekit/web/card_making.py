@@ -22,12 +22,13 @@ from edgekit.plan.ranking import rank_of
 from edgekit.plan.recommending import Suggestion, smallest_bytes
 from edgekit.plan.room import possible, room_bytes
 from edgekit.plan.types import FULL_PERCENT
-from edgekit.planning import CATALOG, Named, Wanted, name_model, plan_model, wish_of
+from edgekit.planning import Wanted, plan_model, wish_of
 from edgekit.report.cards import cache_words
 from edgekit.report.cards_json import card_entry_json
 from edgekit.report.check_words import VERDICTS, verdict
 from edgekit.report.lines import printable
 from edgekit.report.plan_json import plan_fields
+from edgekit.resolver import CATALOG, ResolvedModel, resolve_model
 from edgekit.web.bars import bars_json
 from edgekit.web.card_flags import plan_flags
 from edgekit.web.failures import UNEXPECTED
@@ -61,7 +62,7 @@ class Maker:
         """Nothing is fetched for a card."""
         self._settings = replace(settings, network=False)
         self._reach = reach_of(self._settings, Watch())
-        self._opened: OrderedDict[tuple[str, str], Named] = OrderedDict()
+        self._opened: OrderedDict[tuple[str, str], ResolvedModel] = OrderedDict()
 
     def cards(self, order: Order, catalog: Catalog) -> Iterator[Card]:
         """One for each entry, whatever goes wrong with it."""
@@ -94,13 +95,15 @@ class Maker:
         wish = possible(wish_of(named, wanted), sizes)
         return make_plan(wish, thorough=False, helpful=False)
 
-    def _named(self, entry: Entry, catalog: Catalog, engine: str) -> Named:
+    def _named(self, entry: Entry, catalog: Catalog, engine: str) -> ResolvedModel:
         """What the user added is opened from where it came, anew each time: it may have changed.
 
         Raises NotAllowedError where that is outside of the folders that may be read.
         """
         if entry.is_users:
-            named = name_model(allowed(f"{CATALOG}{entry.id}", self._settings), reach=self._reach)
+            named = resolve_model(
+                allowed(f"{CATALOG}{entry.id}", self._settings), reach=self._reach
+            )
             return named if named.found is not None else _as_known(entry, catalog, engine)
         key = (entry.id, engine)
         if key not in self._opened:
@@ -111,9 +114,9 @@ class Maker:
         return self._opened[key]
 
 
-def _as_known(entry: Entry, catalog: Catalog, engine: str) -> Named:
+def _as_known(entry: Entry, catalog: Catalog, engine: str) -> ResolvedModel:
     found = opened(entry, engine)
-    return Named(name=entry.id, catalog=catalog, entry=entry, found=found)
+    return ResolvedModel(name=entry.id, catalog=catalog, entry=entry, found=found)
 
 
 def in_order(entries: Iterable[Entry], machine: Machine, engine: str) -> list[Entry]:

@@ -17,7 +17,7 @@ from edgekit.asking.llamacpp_bill import BESIDE_THE_MODEL
 from edgekit.asking.llamacpp_options import COMPANIONS
 from edgekit.errors import CancelledError, DeadlineError
 from edgekit.estimation import Opened
-from edgekit.planning import Named, name_model
+from edgekit.resolver import ResolvedModel, resolve_model
 from edgekit.source.types import Origin, Reach
 from edgekit.web.places import Places
 from edgekit.web.references import (
@@ -51,7 +51,7 @@ Stamps = tuple[tuple[str, Stamp], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptNamed(Named):
+class KeptNamed(ResolvedModel):
     """A model by its name that remembers what was made of it for each engine."""
 
     by_engine: dict[str, Opened] = field(default_factory=dict, repr=False, compare=False)
@@ -62,7 +62,7 @@ class KeptNamed(Named):
     def as_file(self, engine: str) -> Opened:
         found = self.by_engine.get(engine)
         if found is None:
-            found = self.by_engine[engine] = Named.as_file(self, engine)
+            found = self.by_engine[engine] = ResolvedModel.as_file(self, engine)
         return found
 
     def pricing(
@@ -240,7 +240,7 @@ class OpenedModels:
             self._openings.leave(watch.client)
 
     def _named(self, wanted: str, watch: Watch, stamps: Stamps) -> _Kept:
-        named = name_model(wanted, reach=reach_of(self._settings, watch), confirm=None)
+        named = resolve_model(wanted, reach=reach_of(self._settings, watch), confirm=None)
         plain = {one.name: getattr(named, one.name) for one in fields(named)}
         return _Kept(
             named=KeptNamed(**plain), stamps=stamps, until_s=time.monotonic() + _lasts_s(named)
@@ -252,7 +252,7 @@ def _short(wanted: str) -> str:
     return Path(wanted).name if is_file(wanted) else wanted[:80]
 
 
-def _lasts_s(named: Named) -> float:
+def _lasts_s(named: ResolvedModel) -> float:
     """Of another program's store nothing tells that it changed; all else has stamps, or a server that is spared."""
     stores = {Origin.HUB_CACHE, Origin.OLLAMA_STORE, Origin.LM_STUDIO}
     return STORE_S if named.files is not None and named.files.origin in stores else REMOTE_S

@@ -22,7 +22,7 @@ from edgekit.catalog.store import NAME as CATALOG_FILE
 from edgekit.catalog.store import stored_entries
 from edgekit.catalog.types import Catalog, Entry
 from edgekit.errors import NotAllowedError, NotFoundError, UsageError
-from edgekit.planning import CATALOG
+from edgekit.resolver import CATALOG
 from edgekit.source import locate, path_of
 from edgekit.source.disk import is_regular, names_in
 from edgekit.source.naming import MODEL_SUFFIXES

@@ -281,6 +281,30 @@ def test_a_text_is_embedded_at_once(
         assert any(note in one for one in told["estimate"]["notes"]) == (batch < 8192)
 
 
+def test_check_and_plan_start_an_embedding_file_alike(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(write_model(tmp_path, "all-minilm-l6-v2", quant="Q8_0"))
+    commands = []
+    for command in ("check", "plan"):
+        assert main([command, model, "--ram", "16G", "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        commands.append(told["command"] if command == "check" else told["commands"][0]["text"])
+    assert all("--embeddings" in one for one in commands)
+    assert all("-b 512 -ub 512" in one for one in commands)  # a text of the whole window at once
+
+
+def test_check_and_plan_bill_a_name_at_its_own_4_bits(capsys: pytest.CaptureFixture[str]) -> None:
+    weights = []
+    for command in ("check", "plan"):
+        assert main([command, "gpt-oss-120b", "--ram", "256G", "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        weights.append(told["estimate"]["model_bytes"])
+        assert "gpt-oss-120b-MXFP4_MOE.gguf" in json.dumps(told)
+    assert weights[0] == weights[1]
+    assert f"{weights[0] / GIB:.2f}" == "59.02"
+
+
 @pytest.mark.parametrize(
     ("device", "more"),
     [("RTX 4090", ()), ("m3-max-64", ()), ("m3-max-64", ("-dev", "none", "--repack"))],

@@ -340,7 +340,9 @@ def test_repacked_bytes_of_an_encoder_have_no_head() -> None:
     matrices = [
         tensor.size_bytes
         for tensor in encoder.header.tensors or ()
-        if tensor.type.name == "Q8_0" and len(tensor.shape) > 1 and tensor.name != "token_embd.weight"
+        if tensor.type.name == "Q8_0"
+        and len(tensor.shape) > 1
+        and tensor.name != "token_embd.weight"
     ]
     assert llamacpp.repacked_bytes(encoder, arm) == sum(matrices)
 

@@ -37,7 +37,8 @@ from edgekit.memory.types import HOST, Component, Load, MemoryEstimate, MemoryLi
 from edgekit.models import model_preflight
 from edgekit.plan.pace import LEAST_READ_BYTES, fastest_middle, measured_pace
 from edgekit.plan.placement import measured_overhead
-from edgekit.planning import Wanted, name_model, plan_model
+from edgekit.planning import Wanted, plan_model
+from edgekit.resolver import resolve_model
 from edgekit.runtime.calibrating import calibrate
 from edgekit.runtime.calibrating import engine as engine_room
 from edgekit.runtime.calibrating import host as host_room
@@ -492,7 +493,7 @@ def test_it_is_paid_once_with_a_card_and_with_a_drafter(monkeypatch: pytest.Monk
     host = [line for line in runtime_lines(result.estimate) if line.pool == HOST]
     assert [line.size_bytes for line in host] == [123 * MIB]
     assert "on the processor alone" in host[0].because  # a card's driver takes more
-    plan = plan_model(name_model(MODEL), Wanted(machine=with_calibration(monkeypatch), engine="llama.cpp"))  # fmt: skip
+    plan = plan_model(resolve_model(MODEL), Wanted(machine=with_calibration(monkeypatch), engine="llama.cpp"))  # fmt: skip
     assert len(runtime_lines(plan.result.estimate)) == 1
 
 
@@ -536,7 +537,7 @@ def test_the_memory_is_as_fast_as_it_was_measured(monkeypatch: pytest.MonkeyPatc
 
 
 def speed_on(machine: Machine) -> Any:
-    plan = plan_model(name_model(MODEL), Wanted(machine=machine, engine="llama.cpp", load=Load(context_tokens=4096)))  # fmt: skip
+    plan = plan_model(resolve_model(MODEL), Wanted(machine=machine, engine="llama.cpp", load=Load(context_tokens=4096)))  # fmt: skip
     assert plan.speed is not None
     return plan.speed
 

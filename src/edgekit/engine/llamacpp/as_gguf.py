@@ -35,6 +35,9 @@ from edgekit.source.naming import quant_tag
 from edgekit.source.types import Container
 
 DEFAULT_MIX = "Q4_K_M"
+MADE_IN_MXFP4 = frozenset(
+    {"gpt-oss", "gpt_oss"}
+)  # released in 4 bits: no other mix is smaller and as good
 # Those that people publish, the largest first.
 USUAL_MIXES = ("F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "IQ3_XXS", "Q2_K")
 # Some keys only a converter writes: equal on 16 of the 18 recorded models compared, 4 % below on one.
@@ -132,8 +135,13 @@ def converted(model: Model, mix: str | None) -> Converted | None:
         if model.header.tensors is not None:
             return None
         mix = model.keep("likely mix", lambda: _likely_mix(model))
-    name = mix or DEFAULT_MIX
+    name = mix or default_mix(model)
     return model.keep(("as gguf", name), lambda: convert(model, name))
+
+
+def default_mix(model: Model) -> str:
+    """What a model is converted to if no mix is asked for: Q4_K_M, or its own 4-bit form."""
+    return "MXFP4_MOE" if model.geometry.architecture in MADE_IN_MXFP4 else DEFAULT_MIX
 
 
 def _likely_mix(model: Model) -> str:

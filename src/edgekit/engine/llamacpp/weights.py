@@ -103,7 +103,9 @@ def _repacked(
     names = {one.tensor.name: one for one in placed}
     tied = names.get(EMBEDDING)
     has_tied_head = HEAD not in names and model.geometry.architecture not in WITHOUT_HEAD
-    on_host = placement.output == HOST  # the embedding is always on the host, its copy as the head need not be
+    on_host = (
+        placement.output == HOST
+    )  # the embedding is always on the host, its copy as the head need not be
     if tied is not None and tied.tensor.type.name in types and has_tied_head and on_host:
         yield MemoryLine(
             component=Component.WEIGHTS,
