@@ -9,17 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from edgekit.engine.types import Model
-from edgekit.errors import (
-    PrivateAddressError,
-    RemoteAccessError,
-    RemoteInspectError,
-    RemoteNotFoundError,
-    UsageError,
-)
+from edgekit.errors import PrivateAddressError, RemoteInspectError, UsageError
 from edgekit.geometry import not_a_language_model, read_geometry
 from edgekit.header import read_header, read_quantization
+from edgekit.header.located import open_header
 from edgekit.header.types import Depth, ModelHeader
-from edgekit.source import cached_in_need, locate
 from edgekit.source.types import Container, ModelFiles, Reach
 
 if TYPE_CHECKING:
@@ -40,20 +34,8 @@ class Opened:
 def open_model(
     reference: str | os.PathLike[str], *, depth: Depth = Depth.TENSORS, reach: Reach | None = None
 ) -> Opened:
-    """Read the header of a path, hub id, URL or name. Raises EdgekitError; never reads weights.
-
-    A hub model that its server does not show is read from the hub's cache, where it is there.
-    """
-    name = os.fspath(reference)
-    try:
-        return _opened(locate(name, reach=reach or Reach()), depth)
-    except (RemoteNotFoundError, RemoteAccessError, PrivateAddressError):
-        raise  # the server was reached, and it said no; or it may not be asked
-    except RemoteInspectError as error:
-        cached = cached_in_need(name, error, reach=reach)
-        if cached is None:
-            raise
-        return _opened(cached, depth)
+    """Read the header of a path, hub id, URL or name. Raises EdgekitError; never reads weights."""
+    return _opened(*open_header(reference, depth=depth, reach=reach))
 
 
 def open_or_download(
@@ -65,7 +47,8 @@ def open_or_download(
 ) -> Opened:
     """Like `open_model`; a hub model that cannot be read by ranges is downloaded first, where `confirm` says so.
 
-    A header that was had and cannot be read is not fetched again with its weights: the reader is the same.
+    A header that was had and cannot be read is not fetched again with its weights: the reader is the same. After a
+    time-out the hub has LISTING_TIMEOUT_S more to say what there is to download.
     """
     reach = reach or Reach()
     end = time.monotonic() + reach.total_timeout_s
@@ -74,18 +57,16 @@ def open_or_download(
     except PrivateAddressError:
         raise  # a download would go there too
     except RemoteInspectError as error:
-        left = end - time.monotonic()
-        if left <= 0:  # whoever waited so long is not asked to wait again
-            raise
-        from edgekit.source.download import download_model
+        from edgekit.source.download import LISTING_TIMEOUT_S, download_model
 
-        within = replace(reach, total_timeout_s=left)
+        left_s = max(end - time.monotonic(), LISTING_TIMEOUT_S)
+        within = replace(reach, total_timeout_s=left_s)
         files = download_model(os.fspath(reference), error, reach=within, confirm=confirm)
-        return _opened(files, Depth.TENSORS)
+        return _opened(files, read_header(files))
 
 
-def _opened(files: ModelFiles, depth: Depth) -> Opened:
-    return Opened(label=files.label, model=_model(read_header(files, depth=depth)), files=files)
+def _opened(files: ModelFiles, header: ModelHeader) -> Opened:
+    return Opened(label=files.label, model=_model(header), files=files)
 
 
 def open_config(config: Mapping[str, Any], *, label: str = "config.json") -> Opened:

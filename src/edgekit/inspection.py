@@ -11,10 +11,10 @@ from edgekit.geometry.outside import towers_of
 from edgekit.geometry.parameters import count_parameters
 from edgekit.geometry.roles import Role, block_of, roles_of
 from edgekit.geometry.types import Experts, ModelGeometry, Recurrent, Span, Tower
-from edgekit.header import count_weights, read_header
+from edgekit.header import count_weights
+from edgekit.header.located import open_header
 from edgekit.header.mixes import mix_by_file_type
 from edgekit.header.types import Depth, ModelHeader, Tensor
-from edgekit.source import locate
 from edgekit.source.types import ModelFiles, Reach, Traffic
 
 _IDLE = frozenset({Role.MTP, Role.TOWER})  # they do not work on a token of text
@@ -98,8 +98,12 @@ def inspect_model(
 ) -> Inspection:
     """Look at a path, hub id, URL or name. Raises EdgekitError; never reads weights."""
     reach = reach or Reach()
-    files = locate(os.fspath(reference), reach=reach)
-    header = read_header(files, depth=depth)
+    files, header = open_header(reference, depth=depth, reach=reach)
+    return inspect_header(files, header, reach.traffic)
+
+
+def inspect_header(files: ModelFiles, header: ModelHeader, traffic: Traffic) -> Inspection:
+    """The same of a header that was read already."""
     other = not_a_language_model(header)
     geometry = read_geometry(header) if other is None else None
     layers = len(geometry.layers) if geometry is not None else None
@@ -115,7 +119,7 @@ def inspect_model(
         state_elements=_state_elements(geometry) if geometry is not None else 0,
         by_role=_shares([role.value for role in roles], header),
         by_type=_shares([tensor.type.name for tensor in header.tensors or ()], header),
-        traffic=reach.traffic,
+        traffic=traffic,
     )
 
 

@@ -20,20 +20,20 @@ from edgekit.errors import (
     UnknownArchitectureError,
     UsageError,
 )
-from edgekit.estimation import Opened, open_model, open_or_download
 from edgekit.header.types import Depth
 from edgekit.memory.types import Load
 from edgekit.metadata import ModelMetadata, read_metadata
-from edgekit.plan.placement import engine_on
+from edgekit.plan.caches import embedding_start
+from edgekit.plan.candidates import reads_at_once
 from edgekit.plan.types import WINDOW_BUDGET_BYTES, Job, PreflightResult, Question, Start
 from edgekit.plan.verdict import judge
+from edgekit.resolver import AUTO, LLAMACPP, ResolvedModel, resolve_model
 
 if TYPE_CHECKING:
     from edgekit.hardware.types import Machine
     from edgekit.source.types import Reach
 
 LIGHT_ENOUGH = 0.84  # a bill without the tensor directory may be 0.2 % too low, not a whole percent
-AUTO = "auto"  # the engine that the files are for, on this machine
 
 ModelId = str | os.PathLike[str]
 
@@ -57,8 +57,8 @@ def model_preflight(
 ) -> PreflightResult:
     """Whether a model fits, how long a context, and why.
 
-    `model_id` is a path, a hub id (`org/name:Q4_K_M`), an address or a name; `engine` llama.cpp, vllm, mlx, stream
-    (the built-in one) or auto. Without `context` the default window is judged; a `job` (prompt, new tokens) sizes it
+    `model_id` is a path, a hub id (`org/name:Q4_K_M`), an address or a name, also one of the catalog (`qwen3-8b`);
+    `engine` llama.cpp, vllm, mlx, stream (the built-in one) or auto. Without `context` the default window is judged; a `job` (prompt, new tokens) sizes it
     for known work. `options` are the engine's own, by its names: `{"type_k": "q8_0", "n_gpu_layers": 20}`. `device`,
     `ram` and `vram` ask about another machine than this one: "RTX 4090", "m3-max-64", "32G", "24G,24G".
 
@@ -72,7 +72,7 @@ def model_preflight(
     """
     _check_kinds(model_id, engine, options)
     confirm = (lambda _: True) if allow_download else None
-    opened = open_or_download(model_id, reach=reach, confirm=confirm)
+    named = resolve_model(model_id, reach=reach, confirm=confirm)
     here = _machine(machine, device, ram, vram)
     asked = Asked(
         context=context,
@@ -81,7 +81,7 @@ def model_preflight(
         min_context=min_context,
         window_budget_bytes=window_budget_bytes,
     )
-    return _judged(opened, engine, here, options or {}, asked)
+    return _judged(named, engine, here, options or {}, asked)
 
 
 def can_load(
@@ -109,10 +109,11 @@ def can_load(
     here = _machine(machine, device, ram, vram)
     for depth in (Depth.ARCHITECTURE, Depth.TENSORS):
         try:
-            opened = open_model(model_id, depth=depth, reach=reach)
+            named = resolve_model(model_id, depth=depth, reach=reach)
             asked = Asked(context=context, min_context=min_context)
-            result = _judged(opened, engine, here, options or {}, asked)
-            whole = depth is Depth.TENSORS or opened.model.header.tensors is not None
+            result = _judged(named, engine, here, options or {}, asked)
+            whole = named.found is None or named.found.model.header.tensors is not None
+            whole = whole or depth is Depth.TENSORS
             if whole or (result.can_load and result.utilization <= LIGHT_ENOUGH):
                 return result.can_load
         except HardwareError:
@@ -141,7 +142,8 @@ def inspect_model_remote(
     if engine.lower() != AUTO:
         engine_name(engine)
     try:
-        model = open_model(model_id, depth=Depth.TENSORS, reach=reach).model
+        named = resolve_model(model_id, reach=reach)
+        model = named.opened(named.first_engine).model
     except (RemoteInspectError, CancelledError):
         raise
     except EdgekitError as error:
@@ -208,20 +210,18 @@ def _check_whole(name: str, value: object) -> None:
 
 
 def _judged(
-    opened: Opened, engine: str, machine: Machine, options: Mapping[str, Any], asked: Asked
+    named: ResolvedModel, engine: str, machine: Machine, options: Mapping[str, Any], asked: Asked
 ) -> PreflightResult:
     """By the engine that is named; automatically, by the files' own and, where that has no room, by llama.cpp."""
-    if engine.lower() != AUTO:
-        return judge(_question(opened, engine_name(engine), machine, options, asked))
-    name = engine_on(opened.model, machine)
-    if name == "llama.cpp" or options:
-        return judge(_question(opened, name, machine, options, asked))
+    name = named.engine(engine, machine)
+    if engine.lower() != AUTO or name == LLAMACPP or options:
+        return judge(_question(named, name, machine, options, asked))
     try:
-        other = judge(_question(opened, "llama.cpp", machine, options, asked))
+        other = judge(_question(named, LLAMACPP, machine, options, asked))
     except EdgekitError:
         other = None
     try:
-        first = judge(_question(opened, name, machine, options, asked))
+        first = judge(_question(named, name, machine, options, asked))
     except RefusedError:
         if other is None or other.failed:
             raise
@@ -230,18 +230,23 @@ def _judged(
 
 
 def _question(
-    opened: Opened, engine: str, machine: Machine, options: Mapping[str, Any], asked: Asked
+    named: ResolvedModel, engine: str, machine: Machine, options: Mapping[str, Any], asked: Asked
 ) -> Question:
     load, setup = _read_options(engine, options) if options else (Load(), None)
     own: dict[str, Any] = {"context_tokens": asked.context, "sequences": asked.sequences}
+    start = Start(setup=setup, settled=frozenset(options))
+    if named.embeds:
+        start = embedding_start(start, engine)
+    model = named.as_file(engine).model
     return Question(
-        model=opened.model,
+        model=model,
         engine=engine,
         machine=machine,
         load=replace(load, **{name: value for name, value in own.items() if value is not None}),
-        start=Start(setup=setup, settled=frozenset(options)),
+        start=start,
         job=asked.job,
         min_context=asked.min_context,
+        in_one_batch=reads_at_once(model, engine, start.setup),
         window_budget_bytes=asked.window_budget_bytes,
     )
 

@@ -26,16 +26,16 @@ from edgekit.errors import (
 )
 from edgekit.estimation import Opened, open_or_download
 from edgekit.header.types import Depth
+from edgekit.inspection import Inspection, inspect_header, inspect_model
 from edgekit.plan.placement import engine_on
 from edgekit.plan.variants import usual_variant, variants_of
 from edgekit.source.folders import is_here
 from edgekit.source.naming import close_names
-from edgekit.source.types import Container
+from edgekit.source.types import Container, ModelFiles, Origin, Reach
 
 if TYPE_CHECKING:
     from edgekit.hardware.types import Machine
     from edgekit.source.download import Download
-    from edgekit.source.types import ModelFiles, Reach
 
 CATALOG = "catalog:"
 LLAMACPP, AUTO = "llama.cpp", "auto"
@@ -167,6 +167,31 @@ def resolve_model(
         found=found.found,
         notes=found.notes,
     )
+
+
+def inspect_named(
+    reference: str | os.PathLike[str], *, depth: Depth = Depth.TENSORS, reach: Reach | None = None
+) -> Inspection:
+    """What a model is; one of the catalog as it was released, before anybody quantised it."""
+    reach = reach or Reach()
+
+    def read(source: str) -> Inspection:
+        return inspect_model(source, depth=depth, reach=reach)
+
+    found = resolve(reference, read, absolute=reach.within is not None)
+    if found.found is not None:
+        return found.found
+    model = ResolvedModel(name=found.name, catalog=found.catalog, entry=found.entry)
+    header = model.opened(model.first_engine).model.header
+    listed = f"edgekit catalog show {header.name} lists its sizes at other quantisations"
+    files = ModelFiles(
+        reference=os.fspath(reference),
+        label=header.name,
+        origin=Origin.CATALOG,
+        container=header.container,
+        notes=(*found.notes, f"from the catalog, no file was read: {listed}"),
+    )
+    return inspect_header(files, header, reach.traffic)
 
 
 def _with_near(error: NotFoundError, name: str, catalog: Catalog) -> NotFoundError:

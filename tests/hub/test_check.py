@@ -24,8 +24,14 @@ from tests.hub.nginx_hub import TOKEN, Hub
 from tests.hub.raw_server import Asked, RawServer, Say, Script, answer, hub_of
 
 from edgekit.cli import main
-from edgekit.errors import RangeNotSupportedError, RemoteAccessError, RemoteNotFoundError
+from edgekit.errors import (
+    RangeNotSupportedError,
+    RemoteAccessError,
+    RemoteInspectError,
+    RemoteNotFoundError,
+)
 from edgekit.models import can_load, inspect_model_remote, model_preflight
+from edgekit.source.download import download_model
 
 LAYERS, HIDDEN, FEED_FORWARD, KV_WIDTH, CONTEXT, VOCABULARY = 2, 64, 128, 32, 2048, 256
 FITS = "up to 2,048 tokens"
@@ -185,6 +191,24 @@ def test_a_gated_model_with_a_token(
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert ask(capsys, "acme/gated-GGUF", "--quiet")[0] == 0
     assert all(line.endswith("auth=[-]") for line in hub.log("cdn"))  # the hub's, not the CDN's
+
+
+def test_a_gated_model_in_the_hubs_cache_is_read_there(
+    hub: Hub, hub_cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as with_token:
+        with_token.delenv("HF_HUB_DISABLE_IMPLICIT_TOKEN")
+        with_token.setenv("HF_TOKEN", TOKEN)
+        download_model("acme/gated-GGUF", RemoteInspectError("asked to"), confirm=lambda _: True)
+    code, out, err = ask(capsys, "acme/gated-GGUF", "--no-download")
+    assert (code, err) == (0, "")
+    told = " ".join(out.split())
+    assert "the hub did not show it, so these are the files in its cache" in told
+    assert "the model is gated" in told
+    assert model_preflight("acme/gated-GGUF", ram="8G").can_load
+    assert can_load("acme/gated-GGUF", ram="8G")
+    assert inspect_model_remote("acme/gated-GGUF").num_layers > 0
+    assert main(["inspect", "acme/gated-GGUF"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,10 @@ from edgekit.errors import (
     RemoteChangedError,
     RemoteInspectError,
     RemoteNotFoundError,
+    RemoteTimeoutError,
     SourceError,
 )
+from edgekit.estimation import open_or_download
 from edgekit.header import read_header
 from edgekit.source import fetch, locate
 from edgekit.source.download import SPARE_BYTES, Download, download_model
@@ -156,6 +158,16 @@ def test_where_ranges_fail_the_chosen_files_are_downloaded(
     (ref,) = hub_cache.glob("models--*/refs/main")
     assert ref.read_text() == COMMIT  # so other programs find it offline, too
     assert read_header(locate(reference, reach=replace(reach, network=False))).tensors
+
+
+def test_after_a_time_out_the_download_follows(hub: Hub, reach: Reach, hub_cache: Path) -> None:
+    slow = replace(reach, total_timeout_s=1e-6)
+    assert isinstance(light("acme/whole-GGUF", slow), RemoteTimeoutError)
+    found = open_or_download("acme/whole-GGUF", confirm=yes, reach=slow)
+    assert found.model.header.tensors
+    assert links(hub_cache) == ["whole-Q4_K_M.gguf"]
+    with pytest.raises(RemoteTimeoutError, match="was not allowed"):
+        open_or_download("acme/whole-GGUF:Q8_0", confirm=None, reach=slow)
 
 
 def test_it_is_announced_and_shows_the_files_name(

@@ -118,8 +118,24 @@ def test_after_a_cut_the_range_goes_on_where_it_broke_off(raw_server: Server, re
     file.close()
 
 
+def test_drops_that_made_progress_are_not_counted(raw_server: Server, reach: Reach) -> None:
+    def script(asked: Asked, say: Say) -> None:
+        head, blank, body = ranged(CONTENT, asked, {"ETag": '"a"'}).partition(b"\r\n\r\n")
+        say(head + blank + body[:100_000])
+
+    server = raw_server(script)
+    file = open_file(server.address + "/a.gguf", reach)
+    assert file.read(0, 524_288) == CONTENT[:524_288]
+    assert [asked.first_byte for asked in server.asked] == [n * 100_000 for n in range(6)]
+    file.close()
+
+
 def test_a_connection_that_always_breaks_is_given_up(raw_server: Server, reach: Reach) -> None:
-    server = raw_server(lambda asked, say: say(ranged(CONTENT, asked)[:2000]))
+    def script(asked: Asked, say: Say) -> None:
+        head, blank, _ = ranged(CONTENT, asked).partition(b"\r\n\r\n")
+        say(head + blank)
+
+    server = raw_server(script)
     with pytest.raises(RemoteInspectError, match=r"broke the connection off after .* 4 times"):
         open_file(server.address + "/a.gguf", reach)
     assert len(server.asked) == 4

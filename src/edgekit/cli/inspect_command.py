@@ -59,11 +59,11 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(arguments: argparse.Namespace) -> str:
     """The answer as text."""
     from edgekit.header.types import Depth
-    from edgekit.inspection import inspect_model
+    from edgekit.resolver import inspect_named
 
     depth = Depth.ARCHITECTURE if arguments.light and not arguments.tensors else Depth.TENSORS
     with reach_of(arguments, quiet=arguments.json) as reach:
-        found = inspect_model(arguments.model, depth=depth, reach=reach)
+        found = inspect_named(arguments.model, depth=depth, reach=reach)
     return _render(found, arguments)
 
 

@@ -23,6 +23,7 @@ from edgekit.errors import EdgekitError
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
+    from edgekit.source.types import ModelFiles, Reach
     from edgekit.verify.types import Verification
 
 OUTSIDE = 1
@@ -114,14 +115,13 @@ def _verify(arguments: argparse.Namespace) -> tuple[Verification, str]:
     given = given_flags(arguments)
     values = read_flags((CONTEXT, *_FLAGS), {**given.get(COMMON, {}), **given.get(_ENGINE, {})})
     load, setup = llamacpp_options.ask(values)
-    from edgekit.source import locate
     from edgekit.verify.check import verify_model
     from edgekit.verify.ways import choose_way
 
     way = choose_way(setup.mode if "mode" in values else None, really=arguments.load)
     with reach_of(arguments, quiet=arguments.json) as reach:
         found = verify_model(
-            locate(arguments.model, reach=reach),
+            _files(arguments.model, reach),
             load,
             setup,
             way=way,
@@ -129,6 +129,23 @@ def _verify(arguments: argparse.Namespace) -> tuple[Verification, str]:
             really=arguments.load,
         )
     return found, llamacpp_options.told(load, found.estimate)
+
+
+def _files(reference: str, reach: Reach) -> ModelFiles:
+    """A model of the catalog as a file that is generated from what is known of it, at its usual quantisation."""
+    from dataclasses import replace
+
+    from edgekit.resolver import ResolvedModel, resolve
+    from edgekit.source import locate
+    from edgekit.verify.generated import generated_files
+
+    found = resolve(reference, lambda source: locate(source, reach=reach))
+    if found.found is not None:
+        return found.found
+    known = ResolvedModel(name=found.name, catalog=found.catalog, entry=found.entry)
+    opened = known.as_file(_ENGINE)
+    files = generated_files(opened.model.header, label=opened.label)
+    return replace(files, notes=(f"a header generated from the catalog, at {opened.mix}",))
 
 
 def _render(found: Verification, asked: str, arguments: argparse.Namespace) -> str:

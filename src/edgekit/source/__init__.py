@@ -139,11 +139,13 @@ def _locate_hub(model: HubModel, reach: Reach) -> ModelFiles:
 
     try:
         return locate_hub(model, reach)
-    except (RemoteNotFoundError, RemoteAccessError, PrivateAddressError):
-        raise  # the hub was reached, and it said no; or it led to where nobody may go
+    except PrivateAddressError:
+        raise
     except RemoteInspectError as error:
         if (found := _cached_in_need(model, error)) is not None:
             return found
+        if isinstance(error, RemoteNotFoundError | RemoteAccessError):
+            raise  # the hub said no: headers that were read before may be out of date
         if (kept := locate_kept(model, reach, error)) is not None:
             return kept
         raise

@@ -181,6 +181,7 @@ class HttpFile:
         """
         patience = Patience(self._transport, name=self._name)
         while self._version is None or self._available_bytes < min(stop, self.size_bytes):
+            before_bytes = self._available_bytes
             reply, piece = self._ask(stop, entry)
             if entry is not None and _confirms(reply, piece, entry):
                 self._adopt(entry)
@@ -190,6 +191,8 @@ class HttpFile:
                 entry = None
                 if not self._append(reply, piece) and trouble is None:
                     trouble = lost(self._final_url, len(reply.body))
+            if self._available_bytes > before_bytes:
+                patience.start_over()
             if trouble is not None:
                 patience.wait(trouble)
 

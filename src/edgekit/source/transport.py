@@ -218,6 +218,10 @@ class Patience:
         self._retries = 0
         self._timeouts = 0
 
+    def start_over(self) -> None:
+        """Something was received: only troubles without progress count."""
+        self._retries = self._timeouts = 0
+
     def wait(self, trouble: Trouble) -> None:
         """Returns when it is time for another try; raises when it is not worth one."""
         asked_s = trouble.retry_after_s or 0.0

@@ -60,6 +60,7 @@ class Origin(enum.Enum):
     LM_STUDIO = "lm studio"
     URL = "url"
     SAMPLE = "sample"
+    CATALOG = "catalog"  # no file: rebuilt from what the catalog knows
 
     @property
     def is_remote(self) -> bool:

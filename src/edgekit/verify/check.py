@@ -98,7 +98,7 @@ def verify_model(
         resident=resident,
         beside_bytes=beside_bytes(resident, estimate, setup),
         paced=paced,
-        notes=tuple(_notes(estimate, answer)),
+        notes=(*files.notes, *_notes(estimate, answer)),
     )
 
 

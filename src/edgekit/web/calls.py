@@ -10,11 +10,10 @@ from edgekit.asking.bills import bill_named, read_asked
 from edgekit.asking.checks import answers_json, check_named
 from edgekit.asking.known import listed, recommend_words
 from edgekit.asking.words import asking_of, engine_flags, planned_engine, wanted_of
-from edgekit.catalog import find_entry, read_catalog
+from edgekit.catalog import read_catalog
 from edgekit.catalog.types import Kind
 from edgekit.errors import UsageError
 from edgekit.header.types import Depth
-from edgekit.inspection import inspect_model
 from edgekit.planning import plan_model
 from edgekit.report.as_json import inspection_json
 from edgekit.report.bill_json import bill_json
@@ -23,7 +22,7 @@ from edgekit.report.catalog_json import catalog_json
 from edgekit.report.commands import ready_commands
 from edgekit.report.hardware_json import devices_json, hardware_json
 from edgekit.report.plan_json import plan_json
-from edgekit.resolver import CATALOG
+from edgekit.resolver import inspect_named
 from edgekit.web import requests
 from edgekit.web.fit import curve_answer, fit
 from edgekit.web.machines import machine_now
@@ -33,7 +32,7 @@ from edgekit.web.references import (
     far_beside,
     files_inside,
     is_file,
-    is_local,
+    is_near,
     shown_entry,
 )
 from edgekit.web.types import Watch, reach_of
@@ -56,14 +55,11 @@ class Call:
 
 def _inspect(state: State, asked: Any, watch: Watch) -> Json:
     reference = allowed(asked.model, state.settings)
-    if reference.lower().startswith(CATALOG):
-        known = find_entry(reference[len(CATALOG) :])
-        raise UsageError(f"{known.id} is known from the catalog: inspect reads files, name them")
     if is_file(reference):
         files_inside(reference, state.settings)
     depth = Depth.ARCHITECTURE if asked.light and not asked.tensors else Depth.TENSORS
-    with state.models.among_the_waiting(watch, far=not is_local(reference)):
-        found = inspect_model(reference, depth=depth, reach=reach_of(state.settings, watch))
+    with state.models.among_the_waiting(watch, far=not is_near(reference)):
+        found = inspect_named(reference, depth=depth, reach=reach_of(state.settings, watch))
     return inspection_json(
         found, tensors=bool(asked.tensors), layers=bool(asked.layers), keys=bool(asked.keys)
     )
