@@ -58,9 +58,10 @@ def model_preflight(
     """Whether a model fits, how long a context, and why.
 
     `model_id` is a path, a hub id (`org/name:Q4_K_M`), an address or a name, also one of the catalog (`qwen3-8b`);
-    `engine` llama.cpp, vllm, mlx, stream (the built-in one) or auto. Without `context` the default window is judged; a `job` (prompt, new tokens) sizes it
-    for known work. `options` are the engine's own, by its names: `{"type_k": "q8_0", "n_gpu_layers": 20}`. `device`,
-    `ram` and `vram` ask about another machine than this one: "RTX 4090", "m3-max-64", "32G", "24G,24G".
+    `engine` llama.cpp, vllm, mlx, stream (the built-in one) or auto. Without `context` the default window is judged; a
+    `job` (prompt, new tokens) sizes it for known work. `options` are the engine's own, by its names:
+    `{"type_k": "q8_0", "n_gpu_layers": 20}`. `device`, `ram` and `vram` ask about another machine than this one:
+    "RTX 4090", "m3-max-64", "32G", "24G,24G".
 
     A hub model that cannot be inspected by ranges is downloaded, with a log line and a progress bar, and inspected in
     the hub's cache; with `allow_download=False` RemoteInspectError is raised instead. "Does not fit" is a result, not
@@ -264,6 +265,5 @@ def _read_options(engine: str, options: Mapping[str, Any]) -> tuple[Load, Any]:
             replace(load, unified=read.get("kv_unified")),
             replace(setup, mode=Mode.SERVER),
         )
-    if read.ignored:
-        raise UsageError(f"{engine} has no option {', '.join(map(str, read.ignored))}"[:300])
+    read.require_known(engine)
     return load, setup

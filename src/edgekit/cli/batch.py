@@ -14,13 +14,14 @@ from importlib import import_module
 from typing import Any, BinaryIO
 
 from edgekit.cli.batch_models import BatchModels
-from edgekit.engine import ENGINES, engine_for, engine_name, engine_named
-from edgekit.engine.row_options import Options
+from edgekit.engine import ENGINES, engine_name, engine_named
+from edgekit.engine.row_options import CONTEXT_OPTIONS, Options, did_you_mean
 from edgekit.errors import EdgekitError, HeaderLimitError, NotFoundError, UsageError
 from edgekit.header import limits
 from edgekit.report.bill_json import answer_json
 from edgekit.source.types import Reach
 
+_KEYS = ("id", "model", "config", "engine", "backend", "options")
 ROW_BYTES = limits.CONFIG_BYTES  # a row may hold a config.json: 0.1 MB in the largest real one
 
 
@@ -56,13 +57,27 @@ def _answer(row: Mapping[str, Any], models: BatchModels) -> dict[str, Any]:
         raise UsageError("options are not an object")
     if not isinstance(asked, str | None) or not isinstance(backend, str | None):
         raise UsageError("engine and backend are not names")
-    engine = None if asked is None else engine_name(asked)
-    model = models.of_row(row)
-    engine = engine or engine_for(model)
+    wanted = None if asked is None else engine_name(asked)
+    _check_keys(row, wanted)
+    engine, model = models.of_row(row, wanted)
     read = Options(options)
     load, setup = _read_options(engine, read, backend)
+    read.require_known(engine)
     answer = answer_json(engine_named(engine).estimate(model, load, setup))
     return answer | ({"ignored": read.ignored} if read.ignored else {})
+
+
+def _check_keys(row: Mapping[str, Any], engine: str | None) -> None:
+    """UsageError for a key that a row does not have: it would be answered as if nothing had been asked."""
+    unknown = next((str(name)[:60] for name in row if name not in _KEYS), None)
+    if unknown is None:
+        return
+    wanted = engine or "llama.cpp"
+    near = did_you_mean(unknown, _KEYS, wanted)
+    if CONTEXT_OPTIONS[wanted] in near:
+        near = f": the context is an option, {CONTEXT_OPTIONS[wanted]}"
+    keys = ", ".join(_KEYS)
+    raise UsageError(f"a row has no key {unknown!r}{near or f' (there are {keys})'}")
 
 
 def _read_options(engine: str, options: Mapping[str, Any], backend: str | None) -> tuple[Any, Any]:

@@ -7,12 +7,14 @@ import json
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from edgekit.catalog.types import Catalog
 from edgekit.engine.types import Model
 from edgekit.errors import EdgekitError, UsageError
-from edgekit.estimation import Opened, open_config, open_model
+from edgekit.estimation import open_config
+from edgekit.resolver import ResolvedModel, resolve_model
 from edgekit.source.types import Reach
 
 KEPT_MODELS = 512  # rows may go back and forth between all models of a collection
@@ -24,22 +26,28 @@ ANSWERS_BEFORE_FORGETTING = 4_096  # what an engine keeps with a model grows wit
 
 @dataclass(slots=True)
 class _Kept:
-    """A model, or why there is none."""
+    """What a row names, or why it could not be opened; and the model of it for each engine."""
 
-    model: Model | None = None
+    named: ResolvedModel | None = None
     failure: EdgekitError | None = None
+    models: dict[str, Model] = field(default_factory=dict)
     answers: int = 0
 
     @property
     def tensors(self) -> int:
-        return 0 if self.model is None else len(self.model.header.tensors or ())
+        found = self.named.found if self.named is not None else None
+        return 0 if found is None else len(found.model.header.tensors or ())
 
-    def next_model(self) -> Model:
-        assert self.model is not None  # noqa: S101 - one of the two is always there
+    def next_model(self, wanted: str | None) -> tuple[str, Model]:
+        assert self.named is not None  # noqa: S101 - either it or the failure is there
+        engine = wanted or self.named.first_engine
         self.answers += 1
         if self.answers % ANSWERS_BEFORE_FORGETTING == 0:
-            self.model = Model(header=self.model.header, geometry=self.model.geometry)
-        return self.model
+            self.models.clear()
+        if engine not in self.models:
+            model = self.named.as_file(engine).model
+            self.models[engine] = Model(header=model.header, geometry=model.geometry)
+        return engine, self.models[engine]
 
 
 class BatchModels:
@@ -50,25 +58,34 @@ class BatchModels:
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
         self._tensors = 0
 
-    def of_row(self, row: Mapping[str, Any]) -> Model:
-        """Raises EdgekitError: again and again for a model that could not be opened once."""
+    def of_row(self, row: Mapping[str, Any], wanted: str | None = None) -> tuple[str, Model]:
+        """The engine (`wanted`, or the one for its files) and the model for it.
+
+        Raises EdgekitError: again and again for a model that could not be opened once.
+        """
         config, reference = row.get("config"), row.get("model")
         if config is not None:
             if not isinstance(config, Mapping):
                 raise UsageError("config is not an object")
-            return self._model(_config_key(config), lambda: open_config(config))
+            return self._model(_config_key(config), lambda: _of_config(config), wanted)
         if not isinstance(reference, str) or not reference:
             raise UsageError("the row has neither a model (a path or an id) nor a config")
-        return self._model(_file_key(reference), lambda: open_model(reference, reach=self._reach))
 
-    def _model(self, key: Hashable, open_it: Callable[[], Opened]) -> Model:
+        def open_it() -> ResolvedModel:
+            return resolve_model(reference, reach=self._reach)
+
+        return self._model(_file_key(reference), open_it, wanted)
+
+    def _model(
+        self, key: Hashable, open_it: Callable[[], ResolvedModel], wanted: str | None
+    ) -> tuple[str, Model]:
         kept = self._kept.get(key)
         if kept is None:
             kept = self._keep(key, _opened(open_it))
         self._kept.move_to_end(key)
         if kept.failure is not None:
             raise kept.failure.with_traceback(None)
-        return kept.next_model()
+        return kept.next_model(wanted)
 
     def _keep(self, key: Hashable, kept: _Kept) -> _Kept:
         self._kept[key] = kept
@@ -81,10 +98,14 @@ class BatchModels:
         return kept
 
 
-def _opened(open_it: Callable[[], Opened]) -> _Kept:
+def _of_config(config: Mapping[str, Any]) -> ResolvedModel:
+    return ResolvedModel(name="config.json", catalog=Catalog(entries=()), found=open_config(config))
+
+
+def _opened(open_it: Callable[[], ResolvedModel]) -> _Kept:
     """A failure is kept too: a server that does not answer is asked once."""
     try:
-        return _Kept(model=open_it().model)
+        return _Kept(named=open_it())
     except EdgekitError as error:
         error.__cause__ = error.__context__ = None  # they hold on to what was read
         return _Kept(failure=error.with_traceback(None))

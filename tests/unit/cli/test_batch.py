@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from tests.recorded import header_bytes, models, padded, rows
 
-from edgekit import estimation
 from edgekit.cli import batch, batch_models, main
 from edgekit.cli.batch import answer_line
 from edgekit.cli.batch_models import BatchModels
@@ -81,6 +80,11 @@ def test_recorded_rows_of_the_cpu(capsys: pytest.CaptureFixture[str], tmp_path: 
         )
 
 
+def _asked_of(row: dict[str, Any]) -> dict[str, Any]:
+    """Without the recorder's own: whether it decoded."""
+    return {name: value for name, value in row["options"].items() if name != "decode"}
+
+
 def test_recorded_rows_of_the_gpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = write_model(tmp_path, "qwen3-30b-a3b", "Q4_K_M")
     recorded = [
@@ -89,7 +93,7 @@ def test_recorded_rows_of_the_gpu(capsys: pytest.CaptureFixture[str], tmp_path: 
         if (row["model"], row["quant"]) == ("qwen3-30b-a3b", "Q4_K_M") and "breakdown" in row
     ]
     asked = [
-        {"model": str(path), "engine": "llama.cpp", "backend": "cuda", "options": row["options"]}
+        {"model": str(path), "engine": "llama.cpp", "backend": "cuda", "options": _asked_of(row)}
         for row in recorded
     ]
     assert len(asked) > 20
@@ -131,6 +135,13 @@ def test_recorded_rows_of_the_gpu(capsys: pytest.CaptureFixture[str], tmp_path: 
         (SAMPLE | {"options": {"type_k": "q7"}}, "unknown cache type"),
         (SAMPLE | {"options": {"type_v": "q8_0", "flash_attn": "off"}}, "requires flash attention"),
         (SAMPLE | {"options": {"tensor_split": ["a"]}}, ""),
+        (SAMPLE | {"context": 5}, "a row has no key 'context': the context is an option, n_ctx"),
+        (SAMPLE | {"engine": "vllm", "context": 5}, "the context is an option, max_model_len"),
+        (SAMPLE | {"enigne": "vllm"}, "a row has no key 'enigne': did you mean engine?"),
+        (SAMPLE | {"zzz": 1}, "a row has no key 'zzz' (there are id, model, config,"),
+        (SAMPLE | {"options": {"nctx": 5}}, "llama.cpp has no option 'nctx': did you mean n_ctx?"),
+        (SAMPLE | {"options": {"context": 5}}, "llama.cpp has no option 'context': did you mean n_ctx?"),
+        (SAMPLE | {"options": {"typek": "q8_0"}}, "llama.cpp has no option 'typek': did you mean type_k?"),
     ],
 )  # fmt: skip
 def test_a_row_that_cannot_be_answered_says_why(
@@ -174,15 +185,25 @@ def test_the_engine_of_the_files_is_the_default(
     assert given == default
 
 
+def test_names_of_the_catalog(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    row = {"model": "qwen3-8b", "options": {"n_ctx": 4096}}
+    by_name, for_vllm = answers(
+        capsys, tmp_path, [row, row | {"engine": "vllm", "options": {"max_model_len": 4096}}]
+    )
+    assert by_name["model_bytes"] == 5_021_827_072  # its size at Q4_K_M in the catalog
+    assert by_name["kv_bytes"] == 36 * 4096 * 2 * 8 * 128 * 2
+    assert for_vllm["model_bytes"] > 3 * by_name["model_bytes"]  # as published, 16 bits
+
+
 def test_a_model_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    real = estimation.open_model
+    real = batch_models.resolve_model
 
     def counted(reference: str, **more: Any) -> Any:
         opened.append(reference)
         return real(reference, **more)
 
-    monkeypatch.setattr(batch_models, "open_model", counted)
+    monkeypatch.setattr(batch_models, "resolve_model", counted)
     models_of_batch = BatchModels(Reach(network=False))
     path = write_model(tmp_path, "lfm2-1.2b", "Q4_K_M")
     missing = str(tmp_path / "missing.gguf")
@@ -200,14 +221,14 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_models, "ANSWERS_BEFORE_FORGETTING", 2)
     kept = BatchModels(Reach(network=False))
     gemma, qwen = ({"model": f"sample:{name}"} for name in ("gemma-3-27b", "qwen3-30b-a3b"))
-    first = kept.of_row(gemma)
-    second = kept.of_row(gemma)
+    _, first = kept.of_row(gemma)
+    _, second = kept.of_row(gemma)
     assert second is not first  # what engines kept with it is gone
     assert second.header is first.header  # but nothing is read again
     kept.of_row(qwen)
     with pytest.raises(Exception, match="sample"):
         kept.of_row({"model": "sample:none"})
-    assert kept.of_row(gemma).header is not first.header  # it was the oldest of three
+    assert kept.of_row(gemma)[1].header is not first.header  # it was the oldest of three
 
 
 def test_a_fault_of_ours_costs_one_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,7 +160,7 @@ def test_a_row_of_a_batch(seven_b: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert first["basis"] == "exact"
     assert second["type"] == "UsageError"
     assert "keep True" in second["error"]
-    assert third["ignored"] == ["n_ctx"]
+    assert third["error"] == "stream has no option 'n_ctx': did you mean context_tokens?"
 
 
 # --- check
