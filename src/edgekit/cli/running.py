@@ -19,7 +19,7 @@ from edgekit.asking.words import engine_flags
 from edgekit.cli.reach_options import screen_width
 from edgekit.cli.tiers import read_purpose
 from edgekit.cli.typed import words_of
-from edgekit.errors import EdgekitError, UsageError
+from edgekit.errors import EdgekitError, SourceError, UsageError
 from edgekit.hardware import detect
 from edgekit.hardware.types import Machine, MemoryLimit
 from edgekit.plan.growth import growth_limits
@@ -201,16 +201,25 @@ _SETTLED = {LLAMACPP: _for_llama, STREAM: _for_stream}
 def open_order(order: Order, reach: Reach, confirm: Confirm | None) -> Opened:
     """Its header alone. UsageError for what has no weights to run."""
     named = resolve_model(order.reference, reach=reach, confirm=confirm)
+    if named.found is None and named.name == order.reference:
+        named = replace(named, found=_stored(named.name, reach))
     return _runnable(named)
+
+
+def _stored(name: str, reach: Reach) -> Opened | None:
+    """A file of that name that another program has on this machine: Ollama, LM Studio, the hub's cache."""
+    from edgekit.estimation import open_model
+
+    try:
+        return open_model(name, reach=replace(reach, network=False))
+    except SourceError:
+        return None
 
 
 def _runnable(named: ResolvedModel) -> Opened:
     found = named.found
     if found is None or found.files is None:
-        raise UsageError(
-            f"{named.name} is known from the catalog, without its weights: name a GGUF file, or a repository of"
-            f" them (edgekit plan {named.name} says which size to look for)"
-        )
+        raise UsageError(_without_weights(named))
     if found.files.origin is Origin.SAMPLE:
         raise UsageError(
             f"{named.name} is a shipped header without weights: edgekit check judges it"
@@ -225,6 +234,19 @@ def _runnable(named: ResolvedModel) -> Opened:
             " (convert_hf_to_gguf.py FOLDER, then llama-quantize), or name a repository of GGUF files"
         )
     return found
+
+
+def _without_weights(named: ResolvedModel) -> str:
+    """What to do about a model of the catalog, which has no file here."""
+    entry = named.entry
+    mix = named.as_file(LLAMACPP).mix or "Q4_K_M"
+    name = (entry.repository if entry is not None else None) or named.name
+    search = f"https://huggingface.co/models?search={name.rpartition('/')[2]}+GGUF"
+    convert = f", or convert {entry.repository}" if entry is not None and entry.repository else ""
+    return (
+        f"{named.name} is known from the catalog, and its weights are not on this machine. Find a GGUF of it at {mix}"
+        f" ({search}) and name it as ORG/REPOSITORY:{mix}, which downloads it, or as a path{convert}"
+    )
 
 
 def judge_order(order: Order, opened: Opened, job: Job | None) -> Judged:

@@ -1,0 +1,151 @@
+"""One resolver: a name means the same model to every command and function."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.cli.test_estimate import write_model
+
+from edgekit.cli import main
+from edgekit.errors import RemoteInspectError, UsageError
+from edgekit.header import read_header
+from edgekit.models import can_load, inspect_model_remote, model_preflight
+from edgekit.resolver import resolve, resolve_model
+from edgekit.source.types import Origin
+from edgekit.verify import binding
+from edgekit.verify.generated import generated_files
+
+NAME, LAYERS = "qwen3-8b", 36
+Q4_K_M_BYTES = 5_021_827_072  # of qwen3-8b, in the catalog
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Port 9 of this machine: nobody listens."""
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("EDGEKIT_OLLAMA_REGISTRY", "http://127.0.0.1:9")
+
+
+def ask_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main([*words, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+# --- resolve
+
+
+def test_resolve_gives_the_entry_of_a_name_and_reads_nothing() -> None:
+    found = resolve(NAME, lambda source: pytest.fail(f"{source} was read"))
+    assert found.entry is not None
+    assert (found.entry.id, found.found) == (NAME, None)
+
+
+def test_resolve_reads_what_the_catalog_does_not_have() -> None:
+    found = resolve("acme/model", lambda source: source.upper())
+    assert (found.entry, found.found) == (None, "ACME/MODEL")
+
+
+def test_resolve_takes_the_entry_of_a_repository_that_cannot_be_reached() -> None:
+    def unreachable(_: str) -> str:
+        raise RemoteInspectError("no network")
+
+    found = resolve("Qwen/Qwen3-8B", unreachable)
+    assert found.entry is not None
+    assert found.notes == (
+        "known from the catalog, for Qwen/Qwen3-8B could not be read: no network",
+    )
+
+
+# --- the Python API
+
+
+def test_model_preflight_judges_a_catalog_name_as_check_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    result = model_preflight(NAME, ram="32G")
+    told = ask_json(capsys, "check", NAME, "--ram", "32G")
+    assert result.estimate.weights_bytes == Q4_K_M_BYTES
+    assert result.required_bytes == told["required_bytes"]
+    assert (result.context_tokens, result.max_context) == (told["context_tokens"], 40_960)
+
+
+def test_model_preflight_starts_an_embedding_file_to_embed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_model(tmp_path, "all-minilm-l6-v2", "Q8_0")
+    result = model_preflight(path, ram="16G")
+    told = ask_json(capsys, "check", str(path), "--ram", "16G")
+    assert result.way.setup.embeddings
+    assert result.required_bytes == told["required_bytes"]
+
+
+def test_can_load_knows_catalog_names() -> None:
+    assert can_load(NAME, ram="32G")
+    assert not can_load(NAME, ram="2G")
+
+
+def test_inspect_model_remote_knows_catalog_names() -> None:
+    found = inspect_model_remote(NAME)
+    assert (found.num_layers, found.num_kv_heads, found.model_max_context) == (LAYERS, 8, 40_960)
+
+
+# --- the commands
+
+
+def test_inspect_shows_the_model_of_an_entry(capsys: pytest.CaptureFixture[str]) -> None:
+    told = ask_json(capsys, "inspect", NAME)
+    assert (told["model"], told["origin"], told["architecture"]) == (NAME, "catalog", "qwen3")
+    assert told["tensor_bytes"] == 16_382_087_168  # F16, as the catalog has it
+    assert "no file was read" in told["notes"][-1]
+
+
+@pytest.mark.parametrize("command", [["run", NAME, "-p", "hi"], ["serve", NAME]])
+def test_run_and_serve_say_where_the_weights_may_come_from(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command) == UsageError.exit_code
+    err = capsys.readouterr().err
+    assert "its weights are not on this machine" in err
+    assert "search=Qwen3-8B+GGUF" in err
+    assert "ORG/REPOSITORY:Q4_K_M" in err
+
+
+@pytest.mark.skipif(not binding.is_here(), reason="xllamacpp is not installed")
+@pytest.mark.parametrize("name", ["qwen3-0.6b", "gemma-3-1b"])
+def test_verify_asks_the_engine_about_a_catalog_name(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = ask_json(capsys, "verify", name, "-c", "4k")
+    assert told["within"]
+    assert told["notes"] == ["a header generated from the catalog, at Q4_K_M"]
+
+
+# --- generated headers
+
+
+def test_generated_files_have_the_tensors_and_keys_of_the_model() -> None:
+    model = resolve_model("gemma-3-1b").as_file("llama.cpp").model
+    files = generated_files(model.header, label="gemma-3-1b")
+    read = read_header(files)
+    assert files.origin is Origin.CATALOG
+    assert [(one.name, one.shape, one.type) for one in read.tensors or ()] == [
+        (one.name, one.shape, one.type) for one in model.header.tensors or ()
+    ]
+    assert read.tensor_bytes == model.header.tensor_bytes
+    for name, value in model.header.keys.items():
+        single = (
+            struct.unpack("<f", struct.pack("<f", value))[0] if isinstance(value, float) else value
+        )
+        assert read.keys[name] == single
+    assert read.keys["tokenizer.ggml.model"] == "none"
+
+
+def test_generated_files_need_the_keys_of_a_gguf() -> None:
+    opened = resolve_model("gpt-oss-120b").as_file("llama.cpp")
+    with pytest.raises(UsageError, match=r"known by its config\.json alone"):
+        generated_files(opened.model.header, label="gpt-oss-120b")
