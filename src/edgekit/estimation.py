@@ -6,10 +6,17 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from edgekit.engine.types import Model
-from edgekit.errors import PrivateAddressError, RemoteInspectError, UsageError
+from edgekit.errors import (
+    HeaderError,
+    PrivateAddressError,
+    RemoteInspectError,
+    UnknownArchitectureError,
+    UsageError,
+)
 from edgekit.geometry import not_a_language_model, read_geometry
 from edgekit.header import read_header, read_quantization
 from edgekit.header.located import open_header
@@ -29,13 +36,25 @@ class Opened:
     files: ModelFiles | None = field(default=None, repr=False)  # None: only a config was given
     repository: str = ""  # on the hub, where it is known by that alone
     mix: str = ""  # what it is taken at, where it was chosen for it
+    # Reads the tensor directories too; None where they were read, or there are none.
+    whole: Callable[[], Opened] | None = field(default=None, repr=False, compare=False)
 
 
 def open_model(
     reference: str | os.PathLike[str], *, depth: Depth = Depth.TENSORS, reach: Reach | None = None
 ) -> Opened:
     """Read the header of a path, hub id, URL or name. Raises EdgekitError; never reads weights."""
-    return _opened(*open_header(reference, depth=depth, reach=reach))
+    try:
+        found = _opened(*open_header(reference, depth=depth, reach=reach))
+    except (HeaderError, UnknownArchitectureError):
+        if depth is Depth.TENSORS:
+            raise
+        return open_model(reference, reach=reach)  # the first range was not enough
+    header, files = found.model.header, found.files
+    is_partial = depth is Depth.ARCHITECTURE and header.tensors is None
+    if files is None or not is_partial or not files.origin.is_remote or not files.weights:
+        return found
+    return replace(found, whole=lambda: _opened(files, read_header(files)))
 
 
 def open_or_download(
@@ -53,7 +72,10 @@ def open_or_download(
     reach = reach or Reach()
     end = time.monotonic() + reach.total_timeout_s
     try:
-        return open_model(reference, depth=depth, reach=reach)
+        found = open_model(reference, depth=depth, reach=reach)
+        if found.whole is None:
+            return found
+        return replace(found, whole=cache(partial(_read_on, found, reference, confirm, reach)))
     except PrivateAddressError:
         raise  # a download would go there too
     except RemoteInspectError as error:
@@ -63,6 +85,21 @@ def open_or_download(
         within = replace(reach, total_timeout_s=left_s)
         files = download_model(os.fspath(reference), error, reach=within, confirm=confirm)
         return _opened(files, read_header(files))
+
+
+def _read_on(
+    found: Opened,
+    reference: str | os.PathLike[str],
+    confirm: Callable[[Download], bool] | None,
+    reach: Reach,
+) -> Opened:
+    """The rest of a header whose first range was read; from the start where the server does not go on."""
+    try:
+        return found.whole() if found.whole is not None else found
+    except PrivateAddressError:
+        raise
+    except RemoteInspectError:
+        return open_or_download(reference, confirm=confirm, reach=reach)
 
 
 def _opened(files: ModelFiles, header: ModelHeader) -> Opened:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -26,14 +27,18 @@ from edgekit.metadata import ModelMetadata, read_metadata
 from edgekit.plan.caches import embedding_start
 from edgekit.plan.candidates import reads_at_once
 from edgekit.plan.types import WINDOW_BUDGET_BYTES, Job, PreflightResult, Question, Start
-from edgekit.plan.verdict import judge
+from edgekit.plan.verdict import is_decided, judge
 from edgekit.resolver import AUTO, LLAMACPP, ResolvedModel, resolve_model
 
 if TYPE_CHECKING:
+    from edgekit.estimation import Opened
     from edgekit.hardware.types import Machine
     from edgekit.source.types import Reach
 
-LIGHT_ENOUGH = 0.84  # a bill without the tensor directory may be 0.2 % too low, not a whole percent
+
+TENSORS_NOT_CHECKED = (
+    "tensors were not checked: the first range of the file decides (--exact, exact=True read on)"
+)
 
 ModelId = str | os.PathLike[str]
 
@@ -53,6 +58,7 @@ def model_preflight(
     min_context: int | None = None,
     window_budget_bytes: int = WINDOW_BUDGET_BYTES,
     allow_download: bool = True,
+    exact: bool = False,
     reach: Reach | None = None,
 ) -> PreflightResult:
     """Whether a model fits, how long a context, and why.
@@ -62,6 +68,9 @@ def model_preflight(
     `job` (prompt, new tokens) sizes it for known work. `options` are the engine's own, by its names:
     `{"type_k": "q8_0", "n_gpu_layers": 20}`. `device`, `ram` and `vram` ask about another machine than this one:
     "RTX 4090", "m3-max-64", "32G", "24G,24G".
+
+    Of a GGUF on the hub the first range is read, and its tensor directory where that does not decide the verdict;
+    `exact=True` always reads it, for a bill to the byte. A note of the estimate says where tensors were not checked.
 
     A hub model that cannot be inspected by ranges is downloaded, with a log line and a progress bar, and inspected in
     the hub's cache; with `allow_download=False` RemoteInspectError is raised instead. "Does not fit" is a result, not
@@ -73,7 +82,8 @@ def model_preflight(
     """
     _check_kinds(model_id, engine, options)
     confirm = (lambda _: True) if allow_download else None
-    named = resolve_model(model_id, reach=reach, confirm=confirm)
+    depth = Depth.TENSORS if exact else Depth.ARCHITECTURE
+    named = resolve_model(model_id, depth=depth, reach=reach, confirm=confirm)
     here = _machine(machine, device, ram, vram)
     asked = Asked(
         context=context,
@@ -100,32 +110,20 @@ def can_load(
 ) -> bool:
     """Whether the engine would load it there. Quick, never downloads: RemoteInspectError where it cannot be told.
 
-    What one request brings is judged first: such an estimate is on the large side, so a clear yes stands. Else the
-    whole header is read. An engine that has no such hardware, or refuses the model, is a no.
+    What one request brings is judged first, and stands where its bounds cannot change it. Else the whole header is
+    read. An engine that has no such hardware, or refuses the model, is a no.
 
     >>> can_load("sample:gemma-3-27b", "llama.cpp", ram="8G")
     False
     """
     _check_kinds(model_id, engine, options)
     here = _machine(machine, device, ram, vram)
-    for depth in (Depth.ARCHITECTURE, Depth.TENSORS):
-        try:
-            named = resolve_model(model_id, depth=depth, reach=reach)
-            asked = Asked(context=context, min_context=min_context)
-            result = _judged(named, engine, here, options or {}, asked)
-            whole = named.found is None or named.found.model.header.tensors is not None
-            whole = whole or depth is Depth.TENSORS
-            if whole or (result.can_load and result.utilization <= LIGHT_ENOUGH):
-                return result.can_load
-        except HardwareError:
-            return False
-        except RefusedError:
-            if depth is Depth.TENSORS:  # else it was refused at a mix that was only guessed
-                return False
-        except (HeaderError, UnknownArchitectureError):
-            if depth is Depth.TENSORS:  # less was not enough: the keys alone leave something open
-                raise
-    return False
+    try:
+        named = resolve_model(model_id, depth=Depth.ARCHITECTURE, reach=reach)
+        asked = Asked(context=context, min_context=min_context)
+        return _judged(named, engine, here, options or {}, asked).can_load
+    except (HardwareError, RefusedError):
+        return False
 
 
 def inspect_model_remote(
@@ -214,15 +212,22 @@ def _judged(
     named: ResolvedModel, engine: str, machine: Machine, options: Mapping[str, Any], asked: Asked
 ) -> PreflightResult:
     """By the engine that is named; automatically, by the files' own and, where that has no room, by llama.cpp."""
+
+    def by(name: str) -> PreflightResult:
+        def ask(opened: Opened) -> Question:
+            return _question(opened, name, machine, options, asked, embeds=named.embeds)
+
+        return in_two_steps(named.as_file(name), ask)[-1]
+
     name = named.engine(engine, machine)
     if engine.lower() != AUTO or name == LLAMACPP or options:
-        return judge(_question(named, name, machine, options, asked))
+        return by(name)
     try:
-        other = judge(_question(named, LLAMACPP, machine, options, asked))
+        other = by(LLAMACPP)
     except EdgekitError:
         other = None
     try:
-        first = judge(_question(named, name, machine, options, asked))
+        first = by(name)
     except RefusedError:
         if other is None or other.failed:
             raise
@@ -230,24 +235,48 @@ def _judged(
     return first if first.can_load or other is None or other.failed else other
 
 
+def in_two_steps(
+    opened: Opened, ask: Callable[[Opened], Question]
+) -> tuple[Opened, Question, PreflightResult]:
+    """The verdict, from the first range of a remote file where that decides it, else from its whole header."""
+    if opened.whole is not None:
+        with suppress(
+            RefusedError, HeaderError, UnknownArchitectureError
+        ):  # the keys alone leave something open
+            question = ask(opened)
+            result = judge(question)
+            if is_decided(question, result):
+                bill = result.estimate
+                noted = replace(bill, notes=(*bill.notes, TENSORS_NOT_CHECKED))
+                return opened, question, replace(result, estimate=noted)
+        opened = opened.whole()
+    question = ask(opened)
+    return opened, question, judge(question)
+
+
 def _question(
-    named: ResolvedModel, engine: str, machine: Machine, options: Mapping[str, Any], asked: Asked
+    opened: Opened,
+    engine: str,
+    machine: Machine,
+    options: Mapping[str, Any],
+    asked: Asked,
+    *,
+    embeds: bool,
 ) -> Question:
     load, setup = _read_options(engine, options) if options else (Load(), None)
     own: dict[str, Any] = {"context_tokens": asked.context, "sequences": asked.sequences}
     start = Start(setup=setup, settled=frozenset(options))
-    if named.embeds:
+    if embeds:
         start = embedding_start(start, engine)
-    model = named.as_file(engine).model
     return Question(
-        model=model,
+        model=opened.model,
         engine=engine,
         machine=machine,
         load=replace(load, **{name: value for name, value in own.items() if value is not None}),
         start=start,
         job=asked.job,
         min_context=asked.min_context,
-        in_one_batch=reads_at_once(model, engine, start.setup),
+        in_one_batch=reads_at_once(opened.model, engine, start.setup),
         window_budget_bytes=asked.window_budget_bytes,
     )
 

@@ -15,6 +15,7 @@ from edgekit.errors import CancelledError, EdgekitError, HardwareError
 from edgekit.estimation import Opened
 from edgekit.hardware.budgets import devices_for
 from edgekit.hardware.types import Machine, System
+from edgekit.header.types import Depth
 from edgekit.memory.types import HOST, Load, MemoryEstimate
 from edgekit.plan.candidates import reads_at_once
 from edgekit.plan.changes import changes
@@ -29,7 +30,7 @@ from edgekit.plan.types import (
     Status,
     Way,
 )
-from edgekit.plan.verdict import judge
+from edgekit.preflight import in_two_steps
 from edgekit.report.check import Check, Unanswered
 from edgekit.report.check_json import check_json, checks_json
 from edgekit.resolver import AUTO, ResolvedModel, resolve_model
@@ -58,6 +59,7 @@ class Asking:
     min_context: int | None = None
     window_budget_bytes: int | None = None
     with_changes: bool = True
+    depth: Depth = Depth.TENSORS  # of remote headers; ARCHITECTURE: the rest only where it decides
     reach: Callable[[], Reach] = field(repr=False)
     confirm: Callable[[Download], bool] | None = field(repr=False)
 
@@ -90,7 +92,7 @@ def check_model(reference: str, asking: Asking) -> list[Answer]:
     """One answer for each engine that is asked for."""
     reach = asking.reach()
     try:
-        named = resolve_model(reference, reach=reach, confirm=asking.confirm)
+        named = resolve_model(reference, depth=asking.depth, reach=reach, confirm=asking.confirm)
     except EdgekitError as error:
         return [Unanswered(reference=reference, engine=None, error=error)]
     return check_named(named, asking, reach)
@@ -142,9 +144,15 @@ def for_embedding(asking: Asking, named: ResolvedModel) -> Asking:
 
 
 def check_opened(opened: Opened, engine: str, asking: Asking, reach: Reach) -> Check:
-    """Raises EdgekitError: the machine has nothing for the engine, or the engine refuses."""
-    question, values = asked_question(opened, engine, asking, reach)
-    return _told(opened, question, judge(question), values, asking)
+    """Raises EdgekitError: the machine has nothing for the engine, or the engine refuses.
+
+    Where only the first range of a file was read, and that does not decide it, the rest of its header is read too.
+    """
+    found, question, result = in_two_steps(
+        opened, lambda one: asked_question(one, engine, asking, reach)[0]
+    )
+    values = Asked(engine, asking.flags.get(engine, {})).values(engine)
+    return _told(found, question, result, values, asking)
 
 
 def asked_question(

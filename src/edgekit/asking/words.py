@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.asking.checks import Asking
     from edgekit.catalog.types import Kind
     from edgekit.hardware.types import Machine
+    from edgekit.header.types import Depth
     from edgekit.plan.recommending import Ask
     from edgekit.plan.types import Job
     from edgekit.planning import Wanted
@@ -96,11 +97,13 @@ def asking_of(
     *,
     reach: Callable[[], Reach],
     with_changes: bool = True,
+    depth: Depth | None = None,
     confirm: Callable[[Download], bool] | None = None,
     machine: Machine | None = None,
 ) -> Asking:
     """What `check` asks of every model. Raises UsageError."""
     from edgekit.asking.checks import Asking
+    from edgekit.header.types import Depth
 
     chosen, flags = engine_flags(words)
     budget = words.window_budget
@@ -112,6 +115,7 @@ def asking_of(
         min_context=read_number("--min-context", words.min_context),
         window_budget_bytes=None if budget is None else read("--window-budget", parse_size, budget),
         with_changes=with_changes,
+        depth=depth or Depth.TENSORS,
         reach=reach,
         confirm=confirm,
     )

@@ -66,6 +66,11 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
     parser.add_argument("--quiet", action="store_true", help="the verdict alone")
+    parser.add_argument(
+        "--exact",
+        action="store_true",
+        help="read the whole header of a remote model, also where its first range decides (--json always does)",
+    )
     parser.add_argument("--strict", action="store_true", help="exit 1 where it is tight")
     parser.add_argument(
         "--min-context", metavar="N", help="accept no less (default 16k, or the model's own window)"
@@ -102,18 +107,21 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     from edgekit.asking.checks import check_all, check_model, worst_code
     from edgekit.asking.words import asking_of, engine_flags
     from edgekit.cli.naming import references
+    from edgekit.header.types import Depth
     from edgekit.source.types import Traffic
 
     words = words_of(arguments)
     engine_flags(words)  # what cannot be read is told before anything else
     names = references(arguments.models)
     quiet = arguments.json or arguments.quiet
+    depth = Depth.TENSORS if arguments.json or arguments.exact else Depth.ARCHITECTURE
     with reach_of(arguments, quiet=quiet) as reach:
         if len(names) == 1:
             asking = asking_of(
                 words,
                 reach=lambda: reach,
                 with_changes=not arguments.quiet,
+                depth=depth,
                 confirm=confirmed(arguments, alone=True),
             )
             found = [check_model(names[0], asking)]
@@ -123,6 +131,7 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
                 words,
                 reach=lambda: replace(each, traffic=Traffic()),
                 with_changes=False,  # a table has no room for them
+                depth=depth,
             )
             found = check_all(names, asking, _counter(reach.progress))
     code = worst_code(found, strict=arguments.strict)

@@ -8,6 +8,7 @@ from edgekit.errors import PrivateAddressError, RemoteInspectError
 from edgekit.header import read_header
 from edgekit.header.types import Depth, ModelHeader
 from edgekit.source import cached_in_need, locate
+from edgekit.source.held import held
 from edgekit.source.types import ModelFiles, Reach
 
 
@@ -22,6 +23,8 @@ def open_header(
     name = os.fspath(reference)
     try:
         files = locate(name, reach=reach or Reach())
+        if depth is Depth.ARCHITECTURE:
+            files = held(files)
         return files, read_header(files, depth=depth)
     except PrivateAddressError:
         raise

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from typing import Any
+
+from edgekit.basis import Basis
+from edgekit.engine import engine_named
+from edgekit.memory.types import Component, Load, MemoryEstimate, MemoryLine
 from edgekit.plan.context import longest, recommended_context
+from edgekit.plan.fitting import Fitting
 from edgekit.plan.ladder import Ladder
 from edgekit.plan.placement import ways_of
-from edgekit.plan.types import SAFE_PERCENT, PreflightResult, Question, Status
+from edgekit.plan.types import SAFE_PERCENT, Bill, PreflightResult, Question, Status
+
+# Of a bill without the tensor directory no line is trusted further than this, whatever its own bound.
+_ALWAYS_WHOLE = frozenset({"vllm", "mlx"})  # they leave nothing on the host
+LEAST_BOUND, LEAST_COMPUTE_BOUND = 0.01, 0.1
 
 
 def judge(question: Question) -> PreflightResult:
@@ -44,6 +56,43 @@ def judged(
         way=weighed.way,
         machine=question.machine,
     )
+
+
+def is_decided(question: Question, result: PreflightResult) -> bool:
+    """Whether the answer to a bill without the tensor directory is the answer: its bounds change nothing in it.
+
+    That is so where all of the model and its whole window fit comfortably with every line at its upper bound, or where
+    not even the shortest context fits with every line at its lower one. In between the directory decides.
+    """
+    if question.bill is not None or result.estimate.basis is Basis.ASSUMED:
+        return False
+    if result.failed:
+        least = Ladder(replace(question, bill=_at_bound(question, -1)), ways_of(question))
+        return not result.max_context and least.holder(least.top.least) is None
+    most = Fitting(replace(question, bill=_at_bound(question, 1)), result.way)
+    return (
+        result.passed
+        and (result.way.whole or question.engine in _ALWAYS_WHOLE)
+        and result.max_context == most.most
+        and most.price(result.context_tokens).status is Status.PASSED
+        and most.fits(result.max_context)
+    )
+
+
+def _at_bound(question: Question, sign: int) -> Bill:
+    """The engine's bill with every line as far off as it may be."""
+    engine = engine_named(question.engine)
+
+    def moved(line: MemoryLine) -> MemoryLine:
+        least = LEAST_COMPUTE_BOUND if line.component is Component.COMPUTE else LEAST_BOUND
+        within = max(line.within or 0.0, least)
+        return replace(line, size_bytes=max(0, math.ceil(line.size_bytes * (1 + sign * within))))
+
+    def bill(load: Load, setup: Any) -> MemoryEstimate:
+        estimate = engine.estimate(question.model, load, setup)
+        return replace(estimate, lines=tuple(map(moved, estimate.lines)))
+
+    return bill
 
 
 def would_hold(question: Question) -> bool:

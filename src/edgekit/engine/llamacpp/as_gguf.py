@@ -92,6 +92,8 @@ class Converted:
 
     @property
     def note(self) -> str:
+        if self.file_bytes is not None:
+            return f"billed as {self.mixed.mix}, by the keys and the size of the file"
         return f"as if it were a GGUF at {self.mixed.mix}: {self.mixed.because}"
 
     def known(self, line: MemoryLine) -> MemoryLine:
