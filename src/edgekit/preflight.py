@@ -121,7 +121,7 @@ def can_load(
     try:
         named = resolve_model(model_id, depth=Depth.ARCHITECTURE, reach=reach)
         asked = Asked(context=context, min_context=min_context)
-        return _judged(named, engine, here, options or {}, asked).can_load
+        return _judged(named, engine, here, options or {}, asked, loads_only=True).can_load
     except (HardwareError, RefusedError):
         return False
 
@@ -209,7 +209,13 @@ def _check_whole(name: str, value: object) -> None:
 
 
 def _judged(
-    named: ResolvedModel, engine: str, machine: Machine, options: Mapping[str, Any], asked: Asked
+    named: ResolvedModel,
+    engine: str,
+    machine: Machine,
+    options: Mapping[str, Any],
+    asked: Asked,
+    *,
+    loads_only: bool = False,
 ) -> PreflightResult:
     """By the engine that is named; automatically, by the files' own and, where that has no room, by llama.cpp."""
 
@@ -217,7 +223,7 @@ def _judged(
         def ask(opened: Opened) -> Question:
             return _question(opened, name, machine, options, asked, embeds=named.embeds)
 
-        return in_two_steps(named.as_file(name), ask)[-1]
+        return in_two_steps(named.as_file(name), ask, loads_only=loads_only)[-1]
 
     name = named.engine(engine, machine)
     if engine.lower() != AUTO or name == LLAMACPP or options:
@@ -236,7 +242,7 @@ def _judged(
 
 
 def in_two_steps(
-    opened: Opened, ask: Callable[[Opened], Question]
+    opened: Opened, ask: Callable[[Opened], Question], *, loads_only: bool = False
 ) -> tuple[Opened, Question, PreflightResult]:
     """The verdict, from the first range of a remote file where that decides it, else from its whole header."""
     if opened.whole is not None:
@@ -245,7 +251,7 @@ def in_two_steps(
         ):  # the keys alone leave something open
             question = ask(opened)
             result = judge(question)
-            if is_decided(question, result):
+            if is_decided(question, result, loads_only=loads_only):
                 bill = result.estimate
                 noted = replace(bill, notes=(*bill.notes, TENSORS_NOT_CHECKED))
                 return opened, question, replace(result, estimate=noted)

@@ -21,7 +21,8 @@ from edgekit.verify.hollow import HollowFile
 
 MODEL = "acme/gemma-GGUF"
 FIRST_RANGE = "bytes=0-524287"
-FITS, NEAR, FAILS = "256G", "26G", "8G"  # it needs 16.6 GiB with 16K, 24.9 with its whole window
+# It needs 18.7 GiB with 16K: 85 % of 22, after 1 of reserve. Tight at 26G, and not with its whole window.
+FITS, NEAR, ON_THE_LINE, FAILS = "256G", "26G", "23G", "8G"
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,9 @@ def test_model_preflight_reads_the_directory_where_it_decides(
     assert quick.required_bytes == pytest.approx(exact.required_bytes, rel=0.02)
 
 
-@pytest.mark.parametrize(("ram", "whole"), [(FITS, False), (NEAR, True), (FAILS, False)])
+@pytest.mark.parametrize(
+    ("ram", "whole"), [(FITS, False), (NEAR, False), (ON_THE_LINE, True), (FAILS, False)]
+)
 def test_can_load_reads_the_directory_where_it_decides(
     hub: Hub, counted: Reach, *, ram: str, whole: bool
 ) -> None:

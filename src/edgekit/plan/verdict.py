@@ -58,24 +58,32 @@ def judged(
     )
 
 
-def is_decided(question: Question, result: PreflightResult) -> bool:
+def is_decided(question: Question, result: PreflightResult, *, loads_only: bool = False) -> bool:
     """Whether the answer to a bill without the tensor directory is the answer: its bounds change nothing in it.
 
     That is so where all of the model and its whole window fit comfortably with every line at its upper bound, or where
     not even the shortest context fits with every line at its lower one. In between the directory decides.
+    `loads_only`: the longest context and the comfort do not matter, only whether it loads.
     """
     if question.bill is not None or result.estimate.basis is Basis.ASSUMED:
         return False
     if result.failed:
-        least = Ladder(replace(question, bill=_at_bound(question, -1)), ways_of(question))
-        return not result.max_context and least.holder(least.top.least) is None
-    most = Fitting(replace(question, bill=_at_bound(question, 1)), result.way)
+        lowest = replace(question, bill=_at_bound(question, -1))
+        if loads_only:
+            return not would_hold(lowest)
+        ladder = Ladder(lowest, ways_of(question))
+        return not result.max_context and ladder.holder(ladder.top.least) is None
+    highest = Fitting(replace(question, bill=_at_bound(question, 1)), result.way)
+    if loads_only:
+        return highest.fits(result.context_tokens) and highest.fits(
+            min(highest.minimum, highest.most)
+        )
     return (
         result.passed
         and (result.way.whole or question.engine in _ALWAYS_WHOLE)
-        and result.max_context == most.most
-        and most.price(result.context_tokens).status is Status.PASSED
-        and most.fits(result.max_context)
+        and result.max_context == highest.most
+        and highest.price(result.context_tokens).status is Status.PASSED
+        and highest.fits(result.max_context)
     )
 
 
