@@ -21,6 +21,7 @@ from edgekit.errors import (
     UnknownArchitectureError,
     UsageError,
 )
+from edgekit.estimation import Opened
 from edgekit.header.types import Depth
 from edgekit.memory.types import Load
 from edgekit.metadata import ModelMetadata, read_metadata
@@ -31,7 +32,6 @@ from edgekit.plan.verdict import is_decided, judge
 from edgekit.resolver import AUTO, LLAMACPP, ResolvedModel, resolve_model
 
 if TYPE_CHECKING:
-    from edgekit.estimation import Opened
     from edgekit.hardware.types import Machine
     from edgekit.source.types import Reach
 
@@ -72,6 +72,9 @@ def model_preflight(
     Of a GGUF on the hub the first range is read, and its tensor directory where that does not decide the verdict;
     `exact=True` always reads it, for a bill to the byte. A note of the estimate says where tensors were not checked.
 
+    A name that is found nowhere and states a size and a quantisation ("Llama-13B-Q5_K_M") is judged by these alone:
+    every line of its estimate is ASSUMED.
+
     A hub model that cannot be inspected by ranges is downloaded, with a log line and a progress bar, and inspected in
     the hub's cache; with `allow_download=False` RemoteInspectError is raised instead. "Does not fit" is a result, not
     an exception.
@@ -83,7 +86,7 @@ def model_preflight(
     _check_kinds(model_id, engine, options)
     confirm = (lambda _: True) if allow_download else None
     depth = Depth.TENSORS if exact else Depth.ARCHITECTURE
-    named = resolve_model(model_id, depth=depth, reach=reach, confirm=confirm)
+    named = resolve_model(model_id, depth=depth, reach=reach, confirm=confirm, assume=True)
     here = _machine(machine, device, ram, vram)
     asked = Asked(
         context=context,
@@ -220,6 +223,11 @@ def _judged(
     """By the engine that is named; automatically, by the files' own and, where that has no room, by llama.cpp."""
 
     def by(name: str) -> PreflightResult:
+        if named.assumed is not None:
+            known = Opened(label=named.name, model=named.assumed.stand_in)
+            question = _question(known, name, machine, options, asked, embeds=False)
+            return judge(replace(question, bill=named.assumed.bill(name)))
+
         def ask(opened: Opened) -> Question:
             return _question(opened, name, machine, options, asked, embeds=named.embeds)
 

@@ -17,6 +17,7 @@ from edgekit.catalog.types import Catalog, Entry, Kind
 from edgekit.engine import FROM_GGUF, engine_for, engine_name
 from edgekit.engine.llamacpp.as_gguf import convert, default_mix
 from edgekit.errors import (
+    EdgekitError,
     NotFoundError,
     PrivateAddressError,
     RemoteAccessError,
@@ -27,10 +28,13 @@ from edgekit.errors import (
 from edgekit.estimation import Opened, open_or_download
 from edgekit.header.types import Depth
 from edgekit.inspection import Inspection, inspect_header, inspect_model
+from edgekit.memory.assumed import from_name
+from edgekit.memory.names import read_name
+from edgekit.plan.assumed import AssumedChoice, assumed_choice
 from edgekit.plan.placement import engine_on
 from edgekit.plan.variants import usual_variant, variants_of
 from edgekit.source.folders import is_here
-from edgekit.source.naming import close_names
+from edgekit.source.naming import MODEL_SUFFIXES, close_names
 from edgekit.source.types import Container, ModelFiles, Origin, Reach
 
 if TYPE_CHECKING:
@@ -99,7 +103,13 @@ def resolve(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedModel(Resolved[Opened]):
-    """A model whose header was read, or one that the catalog knows, before an engine is chosen."""
+    """A model whose header was read, or one that the catalog knows, before an engine is chosen.
+
+    Or neither: then `assumed` is what its name says, and `missing` why there is no more.
+    """
+
+    assumed: AssumedChoice | None = None
+    missing: EdgekitError | None = field(default=None, repr=False, compare=False)
 
     @property
     def files(self) -> ModelFiles | None:
@@ -122,7 +132,7 @@ class ResolvedModel(Resolved[Opened]):
         if self.found is None and self.entry is not None:
             return opened(self.entry, engine)
         if self.found is None:
-            raise UsageError(f"{self.name}: neither opened nor in the catalog")
+            raise self.missing or UsageError(f"{self.name}: neither opened nor in the catalog")
         return self.found
 
     def as_file(self, engine: str) -> Opened:
@@ -152,14 +162,33 @@ def resolve_model(
     depth: Depth = Depth.TENSORS,
     reach: Reach | None = None,
     confirm: Callable[[Download], bool] | None = None,
+    assume: bool = False,
 ) -> ResolvedModel:
-    """The model with its header read. `confirm` is asked before a hub model is downloaded; None: never download."""
+    """The model with its header read. `confirm` is asked before a hub model is downloaded; None: never download.
+
+    `assume`: a name that is not found and states a size and a quantisation ("13B at Q5_K_M") is judged by these.
+    """
 
     def read(source: str) -> Opened:
         return open_or_download(source, depth=depth, reach=reach, confirm=confirm)
 
     absolute = reach is not None and reach.within is not None
-    found = resolve(reference, read, absolute=absolute)
+    try:
+        found = resolve(reference, read, absolute=absolute)
+    except PrivateAddressError:
+        raise
+    except (NotFoundError, RemoteInspectError) as error:
+        assumed = _assumed(os.fspath(reference)) if assume else None
+        if assumed is None:
+            raise
+        note = f"nothing of that name was found: {error}"
+        return ResolvedModel(
+            name=os.fspath(reference),
+            catalog=Catalog(entries=()),
+            notes=(note,),
+            assumed=assumed,
+            missing=error,
+        )
     return ResolvedModel(
         name=found.name,
         catalog=found.catalog,
@@ -167,6 +196,19 @@ def resolve_model(
         found=found.found,
         notes=found.notes,
     )
+
+
+def _assumed(name: str) -> AssumedChoice | None:
+    """None for a path, a repository or an address, and where the name does not state both size and quantisation."""
+    if "/" in name or "\\" in name or name.lower().endswith(MODEL_SUFFIXES):
+        return None
+    try:
+        stated = read_name(name)
+        if stated.mix is None:
+            return None
+        return assumed_choice(from_name(name), read_catalog().entries)
+    except UsageError:
+        return None
 
 
 def inspect_named(

@@ -17,6 +17,7 @@ from edgekit.hardware.budgets import devices_for
 from edgekit.hardware.types import Machine, System
 from edgekit.header.types import Depth
 from edgekit.memory.types import HOST, Load, MemoryEstimate
+from edgekit.plan.assumed import AssumedChoice
 from edgekit.plan.candidates import reads_at_once
 from edgekit.plan.changes import changes
 from edgekit.plan.growth import growth_limits
@@ -30,7 +31,9 @@ from edgekit.plan.types import (
     Status,
     Way,
 )
+from edgekit.plan.verdict import judge
 from edgekit.preflight import in_two_steps
+from edgekit.report.bill import Bill
 from edgekit.report.check import Check, Unanswered
 from edgekit.report.check_json import check_json, checks_json
 from edgekit.resolver import AUTO, ResolvedModel, resolve_model
@@ -92,7 +95,9 @@ def check_model(reference: str, asking: Asking) -> list[Answer]:
     """One answer for each engine that is asked for."""
     reach = asking.reach()
     try:
-        named = resolve_model(reference, depth=asking.depth, reach=reach, confirm=asking.confirm)
+        named = resolve_model(
+            reference, depth=asking.depth, reach=reach, confirm=asking.confirm, assume=True
+        )
     except EdgekitError as error:
         return [Unanswered(reference=reference, engine=None, error=error)]
     return check_named(named, asking, reach)
@@ -128,11 +133,33 @@ def _automatic(named: ResolvedModel, asking: Asking, reach: Reach) -> Answer:
 
 def _answer(named: ResolvedModel, engine: str, asking: Asking, reach: Reach) -> Answer:
     try:
+        if named.assumed is not None:
+            return _assumed(named, named.assumed, engine, asking, reach)
         return check_opened(named.as_file(engine), engine, for_embedding(asking, named), reach)
     except CancelledError:
         raise
     except EdgekitError as error:
         return Unanswered(reference=named.name, engine=engine, error=error)
+
+
+def _assumed(
+    named: ResolvedModel, choice: AssumedChoice, engine: str, asking: Asking, reach: Reach
+) -> Check:
+    """Of a name alone. There is no command: nothing to start is known."""
+    bill = choice.bill(engine)
+    known = Opened(label=choice.assumed.name, model=choice.stand_in)
+    question, values = asked_question(known, engine, asking, reach)
+    result = judge(replace(question, bill=bill))
+    told = Bill(
+        label=choice.assumed.name,
+        reference=named.name,
+        version="",
+        asked=f"{result.context_tokens:,} tokens, by its name alone: a rule of thumb, no file was read",
+        command="",
+        notes=named.notes,
+        estimate=result.estimate,
+    )
+    return Check(bill=told, result=result, flags=typed(values))
 
 
 def for_embedding(asking: Asking, named: ResolvedModel) -> Asking:

@@ -39,7 +39,7 @@ def check_text(
     lines += placed("Memory", list(shown), width)
     for label, rows in _sections(check):
         lines += section(label, rows, width)
-    if result.can_load:
+    if result.can_load and check.bill.command:
         lines += placed("Run", command_rows(check.bill.command, width), width)
     return "\n".join(lines) + "\n"
 

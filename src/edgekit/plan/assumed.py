@@ -1,0 +1,125 @@
+"""A name that states a size and a quantisation -> a model to judge by rules of thumb, where nothing else is known.
+
+The cache is that of the known dense model of about that size that has the largest. Every line is ASSUMED.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from edgekit.basis import Basis
+from edgekit.catalog import open_entry
+from edgekit.catalog.types import Entry, Kind
+from edgekit.engine.llamacpp.placement import place
+from edgekit.engine.types import Model
+from edgekit.errors import EdgekitError, RefusedError
+from edgekit.memory.assumed import AssumedModel, assumed_estimate
+from edgekit.memory.types import CACHES, HOST, Component, Load, MemoryEstimate, MemoryLine, Pool
+from edgekit.plan.types import Bill
+from edgekit.units import format_count
+
+ABOUT = 1.25  # sizes that differ by no more than this factor are about the same
+COMPARED_TOKENS = 32_768
+ENGINES = frozenset({"llama.cpp", "mlx"})
+LLAMACPP = "llama.cpp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssumedChoice:
+    """A model that only a name describes, and the known one whose cache it is given."""
+
+    assumed: AssumedModel
+    stand_in: Model = field(repr=False)  # its layers, of an unknown native window
+    stand_in_name: str
+
+    @property
+    def note(self) -> str:
+        return (
+            f"ASSUMED from the name alone: {format_count(self.assumed.parameters)} parameters at {self.assumed.mix}, "
+            f"with the cache of {self.stand_in_name}. Name a file or a repository for more than that"
+        )
+
+    def bill(self, engine: str) -> Bill:
+        """What any load costs. RefusedError for an engine without a rule of thumb."""
+        if engine not in ENGINES:
+            raise RefusedError(f"{engine} is not judged by a name alone: name a repository")
+
+        def priced(load: Load, setup: Any) -> MemoryEstimate:
+            backend = setup.backend.value if engine == LLAMACPP else ""
+            whole = assumed_estimate(self.assumed, load, engine=engine, backend=backend)
+            if engine != LLAMACPP:
+                return replace(whole, notes=(*whole.notes, self.note))
+            lines = tuple(
+                part for line in whole.lines for part in _placed(line, self.stand_in, setup)
+            )
+            return replace(whole, lines=lines, notes=(*whole.notes, self.note))
+
+        return priced
+
+
+def assumed_choice(assumed: AssumedModel, entries: Iterable[Entry]) -> AssumedChoice | None:
+    """None where the catalog has no dense model to compare with."""
+    dense = [
+        entry
+        for entry in entries
+        if entry.parameters
+        and entry.parameters == entry.active_parameters
+        and Kind.EMBEDDING not in entry.kinds
+    ]
+    size = assumed.parameters
+    about = [one for one in dense if size / ABOUT <= (one.parameters or 0) <= size * ABOUT]
+    larger = sorted((one for one in dense if (one.parameters or 0) > size), key=_size)
+    largest = sorted(dense, key=_size)[-1:]
+    for group in (about, larger[:1], largest):
+        found = [(entry.id, model) for entry in group if (model := _opened(entry)) is not None]
+        if found:
+            name, model = max(found, key=lambda one: _cache_bytes(one[1], assumed))
+            geometry = replace(
+                model.geometry,
+                native_context=None,
+                trained_context=None,
+                basis=Basis.ASSUMED,
+                because=f"only a name is known: the layers are those of {name}",
+            )
+            stand_in = Model(header=model.header, geometry=geometry)
+            return AssumedChoice(
+                assumed=replace(assumed, geometry=geometry), stand_in=stand_in, stand_in_name=name
+            )
+    return None
+
+
+def _size(entry: Entry) -> int:
+    return entry.parameters or 0
+
+
+def _opened(entry: Entry) -> Model | None:
+    try:
+        return open_entry(entry, LLAMACPP)
+    except EdgekitError:
+        return None
+
+
+def _cache_bytes(model: Model, assumed: AssumedModel) -> int:
+    load = Load(context_tokens=COMPARED_TOKENS)
+    return assumed_estimate(replace(assumed, geometry=model.geometry), load).of(*CACHES)
+
+
+def _placed(line: MemoryLine, model: Model, setup: Any) -> Iterable[MemoryLine]:
+    """The line divided as llama.cpp divides blocks: every block is taken to be as large as the next."""
+    placement = place(model, setup)
+    blocks = range(len(placement.blocks))
+    pools: list[Pool] = [placement.output]
+    if line.component in CACHES:
+        pools = [placement.cache_pool(block) for block in blocks]
+    elif line.component is Component.WEIGHTS:
+        pools = [*placement.blocks, placement.output]
+    elif setup.has_device:  # buffers and the driver are on the device, wherever the layers are
+        pools = [pool for pool in placement.blocks if pool != HOST][-1:] or [HOST]
+    left = line.size_bytes
+    for place_, pool in enumerate(counted := sorted(set(pools), key=lambda one: one.label)):
+        share = line.size_bytes * pools.count(pool) // len(pools)
+        size = left if place_ == len(counted) - 1 else share
+        left -= size
+        yield replace(line, size_bytes=size, pool=pool)
