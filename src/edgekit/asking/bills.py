@@ -142,23 +142,28 @@ def bill_named(
 
 def assume_bill(name: str, asked: Asked) -> Bill:
     """By rules of thumb, of a name alone. Raises UsageError where the name does not say how large the model is."""
+    from edgekit.catalog import read_catalog
     from edgekit.memory.assumed import assumed_estimate, from_name
     from edgekit.memory.types import Load
+    from edgekit.plan.assumed import assumed_choice
     from edgekit.report.bill import Bill
 
     engine = asked.engine or "llama.cpp"
     values = asked.values(engine)
-    unused = ", ".join(sorted(set(values) - {"mix"}))
+    unused = ", ".join(sorted(set(values) - {"mix", "context"}))
     if unused:
         raise UsageError(f"a rule of thumb by the name alone does not take {unused} into account")
     model = from_name(name, mix=values.get("mix"))
+    choice = assumed_choice(model, read_catalog().entries)
+    load = Load(context_tokens=values.get("context"))
     return Bill(
         label=model.name,
         reference=name,
         version="",
         asked="by its name alone: a rule of thumb, no file was read",
         command="",
-        estimate=assumed_estimate(model, Load(), engine=engine),
+        notes=() if choice is None else (choice.note,),
+        estimate=assumed_estimate(model if choice is None else choice.assumed, load, engine=engine),
     )
 
 

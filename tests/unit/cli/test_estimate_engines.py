@@ -220,6 +220,11 @@ def test_a_config_costs_what_its_gguf_costs(index: int) -> None:
 def test_a_name_alone(capsys: pytest.CaptureFixture[str]) -> None:
     answer = ask_json(capsys, "Some-Model-7B:Q8_0", "--assume")
     assert answer["model_bytes"] == 7 * 10**9 * 85 // 80
+    token = 32 * 2 * 32 * 128 * 2  # the largest cache among 7Bs: 32 layers of 32 full heads of 128
+    assert answer["kv_bytes"] == 32_768 * token
+    assert (
+        ask_json(capsys, "Some-Model-7B:Q8_0", "--assume", "-c", "4k")["kv_bytes"] == 4096 * token
+    )
     assert answer["basis"] == "assumed"
     assert main(["estimate", "something", "--assume"]) == 2
     assert "does not say how many parameters" in capsys.readouterr().err
