@@ -12,6 +12,7 @@ from tests.hub import nginx_hub, test_check
 from tests.hub.nginx_hub import Hub
 
 from edgekit.cli import main
+from edgekit.header.types import Value
 from edgekit.models import can_load, model_preflight
 from edgekit.preflight import TENSORS_NOT_CHECKED
 from edgekit.resolver import resolve_model
@@ -30,7 +31,10 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     """With gemma-3-27b at Q4_K_M: 6.9 MB of keys, vocabulary and directory, then a hole."""
     model = resolve_model("gemma-3-27b").as_file("llama.cpp").model
     tokens = tuple(f"token number {one:06d}" for one in range(262_144))
-    behind = {"tokenizer.ggml.tokens": tokens, "general.file_type": 15}  # as llama-quantize writes
+    behind: dict[str, Value] = {
+        "tokenizer.ggml.tokens": tokens,
+        "general.file_type": 15,
+    }  # as llama-quantize writes
     keys = {name: value for name, value in model.header.keys.items() if name not in behind}
     files = generated_files(replace(model.header, keys={**keys, **behind}), label="gemma")
     file = files.weights[0].open()

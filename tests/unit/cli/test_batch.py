@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tests.recorded import header_bytes, models, padded, rows
 
+from edgekit import resolver
 from edgekit.cli import batch, batch_models, main
 from edgekit.cli.batch import answer_line
 from edgekit.cli.batch_models import BatchModels
@@ -197,7 +198,7 @@ def test_names_of_the_catalog(capsys: pytest.CaptureFixture[str], tmp_path: Path
 
 def test_a_model_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    real = batch_models.resolve_model
+    real = resolver.resolve_model
 
     def counted(reference: str, **more: Any) -> Any:
         opened.append(reference)
