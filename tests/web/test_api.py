@@ -139,6 +139,7 @@ OTHERS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("inspect", {"model": GEMMA}, (GEMMA,)),
     ("inspect", {"model": QWEN, "layers": True, "tensors": True, "keys": True}, (QWEN, "--layers", "--tensors", "--keys")),
     ("inspect", {"model": GEMMA, "light": True}, (GEMMA, "--light")),
+    ("inspect", {"model": "qwen3-8b"}, ("qwen3-8b",)),
 ]  # fmt: skip
 
 
