@@ -25,6 +25,16 @@ _SHARES_26 = (
 _RAISED_IN = 26
 _MOST_KEPT_BYTES = 48 * GIB
 _LARGEST_LOGGED_26_BYTES = 128 * GIB
+# MTLDevice.maxBufferLength: 4 GiB of 8 (working set 5.3), 36 of 64 (48), 27 of 48 (36); llama.cpp pull requests 1706
+# and 1826, exo issue 1048.
+_BUFFER_SHARE = (3, 4)
+
+
+def longest_buffer_bytes(device: Accelerator) -> int | None:
+    """The longest buffer that Metal gives a device; None where that is not known."""
+    if device.vendor is not Vendor.APPLE or device.limit_bytes is None:
+        return None
+    return device.limit_bytes * _BUFFER_SHARE[0] // _BUFFER_SHARE[1]
 
 
 def default_working_set_bytes(total_bytes: int, *, macos: int = 0) -> int:

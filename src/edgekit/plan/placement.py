@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from edgekit.embed.tokenizer.cost import vocabulary_bytes
 from edgekit.engine.types import Model
 from edgekit.errors import HardwareError, UsageError
+from edgekit.hardware.apple import longest_buffer_bytes
 from edgekit.hardware.budgets import (
     check_runs,
     devices_for,
@@ -145,9 +146,13 @@ def _as_devices(cards: tuple[Accelerator, ...], split: tuple[float, ...]) -> tup
         raise UsageError(
             f"--tensor-split names {len(split)} GPUs, and the machine has {len(cards)}"
         )
-    if len(cards) == 1:
-        return (Device(),)  # nothing to divide: all single cards are alike to a bill
-    return tuple(Device(free_bytes=card.free_bytes) for card in cards)
+    buffers = [longest_buffer_bytes(card) for card in cards]
+    if len(cards) == 1:  # nothing to divide: the bill does not depend on the free memory
+        return (Device(max_buffer_bytes=buffers[0]),)
+    return tuple(
+        Device(free_bytes=card.free_bytes, max_buffer_bytes=longest)
+        for card, longest in zip(cards, buffers, strict=True)
+    )
 
 
 def _less_and_less(model: Model) -> Iterator[tuple[dict[str, Any], str]]:

@@ -166,10 +166,13 @@ class Placed:
     tensor: Tensor
     pool: Pool
     block: int | None
+    mapped: bool = False  # read where it is in the file: no padding
 
     @property
     def size_bytes(self) -> int:
         tensor = self.tensor
+        if self.mapped:
+            return tensor.size_bytes
         if self.pool.kind is PoolKind.HOST:
             return pad(tensor.size_bytes, 32)
         row = tensor.shape[-1] if tensor.shape else 1

@@ -60,6 +60,7 @@ class Device:
     """A GPU as far as placement cares."""
 
     free_bytes: int | None = None  # layers are split by it where no split is asked for
+    max_buffer_bytes: int | None = None  # Metal: a longer span of the file is mapped in pieces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 
 from edgekit.basis import Basis
+from edgekit.engine.llamacpp.mapping import mapped, maps_spans
 from edgekit.engine.llamacpp.placement import (
     EMBEDDING,
     HEAD,
@@ -37,15 +38,17 @@ def weight_lines(
 def weights_key(placement: Placement, setup: LlamaCppSetup) -> tuple[Hashable, ...]:
     """What the lines depend on beside the model."""
     cpu = setup.cpu if setup.repack else None
-    return "weights", placement, setup.load_mtp, setup.use_mmap, cpu
+    devices = setup.devices if maps_spans(setup) else None
+    return "weights", placement, setup.load_mtp, setup.use_mmap, cpu, devices
 
 
 def _lines(model: Model, placement: Placement, setup: LlamaCppSetup) -> tuple[MemoryLine, ...]:
     placed = placed_tensors(model, placement, load_mtp=setup.load_mtp)
-    return (
-        *_by_block(placed),
-        *(_repacked(model, placement, placed, setup) if setup.repack else ()),
-    )
+    repacked = tuple(_repacked(model, placement, placed, setup)) if setup.repack else ()
+    if not maps_spans(setup):
+        return (*_by_block(placed), *repacked)
+    own, between = mapped(placed, model.header.tensors or (), setup)
+    return (*_by_block(own), *between, *repacked)
 
 
 def repacked_bytes(model: Model, placement: Placement, setup: LlamaCppSetup) -> int:

@@ -28,12 +28,16 @@ def told_of(estimate: MemoryEstimate) -> MemoryEstimate:
 
 def _weights(running: Running) -> Measured:
     """Of a mapped file the engine tells a range, from the first tensor that it needs to the last. Where the rest of
-    them went to a device, or was rearranged, the range says no more than that the others lie in the file.
+    them went to a device, or was rearranged, the range says no more than that the others lie in the file. On Metal
+    the CPU and the GPU both map it, and their ranges may overlap.
     """
     told = running.held.weights
     mapped = [size for name, size in told if name.endswith(_MAPPED)]
     copied = [size for name, size in told if not name.endswith(_MAPPED)]
-    if not (mapped and copied):
+    if mapped and not copied:
+        low = max(size.low_bytes for size in mapped)
+        return replace(running.reported[Component.WEIGHTS], low_bytes=low)
+    if not mapped:
         return running.reported[Component.WEIGHTS]
     least = sum(copied, NOTHING)
     return replace(least, high_bytes=least.high_bytes + running.files.size_bytes)

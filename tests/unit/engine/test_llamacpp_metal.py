@@ -1,0 +1,269 @@
+"""Metal maps a span of the file, checked against two public logs of llama-server on an Apple M4 (April 2026).
+
+gemma-4-E4B-it-Q8_0: github.com/acdtrx/llama-runner @ ac4543b, llama-server.log
+gemma-4-E2B-it-Q4_K_M: github.com/coin1860/kb-agent, blob 62a68f5, llama_server.log
+The tensors are those of these files: their sizes add up to the logs' figures to a hundredth of a MiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+from tests.recorded import engine_models
+
+from edgekit.engine import llamacpp
+from edgekit.engine.llamacpp.mapping import PAGE_BYTES, buffer_bytes
+from edgekit.engine.llamacpp.types import Backend, Device, LlamaCppSetup
+from edgekit.engine.types import Model
+from edgekit.geometry import read_geometry
+from edgekit.header.dtype import by_name
+from edgekit.header.types import ModelHeader, Tensor, Value
+from edgekit.memory.cache_types import cache_type
+from edgekit.memory.types import DEVICE, HOST, Component, Load, MemoryEstimate, Pool
+from edgekit.source.types import Container
+from edgekit.units import GIB, MIB
+
+METAL = LlamaCppSetup(backend=Backend.METAL)
+VOCABULARY, PER_LAYER = 262_144, 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logged:
+    """One log: the file's shapes and types, how it was started, and what it printed."""
+
+    hidden: int
+    layers: int
+    kv_heads: int
+    full_every: int
+    own_caches: int
+    feed_forward: Callable[[int], int]
+    types: dict[str, str]
+    load: Load
+    mapped_mib: float  # MTL0_Mapped model buffer size
+    cache_mib: float
+    compute_mib: float
+
+
+def _more_bits(layer: int, layers: int) -> bool:
+    """Which layers Q4_K_M gives more bits (llama-quant.cpp)."""
+    return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
+
+
+E4B = Logged(
+    hidden=2560,
+    layers=42,
+    kv_heads=2,
+    full_every=6,
+    own_caches=24,
+    feed_forward=lambda _layer: 10_240,
+    types={"": "Q8_0", "token_embd": "Q8_0", "per_layer_token_embd": "Q8_0", "more": "Q8_0"},
+    load=Load(context_tokens=65_536, sequences=1, microbatch_tokens=512),
+    mapped_mib=7798.32,
+    cache_mib=1064.0,
+    compute_mib=517.5,
+)
+E2B = Logged(
+    hidden=1536,
+    layers=35,
+    kv_heads=1,
+    full_every=5,
+    own_caches=15,
+    feed_forward=lambda layer: 6144 if layer < 15 else 12_288,
+    types={"": "Q4_K", "token_embd": "Q4_K", "per_layer_token_embd": "Q5_K", "more": "Q6_K"},
+    load=Load(
+        context_tokens=32_768,
+        sequences=1,
+        batch_tokens=1024,
+        microbatch_tokens=1024,
+        cache_k=cache_type("q8_0"),
+        cache_v=cache_type("q8_0"),
+    ),
+    mapped_mib=2947.73,
+    cache_mib=111.56,
+    compute_mib=1031.0,
+)
+
+
+def _shapes(log: Logged) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """In the order of llama-quantize: outside of blocks by name, then block by block."""
+    plain, more = log.types[""], log.types["more"]
+    width = log.layers * PER_LAYER
+    yield "output_norm.weight", (log.hidden,), "F32"
+    yield "per_layer_model_proj.weight", (width, log.hidden), "F16"
+    yield "per_layer_proj_norm.weight", (PER_LAYER,), "F32"
+    yield "per_layer_token_embd.weight", (VOCABULARY, width), log.types["per_layer_token_embd"]
+    yield "rope_freqs.weight", (256,), "F32"
+    yield "token_embd.weight", (VOCABULARY, log.hidden), log.types["token_embd"]
+    for layer in range(log.layers):
+        dim = 512 if layer % log.full_every == log.full_every - 1 else 256
+        queries, keys = 8 * dim, log.kv_heads * dim
+        inner = log.feed_forward(layer)
+        wide = more if _more_bits(layer, log.layers) else plain
+        found = {
+            "attn_k": ((keys, log.hidden), plain),
+            "attn_k_norm": ((dim,), "F32"),
+            "attn_norm": ((log.hidden,), "F32"),
+            "attn_output": ((log.hidden, queries), plain),
+            "attn_q": ((queries, log.hidden), plain),
+            "attn_q_norm": ((dim,), "F32"),
+            "attn_v": ((keys, log.hidden), wide),
+            "ffn_down": ((log.hidden, inner), wide),
+            "ffn_gate": ((inner, log.hidden), plain),
+            "ffn_norm": ((log.hidden,), "F32"),
+            "ffn_up": ((inner, log.hidden), plain),
+            "inp_gate": ((PER_LAYER, log.hidden), "F32"),
+            "layer_output_scale": ((1,), "F32"),
+            "post_attention_norm": ((log.hidden,), "F32"),
+            "post_ffw_norm": ((log.hidden,), "F32"),
+            "post_norm": ((log.hidden,), "F32"),
+            "proj": ((log.hidden, PER_LAYER), "F32"),
+        }
+        for name, (shape, kind) in sorted(found.items()):
+            yield f"blk.{layer}.{name}.weight", shape, kind
+
+
+def _model(log: Logged) -> Model:
+    tensors: list[Tensor] = []
+    position = 15_800_000 // 32 * 32  # behind a header with the vocabulary
+    for name, shape, kind in _shapes(log):
+        type_ = by_name(kind)
+        elements = 1
+        for length in shape:
+            elements *= length
+        size = elements // type_.block_elements * type_.block_bytes
+        tensors.append(Tensor(name=name, type=type_, shape=shape, size_bytes=size, offset=position))
+        position += -(-size // 32) * 32
+    slides = tuple(layer % log.full_every < log.full_every - 1 for layer in range(log.layers))
+    keys: dict[str, Value] = {
+        "general.architecture": "gemma4",
+        "gemma4.block_count": log.layers,
+        "gemma4.context_length": 131_072,
+        "gemma4.embedding_length": log.hidden,
+        "gemma4.vocab_size": VOCABULARY,
+        "gemma4.feed_forward_length": tuple(map(log.feed_forward, range(log.layers))),
+        "gemma4.attention.head_count": 8,
+        "gemma4.attention.head_count_kv": log.kv_heads,
+        "gemma4.attention.key_length": 512,
+        "gemma4.attention.value_length": 512,
+        "gemma4.attention.key_length_swa": 256,
+        "gemma4.attention.value_length_swa": 256,
+        "gemma4.attention.sliding_window": 512,
+        "gemma4.attention.sliding_window_pattern": slides,
+        "gemma4.attention.shared_kv_layers": log.layers - log.own_caches,
+        "gemma4.embedding_length_per_layer_input": PER_LAYER,
+        "gemma4.rope.dimension_count": 512,
+        "gemma4.rope.dimension_count_swa": 256,
+    }
+    header = ModelHeader(
+        name="gemma-4.gguf",
+        container=Container.GGUF,
+        keys=keys,
+        tensors=tuple(tensors),
+        tensor_count=len(tensors),
+    )
+    return Model(header=header, geometry=read_geometry(header))
+
+
+def _bytes(bill: MemoryEstimate, pool: Pool, *components: Component) -> int:
+    return bill.total(lambda line: line.pool == pool and line.component in components)
+
+
+@pytest.mark.parametrize("log", [E4B, E2B], ids=["E4B", "E2B"])
+def test_metal_maps_the_span_that_two_logs_printed(log: Logged) -> None:
+    bill = llamacpp.estimate(_model(log), log.load, METAL)
+    weights = _bytes(bill, DEVICE, Component.WEIGHTS)
+    assert log.mapped_mib - 0.005 <= weights / MIB <= log.mapped_mib + 0.005 + 2 * PAGE_BYTES / MIB
+    assert _bytes(bill, HOST, Component.WEIGHTS) == 0  # the CPU reads pages of the same span
+    device = bill.total(
+        lambda line: line.pool == DEVICE and line.component is not Component.RUNTIME
+    )
+    logged = log.mapped_mib + log.cache_mib + log.compute_mib
+    assert logged <= device / MIB <= 1.03 * logged  # the graph of April is a little smaller
+
+
+@pytest.mark.parametrize("log", [E4B, E2B], ids=["E4B", "E2B"])
+def test_without_mmap_only_the_tensors_of_the_gpu_are_on_it(log: Logged) -> None:
+    copied = llamacpp.estimate(_model(log), log.load, replace(METAL, use_mmap=False))
+    embeddings = sum(
+        tensor.size_bytes
+        for tensor in _model(log).header.tensors or ()
+        if tensor.name in {"token_embd.weight", "per_layer_token_embd.weight"}
+    )
+    assert _bytes(copied, HOST, Component.WEIGHTS) == embeddings
+    mapped_mib = _bytes(copied, DEVICE, Component.WEIGHTS) / MIB
+    assert mapped_mib < 0.7 * log.mapped_mib
+
+
+def test_experts_on_the_host_stay_in_the_span() -> None:
+    model = engine_models()["qwen3-30b-a3b", "Q4_K_M"]
+    load = Load(context_tokens=8192)
+    whole = llamacpp.estimate(model, load, METAL)
+    spread = llamacpp.estimate(model, load, replace(METAL, cpu_moe=True))
+    ends = [tensor.offset + tensor.size_bytes for tensor in model.header.tensors or ()]
+    for bill in (whole, spread):
+        assert _bytes(bill, DEVICE, Component.WEIGHTS) <= max(ends)
+    lost = _bytes(whole, DEVICE, Component.WEIGHTS) - _bytes(spread, DEVICE, Component.WEIGHTS)
+    assert lost < GIB  # of 16: at most the experts behind the last tensor of the GPU
+    in_all = _bytes(spread, DEVICE, Component.WEIGHTS) + _bytes(spread, HOST, Component.WEIGHTS)
+    assert (
+        in_all
+        <= sum(tensor.size_bytes + 32 for tensor in model.header.tensors or ()) + 2 * PAGE_BYTES
+    )
+
+
+def test_a_model_without_a_directory_is_laid_out_as_llama_quantize_writes_it() -> None:
+    model = _model(E4B)
+    unplaced = tuple(replace(tensor, offset=0) for tensor in model.header.tensors or ())
+    header = replace(model.header, tensors=tuple(reversed(unplaced)))
+    other = Model(header=header, geometry=model.geometry)
+    mapped = [
+        _bytes(llamacpp.estimate(one, E4B.load, METAL), DEVICE, Component.WEIGHTS)
+        for one in (model, other)
+    ]
+    assert abs(mapped[0] - mapped[1]) <= PAGE_BYTES
+
+
+def test_each_file_of_a_split_model_is_mapped_for_itself() -> None:
+    """The second file begins with block 20: the gap before it is in no span."""
+    model = _model(E4B)
+    tensors = tuple(
+        replace(tensor, shard=1, offset=tensor.offset + GIB)
+        if tensor.name.startswith("blk.") and int(tensor.name.split(".")[1]) >= 20
+        else tensor
+        for tensor in model.header.tensors or ()
+    )
+    split = Model(header=replace(model.header, tensors=tensors), geometry=model.geometry)
+    mapped = [
+        _bytes(llamacpp.estimate(one, E4B.load, METAL), DEVICE, Component.WEIGHTS)
+        for one in (model, split)
+    ]
+    assert abs(mapped[0] - mapped[1]) <= 2 * PAGE_BYTES
+
+
+def test_a_span_longer_than_a_buffer_is_mapped_in_views_that_overlap_by_the_largest_tensor() -> (
+    None
+):
+    page = PAGE_BYTES
+    assert buffer_bytes(0, 100 * page, 5 * page, 100 * page) == 100 * page
+    # Views of 60 pages, each 60 - (5 + 1) after the one before: [0, 60) and [54, 100).
+    assert buffer_bytes(0, 100 * page, 5 * page, 60 * page) == 60 * page + 46 * page
+    # [0, 40), [34, 74), [68, 100)
+    assert buffer_bytes(0, 100 * page, 5 * page, 40 * page) == (40 + 40 + 32) * page
+
+
+def test_whole_pages_are_mapped() -> None:
+    assert buffer_bytes(PAGE_BYTES - 1, PAGE_BYTES + 1, 1, None) == 2 * PAGE_BYTES
+
+
+def test_the_longest_buffer_of_the_device_counts() -> None:
+    model, largest = _model(E4B), 262_144 * 42 * 256 * 34 // 32
+    setup = replace(METAL, devices=(Device(max_buffer_bytes=6 * GIB),))
+    whole, cut = (
+        _bytes(llamacpp.estimate(model, E4B.load, one), DEVICE, Component.WEIGHTS)
+        for one in (METAL, setup)
+    )
+    # per_layer_token_embd is the host's, so the largest tensor of the GPU's context is the tied head.
+    assert cut - whole == -(-(262_144 * 2560 * 34 // 32) // PAGE_BYTES) * PAGE_BYTES + PAGE_BYTES
+    assert cut - whole < largest
