@@ -523,6 +523,25 @@ def test_the_directory_and_the_architecture_agree(ranks: int) -> None:
     assert {x.basis for x in lines} == {Basis.EXACT}
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_fp8_while_loading_is_the_same_from_the_directory_and_from_the_config(ranks: int) -> None:
+    flags: dict[str, Any] = {"tensor_parallel_size": ranks, "quantization": "fp8"}
+    stored = vllm.estimate(directory(), Load(context_tokens=1000), VllmSetup(**flags))
+    assert stored.weights_bytes == estimate(**flags).weights_bytes
+    # Seven matrices a layer become a byte a number and a scale of four; the tables stay as they are.
+    plain = estimate(tensor_parallel_size=ranks).weights_bytes
+    assert plain - stored.weights_bytes == MATRICES // ranks - 4 * 7 * 4
+    assert stored.basis is Basis.MODELLED
+
+
+def test_fp8_while_loading_leaves_tensors_that_are_not_linear_layers_alone() -> None:
+    tower = tensor("vision_tower.embed.weight", 1000, 100)
+    setup = VllmSetup(quantization="fp8")
+    load = Load(context_tokens=1000)
+    more = vllm.estimate(directory(tower), load, setup).weights_bytes
+    assert more - vllm.estimate(directory(), load, setup).weights_bytes == 1000 * 100 * 2
+
+
 def test_what_vllm_does_not_load_is_not_counted() -> None:
     more = (
         tensor("model.layers.4.eh_proj.weight", 512, 1024),  # a layer past the last predicts tokens

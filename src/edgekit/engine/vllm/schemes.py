@@ -87,6 +87,7 @@ class Plan:
         tuple[Named | None, Scheme], ...
     ]  # None: all matrices; the first that names one counts
     ignored: Named
+    online: bool = False  # the files hold plain numbers: vLLM quantises them while it loads
 
     @property
     def main(self) -> Scheme:
@@ -114,7 +115,7 @@ def read_plan(config: Mapping[str, Any], architecture: str, asked: str | None) -
         scheme = _online(asked)
         if scheme is None:
             return None
-        return Plan(schemes=((None, scheme),), ignored=Named((), architecture))
+        return Plan(schemes=((None, scheme),), ignored=Named((), architecture), online=True)
     method = _method(stated)
     schemes = tuple(_read(method, stated, architecture))
     return Plan(schemes=schemes, ignored=Named(_ignored(stated), architecture))

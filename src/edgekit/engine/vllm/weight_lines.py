@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edgekit.basis import Basis
 from edgekit.engine.types import Model
 from edgekit.engine.vllm.schemes import check_capability, read_plan
@@ -9,6 +11,7 @@ from edgekit.engine.vllm.stored import stored_weights
 from edgekit.engine.vllm.towers import WITHIN, tower_parameters
 from edgekit.engine.vllm.types import DTYPE_BYTES, Resolved, VllmSetup
 from edgekit.engine.vllm.weights import Cast, Weights, expected_weights
+from edgekit.errors import UnknownArchitectureError
 from edgekit.memory.types import DEVICE, Component, MemoryLine, weakest
 
 # config.json alone: equal to what vLLM's own classes made in 1,188 of 1,189 cases.
@@ -34,9 +37,29 @@ def _weigh(model: Model, setup: VllmSetup, resolved: Resolved) -> Weights:
     if plan is not None:
         check_capability(plan, setup.gpu.capability)
     cast = Cast(dtype=resolved.dtype, ranks=setup.tensor_parallel_size, gpu=setup.gpu, plan=plan)
-    if model.header.tensors is not None:
-        return stored_weights(model, cast)
-    return expected_weights(model, cast)
+    if model.header.tensors is None:
+        return expected_weights(model, cast)
+    if plan is not None and plan.online:
+        return _quantized_while_loading(model, cast)
+    return stored_weights(model, cast)
+
+
+def _quantized_while_loading(model: Model, cast: Cast) -> Weights:
+    """The directory's plain tensors, less what the architecture's linear layers lose (quantization/online/fp8.py)."""
+    plain = replace(cast, plan=None)
+    stored = stored_weights(model, plain)
+    try:
+        before, after = expected_weights(model, plain), expected_weights(model, cast)
+    except UnknownArchitectureError:  # which of them are linear layers is not known: at most this
+        return replace(stored, basis=Basis.ASSUMED)
+    layers = zip(stored.layer_bytes, before.layer_bytes, after.layer_bytes, strict=True)
+    return replace(
+        stored,
+        before_bytes=stored.before_bytes + after.before_bytes - before.before_bytes,
+        layer_bytes=tuple(size + to - of for size, of, to in layers),
+        after_bytes=stored.after_bytes + after.after_bytes - before.after_bytes,
+        basis=after.basis,
+    )
 
 
 def weight_lines(
@@ -52,6 +75,9 @@ def _lines(
 ) -> tuple[MemoryLine, ...]:
     stored = model.header.tensors is not None
     told = "tensor directory" if stored else "tensors of the architecture"
+    plan = read_plan(model.header.config, model.geometry.architecture, setup.quantization)
+    if plan is not None and plan.online:
+        told += f", linear layers quantised to {setup.quantization} while loading"
     shared = (
         f", one of {setup.tensor_parallel_size} ranks" if setup.tensor_parallel_size > 1 else ""
     )
