@@ -14,7 +14,7 @@ from tests.recorded import config_header, rows
 from edgekit.engine.mlx import estimate
 from edgekit.engine.mlx.cache_lines import Prices
 from edgekit.engine.mlx.caches import holdings
-from edgekit.engine.mlx.compute import compute_lines, read_work
+from edgekit.engine.mlx.compute import BOUND, compute_lines, read_work
 from edgekit.engine.mlx.models import mlx_model
 from edgekit.engine.mlx.rows import read_row
 from edgekit.engine.mlx.session import read_session
@@ -95,18 +95,18 @@ def test_weights_follow_from_the_config_that_the_converter_wrote() -> None:
     [i for i, row in enumerate(recorded("generate")) if row["options"]["prompt_tokens"] > 99],
 )
 def test_the_prompts_peak_has_the_measured_size(index: int) -> None:
-    """On the CPU, where no attention is fused and norms take several steps."""
+    """On the CPU, where one layer at a time is held, no attention is fused and norms take several steps."""
     row = recorded("generate")[index]
     model = named_models()[row["model"]]
     load, setup = read_row({k: v for k, v in row["options"].items() if k != "weights"})
     session = read_session(model.geometry, load, setup)
     work = read_work(model.geometry)
-    work = replace(work, heads=tuple(replace(heads, width=0) for heads in work.heads))
+    work = replace(work, layers=1, heads=tuple(replace(heads, width=0) for heads in work.heads))
     held = holdings(model.geometry, mlx_model(model.header.config), setup, BF16_BYTES, listed=False)
     prices = Prices(session=session, setup=setup, item_bytes=BF16_BYTES, sequences=1)
     predicted = sum(line.size_bytes for line in compute_lines(work, held, prices))
     measured = row["actual"]["peak_delta"] - row["actual"]["cache_nbytes"]
-    assert 0.75 * measured < predicted < 1.75 * measured
+    assert measured < (1 + BOUND) * predicted < (1 + BOUND) * 1.75 * measured
 
 
 def test_a_further_estimate_takes_less_than_a_millisecond() -> None:

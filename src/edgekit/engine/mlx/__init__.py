@@ -12,7 +12,7 @@ from edgekit.engine.mlx.dtype import item_bytes
 from edgekit.engine.mlx.kv_bits import check
 from edgekit.engine.mlx.models import MlxModel, mlx_model
 from edgekit.engine.mlx.session import read_session
-from edgekit.engine.mlx.types import MlxSetup
+from edgekit.engine.mlx.types import AS_STORED, FOUR_BIT, AsStored, MlxSetup, Quantize
 from edgekit.engine.mlx.weights import quantization_of, weight_lines
 from edgekit.engine.types import Model
 from edgekit.errors import RefusedError, UnknownArchitectureError
@@ -33,7 +33,7 @@ def estimate(model: Model, load: Load, setup: MlxSetup) -> MemoryEstimate:
     if model.header.container is Container.GGUF:
         raise RefusedError("mlx-lm loads safetensors; this is a GGUF file")
     model = model.keep("mlx model", lambda: _as_built(model))
-    known = model.keep("mlx", lambda: _known(model))
+    known = model.keep(("mlx", setup.quantize), lambda: _known(model, setup.quantize))
     session = read_session(model.geometry, load, setup)
     sequences = load.sequences or 1
     held = model.keep(("mlx held", setup.max_kv_size), lambda: _held(model, known, setup))
@@ -73,7 +73,7 @@ class _Known:
     work: Work
 
 
-def _known(model: Model) -> _Known:
+def _known(model: Model, wanted: Quantize | AsStored | None) -> _Known:
     file = mlx_model(model.header.config)
     if file.needs_row and model.geometry.basis is Basis.ASSUMED:
         raise UnknownArchitectureError(
@@ -84,8 +84,24 @@ def _known(model: Model) -> _Known:
         file=file,
         item_bytes=item_bytes(model.header),
         listed=bool(text_section(model.header.config).get("layer_types")),
-        work=read_work(model.geometry),
+        work=read_work(model.geometry, _words_per_weight(model, wanted)),
     )
+
+
+def _words_per_weight(model: Model, wanted: Quantize | AsStored | None) -> float:
+    """Of 32 bits where weights are packed, with a scale and a bias for each group; one for each where they are not."""
+    packed = quantization_of(model)
+    bits: float | None = FOUR_BIT.bits
+    group: int | None = FOUR_BIT.group_size
+    if isinstance(wanted, Quantize):
+        bits, group = (
+            (wanted.packing.bits, wanted.packing.group_size) if wanted.rest else (None, None)
+        )
+    elif packed is not None:
+        bits, group = packed.bits, packed.group_size
+    elif wanted is AS_STORED:
+        bits = None
+    return 1.0 if bits is None else bits / 32 + 2 / (group or FOUR_BIT.group_size)
 
 
 def _as_built(model: Model) -> Model:

@@ -1,15 +1,18 @@
-"""What a chunk of the prompt needs beside weights and caches. MODELLED: no Mac was measured.
+"""What a chunk of the prompt needs beside weights and caches.
 
-MLX hands the GPU up to ten command buffers before it waits (mlx/transforms.cpp:25 @ 846d176, MAX_ACTIVE_TASKS), and
-what they read and write is held until they are done. With thousands of tokens in a chunk a buffer holds a few
-operations, so about one layer's intermediate results are alive at once: all of them are counted, none is reused.
+MLX hands the GPU work faster than it is done: up to eleven command buffers wait while the next is filled, and all that
+they read and write is held until they are done. A buffer is closed once it touches 50 Mi numbers or holds 50 operations
+(mlx/transforms.cpp MAX_ACTIVE_TASKS, mlx/backend/metal/device.cpp and eval.cpp @ 0.29.2, the same in 0.32.1), so the
+results of several layers are alive at once. Eleven public logs of Qwen3-4B and 30B-A3B on an M4 Max, with prompts of
+2,048 tokens (mlx_lm/BENCHMARKS.md), have 0.90 to 1.08 times the figure given here.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from edgekit.basis import Basis
 from edgekit.engine.mlx.cache_lines import Prices
@@ -38,8 +41,14 @@ _FUSED_HEADS = frozenset({64, 72, 80, 96, 128})
 _SCAN_STEP = 256  # ssm.py:129: Mamba-2 works on pieces of so many tokens, as a matrix for each head
 _SCAN_COPIES = 4
 BOUND = 0.5
+BUFFER_NUMBERS = 51 * 2**20  # of M-series Max and Ultra chips: others close a buffer at 41 Mi
+BUFFER_OPERATIONS = 51
+WAITING_BUFFERS = 11
+MOST_LAYERS = 64  # more than that many layers never fit into twelve buffers of 51 operations
 WIRING = 0.15  # graph compilation wires that much of the overhead for a moment
 PROCESS_BYTES = 256 * MIB  # Python with mlx-lm takes 73 MiB; a tokenizer and Metal come to it
+# A vocabulary of 262,144 tokens takes 200 MiB in Python, and Metal compiles kernels for each model: not twice as much.
+RUNTIME_BOUND = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,21 +60,41 @@ class Heads:
     window: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """Numbers that one operation touches: for each token, and weights for all of them."""
+
+    writes: int  # allocated; 0: in place of what it reads
+    reads: int
+    weights: int = 0
+    older: int = 0  # of what it reads, what was written well before: the residual, the cache
+
+
+Operations = tuple[Operation, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """What a chunk's memory depends on in a model."""
 
-    layer_width: int  # numbers per token that one layer writes, at most
+    layer: Operations  # of the kind of layer that writes most
+    layers: int
     heads: tuple[Heads, ...]  # of every kind of attention
     vocabulary: int
+    words_per_weight: float = (
+        0.0  # 1 for plain weights; of packed ones words of 32 bits, and scales
+    )
 
 
-def read_work(geometry: ModelGeometry) -> Work:
+def read_work(geometry: ModelGeometry, words_per_weight: float = 0.0) -> Work:
     kinds = dict.fromkeys((x.mixer, x.dense, x.experts) for x in geometry.layers)
+    layers = [tuple(_operations(*kind, geometry.hidden)) for kind in kinds]
     return Work(
-        layer_width=max(_layer_width(*kind, geometry.hidden) for kind in kinds),
+        layer=max(layers, key=lambda layer: sum(one.writes for one in layer)),
+        layers=len(geometry.layers),
         heads=tuple(dict.fromkeys(_heads_of(mixer) for mixer, _, _ in kinds)),
         vocabulary=geometry.vocabulary or 0,
+        words_per_weight=words_per_weight,
     )
 
 
@@ -77,8 +106,8 @@ def compute_lines(
     chunk = session.widest_chunk
     lines = (
         (
-            chunk * item_bytes * work.layer_width,
-            f"intermediate results of one layer for a chunk of {chunk} tokens",
+            item_bytes * held_numbers(work.layer, work.layers, chunk, work.words_per_weight),
+            f"results of a chunk of {chunk} tokens that {WAITING_BUFFERS + 1} command buffers hold",
         ),
         (_scores(work, prices), "attention scores and mask of one layer, where they are not fused"),
         (
@@ -100,8 +129,8 @@ def compute_lines(
 def runtime_lines(compute: Iterable[MemoryLine]) -> tuple[MemoryLine, ...]:
     overhead = PROCESS_BYTES + sum(line.size_bytes for line in compute)
     return (
-        _assumed(PROCESS_BYTES, "Python, mlx-lm, a tokenizer and Metal"),
-        _assumed(int(overhead * WIRING), "wiring spike: 15 % of the overhead"),
+        _runtime(PROCESS_BYTES, "Python, mlx-lm, a tokenizer and Metal"),
+        _runtime(int(overhead * WIRING), "wiring spike: 15 % of the overhead"),
     )
 
 
@@ -116,67 +145,133 @@ def _modelled(size: int, because: str) -> MemoryLine:
     )
 
 
-def _assumed(size: int, because: str) -> MemoryLine:
+def _runtime(size: int, because: str) -> MemoryLine:
     return MemoryLine(
         component=Component.RUNTIME,
         size_bytes=size,
         pool=DEVICE,
-        basis=Basis.ASSUMED,
+        basis=Basis.MODELLED,
         because=because,
+        within=RUNTIME_BOUND,
     )
 
 
-def _layer_width(
+@lru_cache(maxsize=1024)
+def held_numbers(layer: Operations, layers: int, tokens: int, words_per_weight: float) -> int:
+    """The most that the buffers waiting and the one being filled have allocated."""
+    waiting: deque[int] = deque()
+    held = most = filled = touched = count = 0
+    for one in layer * min(layers, MOST_LAYERS):
+        reads = one.older if count else one.reads  # the rest this buffer wrote, or has read before
+        filled += one.writes * tokens
+        touched += (one.writes + reads) * tokens + int(one.weights * words_per_weight)
+        count += 1
+        most = max(most, held + filled)
+        if touched >= BUFFER_NUMBERS or count >= BUFFER_OPERATIONS:
+            waiting.append(filled)
+            held += filled
+            filled = touched = count = 0
+            if len(waiting) > WAITING_BUFFERS:
+                held -= waiting.popleft()
+    return most
+
+
+def _operations(
     mixer: LayerKind, dense: FeedForward | None, experts: Experts | None, hidden: int
-) -> int:
-    around = 6 * hidden  # two norms, two outputs, two sums with the residual
-    fed = 0 if dense is None else 3 * dense.width
-    return around + _mixed(mixer) + fed + (0 if experts is None else _routed(experts, hidden))
+) -> Iterator[Operation]:
+    norm, added = Operation(hidden, hidden), Operation(0, 2 * hidden, older=hidden)
+    yield norm
+    yield from _mixed(mixer, hidden)
+    yield added
+    yield norm
+    if dense is not None:
+        yield from _fed(hidden, dense.width)
+    if experts is not None:
+        yield from _routed(experts, hidden)
+    yield added
 
 
-def _routed(experts: Experts, hidden: int) -> int:
+def _fed(hidden: int, width: int) -> Iterator[Operation]:
+    for _ in ("gate", "up"):
+        yield Operation(width, hidden, hidden * width)
+    yield Operation(0, 2 * width)  # activated and multiplied in place
+    yield Operation(hidden, width, hidden * width)
+
+
+def _routed(experts: Experts, hidden: int) -> Iterator[Operation]:
     """Every token is copied for each expert that it goes to, and brought back."""
     within = experts.latent or hidden
-    return (
-        experts.used * (3 * experts.width + 3 * within)
-        + 3 * experts.shared_width
-        + 3 * experts.count
-    )
+    copied, wide = experts.used * within, experts.used * experts.width
+    weights = experts.count * within * experts.width
+    yield Operation(experts.count, hidden, hidden * experts.count)
+    yield Operation(2 * experts.count, experts.count)  # sorted, as 32-bit numbers
+    yield Operation(copied, within)
+    for _ in ("gate", "up"):
+        yield Operation(wide, copied, weights)
+    yield Operation(0, 2 * wide)
+    yield Operation(copied, wide, weights)
+    yield Operation(copied, copied)  # back in the order of the tokens
+    yield Operation(hidden, copied)
+    if experts.shared_width:
+        yield from _fed(hidden, experts.shared_width)
 
 
-def _mixed(kind: LayerKind) -> int:
+def _mixed(kind: LayerKind, hidden: int) -> Iterator[Operation]:
     match kind:
         case Attention():
-            return _attended(kind)
+            yield from _attended(kind, hidden)
         case SharedCache():
-            return _attended(kind.attention)
+            yield from _attended(kind.attention, hidden)
         case HybridLayer():
-            return _attended(kind.attention) + _scanned(kind.recurrent)
+            yield from _attended(kind.attention, hidden)
+            yield from _scanned(kind.recurrent, hidden)
         case LatentAttention():
-            keys = kind.heads * (kind.key_dim + kind.latent_dim)  # queries meet the latent
-            return 2 * keys + kind.heads * (kind.latent_dim + kind.value_dim) + kind.query_rank
+            yield from _latent(kind, hidden)
         case Recurrent():
-            return _scanned(kind)
+            yield from _scanned(kind, hidden)
         case NoCache() if kind.attention is not None:
-            return _attended(kind.attention)
+            yield from _attended(kind.attention, hidden)
         case _:
-            return 0
+            return
 
 
-def _attended(kind: Attention) -> int:
+def _attended(kind: Attention, hidden: int) -> Iterator[Operation]:
     """Q, K, V, both rotated, the output; a gate is as wide as the queries."""
     queries, keys = kind.heads * kind.key_dim, kind.kv_heads * kind.key_dim
-    gate = queries if kind.gated else 0
-    return (
-        2 * (queries + keys + gate) + kind.kv_heads * kind.value_dim + kind.heads * kind.value_dim
-    )
+    values, out = kind.kv_heads * kind.value_dim, kind.heads * kind.value_dim
+    for width in (queries, keys, values):
+        yield Operation(width, hidden, hidden * width)
+    if kind.gated:
+        yield Operation(queries, hidden, hidden * queries)
+        yield Operation(queries, queries)
+    yield Operation(queries, queries)
+    yield Operation(keys, keys)
+    yield Operation(0, 2 * (keys + values), older=keys + values)  # into the cache
+    yield Operation(out, queries + keys + values)
+    yield Operation(hidden, out, out * hidden)
 
 
-def _scanned(kind: Recurrent) -> int:
+def _latent(kind: LatentAttention, hidden: int) -> Iterator[Operation]:
+    keys, latent = kind.heads * kind.key_dim, kind.heads * kind.latent_dim
+    yield Operation(kind.query_rank, hidden)
+    for width in (keys, latent, keys, latent, latent):  # queries meet the latent
+        yield Operation(width, keys)
+    yield Operation(kind.heads * kind.value_dim, latent)
+    yield Operation(hidden, kind.heads * kind.value_dim)
+
+
+def _scanned(kind: Recurrent, hidden: int) -> Iterator[Operation]:
     """Into the cell, convolved, activated, out of it; Mamba-2 in pieces of 256 besides."""
     inner, keys = kind.inner, kind.groups * kind.state_size
     pieces = _SCAN_COPIES * kind.heads * 2 * _SCAN_STEP if kind.cell is Cell.MAMBA2 else 0
-    return 2 * inner + 3 * (inner + 2 * keys) + 4 * inner + pieces
+    yield Operation(2 * inner, hidden)
+    for _ in range(3):
+        yield Operation(inner + 2 * keys, inner)
+    for _ in range(4):
+        yield Operation(inner, inner)
+    if pieces:
+        yield Operation(pieces, inner)
+    yield Operation(hidden, inner)
 
 
 def _scores(work: Work, prices: Prices) -> int:
