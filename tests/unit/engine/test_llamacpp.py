@@ -246,13 +246,28 @@ def test_a_server_lists_what_may_grow_without_adding_it() -> None:
     }
 
 
+def test_lines_that_may_grow_carry_a_bound() -> None:
+    bill = llamacpp.estimate(gemma(), Load(context_tokens=32768), SERVER)
+    later = {line.component: line for line in bill.lines if not line.reserved}
+    assert later[Component.PROMPT_CACHE].within == later[Component.CHECKPOINTS].within == 0.05
+
+
+def test_a_prompt_larger_than_the_prompt_cache_is_in_its_bound() -> None:
+    """Builds before July 2026 hold one prompt, however large: here all that the cache has room for."""
+    setup = replace(SERVER, cache_ram_mib=1024)
+    bill = llamacpp.estimate(llama(), Load(context_tokens=131_072), setup)
+    (line,) = [one for one in bill.lines if one.component is Component.PROMPT_CACHE]
+    assert line.within is not None
+    assert line.size_bytes * (1 + line.within) == pytest.approx(bill.kv_cache_bytes)
+
+
 def test_a_device_pays_for_its_context_and_the_first_decode() -> None:
     dense = llamacpp.estimate(llama(), Load(context_tokens=4096), CUDA)
-    assert dense.of(Component.RUNTIME) == (527 + 98) * MIB
+    assert dense.of(Component.RUNTIME) == (527 + 97) * MIB
     experts = llamacpp.estimate(
         engine_models()["mixtral-8x7b", "Q4_K_M"], Load(context_tokens=4096), CUDA
     )
-    assert experts.of(Component.RUNTIME) == (527 + 186) * MIB
+    assert experts.of(Component.RUNTIME) == (527 + 180) * MIB
     assert {line.basis for line in dense.lines if line.component is Component.RUNTIME} == {
         Basis.MODELLED
     }

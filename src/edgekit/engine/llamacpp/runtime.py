@@ -13,14 +13,31 @@ from edgekit.units import MIB, format_bytes
 
 # Measured on an H200 with CUDA 13: 526.8 MiB before anything is loaded; smaller cards take 0.3 to 0.6 GB.
 CUDA_CONTEXT_BYTES = 527 * MIB
-# After 600 tokens: 75 to 98 MiB more in dense models, 178 to 186 with experts, 124 without flash attention.
-FIRST_DECODE_BYTES = 98 * MIB
-FIRST_DECODE_EXPERTS_BYTES = 186 * MIB
-FIRST_DECODE_SCORES_BYTES = 28 * MIB
+# After 600 tokens: the most that was measured of an architecture, without and with experts.
+FIRST_DECODE_MIB = {
+    ("llama", False): 97,  # Llama 2 and 3.1: 78 to 89; Mistral Small 24B: 94 to 97
+    ("qwen3", False): 81,
+    ("gemma2", False): 88,
+    ("gemma3", False): 92,  # the 4B 84
+    ("qwen35", False): 93,  # the 9B 84
+    ("llama", True): 180,  # Mixtral
+    ("qwen3moe", True): 180,
+    ("gpt-oss", True): 177,
+    ("deepseek2", True): 184,
+    ("granitehybrid", True): 187,
+}
+FIRST_DECODE_DENSE_MIB = 98
+FIRST_DECODE_OTHER_MIB = 187  # experts or recurrences: 178 to 219 were seen, and 84 of a recurrence
+# Llama 3.1 8B took 190 MiB without flash attention, after it had run with it: matrices of scores go to cuBLAS, as those
+# of experts do.
+FIRST_DECODE_SCORES_MIB = 190
+FIRST_DECODE_WITHIN = 0.6
 # Metal and Vulkan were not measured: pipelines and command buffers, as reported by users.
 OTHER_CONTEXT_BYTES = 256 * MIB
 # A vocabulary twice as large, another build of the libraries: what was measured with one model, held for another.
 OVERHEAD_WITHIN = 0.5
+# What llama-server saves is limited by the bytes of cells and states; their positions and tokens come on top.
+SAVED_WITHIN = 0.05
 
 
 def runtime_lines(
@@ -48,19 +65,22 @@ def _device_lines(
 ) -> Iterator[MemoryLine]:
     if setup.backend is Backend.CUDA:
         yield _line(pool, CUDA_CONTEXT_BYTES, "CUDA context, as an H200 takes it", 0.5)
-        yield _line(pool, *_first_decode(model, context), 0.5)
+        yield _line(pool, *_first_decode(model, context), FIRST_DECODE_WITHIN)
     else:
         told = f"{setup.backend.value} context: pipelines and command buffers, not measured"
         yield _line(pool, OTHER_CONTEXT_BYTES, told, 1.0)
 
 
 def _first_decode(model: Model, context: Context) -> tuple[int, str]:
-    experts = any(layer.experts for layer in model.geometry.layers)
-    size = FIRST_DECODE_EXPERTS_BYTES if experts else FIRST_DECODE_BYTES
-    told = "kernels and scratch memory loaded by the first decode"
+    geometry = model.geometry
+    experts = any(layer.experts for layer in geometry.layers)
+    plain = not experts and not any(layer.mixer.states for layer in geometry.layers)
+    other = FIRST_DECODE_DENSE_MIB if plain else FIRST_DECODE_OTHER_MIB
+    size_mib = FIRST_DECODE_MIB.get((geometry.architecture, experts), other)
+    because = "kernels and scratch memory loaded by the first decode"
     if context.flash_attn:
-        return size, told
-    return size + FIRST_DECODE_SCORES_BYTES, f"{told}, without flash attention"
+        return size_mib * MIB, because
+    return max(size_mib, FIRST_DECODE_SCORES_MIB) * MIB, f"{because}, without flash attention"
 
 
 def _line(pool: Pool, size_bytes: int, because: str, within: float) -> MemoryLine:
@@ -80,13 +100,18 @@ def server_lines(
     """What llama-server may come to hold on the host as prompts arrive; nothing of it is taken at the start."""
     if setup.mode is not Mode.SERVER or setup.embeddings:
         return
+    held = tuple(caches)
     if setup.cache_ram_mib:
+        size = setup.cache_ram_mib * MIB
+        prompt = sum(line.size_bytes for line in held) // context.streams
         yield _grows(
             Component.PROMPT_CACHE,
-            setup.cache_ram_mib * MIB,
-            f"prompts of finished requests, up to --cache-ram {setup.cache_ram_mib} MiB",
+            size,
+            f"prompts of finished requests, up to --cache-ram {setup.cache_ram_mib} MiB; builds before "
+            "July 2026 hold one prompt, however large",
+            max(SAVED_WITHIN, prompt / size - 1),
         )
-    saved = _saved_bytes(caches) // context.n_seq_max
+    saved = _saved_bytes(held) // context.n_seq_max
     if saved and setup.ctx_checkpoints:
         count = setup.ctx_checkpoints * context.n_seq_max
         yield _grows(
@@ -94,6 +119,7 @@ def server_lines(
             count * saved,
             f"up to {setup.ctx_checkpoints} checkpoints of {context.n_seq_max} slots x {saved} bytes "
             "of windows and states",
+            SAVED_WITHIN,
         )
 
 
@@ -103,12 +129,13 @@ def _saved_bytes(caches: Iterable[MemoryLine]) -> int:
     return sum(line.size_bytes for line in caches if line.component in partial)
 
 
-def _grows(component: Component, size_bytes: int, because: str) -> MemoryLine:
+def _grows(component: Component, size_bytes: int, because: str, within: float) -> MemoryLine:
     return MemoryLine(
         component=component,
         size_bytes=size_bytes,
         pool=HOST,
         basis=Basis.MODELLED,
         because=because,
+        within=within,
         reserved=False,
     )

@@ -1,0 +1,101 @@
+"""Where the line between loading and failing is, on an H200 whose free memory was cut down step by step.
+
+Recorded with llama.cpp 0.5, so the bill asks for that version.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.recorded import engine_models, rows
+
+from edgekit.engine import llamacpp
+from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup, Mode, Rules
+from edgekit.memory.cache_types import cache_type
+from edgekit.memory.types import DEVICE, Component, Load, MemoryEstimate
+from edgekit.units import MIB
+
+SETUP = LlamaCppSetup(mode=Mode.SERVER, backend=Backend.CUDA, rules=Rules.V0_5)
+ROWS = list(rows("line_h200.jsonl.gz"))
+
+
+def _bill(row: dict[str, Any]) -> MemoryEstimate:
+    kind = cache_type(row["cache_type"])
+    load = Load(
+        context_tokens=row["n_ctx"],
+        sequences=row["sequences"],
+        unified=row["unified"],
+        output_rows=row["outputs"],
+        cache_k=kind,
+        cache_v=kind,
+    )
+    return llamacpp.estimate(engine_models()[row["model"], row["quantisation"]], load, SETUP)
+
+
+def _device_bytes(row: dict[str, Any]) -> int:
+    return _bill(row).total(lambda line: line.pool == DEVICE)
+
+
+def test_the_bill_separates_loads_that_work_from_those_that_fail() -> None:
+    assert len(ROWS) == 60
+    above = below = 0
+    for row in ROWS:
+        free, bill = row["free_bytes_at_start"], _device_bytes(row)
+        worked = row["loaded_and_decoded_600_tokens"]
+        if free >= 1.01 * bill:
+            assert worked, row
+            above += 1
+        elif free <= 0.98 * bill:
+            assert not worked, row
+            below += 1
+    assert above >= 24
+    assert below >= 12
+
+
+def test_the_bill_is_what_was_taken_and_at_most_20_mib_more() -> None:
+    worked = [row for row in ROWS if row["loaded_and_decoded_600_tokens"]]
+    for row in worked:
+        taken = row["free_bytes_at_start"] - row["free_bytes_after"]
+        assert -MIB <= _device_bytes(row) - taken <= 20 * MIB, row
+    assert len(worked) == 36
+
+
+def test_what_the_first_decode_takes_is_in_its_bound() -> None:
+    """Free memory after 600 tokens, less what the buffers and the CUDA context take. The first context of a process."""
+    seen = set()
+    for row in rows("llama_cpp_cuda.jsonl.gz"):
+        if row.get("tag") != "real" or "free_decoded" not in row or row["model"] in seen:
+            continue
+        seen.add(row["model"])
+        options = row["options"]
+        kind = cache_type(options["type_k"])
+        load = Load(
+            context_tokens=options["n_ctx"],
+            sequences=options["n_seq_max"],
+            unified=options["kv_unified"],
+            cache_k=kind,
+            cache_v=kind,
+        )
+        bill = llamacpp.estimate(engine_models()[row["model"], row["quant"]], load, SETUP)
+        (line,) = [one for one in bill.lines if "first decode" in one.because]
+        taken = row["free_ctx"]["CUDA0"][0] - row["free_decoded"]["CUDA0"][0]
+        assert line.component is Component.RUNTIME
+        assert line.within is not None
+        assert line.size_bytes * (1 - line.within) <= taken <= line.size_bytes, row["model"]
+    assert len(seen) == 12
+
+
+@pytest.mark.parametrize(
+    ("model", "quant", "mib"),
+    [
+        ("granite-4-h-tiny", "Q4_K_M", 187),
+        ("qwen3-30b-a3b", "Q4_K_M", 180),
+        ("qwen3.5-27b", "Q4_K_M", 93),
+        ("llama-3.1-8b", "Q4_K_M", 97),
+    ],
+)
+def test_the_first_decode_depends_on_the_family(model: str, quant: str, mib: int) -> None:
+    bill = llamacpp.estimate(engine_models()[model, quant], Load(context_tokens=8192), SETUP)
+    (line,) = [one for one in bill.lines if "first decode" in one.because]
+    assert line.size_bytes == mib * MIB
