@@ -85,7 +85,7 @@ def check_runs(machine: Machine, engine: str) -> None:
 
 def llamacpp_budgets(machine: Machine, devices: tuple[Accelerator, ...]) -> tuple[Budget, ...]:
     """Every device and the host, each with the reserve; a host that is not known is not judged."""
-    reserve, told = _llamacpp_reserve(machine.system)
+    reserve, told = _llamacpp_reserve(machine)
     found = [
         _card(pool_of(place), device, reserve, told)
         for place, device in enumerate(devices)
@@ -184,8 +184,10 @@ def pool_of(place: int) -> Pool:
     return Pool(PoolKind.DEVICE, place)
 
 
-def _llamacpp_reserve(system: System) -> tuple[int, str]:
-    if system is System.WINDOWS:
+def _llamacpp_reserve(machine: Machine) -> tuple[int, str]:
+    if machine.is_phone and machine.host is not None and machine.host.tightest is not None:
+        return 0, machine.host.tightest.name  # its system's share is not in it
+    if machine.system is System.WINDOWS:
         return LLAMACPP_WINDOWS_RESERVE_BYTES, "2 GiB for Windows"
     return LLAMACPP_RESERVE_BYTES, "1 GiB for everything else"
 

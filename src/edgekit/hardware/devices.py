@@ -26,6 +26,9 @@ COLUMNS = (
 )  # fmt: skip
 
 
+APP_LIMITS_FILE = "app_limits.tsv"
+
+
 class Kind(enum.Enum):
     GPU = "gpu"
     MAC = "mac"
@@ -36,6 +39,19 @@ class Kind(enum.Enum):
 
 _ARM_KINDS = {Kind.MAC, Kind.PHONE, Kind.BOARD}
 _ARM_NAMES = ("GB200", "GB300", "GH200", "Snapdragon")  # beside a Grace; the one APU that is ARM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppLimit:
+    """What one app may hold of a phone's RAM before its system kills it."""
+
+    app_bytes: int  # on iOS with the increased-memory-limit entitlement
+    plain_bytes: int | None  # on iOS without it; None: not known
+    source: str
+
+    @property
+    def assumed(self) -> bool:
+        return self.source.startswith("assumed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +72,7 @@ class Device:
     usual: bool  # one of those that people buy or rent today
     also: tuple[str, ...]  # what drivers and people call it besides
     source: str
+    app_limit: AppLimit | None = None  # of a phone or tablet
 
     @property
     def id(self) -> str:
@@ -89,7 +106,7 @@ _REPORTED_PERMILLE: dict[Vendor | Kind, int] = {
     Kind.BOARD: 925,
     Kind.APU: 900,
     Kind.MAC: 1000,  # hw.memsize is the size on the box
-    Kind.PHONE: 1000,  # judged on that, whatever its system keeps
+    Kind.PHONE: 1000,  # as sold; an app gets less of it (app_limits.tsv)
 }
 # What firmware keeps of a board does not shrink with it: 585 MiB of an Orin Nano's 8 GiB.
 _BOARD_KEEPS_BYTES = 600 * MIB
@@ -236,9 +253,26 @@ def _read(file: str) -> Iterator[Device]:
             yield _device(row, int(size))
 
 
+@cache
+def app_limits() -> dict[tuple[Vendor, int], AppLimit]:
+    """By maker (Apple's iOS, or Android) and RAM in GB."""
+    from pkgutil import get_data
+
+    text = get_data("edgekit.hardware", f"device_data/{APP_LIMITS_FILE}") or b""
+    found: dict[tuple[Vendor, int], AppLimit] = {}
+    for line in text.decode().splitlines()[1:]:
+        vendor, size_gb, app_mib, plain_mib, source = line.split("\t")
+        found[Vendor(vendor), int(size_gb)] = AppLimit(
+            app_bytes=_bytes(app_mib), plain_bytes=_bytes(plain_mib) or None, source=source
+        )
+    return found
+
+
 def _device(row: dict[str, str], size_gb: int) -> Device:
     kind, vendor = Kind(row["kind"]), Vendor(row["vendor"])
     memory_bytes = _bytes(row["memory_mib"]) or _reported(kind, vendor, size_gb)
+    app_limit = app_limits()[vendor, size_gb] if kind is Kind.PHONE else None
+    usable_bytes = _bytes(row["usable_mib"]) or _usable(kind, vendor, memory_bytes)
     model = row["name"].replace(" {}GB", "").replace("-{}", "")
     return Device(
         name=row["name"].format(size_gb),
@@ -247,7 +281,7 @@ def _device(row: dict[str, str], size_gb: int) -> Device:
         vendor=vendor,
         size_gb=size_gb,
         memory_bytes=memory_bytes,
-        usable_bytes=_bytes(row["usable_mib"]) or _usable(kind, vendor, memory_bytes),
+        usable_bytes=usable_bytes if app_limit is None else app_limit.app_bytes,
         basis=Basis.EXACT if kind is Kind.MAC else Basis.MODELLED,
         bandwidth_bytes_per_s=round(float(row["bandwidth_gb_s"] or 0) * 10**9) or None,
         capability=_capability(row["capability"]),
@@ -255,6 +289,7 @@ def _device(row: dict[str, str], size_gb: int) -> Device:
         usual=bool(row["usual"]),
         also=tuple(row["also"].split("; ")) if row["also"] else (),
         source=row["source"],
+        app_limit=app_limit,
     )
 
 

@@ -110,3 +110,8 @@ class Machine:
     notes: tuple[str, ...] = field(default=())  # what could not be asked, and why
     what_if: bool = False
     measured: Measured | None = None  # by `edgekit calibrate`, on this machine; None: nothing was
+
+    @property
+    def is_phone(self) -> bool:
+        """Or a tablet: known by name only."""
+        return self.system is System.OTHER and self.what_if

@@ -13,9 +13,16 @@ from dataclasses import replace
 
 from edgekit.basis import Basis
 from edgekit.errors import UsageError
-from edgekit.hardware.devices import Device, Kind, find_device
+from edgekit.hardware.devices import AppLimit, Device, Kind, find_device
 from edgekit.hardware.system import is_arm
-from edgekit.hardware.types import Accelerator, HostMemory, Machine, System, Vendor
+from edgekit.hardware.types import (
+    Accelerator,
+    HostMemory,
+    Machine,
+    MemoryLimit,
+    System,
+    Vendor,
+)
 from edgekit.units import GIB, MIB, format_bytes, parse_size
 
 MAX_CARDS = 64  # the largest machines have 16; 72 GB200 in a rack are 18 machines
@@ -29,7 +36,6 @@ _SYSTEMS = {"linux": System.LINUX, "darwin": System.MACOS, "win32": System.WINDO
 _FIRST_MACOS, _FIRST_MACOS_SINCE = 26, "2025-10"  # Macs from the M5 on run no older one
 _ALONE = "nothing else runs on it: all of its memory counts as free"
 _NO_RAM = "its RAM was not said: only the cards are judged; --ram adds it"
-_PHONE = "a phone or tablet is judged on all of its RAM; its system gives one app less"
 _NO_GPU = "its processor is judged alone: no engine is modelled on its GPU"
 _HALF = {
     # amdgpu_ttm.c takes TTM's own limit, half of the memory; engines logged 62.5 GiB of 128
@@ -182,7 +188,8 @@ def _whole(devices: Sequence[Device], ram_bytes: int | None) -> Machine:
         arm=device.arm,
         host=HostMemory(
             total_bytes=device.memory_bytes,
-            free_bytes=device.usable_bytes,
+            free_bytes=device.memory_bytes if device.app_limit else device.usable_bytes,
+            limits=_app_limits(device),
             bandwidth_bytes_per_s=device.bandwidth_bytes_per_s,
         ),
         devices=(_shared_gpu(device),) if device.has_gpu else (),
@@ -191,10 +198,31 @@ def _whole(devices: Sequence[Device], ram_bytes: int | None) -> Machine:
     )
 
 
+def _app_limits(device: Device) -> tuple[MemoryLimit, ...]:
+    """What the system of a phone lets one app hold."""
+    found = device.app_limit
+    if found is None:
+        return ()
+    system = "iOS" if device.vendor is Vendor.APPLE else "Android"
+    name = f"what {system} gives one app"
+    return (MemoryLimit(name=name, limit_bytes=found.app_bytes, used_bytes=0),)
+
+
 def _caveat(device: Device) -> tuple[str, ...]:
-    if device.kind is Kind.PHONE:
-        return (_PHONE,)
+    if device.app_limit is not None:
+        return (_app_words(device.app_limit, apple=device.vendor is Vendor.APPLE),)
     return () if device.has_gpu else (_NO_GPU,)
+
+
+def _app_words(limit: AppLimit, *, apple: bool) -> str:
+    size = format_bytes(limit.app_bytes)
+    known = " (assumed)" if limit.assumed else ""
+    if not apple:
+        return f"Android leaves {size} of it to one app{known}; what other apps hold comes off that"
+    told = f"iOS kills an app that holds more than {size} of it{known}, with the increased-memory-limit entitlement"
+    return (
+        told if limit.plain_bytes is None else f"{told}; {format_bytes(limit.plain_bytes)} without"
+    )
 
 
 def _shared_gpu(device: Device) -> Accelerator:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from edgekit.basis import Basis
 from edgekit.errors import UsageError
+from edgekit.hardware.budgets import llamacpp_budgets
 from edgekit.hardware.devices import Kind, all_devices, find_device
 from edgekit.hardware.types import System, Vendor
 from edgekit.hardware.wishes import machine_of, wished_machine
@@ -133,15 +134,34 @@ def test_one_memory(wish: str, system: System | None, total: int, limit: int | N
 
 
 @pytest.mark.parametrize(
-    ("wish", "size"),
-    [("phone-8", 8), ("iPhone 17 Pro", 12), ("Pixel 9 Pro", 16), ("iPad Pro M4 16GB", 16)],
+    ("wish", "size", "app_mib"),
+    [
+        ("phone-8", 8, 4096),
+        ("iPhone 14 Pro", 6, 4005),  # 4.20 GB
+        ("iPhone 15 Pro", 8, 5722),  # 6 GB
+        ("iPhone 17 Pro", 12, 8583),  # 9 GB
+        ("Pixel 9 Pro", 16, 12_288),
+        ("iPad Pro M4 16GB", 16, 11_444),  # 12 GB
+    ],
 )
-def test_a_phone_is_its_ram(wish: str, size: int) -> None:
+def test_a_phone_is_what_its_system_gives_one_app(wish: str, size: int, app_mib: int) -> None:
     machine = wished_machine(devices=[wish])
     assert machine.host is not None
     assert (machine.devices, machine.system) == ((), System.OTHER)
-    assert machine.host.total_bytes == machine.host.free_bytes == size * GIB
-    assert any("judged on all of its RAM" in note for note in machine.notes)
+    assert machine.host.total_bytes == size * GIB
+    assert machine.host.usable_bytes == app_mib * MIB
+    (budget,) = llamacpp_budgets(machine, ())
+    assert budget.available_bytes == app_mib * MIB  # the system's share is out already
+    assert any("one app" in note or "kills an app" in note for note in machine.notes)
+
+
+def test_every_phone_of_the_table_has_a_limit_with_a_source() -> None:
+    phones = [device for device in all_devices() if device.kind is Kind.PHONE]
+    assert phones
+    for device in phones:
+        assert device.app_limit is not None
+        assert device.app_limit.app_bytes == device.usable_bytes < device.memory_bytes
+        assert device.app_limit.source
 
 
 @pytest.mark.parametrize(
@@ -241,7 +261,7 @@ def test_no_mac_takes_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_device_makes_a_machine() -> None:
     for device in all_devices():
         machine = machine_of(device)
-        held = machine.host.free_bytes if machine.host else machine.devices[0].free_bytes
+        held = machine.host.usable_bytes if machine.host else machine.devices[0].free_bytes
         assert (machine.name, held) == (device.name, device.usable_bytes)
         assert bool(machine.devices) == device.has_gpu
         assert device.has_gpu <= (device.kind is not Kind.PHONE)

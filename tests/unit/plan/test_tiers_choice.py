@@ -398,16 +398,18 @@ def test_a_machine_without_memory_is_no_machine() -> None:
         recommend_tier_on(Machine(name="nothing", system=System.LINUX, host=None))
 
 
-def test_what_is_free_decides_but_for_a_phone() -> None:
+def test_what_is_free_decides_and_of_a_phone_what_an_app_may_hold() -> None:
     busy = HostMemory(total_bytes=16 * GIB, free_bytes=4 * GIB)
     desk = Machine(name="desk", system=System.LINUX, host=busy)
     assert memories_of(desk)[0].usable_bytes == 4 * GIB - 3 * GIB // 2
-    phone = replace(desk, system=System.OTHER, what_if=True)
-    assert memories_of(phone)[0].usable_bytes == 16 * GIB - 3 * GIB // 2
+    (memory,) = memories_of(wished_machine(devices=["iPhone 15 Pro"]))
+    assert memory.usable_bytes == 5722 * MIB  # 6 GB, less than 8 GiB without the system's 1.5
+    assert memory.notes == ("what iOS gives one app: 5.59 GiB of it",)
 
 
 @pytest.mark.parametrize(
-    ("device", "tier", "tokens"), [("phone-4", "0.8B", 59_904), ("phone-8", "4B", 96_768)]
+    ("device", "tier", "tokens"),
+    [("phone-4", "0.8B", 38_656), ("phone-8", "2B", 85_760), ("iPhone 15 Pro", "4B", 66_304)],
 )
 def test_devices_of_the_table(device: str, tier: str, tokens: int) -> None:
     plan = recommend_tier_on(wished_machine(devices=[device]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgekit.errors import HardwareError
-from edgekit.hardware.types import Accelerator, HostMemory, Machine, System, Vendor
+from edgekit.hardware.types import Accelerator, HostMemory, Machine, Vendor
 from edgekit.plan.spill import Store
 from edgekit.plan.tiers.types import OS_RESERVE_BYTES, MemoryKind, TierMemory
 from edgekit.units import format_bytes
@@ -24,7 +24,7 @@ def card_memory(
 
 
 def ram_memory(total_bytes: int, *, name: str = "RAM", free_bytes: int | None = None) -> TierMemory:
-    """A phone, a Mac, a processor. A phone is judged on its total: leave `free_bytes` out."""
+    """A phone, a Mac, a processor, of which all is free unless `free_bytes` says otherwise."""
     free = total_bytes if free_bytes is None else free_bytes
     return TierMemory(name=name, kind=MemoryKind.RAM, total_bytes=total_bytes, free_bytes=free)
 
@@ -59,23 +59,20 @@ def _card(machine: Machine, cards: list[Accelerator]) -> TierMemory:
 
 
 def _ram(machine: Machine, host: HostMemory) -> TierMemory:
-    """Of a Mac the GPU may wire a part only; of a phone all of the RAM counts, not what is free."""
+    """Of a Mac the GPU may wire a part only; of a phone one app may hold a part only."""
     limits = [
-        one.limit_bytes
+        (one.limit_bytes, "the GPU may wire {} of it")
         for one in machine.devices
         if one.vendor is Vendor.APPLE and one.limit_bytes is not None
     ]
-    limit = min(limits, default=None)
-    told = "" if limit is None else f"the GPU may wire {format_bytes(limit)} of it"
+    if machine.is_phone:
+        limits += [(one.left_bytes, one.name + ": {} of it") for one in host.limits]
+    limit, told = min(limits, default=(None, ""))
     return TierMemory(
         name=machine.name,
         kind=MemoryKind.RAM,
-        total_bytes=host.whole_bytes,
-        free_bytes=host.whole_bytes if _is_phone(machine) else host.usable_bytes,
+        total_bytes=host.total_bytes if machine.is_phone else host.whole_bytes,
+        free_bytes=host.free_bytes if machine.is_phone else host.usable_bytes,
         limit_bytes=limit,
-        notes=(told,) if told else (),
+        notes=() if limit is None else (told.format(format_bytes(limit)),),
     )
-
-
-def _is_phone(machine: Machine) -> bool:
-    return machine.system is System.OTHER and machine.what_if

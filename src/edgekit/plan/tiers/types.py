@@ -26,13 +26,13 @@ class MemoryKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierMemory:
-    """The one memory that a tier lies in. A phone is judged on all of its RAM."""
+    """The one memory that a tier lies in."""
 
     name: str
     kind: MemoryKind
     total_bytes: int
     free_bytes: int
-    limit_bytes: int | None = None  # the most of it that a GPU may wire
+    limit_bytes: int | None = None  # the most of it that a GPU may wire, or an app hold
     store: Store = Store.NVME  # where cold pages of a cache would go
     store_room_bytes: int | None = None  # None: not known
     notes: tuple[str, ...] = ()
