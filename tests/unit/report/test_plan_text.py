@@ -92,7 +92,7 @@ sample:gemma-3-27b  ·  llama.cpp 0.5.0-dev (0c1e570)  ·  RTX 4090 + 64 GiB RAM
 
 Memory   RTX 4090     [████████████████████████████████████▓▓▓▓▓▒░|········]  18.6 of 22.5 GiB  83 %
          host memory  [█··········································|········]   1.1 of 63.0 GiB   2 %
-         █ model 16.48 GiB  ▓ context 2.30 GiB  ▒ compute 387.35 MiB  ░ other 629.00 MiB  | 85 %
+         █ model 16.48 GiB  ▓ context 2.30 GiB  ▒ compute 387.35 MiB  ░ other 623.00 MiB  | 85 %
          RTX 4090: 23.48 GiB free less 1 GiB for everything else
          host memory: 64.00 GiB free less 1 GiB for everything else
 
@@ -110,7 +110,7 @@ Later    up to 8.00 GiB of prompt cache and 31.08 GiB of checkpoints may grow on
 
 Basis    exact: weights, kv cache, sliding kv cache, output, compute
          modelled, within 50 %: runtime
-         modelled: prompt cache, checkpoints
+         modelled, within 5.0 %: prompt cache, checkpoints
 
 Note     nothing else runs on it: all of its memory counts as free
          as if it were a GGUF at Q4_K_M: 808 tensors of the file, each at the type Q4_K_M gives it
@@ -123,7 +123,7 @@ sample:qwen3-30b-a3b  -  llama.cpp 0.5.0-dev (0c1e570)  -  RTX 3060 + 64 GiB RAM
 Memory   RTX 3060     [############===========+~~|.....]   8.6 of 10.5 GiB  82 %
          host memory  [#######...................|.....]  13.4 of 63.0 GiB  21 %
          # model 17.28 GiB  = context 3.75 GiB  + compute 305.52 MiB
-         ~ other 715.32 MiB  | 85 %
+         ~ other 709.32 MiB  | 85 %
          RTX 3060: 11.52 GiB free less 1 GiB for everything else
          host memory: 64.00 GiB free less 1 GiB for everything else
 

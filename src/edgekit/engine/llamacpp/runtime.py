@@ -27,11 +27,10 @@ FIRST_DECODE_MIB = {
     ("granitehybrid", True): 187,
 }
 FIRST_DECODE_DENSE_MIB = 98
-FIRST_DECODE_OTHER_MIB = 187  # experts or recurrences: 178 to 219 were seen, and 84 of a recurrence
+FIRST_DECODE_OTHER_MIB = 187  # experts or recurrences: 178 to 219 were seen
 # Llama 3.1 8B took 190 MiB without flash attention, after it had run with it: matrices of scores go to cuBLAS, as those
 # of experts do.
 FIRST_DECODE_SCORES_MIB = 190
-FIRST_DECODE_WITHIN = 0.6
 # Metal and Vulkan were not measured: pipelines and command buffers, as reported by users.
 OTHER_CONTEXT_BYTES = 256 * MIB
 # A vocabulary twice as large, another build of the libraries: what was measured with one model, held for another.
@@ -65,22 +64,24 @@ def _device_lines(
 ) -> Iterator[MemoryLine]:
     if setup.backend is Backend.CUDA:
         yield _line(pool, CUDA_CONTEXT_BYTES, "CUDA context, as an H200 takes it", 0.5)
-        yield _line(pool, *_first_decode(model, context), FIRST_DECODE_WITHIN)
+        yield _line(pool, *_first_decode(model, context))
     else:
         told = f"{setup.backend.value} context: pipelines and command buffers, not measured"
         yield _line(pool, OTHER_CONTEXT_BYTES, told, 1.0)
 
 
-def _first_decode(model: Model, context: Context) -> tuple[int, str]:
+def _first_decode(model: Model, context: Context) -> tuple[int, str, float]:
     geometry = model.geometry
     experts = any(layer.experts for layer in geometry.layers)
-    plain = not experts and not any(layer.mixer.states for layer in geometry.layers)
-    other = FIRST_DECODE_DENSE_MIB if plain else FIRST_DECODE_OTHER_MIB
+    states = any(layer.mixer.states for layer in geometry.layers)
+    other = FIRST_DECODE_OTHER_MIB if experts or states else FIRST_DECODE_DENSE_MIB
     size_mib = FIRST_DECODE_MIB.get((geometry.architecture, experts), other)
+    within = 0.6 if states else 0.5  # some recurrences take no more than dense models
     because = "kernels and scratch memory loaded by the first decode"
     if context.flash_attn:
-        return size_mib * MIB, because
-    return max(size_mib, FIRST_DECODE_SCORES_MIB) * MIB, f"{because}, without flash attention"
+        return size_mib * MIB, because, within
+    size_mib = max(size_mib, FIRST_DECODE_SCORES_MIB)
+    return size_mib * MIB, f"{because}, without flash attention", within
 
 
 def _line(pool: Pool, size_bytes: int, because: str, within: float) -> MemoryLine:
