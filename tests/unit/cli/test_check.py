@@ -117,7 +117,7 @@ def test_one_screen_of_what_does_not(capsys: pytest.CaptureFixture[str]) -> None
     assert "Why 16,384 tokens need 19.26 GiB of the 22.48 GiB available in RTX 4090" in told
     for change in (
         "-c 14336: the largest context that fits, with --min-context 14336",
-        "-ctk q8_0 -ctv q8_0: fits, up to 42,240 tokens",
+        "-ctk q8_0 -ctv q8_0: fits, up to 42,496 tokens",
         "quantised to IQ4_XS",
         "of free RAM (--ram)",
         "the smallest of today's GPUs that holds it whole",

@@ -8,6 +8,7 @@ from edgekit.basis import Basis
 from edgekit.engine.llamacpp.placement import Placement
 from edgekit.engine.llamacpp.types import Backend, Context, LlamaCppSetup, Mode
 from edgekit.engine.types import Model
+from edgekit.geometry.types import Cell, Recurrent
 from edgekit.memory.types import HOST, Component, MemoryLine, Pool, PoolKind
 from edgekit.units import MIB, format_bytes
 
@@ -19,7 +20,6 @@ FIRST_DECODE_MIB = {
     ("qwen3", False): 81,
     ("gemma2", False): 88,
     ("gemma3", False): 92,  # the 4B 84
-    ("qwen35", False): 93,  # the 9B 84
     ("llama", True): 180,  # Mixtral
     ("qwen3moe", True): 180,
     ("gpt-oss", True): 177,
@@ -27,6 +27,7 @@ FIRST_DECODE_MIB = {
     ("granitehybrid", True): 187,
 }
 FIRST_DECODE_DENSE_MIB = 98
+FIRST_DECODE_DELTA_MIB = 93  # gated delta nets without experts: Qwen3.5 27B; the 9B 84
 FIRST_DECODE_OTHER_MIB = 187  # experts or recurrences: 178 to 219 were seen
 # Llama 3.1 8B took 190 MiB without flash attention, after it had run with it: matrices of scores go to cuBLAS, as those
 # of experts do.
@@ -74,7 +75,10 @@ def _first_decode(model: Model, context: Context) -> tuple[int, str, float]:
     geometry = model.geometry
     experts = any(layer.experts for layer in geometry.layers)
     states = any(layer.mixer.states for layer in geometry.layers)
+    cells = {one.mixer.cell for one in geometry.layers if isinstance(one.mixer, Recurrent)}
     other = FIRST_DECODE_OTHER_MIB if experts or states else FIRST_DECODE_DENSE_MIB
+    if cells == {Cell.GATED_DELTA} and not experts:
+        other = FIRST_DECODE_DELTA_MIB
     size_mib = FIRST_DECODE_MIB.get((geometry.architecture, experts), other)
     within = 0.6 if states else 0.5  # some recurrences take no more than dense models
     because = "kernels and scratch memory loaded by the first decode"
