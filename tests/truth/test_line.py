@@ -5,10 +5,11 @@ Recorded with llama.cpp 0.5, so the bill asks for that version.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.recorded import engine_models, rows
+from tests.recorded import engine_models, further_model, rows
 
 from edgekit.engine import llamacpp
 from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup, Mode, Rules
@@ -99,3 +100,29 @@ def test_the_first_decode_depends_on_the_family(model: str, quant: str, mib: int
     bill = llamacpp.estimate(engine_models()[model, quant], Load(context_tokens=8192), SETUP)
     (line,) = [one for one in bill.lines if "first decode" in one.because]
     assert line.size_bytes == mib * MIB
+
+
+def test_first_decode_of_fifty_architectures_is_within_its_bound() -> None:
+    """205 real loads of llama.cpp 0.6 on an H200: 600 tokens of prompt, then eight more."""
+    recorded = list(rows("first_decode_06.jsonl.gz"))
+    assert len({row["file"] for row in recorded}) == 50
+    for row in recorded:
+        options, free = row["options"], row["free_bytes"]
+        kind = cache_type(options["cache_type"])
+        load = Load(
+            context_tokens=options["n_ctx"],
+            flash_attention=options["flash_attn"],
+            cache_k=kind,
+            cache_v=kind,
+        )
+        setup = replace(
+            SETUP,
+            rules=Rules.V0_6,
+            n_gpu_layers=options["n_gpu_layers"],
+            cpu_moe=options["cpu_moe"],
+        )
+        bill = llamacpp.estimate(further_model(row["file"], row["data_bytes"]), load, setup)
+        (line,) = [one for one in bill.lines if "first decode" in one.because]
+        taken = free["after_context"] - free["after_decode"]
+        assert line.within is not None
+        assert abs(taken - line.size_bytes) <= line.size_bytes * line.within, row
