@@ -134,8 +134,16 @@ def _attention(
         span_tokens=(window or hyper.need(_SPAN_KEYS[word])) if word in _SPAN_KEYS else 0,
         index_dim=index_dim,
         # Gemma 4: only where a layer sees everything.
-        values_are_keys=word is Word.FULL and bool(hyper.flag("values_are_keys")),
+        values_are_keys=word is Word.FULL and _values_are_keys(hyper),
     )
+
+
+def _values_are_keys(hyper: Hyper) -> bool:
+    """In a GGUF of Gemma 4 where layers that see everything have KV heads of their own (conversion/gemma.py)."""
+    if hyper.gguf and hyper.architecture == "gemma4":
+        stated = hyper.raw("kv_heads")
+        return isinstance(stated, (list, tuple)) and len(set(stated)) > 1
+    return bool(hyper.flag("values_are_keys"))
 
 
 def _counts(hyper: Hyper, layer: int, word: Word, counts: tuple[int, int]) -> tuple[int, int]:

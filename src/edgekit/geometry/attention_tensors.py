@@ -61,8 +61,11 @@ def _head_norms(kind: Attention, family: Family, *, borrows: bool) -> Rows:
     kinds = (TensorKind.NORM, TensorKind.BIAS) if recipe.head_norm_bias else (TensorKind.NORM,)
     both = ((TensorRole.QUERY, kind.heads), (TensorRole.KEY, kind.kv_heads))
     for role, heads in both[:1] if borrows else both:
+        shape = (heads, kind.key_dim) if recipe.head_norm is Width.EACH else (kind.key_dim,)
+        if recipe.head_norm is Width.ALL:
+            shape = (heads * kind.key_dim,)
         for one in kinds:
-            yield array(role, one, kind.key_dim * (heads if recipe.head_norm is Width.ALL else 1))
+            yield array(role, one, *shape)
 
 
 def _block_indexer(width: int, family: Family) -> Rows:

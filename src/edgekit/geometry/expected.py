@@ -155,7 +155,8 @@ def _mixer(kind: LayerKind, family: Family) -> Rows:
         case Attention():
             yield from attention(kind, family)
         case SharedCache():
-            yield from attention(kind.attention, family, borrows=not family.recipe.borrowed_keys)
+            borrows = not family.says(family.recipe.borrowed_keys)
+            yield from attention(kind.attention, family, borrows=borrows)
         case NoCache() if kind.attention is not None:
             yield from attention(kind.attention, family)
         case HybridLayer():

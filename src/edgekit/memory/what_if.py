@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any
 
 from edgekit.basis import Basis
+from edgekit.geometry.key_words import config_words
+from edgekit.geometry.tensor_rows import BY_NAME, PLAIN, switches
 from edgekit.geometry.types import ModelGeometry
 from edgekit.header.types import ModelHeader
-from edgekit.memory.gguf_layout import gguf_tensors
+from edgekit.memory.gguf_layout import ROPE_TABLES, gguf_tensors
 from edgekit.memory.mix_table import MixFacts
 from edgekit.memory.mixing import (
     LaidTensor,
@@ -74,11 +78,32 @@ def lay(header: ModelHeader, geometry: ModelGeometry) -> Laid:
         return Laid(
             met=in_order(laid), facts=facts_of_header(header), basis=Basis.EXACT, because=told
         )
-    laid = gguf_tensors(geometry, header.config or None)
+    laid = _counted(geometry, config_words(header), header.tensor_count if header.keys else None)
     facts = facts_of_geometry(geometry, _IN_GGUF.get(geometry.architecture, geometry.architecture))
     named = geometry.architecture.replace("{", "{{").replace("}", "}}")
     told = f"{len(laid):,} tensors that a {named} has, at {{}}"
     return Laid(met=in_order(laid), facts=facts, basis=Basis.MODELLED, because=told)
+
+
+def _counted(
+    geometry: ModelGeometry, words: dict[str, Any], count: int | None
+) -> tuple[LaidTensor, ...]:
+    """Keys do not state every switch, nor tables of rope factors: the number of tensors in the file tells them.
+
+    Where no two switches make up for the difference, the tensors are those that most files of the family have.
+    """
+    first = gguf_tensors(geometry, words)
+    if count is None or len(first) == count:
+        return first
+    usual = switches(BY_NAME.get(geometry.architecture, PLAIN))
+    bare = replace(geometry, mtp_layers=0)  # a file may leave out the blocks of prediction
+    for one in dict.fromkeys((geometry, bare)):
+        for turned in (few for size in range(3) for few in combinations(usual, size)):
+            section = {**words, **{word: not words.get(word, usual[word]) for word in turned}}
+            left = count - len(gguf_tensors(one, section))
+            if left in {0, 1, 2}:
+                return gguf_tensors(one, {**section, ROPE_TABLES: left})
+    return first
 
 
 def at_mix(

@@ -97,7 +97,7 @@ def test_biases_stand_where_the_config_says() -> None:
 def test_norms_of_queries_and_keys(model_type: str, more: dict[str, Any], widths: set[int]) -> None:
     rows = tensors(model_type=model_type, **more)
     roles = {TensorRole.QUERY, TensorRole.KEY}
-    found = {row.shape[0] for row in rows if row.kind is TensorKind.NORM and row.role in roles}
+    found = {row.elements for row in rows if row.kind is TensorKind.NORM and row.role in roles}
     assert found == widths
 
 
