@@ -34,7 +34,15 @@ from edgekit.geometry.types import (
     SharedCache,
 )
 
-__all__ = ["ExpectedTensor", "TensorKind", "TensorRole", "expected_tensors", "prediction_tensors"]
+__all__ = [
+    "ExpectedTensor",
+    "TensorKind",
+    "TensorRole",
+    "expected_tensors",
+    "layer_tensors",
+    "outer_tensors",
+    "prediction_tensors",
+]
 
 
 def expected_tensors(
@@ -45,6 +53,20 @@ def expected_tensors(
     layers = geometry.layers[: len(geometry.layers) // geometry.loops]
     inside = (row for layer in layers for row in _placed(layer, geometry, family))
     return (*_before(geometry, family), *inside, *_after(geometry, family))
+
+
+def outer_tensors(
+    geometry: ModelGeometry, config: Mapping[str, Any] | None = None
+) -> tuple[ExpectedTensor, ...]:
+    """Those outside the layers, but for towers."""
+    family = _family(geometry, config)
+    return (*_before(geometry, family), *_after(geometry, family))
+
+
+def layer_tensors(
+    layer: Layer, geometry: ModelGeometry, config: Mapping[str, Any] | None = None
+) -> tuple[ExpectedTensor, ...]:
+    return tuple(_placed(layer, geometry, _family(geometry, config)))
 
 
 def prediction_tensors(

@@ -15,7 +15,8 @@ from edgekit.geometry.expected import (
     ExpectedTensor,
     TensorKind,
     TensorRole,
-    expected_tensors,
+    layer_tensors,
+    outer_tensors,
     prediction_tensors,
 )
 from edgekit.geometry.hyper import text_section
@@ -25,6 +26,7 @@ from edgekit.geometry.types import (
     CompressedAttention,
     HybridLayer,
     LatentAttention,
+    Layer,
     LayerKind,
     ModelGeometry,
     Recurrent,
@@ -203,24 +205,57 @@ def gguf_tensors(
     geometry: ModelGeometry, config: Mapping[str, Any] | None = None
 ) -> tuple[LaidTensor, ...]:
     """What the converter would write at F16, blocks that predict further tokens included."""
-    layers: dict[int | None, list[ExpectedTensor]] = {}
-    if geometry.architecture in WITHOUT_PREDICTION:
-        geometry = replace(geometry, mtp_layers=0)
-    for tensor in (*expected_tensors(geometry, config), *prediction_tensors(geometry, config)):
-        layers.setdefault(tensor.layer, []).append(tensor)
+    return tuple(
+        replace(one, name=f"blk.{block}.{one.name}") if block is not None else one
+        for block, tensors in _blocks(geometry, config)
+        for one in tensors
+    )
+
+
+def gguf_tensor_count(geometry: ModelGeometry, config: Mapping[str, Any] | None = None) -> int:
+    """How many there would be."""
+    return sum(len(tensors) for _, tensors in _blocks(geometry, config))
+
+
+def _blocks(
+    geometry: ModelGeometry, config: Mapping[str, Any] | None
+) -> Iterator[tuple[int | None, Sequence[LaidTensor]]]:
+    """The tensors of each block, None for those outside; layers that are alike are laid out once."""
     recipe = BY_NAME.get(geometry.architecture, PLAIN)
-    inside = (one for layer, own in layers.items() for one in _layer(own, layer, geometry, recipe))
     section = text_section(config or {})
-    return (*inside, *_hash_tables(geometry, section), *_rope_tables(geometry, section))
+    name = geometry.architecture
+    yield None, _laid(outer_tensors(geometry, config), None, name, recipe)
+    yield None, tuple(_rope_tables(geometry, section))
+    known: dict[object, Sequence[LaidTensor]] = {}
+    hashed = section.get("num_hash_layers") or 0  # DeepSeek-V4
+    for layer in geometry.layers[: len(geometry.layers) // geometry.loops]:
+        index = layer.index
+        key = (layer.mixer, layer.dense, layer.experts, index == 0, index < hashed)
+        if key not in known or "mlp_layer_types" in section:
+            own = layer_tensors(layer, geometry, config)
+            known[key] = _laid(own, layer.mixer, name, recipe)
+            if index < hashed:
+                known[key] = (*known[key], _hash_table(layer, geometry))
+        yield index, known[key]
+    if geometry.mtp_layers and name not in WITHOUT_PREDICTION:
+        yield from _prediction_blocks(geometry, config, recipe)
 
 
-def _hash_tables(geometry: ModelGeometry, section: Mapping[str, Any]) -> Iterator[LaidTensor]:
+def _prediction_blocks(
+    geometry: ModelGeometry, config: Mapping[str, Any] | None, recipe: Recipe
+) -> Iterator[tuple[int, Sequence[LaidTensor]]]:
+    """All alike."""
+    one = prediction_tensors(replace(geometry, mtp_layers=1), config)
+    tensors = _laid(one, geometry.layers[-1].mixer, geometry.architecture, recipe)
+    for block in range(len(geometry.layers), len(geometry.layers) + geometry.mtp_layers):
+        yield block, tensors
+
+
+def _hash_table(layer: Layer, geometry: ModelGeometry) -> LaidTensor:
     """DeepSeek-V4: which experts a token has in the first layers."""
-    for layer in geometry.layers[: section.get("num_hash_layers") or 0]:
-        if layer.experts is not None:
-            shape = (geometry.vocabulary or 0, layer.experts.used)
-            name = f"blk.{layer.index}.ffn_gate_tid2eid.weight"
-            yield LaidTensor(name=name, shape=shape, type=by_name("I32"))
+    used = layer.experts.used if layer.experts is not None else 0
+    shape = (geometry.vocabulary or 0, used)
+    return LaidTensor(name="ffn_gate_tid2eid.weight", shape=shape, type=by_name("I32"))
 
 
 def _rope_tables(geometry: ModelGeometry, section: Mapping[str, Any]) -> Iterator[LaidTensor]:
@@ -248,15 +283,11 @@ def rotary_dim(geometry: ModelGeometry, section: Mapping[str, Any]) -> int:
     return int(width * share) if isinstance(share, (int, float)) and 0 < share <= 1 else width
 
 
-def _layer(
-    tensors: Sequence[ExpectedTensor], layer: int | None, geometry: ModelGeometry, recipe: Recipe
-) -> Iterator[LaidTensor]:
-    """One layer's tensors, or those outside the layers."""
-    mixers = [one.mixer for one in geometry.layers]
-    kind = None if layer is None else mixers[min(layer, len(mixers) - 1)]
-    named = (
-        _Naming(*_outside(recipe)) if layer is None else _Naming(*_inside(recipe, tensors, kind))
-    )
+def _laid(
+    tensors: Sequence[ExpectedTensor], kind: LayerKind | None, architecture: str, recipe: Recipe
+) -> Sequence[LaidTensor]:
+    """The tensors of a layer of that kind, or with None those outside the layers."""
+    named = _Naming(*(_outside(recipe) if kind is None else _inside(recipe, tensors, kind)))
     laid: list[LaidTensor] = []
     for tensor in tensors:
         name = _renamed(named.name(tensor), recipe.gguf_names)
@@ -264,13 +295,12 @@ def _layer(
             continue
         laid += [
             LaidTensor(name=part, shape=shape, type=_type(tensor, part, shape))
-            for part, shape in _shaped(tensor, name, kind, geometry.architecture)
+            for part, shape in _shaped(tensor, name, kind, architecture)
         ]
     for parts, whole in _FUSED:
         if whole in recipe.gguf_fused:
             laid = _fused(laid, parts, whole)
-    prefix = "" if layer is None else f"blk.{layer}."
-    yield from (replace(one, name=prefix + one.name) for one in laid)
+    return laid
 
 
 def _outside(recipe: Recipe) -> tuple[Names, Names, Names, Names]:
@@ -281,7 +311,7 @@ def _outside(recipe: Recipe) -> tuple[Names, Names, Names, Names]:
 
 
 def _inside(
-    recipe: Recipe, tensors: Sequence[ExpectedTensor], kind: LayerKind | None
+    recipe: Recipe, tensors: Sequence[ExpectedTensor], kind: LayerKind
 ) -> tuple[Names, Names, Names, Names]:
     recurrent = _recurrence(kind)
     own = _BY_CELL.get(recurrent.cell, {}) if recurrent is not None else {}

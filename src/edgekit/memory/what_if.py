@@ -11,7 +11,7 @@ from edgekit.geometry.key_words import config_words
 from edgekit.geometry.tensor_rows import BY_NAME, PLAIN, switches
 from edgekit.geometry.types import ModelGeometry
 from edgekit.header.types import ModelHeader
-from edgekit.memory.gguf_layout import ROPE_TABLES, gguf_tensors
+from edgekit.memory.gguf_layout import ROPE_TABLES, gguf_tensor_count, gguf_tensors
 from edgekit.memory.mix_table import MixFacts
 from edgekit.memory.mixing import (
     LaidTensor,
@@ -100,7 +100,7 @@ def _counted(
     for one in dict.fromkeys((geometry, bare)):
         for turned in (few for size in range(3) for few in combinations(usual, size)):
             section = {**words, **{word: not words.get(word, usual[word]) for word in turned}}
-            left = count - len(gguf_tensors(one, section))
+            left = count - gguf_tensor_count(one, section)
             if left in {0, 1, 2}:
                 return gguf_tensors(one, {**section, ROPE_TABLES: left})
     return first

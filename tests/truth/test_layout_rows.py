@@ -1,0 +1,133 @@
+"""The tensors of a GGUF from its keys, its size and its number of tensors: those of the directory, one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from tests.recorded import DATA, gguf_files, header_bytes, models, rows
+from tests.thoroughness import sampled
+
+from edgekit.engine.llamacpp.as_gguf import converted
+from edgekit.engine.types import Model
+from edgekit.geometry import read_geometry
+from edgekit.header import read_header
+from edgekit.header.types import Depth, ModelHeader, Tensor
+from edgekit.source.types import ModelFiles
+
+# Files in headers_more that no converter wrote, or whose family is laid out in part. Why they are not equal:
+SCALES = "made with scales of NVFP4 weights, which no key tells"
+OPTIONAL = "made without, or with, tensors that the loader takes either way"
+NOT_LAID = "tensors of a kind that geometry does not describe"
+SHAPE = "one dimension of length 1 more or fewer, which ggml does not tell apart"
+UNEQUAL = {
+    "bge-reranker-v2-m3.F16": NOT_LAID,  # its classifier
+    "bitnet-small.Q4_K_M": SCALES,
+    "bloom-small.Q4_K_M": SCALES,
+    "chameleon-small.Q4_K_M": OPTIONAL,
+    "chatglm-small.Q4_K_M": SCALES,
+    "codeshell-small.Q4_K_M": SCALES,
+    "cogvlm.Q4_K_M": NOT_LAID,  # experts for pictures
+    "cohere2moe-rms-small.Q4_K_M": OPTIONAL,
+    "dbrx-small.Q4_K_M": SCALES,
+    "deci-small.Q4_K_M": NOT_LAID,  # linear layers in the place of attention
+    "embeddinggemma-dense.Q4_K_M": NOT_LAID,  # dense layers behind the pooling
+    "ernie4.5-moe-small.Q4_K_M": SCALES,
+    "falcon-40b-small.Q4_K_M": SCALES,
+    "flan-t5-large.Q4_K_M": NOT_LAID,
+    "gemma-3n-e2b.Q4_K_M": OPTIONAL,  # F32 where the converter writes F16
+    "gpt2.Q4_K_M": SCALES,
+    "granite-4-h-micro.Q4_K_M": SHAPE,
+    "granite-4-h-small.Q4_K_M": SCALES,
+    "granite-swa-moe-small.Q4_K_M": OPTIONAL,
+    "granitemoe-small.Q4_K_M": SCALES,
+    "grok-1-small.Q4_K_M": SCALES,
+    "grok-2-small.Q4_K_M": SCALES,
+    "hy-v3-trunk-small.Q4_K_M": OPTIONAL,
+    "jais2-small.Q4_K_M": OPTIONAL,
+    "jina-v2-base-code.F16": SCALES,
+    "jina-v3.F16": SCALES,
+    "kimi-linear-48b.Q4_K_M": SCALES,
+    "ling-3-small.Q4_K_M": SHAPE,
+    "llama-3.3-nemotron-49b.Q4_K_M": NOT_LAID,  # linear layers in the place of attention
+    "mamba2-2.7b.F16": SHAPE,
+    "mimo2-small.Q4_K_M": OPTIONAL,
+    "minimax-text-01.Q4_K_M": SCALES,
+    "mpt-small.Q4_K_M": OPTIONAL,
+    "neobert.F16": SCALES,
+    "nomic-embed-v2-moe.Q8_0": SCALES,
+    "pangu-small.Q4_K_M": OPTIONAL,
+    "pythia-small.Q4_K_M": SCALES,
+    "qwen3-next-small.Q8_0": SCALES,
+    "qwen35moe-mtp.Q4_K_M": OPTIONAL,
+    "rwkv7-0.4b.F16": NOT_LAID,
+    "stablelm-parallel-small.Q4_K_M": OPTIONAL,
+    "t5-base-encoder.Q4_K_M": NOT_LAID,
+}
+# Families without a list of tensors: keys alone give no estimate.
+WITHOUT_LIST = {"arwkv7-7b.Q4_K_M", "rwkv6-1.6b.Q4_K_M", "rwkv6qwen2-32b.Q4_K_M"}
+
+
+def recorded_files() -> dict[str, ModelFiles]:
+    return {
+        model["header_without_vocabulary"]: gguf_files(
+            model["header_without_vocabulary"],
+            header_bytes(model["header_without_vocabulary"]),
+            model["data_section_bytes"],
+        )
+        for model in models()
+    }
+
+
+@cache
+def made_up_sizes() -> dict[str, int]:
+    return {row["file"]: row["data_bytes"] for row in rows("llama_cpp_more.jsonl.gz")}
+
+
+def made_up_files(name: str) -> ModelFiles:
+    head = header_bytes(f"{name}.head.gz", DATA / "headers_more")
+    return gguf_files(f"{name}.gguf", head, made_up_sizes()[name])
+
+
+def keys_alone(files: ModelFiles) -> ModelHeader:
+    header = read_header(files, depth=Depth.ARCHITECTURE)
+    return replace(header, tensors=None, tensor_bytes=None)
+
+
+def laid_out(header: ModelHeader) -> tuple[Tensor, ...]:
+    found = converted(Model(header=header, geometry=read_geometry(header)), None)
+    assert found is not None
+    return found.model.header.tensors or ()
+
+
+def described(tensors: tuple[Tensor, ...]) -> dict[str, tuple[tuple[int, ...], str]]:
+    return {tensor.name: (tensor.shape, tensor.type.name) for tensor in tensors}
+
+
+def test_names_shapes_and_types_are_those_of_every_recorded_file() -> None:
+    for files in sampled(list(recorded_files().values()), each=3):
+        directory = read_header(files).tensors or ()
+        laid = laid_out(keys_alone(files))
+        assert described(laid) == described(directory), files.reference
+        assert len(laid) == len(directory)
+
+
+def made_up() -> list[str]:
+    return [
+        name
+        for name in sorted(made_up_sizes())
+        if name not in UNEQUAL | dict.fromkeys(WITHOUT_LIST)
+    ]
+
+
+@pytest.mark.parametrize("name", sampled(made_up(), each=2))
+def test_names_shapes_and_types_are_those_of_further_families(name: str) -> None:
+    files = made_up_files(name)
+    assert described(laid_out(keys_alone(files))) == described(read_header(files).tensors or ())
+
+
+@pytest.mark.parametrize("name", sorted(UNEQUAL))
+def test_what_is_listed_as_unequal_is(name: str) -> None:
+    files = made_up_files(name)
+    assert described(laid_out(keys_alone(files))) != described(read_header(files).tensors or ())
