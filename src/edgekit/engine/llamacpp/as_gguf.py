@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 from edgekit.basis import Basis
+from edgekit.engine.llamacpp.gguf_keys import gguf_architecture, gguf_keys
 from edgekit.engine.llamacpp.types import Backend
 from edgekit.engine.types import Model
 from edgekit.errors import HeaderError, RefusedError
@@ -21,7 +21,8 @@ from edgekit.geometry.types import (
     Span,
 )
 from edgekit.header.mixes import mix_by_file_type
-from edgekit.header.types import Tensor, Value
+from edgekit.header.types import Tensor
+from edgekit.memory.gguf_layout import WITHOUT_PREDICTION
 from edgekit.memory.types import (
     DEVICE,
     HOST,
@@ -57,31 +58,6 @@ NOT_CONVERTED = frozenset(
 )  # fmt: skip
 # Latents that it lays out as full heads.
 FULL_HEADS_IN_LLAMA_CPP = frozenset({"minicpm3", "plm"})
-# Families of nothing but attention, whose graph follows from widths: what a GGUF calls them.
-PLAIN_IN_GGUF = MappingProxyType(
-    {
-        "cohere": "command-r",
-        "cohere2": "cohere2",
-        "gemma": "gemma",
-        "gemma2": "gemma2",
-        "gemma3": "gemma3",
-        "gemma3_text": "gemma3",
-        "glm4": "glm4",
-        "gpt_oss": "gpt-oss",
-        "llama": "llama",
-        "mistral": "llama",
-        "mixtral": "llama",
-        "olmo2": "olmo2",
-        "olmo3": "olmo2",
-        "phi3": "phi3",
-        "qwen2": "qwen2",
-        "qwen2_moe": "qwen2moe",
-        "qwen3": "qwen3",
-        "qwen3_moe": "qwen3moe",
-        "smollm3": "smollm3",
-        "starcoder2": "starcoder2",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +169,7 @@ def convert(model: Model, mix: str) -> Converted:
     geometry = model.geometry if _is_gguf(model) else _in_llama_cpp(model.geometry)
     header = replace(
         model.header,
-        keys=model.header.keys or _keys(geometry),
+        keys=model.header.keys or gguf_keys(geometry, model.header.config),
         container=Container.GGUF,
         tensors=tensors,
         tensor_count=len(tensors),
@@ -236,26 +212,10 @@ def _in_llama_cpp(geometry: ModelGeometry) -> ModelGeometry:
     layers = tuple(
         replace(layer, mixer=_changed(layer.mixer, changes)) for layer in geometry.layers
     )
-    return replace(geometry, layers=layers, architecture=PLAIN_IN_GGUF.get(name, name))
-
-
-def _keys(geometry: ModelGeometry) -> dict[str, Value]:
-    """The widths a graph is built from; nothing for families that need more to be told."""
-    kinds = [layer.mixer for layer in geometry.layers]
-    attentions = [kind for kind in kinds if isinstance(kind, Attention)]
-    if geometry.architecture not in PLAIN_IN_GGUF.values() or len(attentions) < len(kinds):
-        return {}
-    first, routed = attentions[0], [layer.experts for layer in geometry.layers if layer.experts]
-    found: dict[str, Value] = {
-        "embedding_length": geometry.hidden,
-        "attention.head_count": tuple(kind.heads for kind in attentions),
-        "attention.head_count_kv": tuple(kind.kv_heads for kind in attentions),
-        "attention.key_length": first.key_dim,
-        "attention.value_length": first.value_dim,
-        "expert_count": routed[0].count if routed else 0,
-        "expert_used_count": routed[0].used if routed else 0,
-    }
-    return {f"{geometry.architecture}.{name}": value for name, value in found.items()}
+    blocks = 0 if name in WITHOUT_PREDICTION else geometry.mtp_layers
+    return replace(
+        geometry, layers=layers, mtp_layers=blocks, architecture=gguf_architecture(geometry)
+    )
 
 
 def _changed(kind: LayerKind, changes: dict[str, Any]) -> LayerKind:

@@ -1,13 +1,15 @@
 """A resolved context -> an upper bound of the compute buffer, for models whose graph is not known node by node.
 
 What is alive at once in the widest step of a layer, counted in floats per token, and what is alive all along: the
-mask, the inputs, the rows of logits. Never below on the recorded rows of the CPU (tests/truth/test_closed.py); sparse
-families, for which it would be too low, have graphs.
+mask, the inputs, the rows of logits. Never below on the recorded rows of CPUs and of CUDA (tests/truth/test_closed.py);
+sparse families, for which it would be too low, have graphs.
 """
 
 from __future__ import annotations
 
+from edgekit.engine.llamacpp.caches import layer_cache_bytes
 from edgekit.engine.llamacpp.context import Heads
+from edgekit.engine.llamacpp.placement import HEAD, Placement, placed_tensors
 from edgekit.engine.llamacpp.types import Context
 from edgekit.engine.types import Model
 from edgekit.geometry.types import (
@@ -18,10 +20,13 @@ from edgekit.geometry.types import (
     Recurrent,
     attention_of,
 )
+from edgekit.memory.types import HOST
 
 FLOAT_BYTES = 4
-WITHIN = 3.5  # how far above the engine's own figure it may lie (small encoders; decoders 0.3 in the middle)
+WITHIN = 1.0  # of the line: all of it may be too much, none of it is missing
 ASSUMED_VOCABULARY = 262_144
+INPUT_COPIES = 4  # ggml-backend.cpp: GGML_SCHED_MAX_COPIES, over several devices
+SMALL_INPUTS = 2**20  # rotations of quantised caches, indices of states
 
 
 def bound_bytes(model: Model, context: Context) -> int:
@@ -38,6 +43,74 @@ def bound_bytes(model: Model, context: Context) -> int:
     vocabulary = (geometry.vocabulary or ASSUMED_VOCABULARY) if has_head else 0
     logits = FLOAT_BYTES * (context.n_outputs * (vocabulary + 2 * hidden) + 2 * tokens * hidden)
     return max(body, always + logits) * 5 // 4  # blocks do not fit each other exactly
+
+
+def pool_bounds(
+    model: Model, context: Context, placement: Placement, devices: int
+) -> tuple[int, ...]:
+    """Of each device and, last, of the host: above what the engine reserves there.
+
+    The graph is charged where it runs. With every block on devices the host holds no more than the inputs. What a
+    device works on without holding it is copied there: the matrices of a block on the host, and caches of two.
+    """
+    graph, inputs = bound_bytes(model, context), _inputs_bytes(model, context)
+    caches = {
+        layer.index: layer_cache_bytes(model, layer.mixer, context, HOST)
+        for layer in model.geometry.layers
+    }
+    brought = _host_weights_bytes(model, placement) + 2 * max(
+        (size for il, size in caches.items() if placement.cache_pool(il) is HOST), default=0
+    )
+    several = (INPUT_COPIES - 1) * inputs if devices > 1 else 0
+    on_device = graph + _widened_bytes(model.geometry, context) + brought + several
+    whole = placement.output is not HOST and HOST not in placement.blocks
+    together = whole and placement.offload_kqv and not placement.host_expert_blocks
+    if not together:
+        on_device += _scores_bytes(model.geometry, context)  # once here, once for a copy
+    on_host = (inputs if together else max(graph, inputs)) + several
+    heads = model.keep("heads", lambda: Heads.of(model.geometry))
+    if context.flash_attn and not heads.flashes:  # attention runs on the host, with what it reads
+        on_host += graph + max(caches.values(), default=0)
+    return (*(on_device,) * devices, on_host)
+
+
+def _scores_bytes(geometry: ModelGeometry, context: Context) -> int:
+    """Without flash attention: what every head makes of every cell."""
+    if context.flash_attn:
+        return 0
+    heads = (found.heads for layer in geometry.layers if (found := attention_of(layer.mixer)))
+    cells = max(context.cells, context.swa_cells)
+    return FLOAT_BYTES * context.n_tokens * max(heads, default=0) * cells
+
+
+def _inputs_bytes(model: Model, context: Context) -> int:
+    """Tokens, positions, masks, and the rows that are looked up in tables on the host."""
+    geometry = model.geometry
+    always = _mask_bytes(geometry, context) + _index_bytes(model, context)
+    aside = geometry.per_layer_embedding * len(geometry.layers)
+    looked_up = FLOAT_BYTES * context.n_tokens * (2 * geometry.hidden + 2 * aside)
+    return (always + looked_up) * 5 // 4 + SMALL_INPUTS
+
+
+def _widened_bytes(geometry: ModelGeometry, context: Context) -> int:
+    """A quantised cache is read at 16 bits: keys and values of one layer."""
+    if not (context.type_k.is_quantized or context.type_v.is_quantized):
+        return 0
+    widest = max(
+        (sum(stream.elements for stream in layer.mixer.streams) for layer in geometry.layers),
+        default=0,
+    )
+    return 2 * widest * context.cells * context.streams
+
+
+def _host_weights_bytes(model: Model, placement: Placement) -> int:
+    """The three largest matrices on the host that one block works with."""
+    blocks: dict[int | None, list[int]] = {}
+    for placed in placed_tensors(model, placement, load_mtp=False):
+        outside = placed.block is None and placed.tensor.name != HEAD
+        if placed.pool is HOST and not outside:
+            blocks.setdefault(placed.block, []).append(placed.size_bytes)
+    return max((sum(sorted(sizes)[-3:]) for sizes in blocks.values()), default=0)
 
 
 def _mask_bytes(geometry: ModelGeometry, context: Context) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from edgekit.basis import Basis
-from edgekit.engine.llamacpp.closed import WITHIN, bound_bytes
+from edgekit.engine.llamacpp.closed import WITHIN, bound_bytes, pool_bounds
 from edgekit.engine.llamacpp.graph import CPU_ONLY, NoGraphError, compute_bytes
 from edgekit.engine.llamacpp.placement import Placement
 from edgekit.engine.llamacpp.schedule.target import pools, spread
@@ -49,7 +49,10 @@ def compute_lines(
         sizes = compute_bytes(model, context, target)
         known = _known(placement, setup)
     except NoGraphError as error:
-        sizes = (bound_bytes(model, context),) * len(where)
+        if setup.has_device:
+            sizes = pool_bounds(model, context, placement, len(setup.devices))
+        else:
+            sizes = (bound_bytes(model, context),)
         known = _BOUND._replace(because=f"{_BOUND.because} ({error})")
     return [_line(pool, size, known) for pool, size in zip(where, sizes, strict=True)]
 
