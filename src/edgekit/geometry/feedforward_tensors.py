@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from edgekit.geometry.tensor_family import Family, Rows, array, linear
 from edgekit.geometry.tensor_roles import ExpectedTensor, TensorKind, TensorRole
@@ -79,19 +81,19 @@ def _router(half: Experts, family: Family, layer: int) -> Rows:
     yield array(TensorRole.ROUTER, kind, rows, family.hidden)
     if family.says(recipe.router_bias):
         yield array(TensorRole.ROUTER, TensorKind.BIAS, rows)
-    if family.says(recipe.correction) and not _chooses_by_token(family, layer):
+    if family.says(recipe.correction) and not chooses_by_token(family.section, layer):
         yield array(TensorRole.ROUTER, TensorKind.BIAS, rows)
     if recipe.router_scales:
         yield array(TensorRole.SCALE, TensorKind.RAW, family.hidden)
         yield array(TensorRole.SCALE, TensorKind.RAW, half.count)
 
 
-def _chooses_by_token(family: Family, layer: int) -> bool:
+def chooses_by_token(section: Mapping[str, Any], layer: int) -> bool:
     """DeepSeek-V4's first layers: by a hash of the token, listed or counted."""
-    kinds = family.section.get("mlp_layer_types")
+    kinds, count = section.get("mlp_layer_types"), section.get("num_hash_layers")
     if isinstance(kinds, list):
         return layer < len(kinds) and kinds[layer] == "hash_moe"
-    return layer < family.number("num_hash_layers", 0)
+    return isinstance(count, int) and layer < count
 
 
 def _expert(role: TensorRole, out: int, into: int, count: int, family: Family) -> Rows:

@@ -19,7 +19,8 @@ from edgekit.geometry.expected import (
     outer_tensors,
     prediction_tensors,
 )
-from edgekit.geometry.hyper import text_section
+from edgekit.geometry.feedforward_tensors import chooses_by_token
+from edgekit.geometry.hyper import MAX_NUMBER, text_section
 from edgekit.geometry.tensor_rows import BY_NAME, PLAIN, Recipe, Streams
 from edgekit.geometry.types import (
     Cell,
@@ -227,16 +228,13 @@ def _blocks(
     yield None, _laid(outer_tensors(geometry, config), None, name, recipe)
     yield None, tuple(_rope_tables(geometry, section))
     known: dict[object, Sequence[LaidTensor]] = {}
-    hashed = section.get("num_hash_layers") or 0  # DeepSeek-V4
     for layer in geometry.layers[: len(geometry.layers) // geometry.loops]:
-        index = layer.index
-        key = (layer.mixer, layer.dense, layer.experts, index == 0, index < hashed)
-        if key not in known or "mlp_layer_types" in section:
-            own = layer_tensors(layer, geometry, config)
-            known[key] = _laid(own, layer.mixer, name, recipe)
-            if index < hashed:
-                known[key] = (*known[key], _hash_table(layer, geometry))
-        yield index, known[key]
+        hashed = recipe.streams is Streams.HYPER and chooses_by_token(section, layer.index)
+        key = (layer.mixer, layer.dense, layer.experts, layer.index == 0, hashed)
+        if key not in known:
+            own = _laid(layer_tensors(layer, geometry, config), layer.mixer, name, recipe)
+            known[key] = (*own, _hash_table(layer, geometry)) if hashed else own
+        yield layer.index, known[key]
     if geometry.mtp_layers and name not in WITHOUT_PREDICTION:
         yield from _prediction_blocks(geometry, config, recipe)
 
@@ -261,7 +259,9 @@ def _hash_table(layer: Layer, geometry: ModelGeometry) -> LaidTensor:
 def _rope_tables(geometry: ModelGeometry, section: Mapping[str, Any]) -> Iterator[LaidTensor]:
     """Factors by which frequencies are stretched: one table for Llama 3's way, two for long rope."""
     kind = "" if geometry.rope is None else geometry.rope.type
-    count = section.get(ROPE_TABLES, _TABLES_BY_ROPE.get(kind, 0))
+    count = section.get(ROPE_TABLES)
+    if not isinstance(count, int):
+        count = _TABLES_BY_ROPE.get(kind, 0)
     for name in _ROPE_TABLES.get(count, ()):
         yield LaidTensor(
             name=f"{name}.weight", shape=(rotary_dim(geometry, section) // 2,), type=_F32
@@ -270,8 +270,9 @@ def _rope_tables(geometry: ModelGeometry, section: Mapping[str, Any]) -> Iterato
 
 def rotary_dim(geometry: ModelGeometry, section: Mapping[str, Any]) -> int:
     """Numbers of a head that are rotated, in a layer that sees everything."""
-    if "rotary_dim" in section:
-        return int(section["rotary_dim"])
+    stated = section.get("rotary_dim")
+    if isinstance(stated, int) and 0 < stated <= MAX_NUMBER:
+        return stated
     found = [one for layer in geometry.layers if (one := attention_of(layer.mixer))]
     latent = next((one.rope_dim for one in found if isinstance(one, LatentAttention)), None)
     if latent is not None:

@@ -1,0 +1,136 @@
+"""What llama.cpp allocates, from the keys of a GGUF alone and from config.json alone: 0 bytes off, as from its directory.
+
+Each model in the normal run with some of its rows; EDGEKIT_LONG=1 takes all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache, lru_cache
+from typing import Any
+
+import pytest
+from tests.recorded import (
+    DATA,
+    config_header,
+    gguf_files,
+    header_bytes,
+    models,
+    rows,
+)
+from tests.thoroughness import LONG
+
+from edgekit.engine import llamacpp
+from edgekit.engine.llamacpp.rows import read_row
+from edgekit.engine.types import Model
+from edgekit.errors import RefusedError
+from edgekit.geometry import read_geometry
+from edgekit.header import read_header
+from edgekit.header.types import Depth
+from edgekit.memory.types import Component, MemoryEstimate, PoolKind
+
+Row = dict[str, Any]
+HOST_BUFFERS = ("CUDA_Host", "CPU", "CPU_Mapped")
+SAME_CONFIG = {"qwen3.5-9b": "qwen3.5-9b-text", "qwen3.5-27b": "qwen3.5-27b-text"}
+# The header of V3 was made without the groups of experts that its converter writes since: more nodes, never less memory.
+ABOVE = {"deepseek-v3": 1.01}
+# How an encoder pools is in another file than config.json; the legacy header is what an old converter made.
+WITHOUT_CONFIG = {
+    "all-minilm-l6-v2",
+    "nomic-embed-code",
+    "nomic-embed-text-v1.5",
+    "deepseek-v2-lite-legacy",
+}
+
+
+@cache
+def configs() -> dict[str, dict[str, Any]]:
+    found = {
+        row["model"]: row["config"] for file in ("mlx", "vllm") for row in rows(f"{file}.jsonl.gz")
+    }
+    found |= {model: found[other] for model, other in SAME_CONFIG.items()}
+    found |= json.loads((DATA / "configs.json").read_text(encoding="utf-8"))
+    for model in SAME_CONFIG:  # their headers were made without the block that predicts
+        found[model] = {k: v for k, v in found[model].items() if not k.startswith("mtp_")}
+    return found
+
+
+@lru_cache(maxsize=1)
+def from_keys(model: str, quant: str) -> Model:
+    facts = next(one for one in models() if (one["model"], one["quant"]) == (model, quant))
+    file = facts["header_without_vocabulary"]
+    files = gguf_files(file, header_bytes(file), facts["data_section_bytes"])
+    header = read_header(files, depth=Depth.ARCHITECTURE)
+    header = replace(header, tensors=None, tensor_bytes=None)
+    return Model(header=header, geometry=read_geometry(header))
+
+
+@lru_cache(maxsize=1)
+def from_config(model: str) -> Model:
+    header = config_header(configs()[model])
+    return Model(header=header, geometry=read_geometry(header))
+
+
+def recorded(file: str, *, each: int) -> Iterator[Row]:
+    by_model: dict[str, list[Row]] = {}
+    for row in rows(file):
+        if "error" not in row.get("actual", {}) and row.get("tag") != "real":
+            by_model.setdefault(row["model"], []).append(row)
+    for turn, own in enumerate(by_model.values()):
+        yield from own if LONG else own[turn % each :: each]
+
+
+def compute(bill: MemoryEstimate, kind: PoolKind) -> int:
+    parts = (one for one in bill.lines if one.component is Component.COMPUTE)
+    return sum(one.size_bytes for one in parts if one.pool.kind is kind)
+
+
+def check(row: Row, bill: MemoryEstimate, most: float = 1.0) -> None:
+    told = (row["model"], row["quant"], row["options"])
+    if "breakdown" not in row:
+        measured = row["actual"]["compute_bytes"]
+        assert measured <= compute(bill, PoolKind.HOST) <= most * measured, told
+        return
+    device = row["breakdown"]["CUDA0"][2]
+    host = sum(row["breakdown"].get(name, [0, 0, 0])[2] for name in HOST_BUFFERS)
+    assert device <= compute(bill, PoolKind.DEVICE) <= most * device, told
+    assert host <= compute(bill, PoolKind.HOST) <= most * host, told
+
+
+FILES = [("llama_cpp_cpu.jsonl.gz", "cpu", 30), ("llama_cpp_cuda.jsonl.gz", "cuda", 50)]
+
+
+@pytest.mark.parametrize(("file", "backend", "each"), FILES)
+def test_compute_from_keys_alone(file: str, backend: str, each: int) -> None:
+    for row in recorded(file, each=each):
+        if backend == "cuda" and row.get("breakdown") is None:
+            continue
+        load, setup = read_row(row["options"], backend)
+        check(row, llamacpp.estimate(from_keys(row["model"], row["quant"]), load, setup))
+
+
+@pytest.mark.parametrize(("file", "backend", "each"), FILES)
+def test_compute_from_config_alone(file: str, backend: str, each: int) -> None:
+    for row in recorded(file, each=each):
+        if row["model"] in WITHOUT_CONFIG or (backend == "cuda" and row.get("breakdown") is None):
+            continue
+        load, setup = read_row(row["options"], backend)
+        setup = replace(setup, mix=row["quant"])
+        bill = llamacpp.estimate(from_config(row["model"]), load, setup)
+        check(row, bill, ABOVE.get(row["model"], 1.0))
+        if backend == "cpu":
+            assert bill.weights_bytes == row["actual"]["model_buffer_bytes"], row["model"]
+
+
+def test_every_recorded_model_has_a_config_but_those_listed() -> None:
+    assert {one["model"] for one in models()} - configs().keys() == WITHOUT_CONFIG
+
+
+def test_what_the_engine_refuses_is_refused_from_keys_alone() -> None:
+    refused = [row for row in rows("llama_cpp_cpu.jsonl.gz") if "error" in row["actual"]]
+    for row in refused if LONG else refused[::8]:
+        model = from_keys(row["model"], row["quant"])
+        with pytest.raises(RefusedError):
+            llamacpp.estimate(model, *read_row(row["options"], "cpu"))
