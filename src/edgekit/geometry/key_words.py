@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from edgekit.header.types import ModelHeader
@@ -29,10 +30,10 @@ _GATING, _SIGMOID = (
 )  # llama-hparams.h: LLAMA_EXPERT_GATING_FUNC_TYPE_SIGMOID
 
 
-def config_words(header: ModelHeader) -> dict[str, Any]:
-    """What config.json itself states, or as much of it as the keys of a GGUF state."""
+def config_words(header: ModelHeader) -> Mapping[str, Any]:
+    """The config.json itself, or as much of one as the keys of a GGUF state."""
     if header.config:
-        return dict(header.config)
+        return header.config
     prefix = f"{header.keys.get('general.architecture')}."
     found = {word: header.keys.get(prefix + key) for word, key in _KEYS.items()}
     words: dict[str, Any] = {word: value for word, value in found.items() if value is not None}

@@ -20,7 +20,7 @@ from edgekit.geometry.expected import (
     prediction_tensors,
 )
 from edgekit.geometry.feedforward_tensors import chooses_by_token
-from edgekit.geometry.hyper import MAX_NUMBER, text_section
+from edgekit.geometry.hyper import MAX_NUMBER, dig, text_section
 from edgekit.geometry.tensor_rows import BY_NAME, PLAIN, Recipe, Streams
 from edgekit.geometry.types import (
     Cell,
@@ -278,9 +278,9 @@ def rotary_dim(geometry: ModelGeometry, section: Mapping[str, Any]) -> int:
     if latent is not None:
         return latent
     width = max((one.key_dim for one in found), default=0)
-    nested = section.get("rope_parameters")
-    words = {**nested, **section} if isinstance(nested, Mapping) else section
-    share = words.get("partial_rotary_factor")
+    share = section.get("partial_rotary_factor")
+    if share is None:
+        share = dig(section, "rope_parameters.partial_rotary_factor")
     return int(width * share) if isinstance(share, (int, float)) and 0 < share <= 1 else width
 
 

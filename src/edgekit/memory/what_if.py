@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
@@ -86,7 +87,7 @@ def lay(header: ModelHeader, geometry: ModelGeometry) -> Laid:
 
 
 def _counted(
-    geometry: ModelGeometry, words: dict[str, Any], count: int | None
+    geometry: ModelGeometry, words: Mapping[str, Any], count: int | None
 ) -> tuple[LaidTensor, ...]:
     """Keys do not state every switch, nor tables of rope factors: the number of tensors in the file tells them.
 
