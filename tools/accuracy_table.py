@@ -8,12 +8,14 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.recorded import engine_models, further_model, rows
+from tests.unread import WITHOUT_CONFIG, from_config, from_keys
 
 from edgekit.engine import llamacpp, mlx, vllm
 from edgekit.engine.llamacpp.rows import read_row
@@ -62,6 +64,9 @@ def tables() -> Iterator[tuple[str, str, Errors]]:
     for backend, title, full_only in NEWER_TABLES:
         newer = collect(_newer_rows(backend, full=full_only))
         yield title, f"{Rules.V0_6.value} (b11549); {sum_rows(newer)} rows.", newer
+    for title, how in UNREAD.items():
+        unread = collect((*_unread_rows(how, "cpu"), *_unread_rows(how, "cuda")))
+        yield f"llama.cpp, from {title}", UNREAD_TOLD[how], {"all": unread["all"]}
     real = collect(_real_rows())
     yield (
         "llama.cpp, CUDA, as the driver reports it",
@@ -188,6 +193,31 @@ def _by_pool(
             yield model_class(model), f"{pool.value} {part}", predicted, allocated
 
 
+def _unread_rows(how: str, backend: str) -> Iterator[tuple[str, str, int, int]]:
+    """Nothing downloaded yet: compute, and on the CPU the weights of a config."""
+    for row in rows(f"llama_cpp_{backend}.jsonl.gz"):
+        missing = "error" in row.get("actual", {}) or (
+            how == "config" and row["model"] in WITHOUT_CONFIG
+        )
+        if missing or (
+            backend == "cuda" and (row.get("breakdown") is None or row["tag"] == "real")
+        ):
+            continue
+        load, setup = read_row(row["options"], backend)
+        if how == "config":
+            model, setup = from_config(row["model"]), replace(setup, mix=row["quant"])
+        else:
+            model = from_keys(row["model"], row["quant"])
+        bill = llamacpp.estimate(model, load, setup)
+        if backend == "cpu":
+            yield "", "CPU compute", bill.of(Component.COMPUTE), row["actual"]["compute_bytes"]
+            continue
+        held = row["breakdown"]
+        host = sum(held.get(name, [0, 0, 0])[2] for name in HOST_BUFFERS)
+        yield "", "device compute", _parts(bill, PoolKind.DEVICE)[2], held["CUDA0"][2]
+        yield "", "host compute", _parts(bill, PoolKind.HOST)[2], host
+
+
 def _real_rows() -> Iterator[tuple[str, str, int, int]]:
     for row in rows("llama_cpp_cuda.jsonl.gz"):
         if row["tag"] == "real" and "breakdown" in row:
@@ -233,6 +263,12 @@ def _parts(bill: MemoryEstimate, pool: PoolKind) -> tuple[int, int, int]:
 
     return size(Component.WEIGHTS), size(*CACHES), size(Component.COMPUTE)
 
+
+UNREAD = {"the keys of a GGUF alone": "keys", "config.json alone": "config"}
+UNREAD_TOLD = {
+    "keys": "Its tensors as the converter names them, switches by their number; on CPU and CUDA, every offload.",
+    "config": "43 models. Two configs without what their recorded header lacks: groups of experts, a prediction block.",
+}
 
 HEAD = """
 # How far off

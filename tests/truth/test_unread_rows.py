@@ -5,77 +5,22 @@ Each model in the normal run with some of its rows; EDGEKIT_LONG=1 takes all.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache, lru_cache
 from typing import Any
 
 import pytest
-from tests.recorded import (
-    DATA,
-    config_header,
-    gguf_files,
-    header_bytes,
-    models,
-    rows,
-)
+from tests.recorded import models, rows
 from tests.thoroughness import LONG
+from tests.unread import WITHOUT_CONFIG, configs, from_config, from_keys
 
 from edgekit.engine import llamacpp
 from edgekit.engine.llamacpp.rows import read_row
-from edgekit.engine.types import Model
 from edgekit.errors import RefusedError
-from edgekit.geometry import read_geometry
-from edgekit.header import read_header
-from edgekit.header.types import Depth
 from edgekit.memory.types import Component, MemoryEstimate, PoolKind
 
 Row = dict[str, Any]
 HOST_BUFFERS = ("CUDA_Host", "CPU", "CPU_Mapped")
-SAME_CONFIG = {"qwen3.5-9b": "qwen3.5-9b-text", "qwen3.5-27b": "qwen3.5-27b-text"}
-# What a converter writes of these configs and the recorded headers were made without: groups of experts, and the block
-# that predicts (one of the blocks that -ngl counts).
-NOT_IN_HEADER = {
-    "deepseek-v3": {"n_group": None, "topk_group": None},
-    "qwen3.5-9b": {"mtp_num_hidden_layers": 0},
-    "qwen3.5-27b": {"mtp_num_hidden_layers": 0},
-}
-# How an encoder pools is in another file than config.json; the legacy header is what an old converter made.
-WITHOUT_CONFIG = {
-    "all-minilm-l6-v2",
-    "nomic-embed-code",
-    "nomic-embed-text-v1.5",
-    "deepseek-v2-lite-legacy",
-}
-
-
-@cache
-def configs() -> dict[str, dict[str, Any]]:
-    found = {
-        row["model"]: row["config"] for file in ("mlx", "vllm") for row in rows(f"{file}.jsonl.gz")
-    }
-    found |= {model: found[other] for model, other in SAME_CONFIG.items()}
-    found |= json.loads((DATA / "configs.json").read_text(encoding="utf-8"))
-    for model, words in NOT_IN_HEADER.items():
-        found[model] = {**found[model], **words}
-    return found
-
-
-@lru_cache(maxsize=1)
-def from_keys(model: str, quant: str) -> Model:
-    facts = next(one for one in models() if (one["model"], one["quant"]) == (model, quant))
-    file = facts["header_without_vocabulary"]
-    files = gguf_files(file, header_bytes(file), facts["data_section_bytes"])
-    header = read_header(files, depth=Depth.ARCHITECTURE)
-    header = replace(header, tensors=None, tensor_bytes=None)
-    return Model(header=header, geometry=read_geometry(header))
-
-
-@lru_cache(maxsize=1)
-def from_config(model: str) -> Model:
-    header = config_header(configs()[model])
-    return Model(header=header, geometry=read_geometry(header))
 
 
 def recorded(file: str, *, each: int) -> Iterator[Row]:
