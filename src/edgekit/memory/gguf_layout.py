@@ -194,6 +194,8 @@ WITHOUT_PREDICTION = frozenset(
     ["deepseek_v3", "kimi_k2", "kimi_k25", "deepseek_v4", "deepseek_ref", "ernie4_5_moe", "youtu", "youtu_llm",
      "joyai_llm_flash"]
 )  # fmt: skip
+# Their blocks of prediction are no copies of the last layer: they have no experts, and are left out here.
+_DENSE_PREDICTION = frozenset({"step3p5", "step3p7", "step35"})
 # A word of our own: how many tables of rope factors a file has, where its number of tensors shows it.
 ROPE_TABLES = "edgekit rope tables"
 _ROPE_TABLES = {1: ("rope_freqs",), 2: ("rope_factors_long", "rope_factors_short")}
@@ -235,7 +237,7 @@ def _blocks(
             own = _laid(layer_tensors(layer, geometry, config), layer.mixer, name, recipe)
             known[key] = (*own, _hash_table(layer, geometry)) if hashed else own
         yield layer.index, known[key]
-    if geometry.mtp_layers and name not in WITHOUT_PREDICTION:
+    if geometry.mtp_layers and name not in WITHOUT_PREDICTION | _DENSE_PREDICTION:
         yield from _prediction_blocks(geometry, config, recipe)
 
 
