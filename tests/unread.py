@@ -17,7 +17,7 @@ from edgekit.header.types import Depth
 SAME_CONFIG = {"qwen3.5-9b": "qwen3.5-9b-text", "qwen3.5-27b": "qwen3.5-27b-text"}
 # What a converter writes of these configs and the recorded headers were made without: groups of experts, and the block
 # that predicts (one of the blocks that -ngl counts).
-NOT_IN_HEADER = {
+NOT_IN_HEADER: dict[str, dict[str, Any]] = {
     "deepseek-v3": {"n_group": None, "topk_group": None},
     "qwen3.5-9b": {"mtp_num_hidden_layers": 0},
     "qwen3.5-27b": {"mtp_num_hidden_layers": 0},
