@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+from tests.signals import restore_for_children
+from tests.thoroughness import LONG
 
 from edgekit.source import transport
 
@@ -18,10 +20,16 @@ from edgekit.source import transport
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# A run in the background ignores Ctrl-C, and so would what is interrupted by the tests.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+restore_for_children()
 
+# No example fails for taking long. The normal run tries the same examples each time; `make test-all` tries new ones.
+settings.register_profile(
+    "edgekit",
+    deadline=None,
+    derandomize=not LONG,
+    suppress_health_check=(HealthCheck.too_slow,),
+)
+settings.load_profile("edgekit")
 
 # The longest files, each handed to a worker as a whole: begun last, one of them keeps a worker while the others idle.
 LONGEST = (

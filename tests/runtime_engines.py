@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE_S
+
 from edgekit.engine.llamacpp.types import LlamaCppSetup, Mode
 from edgekit.engine.types import Model
 from edgekit.geometry import read_geometry
@@ -42,7 +44,7 @@ def launch_of(path: Path, **changes: Any) -> Launch:
         "load": Load(context_tokens=512, sequences=1),
         "setup": SERVER,
         "threads": 1,
-        "timeout_s": 60.0,
+        "timeout_s": PATIENCE_S,
     }
     return Launch(**(told | changes))
 
@@ -56,7 +58,7 @@ def ask(
     address: str, path: str, asked: dict[str, Any] | None = None, key: str | None = None
 ) -> tuple[int, Any]:
     """POST where something is asked, else GET -> the status and what JSON came back."""
-    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=60)
+    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=PATIENCE_S)
     headers = {"Content-Type": "application/json"}
     if key is not None:
         headers["Authorization"] = f"Bearer {key}"

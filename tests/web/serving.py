@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from tests.patience import PATIENCE_S
+
 from edgekit.web.serving import listen, make_server
 from edgekit.web.types import Settings
 
@@ -36,12 +38,12 @@ def start(settings: Settings = LOCAL) -> Iterator[str]:
         server = make_server(settings, listening, on_ready=on_ready)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
-        assert ready.wait(20)
+        assert ready.wait(PATIENCE_S)
         try:
             yield f"http://127.0.0.1:{became[-1].port}"
         finally:
             server.should_exit = True
-            thread.join(20)
+            thread.join(PATIENCE_S)
             assert not thread.is_alive()
 
 
@@ -57,9 +59,15 @@ class WebProcess:
 
 
 @contextmanager
-def start_process(*words: str, env: Mapping[str, str] | None = None) -> Iterator[WebProcess]:
-    """`edgekit web --json --no-browser --port 0 WORDS` as a process of its own, ended by SIGTERM."""
-    command = [sys.executable, "-m", "edgekit", "web", "--json", "--no-browser", "--port", "0"]
+def start_process(
+    *words: str, env: Mapping[str, str] | None = None, setup: str = ""
+) -> Iterator[WebProcess]:
+    """`edgekit web --json --no-browser --port 0 WORDS` as a process of its own, ended by SIGTERM.
+
+    `setup` is Python that the process runs first.
+    """
+    code = f"{setup}\nimport sys\nfrom edgekit.cli import main\nsys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "web", "--json", "--no-browser", "--port", "0"]
     with subprocess.Popen(
         [*command, *words],
         stdin=subprocess.DEVNULL,
@@ -71,7 +79,7 @@ def start_process(*words: str, env: Mapping[str, str] | None = None) -> Iterator
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            assert line, process.communicate(timeout=30)
+            assert line, process.communicate(timeout=PATIENCE_S)
             yield WebProcess(process, json.loads(line))
         finally:
             if process.poll() is None:
@@ -100,7 +108,7 @@ def ask(
     *,
     method: str | None = None,
     headers: Mapping[str, str] | None = None,
-    timeout_s: float = 30.0,
+    timeout_s: float = PATIENCE_S,
 ) -> Answered:
     """One request: GET, or POST of the fields as JSON."""
     body = None if fields is None else json.dumps(fields)
@@ -115,7 +123,11 @@ def ask(
 
 
 def events(
-    address: str, path: str, *, headers: Mapping[str, str] | None = None, timeout_s: float = 30.0
+    address: str,
+    path: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    timeout_s: float = PATIENCE_S,
 ) -> Generator[dict[str, Any]]:
     """Server-sent events as {"event", "id", "data"}, until the server ends them; data out of its JSON."""
     place = address.removeprefix("http://")

@@ -10,10 +10,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from tests.control_groups import enter, own_group
+from tests.patience import PATIENCE_S
 
 from edgekit.embed import monitor as monitor_module
 from edgekit.embed.monitor import Monitor, usable_bytes
@@ -107,73 +109,147 @@ def test_threads_reserve_no_more_than_there_is() -> None:
     assert 170 <= max(given) <= watch.peak_reserved_bytes <= 850 == 5 * 170
 
 
-def test_a_machine_that_is_nearly_out_of_memory_is_critical() -> None:
-    available = psutil.virtual_memory().available
-    watch = monitor(critical_bytes=available * 2)
+def test_a_machine_that_is_nearly_out_of_memory_is_critical(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The rest of the machine does what it likes: so what it has available is a number of ours."""
+    available = 100 * MIB
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=available))
+    watch = monitor(critical_bytes=available + 1)
     assert watch.is_critical()
     assert not watch.can_allocate(0)
-    with pytest.raises(MemoryPressureError, match=r"stopped: the machine has .* available"):
+    with pytest.raises(
+        MemoryPressureError, match=r"stopped: the machine has 100\.00 MiB .*availab"
+    ):
         watch.check()
     with pytest.raises(MemoryPressureError, match=r"a tile needs 10\.00 MiB, but the machine has"):
         watch.try_allocate(10 * MIB, "a tile")
-    roomy = monitor(critical_bytes=available // 2)
+    roomy = monitor(critical_bytes=available)
     assert not roomy.is_critical()
     roomy.check()
-    assert not roomy.can_allocate(available)  # it would be, with that
+    assert not roomy.can_allocate(1)  # it would be, with that
 
 
 def test_256_mb_are_critical_unless_told_otherwise() -> None:
     assert monitor_module.CRITICAL_BYTES == 256_000_000
 
 
+def run_in_child(code: str, *, shell: str = "") -> str:
+    """What a process of its own prints, whose memory no other test changes."""
+    command = [sys.executable, "-c", code]
+    if shell:
+        command = ["/bin/sh", "-c", f'{shell} && exec "$0" -c "$1"', sys.executable, code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert done.returncode == 0, (done.returncode, done.stdout, done.stderr[-1_000:])
+    return done.stdout.strip()
+
+
+OWN = """
+from pathlib import Path
+import psutil
+from edgekit.embed.monitor import RESIDENT, Monitor
+from edgekit.errors import MemoryPressureError
+
+def monitor(budget_bytes, own_process=True):
+    return Monitor(
+        budget_bytes=budget_bytes, own_process=own_process, critical_bytes=0, root=Path("/nonexistent")
+    )
+
+monitor(2**30)  # all that it imports is in memory now
+resident = psutil.Process().memory_info().rss
+"""
+
+
 def test_the_process_itself_counts_where_it_is_ours() -> None:
-    resident = psutil.Process().memory_info().rss
-    guest = monitor(resident)
-    assert guest.can_allocate(resident // 2)
-    owner = monitor(resident, own_process=True)
-    assert not owner.can_allocate(0)
-    with pytest.raises(MemoryPressureError, match=r"memory budget \(all of this process\)"):
-        owner.check()
-    roomy = monitor(4 * resident, own_process=True)
-    assert roomy.limits[0].name == monitor_module.RESIDENT
-    assert roomy.can_allocate(resident)
-    assert not roomy.can_allocate(3 * resident)
+    message = run_in_child(
+        OWN
+        + """
+assert monitor(resident, own_process=False).can_allocate(resident // 2)
+roomy = monitor(4 * resident)
+assert roomy.limits[0].name == RESIDENT
+assert roomy.can_allocate(resident)
+assert not roomy.can_allocate(3 * resident)
+owner = monitor(resident)
+assert not owner.can_allocate(0)
+try:
+    owner.check()
+except MemoryPressureError as error:
+    print(error)
+"""
+    )
+    assert "memory budget (all of this process)" in message
 
 
 def test_what_is_reserved_counts_before_its_pages_are_touched() -> None:
-    resident = psutil.Process().memory_info().rss
-    watch = monitor(2 * resident, own_process=True)  # 85 % leave 70 % of what is held now
-    with watch.try_allocate(resident // 2, "a buffer that nobody has written to"):
-        assert not watch.can_allocate(resident // 2)
+    """85 % of twice what is held now leave 70 % of that."""
+    answers = run_in_child(
+        OWN
+        + """
+watch = monitor(2 * resident)
+with watch.try_allocate(resident // 2, "a buffer that nobody has written to"):
+    print(watch.can_allocate(resident // 2), watch.can_allocate(0))
+"""
+    )
+    assert answers == "False True"
+
+
+@pytest.fixture
+def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time as the monitor sees it: it stands still until the test moves it."""
+    now = [100.0]
+    monkeypatch.setattr(monitor_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
 
 
 def test_a_check_measures_now_and_then_and_a_large_reservation_always(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, now_s: list[float]
 ) -> None:
     watch = monitor(10**9)
-    asked = []
+    measured = []
     real = psutil.virtual_memory
 
     def counted() -> object:
-        asked.append(1)
+        measured.append(now_s[0])
         return real()
 
     monkeypatch.setattr(psutil, "virtual_memory", counted)
     watch.try_allocate(10**7, "a")
-    assert len(asked) == 1
+    assert len(measured) == 1
     watch.try_allocate(1, "the vector of a text")
-    assert len(asked) <= 2
-    begin = time.monotonic()
-    for _ in range(5_000):
+    for _ in range(100):
         watch.check()
-    assert len(asked) <= 2 + (time.monotonic() - begin) / monitor_module._FRESH_S
-    time.sleep(2 * monitor_module._FRESH_S)
-    before = len(asked)
+    assert len(measured) == 1
+    now_s[0] += monitor_module._FRESH_S
     watch.check()
-    assert len(asked) in (before, before + 1)  # measuring was slow: it counts for longer
+    watch.check()
+    assert len(measured) == 2
+    watch.try_allocate(10**7, "b")
+    assert len(measured) == 3
 
 
-def test_a_check_sees_memory_go(tmp_path: Path) -> None:
+def test_a_slow_measurement_counts_for_longer(
+    monkeypatch: pytest.MonkeyPatch, now_s: list[float]
+) -> None:
+    """One of 0.1 s counts for 5 s: measuring takes 2 % of the time at most."""
+    measured = []
+    real = psutil.virtual_memory
+
+    def slow() -> object:
+        now_s[0] += 0.1
+        measured.append(now_s[0])
+        return real()
+
+    monkeypatch.setattr(psutil, "virtual_memory", slow)
+    watch = monitor(10**9)
+    now_s[0] += 4.9
+    watch.check()
+    assert len(measured) == 1
+    now_s[0] += 0.2
+    watch.check()
+    assert len(measured) == 2
+
+
+def test_a_check_sees_memory_go(tmp_path: Path, now_s: list[float]) -> None:
     """The group's use grows while we work, by somebody else's doing."""
     root = tmp_path
     group = root / "sys/fs/cgroup"
@@ -192,7 +268,7 @@ def test_a_check_sees_memory_go(tmp_path: Path) -> None:
     ]
     watch.check()
     (group / "memory.current").write_text("1400000\n")
-    time.sleep(2 * monitor_module._FRESH_S)
+    now_s[0] += monitor_module._FRESH_S
     with pytest.raises(MemoryPressureError, match=r"cgroup v2 .*memory\.max .* container"):
         watch.check()
 
@@ -219,12 +295,7 @@ except MemoryError:
 
 
 def told_by(code: str, *, shell: str = "") -> tuple[int, str]:
-    command = [sys.executable, "-c", code]
-    if shell:
-        command = ["/bin/sh", "-c", f'{shell} && exec "$0" -c "$1"', sys.executable, code]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, (done.returncode, done.stdout, done.stderr[-1_000:])
-    count, _, message = done.stdout.strip().partition(" ")
+    count, _, message = run_in_child(code, shell=shell).partition(" ")
     return int(count), message
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -59,15 +58,21 @@ def test_a_machine_without_nodes(tmp_path: Path) -> None:
     assert bound_limits(plant(tmp_path, {"/proc/self/status": "Mems_allowed_list:\t0\n"})) == ()
 
 
+@pytest.fixture(scope="module")
+def small_machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return plant(tmp_path_factory.mktemp("machine"), node(0, 8, 4))
+
+
 @given(allowed=st.text(), policy=st.text(), meminfo=st.text())
-def test_no_text_makes_it_raise(allowed: str, policy: str, meminfo: str) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        files = {
-            "/proc/self/status": f"Mems_allowed_list:\t{allowed}\n",
-            "/proc/self/numa_maps": f"55d0 {policy}",
-            "/sys/devices/system/node/node1/meminfo": meminfo,
-        }
-        limits = bound_limits(plant(Path(folder), {**node(0, 8, 4), **files}))
+def test_no_text_makes_it_raise(
+    small_machine: Path, allowed: str, policy: str, meminfo: str
+) -> None:
+    files = {
+        "/proc/self/status": f"Mems_allowed_list:\t{allowed}\n",
+        "/proc/self/numa_maps": f"55d0 {policy}",
+        "/sys/devices/system/node/node1/meminfo": meminfo,
+    }
+    limits = bound_limits(plant(small_machine, files))
     assert all(limit.left_bytes >= 0 for limit in limits)
 
 

@@ -1,0 +1,16 @@
+"""How long tests wait for something that must happen: only a fault makes a test wait this long."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+PATIENCE_S = 180.0  # a machine with ten times more work than cores still gets there
+
+
+def wait_until(happened: Callable[[], bool], what: str = "what the test waits for") -> None:
+    """Returns once it has happened. Where there is an event or a thread to wait for, wait for that."""
+    give_up_s = time.monotonic() + PATIENCE_S
+    while not happened():
+        assert time.monotonic() < give_up_s, f"{what} did not happen within {PATIENCE_S:.0f} s"
+        time.sleep(0.01)
