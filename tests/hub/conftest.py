@@ -12,6 +12,7 @@ import pytest
 from huggingface_hub import close_session
 from tests.hub.nginx_hub import Hub, start
 from tests.hub.raw_server import RawServer, Script, serve
+from tests.patience import PATIENCE_S
 
 from edgekit.source.types import Reach
 
@@ -25,7 +26,7 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     hub, process = start(tmp_path_factory.mktemp("nginx"))
     yield hub
     process.terminate()
-    process.wait(10)
+    process.wait(PATIENCE_S)
 
 
 @pytest.fixture(autouse=True)
@@ -57,4 +58,10 @@ def raw_server() -> Iterator[Callable[[Script], RawServer]]:
 
 @pytest.fixture
 def reach() -> Reach:
-    return Reach(cache=False, connect_timeout_s=2.0, read_timeout_s=2.0, total_timeout_s=10.0)
+    """One that a busy machine does not make impatient: a test of a time-out sets its own."""
+    return Reach(
+        cache=False,
+        connect_timeout_s=PATIENCE_S,
+        read_timeout_s=PATIENCE_S,
+        total_timeout_s=PATIENCE_S,
+    )

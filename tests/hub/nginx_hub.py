@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from tests.hub.hub_files import (
     write_gguf,
     write_json,
 )
+from tests.patience import PATIENCE_S, wait_until
 
 TOKEN = "hf_good"
 SIGNATURE = "X-Signature=s3cr3t"  # what the hub's redirect to the CDN carries
@@ -44,6 +46,9 @@ MLX = {
     "model.embed_tokens.scales": ("BF16", [16, 4], 128),
     "model.embed_tokens.biases": ("BF16", [16, 4], 128),
 }
+
+_ATTEMPTS = 10  # a port that is free now may be taken by the time nginx asks for it
+_LAST = "/last-line-of-the-log"
 
 _CONFIG = """
 daemon off;
@@ -166,14 +171,27 @@ class Hub:
     cdn: str  # http://localhost:...
 
     def log(self, server: str) -> list[str]:
-        """What the hub or the cdn was asked, a line each, once nginx has written it."""
-        time.sleep(0.05)
-        return (self.root / f"{server}.log").read_text().splitlines()
+        """What the hub or the cdn was asked, a line each.
+
+        nginx is one process and writes a line when it is done with a request: what came before a
+        request of our own is written once that one is.
+        """
+        path = self.root / f"{server}.log"
+        address = self.endpoint if server == "hub" else self.cdn
+        place = address.removeprefix("http://")
+        with closing(http.client.HTTPConnection(place, timeout=PATIENCE_S)) as client:
+            client.request("HEAD", _LAST, headers={"Connection": "close"})
+            client.getresponse().read()
+        wait_until(lambda: f" {_LAST} " in path.read_text())
+        lines = path.read_text().splitlines()
+        kept = [line for line in lines if f" {_LAST} " not in line]
+        path.write_text("".join(f"{line}\n" for line in kept))
+        return kept
 
     def clear_logs(self) -> None:
         for server in ("hub", "cdn"):
-            with (self.root / f"{server}.log").open("r+") as file:
-                file.truncate()
+            self.log(server)
+            (self.root / f"{server}.log").write_text("")
 
 
 def build(root: Path) -> dict[str, tuple[str, int]]:
@@ -297,22 +315,28 @@ def _write_registry(root: Path) -> None:
 def start(root: Path) -> tuple[Hub, subprocess.Popen[bytes]]:
     (root / "temp").mkdir(parents=True)
     linked = build(root)
-    hub_port, cdn_port = _free_ports()
-    config = _CONFIG.format(
-        root=root,
-        hub=hub_port,
-        cdn=cdn_port,
-        linked="".join(f'"{path}" \'"{digest}"\';\n' for path, (digest, _) in linked.items()),
-        sizes="".join(f'"{path}" {size_bytes};\n' for path, (_, size_bytes) in linked.items()),
-        signature=SIGNATURE,
-        commit=COMMIT,
-    )
-    (root / "nginx.conf").write_text(config)
-    command = ["nginx", "-p", str(root), "-c", str(root / "nginx.conf"), "-e", f"{root}/error.log"]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    _wait_for(cdn_port, process, root)
-    endpoint, cdn = f"http://127.0.0.1:{hub_port}", f"http://localhost:{cdn_port}"
-    return Hub(root=root, endpoint=endpoint, cdn=cdn), process
+    for _ in range(_ATTEMPTS):
+        hub_port, cdn_port = _free_ports()
+        config = _CONFIG.format(
+            root=root,
+            hub=hub_port,
+            cdn=cdn_port,
+            linked="".join(f'"{path}" \'"{digest}"\';\n' for path, (digest, _) in linked.items()),
+            sizes="".join(f'"{path}" {size_bytes};\n' for path, (_, size_bytes) in linked.items()),
+            signature=SIGNATURE,
+            commit=COMMIT,
+        )
+        (root / "nginx.conf").write_text(config)
+        process = subprocess.Popen(
+            ["nginx", "-p", str(root), "-c", str(root / "nginx.conf"), "-e", f"{root}/error.log"],
+            stderr=subprocess.DEVNULL,
+        )
+        # It writes this file when it listens; it ends when somebody else has taken one of the ports.
+        wait_until(lambda: (root / "nginx.pid").exists() or process.poll() is not None)  # noqa: B023 - asked at once
+        if process.poll() is None:
+            endpoint, cdn = f"http://127.0.0.1:{hub_port}", f"http://localhost:{cdn_port}"
+            return Hub(root=root, endpoint=endpoint, cdn=cdn), process
+    raise RuntimeError("nginx did not start: " + (root / "error.log").read_text())
 
 
 def _free_ports() -> tuple[int, int]:
@@ -320,14 +344,3 @@ def _free_ports() -> tuple[int, int]:
         one.bind(("127.0.0.1", 0))
         other.bind(("127.0.0.1", 0))
         return one.getsockname()[1], other.getsockname()[1]
-
-
-def _wait_for(port: int, process: subprocess.Popen[bytes], root: Path) -> None:
-    for _ in range(200):
-        if process.poll() is not None:
-            break
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.02)
-    raise RuntimeError("nginx did not start: " + (root / "error.log").read_text())

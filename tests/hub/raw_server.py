@@ -15,11 +15,16 @@ class Asked:
     line: str
     headers: dict[str, str]
     number: int  # 1 for the first request to this server
+    over: threading.Event = field(default_factory=threading.Event)  # the server ends
 
     @property
     def first_byte(self) -> int:
         """Where the range that was asked for starts."""
         return int(self.headers["range"].removeprefix("bytes=").partition("-")[0])
+
+    def hang(self) -> None:
+        """Says nothing more before the test is over."""
+        self.over.wait()
 
 
 Say = Callable[[bytes], None]
@@ -55,6 +60,8 @@ def ranged(content: bytes, asked: Asked, headers: dict[str, str] | None = None) 
 
 @contextlib.contextmanager
 def serve(script: Script) -> Iterator[RawServer]:
+    over = threading.Event()
+
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
             lines: list[str] = []
@@ -65,7 +72,7 @@ def serve(script: Script) -> Iterator[RawServer]:
                 return
             pairs = (line.partition(":") for line in lines[1:])
             headers = {name.lower(): value.strip() for name, _, value in pairs}
-            request = Asked(lines[0], headers, len(server.asked) + 1)
+            request = Asked(lines[0], headers, len(server.asked) + 1, over)
             server.asked.append(request)
             with contextlib.suppress(OSError):  # the client went away: some tests want just that
                 script(request, self._say)
@@ -86,6 +93,7 @@ def serve(script: Script) -> Iterator[RawServer]:
         try:
             yield server
         finally:
+            over.set()
             listener.shutdown()
             thread.join()
 

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from huggingface_hub import constants, file_download
 from tests.hub.hub_files import gguf_header
 from tests.hub.nginx_hub import COMMIT, SIGNATURE, TOKEN, Hub
 from tests.hub.raw_server import Asked, RawServer, Say, Script, answer, hub_of
+from tests.patience import PATIENCE_S, wait_until
 
 from edgekit.errors import (
     HeaderError,
@@ -584,7 +584,7 @@ def test_a_disk_that_fills_up_on_the_way(raw_hub: Server, hub_cache: Path) -> No
         hub_of(small, lambda asked, say: say(sent(asked, small[asked.line.split("/")[-2][:-5]])))
     )
     process = child("limited")
-    printed, _ = process.communicate(timeout=60)
+    printed, _ = process.communicate(timeout=PATIENCE_S)
     assert printed == (
         f"acme/raw/model.safetensors: the disk of {hub_cache} became full (or this user's share of it); what was "
         "not finished is removed: make room, or set HF_HUB_CACHE to a folder on another disk\n"
@@ -598,7 +598,7 @@ def test_ctrl_c_leaves_what_is_finished_and_nothing_else(raw_hub: Server, hub_ca
         is_stuck = "-00002-" in asked.line
         say(sent(asked, CONTENT, until=len(CONTENT) - 1000 if is_stuck else None))
         if is_stuck:
-            time.sleep(8)
+            asked.hang()
 
     raw_hub(hub_of(SHARDS, script))
     stranger = hub_cache / "models--acme--raw/blobs/other.12345678.incomplete"
@@ -607,21 +607,17 @@ def test_ctrl_c_leaves_what_is_finished_and_nothing_else(raw_hub: Server, hub_ca
     first = next(iter(SHARDS))
     process = child("interrupted")
     # A folder that is listed while a file is renamed may show both of its names: three alone is not the second shard.
-    _wait_for(lambda: len(blobs(hub_cache)) == 3 and links(hub_cache) == [first], process)
+    wait_until(
+        lambda: (
+            (len(blobs(hub_cache)) == 3 and links(hub_cache) == [first])
+            or process.poll() is not None
+        )
+    )
     process.send_signal(signal.SIGINT)
-    printed, _ = process.communicate(timeout=60)
+    printed, _ = process.communicate(timeout=PATIENCE_S)
     assert printed == "interrupted\n"
     assert blobs(hub_cache) == [f"{first}-1", stranger.name]
     assert links(hub_cache) == [first]
-
-
-def _wait_for(is_so: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    for _ in range(1000):
-        if is_so():
-            return
-        assert process.poll() is None
-        time.sleep(0.02)
-    raise AssertionError("it did not happen")
 
 
 def test_a_signature_is_in_no_log(

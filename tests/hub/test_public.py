@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 from tests.hub.hub_files import gguf_header
+from tests.hub.name_server import never_answers
 from tests.hub.nginx_hub import Hub
 from tests.hub.raw_server import Asked, RawServer, Say, Script, answer, hub_of, ranged
+from tests.patience import wait_until
 
 from edgekit.errors import CancelledError, PrivateAddressError, RemoteInspectError
 from edgekit.estimation import open_or_download
@@ -174,16 +176,8 @@ def test_a_name_that_means_something_else_the_second_time(
     server, asked = raw_server(honest), resolver([PUBLIC, "127.0.0.1"])
     with pytest.raises(PrivateAddressError, match=f"models.example {REFUSED}"):
         open_file(f"{scheme}://models.example:{server.port}/a.gguf", public)
-    until(lambda: server.connections == 1)
+    wait_until(lambda: server.connections == 1)
     assert (server.asked, len(asked)) == ([], 2)  # not a byte, not even of TLS
-
-
-def until(happened: Callable[[], bool]) -> None:
-    for _ in range(100):
-        if happened():
-            return
-        time.sleep(0.02)
-    pytest.fail("it did not happen in 2 s")
 
 
 def test_a_name_that_means_nothing_is_said_as_before(public: Reach) -> None:
@@ -193,11 +187,11 @@ def test_a_name_that_means_nothing_is_said_as_before(public: Reach) -> None:
 
 
 def test_a_name_server_that_never_answers(public: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(1.5))
-    started = time.monotonic()
-    with pytest.raises(RemoteInspectError, match=r"not done after 0\.4 s"):
+    with (
+        never_answers(monkeypatch),
+        pytest.raises(RemoteInspectError, match=r"not done after 0\.4 s"),
+    ):
         open_file("https://models.example/a.gguf", replace(public, total_timeout_s=0.4))
-    assert time.monotonic() - started < 1.2
 
 
 # --- sites that whoever runs this chose
@@ -396,21 +390,19 @@ def test_a_proxy_is_not_asked_for_a_private_address(
 
 
 @contextlib.contextmanager
-def called_off() -> Iterator[threading.Event]:
-    """The event is set in 0.2 s, and what runs inside ends at once then: its threads too."""
-    event, set_at = threading.Event(), [0.0]
+def called_off(once: Callable[[], bool]) -> Iterator[threading.Event]:
+    """The event is set once this is so, and what runs inside ends then, though its server does not answer."""
+    event = threading.Event()
 
     def give_up() -> None:
-        set_at[0] = time.monotonic()
+        wait_until(once)
         event.set()
 
-    timer = threading.Timer(0.2, give_up)
-    timer.start()
+    waiting = threading.Thread(target=give_up)
+    waiting.start()
     with pytest.raises(CancelledError, match=r"^called off$"):
         yield event
-    ended_at = time.monotonic()
-    timer.join()
-    assert 0.0 < ended_at - set_at[0] < 0.3
+    waiting.join()
 
 
 def exchanges() -> int:
@@ -426,31 +418,29 @@ def drip(_: Asked, say: Say) -> None:
 
 def stalled(asked: Asked, say: Say) -> None:
     say(ranged(CONTENT, asked)[:1000])
-    time.sleep(1.0)
+    asked.hang()
 
 
 SLOW: dict[str, Script] = {
-    "silent": lambda _asked, _say: time.sleep(1.5),
+    "silent": lambda asked, _: asked.hang(),
     "head byte by byte": drip,
     "body stalls": stalled,
-    "asks to wait": lambda _, say: say(answer("503 Busy", {"Retry-After": "5"})),
+    "asks to wait": lambda _, say: say(answer("503 Busy", {"Retry-After": "8"})),
 }
 
 
 @pytest.mark.parametrize("script", SLOW.values(), ids=SLOW)
 def test_a_slow_server_is_called_off(script: Script, raw_server: Server, reach: Reach) -> None:
     server = raw_server(script)
-    with called_off() as event:
-        patient = replace(reach, cancelled=event, read_timeout_s=9.0)
-        open_file(f"{server.address}/a.gguf", patient)
+    with called_off(lambda: bool(server.asked)) as event:
+        open_file(f"{server.address}/a.gguf", replace(reach, cancelled=event))
     assert len(server.asked) == 1
-    until(lambda: exchanges() == 0)  # the connection is cut
+    wait_until(lambda: exchanges() == 0)  # the connection is cut
 
 
 def test_a_name_server_is_called_off(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(1.0))
     for public_only in (True, False):
-        with called_off() as event:
+        with never_answers(monkeypatch) as asked, called_off(asked.is_set) as event:
             one = replace(reach, cancelled=event, public_only=public_only)
             open_file("http://models.example/a.gguf", one)
 
@@ -459,15 +449,18 @@ def test_what_was_called_off_while_its_name_was_looked_up_is_not_sent(
     raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, real = raw_server(honest), socket.getaddrinfo
+    asked, answered = threading.Event(), threading.Event()
 
     def slow(*args: Any, **kinds: Any) -> Any:
-        time.sleep(0.5)
+        asked.set()
+        answered.wait()
         return real("127.0.0.1", *args[1:], **kinds)
 
     monkeypatch.setattr(socket, "getaddrinfo", slow)
-    with called_off() as event:
+    with called_off(asked.is_set) as event:
         open_file(f"http://models.example:{server.port}/a.gguf", replace(reach, cancelled=event))
-    until(lambda: exchanges() == 0)
+    answered.set()
+    wait_until(lambda: exchanges() == 0)
     assert server.asked == []
 
 
@@ -490,14 +483,14 @@ def test_half_a_header_is_not_kept(raw_server: Server, reach: Reach) -> None:
 
     def script(asked: Asked, say: Say) -> None:
         if asked.number == 2:
-            time.sleep(1.0)
+            asked.hang()
         else:
             say(ranged(content, asked, {"ETag": '"a"'}))
 
     server = raw_server(script)
     url = f"{server.address}/a.gguf"
     reach = replace(reach, cache=True)
-    with called_off() as event:
+    with called_off(lambda: len(server.asked) == 2) as event:
         inspect_model_remote(url, reach=replace(reach, cancelled=event))
     assert cache.load(url) is None
     inspect_model_remote(url, reach=replace(reach, cancelled=threading.Event()))
@@ -508,16 +501,14 @@ def test_shards_that_are_read_side_by_side_are_called_off_together(
     raw_server: Server, reach: Reach
 ) -> None:
     server = raw_server(SLOW["silent"])
-    with called_off() as event:
-        patient = replace(reach, cancelled=event, read_timeout_s=9.0)
+    with called_off(lambda: bool(server.asked)) as event:
+        patient = replace(reach, cancelled=event)
         inspect_model_remote(f"{server.address}/a-00001-of-00006.gguf", reach=patient)
-    until(lambda: exchanges() == 0)
+    wait_until(lambda: exchanges() == 0)
 
 
 def test_an_event_that_is_never_set_changes_nothing(raw_server: Server, reach: Reach) -> None:
-    reach = replace(reach, cancelled=threading.Event(), total_timeout_s=0.5)
+    reach = replace(reach, cancelled=threading.Event())
     open_file(f"{raw_server(honest).address}/a.gguf", reach).close()
-    started = time.monotonic()
     with pytest.raises(RemoteInspectError, match=r"not done after 0\.5 s"):
-        open_file(f"{raw_server(drip).address}/a.gguf", reach)
-    assert time.monotonic() - started < 1.0
+        open_file(f"{raw_server(drip).address}/a.gguf", replace(reach, total_timeout_s=0.5))
