@@ -9,7 +9,6 @@ import json
 import logging
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 from starlette.responses import Response
+from tests.patience import PATIENCE_S, wait_until
 from tests.web.serving import LOCAL, Answered, ask, start
 
 from edgekit.web import bodies, connections, rates, security
@@ -49,10 +49,18 @@ def guarded() -> Iterator[str]:
         yield address
 
 
-def said(address: str, raw: bytes, *, timeout_s: float = 10.0) -> bytes:
+@pytest.fixture
+def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time by which servers that start from now on count requests: it stands still until a test moves it."""
+    now = [100.0]
+    monkeypatch.setitem(Rates.__init__.__kwdefaults__, "clock", lambda: now[0])
+    return now
+
+
+def said(address: str, raw: bytes) -> bytes:
     """Everything that the server answers to these bytes until it closes the connection."""
     host, _, port = address.removeprefix("http://").partition(":")
-    with closing(socket.create_connection((host, int(port)), timeout_s)) as connection:
+    with closing(socket.create_connection((host, int(port)), PATIENCE_S)) as connection:
         connection.sendall(raw)
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
@@ -270,19 +278,17 @@ class TestToken:
             if wrong.isascii():
                 assert ask(address, f"/?token={wrong}").status == 401
 
-    def test_is_not_guessed(self) -> None:
+    def test_is_not_guessed(self, now_s: list[float]) -> None:
         with start(Settings(port=0, network=False, token=TOKEN)) as address:
-            began_s = time.monotonic()
             statuses = [
                 ask(address, CALL, headers={"Authorization": f"Bearer {n}"}).status
-                for n in range(40)
+                for n in range(10)
             ]
-            most = WRONG_TOKENS_PER_S * (1 + time.monotonic() - began_s) + 1
-            assert statuses.count(401) <= most
-            assert 429 in statuses
+            guesses = int(WRONG_TOKENS_PER_S)
+            assert statuses == [401] * guesses + [429] * (10 - guesses)
             right = {"Authorization": f"Bearer {TOKEN}"}
             assert ask(address, "/healthz").status == 200
-            time.sleep(2 / WRONG_TOKENS_PER_S)
+            now_s[0] += 1 / WRONG_TOKENS_PER_S
             assert ask(address, CALL, headers=right).status == 200
 
     @pytest.mark.parametrize(("token", "passes"), [(TOKEN, True), (TOKEN[:12], False)])
@@ -322,7 +328,7 @@ class TestBodies:
 
     def post(self, server: str, body: bytes) -> Answered:
         place = server.removeprefix("http://")
-        with closing(http.client.HTTPConnection(place, timeout=20)) as client:
+        with closing(http.client.HTTPConnection(place, timeout=PATIENCE_S)) as client:
             client.request("POST", "/api/v1/estimate", body, {"Content-Type": "application/json"})
             reply = client.getresponse()
             return Answered(reply.status, dict(reply.getheaders()), reply.read())
@@ -334,7 +340,7 @@ class TestBodies:
     def test_of_ten_megabytes_are_refused_as_they_come(self, server: str) -> None:
         pieces = (b" " * 10_000 for _ in range(self.SIZE // 10_000))
         place = server.removeprefix("http://")
-        with closing(http.client.HTTPConnection(place, timeout=20)) as client:
+        with closing(http.client.HTTPConnection(place, timeout=PATIENCE_S)) as client:
             said = {"Content-Type": "application/json", "Transfer-Encoding": "chunked"}
             client.request("POST", "/api/v1/estimate", pieces, said, encode_chunked=True)
             reply = client.getresponse()
@@ -346,16 +352,13 @@ class TestBodies:
     ) -> None:
         monkeypatch.setattr(bodies, "DRAINED_S", 0.2)
         head = f"POST /api/v1/estimate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {10**15}\r\nExpect: 100-continue\r\n\r\n"
-        began_s = time.monotonic()
-        answer = said(server, head.encode())
-        assert answer.startswith(b"HTTP/1.1 413 ")
-        assert time.monotonic() - began_s < bodies.DRAINED_S + 2
+        assert said(server, head.encode()).startswith(b"HTTP/1.1 413 ")
 
     def test_that_never_end_are_cut_off(self, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(bodies, "DRAINED_BYTES", 2_000_000)
         host, _, port = server.removeprefix("http://").partition(":")
         sent = 0
-        with closing(socket.create_connection((host, int(port)), 10)) as connection:
+        with closing(socket.create_connection((host, int(port)), PATIENCE_S)) as connection:
             connection.sendall(
                 b"POST /api/v1/estimate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
             )
@@ -377,18 +380,16 @@ class TestBodies:
         monkeypatch.setattr(bodies, "BODY_TIMEOUT_S", 0.2)
         monkeypatch.setattr(bodies, "DRAINED_S", 0.2)
         head = b"POST /api/v1/estimate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{"
-        began_s = time.monotonic()
         answer = said(server, head)
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert b"TooSlowError" in answer
-        assert time.monotonic() - began_s < 5
 
     def test_that_end_in_nonsense_once_they_are_refused_are_no_fault_of_ours(
         self, server: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         host, _, port = server.removeprefix("http://").partition(":")
         head = b"POST /api/v1/estimate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
-        with closing(socket.create_connection((host, int(port)), 5)) as connection:
+        with closing(socket.create_connection((host, int(port)), PATIENCE_S)) as connection:
             connection.sendall(head + b"20000\r\n" + b" " * 0x20000 + b"\r\n")
             assert connection.recv(4096).startswith(b"HTTP/1.1 413 ")
             connection.sendall(b"no number\r\n")
@@ -398,7 +399,7 @@ class TestBodies:
 
     def test_whose_sender_has_gone_leave_nothing_behind(self, server: str) -> None:
         host, _, port = server.removeprefix("http://").partition(":")
-        with closing(socket.create_connection((host, int(port)), 5)) as connection:
+        with closing(socket.create_connection((host, int(port)), PATIENCE_S)) as connection:
             connection.sendall(
                 b"POST /api/v1/estimate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{"
             )
@@ -436,16 +437,14 @@ class TestHeads:
     ) -> None:
         monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.3)
         for head in (b"", b"GET / HTT"):
-            began_s = time.monotonic()
             assert said(server, head) == b""
-            assert time.monotonic() - began_s < 3
 
     def test_that_do_not_come_after_another_are_given_up(
         self, server: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.3)
         place = server.removeprefix("http://")
-        with closing(http.client.HTTPConnection(place, timeout=5)) as client:
+        with closing(http.client.HTTPConnection(place, timeout=PATIENCE_S)) as client:
             client.request("GET", "/healthz")
             assert client.getresponse().read()
             assert client.sock is not None
@@ -462,21 +461,20 @@ class TestHeads:
         assert json.loads(body)["error"]["type"] == "UsageError"
         assert CONTENT_POLICY.encode() in stated
 
-    def test_cannot_say_who_asks(self) -> None:
+    def test_cannot_say_who_asks(self, now_s: list[float]) -> None:
         with start(Settings(port=0, network=False, requests_per_s=2.0)) as address:
-            forged = [{"X-Forwarded-For": f"10.0.0.{n}"} for n in range(6)]
-            assert 429 in [ask(address, "/healthz", headers=one).status for one in forged]
+            forged = [{"X-Forwarded-For": f"10.0.0.{n}"} for n in range(3)]
+            statuses = [ask(address, "/healthz", headers=one).status for one in forged]
+            assert statuses == [200, 200, 429]
 
 
 class TestRates:
-    def test_bound_one_client(self) -> None:
+    def test_bound_one_client(self, now_s: list[float]) -> None:
         with start(Settings(port=0, network=False, requests_per_s=5.0)) as address:
-            answers = [ask(address, CALL if n % 2 else "/") for n in range(14)]
-            refused = [one for one in answers if one.status == 429]
-            assert len(refused) >= 4
-            assert all(one.status == 200 for one in answers[:5])
-            assert {one.headers["retry-after"] for one in refused} == {"1"}
-            time.sleep(0.5)
+            answers = [ask(address, CALL if n % 2 else "/") for n in range(8)]
+            assert [one.status for one in answers] == [200] * 5 + [429] * 3
+            assert {one.headers["retry-after"] for one in answers[5:]} == {"1"}
+            now_s[0] += 0.2
             assert ask(address, "/healthz").status == 200
 
     def test_fill_again_with_time(self) -> None:
@@ -520,27 +518,35 @@ def test_many_at_once_are_answered_or_told_so(server: str) -> None:
 
 def connected(address: str) -> socket.socket:
     host, _, port = address.removeprefix("http://").partition(":")
-    return socket.create_connection((host, int(port)), 5)
+    return socket.create_connection((host, int(port)), PATIENCE_S)
+
+
+def admitted(address: str) -> socket.socket:
+    """A connection that counts: others may still be going, and in its way."""
+    while True:
+        connection = connected(address)
+        with suppress(ConnectionError):
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            if connection.recv(65536).startswith(b"HTTP/1.1 200 "):
+                return connection
+        connection.close()
 
 
 class TestConnections:
     def test_of_one_client_are_bounded(self, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(connections, "CONNECTIONS_EACH", 3)
-        held = [connected(server) for _ in range(3)]
-        time.sleep(0.1)
+        held = [admitted(server) for _ in range(3)]
         with closing(connected(server)) as one_more, suppress(ConnectionError):
             assert one_more.recv(100) == b""
         for one in held:
             one.close()
-        time.sleep(0.1)
-        assert ask(server, "/healthz").status == 200
+        admitted(server).close()
 
     def test_beyond_all_that_there_may_be_are_told_so(
         self, server: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(connections, "MAX_CONNECTIONS", 1)
-        with closing(connected(server)):
-            time.sleep(0.1)
+        with closing(admitted(server)):
             call, page = ask(server, CALL), ask(server, "/")
         assert (call.status, call.error["type"]) == (503, "BusyError")
         assert (page.status, page.headers["connection"]) == (503, "close")
@@ -552,14 +558,22 @@ class TestConnections:
         monkeypatch.setattr(connections, "READ_TIMEOUT_S", 0.2)
         large = Response(b"x" * 50_000_000)
         monkeypatch.setattr("edgekit.web.assets.Assets.answer", lambda *_: large)
+        lost: list[int] = []
+        real = connections.PatientProtocol.connection_lost
+
+        def connection_lost(protocol: Any, error: Exception | None) -> None:
+            real(protocol, error)
+            lost.append(protocol.client[1])
+
+        monkeypatch.setattr(connections.PatientProtocol, "connection_lost", connection_lost)
         with closing(socket.socket()) as unread:
             unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            unread.settimeout(10)
+            unread.settimeout(PATIENCE_S)
             host, _, port = server.removeprefix("http://").partition(":")
             unread.connect((host, int(port)))
             unread.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert unread.recv(15) == b"HTTP/1.1 200 OK"
-            time.sleep(1.0)
+            wait_until(lambda: unread.getsockname()[1] in lost)
             came = 0
             with suppress(ConnectionError):
                 while piece := unread.recv(1 << 20):  # what was on its way, then the end
@@ -590,7 +604,8 @@ class TestPlaces:
             await guard({**scope, "client": (clients[number], 1)}, None, send)  # type: ignore[arg-type]  # nothing is received
 
         tasks = [asyncio.create_task(one(number)) for number in range(len(clients))]
-        await asyncio.sleep(0.05)
+        for _ in range(10):  # each of them comes as far as it can
+            await asyncio.sleep(0)
         go.set()
         await asyncio.gather(*tasks)
         assert not guard._calls
