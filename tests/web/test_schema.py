@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from schemathesis import checks
 from schemathesis.core.result import Ok
 from starlette.testclient import TestClient
+from tests.patience import wait_until
 from tests.thoroughness import LONG
 
 from edgekit.asking.bills import OPTIONS
@@ -138,10 +138,8 @@ def _send_every_example(client: TestClient) -> None:
 
 
 def _await_job(client: TestClient, location: str) -> None:
-    end_s = time.monotonic() + 60
-    while (told := client.get(location).json())["state"] == "running":
-        assert time.monotonic() < end_s
-        time.sleep(0.02)
+    wait_until(lambda: client.get(location).json()["state"] != "running")
+    told = client.get(location).json()
     assert told["state"] == "done", told
 
 
