@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.patience import PATIENCE_S
+
 # The child has no numbers to work with: it is there for the engine, a hundred times in a run of the tests.
 if TYPE_CHECKING:
     import numpy as np
@@ -59,7 +61,7 @@ def ask(path: Path, asked: Mapping[str, Any], script: str = __file__) -> dict[st
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=300,
+            timeout=PATIENCE_S,
             check=False,
             env={**os.environ, "GGML_NO_BACKTRACE": "1", "PYTHONPATH": str(ROOT)},
         )
@@ -114,7 +116,7 @@ def post(address: str, asked: dict[str, Any]) -> Any:
     request = urllib.request.Request(
         address, data=json.dumps(asked).encode(), headers={"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=60) as reply:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as reply:
         return json.load(reply)
 
 

@@ -1,4 +1,4 @@
-"""How much is tested: a fixed sample where many cases go one way, or with EDGEKIT_LONG=1 all of them."""
+"""How much is tested: `make test` takes a fixed sample where many cases go the same way, `make test-all` all of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-LONG = os.environ.get("EDGEKIT_LONG") == "1"
+import pytest
+
+LONG = os.environ.get("EDGEKIT_LONG") == "1"  # set by `make test-all`
+wide = pytest.mark.skipif(not LONG, reason="a wide sweep: make test-all")
 Thing = TypeVar("Thing")
 Row = dict[str, Any]
 

@@ -16,9 +16,9 @@ from edgekit.memory.types import Component, MemoryEstimate, PoolKind
 
 HOST_BUFFERS = ("CUDA_Host", "CPU", "CPU_Mapped")
 # Every placement is worked out anew: of those that leave layers on the host, a ninth says as much as all of them.
-SAMPLED = 1 if LONG else 9
+SAMPLED = 1 if LONG else 18
 # Of those that leave none there each model has every third, the next one others.
-WHOLE = 3
+WHOLE = 6
 
 
 def _rows() -> list[Any]:

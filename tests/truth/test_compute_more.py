@@ -23,7 +23,7 @@ def _by_file() -> list[Any]:
     for row in rows("llama_cpp_more.jsonl.gz"):
         found.setdefault((row["arch"], row["file"]), []).append(row)
     names = sorted(found)
-    chosen = sampled_rows((found[name] for name in names), each=3)
+    chosen = sampled_rows((found[name] for name in names), each=6)
     return [
         pytest.param(file, own, id=f"{arch}-{file}")
         for (arch, file), own in zip(names, chosen, strict=True)

@@ -14,7 +14,8 @@ import pytest
 from tests.control_groups import own_group
 from tests.embed_models import seven_b
 from tests.embed_oracle import llamacpp_vectors
-from tests.thoroughness import LONG
+from tests.patience import PATIENCE_S
+from tests.thoroughness import LONG, wide
 
 from edgekit.units import MIB
 
@@ -31,8 +32,8 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Each layer takes what the one before gave back: in the normal run there are fewer of them, 1.6 GB."""
-    return seven_b(tmp_path_factory.mktemp("seven") / "seven.gguf", layers=28 if LONG else 8)
+    """Each layer takes what the one before gave back: in the normal run there are fewer of them, 1 GB."""
+    return seven_b(tmp_path_factory.mktemp("seven") / "seven.gguf", layers=28 if LONG else 4)
 
 
 CHILD = """
@@ -45,25 +46,17 @@ def peak_mib():  # ru_maxrss would be that of the parent, which was forked
     return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
 
 async def watched(embedder, told):
-    gaps, task = [], asyncio.create_task(embedder.aembed(["the cat sat on the mat"]))
-    while not task.done():
-        begin = time.monotonic()
-        await asyncio.sleep(0.002)
-        gaps.append(time.monotonic() - begin - 0.002)
-    told["norm"] = float((task.result() ** 2).sum())
-    gaps.sort()
-    told["p99_s"], told["worst_s"] = gaps[len(gaps) * 99 // 100], gaps[-1]
+    # How soon it lets others in and how soon it stops are figures of benchmarks/.
+    told["norm"] = float((await embedder.aembed(["the cat sat on the mat"]) ** 2).sum())
     begun = asyncio.Event()
     task = asyncio.create_task(embedder.aembed(["again"], progress=lambda _: begun.set()))
     await begun.wait()
-    begin = time.monotonic()
     task.cancel()
     try:
         await task
     except asyncio.CancelledError:
         pass
     await asyncio.to_thread(embedder.close)  # returns when the work has stopped
-    told["cancel_s"] = time.monotonic() - begin
 
 told = {}
 embedder = open_embedder(
@@ -95,7 +88,7 @@ def _child(
         [sys.executable, "-c", CHILD, str(model), asked],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
         check=False,
         preexec_fn=limit,
     )
@@ -128,12 +121,9 @@ def test_sixteen_tokens_inside_100_mib(model: Path, group: str) -> None:
 def test_with_its_tokenizer_inside_200_mib_and_600_mb_of_addresses(model: Path) -> None:
     told = _child(model, budget="110M", tokenizer=True, addresses=ADDRESSES)
     assert told["peak_mib"] <= 200
-    # On a quiet machine p99 is about 10 ms and a cancelled pass ends within 50 (benchmarks/);
-    # here other tests may run beside this one.
-    assert told["p99_s"] < 0.2
-    assert told["cancel_s"] < 1.0
 
 
+@wide
 def test_llama_cpp_cannot_load_it_there(big: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_AS)
     assert big.stat().st_size > 4_200_000_000

@@ -1,6 +1,6 @@
 """Models x devices x engines: the longest context found is the longest whose bill fits, and one step more does not.
 
-Twenty models in the normal run, with llama.cpp each on every fourth device; EDGEKIT_LONG=1 takes all that are recorded.
+Twenty models in the normal run, with llama.cpp each on every eighth device; `make test-all` takes all that are recorded.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def machines_for(engine: str, name: str) -> tuple[Machine, ...]:
     if engine != "llama.cpp" or name == EVERYWHERE:
         return machines()
     place = [one for kind, one in questions() if kind == engine].index(name)
-    return tuple(sampled(machines(), each=4, turn=place))
+    return tuple(sampled(machines(), each=8, turn=place))
 
 
 @cache

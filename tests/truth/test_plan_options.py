@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.recorded import gguf_files, header_bytes, models
+from tests.thoroughness import sampled
 from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.wishes import GEMMA, LLAMA, MOE, any_mix, gguf, one_file, rated
 
@@ -113,7 +114,7 @@ def flags_of(words: list[str]) -> dict[str, Any]:
     return read_flags((CONTEXT, *llamacpp_options.FLAGS), flags)
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", sampled(tuple(PLANS), each=2))
 def test_the_printed_options_are_the_plan(name: str) -> None:
     plan = plan_of(name)
     assert plan.fits

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 from tests.embed_models import seven_b
+from tests.patience import PATIENCE_S
 from tests.thoroughness import LONG
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="limits and peaks are Linux's"
 )
 ADDRESSES = 700 * 10**6
-LAYERS = 28 if LONG else 8  # each takes what the one before gave back
+LAYERS = 28 if LONG else 6  # each takes what the one before gave back
 
 CHILD = """
 import json, re, sys
@@ -46,7 +47,7 @@ def test_tokens_of_a_7b_within_700_mb_of_addresses(tmp_path: Path) -> None:
         [sys.executable, "-c", CHILD, str(path)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
         check=False,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (ADDRESSES, ADDRESSES)),
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from edgekit.errors import HeaderError, NotFoundError, RemoteInspectError, SourceError
 from edgekit.source import disk, locate
@@ -102,7 +103,7 @@ def test_a_pipe_is_refused_and_never_waited_for(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=attempt, daemon=True)
     thread.start()
-    thread.join(timeout=5)
+    thread.join(timeout=PATIENCE_S)
     assert [str(error).split("p.gguf ")[1] for error in caught] == [
         "is a pipe, not a file: give the path of a model"
     ] * 2

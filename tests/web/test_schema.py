@@ -70,14 +70,14 @@ def test_every_answer_is_one_that_was_promised(app: FastAPI) -> None:
 
 
 def _hold(operation: Any) -> None:
-    @bounded(4, 300)
+    @bounded(2, 300)
     @given(case=operation.as_strategy())
     def hold(case: Any) -> None:
         if operation.path.endswith("/recommend"):  # among 8 models, not among 131
             _complete(case, task="embed")
         case.call_and_validate(checks=[*CHECKS, checks.negative_data_rejection], headers=HEADERS)
 
-    @bounded(2, 300)
+    @bounded(1, 300)
     @given(
         case=operation.as_strategy(generation_mode=schemathesis.GenerationMode.POSITIVE),
         model=st.sampled_from(MODELS),

@@ -59,7 +59,7 @@ def questions() -> Iterator[tuple[str, str, str]]:
     """
     lone = [one for one in RECORDED if one[1] == "MXFP4_MOE"]
     for asked in ASKED:
-        chosen = sampled(RECORDED, each=2 if asked == "CPU" else 4)
+        chosen = sampled(RECORDED, each=6 if asked == "CPU" else 12)
         yield from ((name, mix, asked) for name, mix in dict.fromkeys([*chosen, *lone]))
 
 

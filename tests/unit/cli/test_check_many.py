@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 from tests.header_files import safetensors, tensor
+from tests.patience import PATIENCE_S
 from tests.recorded import models
+from tests.thoroughness import wide
 from tests.unit.cli.test_estimate import write_model
 from tests.unit.cli.test_estimate_engines import CONFIG
 
@@ -273,7 +275,7 @@ def test_too_many(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
 def test_bytes_on_standard_input_that_are_no_names(raw: bytes) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "edgekit", "check", "-", "--ram", "8G", "--offline"],
-        input=raw, capture_output=True, check=False, timeout=60,
+        input=raw, capture_output=True, check=False, timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.returncode in {2, 4}
     assert b"Traceback" not in done.stderr
@@ -314,6 +316,7 @@ def test_fifty_headers_are_fifty_rows_in_order(
 
 
 @pytest.mark.skipif(not hasattr(os, "wait4"), reason="only Unix tells what a child has used")
+@wide
 def test_fifty_headers_cost_less_than_fifty_runs(tmp_path: Path) -> None:
     names = fifty(tmp_path / "models")
     one = min(spent(names[0], "--ram", "24G", "--quiet") for _ in range(3))

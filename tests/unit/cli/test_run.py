@@ -8,13 +8,14 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 from tests.embed_models import write_model
+from tests.patience import PATIENCE_S
 from tests.runnable import write_chatting, write_endless
 
 from edgekit.cli import main
@@ -103,7 +104,7 @@ def test_a_system_message_and_standard_input(model: Path) -> None:
         input="What is this?",
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -186,7 +187,7 @@ def test_the_prompt_itself_is_in_the_budget(model: Path, tmp_path: Path) -> None
     long.write_text("word " * 2_000_000)
     command = [sys.executable, "-m", "edgekit", "run", str(model), "--engine", "stream"]
     command += ["--budget", "200M", "-f", str(long), "--rolling", "-c", "512", "-n", "1", "--raw"]
-    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 3, done.stderr
     assert b"the prompt, cut into tokens, needs" in done.stderr
 
@@ -217,14 +218,10 @@ def _typed(model: Path, engine: str, typed: bytes, *words: str) -> str:
         os.close(theirs)
         os.write(own, typed)
         said = b""
-        end_s = time.monotonic() + 90
-        while time.monotonic() < end_s:
-            try:
-                more = os.read(own, 4096)
-            except OSError:  # its end
-                break
-            said += more
-        assert process.wait(timeout=20) == 0, said.decode(errors="replace")
+        with suppress(OSError):  # its end
+            while more := os.read(own, 4096):
+                said += more
+        assert process.wait(timeout=PATIENCE_S) == 0, said.decode(errors="replace")
     os.close(own)
     return said.decode(errors="replace")
 
@@ -248,7 +245,7 @@ def test_an_engine_that_dies_in_an_answer_is_no_answer(endless: Path) -> None:
         process.stdout.read(1)
         [child] = psutil.Process(process.pid).children()
         child.kill()
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 5, err
     assert b"SIGKILL" in err
     assert b"Traceback" not in err
@@ -262,7 +259,7 @@ def test_a_reader_that_has_seen_enough(endless: Path, engine: str) -> None:
         assert process.stdout is not None
         process.stdout.read(3)
         process.stdout.close()
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, err) == (0, b"")
 
 
@@ -270,13 +267,15 @@ def test_a_disk_that_is_full_and_no_output_at_all(model: Path) -> None:
     command = [sys.executable, "-m", "edgekit", "run", str(model), "--engine", "stream", "-q"]
     command += ["-p", "go", "--raw", "-n", "2"]
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False)
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, timeout=PATIENCE_S, check=False
+        )
     assert done.returncode == 1
     assert b"could not be written: No space left" in done.stderr
     closed = subprocess.run(
         ["sh", "-c", 'exec "$0" "$@" >&-', *command],
         stderr=subprocess.PIPE,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert (closed.returncode, closed.stderr) == (0, b"")
@@ -293,6 +292,6 @@ def test_ctrl_c_ends_an_answer_and_what_runs_it(endless: Path, engine: str) -> N
         assert process.stdout is not None
         process.stdout.read(1)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, err
     assert b"Traceback" not in err

@@ -292,7 +292,7 @@ class TestItsEnd:
         ):
             assert ended(web, signal.SIGINT) == ("", "")
 
-    @pytest.mark.parametrize(("call", "pause_s", "first"), sampled(SECOND_SIGNALS, each=3))
+    @pytest.mark.parametrize(("call", "pause_s", "first"), sampled(SECOND_SIGNALS, each=7))
     def test_comes_at_once_and_quietly_for_a_second_signal(
         self, stuck: RawServer, first: signal.Signals, pause_s: float, call: str
     ) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from tests.patience import PATIENCE_S, wait_until
 from tests.threads import running, started_since
 
 from edgekit.embed.encoder.blas import _find, one_thread
@@ -84,33 +85,36 @@ def test_an_error_in_a_step_ends_the_round_and_reaches_the_caller(crew: Crew, wr
 def test_a_pause_that_raises_stops_everybody_within_a_step(crew: Crew) -> None:
     begun: list[int] = []
 
+    here = threading.get_ident()
+
     def step(_worker: Worker, first: int, _last: int) -> None:
         begun.append(first)
-        time.sleep(0.005)
+        if threading.get_ident() != here:
+            wait_until(lambda: crew._stopping)
 
     def pause(_left: int) -> None:
         raise BrokenError
 
     with pytest.raises(BrokenError):
         crew.run([(step, n, n) for n in range(200)], pause)
-    assert len(begun) <= 3 * 4
-    assert len(begun) == len(set(begun))
+    assert len(begun) == len(set(begun)) <= 4
 
 
 def test_the_caller_looks_up_while_others_still_work() -> None:
     crew = Crew([worker(), worker()])
     here = threading.get_ident()
-    looks: list[float] = []
+    looks: list[int] = []
+    other_begun = threading.Event()
 
     def step(_worker: Worker, _first: int, _last: int) -> None:
-        if threading.get_ident() != here:
-            time.sleep(0.2)
+        if threading.get_ident() == here:
+            assert other_begun.wait(PATIENCE_S)
         else:
-            time.sleep(0.02)  # so that the other one gets its share
+            other_begun.set()
+            wait_until(lambda: len(looks) >= 4)
 
-    crew.run([(step, n, n) for n in range(2)], lambda _left: looks.append(time.monotonic()))
+    crew.run([(step, n, n) for n in range(2)], looks.append)
     crew.close()
-    assert len(looks) >= 4
 
 
 def test_threads_go_when_it_is_closed() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from tests.embed_models import FAMILIES, write_model
 from tests.embed_oracle import cosines, llamacpp_vectors
+from tests.thoroughness import LONG
 
 from edgekit.embed.file import WeightFile
 from edgekit.embed.llamacpp import LlamaCppEncoder, Settings, needed_bytes
@@ -111,10 +111,8 @@ def test_what_a_checkpoint_raises_ends_the_pass_and_the_next_one_works(qwen: Pat
 
     with opened(qwen) as encoder:
         before = encode(encoder, TEXTS)
-        start = time.monotonic()
         with pytest.raises(CancelledError):
             encode(encoder, TEXTS * 50, stop)
-        assert time.monotonic() - start < 5
         assert np.array_equal(encode(encoder, TEXTS), before)
 
 
@@ -197,7 +195,9 @@ def test_memory_is_given_back(qwen: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="measured in /proc")
-@pytest.mark.parametrize(("architecture", "pass_tokens"), [("qwen2", 64), ("bert", 512)])
+@pytest.mark.parametrize(
+    ("architecture", "pass_tokens"), [("qwen2", 64), ("bert", 512)] if LONG else [("qwen2", 64)]
+)
 def test_it_takes_no_more_than_was_counted(
     tmp_path: Path, architecture: str, pass_tokens: int
 ) -> None:

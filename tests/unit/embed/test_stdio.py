@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.embed_models import write_model
+from tests.patience import PATIENCE_S, wait_until
 
 from edgekit.embed import open_embedder, stdio
 from edgekit.embed.stdio import Cancel, RequestError, limits_within, read_line
@@ -92,14 +93,14 @@ class Served:
         self._stdin.write(b"".join(line + b"\n" for line in lines))
         self._stdin.flush()
 
-    def wait_for(self, count: int, timeout_s: float = 60) -> list[dict[str, Any]]:
+    def wait_for(self, count: int, timeout_s: float = PATIENCE_S) -> list[dict[str, Any]]:
         with self._arrived:
             assert self._arrived.wait_for(lambda: len(self.answers) >= count, timeout_s), (
                 self.answers
             )
             return self.answers[:count]
 
-    def end(self, timeout_s: float = 60) -> int:
+    def end(self, timeout_s: float = PATIENCE_S) -> int:
         """Everything is answered; the exit code."""
         self._stdin.close()
         code = self.process.wait(timeout_s)
@@ -265,28 +266,20 @@ def test_an_id_is_taken_until_it_is_answered(slow_model: Path, serve: Any) -> No
 
 
 def test_calling_off_and_deadlines_do_not_wait_for_a_pass(slow_model: Path, serve: Any) -> None:
-    """Each within 200 ms on a quiet machine (benchmarks/); here other tests may run beside this one."""
+    """How soon is a figure of benchmarks/: 200 ms on a quiet machine."""
     served = serve(slow_model)
     texts = [LONG_TEXT] * 40
-    started = time.monotonic()
     served.send(
         {"id": "called off", "texts": texts},
         {"id": "late", "texts": texts, "deadline_ms": 500},
         {"id": "later", "texts": texts, "deadline_ms": 600},
     )
-    time.sleep(1.0)
+    late = {answer["id"]: error_of(answer) for answer in served.wait_for(2)}
+    assert late == {"late": "DeadlineError", "later": "DeadlineError"}
     served.send({"id": "called off", "cancel": True}, {"id": "never asked", "cancel": True})
-    sent = time.monotonic()
-    answers = {answer["id"]: answer for answer in served.wait_for(3)}
-    assert error_of(answers["called off"]) == "CancelledError"
-    assert error_of(answers["late"]) == error_of(answers["later"]) == "DeadlineError"
-    assert served.times["called off"] - sent < 1.0
-    assert 0.5 <= served.times["late"] - started < 0.5 + 1.0
-    served.send(
-        {"id": "next", "texts": ["x"]}
-    )  # the pass was given up: this one need not wait for it
-    served.wait_for(4)
-    assert served.times["next"] - sent < 4.0
+    assert error_of(served.wait_for(3)[2]) == "CancelledError"
+    served.send({"id": "next", "texts": ["x"]})  # the pass was given up: it need not wait for it
+    assert served.wait_for(4)[3]["id"] == "next"
     assert served.end() == 0
 
 
@@ -303,13 +296,12 @@ def test_called_off_before_it_has_begun(model: Path, serve: Any) -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signals_end_it_cleanly(slow_model: Path, serve: Any, number: int, code: int) -> None:
     served = serve(slow_model)
-    served.send({"id": 1, "texts": [LONG_TEXT] * 40})
-    time.sleep(0.5)
+    served.send({"id": 1, "texts": [LONG_TEXT] * 40}, {"id": 1, "texts": ["x"]})
+    (taken,) = served.wait_for(1)
+    assert taken["error"]["message"] == "a request with this id is still running"
     served.process.send_signal(number)
-    started = time.monotonic()
-    assert served.process.wait(10) == code
-    assert time.monotonic() - started < 2
-    assert error_of(served.wait_for(1)[0]) == "CancelledError"
+    assert served.process.wait(PATIENCE_S) == code
+    assert error_of(served.wait_for(2)[1]) == "CancelledError"
     assert served.process.stderr.read() == b""
 
 
@@ -330,17 +322,21 @@ def test_who_does_not_read_is_not_read_from(model: Path, serve: Any) -> None:
     thread = threading.Thread(target=flood, daemon=True)
     thread.start()
     before = (-1, 0.0)
-    while before != (now := (sent[0], served.busy_s())):  # until it takes no more, and does no more
+    # Until it takes no more, and does no more.
+    while not sent[0] or before != (sent[0], served.busy_s()):
+        now = (sent[0], served.busy_s())
         before = now
         time.sleep(0.5)
     assert 0 < sent[0] < 150
     assert served.resident_bytes() < 250_000_000
     served.process.terminate()
-    assert served.process.wait(10) == 143
-    thread.join(10)
+    assert served.process.wait(PATIENCE_S) == 143
+    thread.join(PATIENCE_S)
 
 
-def serve_in_shell(model: Path, streams: str, *, timeout_s: float = 30) -> tuple[int, bytes]:
+def serve_in_shell(
+    model: Path, streams: str, *, timeout_s: float = PATIENCE_S
+) -> tuple[int, bytes]:
     """The exit code, and standard error."""
     words = (
         f'exec "{sys.executable}" -m edgekit embed "{model}" --stdio --budget {BUDGET} {streams}'
@@ -377,7 +373,12 @@ def test_a_first_line_that_nobody_reads(model: Path) -> None:
     words = [sys.executable, "-m", "edgekit", "embed", str(model), "--stdio", "--budget", BUDGET]
     with Path("/dev/zero").open("rb") as endless, os.fdopen(writer, "wb") as unread:
         told = subprocess.run(
-            words, stdin=endless, stdout=unread, stderr=subprocess.PIPE, timeout=30, check=False
+            words,
+            stdin=endless,
+            stdout=unread,
+            stderr=subprocess.PIPE,
+            timeout=PATIENCE_S,
+            check=False,
         )
     assert (told.returncode, told.stderr) == (0, b"")
 
@@ -400,13 +401,11 @@ def test_a_first_line_that_waits_for_its_reader_can_be_ended(model: Path) -> Non
     words = [sys.executable, "-m", "edgekit", "embed", str(model), "--stdio", "--budget", BUDGET]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=writer) as process:
         try:
-            latest = time.monotonic() + 30
-            while not catches_sigterm(process.pid) and time.monotonic() < latest:
-                time.sleep(0.05)
+            wait_until(lambda: catches_sigterm(process.pid))
             time.sleep(0.3)
             assert process.poll() is None
             process.terminate()
-            assert process.wait(10) == 143
+            assert process.wait(PATIENCE_S) == 143
         finally:
             process.kill()
             os.close(reader)
@@ -417,7 +416,7 @@ def test_an_idle_process_sees_that_nobody_reads_any_more(model: Path, serve: Any
     served = serve(model, reads=False)
     assert served.ready["ready"] is True
     served._stdout.close()
-    assert served.process.wait(20) == 0
+    assert served.process.wait(PATIENCE_S) == 0
     assert served.process.stderr.read() == b""
 
 
@@ -467,7 +466,7 @@ def test_nobody_reads_any_more(model: Path, serve: Any) -> None:
     served = serve(model, reads=False)
     served._stdout.close()
     served.send({"id": 1, "texts": ["x"]})
-    assert served.process.wait(20) == 0
+    assert served.process.wait(PATIENCE_S) == 0
     assert served.process.stderr.read() == b""
 
 
@@ -498,7 +497,7 @@ def test_standard_output_is_the_protocols_alone(model: Path) -> None:
 def test_a_model_that_is_not_there(tmp_path: Path, serve: Any) -> None:
     served = serve(tmp_path / "none.gguf", reads=False)
     assert served.ready is None
-    assert served.process.wait(20) == 4
+    assert served.process.wait(PATIENCE_S) == 4
     assert b"no such file" in served.process.stderr.read()
 
 
@@ -523,7 +522,7 @@ def test_from_node_with_a_small_heap(model: Path, node_environment: dict[str, st
         text=True,
         check=True,
         env=node_environment,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     rows = [json.loads(line) for line in told.stdout.splitlines()]
     assert [row["text"] for row in rows] == texts
@@ -565,7 +564,7 @@ def test_the_client_of_the_example(
         text=True,
         check=True,
         env=node_environment,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert json.loads(told.stdout) == {
         "aborted": "CancelledError",

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from tests.embed_tables import random_row, write_table
 from tests.header_files import ARRAY, INT32, STRING, key
+from tests.patience import PATIENCE_S
 
 from edgekit.header.dtype import by_name
 from edgekit.units import KIB
@@ -96,7 +97,7 @@ def test_token_mode_works_in_very_little(kernels: str, model: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr[-2_000:]
     told = json.loads(done.stdout)

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.thoroughness import LONG
+from tests.patience import PATIENCE_S
+from tests.thoroughness import LONG, sampled
 from tests.vocabularies import find_vocabulary
 
 # Each kind of tokenizer, the small of it and the large; the others are built as one of these.
@@ -45,14 +46,14 @@ print(json.dumps([*said, status("VmRSS") - before, max(peak, status("VmHWM") - b
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
 @pytest.mark.parametrize(
     "name",
-    NAMES,
+    sampled(NAMES, each=2),
 )
 def test_never_below_what_is_measured(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(find_vocabulary(name))],
         capture_output=True,
         check=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     resident_said, peak_said, resident, peak = json.loads(done.stdout)
     told = f"{name}: said {resident_said:,} {peak_said:,}, measured {resident:,} {peak:,}"

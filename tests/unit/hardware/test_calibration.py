@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.unit.hardware.trees import machine, recorded
 
 from edgekit.errors import SourceError
@@ -262,7 +263,7 @@ def test_processes_that_write_at_once_lose_nothing(folder: Path) -> None:
     writers = [
         subprocess.Popen([sys.executable, "-c", WRITER, f"writer{i}", "15"]) for i in range(3)
     ]
-    assert [writer.wait(timeout=60) for writer in writers] == [0] * 3
+    assert [writer.wait(timeout=PATIENCE_S) for writer in writers] == [0] * 3
     found = read_calibration()
     assert found.problem == ""
     labels = {one.label for one in found.calibration.differences}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.unit.hardware.trees import machine, recorded
 
 from edgekit.hardware import detect
@@ -124,5 +125,5 @@ def test_asking_imports_no_more_than_it_needs() -> None:
         "print('psutil' in first, 'pynvml' in sys.modules)"
     )
     run = [sys.executable, "-c", code]
-    done = subprocess.run(run, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(run, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     assert done.stdout.split() == ["False", "False"]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.control_groups import enter, own_group
+from tests.patience import PATIENCE_S
 
 from edgekit.hardware.cgroup import _Version
 from edgekit.units import GIB, MIB
@@ -28,7 +29,7 @@ print(json.dumps({"usable": host.usable_bytes, "free": host.free_bytes,
 
 def told_by(code: str) -> dict[str, Any]:
     run = [sys.executable, "-c", code]
-    done = subprocess.run(run, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(run, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 

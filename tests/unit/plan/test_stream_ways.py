@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.patience import PATIENCE_S
 from tests.recorded import engine_models
 from tests.unit.plan.machines import cards, cpu, host, mac
 
@@ -77,7 +78,7 @@ print(next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")))
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 def test_python_and_its_libraries_are_within_what_is_set_aside() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", LOADED], capture_output=True, check=True, timeout=60
+        [sys.executable, "-c", LOADED], capture_output=True, check=True, timeout=PATIENCE_S
     )
     assert int(done.stdout) * 1024 < STREAM_PROCESS_BYTES
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.thoroughness import sampled
 from tests.unit.report.plans import cards, gguf, mac, planned, qwen
 
 from edgekit.basis import Basis
@@ -236,7 +237,7 @@ def told_by(plan: Plan, **more: Any) -> str:
 
 
 @pytest.mark.parametrize("why", [False, True])
-@pytest.mark.parametrize("width", [1, 20, 40, 60, 80, 100, 200])
+@pytest.mark.parametrize("width", sampled((1, 20, 40, 60, 80, 100, 200), each=3))
 @pytest.mark.parametrize("name", PLANS)
 def test_nothing_is_wider_than_the_screen(name: str, width: int, why: bool) -> None:  # noqa: FBT001 - a table
     plan = PLANS[name]()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.runtime_engines import SERVER, ask, launch_of, model_of, small_model
 
 from edgekit.engine import llamacpp
@@ -34,7 +35,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def events(running: Running, tokens: int) -> Iterator[dict[str, Any]]:
     """What the server sends, token by token."""
-    connection = http.client.HTTPConnection(running.address.removeprefix("http://"), timeout=60)
+    connection = http.client.HTTPConnection(
+        running.address.removeprefix("http://"), timeout=PATIENCE_S
+    )
     asked = {**ASKED, "n_predict": tokens, "stream": True}
     connection.request(
         "POST", "/completion", json.dumps(asked), {"Content-Type": "application/json"}

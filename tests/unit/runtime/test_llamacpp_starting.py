@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -337,11 +336,10 @@ def test_layers_for_a_gpu_that_is_not_there(model: Path) -> None:
 
 
 def test_a_slow_engine_is_ended(model: Path) -> None:
-    before, begun = engines(), time.monotonic()
+    before = engines()
     with pytest.raises(EngineError, match=r"did not come up within 0.01 s: "):
         start(launch_of(model, timeout_s=0.01))
     assert engines() == before
-    assert time.monotonic() - begun < 5
 
 
 def test_memory_that_is_gone_by_now(model: Path) -> None:

@@ -6,11 +6,13 @@ import gc
 import tracemalloc
 from array import array
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.stream_sessions import FAMILIES, session, some_tokens, tiny
+from tests.thoroughness import sampled
 from tests.threads import running, started_since
 
 from edgekit.embed.monitor import Monitor
@@ -45,10 +47,10 @@ ROLLS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 64])
-@pytest.mark.parametrize("roll", ROLLS)
-@pytest.mark.parametrize("cache", ["f32", "f16", "q8_0"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    ("name", "cache", "roll", "chunk"),
+    sampled(tuple(product(FAMILIES, ("f32", "f16", "q8_0"), ROLLS, (1, 7, 64))), each=5),
+)
 def test_every_array_is_a_line(
     models: dict[str, Path], name: str, cache: str, roll: str, chunk: int
 ) -> None:

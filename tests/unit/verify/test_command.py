@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_S, wait_until
 from tests.unit.verify import small_model
 
 from edgekit.cli import main
@@ -191,7 +191,7 @@ def test_an_interruption_ends_the_engine_and_leaves_no_file(
     temporary.mkdir()
     slow = tools / "llama-fit-params"
     slow.write_text(
-        f"#!{sys.executable}\nimport os, time\nopen({str(tools / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)\n"
+        f"#!{sys.executable}\nimport os, time\nopen({str(tools / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
     )
     slow.chmod(0o755)
     process = subprocess.Popen(
@@ -199,13 +199,10 @@ def test_an_interruption_ends_the_engine_and_leaves_no_file(
         env={**os.environ, "PATH": str(tools), "TMPDIR": str(temporary)},
         stderr=subprocess.PIPE,
     )
-    waited = time.monotonic() + 15
-    while not (tools / "pid").exists() or not (tools / "pid").read_text():
-        assert time.monotonic() < waited
-        time.sleep(0.02)
+    wait_until(lambda: (tools / "pid").exists() and bool((tools / "pid").read_text()))
     assert list(temporary.iterdir())
     process.send_signal(number)
-    process.communicate(timeout=15)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode == code
     assert list(temporary.iterdir()) == []
     with pytest.raises(ProcessLookupError):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import struct
 import sys
 import tempfile
-import time
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.header_files import UINT16, BytesSource, key, model_files
+from tests.patience import PATIENCE_S, wait_until
 from tests.recorded import DATA, gguf_files, header_bytes, models, rows
 from tests.thoroughness import LONG
 from tests.unit.verify import small_model
@@ -22,7 +23,7 @@ from edgekit.memory.types import Component, Load
 from edgekit.source.local import locate_path
 from edgekit.source.types import ModelFiles
 from edgekit.units import GIB, MIB
-from edgekit.verify import check, fit_tool, ways
+from edgekit.verify import check, fit_tool, process, ways
 from edgekit.verify.ask import ask_engine
 from edgekit.verify.check import verify_model
 from edgekit.verify.hollow import HollowFile, hollow_out, on_disk
@@ -274,7 +275,7 @@ def tool(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> Way:
     return choose_way(Mode.LIBRARY)
 
 
-def ask_tool(way: Way, timeout_s: float = 20.0) -> Verification:
+def ask_tool(way: Way, timeout_s: float = PATIENCE_S) -> Verification:
     return verify_model(
         small(), Load(context_tokens=256), LlamaCppSetup(), way=way, timeout_s=timeout_s
     )
@@ -340,14 +341,26 @@ def test_what_llama_fit_params_cannot_be_asked(
 
 
 def test_a_slow_engine_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    way = tool(tmp_path, monkeypatch, "print('error: thinking', flush=True)\ntime.sleep(60)")
+    """The time is over when the tool has said something, however long that takes to start."""
+    spoken = tmp_path / "spoken"
+    way = tool(
+        tmp_path,
+        monkeypatch,
+        f"print('error: thinking', flush=True)\nopen({str(spoken)!r}, 'x').close()\ntime.sleep(600)",
+    )
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    begun = time.monotonic()
+
+    class Timer(threading.Timer):
+        def run(self) -> None:
+            wait_until(spoken.exists)
+            self.function(*self.args, **self.kwargs)
+
+    monkeypatch.setattr(process.threading, "Timer", Timer)
     with pytest.raises(
         EngineError, match=r"did not answer within 0.7 s \(--engine-timeout\): error: thinking"
     ):
         ask_tool(way, timeout_s=0.7)
-    assert time.monotonic() - begun < 10
+    spoken.unlink()
     assert [path.name for path in tmp_path.iterdir()] == ["llama-fit-params"]
 
 
