@@ -1,10 +1,10 @@
-# One file, four words: setup, run, test, check.
+# One file, five words: setup, run, test, test-all, check.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup run test check format lint types imports bench clean
+.PHONY: setup run test test-all check format lint types imports bench clean
 
 setup: $(STAMP)
 
@@ -17,8 +17,14 @@ $(STAMP): pyproject.toml setup.py $(wildcard src/edgekit/embed/kernels/csrc/*.[c
 run: setup
 	@$(BIN)/edgekit recommend || test $$? -eq 3 # "nothing fits" is an answer too
 
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
 test: setup
-	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	@$(PYTEST)
+
+# Every case of the wide sweeps, of which `make test` takes a fixed sample, and new random examples.
+test-all: setup
+	@EDGEKIT_LONG=1 $(PYTEST)
 
 check: format lint types imports test
 

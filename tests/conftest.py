@@ -33,8 +33,9 @@ settings.load_profile("edgekit")
 
 # The longest files, each handed to a worker as a whole: begun last, one of them keeps a worker while the others idle.
 LONGEST = (
-    "web/test_pages.py", "embed/test_ray.py", "web/test_model_page.py", "cli/test_embed.py", "embed/test_tokenizer_vectors.py",
-    "web/test_accessibility.py", "web/test_page_errors.py", "cli/test_check.py", "truth/test_embed_minilm.py", "web/test_schema.py",
+    "web/test_pages.py", "embed/test_ray.py", "web/test_model_page.py", "cli/test_embed.py", "cli/test_check.py",
+    "web/test_cards.py", "embed/test_stdio.py", "web/test_page_errors.py", "embed/test_embedder.py", "cli/test_run.py",
+    "cli/test_web_command.py", "web/test_accessibility.py", "truth/test_embed_minilm.py", "web/test_schema.py",
 )  # fmt: skip
 
 
@@ -46,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Eleven thousand tests are made, and all are kept: nobody looks for garbage among them, now or later."""
+    """Thousands of tests are made, and all stay: no search for garbage among them, now or later."""
     gc.disable()
     try:
         return (yield)
@@ -54,6 +55,13 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
         gc.collect()
         gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _nothing_left_open() -> Iterator[None]:
+    """A file, socket or process that a test did not close is reported in its own file, not in a later one."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

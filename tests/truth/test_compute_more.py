@@ -1,6 +1,6 @@
 """Further architectures, of headers that llama.cpp 0c1e57098 loaded: 0 bytes off.
 
-Every file in the normal run, each with every third of its rows; EDGEKIT_LONG=1 takes all rows.
+Every file in the normal run, each with every sixth of its rows; `make test-all` takes all rows.
 """
 
 from __future__ import annotations

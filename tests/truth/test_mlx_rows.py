@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import cProfile
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
+from tests.calls import calls_of
 from tests.recorded import config_header, rows
 
 from edgekit.engine.mlx import estimate
@@ -112,10 +112,7 @@ def test_a_further_estimate_takes_few_calls() -> None:
     """Less than a millisecond on a quiet machine: what depends on the model alone is worked out once."""
     model = named_models()["llama-3.1-70b"]
     estimate(model, Load(context_tokens=1_000), MlxSetup())
-    profile = cProfile.Profile()
-    profile.runcall(estimate, model, Load(context_tokens=2_000), MlxSetup())
-    calls = sum(entry.callcount for entry in profile.getstats())
-    assert calls < 10_000
+    assert calls_of(lambda: estimate(model, Load(context_tokens=2_000), MlxSetup())) < 10_000
 
 
 def test_the_bill_has_a_line_for_every_layer() -> None:

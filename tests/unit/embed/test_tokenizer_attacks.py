@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import time
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -200,13 +199,11 @@ def test_a_billion_tokens_claimed(claimed: int, tmp_path: Path) -> None:
         + struct.pack("<Q", len(key)) + key + struct.pack("<IIQ", 9, 8, claimed)
     )  # fmt: skip
     tracemalloc.start()
-    begin = time.process_time()
     with WeightFile(path, Limits()) as file, pytest.raises(HeaderError):
         read_vocabulary(file, walk(file))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1_000_000
-    assert time.process_time() - begin < 1
 
 
 def test_counts_over_the_limits_are_refused_before_anything_is_read(tmp_path: Path) -> None:
