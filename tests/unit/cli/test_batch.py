@@ -298,4 +298,4 @@ def test_a_further_row_of_a_model_takes_few_calls(tmp_path: Path) -> None:
     answer_line(lines[0], kept)
     for line in lines[1:]:
         assert b'"error"' not in answer_line(line, kept).encode()
-        assert calls_of(partial(answer_line, line, kept)) < 20_000
+        assert calls_of(partial(answer_line, line, kept)) < 10_000
