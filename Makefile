@@ -19,10 +19,11 @@ run: setup
 
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
+# At most a dozen cases of each table, and a sample of each wide sweep; a file that is run by itself runs all its cases.
 test: setup
-	@$(PYTEST)
+	@$(PYTEST) --cases 12
 
-# Every case of the wide sweeps, of which `make test` takes a fixed sample, and new random examples.
+# Every case of every table and sweep, and new random examples.
 test-all: setup
 	@EDGEKIT_LONG=1 $(PYTEST)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.embed_models import minilm, minilm_reference
 from tests.embed_oracle import cosines, llamacpp_vectors
-from tests.thoroughness import LONG
+from tests.thoroughness import LONG, wide
 
 from edgekit.embed import open_embedder
 from edgekit.embed.types import Floats
@@ -42,7 +42,8 @@ def test_vectors_are_those_of_llama_cpp(kind: str) -> None:
     _check_near(ours(kind), llamacpp_vectors(minilm(kind), tokens))
 
 
-@pytest.mark.parametrize("kind", ["F16", "Q8_0"] if LONG else ["Q8_0"])
+@wide
+@pytest.mark.parametrize("kind", ["F16", "Q8_0"])
 def test_the_fast_path_gives_the_same(kind: str) -> None:
     pytest.importorskip("xllamacpp")
     _check_near(ours(kind), _embed(kind, engine="llama.cpp"))

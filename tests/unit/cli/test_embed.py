@@ -506,7 +506,7 @@ def some_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
-@pytest.mark.parametrize("kind", ["npy", "jsonl", "parquet"] if LONG else ["npy", "parquet"])
+@pytest.mark.parametrize("kind", ["npy", "jsonl", "parquet"] if LONG else ["parquet"])
 def test_killed_twice_it_gives_what_one_run_gives(
     model: Path, many_rows: Path, tmp_path: Path, kind: str
 ) -> None:

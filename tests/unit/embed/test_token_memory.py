@@ -13,6 +13,7 @@ import pytest
 from tests.embed_tables import random_row, write_table
 from tests.header_files import ARRAY, INT32, STRING, key
 from tests.patience import PATIENCE_S
+from tests.thoroughness import LONG
 
 from edgekit.header.dtype import by_name
 from edgekit.units import KIB
@@ -87,7 +88,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kernels", MOST_BYTES)
+@pytest.mark.parametrize("kernels", MOST_BYTES if LONG else ["native"])
 def test_token_mode_works_in_very_little(kernels: str, model: Path) -> None:
     if kernels == "native" and not importlib.util.find_spec("edgekit.embed.kernels._native"):
         pytest.skip("installed without a compiler")

@@ -37,7 +37,7 @@ WAYS = sorted({row: name for name, row in PRE_TOKENIZERS.items()}.values())
 ALPHABET = "aB\u00e9\u0301\u4e2d\u304b1\u00bd .,'s!\u3002\uff0c\n\r\t\u00a0\u3000\U0001f600-_<|>"
 
 
-@pytest.mark.parametrize("name", sampled(WITH_VECTORS, each=3), scope="module")
+@pytest.mark.parametrize("name", sampled(WITH_VECTORS, each=3, turn=1), scope="module")
 def test_llama_cpps_own_vectors(name: str) -> None:
     found = vectors(name)
     assert len(found) >= 46

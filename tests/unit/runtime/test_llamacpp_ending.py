@@ -44,7 +44,7 @@ COMPLETION = {"prompt": "the quick brown fox", "n_predict": 8, "ignore_eos": Tru
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that ends in order is not killed for taking long on a busy machine."""
     for stop in (Running.stop, EngineProcess.stop):
-        monkeypatch.setitem(stop.__kwdefaults__, "grace_s", PATIENCE_S)
+        monkeypatch.setattr(stop, "__kwdefaults__", {"grace_s": PATIENCE_S})
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from edgekit.memory.types import Component, Load
 from edgekit.source.local import locate_path
 from edgekit.source.types import ModelFiles
 from edgekit.units import GIB, MIB
-from edgekit.verify import check, fit_tool, process, ways
+from edgekit.verify import check, fit_tool, ways
 from edgekit.verify.ask import ask_engine
 from edgekit.verify.check import verify_model
 from edgekit.verify.hollow import HollowFile, hollow_out, on_disk
@@ -355,7 +355,7 @@ def test_a_slow_engine_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             wait_until(spoken.exists)
             self.function(*self.args, **self.kwargs)
 
-    monkeypatch.setattr(process.threading, "Timer", Timer)
+    monkeypatch.setattr(threading, "Timer", Timer)
     with pytest.raises(
         EngineError, match=r"did not answer within 0.7 s \(--engine-timeout\): error: thinking"
     ):
