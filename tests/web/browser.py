@@ -17,6 +17,7 @@ from playwright.sync_api import (
     Request,
     sync_playwright,
 )
+from tests.patience import PATIENCE_S
 
 WHOLE = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 # The same engine without what surrounds a window: a page costs three fifths of the time.
@@ -24,7 +25,7 @@ NAMES = ("chromium-headless-shell", *WHOLE)
 # No sandbox: the tests may run as root. Nor a graphics card that is only made up, in software: painting costs less so.
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-software-rasterizer")
 WIDE, PHONE = (1280, 900), (360, 740)
-WAIT_MS = 15_000  # of a condition: a page that is well fulfils it in a fraction
+WAIT_MS = int(PATIENCE_S * 1000)  # of a condition: a page that is well fulfils it in a fraction
 # Complaints that a test may have provoked.
 REFUSED = r"Failed to load resource: the server responded with a status of [45]\d\d"
 UNREACHABLE = r"Failed to load resource: net::ERR_|net::ERR_INCOMPLETE_CHUNKED_ENCODING"

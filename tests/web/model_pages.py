@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
+from tests.web.browser import WAIT_MS
 from tests.web.conftest import Site
 
 from edgekit.cli import main
 
-ASKED_WITHIN_MS = 15_000
 COMMAND = "These numbers on the command line"
 # Numbers and command in one look: they are of one answer.
 _READ = """(command) => {
@@ -92,7 +92,7 @@ def assert_same(shown: Shown, answer: dict[str, Any]) -> None:
 
 def until(page: Page, waiting: Sequence[object]) -> None:
     """Something waits; the page goes on meanwhile."""
-    for _ in range(ASKED_WITHIN_MS // 20):
+    for _ in range(WAIT_MS // 20):
         if waiting:
             return
         page.wait_for_timeout(20)

@@ -29,10 +29,6 @@ from edgekit.cli import main
 from edgekit.units import format_bytes
 
 FILE, SPARSE = ".".join((*DENSE, "gguf")), ".".join((*EXPERTS, "gguf"))
-WITHIN_MS = (
-    1000  # of a step, on a machine that does other things too; benchmarks/web_page.py measures
-)
-
 
 # What is set, and how the shown command says it.
 STEPS = (
@@ -75,11 +71,8 @@ def test_every_step_is_what_the_command_line_says(
         expect(page.get_by_role("region", name="Answer")).to_contain_text(total)
         seen.add(shown.sizes["All"])
     assert len(seen) == len(STEPS)
-    steps: list[float] = page.evaluate(
-        "performance.getEntriesByName('fit').map(one => one.duration)"
-    )
-    assert len(steps) >= len(STEPS)
-    assert sorted(steps)[len(steps) // 2] < WITHIN_MS
+    # How long a step takes is a figure of benchmarks/web_page.py, which finds it under this name.
+    assert page.evaluate("performance.getEntriesByName('fit').length") >= len(STEPS)
 
 
 def test_experts_on_the_cpu(

@@ -19,7 +19,6 @@ from edgekit.cli import main
 from edgekit.units import format_bytes
 
 WORDS = {"passed": "Fits", "warning": "Tight", "failed": "Does not fit", "refused": "Cannot run"}
-ALL_WITHIN_MS = 120_000  # every verdict, by a server that has just started
 ON_A_4090 = ("--device", "RTX 4090", "--ram", "64G", "--json")
 
 
@@ -37,7 +36,7 @@ def home(visitor: Visitor, query: str = MACHINE) -> Page:
 def judged(page: Page) -> None:
     # A look of `expect` that finds it busy holds so large a page up for most of a second.
     models = page.locator("ul[aria-label=Models][aria-busy=false]")
-    models.wait_for(state="attached", timeout=ALL_WITHIN_MS)
+    models.wait_for(state="attached")
 
 
 def shown(page: Page) -> list[str]:
@@ -154,7 +153,7 @@ def test_another_machine_gives_other_verdicts(visitor: Visitor) -> None:
     page.get_by_role("button", name="Use", exact=True).click()
     page.wait_for_url(re.compile("device=8x"))
     fits = re.compile("passed|warning")
-    expect(large).to_have_attribute("data-status", fits, timeout=ALL_WITHIN_MS)
+    expect(large).to_have_attribute("data-status", fits)
     assert query_of(page)["ram"] == ["2T"]
 
 

@@ -53,7 +53,7 @@ def guarded() -> Iterator[str]:
 def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time by which servers that start from now on count requests: it stands still until a test moves it."""
     now = [100.0]
-    monkeypatch.setitem(Rates.__init__.__kwdefaults__, "clock", lambda: now[0])
+    monkeypatch.setattr(Rates.__init__, "__kwdefaults__", {"clock": lambda: now[0]})
     return now
 
 
