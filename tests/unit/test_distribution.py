@@ -26,8 +26,8 @@ TEXTS = [
 def test_distribution_name_is_edgekit_models_with_both_commands() -> None:
     assert PROJECT["name"] == "edgekit-models"
     assert PROJECT["scripts"] == {
-        "edgekit": "edgekit.cli:main",
-        "edgekit-models": "edgekit.cli:main",
+        "edgekit": "edgekit.__main__:main",
+        "edgekit-models": "edgekit.__main__:main",
     }
 
 
