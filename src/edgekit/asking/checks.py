@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -67,28 +66,16 @@ class Asking:
     confirm: Callable[[Download], bool] | None = field(repr=False)
 
 
-def check_all(
-    names: Sequence[str], asking: Asking, tell: Callable[[int, int], None]
-) -> list[list[Answer]]:
-    """The answers of each model, in order. `tell` hears how many are done.
+def check_all(names: Sequence[str], asking: Asking) -> Iterator[list[Answer]]:
+    """The answers of each model, in order, as they become known.
 
-    Models behind a network are asked for side by side; those on this machine keep one core busy as it is.
+    Remote models are read side by side, in threads; local ones one after the other: they keep a core busy as it is.
     """
-    done, counting = 0, threading.Lock()
-
-    def checked(name: str) -> list[Answer]:
-        nonlocal done
-        answers = check_model(name, asking)
-        with counting:
-            done += 1
-            tell(done, len(names))
-        return answers
-
     far = [name for name in names if not is_here(name)]
-    coming = side_by_side(checked, far)
+    coming = side_by_side(lambda name: check_model(name, asking), far)
     away = set(far)
-    near = {name: checked(name) for name in names if name not in away}
-    return [near[name] if name in near else next(coming) for name in names]
+    for name in names:
+        yield next(coming) if name in away else check_model(name, asking)
 
 
 def check_model(reference: str, asking: Asking) -> list[Answer]:

@@ -11,9 +11,8 @@ from typing import TextIO
 
 from edgekit.cli.device_options import join_counts
 from edgekit.cli.parser import WrongWords, build_parser, wrong_words
-from edgekit.errors import EdgekitError
+from edgekit.errors import EdgekitError, OutputError
 
-UNWRITTEN = 1
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 
@@ -73,19 +72,34 @@ def _error_text(kind: str, message: str, *, in_one_line: bool) -> str:
 
 
 def _write(answer: str, code: int) -> int:
-    """Print the answer. A reader that has seen enough (`| head`) is no error, a full disk is one."""
-    if sys.stdout is None:  # it was closed before we started
-        return code
+    """Print the answer. A reader that has seen enough (`| head`) is not an error, a full disk is one."""
     try:
-        sys.stdout.write(answer)
+        show(answer)
+    except NobodyReadsError:
+        return code
+    except OutputError as error:
+        _say(str(error))
+        return error.exit_code
+    return code
+
+
+class NobodyReadsError(Exception):
+    """Standard output is closed, or its reader has seen enough: `| head`."""
+
+
+def show(text: str) -> None:
+    """Writes to standard output at once. OutputError where that fails, on a full disk for instance."""
+    if sys.stdout is None:  # it was closed before we started
+        raise NobodyReadsError
+    try:
+        sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
         drop(sys.stdout)
+        raise NobodyReadsError from None
     except OSError as error:
         drop(sys.stdout)
-        _say(f"the answer could not be written: {error.strerror}")
-        return UNWRITTEN
-    return code
+        raise OutputError(f"the answer could not be written: {error.strerror}") from error
 
 
 def _say(sentence: str) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edgekit.cli import drop
+from edgekit.cli import NobodyReadsError, show
 from edgekit.cli.listening import read_plain
 from edgekit.cli.reach_options import reach_of
 from edgekit.cli.run_command import check_text
@@ -29,7 +28,7 @@ from edgekit.cli.running import (
     refuse_or_warn,
     weights_of,
 )
-from edgekit.errors import ContextTooLargeError, OutputError, TextError, UsageError
+from edgekit.errors import ContextTooLargeError, TextError, UsageError
 from edgekit.plan.types import Job
 from edgekit.runtime.talking import Fitted, Message, Prompt, Talker, Written, fit_prompt
 
@@ -67,7 +66,7 @@ def answer(arguments: argparse.Namespace, wanted: Wanted) -> tuple[str, int]:
             return _answer_once(talker, judged, wanted, arguments, told), 0
     except DoesNotFitError as error:
         return refusal(error, as_json=arguments.json)
-    except _NobodyReadsError:
+    except NobodyReadsError:
         return "", 0
 
 
@@ -123,14 +122,14 @@ def _answer_once(
     for piece in _pieces(talker, fitted, wanted.sampling, written):
         pieces.append(piece)
         if not arguments.json:
-            _show(piece)
+            show(piece)
     if arguments.json:
         from edgekit.report.as_json import json_text
         from edgekit.report.run_json import answer_json
 
         return json_text(answer_json(judged.check, "".join(pieces), written, rows=judged.rows))
     if pieces and not pieces[-1].endswith("\n"):
-        _show("\n")
+        show("\n")
     from edgekit.report.run_text import written_text
 
     told.say(written_text(written, asked=wanted.new_tokens))
@@ -154,25 +153,6 @@ def _pieces(talker: Talker, fitted: Fitted, sampling: Sampling, written: Written
         talker.write(fitted.tokens, sampling, max_tokens=fitted.max_tokens, into=written)  # type: ignore[type-var]  # both are generators
     ) as pieces:
         yield from pieces
-
-
-class _NobodyReadsError(Exception):
-    """Who asked has seen enough: `| head`."""
-
-
-def _show(text: str) -> None:
-    """OutputError for a disk that is full."""
-    if sys.stdout is None:
-        raise _NobodyReadsError
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        drop(sys.stdout)
-        raise _NobodyReadsError from None
-    except OSError as error:
-        drop(sys.stdout)
-        raise OutputError(f"the answer could not be written: {error.strerror}") from error
 
 
 # --- a conversation
@@ -212,7 +192,7 @@ def _next_line() -> str | None:
         try:
             line = input("> ").strip()
         except EOFError:
-            _show("\n")
+            show("\n")
             return None
         if line:
             return line
@@ -225,8 +205,8 @@ def _reply(talker: Talker, order: Order, messages: tuple[Message, ...], wanted: 
         fitted = _fitted(talker, order, tokens, wanted.max_tokens)
         for piece in _pieces(talker, fitted, wanted.sampling, Written()):
             said.append(piece)
-            _show(piece)
+            show(piece)
     except KeyboardInterrupt:
-        _show(" [stopped]")
-    _show("\n")
+        show(" [stopped]")
+    show("\n")
     return "".join(said)

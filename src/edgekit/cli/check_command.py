@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from edgekit.asking.bills import OF_THE_MACHINE
@@ -14,6 +15,7 @@ from edgekit.cli.reach_options import (
     ENVIRONMENT,
     MODEL_FORMS,
     add_reach_options,
+    counting,
     is_terminal,
     reach_of,
     screen_width,
@@ -25,6 +27,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
     from edgekit.asking.checks import Answer
+    from edgekit.report.bars import Glyphs
     from edgekit.source.download import Download
 
 UNASKED_DOWNLOAD_BYTES = 512 * MIB  # a download of up to so much needs no question
@@ -113,10 +116,10 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     words = words_of(arguments)
     engine_flags(words)  # what cannot be read is told before anything else
     names = references(arguments.models)
-    quiet = arguments.json or arguments.quiet
+    alone = len(names) == 1
     depth = Depth.TENSORS if arguments.json or arguments.exact else Depth.ARCHITECTURE
-    with reach_of(arguments, quiet=quiet) as reach:
-        if len(names) == 1:
+    with reach_of(arguments, quiet=arguments.quiet or (arguments.json and alone)) as reach:
+        if alone:
             asking = asking_of(
                 words,
                 reach=lambda: reach,
@@ -133,7 +136,10 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
                 with_changes=False,  # a table has no room for them
                 depth=depth,
             )
-            found = check_all(names, asking, _counter(reach.progress))
+            coming = counting(check_all(names, asking), len(names), reach.progress)
+            if not arguments.json:
+                return "", worst_code(_show_table(coming), strict=arguments.strict)
+            found = list(coming)
     code = worst_code(found, strict=arguments.strict)
     return _render([answer for answers in found for answer in answers], arguments), code
 
@@ -173,12 +179,23 @@ def _ask(download: Download) -> bool:
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
-def _counter(progress: Callable[[str], None] | None) -> Callable[[int, int], None]:
-    def tell(done: int, of: int) -> None:
-        if progress is not None:
-            progress(f"checked {done} of {of} models")
+def _show_table(coming: Iterable[list[Answer]]) -> list[list[Answer]]:
+    """Writes a table of several models row by row. Returns the answers, up to where the reader had seen enough."""
+    from edgekit.cli import NobodyReadsError, show
+    from edgekit.report.check_table import table_pieces
 
-    return tell
+    found: list[list[Answer]] = []
+
+    def rows() -> Iterator[Answer]:
+        for answers in coming:
+            found.append(answers)
+            yield from answers
+
+    with suppress(NobodyReadsError):
+        for piece in table_pieces(rows(), width=screen_width(), glyphs=_glyphs()):
+            if sys.stdout is not None:  # without one, the exit code is the answer
+                show(piece)
+    return found
 
 
 def _render(answers: Sequence[Answer], arguments: argparse.Namespace) -> str:
@@ -195,15 +212,19 @@ def _render(answers: Sequence[Answer], arguments: argparse.Namespace) -> str:
 
 
 def _as_text(answers: Sequence[Answer], arguments: argparse.Namespace) -> str:
-    from edgekit.report.bars import glyphs_for
     from edgekit.report.check import Check
     from edgekit.report.check_table import check_table
     from edgekit.report.check_text import check_text, quiet_text
 
-    width = screen_width()
-    glyphs = glyphs_for(getattr(sys.stdout, "encoding", None))
+    width, glyphs = screen_width(), _glyphs()
     if len(answers) > 1 or not isinstance(answers[0], Check):
         return check_table(answers, width=width, glyphs=glyphs)
     if arguments.quiet:
         return quiet_text(answers[0])
     return check_text(answers[0], width=width, colour=is_terminal(sys.stdout), glyphs=glyphs)
+
+
+def _glyphs() -> Glyphs:
+    from edgekit.report.bars import glyphs_for
+
+    return glyphs_for(getattr(sys.stdout, "encoding", None))

@@ -14,6 +14,7 @@ from edgekit.cli.reach_options import (
     ENVIRONMENT,
     MODEL_FORMS,
     add_reach_options,
+    counting,
     reach_of,
     screen_width,
 )
@@ -136,8 +137,8 @@ def _models(names: tuple[str, ...], asked: int | None, arguments: argparse.Names
     with reach_of(arguments, quiet=arguments.json) as reach:
         each = replace(reach, progress=None)
         asking = _asking(arguments, names, asked, lambda: replace(each, traffic=Traffic()))
-        found = check_all(names, asking, _counter(reach.progress))
-    rows = [row for answers in found for row in answers]
+        found = counting(check_all(names, asking), len(names), reach.progress)
+        rows = [row for answers in found for row in answers]
     if not any(isinstance(row, Check) for row in rows):
         raise next(row.error for row in rows if isinstance(row, Unanswered))
     return _rendered(rows, arguments)
@@ -176,14 +177,6 @@ def _chosen(word: str | None, models: int) -> tuple[str, ...]:
     if word.lower() in {"auto", "all"}:
         return tuple(OPTIONS) if word.lower() == "all" else ()
     return (engine_name(word),)
-
-
-def _counter(progress: Callable[[str], None] | None) -> Callable[[int, int], None]:
-    def tell(done: int, of: int) -> None:
-        if progress is not None:
-            progress(f"read {done} of {of} models")
-
-    return tell
 
 
 def _rendered(rows: list[Check | Unanswered], arguments: argparse.Namespace) -> str:

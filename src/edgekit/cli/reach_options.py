@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.source.types import Reach
 
+T = TypeVar("T")
 MODEL_FORMS = """\
 MODEL is any of
   a file or folder          model.gguf, model-00001-of-00003.gguf, ./folder, config.json
@@ -57,6 +58,17 @@ def reach_of(arguments: argparse.Namespace, *, quiet: bool) -> Iterator[Reach]:
     finally:
         if reach.progress is not None:
             show_progress("")
+
+
+def counting(coming: Iterable[T], of: int, progress: Callable[[str], None] | None) -> Iterator[T]:
+    """The same models, counted on the progress line. The line is empty while a caller uses what it was given."""
+    told = progress or (lambda _: None)
+    told(f"checked 0 of {of:,} models")
+    for done, one in enumerate(coming, 1):
+        told("")
+        yield one
+        told(f"checked {done:,} of {of:,} models")
+    told("")
 
 
 def is_terminal(stream: object) -> bool:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from edgekit.errors import HardwareError, RefusedError
 from edgekit.plan.types import Status
 from edgekit.report.bars import BLOCKS, Glyphs
 from edgekit.report.check import Check, Unanswered
 from edgekit.report.check_words import VERDICTS, is_beyond, is_blocked, share_words, sizes_words
-from edgekit.report.lines import figures, printable
+from edgekit.report.lines import printable
 from edgekit.report.screen import LEAST_WIDTH, folded, hanging, joined, within
 
 Found = Check | Unanswered
@@ -23,6 +24,7 @@ _COUNTED = {
     "cannot run": ("cannot run", "cannot run"),
     "not read": ("could not be read", "could not be read"),
 }
+FIRST_ROWS = 25  # a table of up to this many rows is written at once
 NAMES_TOLD = 3  # beside a reason they share
 LEAST_NAME = 16  # columns; where fewer are left for it, a row takes several lines
 
@@ -41,14 +43,34 @@ class Row:
 
 
 def check_table(rows: Sequence[Found], *, width: int = 100, glyphs: Glyphs = BLOCKS) -> str:
-    """What is the same in all rows stands above them; why there is no answer, below."""
+    return "".join(table_pieces(rows, width=width, glyphs=glyphs))
+
+
+def table_pieces(
+    rows: Iterable[Found], *, width: int = 100, glyphs: Glyphs = BLOCKS
+) -> Iterator[str]:
+    """The table, piece by piece: the first FIRST_ROWS rows lay it out, each later row is written as it becomes known.
+
+    What all rows share is above them; reasons for missing answers are below.
+    """
     width = max(width, LEAST_WIDTH)
-    told = list(rows_of(rows))
-    lines = joined(_above(rows), width, glyphs.between)
-    lines += ["", *_table_lines(told, width)] if told else []
+    coming = iter(rows)
+    found = list(islice(coming, FIRST_ROWS))
+    told = list(rows_of(found))
+    layout = _layout(told, width)
+    above = joined(_above(found), width, glyphs.between)
+    lines = [*above, *([""] if above and told else []), *layout.head]
+    lines += [line for row in told for line in layout.lines(row)]
+    if lines:
+        yield "\n".join(lines) + "\n"
+    first = tuple(found)
+    for row in coming:
+        found.append(row)
+        told.append(_later_row(row, first))
+        yield "\n".join(layout.lines(told[-1])) + "\n"
     reasons = [line for reason in reasons_of(told) for line in hanging(reason, within(width))]
-    lines += ["", *reasons] if reasons else []
-    return "\n".join([*lines, "", *folded(summary(rows), width)]).lstrip("\n") + "\n"
+    below = [*([""] if reasons else []), *reasons, "", *folded(summary(found), width)]
+    yield "\n".join(below if lines else below[1:]) + "\n"
 
 
 def summary(rows: Sequence[Found]) -> str:
@@ -140,31 +162,77 @@ def reasons_of(rows: Sequence[Row]) -> Iterator[str]:
         yield because if told and because.startswith(f"{told}:") else f"{told}: {because}"
 
 
-def _table_lines(rows: Sequence[Row], width: int) -> list[str]:
-    """Names give way to the width; where too little is left of them, every row takes two lines."""
-    table = _table(rows)
-    over = max(map(len, table)) - width
-    room = max(len(row.name) for row in rows) - over
-    if over <= 0:
-        return table
-    if room < LEAST_NAME:
-        return [line for row in rows for line in _stacked(row, width)]
-    return _table([replace(row, name=shortened(row.name, room)) for row in rows])
+def _later_row(found: Found, first: Sequence[Found]) -> Row:
+    """A row of a table that is laid out already: an engine that has no column is named next to the model."""
+    row = _judged(found) if isinstance(found, Check) else _unanswered(found, {})
+    if not _one_engine(first):
+        return row
+    is_other = bool(row.engine) and not _one_engine([*first, found])
+    return replace(row, name=f"{row.name} ({row.engine})" if is_other else row.name, engine="")
 
 
-def _table(rows: Sequence[Row]) -> list[str]:
-    """Columns in which nothing stands are left out."""
-    columns = {
-        "": [row.outcome for row in rows],
-        "model": [row.name for row in rows],
-        "engine": [row.engine for row in rows],
-        "memory": [row.memory for row in rows],
-        "used": [row.share for row in rows],
-        "context": [row.context for row in rows],
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    """How the rows of one table are written; without columns, a row takes two lines."""
+
+    width: int
+    columns: Mapping[str, int]  # head -> width
+
+    @property
+    def head(self) -> list[str]:
+        return [self._line({head: head for head in self.columns})] if self.columns else []
+
+    def lines(self, row: Row) -> list[str]:
+        if not self.columns:
+            return _stacked(row, self.width)
+        cells = {head: printable(cell) for head, cell in _cells(row).items()}
+        over = len(self._line(cells)) - self.width
+        if over > 0:
+            room = len(cells["model"]) - over
+            if room < LEAST_NAME:
+                return _stacked(row, self.width)
+            cells["model"] = shortened(cells["model"], room)
+        return [self._line(cells)]
+
+    def _line(self, cells: Mapping[str, str]) -> str:
+        """Words to the left, numbers to the right."""
+        return "  ".join(
+            f"{cells[head]:<{width}}" if head in _WORDS else f"{cells[head]:>{width}}"
+            for head, width in self.columns.items()
+        ).rstrip()
+
+
+def _layout(rows: Sequence[Row], width: int) -> _Layout:
+    """Names are shortened to fit the width; where too little of them is left there are no columns.
+
+    Empty columns are left out; of a table that goes on, only the engine's is.
+    """
+    every = [_cells(row) for row in rows]
+    goes_on = len(rows) >= FIRST_ROWS
+    widths = {
+        head: max(len(head), *(len(printable(cells[head])) for cells in every))
+        for head in _cells(Row(outcome=""))
+        if any(cells[head] for cells in every) or (goes_on and head != "engine")
     }
-    kept = {head: cells for head, cells in columns.items() if any(cells)}
-    words = sum(head in kept for head in ("", "model", "engine"))
-    return figures(tuple(kept), list(zip(*kept.values(), strict=True)), words)
+    over = sum(widths.values()) + 2 * (len(widths) - 1) - width
+    room = widths.get("model", 0) - over
+    if over > 0 and room < LEAST_NAME:
+        return _Layout(width=width, columns={})
+    return _Layout(width=width, columns={**widths, "model": room} if over > 0 else widths)
+
+
+def _cells(row: Row) -> dict[str, str]:
+    return {
+        "": row.outcome,
+        "model": row.name,
+        "engine": row.engine,
+        "memory": row.memory,
+        "used": row.share,
+        "context": row.context,
+    }
+
+
+_WORDS = frozenset({"", "model", "engine"})
 
 
 def shortened(name: str, room: int) -> str:

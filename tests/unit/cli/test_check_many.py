@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.thoroughness import wide
 from tests.unit.cli.test_estimate import write_model
 from tests.unit.cli.test_estimate_engines import CONFIG
 
+from edgekit.asking import checks
 from edgekit.cli import main
 
 FITTING, TIGHT, FAILING = "tinyllama-1.1b", "llama-3.1-8b", "gemma-3-27b"
@@ -313,6 +315,54 @@ def test_fifty_headers_are_fifty_rows_in_order(
     assert sum(told["summary"].values()) == 50
     assert told["summary"]["not_read"] == told["summary"]["cannot_run"] == 0
     assert {one["status"] for one in told["models"]} == {"passed", "warning", "failed"}
+
+
+def test_rows_are_written_while_later_models_are_read(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was written when the last of thirty models was opened."""
+    one = write_model(home, FITTING)
+    names = [f"{number:02}.gguf" for number in range(30)]
+    for name in names:
+        os.link(one, home / name)
+    so_far: list[str] = []
+
+    def opened(reference: str, asking: checks.Asking) -> list[checks.Answer]:
+        if reference == names[-1]:
+            so_far.append(capsys.readouterr().out)
+        return check_model(reference, asking)
+
+    check_model = checks.check_model
+    monkeypatch.setattr(checks, "check_model", opened)
+    code, out, _ = ask(capsys, *names, "--ram", "24G")
+    assert code == 0
+    assert [line.split()[1] for line in so_far[0].splitlines()[3:]] == names[:-1]
+    assert [line.split()[:2] for line in out.splitlines()] == [
+        ["fits", names[-1]],
+        [],
+        ["30", "fit"],
+    ]
+
+
+def test_progress_counts_models_on_a_terminal_and_leaves_the_rows_alone(three: list[str]) -> None:
+    """Both streams on one terminal: the progress line is wiped before a row is written."""
+    import pty
+
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    command = [sys.executable, "-m", "edgekit", "check", *three, *MACHINE]
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment):
+        os.close(theirs)
+        told = b""
+        with suppress(OSError):  # EIO: the other end is closed
+            while piece := os.read(ours, 65536):
+                told += piece
+    os.close(ours)
+    assert b"checked 0 of 3 models" in told
+    assert b"checked 2 of 3 models" in told
+    shown = [line.rpartition(b"\x1b[K")[2].decode() for line in told.split(b"\r\n")]
+    assert shown[3].split()[:2] == ["fits", three[0]]
+    assert shown[-2] == "1 fits, 1 is tight, 1 does not fit"
 
 
 @pytest.mark.skipif(not hasattr(os, "wait4"), reason="only Unix tells what a child has used")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,15 @@ from edgekit.memory.types import HOST, Component
 from edgekit.plan.types import Status
 from edgekit.report.bars import ASCII
 from edgekit.report.check import Check, Unanswered
-from edgekit.report.check_table import Found, check_table, counts, outcome_of, summary
+from edgekit.report.check_table import (
+    FIRST_ROWS,
+    Found,
+    check_table,
+    counts,
+    outcome_of,
+    summary,
+    table_pieces,
+)
 from edgekit.units import GIB
 
 TIGHT = made((*LINES, line(Component.WEIGHTS, 10 * GIB, HOST)))
@@ -104,6 +113,40 @@ def test_nothing_is_wider_than_the_screen(width: int) -> None:
     rows = (*MANY, *ENGINES, named(TIGHT, long), unread("x" * 300, "word " * 50))
     lines = check_table(rows, width=width).splitlines()
     assert max(map(len, lines)) <= max(width, 20)
+
+
+def test_a_long_table_shows_each_row_before_the_next_is_known() -> None:
+    asked = 0
+
+    def rows() -> Iterator[Found]:
+        nonlocal asked
+        for number in range(FIRST_ROWS + 5):
+            asked += 1
+            yield named(made(), f"{number:02}.gguf")
+
+    pieces = table_pieces(rows())
+    first = next(pieces)
+    assert asked == FIRST_ROWS
+    assert [line.split()[1] for line in first.splitlines()[3:]] == [
+        f"{number:02}.gguf" for number in range(FIRST_ROWS)
+    ]
+    for number in range(FIRST_ROWS, FIRST_ROWS + 5):
+        line = next(pieces)
+        assert asked == number + 1
+        assert line == first.splitlines()[3].replace("00.gguf", f"{number:02}.gguf") + "\n"
+    assert list(pieces) == [f"\n{FIRST_ROWS + 5} fit\n"]
+
+
+@pytest.mark.parametrize("width", [1, 20, 40, 60, 70, 80, 100, 200])
+def test_a_later_row_is_not_wider_than_the_screen(width: int) -> None:
+    later = (named(made(max_context=1_048_576), "x" * 300), unread("y" * 300), named(TIGHT, "z" * 60, "mlx"))  # fmt: skip
+    lines = check_table((*[MANY[0]] * FIRST_ROWS, *later), width=width).splitlines()
+    assert max(map(len, lines)) <= max(width, 20)
+
+
+def test_a_later_row_of_another_engine_names_it() -> None:
+    told = check_table((*[MANY[0], MANY[1]] * FIRST_ROWS, named(made(), "last", "mlx")))
+    assert "last (mlx)" in told
 
 
 def test_a_long_name_keeps_its_ends() -> None:
