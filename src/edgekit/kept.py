@@ -17,8 +17,10 @@ from typing import Any
 from edgekit import __version__
 from edgekit.catalog.types import Entry
 from edgekit.engine import engine_named
+from edgekit.errors import HeaderLimitError
 from edgekit.hardware.types import Accelerator, Machine
 from edgekit.source.cache import cache_folder
+from edgekit.source.disk import read_small
 from edgekit.units import MIB
 
 STEP_BYTES = (
@@ -106,9 +108,8 @@ def kept(key: str) -> dict[str, Any] | None:
     if folder is None:
         return None
     try:
-        with (folder / f"{key}.json").open("rb") as file:
-            body = file.read(MAX_KEPT_BYTES + 1)
-        found = json.loads(body) if len(body) <= MAX_KEPT_BYTES else None
-    except (OSError, ValueError, RecursionError):
+        body = read_small(folder / f"{key}.json", limit=MAX_KEPT_BYTES)
+        found = None if body is None else json.loads(body)
+    except (HeaderLimitError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

@@ -148,6 +148,17 @@ def test_the_token_that_hf_auth_login_wrote_is_found(tmp_path: Path) -> None:
     assert printed.stdout == "hf_written\n"
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
+def test_a_pipe_in_place_of_the_token_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "token")
+    script = "from edgekit.source.endpoint import hub_token; hub_token()"
+    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_IMPLICIT_TOKEN": ""}
+    run = [sys.executable, "-c", script]
+    printed = subprocess.run(run, env=environment, capture_output=True, text=True, check=False)
+    assert "RemoteAccessError" in printed.stderr
+    assert "is a pipe" in printed.stderr
+
+
 def test_an_endpoint_that_is_no_address(monkeypatch: pytest.MonkeyPatch, reach: Reach) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "hf-mirror.example")
     with pytest.raises(UsageError, match=r"HF_ENDPOINT='hf-mirror\.example' is not a web address"):

@@ -42,6 +42,16 @@ def answer(catalog: Catalog, machine: Machine, **more: Any) -> Recommendation:
     return recommended(catalog, Ask(machine=machine, **more))
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
+def test_a_pipe_in_its_place_is_not_waited_for(one: Catalog) -> None:
+    first = answer(one, cpu(8))
+    (path,) = folder().iterdir()
+    path.unlink()
+    os.mkfifo(path)
+    assert cards_json(answer(one, cpu(8))) == cards_json(first)
+    assert path.is_file()  # written anew
+
+
 @pytest.mark.parametrize(
     "machine",
     [cpu(8), cards(6), cards(8, 4), cards(10, ram=32)],

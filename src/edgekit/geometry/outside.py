@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from edgekit.geometry.architectures import BY_CONFIG, TIED_BY_DEFAULT
-from edgekit.geometry.hyper import Hyper
+from edgekit.geometry.hyper import MAX_NUMBER, Hyper
 from edgekit.geometry.keys import TOWER_HIDDEN, TOWER_LAYERS, TOWER_SECTIONS
 from edgekit.geometry.roles import has_output_head
 from edgekit.geometry.types import Tower
@@ -68,4 +68,7 @@ def _tower(
 
 
 def _first(part: Mapping[str, object], spellings: tuple[str, ...]) -> int | None:
-    return next((v for s in spellings if isinstance(v := part.get(s), int)), None)
+    """The first that is a size: not a bool, not below one, not beyond what any width is."""
+    return next(
+        (v for s in spellings if type(v := part.get(s)) is int and 0 < v <= MAX_NUMBER), None
+    )

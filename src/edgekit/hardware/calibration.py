@@ -29,6 +29,7 @@ from edgekit.hardware.measured import (
     Pace,
 )
 from edgekit.hardware.tree import printable
+from edgekit.source.disk import open_file
 from edgekit.source.places import data_folder, made_data_folder, try_lock
 from edgekit.units import GIB, LARGEST, MIB
 
@@ -46,7 +47,10 @@ MOST_TEXT = 160  # characters of a label or a name
 WAIT_S = 20.0  # for another that writes
 _RETRY_S = 0.02
 _REPLACE_S = 2.0  # Windows replaces no file that somebody is reading just now
-_FASTEST = 1e12
+_SLOWEST, _FASTEST = (
+    1e-6,
+    1e12,
+)  # tokens a second: one in eleven days, and more than any machine has
 
 T = TypeVar("T")
 
@@ -75,10 +79,10 @@ def read_calibration() -> Stored:
 
 def _read(path: Path) -> Calibration:
     """Raises HeaderError for a file that is not ours, SourceError for one that cannot be read."""
-    if not path.is_file():  # a pipe in its place would never end
+    if not path.is_file():
         raise SourceError(f"{path} is not a file: move it away")
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             raw = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}") from error
@@ -139,8 +143,9 @@ def _is_whole(value: object) -> bool:
 
 
 def _is_rate(value: object) -> bool:
-    """More than nothing, less than anybody has."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < _FASTEST
+    """Tokens a second that a machine can have: a quotient of two of them is a number that can be shown."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and _SLOWEST <= value < _FASTEST
 
 
 def _is_bandwidth(value: object) -> bool:

@@ -18,9 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from edgekit.errors import SourceError
+from edgekit.source.disk import open_file
 from edgekit.source.ranges import Version, usable_validator
 from edgekit.source.types import MAX_HEADER_BYTES
-from edgekit.units import KIB, MIB
+from edgekit.units import KIB, LARGEST, MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,11 +79,9 @@ def load(url: str) -> Entry | None:
     if path is None:
         return None
     try:
-        if not path.is_file():  # a FIFO in its place would never end
-            return None
-        with path.open("rb") as file:
+        with open_file(path) as file:
             entry = _read_entry(file, url)
-    except OSError:
+    except (OSError, SourceError):
         return None
     with contextlib.suppress(OSError):
         if entry is None:
@@ -119,7 +119,7 @@ def _path_of(url: str) -> Path | None:
 def _read_entry(file: IO[bytes], url: str) -> Entry | None:
     try:
         title = json.loads(file.readline(MAX_TITLE_BYTES))
-        length = _checked_title(title, url)
+        length, sha256 = _checked_title(title, url)
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     prefix = new_prefix()
@@ -128,7 +128,7 @@ def _read_entry(file: IO[bytes], url: str) -> Entry | None:
     except OSError:
         prefix.close()
         raise
-    if prefix.tell() != length or digest != title["sha256"]:
+    if prefix.tell() != length or digest != sha256:
         prefix.close()
         return None
     version = Version(
@@ -154,19 +154,23 @@ def _copy(source: IO[bytes], target: IO[bytes], length: int) -> str:
     return digest.hexdigest()
 
 
-def _checked_title(title: Any, url: str) -> int:
-    """The length; ValueError for a title that is not of this address or this format."""
+def _checked_title(title: Any, url: str) -> tuple[int, str]:
+    """Length and SHA-256. ValueError, TypeError or KeyError for a title that is not of this address and format."""
     texts = (title["etag"], title["last_modified"], title["linked_etag"])
     length, total_bytes, kept_at = title["length"], title["total_bytes"], title["kept_at"]
     if (
         (title["format"], title["url"]) != (FORMAT, url)
-        or any(text is not None and usable_validator(text) is None for text in texts)
-        or not (type(length) is type(total_bytes) is int and 0 <= length <= total_bytes)
+        or not all(text is None or _is_validator(text) for text in texts)
+        or not (type(length) is type(total_bytes) is int and 0 <= length <= total_bytes < LARGEST)
         or length > MAX_HEADER_BYTES
         or not (type(kept_at) is int and 0 <= kept_at <= _LAST_SECOND)
     ):
         raise ValueError(title)
-    return length
+    return length, title["sha256"]
+
+
+def _is_validator(value: object) -> bool:
+    return isinstance(value, str) and usable_validator(value) is not None
 
 
 def _write_entry(path: Path, url: str, entry: Entry) -> None:

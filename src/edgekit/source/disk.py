@@ -8,7 +8,7 @@ import stat
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from edgekit.errors import HeaderLimitError, NotFoundError, SourceError
 from edgekit.source.naming import close_names
@@ -93,6 +93,11 @@ def open_regular(path: Path) -> tuple[int, os.stat_result]:
         os.close(descriptor)
         raise
     return descriptor, status
+
+
+def open_file(path: Path) -> IO[bytes]:
+    """A regular file for reading. SourceError for anything else: a pipe would wait for a writer."""
+    return os.fdopen(open_regular(path)[0], "rb")
 
 
 def read_exactly(descriptor: int, path: Path, offset: int, length: int) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -84,6 +85,7 @@ def hub_token() -> str | None:
     if env_is_true("HF_HUB_DISABLE_IMPLICIT_TOKEN"):
         return None
     library = hub_library()
+    _refuse_pipe(Path(library.constants.HF_TOKEN_PATH))
     try:
         token: str | None = library.get_token()
     except Exception as error:  # a login provider failed: its errors share no class but this
@@ -97,6 +99,17 @@ def hub_token() -> str | None:
             "has: set it again"
         )
     return token
+
+
+def _refuse_pipe(path: Path) -> None:
+    """The hub's library opens the file as it is: a pipe without a writer would hold it for ever.
+
+    A pipe that the user named in HF_TOKEN_PATH has a writer: <(...) of a shell.
+    """
+    if not os.environ.get("HF_TOKEN_PATH") and path.is_fifo():
+        raise RemoteAccessError(
+            f"{path} is a pipe: log in again with `hf auth login`, or set HF_TOKEN"
+        )
 
 
 def token_for(url: str) -> str | None:

@@ -340,19 +340,69 @@ def test_another_job_is_refused(tmp_path: Path, job: dict[str, Any], named: str)
     found.close()
 
 
-def test_a_journal_that_is_none(tmp_path: Path) -> None:
-    good = b'{"journal":1,"replaces":false}\n'
-    bad_marks = (b'{"number":-1}', b'{"number":true}', b'{"strange":1}', b"[]", b"nothing")
-    for data in (
-        b"hello\n",
-        b"[]\n",
-        b'{"journal":99}\n',
-        *(good + mark + b"\n" for mark in bad_marks),
-    ):
-        (tmp_path / "out.npy.journal").write_bytes(data)
-        with pytest.raises(UsageError, match="no journal that this version understands"):
-            opened(tmp_path / "out.npy")
-    opened(tmp_path / "out.npy", overwrite=True).close()
+def test_a_journal_that_is_not_one_is_refused(tmp_path: Path) -> None:
+    path, journal = tmp_path / "out.npy", tmp_path / "out.npy.journal"
+    opened(path).close()
+    job, mark = journal.read_bytes().splitlines(keepends=True)
+    of_version_1 = b'{"journal":1,"replaces":false}\n{"number":3,"output_bytes":168}\n'
+    for data in (b"hello\n", b"[]\n", of_version_1, job[:-5] + b"\n" + mark, job + b"nothing\n"):
+        journal.write_bytes(data)
+        with pytest.raises(UsageError, match="is damaged, or from another version of EdgeKit"):
+            opened(path)
+    opened(path, overwrite=True).close()
+
+
+def test_every_flipped_bit_of_the_last_mark_leads_to_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "out.npy"
+    found = opened(path)
+    add(found, batch_of(2))
+    add(found, batch_of(2, first=3))
+    found.close()
+    data = (tmp_path / "out.npy.journal").read_bytes()
+    first = data.rindex(b"\n", 0, -1) + 1
+    for place in range(first, len(data)):
+        for bit in range(8):
+            damaged = bytearray(data)
+            damaged[place] ^= 1 << bit
+            (tmp_path / "out.npy.journal").write_bytes(damaged)
+            assert last_mark(path).kept == 2
+
+
+def test_every_flipped_bit_of_the_job_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "out.npy"
+    found = opened(path)
+    add(found, batch_of(2))
+    found.close()
+    data = (tmp_path / "out.npy.journal").read_bytes()
+    for place in range(data.index(b"\n") + 1):
+        damaged = bytearray(data)
+        damaged[place] ^= 1 << place % 8
+        (tmp_path / "out.npy.journal").write_bytes(damaged)
+        with pytest.raises(UsageError, match="is damaged"):
+            last_mark(path)
+
+
+def test_a_job_goes_on_from_the_mark_before_a_damaged_one(tmp_path: Path) -> None:
+    """Rows 3 and 4 are embedded again; what was written of them is cut off."""
+    once = whole(tmp_path / "once.npy", batch_of(5))
+    path, journal = tmp_path / "out.npy", tmp_path / "out.npy.journal"
+    found = opened(path)
+    add(found, batch_of(2))
+    add(found, batch_of(2, first=3))
+    found.close()
+    journal.write_bytes(journal.read_bytes().replace(b'"position":40', b'"position":90'))
+    found = opened(path)
+    assert found.mark.kept == 2
+    add(found, batch_of(3, first=3))
+    found.finish()
+    assert path.read_bytes() == once.read_bytes()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
+def test_a_pipe_in_place_of_the_journal_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "out.npy.journal")
+    with pytest.raises(OutputError, match="is not a regular file: move it away"):
+        opened(tmp_path / "out.npy")
 
 
 def test_a_partial_output_that_was_cut(tmp_path: Path) -> None:

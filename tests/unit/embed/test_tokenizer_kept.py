@@ -68,8 +68,17 @@ def remove(path: Path) -> None:
     path.unlink()
 
 
+def nest(path: Path) -> None:
+    path.write_bytes(b"[" * 100_000)
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 @pytest.mark.parametrize("name", [kept.VOCABULARY, kept.MERGES, kept.DIGESTS])
-@pytest.mark.parametrize("harm", [cut_off, scramble, remove])
+@pytest.mark.parametrize("harm", [cut_off, scramble, remove, nest, pipe])
 def test_broken_files_are_written_anew(
     name: str, harm: Callable[[Path], None], vocabulary: Vocabulary, tmp_path: Path
 ) -> None:

@@ -177,13 +177,19 @@ def test_a_damaged_file_is_told_left_out_and_kept_aside(folder: Path, content: b
     assert read_calibration() == Stored(calibration=Calibration(hosts=(HOST,)))
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0, -3.5, True, "3.5"])
-def test_a_speed_that_is_none(folder: Path, value: object) -> None:
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), 0, -3.5, True, "3.5", 5e-324, 1e-10, 1e12, 10**400]
+)
+@pytest.mark.parametrize(
+    "name",
+    ["decode_tokens_per_s", "prefill_tokens_per_s", "expected_decode", "expected_prefill"],
+)
+def test_a_speed_that_no_machine_has_is_refused(folder: Path, name: str, value: object) -> None:
     change_calibration(lambda _: ALL)
     told = json.loads((folder / NAME).read_bytes())
-    told["engines"][0]["pace"]["decode_tokens_per_s"] = value
+    told["engines"][0]["pace"][name] = value
     plant(folder, json.dumps(told).encode())
-    assert "decode_tokens_per_s" in read_calibration().problem
+    assert name in read_calibration().problem
 
 
 def test_every_damaged_file_is_kept(folder: Path) -> None:

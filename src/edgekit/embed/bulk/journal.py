@@ -1,28 +1,32 @@
 """What is done -> a journal beside the output, one line a mark, and back after a kill.
 
-The first line says whose job it is; each further one a Mark. A line counts when it is whole: a mark is written only
-after all that it vouches for is on the disk. The lock on the file is the system's own, and dies with its process.
+The first line says whose job it is; each further one is a Mark. Every line begins with a checksum of itself, and counts
+only if that is right; a mark is written only after everything it covers is on the disk. The lock on the file is the
+system's own, and ends with its process.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from edgekit.embed.bulk.types import Mark
-from edgekit.errors import OutputError, UsageError
+from edgekit.errors import OutputError, SourceError, UsageError
+from edgekit.source.disk import open_file
 from edgekit.source.places import try_lock
 
-VERSION = 1
+VERSION = 2
 LINE_BYTES = 64 * 1024  # whose job it is has about 1 KB, a mark 200 bytes
-
-_NAMES = {field.name for field in fields(Mark)}
+_CHECK = b'{"check":"'  # how every line begins; then come so many hexadecimal digits
+_CHECK_DIGITS = 16
 
 
 class Journal:
@@ -34,24 +38,24 @@ class Journal:
         self._bytes = 0
 
     def read(self) -> tuple[dict[str, Any], Mark] | None:
-        """Whose job, and its last whole mark; None where there is none. UsageError where it is no journal."""
+        """Whose job, and its last sound mark; None where there is none. UsageError where it is not a journal.
+
+        A mark that is cut off or damaged is passed over: the one before it covers less work, and all of it is there.
+        """
         with os.fdopen(os.dup(self._descriptor), "rb") as file:
             size_bytes = file.seek(0, os.SEEK_END)
             file.seek(0)
             first = file.readline(LINE_BYTES)
             begin = file.seek(max(size_bytes - LINE_BYTES, len(first)))
-            whole, newline, _ = file.read().rpartition(
-                b"\n"
-            )  # what follows was cut off by the kill
+            lines = file.read().splitlines(keepends=True)
         if not first:
             return None
-        self._bytes = begin + len(whole) + len(newline)
         try:
             told = _job(first)
-            mark = _mark(whole.rpartition(b"\n")[2]) if whole else Mark()
+            self._bytes, mark = _last_sound(lines, begin)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise UsageError(
-                f"{self._path} is no journal that this version understands: --overwrite starts over"
+                f"{self._path} is damaged, or from another version of EdgeKit: --overwrite starts over"
             ) from error
         return told, mark
 
@@ -79,7 +83,7 @@ class Journal:
             self._descriptor = -1
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        data = _checked(json.dumps(line, separators=(",", ":")).encode())
         os.lseek(self._descriptor, self._bytes, os.SEEK_SET)
         os.ftruncate(self._descriptor, self._bytes)
         write_all(self._descriptor, data)
@@ -90,28 +94,44 @@ class Journal:
 def read_job(path: Path) -> dict[str, Any] | None:
     """Whose unfinished job a journal is of, without a lock; None where there is none that can be read."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return _job(file.readline(LINE_BYTES))
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (OSError, SourceError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 
-def _job(line: bytes) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(line)
-    if told["journal"] != VERSION:
-        raise ValueError
+def _checked(record: bytes) -> bytes:
+    """A line of the journal: a JSON object, with its checksum as the first key."""
+    check = hashlib.blake2b(record, digest_size=_CHECK_DIGITS // 2).hexdigest().encode()
+    return _CHECK + check + (b'",' if record != b"{}" else b'"') + record[1:] + b"\n"
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """What a line says; None where it is cut off or damaged."""
+    record = b"{" + line[len(_CHECK) + _CHECK_DIGITS + 1 :].removeprefix(b",").rstrip(b"\n")
+    if _checked(record) != line:
+        return None
+    told: dict[str, Any] = json.loads(record)
     return told
 
 
-def _mark(line: bytes) -> Mark:
-    told = json.loads(line)
-    if not isinstance(told, dict) or not told.keys() <= _NAMES:
-        raise ValueError
-    for name, value in told.items():
-        wanted = {"digest": str, "done": bool}.get(name, int)
-        if type(value) is not wanted or (isinstance(value, int) and value < 0):
-            raise ValueError
-    return Mark(**told)
+def _job(line: bytes) -> dict[str, Any]:
+    told = _record(line)
+    if told is None or told["journal"] != VERSION:
+        raise ValueError("not a journal of this version")
+    return told
+
+
+def _last_sound(lines: Sequence[bytes], begin: int) -> tuple[int, Mark]:
+    """The last mark whose checksum is right, and where its line ends. ValueError where there are marks, but none is."""
+    end = begin + sum(map(len, lines))
+    for line in reversed(lines):
+        if (told := _record(line)) is not None:
+            return end, Mark(**told)
+        end -= len(line)
+    if any(line.endswith(b"\n") for line in lines):
+        raise ValueError("no mark is sound")
+    return begin, Mark()
 
 
 def write_all(descriptor: int, data: bytes) -> None:
@@ -136,6 +156,9 @@ def _open_locked(path: Path) -> int:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
         except OSError as error:
             raise OutputError(f"{path} cannot be written: {error.strerror}") from error
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OutputError(f"{path} is not a regular file: move it away")
         if not try_lock(descriptor):
             os.close(descriptor)
             raise UsageError(

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from edgekit.embed.tokenizer.types import Vocabulary
+from edgekit.errors import EdgekitError
+from edgekit.source.disk import open_file, read_small
 
 VOCABULARY, MERGES, DIGESTS = "vocab.json", "merges.txt", "digests.json"
 Parts = Callable[[], Iterable[str]]
@@ -23,6 +25,7 @@ _FORM = (
     b"edgekit tokenizer 1"  # a new form of the files, or another way to make merges: a new number
 )
 _CHUNK_BYTES = 1 << 16
+_DIGESTS_BYTES = 1024  # two names and two digests have some 120
 
 
 def folder_of(vocabulary: Vocabulary, cache: Path | None) -> Path | None:
@@ -43,9 +46,9 @@ def folder_of(vocabulary: Vocabulary, cache: Path | None) -> Path | None:
 def is_whole(folder: Path) -> bool:
     """Whether both files are there and as they were written."""
     try:
-        stated = json.loads((folder / DIGESTS).read_bytes())
+        stated = json.loads(read_small(folder / DIGESTS, limit=_DIGESTS_BYTES) or b"")
         return bool(stated == {name: _digest(folder / name) for name in (VOCABULARY, MERGES)})
-    except (OSError, ValueError):
+    except (OSError, EdgekitError, ValueError, RecursionError):
         return False
 
 
@@ -82,7 +85,7 @@ def _put(beside: Path, folder: Path) -> None:
 
 def _digest(path: Path) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    with path.open("rb") as file:
+    with open_file(path) as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
