@@ -5,20 +5,25 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.recorded import DATA
+from tests.thoroughness import sampled
 
 from edgekit.embed.bulk import lines, parquet
-from edgekit.embed.bulk.parquet_pages import PageError, largest_page_bytes
+from edgekit.embed.bulk.parquet_pages import PageError, largest_page_bytes, read_directory
 from edgekit.embed.bulk.readers import Fields, format_of, open_source
 from edgekit.embed.bulk.types import BadRow, Place, Row, RowLimit
-from edgekit.errors import NotFoundError, SourceError, TextError, UsageError
+from edgekit.errors import HeaderError, NotFoundError, SourceError, TextError, UsageError
 
 WITH_ID = Fields(text="text", id="id")
 
@@ -302,7 +307,7 @@ def test_parquet_columns_that_cannot_be(
 
 
 def test_parquet_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="no Parquet file"):
+    with pytest.raises(HeaderError, match="not a Parquet file, or damaged"):
         read(write(tmp_path, "a.parquet", b"PAR1 this is not"))
     good = tmp_path / "b.parquet"
     pq.write_table(
@@ -310,8 +315,79 @@ def test_parquet_that_is_none(tmp_path: Path) -> None:
     )
     raw = bytearray(good.read_bytes())
     raw[10:5000] = bytes(4990)
-    with pytest.raises(SourceError, match="cannot be read on"):
+    with pytest.raises(HeaderError, match="cannot be read on"):
         read(write(tmp_path, "c.parquet", bytes(raw)))
+
+
+# pyarrow aborts the process where it is asked for the metadata of a column of the first; the second has a column of
+# which the name is not UTF-8.
+@pytest.mark.parametrize(("name", "rows"), [("histogram.parquet", 200), ("column_name.parquet", 0)])
+def test_a_damaged_parquet_directory_is_read_or_refused(name: str, rows: int) -> None:
+    """In a process of its own: an abort cannot be caught."""
+    told = subprocess.run(
+        [sys.executable, "-c", READ_PARQUET, str(DATA / "parquet" / name)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if rows:
+        assert (told.returncode, told.stdout, told.stderr) == (0, f"{rows}\n", "")
+    else:
+        assert told.returncode == HeaderError.exit_code == 5
+        assert "a row group has no column 'text'" in told.stderr
+        assert told.stderr.strip().isprintable()
+
+
+READ_PARQUET = """
+import sys
+from edgekit.embed.bulk.readers import Fields, open_source
+from edgekit.embed.bulk.types import Place
+from edgekit.errors import EdgekitError
+
+try:
+    source = open_source(sys.argv[1], form=None, fields=Fields())
+    print(sum(1 for _ in source.rows(Place())))
+except EdgekitError as error:
+    print(error, file=sys.stderr)
+    sys.exit(error.exit_code)
+"""
+
+
+def test_every_damaged_byte_of_a_parquet_directory_is_harmless_or_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    texts = [f"text {number}" for number in range(20)]
+    pq.write_table(pa.table({"id": list(range(20)), "text": texts}), path, row_group_size=8)
+    raw = path.read_bytes()
+    first = len(raw) - 8 - int.from_bytes(raw[-8:-4], "little")
+    for place in sampled(range(first, len(raw)), each=3):
+        damaged = bytearray(raw)
+        damaged[place] ^= 1 << place % 8
+        with suppress(HeaderError, UsageError):
+            read(write(tmp_path, "b.parquet", bytes(damaged)), WITH_ID)
+
+
+def test_the_directory_is_the_one_that_pyarrow_reads(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table({"id": list(range(20)), "text": ["a", "b"] * 10, "other": [{"text": 1}] * 20})
+    pq.write_table(table, path, row_group_size=8, use_dictionary=["text"])
+    with path.open("rb") as file:
+        found = read_directory(file, frozenset({"id", "text", "other.text"}))
+    known = pq.ParquetFile(path).metadata
+    assert [group.rows for group in found] == [8, 8, 4]
+    for group, one in enumerate(found):
+        for place in range(3):
+            chunk = known.row_group(group).column(place)
+            begin = chunk.dictionary_page_offset or chunk.data_page_offset
+            extent = (begin, begin + chunk.total_compressed_size)
+            assert one.extents[chunk.path_in_schema] == extent
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
+@pytest.mark.parametrize("name", ["a.parquet", "a.txt", "a.jsonl"])
+def test_a_pipe_as_input_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UsageError, match="is a pipe: pipe it in with --input -"):
+        read(tmp_path / name)
 
 
 def test_parquet_rows_that_are_too_long_never_become_texts(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ class Lines:
     def __init__(self, path: Path, limit: RowLimit, *, packed: bool) -> None:
         self.limit = limit
         self.name = str(path)
-        self._raw = _open(path)
+        self._raw = open_input(path)
         self._before = os.fstat(self._raw.fileno())
         self._stream: IO[bytes] | GzipFile = self._raw
         if packed:
@@ -154,8 +154,10 @@ def check_same(name: str, before: os.stat_result, descriptor: int) -> None:
         )
 
 
-def _open(path: Path) -> IO[bytes]:
+def open_input(path: Path) -> IO[bytes]:
     try:
+        if path.is_fifo():  # without a writer, opening it would not end
+            raise UsageError(f"{path} is a pipe: pipe it in with --input -")
         file = path.open("rb")
     except IsADirectoryError as error:
         raise UsageError(f"{path} is a folder: name a file") from error

@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgekit.embed.bulk.lines import check_same, file_identity
-from edgekit.embed.bulk.parquet_pages import PageError, largest_page_bytes
+from edgekit.embed.bulk.lines import check_same, file_identity, open_input
+from edgekit.embed.bulk.parquet_pages import PageError, largest_page_bytes, read_directory
 from edgekit.embed.bulk.types import BadRow, Place, Row, RowLimit
-from edgekit.errors import EdgekitError, NotFoundError, SourceError, UsageError
+from edgekit.errors import EdgekitError, HeaderError, UsageError
+from edgekit.hardware.tree import printable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,26 +55,23 @@ class ParquetSource:
         path = Path(reference)
         if path.is_dir():
             raise UsageError(f"{reference} is a folder: name one Parquet file")
-        try:
-            self._raw = path.open("rb")
-        except OSError as error:
-            raise NotFoundError(f"{reference} cannot be read: {error.strerror}") from error
+        self._raw = open_input(path)
         self._before = os.fstat(self._raw.fileno())
         try:
             self._file = pa.parquet.ParquetFile(
                 self._raw, pre_buffer=False, buffer_size=_BUFFER_BYTES
             )
             schema = self._file.schema_arrow
-        except (pa.ArrowException, OSError, ValueError) as error:
-            self._raw.close()
-            raise SourceError(f"{reference} is no Parquet file: {str(error)[:300]}") from error
-        self._page_bytes: dict[int, int] = {}  # of the largest of a row group
-        try:
             self._check(schema, pa.types)
+            self._groups = read_directory(self._raw, frozenset(self._columns))
+            self._page_bytes: dict[int, int] = {}  # of the largest of a row group
             self._check_pages()
         except EdgekitError:
             self.close()
             raise
+        except (pa.ArrowException, PageError, OSError, ValueError) as error:
+            self.close()
+            raise self._damaged("not a Parquet file, or damaged", error) from error
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -83,15 +81,17 @@ class ParquetSource:
         pa = arrow()
         try:
             yield from self._rows(start)
-        except (pa.ArrowException, OSError) as error:
-            raise SourceError(f"{self.name} cannot be read on: {str(error)[:300]}") from error
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise self._damaged("cannot be read on", error) from error
+
+    def _damaged(self, what: str, error: Exception) -> HeaderError:
+        return HeaderError(f"{what}: {printable(str(error), 300)}", file=self.name)
 
     def digest(self, position: int) -> None:  # noqa: ARG002 - a file is known by its inode and times
         return None
 
     def share(self, position: int) -> float:
-        rows: int = self._file.metadata.num_rows
-        return position / max(rows, 1)
+        return position / max(sum(group.rows for group in self._groups), 1)
 
     def check_unchanged(self) -> None:
         check_same(self.name, self._before, self._raw.fileno())
@@ -139,7 +139,7 @@ class ParquetSource:
     def _batches(self, first: int) -> Iterator[Any]:
         """From a row group on, so few rows at a time that they stay within the limit of a page."""
         most_bytes = PAGES_IN_ROW * self._limit.row_bytes
-        for group in range(first, self._file.num_row_groups):
+        for group in range(first, len(self._groups)):
             yield from self._file.iter_batches(
                 batch_size=min(most_bytes // self._largest_page(group) or 1, READ_ROWS),
                 columns=self._columns,
@@ -150,7 +150,7 @@ class ParquetSource:
     def _check_pages(self) -> None:
         """UsageError before any work where a page does not fit the budget."""
         most_bytes = PAGES_IN_ROW * self._limit.row_bytes
-        groups = 0 if self._limit.budget_bytes is None else self._file.num_row_groups
+        groups = 0 if self._limit.budget_bytes is None else len(self._groups)
         for group in range(groups):
             if (found := self._largest_page(group)) > most_bytes:
                 raise UsageError(
@@ -162,18 +162,14 @@ class ParquetSource:
     def _largest_page(self, group: int) -> int:
         """Bytes of the largest page of each column together."""
         if group not in self._page_bytes:
-            directory = self._file.metadata.row_group(group)
-            chunks = (directory.column(place) for place in range(directory.num_columns))
+            extents = self._groups[group].extents.values()
             try:
                 self._page_bytes[group] = 1 + sum(
-                    largest_page_bytes(self._raw, *_extent(chunk))
-                    for chunk in chunks
-                    if chunk.path_in_schema in self._columns
+                    largest_page_bytes(self._raw, *extent) for extent in extents
                 )
             except (PageError, OSError) as error:
-                raise SourceError(
-                    f"{self.name} cannot be read on: row group {group + 1:,}: {error}"
-                ) from error
+                where = f"cannot be read on: the head of a page of row group {group + 1:,}"
+                raise self._damaged(where, error) from error
         return self._page_bytes[group]
 
     def _row(self, number: int, text: Any, identity: Any) -> Row | BadRow:
@@ -184,21 +180,11 @@ class ParquetSource:
 
     def _group_of(self, position: int) -> tuple[int, int]:
         """The row group that holds a row, and how many rows of it come before."""
-        directory = self._file.metadata
-        for group in range(directory.num_row_groups):
-            rows = directory.row_group(group).num_rows
-            if position < rows:
-                return group, position
-            position -= rows
-        return directory.num_row_groups, 0
-
-
-def _extent(chunk: Any) -> tuple[int, int]:
-    """Where its pages begin and end. That of the dictionary is the first."""
-    begin: int = chunk.data_page_offset
-    if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
-        begin = min(begin, chunk.dictionary_page_offset)
-    return begin, begin + chunk.total_compressed_size
+        for number, group in enumerate(self._groups):
+            if position < group.rows:
+                return number, position
+            position -= group.rows
+        return len(self._groups), 0
 
 
 def _stored(kind: Any, types: Any) -> Any:
