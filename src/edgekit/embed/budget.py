@@ -23,6 +23,7 @@ from edgekit.engine.stream.threads import check_threads, usual_threads
 from edgekit.engine.stream.types import Model
 from edgekit.errors import HeaderError, HeaderLimitError, MemoryPressureError, UsageError
 from edgekit.header.dtype import by_name
+from edgekit.header.quoting import unquoted
 from edgekit.header.types import Tensor
 from edgekit.units import GIB, KIB, MIB, format_bytes
 
@@ -436,7 +437,7 @@ def _check_held(model: Model, limits: Limits, file: str) -> None:
         held_bytes = tensor.shape[-1] * FLOAT_BYTES
         if held_bytes > limits.held_tensor_bytes:
             raise HeaderLimitError(
-                f"tensor {tensor.name} must be held whole: bytes (Limits.held_tensor_bytes)",
+                f"tensor {unquoted(tensor.name)} must be held whole: bytes (Limits.held_tensor_bytes)",
                 value=held_bytes,
                 limit=limits.held_tensor_bytes,
                 file=file,
@@ -451,4 +452,4 @@ def _check_types(model: Model, kernels: Kernels, file: str) -> None:
         try:
             kernels.dequantize(kind, b"", nothing)
         except HeaderError as error:
-            raise type(error)(f"tensor {name}: {error.what}", file=file) from error
+            raise type(error)(f"tensor {unquoted(name)}: {error.what}", file=file) from error

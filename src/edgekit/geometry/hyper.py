@@ -8,6 +8,7 @@ from typing import Any
 from edgekit.errors import HeaderError, HeaderLimitError, UnknownArchitectureError
 from edgekit.geometry.keys import BY_WORD
 from edgekit.header.config import TEXT_SECTIONS
+from edgekit.header.quoting import quoted
 from edgekit.header.types import ModelHeader
 from edgekit.source.types import Container
 
@@ -211,20 +212,27 @@ def _identify(header: ModelHeader) -> tuple[str, Mapping[str, Any]]:
             raise HeaderError(
                 "no general.architecture key: not a model, or a damaged file", file=header.name
             )
-        return name, {}
+        return _checked_name(name, header), {}
     section = text_section(header.config)
     name = section.get("model_type") or header.config.get("model_type")
     if isinstance(name, str) and name:
-        return name, section
+        return _checked_name(name, header), section
     classes = section.get("architectures") or header.config.get("architectures") or ()
     if isinstance(classes, list) and classes and isinstance(classes[0], str):
-        return classes[0], section
+        return _checked_name(classes[0], header), section
     if "dim" in section and "n_layers" in section:  # Meta's and Mistral's own params.json
         return "deepseek_v3" if "kv_lora_rank" in section else SUPER_ARCHITECTURE, section
     raise UnknownArchitectureError(
         f"{header.name}: config.json names no model_type and no architectures: "
         "not the config of a model"
     )
+
+
+def _checked_name(name: str, header: ModelHeader) -> str:
+    """The name of an architecture is in many messages: one with escape sequences, which no engine has, is refused."""
+    if not name.isprintable():
+        raise HeaderError(f"{quoted(name)} is not the name of an architecture", file=header.name)
+    return name
 
 
 def text_section(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from edgekit.errors import RefusedError, UsageError
 from edgekit.geometry.types import Attention, LatentAttention, ModelGeometry, NoCache, SharedCache
 from edgekit.header.dtype import TensorType, by_name
+from edgekit.header.quoting import unquoted
 from edgekit.header.types import ModelHeader
 from edgekit.memory.mix_table import (
     BY_NAME,
@@ -235,7 +236,7 @@ def _fitting(name: str, tensor: LaidTensor) -> TensorType:
         return wanted
     if name not in STAND_INS and wanted.block_elements > 32:
         raise RefusedError(
-            f"llama-quantize has nothing to stand in for {name} in {tensor.name}: rows of {row:,}"
+            f"llama-quantize has nothing to stand in for {name} in {unquoted(tensor.name)}: rows of {row:,}"
             f" are no multiple of {wanted.block_elements}"
         )
     stand_in = by_name(STAND_INS.get(name, name))

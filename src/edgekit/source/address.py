@@ -18,14 +18,19 @@ def shown(url: str) -> str:
         parts = urlsplit(url)
     except ValueError:  # half an IPv6 address: nobody can say where its secrets are
         return url.partition(":")[0] + ":..."
-    host = parts.netloc.rpartition("@")[2]
+    host = _printable(parts.netloc.rpartition("@")[2])
     path = quote(parts.path, safe="/%:@!$&'()*+,;=~-._")
     return urlunsplit((parts.scheme, host, path, "", ""))
 
 
 def host_of(url: str) -> str:
     """'host' or 'host:port', for messages."""
-    return urlsplit(url).netloc.rpartition("@")[2]
+    return _printable(urlsplit(url).netloc.rpartition("@")[2])
+
+
+def _printable(host: str) -> str:
+    """A server may redirect to a host with escape sequences in its name, which a message must not repeat."""
+    return "".join(c if c.isprintable() else "?" for c in host)
 
 
 def has_secrets(url: str) -> bool:

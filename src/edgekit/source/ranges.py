@@ -122,7 +122,7 @@ def _ranged_piece(answer: Answer, *, start: int, asked_bytes: int, name: str) ->
         raise _odd(answer, what, name=name)
     stated_length = answer.headers.get("content-length", str(last - first + 1))
     if stated_length != str(last - first + 1):
-        what = f"contradicts itself: {text[:60]!r} in {stated_length[:20]} bytes"
+        what = f"contradicts itself: {text[:60]!r} in {stated_length[:20]!r} bytes"
         raise _odd(answer, what, name=name)
     return Piece(version=_version(answer.headers, total_bytes), length=last - first + 1)
 

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from edgekit.errors import RefusedError
+from edgekit.header.quoting import unquoted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +126,7 @@ def mlx_model(config: Mapping[str, Any]) -> MlxModel:
     name = _remapped(model_type, config.get("architectures"))
     model = TABLE.get(name)
     if model is None:
-        raise RefusedError(f"mlx-lm: Model type {name[:60]} not supported.")
+        raise RefusedError(f"mlx-lm: Model type {unquoted(name)} not supported.")
     return model
 
 

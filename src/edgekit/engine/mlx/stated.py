@@ -9,6 +9,7 @@ from edgekit.engine.mlx.paths import module_of
 from edgekit.engine.mlx.types import Mode, Packing, Quantize
 from edgekit.errors import HeaderError, RefusedError
 from edgekit.geometry.tensor_roles import TensorRole
+from edgekit.header.quoting import unquoted
 from edgekit.header.types import Quantization
 
 Overrides = Mapping[tuple[int | None, TensorRole], Packing | None]
@@ -55,7 +56,7 @@ def stated_quantize(quantization: Quantization | None, name: str) -> Quantize | 
     if method == "bitnet" or (method == "fp8" and name in _TAKES_FP8):
         return None
     told = f"{method} ({layout})" if layout else method
-    raise RefusedError(f"mlx-lm: {name} does not load weights packed with {told[:80]}")
+    raise RefusedError(f"mlx-lm: {name} does not load weights packed with {unquoted(told)}")
 
 
 def stated_overrides(quantization: Quantization | None) -> Overrides:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from edgekit.errors import UnknownDtypeError
+from edgekit.header.quoting import unquoted
 from edgekit.header.types import Tensor
 
 # tests/unit/engine/test_stream_plan.py holds it against both kernels.
@@ -22,6 +23,6 @@ def check_types(tensors: Iterable[Tensor]) -> None:
     for tensor in tensors:
         if tensor.type.name not in UNPACKED:
             raise UnknownDtypeError(
-                f"tensor {tensor.name}: {tensor.type.name} cannot be unpacked by the built-in engine"
+                f"tensor {unquoted(tensor.name)}: {tensor.type.name} cannot be unpacked by the built-in engine"
                 " (embed/kernels has no row for it); engine llama.cpp may"
             )

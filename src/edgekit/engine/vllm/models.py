@@ -10,6 +10,7 @@ from edgekit.engine.vllm.registry import DROPPED, HAS
 from edgekit.errors import RefusedError
 from edgekit.geometry.hyper import text_section
 from edgekit.geometry.types import ModelGeometry
+from edgekit.header.quoting import unquoted
 from edgekit.source.types import Container
 
 
@@ -79,10 +80,12 @@ def check_has(model: Model) -> tuple[str, ...]:
     if name is None or name in HAS:
         return ()
     if any(layer.mixer.states for layer in model.geometry.layers) and not model.geometry.towers:
-        raise RefusedError(f"vLLM 0.32 has no {name}")
+        raise RefusedError(f"vLLM 0.32 has no {unquoted(name)}")
     if model.geometry.towers:
         return ()
-    return (f"vLLM 0.32 has no {name} of its own: it runs only if transformers' own code can",)
+    return (
+        f"vLLM 0.32 has no {unquoted(name)} of its own: it runs only if transformers' own code can",
+    )
 
 
 def class_name(config: Mapping[str, Any]) -> str | None:
