@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 from tests.thoroughness import sampled
 
@@ -146,7 +147,7 @@ def write_gguf(path: Path, architecture: str, texts: dict[str, str]) -> Path:
             writer.add_uint32(f"{architecture}.{name}", 64)
     for key, text in texts.items():
         writer.add_string(key, text)
-    writer.add_tensor_info("blk.0." + ESCAPE, [64, 64], gguf.np.dtype("float32"), 64 * 64 * 4)
+    writer.add_tensor_info("blk.0." + ESCAPE, [64, 64], np.dtype("float32"), 64 * 64 * 4)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()

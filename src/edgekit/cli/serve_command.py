@@ -25,7 +25,7 @@ examples:
   edgekit serve model.gguf -c 4k --rolling --sinks 4 -ctk q8_0 -ctv q8_0
   edgekit serve model.gguf --host 0.0.0.0 --api-key SECRET
 
-endpoints: /v1/chat/completions, /v1/completions, /v1/models, /health (503 while it loads, then 200), /metrics
+endpoints: /v1/chat/completions, /v1/completions, /v1/models, /health (503 while it loads, then 200)
 The engine comes with pip install 'edgekit-models[llama]'. LLAMA_API_KEY is honoured.
 
 exit codes: 0 ended by Ctrl-C or SIGTERM once it is up, 2 usage, a port that is taken, no engine installed, or refused
@@ -54,9 +54,19 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "-q", "--quiet", action="store_true", help="only the address, and why it ended"
     )
     group = parser.add_argument_group("the server")
-    group.add_argument("--host", metavar="ADDRESS", default="127.0.0.1", help="default 127.0.0.1")
+    group.add_argument(
+        "--host",
+        metavar="ADDRESS",
+        default="127.0.0.1",
+        help="default 127.0.0.1: this machine alone; any other needs --api-key",
+    )
     group.add_argument("--port", metavar="N", help=f"default {DEFAULT_PORT}; 0: any that is free")
     group.add_argument("--api-key", metavar="KEY", help="what clients must send (LLAMA_API_KEY)")
+    group.add_argument(
+        "--insecure",
+        action="store_true",
+        help="serve other machines (--host) without a key",
+    )
     group.add_argument("-a", "--alias", metavar="NAME", help="the model's name for clients")
     add_shared(parser, "llama.cpp")
     parser.set_defaults(run=run, json_lines=True)

@@ -23,9 +23,9 @@ from edgekit.cli.running import (
     weights_of,
 )
 from edgekit.cli.serve_command import DEFAULT_PORT
-from edgekit.errors import EngineError, MemoryPressureError
+from edgekit.errors import EngineError, MemoryPressureError, UsageError
 from edgekit.report.run_json import ended_json, ready_json
-from edgekit.runtime.llamacpp.ports import LARGEST_PORT, check_port
+from edgekit.runtime.llamacpp.ports import LARGEST_PORT, check_port, is_loopback
 from edgekit.runtime.llamacpp.types import Ended
 from edgekit.verify.hollow import ending_in_order
 
@@ -34,8 +34,9 @@ def serve(arguments: argparse.Namespace) -> tuple[str, int]:
     """Returns when the server has ended; what it was asked to end by is no error."""
     order = read_order(arguments, engines=(LLAMACPP,), settled={})
     at = _address(arguments)
-    check_port(at.host, at.port)  # before minutes of download and loading
     told = Told(quiet=arguments.quiet or arguments.json)
+    check_port(at.host, at.port)  # before minutes of download and loading
+    _check_protected(at, arguments, told)
     try:
         with reach_of(arguments, quiet=told.quiet) as reach:
             confirm = download_limit(arguments)
@@ -57,6 +58,20 @@ def _address(arguments: argparse.Namespace) -> Address:
         port=DEFAULT_PORT if port is None else port,
         api_key=arguments.api_key or os.environ.get("LLAMA_API_KEY") or None,
         alias=arguments.alias or "",
+    )
+
+
+def _check_protected(at: Address, arguments: argparse.Namespace, told: Told) -> None:
+    """UsageError where others could use the server without a key, unless that is what was asked for."""
+    if at.api_key is not None or is_loopback(at.host):
+        return
+    if not arguments.insecure:
+        raise UsageError(
+            f"on {at.host} everybody in the network could use the server, and one request can take all memory:"
+            " give --api-key, or --insecure to serve without a key (docs/run.md)"
+        )
+    told.warn(
+        f"everybody who can reach {at.host} can use this server: it asks for no key (--insecure)"
     )
 
 

@@ -24,6 +24,7 @@ from tests.runtime_engines import ask
 
 from edgekit.cli import main
 from edgekit.runtime.llamacpp import settings
+from edgekit.runtime.llamacpp.ports import is_loopback
 from edgekit.units import MIB
 
 SLOTS, WAITING, CLIENTS = 4, 10, 32
@@ -194,6 +195,9 @@ def test_it_ends_when_it_is_asked_to(model: Path, number: signal.Signals) -> Non
         (("--engine", "vllm"), "edgekit plan MODEL --engine vllm"),
         (("--host", "no.such.host.invalid"), "is no address of this machine"),
         (("--sinks", "9999", "-c", "512"), "sinks"),
+        (("--host", "0.0.0.0"), "give --api-key, or --insecure"),
+        (("--host", "::"), "give --api-key, or --insecure"),
+        (("--host", "0.0.0.0", "--api-key", ""), "give --api-key, or --insecure"),
     ],
 )
 def test_what_cannot_be_meant(
@@ -201,6 +205,30 @@ def test_what_cannot_be_meant(
 ) -> None:
     assert main(("serve", str(model), "--port", "0", *words)) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("--insecure",), ("--api-key", "secret")])
+def test_other_machines_are_served_where_that_is_asked_for(
+    model: Path, words: tuple[str, ...]
+) -> None:
+    """Either is enough; without a key it is said that there is none."""
+    with served(model, "--host", "0.0.0.0", "-c", "512", *words) as (process, ready):
+        asked = urllib.request.Request(ready["openai_base_url"] + "/models")
+        if "secret" in words:
+            asked.add_header("Authorization", "Bearer secret")
+        with urllib.request.urlopen(asked) as reply:
+            assert reply.status == 200
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    assert ("asks for no key" in err) is (words == ("--insecure",))
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", True), ("localhost", True), ("::1", True), ("127.9.9.9", True), ("0.0.0.0", False), ("192.0.2.1", False)],
+)  # fmt: skip
+def test_loopback(host: str, expected: bool) -> None:  # noqa: FBT001 - a parameter
+    assert is_loopback(host) is expected
 
 
 def test_what_does_not_fit_is_refused_with_the_report(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import socket
 from contextlib import closing
@@ -29,6 +30,14 @@ def check_port(host: str, port: int) -> None:
         return
     why = next((error.strerror for error in refused if error is not None), "no such address")
     raise UsageError(f"nothing can listen on port {port} of {host}: {why}; {_advice(refused)}")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens there. UsageError where there is no such address."""
+    return all(
+        ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
+        for _, address in _addresses(host, 0)
+    )
 
 
 def in_use(host: str, port: int) -> UsageError:
