@@ -1,4 +1,4 @@
-"""A plan carried out: on real llama.cpp (`start`), or on the built-in engine (`open_stream`, `generate`).
+"""A plan carried out: on real llama.cpp (`start`), or on the built-in engine (`open_text`, `open_stream`, `generate`).
 
 Engines are imported on first use: the built-in one needs `pip install 'edgekit-models[embed]'`,
 llama.cpp `pip install 'edgekit-models[llama]'`.
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from edgekit.runtime.sampling import Sampler, Sampling
     from edgekit.runtime.stream.engine import StreamEngine, open_stream
     from edgekit.runtime.stream.generating import generate
+    from edgekit.runtime.stream.text import open_text
 
 __all__ = [
     "Ended",
@@ -28,6 +29,7 @@ __all__ = [
     "Watch",
     "generate",
     "open_stream",
+    "open_text",
     "start",
 ]
 
@@ -41,6 +43,7 @@ _PLACES = {
     "Watch": "edgekit.runtime.llamacpp.watching",
     "generate": "edgekit.runtime.stream.generating",
     "open_stream": "edgekit.runtime.stream.engine",
+    "open_text": "edgekit.runtime.stream.text",
     "start": "edgekit.runtime.llamacpp.starting",
 }
 

@@ -25,6 +25,7 @@ from edgekit.embed.types import Checkpoint, Floats, Limits
 from edgekit.embed.walk import walk
 from edgekit.engine.stream.model import read_model
 from edgekit.engine.stream.planning import plan_stream
+from edgekit.engine.stream.setup import StreamSetup
 from edgekit.engine.stream.tensors import matrices
 from edgekit.engine.stream.types import Use
 from edgekit.errors import ContextTooLargeError, MemoryPressureError, TextError, UsageError
@@ -38,17 +39,17 @@ from edgekit.units import LARGEST, format_bytes
 
 if TYPE_CHECKING:
     from edgekit.embed.kernels.types import Kernels
-    from edgekit.engine.stream.setup import StreamPlan, StreamSetup
+    from edgekit.engine.stream.setup import StreamPlan
     from edgekit.memory.types import Load
 
 _ANY_SIZE = Limits(file_bytes=LARGEST)
 
 
 def open_stream(
-    path: Path,
+    path: Path | str,
     *,
     load: Load,
-    setup: StreamSetup,
+    setup: StreamSetup | None = None,
     monitor: Monitor | None = None,
     kernels: Kernels | None = None,
     spill_folder: Path | None = None,
@@ -62,9 +63,9 @@ def open_stream(
     """
     kernels = kernels or choose()
     with ExitStack() as held:
-        file = held.enter_context(WeightFile(path, _ANY_SIZE))
+        file = held.enter_context(WeightFile(Path(path), _ANY_SIZE))
         model = read_model(walk(file), Use.GENERATE)
-        plan = plan_stream(model, load, setup, spill_from_tokens=spill_from_tokens)
+        plan = plan_stream(model, load, setup or StreamSetup(), spill_from_tokens=spill_from_tokens)
         pages = None
         if plan.resident_pages is not None:
             folder = spill_folder or Path(tempfile.gettempdir())

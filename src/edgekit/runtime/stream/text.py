@@ -25,9 +25,9 @@ class FileText:
 
 
 @contextmanager
-def open_text(path: Path) -> Iterator[FileText]:
+def open_text(path: Path | str) -> Iterator[FileText]:
     """UnknownTokenizerError where its vocabulary is of a kind that is not known here."""
-    with closing(WeightFile(path, ANY_FILE)) as file:
+    with closing(WeightFile(Path(path), ANY_FILE)) as file:
         walked = walk(file, wanted=lambda _: False)
         yield FileText(
             tokenizer=build_tokenizer(read_vocabulary(file, walked)),
