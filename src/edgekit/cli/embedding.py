@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 import sys
 import time
@@ -145,7 +144,7 @@ def run_asked(asked: Asked, arguments: argparse.Namespace) -> Finished | None:
 
     kind = output_format(arguments.output)
     _check_apart(asked, arguments)
-    _import_all(kind, asked)
+    _import_all(kind, asked, arguments)
     limit = _row_limit(asked.choices, arguments)
     source = _source(asked, arguments, limit)
     try:
@@ -177,8 +176,10 @@ def with_input(choices: Choices, budget_bytes: int | None) -> Choices:
     return {**choices, "input_bytes": input_bytes_for(budget_bytes)}
 
 
-def _import_all(kind: str, asked: Asked) -> None:
-    """What is not installed is told before there is an unfinished job; what is, is counted by the plan."""
+def _import_all(kind: str, asked: Asked, arguments: argparse.Namespace) -> None:
+    """What is not installed is reported before there is an unfinished job; what is, is counted by the plan."""
+    if arguments.output != STDOUT or arguments.input == STDIN:
+        import hashlib  # noqa: F401 - 3 MiB with OpenSSL, for marks and for what was read from a pipe
     if kind == "parquet":
         from edgekit.embed.bulk.parquet import arrow
 
@@ -348,6 +349,8 @@ def _tell_bad(row: BadRow) -> None:
 
 
 def _model_identity(path: str) -> dict[str, Any]:
+    import hashlib
+
     with Path(path).open("rb") as file:
         status = os.fstat(file.fileno())
         begin = hashlib.sha256(file.read(_HASHED_BYTES)).hexdigest()

@@ -19,12 +19,18 @@ _CHECKED_CONTEXT = (
     "--max-model-len is the same"
 )
 
+PLANNED_CONTEXT = (
+    "tokens of context: 8192, 32k (default: the longest that fits, less a margin); "
+    "--max-model-len is the same"
+)
+
 
 def add_engine_flags(
     parser: argparse.ArgumentParser,
     *,
     engines: tuple[str, ...] = tuple(OPTIONS),
     several: bool = False,
+    context_help: str | None = None,
     without: frozenset[str] = frozenset(),
 ) -> None:
     *first, last = (*engines, "auto", "all") if several else engines
@@ -32,7 +38,8 @@ def add_engine_flags(
     parser.add_argument(
         "--engine", metavar="NAME", help=f"{named} (default: the one the files are for)"
     )
-    context = CONTEXT._replace(help=_CHECKED_CONTEXT) if several else CONTEXT
+    shown = context_help or (_CHECKED_CONTEXT if several else CONTEXT.help)
+    context = CONTEXT._replace(help=shown)
     add_flags(parser, COMMON, "every engine", (context,))
     add_flags_of(parser, engines, without=without)
 

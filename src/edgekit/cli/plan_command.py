@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from edgekit.asking.bills import OF_THE_MACHINE, PLANNED
 from edgekit.cli.check_command import add_download_options, confirmed
 from edgekit.cli.device_options import add_device_options
-from edgekit.cli.engine_flags import add_engine_flags
+from edgekit.cli.engine_flags import PLANNED_CONTEXT, add_engine_flags
 from edgekit.cli.reach_options import (
     ENVIRONMENT,
     MODEL_FORMS,
@@ -86,7 +86,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     add_download_options(parser)
     add_device_options(parser)
     add_reach_options(parser)
-    add_engine_flags(parser, engines=PLANNED, without=OF_THE_MACHINE)
+    add_engine_flags(parser, engines=PLANNED, context_help=PLANNED_CONTEXT, without=OF_THE_MACHINE)
     parser.set_defaults(run=run)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import threading
 import time
@@ -21,6 +20,8 @@ from edgekit.errors import CancelledError, TextError, UsageError
 from edgekit.units import format_bytes
 
 if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
     from edgekit.embed.monitor import Monitor, Reservation
     from edgekit.embed.plan import EmbedPlan
     from edgekit.embed.prefixes import Prefixes
@@ -146,6 +147,8 @@ class Embedder:
         `progress` is called in the loop, and what it raises is the loop's.
         """
         texts, prefix = _checked(texts), _checked_prefix(prefix)
+        import asyncio  # 3 MiB, for callers that have it already
+
         loop = asyncio.get_running_loop()
         job = self._job(
             len(texts),
@@ -200,6 +203,8 @@ class Embedder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        import asyncio
+
         await asyncio.to_thread(self.close)
 
     def _job(
@@ -304,7 +309,7 @@ def _checked(texts: str | Iterable[str]) -> Sequence[str]:
     return (texts,) if isinstance(texts, str) else tuple(texts)
 
 
-def _in_loop(loop: asyncio.AbstractEventLoop, progress: Progress, share: float) -> None:
+def _in_loop(loop: AbstractEventLoop, progress: Progress, share: float) -> None:
     if loop.is_closed():
         raise CancelledError("nobody waits: its event loop is closed")
     loop.call_soon_threadsafe(progress, share)

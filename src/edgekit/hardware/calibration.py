@@ -144,8 +144,9 @@ def _is_whole(value: object) -> bool:
 
 def _is_rate(value: object) -> bool:
     """Tokens a second that a machine can have: a quotient of two of them is a number that can be shown."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and _SLOWEST <= value < _FASTEST
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return _SLOWEST <= value < _FASTEST
 
 
 def _is_bandwidth(value: object) -> bool:

@@ -18,7 +18,7 @@ from edgekit.plan.fitting import Fitting
 from edgekit.plan.placement import PLACED, ways_of
 from edgekit.plan.types import FULL_PERCENT, PreflightResult, Question, Start, Use
 from edgekit.plan.verdict import judge, would_hold
-from edgekit.units import GIB, format_bytes
+from edgekit.units import GIB, MIB, format_bytes
 
 MLX_BITS = (3,)  # unquantised repositories are judged at 4 already
 BEYOND_ANY_HOST_BYTES = 2**50
@@ -170,9 +170,15 @@ def _placement(question: Question, _: PreflightResult) -> Iterator[Change]:
 
 
 def _free_for(use: Use) -> str:
-    """How much has to be free for what it requires: within 85 %, the reserve beside it, rounded up to tenths."""
-    needed = -(-use.required_bytes * 100 // FULL_PERCENT) + use.budget.reserve_bytes
+    """How much has to be free: what it requires within 85 %, and the reserve; rounded up."""
+    needed = _free_bytes(use)
+    if needed < GIB // 2:
+        return f"{-(-needed // (10 * MIB)) * 10} MiB"
     return f"{math.ceil(needed * 10 / GIB + 0.5) / 10:.1f} GiB"
+
+
+def _free_bytes(use: Use) -> int:
+    return -(-use.required_bytes * 100 // FULL_PERCENT) + use.budget.reserve_bytes
 
 
 def _memory(question: Question, result: PreflightResult) -> Iterator[Change]:
@@ -184,12 +190,22 @@ def _memory(question: Question, result: PreflightResult) -> Iterator[Change]:
     )  # a larger Mac also keeps more for itself
     if host is None or not lacks_there or question.engine not in FROM_GGUF:
         return
-    needed = _free_for(use)
+    needed = _free_for(min((use, *_other_uses(question, result)), key=_free_bytes))
     limit = host.tightest
     told = f"{needed} of free memory, where {format_bytes(use.budget.free_bytes)} are"
     if limit is not None:
         told += f": {limit.name} holds it down"
     yield Change(kind=ChangeKind.MEMORY, value=needed, told=told)
+
+
+def _other_uses(question: Question, result: PreflightResult) -> Iterator[Use]:
+    """What the built-in engine takes with fewer weights in memory, down to none: the least that would do."""
+    if question.engine == "stream":
+        for way in ways_of(question):
+            fitting = Fitting(question, way)
+            tokens = max(result.context_tokens, fitting.minimum)
+            in_steps = -(-tokens // fitting.step) * fitting.step  # as a window is searched for
+            yield fitting.price(in_steps).uses[0]
 
 
 def _engine(question: Question, _: PreflightResult) -> Iterator[Change]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,20 @@ def test_on_a_larger_machine_all_weights_stay(
     assert (answer["status"], answer["context_tokens"]) == ("passed", 32_768)
     assert "--keep all" in answer["command"]
     assert answer["engine"] == {"name": "stream", "version": edgekit.__version__}
+
+
+@pytest.mark.parametrize("context", ["2048", "2500"])
+def test_the_memory_that_it_advises_is_enough_and_little_less_is_not(
+    seven_b: str, context: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Far below the weights, which are read from the file."""
+    words = ("check", seven_b, "--engine", "stream", "-c", context, "--min-context", "256", "--ram")
+    code, out, _ = ask(capsys, *words, "256M")
+    assert code == 3
+    found = re.search(r"([0-9]+) MiB of free memory, where 256.00 MiB are", out)
+    assert found is not None
+    assert ask(capsys, *words, f"{found[1]}M")[0] == 0
+    assert ask(capsys, *words, f"{int(found[1]) - 20}M")[0] == 3
 
 
 def test_what_does_not_fit_is_told_with_numbers(

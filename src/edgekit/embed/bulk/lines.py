@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import sys
@@ -83,6 +82,8 @@ class PipeLines:
     name = "standard input"
 
     def __init__(self, stream: IO[bytes], limit: RowLimit) -> None:
+        import hashlib  # not needed by a job that reads a file: 3 MiB with OpenSSL
+
         self.limit = limit
         self._stream = stream
         self._hash = hashlib.sha256()  # of the hashes of the lines before the last mark
@@ -193,6 +194,8 @@ def _lines(
 
 def _hashed_lines(stream: IO[bytes], row_bytes: int) -> Iterator[tuple[Line, bytes]]:
     """With the hash of each, so that of a line nothing else has to be kept."""
+    import hashlib
+
     pieces = hashlib.sha256()
 
     def tell(piece: bytes) -> None:

@@ -7,7 +7,6 @@ file, written last, has the digests of the other two: what does not agree with i
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -32,6 +31,8 @@ def folder_of(vocabulary: Vocabulary, cache: Path | None) -> Path | None:
     """Named after the tokens and all that the two files are made of."""
     if cache is None:
         return None
+    import hashlib  # only where there is a cache: 3 MiB with OpenSSL
+
     digest = hashlib.blake2b(_FORM, digest_size=16)
     for part in (vocabulary.tokens, vocabulary.merges):
         if part is not None:
@@ -84,6 +85,8 @@ def _put(beside: Path, folder: Path) -> None:
 
 
 def _digest(path: Path) -> str:
+    import hashlib
+
     digest = hashlib.blake2b(digest_size=16)
     with open_file(path) as file:
         while chunk := file.read(_CHUNK_BYTES):

@@ -1,0 +1,38 @@
+"""What --help says of defaults is what the parser and the code have."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+import pytest
+
+from edgekit.cli.parser import build_parser
+
+# "(default 120)", "default 127.0.0.1", "default 64"
+STATED = re.compile(r"\bdefault ([0-9][0-9.]*)(?![0-9kKMG.]| GiB)")
+
+
+def commands() -> dict[str, argparse.ArgumentParser]:
+    [actions] = [
+        one for one in build_parser()._actions if isinstance(one, argparse._SubParsersAction)
+    ]
+    return dict(actions.choices)
+
+
+@pytest.mark.parametrize("name", commands())
+def test_defaults_of_the_parser_are_those_that_help_states(name: str) -> None:
+    for action in commands()[name]._actions:
+        stated = STATED.search(action.help or "")
+        if stated and action.default not in (None, argparse.SUPPRESS):
+            assert str(action.default).removesuffix(".0") == stated[1].rstrip("."), action.help
+
+
+def test_plan_does_not_promise_the_whole_window() -> None:
+    told = " ".join(commands()["plan"].format_help().split())
+    assert "default: the longest that fits" in told
+    assert "all the model was made for" not in told
+
+
+def test_serve_does_not_offer_metrics() -> None:
+    assert "/metrics" not in commands()["serve"].format_help()
