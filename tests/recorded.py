@@ -101,6 +101,14 @@ def gguf_header(keys: dict[str, Any], name: str = "model.gguf") -> ModelHeader:
     return ModelHeader(name=name, container=Container.GGUF, keys=keys)
 
 
+LLAMA_VERSION = "0.5"  # of the llama.cpp whose answers are recorded
+OF_LLAMA = ("llama_cpp_cpu.jsonl.gz", "llama_cpp_cuda.jsonl.gz", "llama_cpp_more.jsonl.gz")
+
+
 def rows(file: str) -> Iterator[dict[str, Any]]:
+    """Recorded rows; those of llama.cpp name its version, whatever is installed."""
     with gzip.open(DATA / file, "rt", encoding="utf-8") as lines:
-        yield from map(json.loads, lines)
+        for row in map(json.loads, lines):
+            if file in OF_LLAMA and "options" in row:
+                row["options"]["llama_version"] = LLAMA_VERSION
+            yield row

@@ -21,7 +21,6 @@ DRAFT_MAX = 3  # common.h @ 0c1e570: common_params_speculative_draft.n_max
 COMPANIONS = frozenset(
     {"mmproj", "lora", "draft_model", "mix"}
 )  # loaded beside the model, or in its stead
-NEWEST_VERSION = "0.6"
 _TRUTHY = {"on": True, "enabled": True, "true": True, "1": True}  # arg.cpp: is_truthy, is_falsey
 _FLASH = _TRUTHY | {"off": False, "disabled": False, "false": False, "0": False, "auto": None}
 
@@ -51,6 +50,13 @@ def _all_layers(text: str) -> str:
 def _backend(text: str) -> str:
     found: str = one_of("cpu", "cuda", "metal", "vulkan", "none")(text)
     return "cpu" if found == "none" else found
+
+
+def _llama_version(text: str) -> str:
+    from edgekit.engine.llamacpp.versions import read_version
+
+    read_version(text)
+    return text
 
 
 def _cache_type(text: str) -> str:
@@ -101,7 +107,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("--backend",), "backend", "cpu, cuda, metal or vulkan (default: cuda with a GPU flag, else cpu)", "NAME", _backend, ours=True),
     Flag(("-dev",), "backend", "none: the CPU alone, as llama.cpp is told", "none", _backend, ours=True),
     Flag(("--mix",), "mix", "weights as if quantised so: Q4_K_M (default for files that are no GGUF), Q8_0 ...", "NAME", ours=True),
-    Flag(("--llama-version",), "llama_version", "the llama.cpp that is billed: 0.5 (default) or 0.6, which needs a little more", "VERSION", one_of("0.5", "0.6"), ours=True),
+    Flag(("--llama-version",), "llama_version", "the llama.cpp that is billed: b9294, 0.6, 2026.9 (default: the one installed, else the newest known)", "VERSION", _llama_version, ours=True),
     Flag(("--cpu",), "cpu", "what the build of --repack is made for: x86 or arm (default: as here)", "NAME", one_of("x86", "arm"), ours=True),
     Flag(("--device-memory",), "device_memory", "free memory of each GPU, for the split: 24G,24G", "SIZES", sizes, ours=True),
 )  # fmt: skip
@@ -145,11 +151,13 @@ def _setup(values: Mapping[str, Any]) -> LlamaCppSetup:
         Cpu,
         LlamaCppSetup,
         Mode,
-        rules_for,
     )
+    from edgekit.engine.llamacpp.versions import default_version, read_version
 
     wanted = values.get("backend") or ("cuda" if any(k in values for k in _ON_A_GPU) else "cpu")
     layers = values.get("n_gpu_layers", "all")
+    asked = values.get("llama_version")
+    version = default_version() if asked is None else read_version(asked)
     plain = {
         name: values[key]
         for key, name in (("cache_ram", "cache_ram_mib"), ("ctx_checkpoints", "ctx_checkpoints"))
@@ -172,8 +180,8 @@ def _setup(values: Mapping[str, Any]) -> LlamaCppSetup:
         ctx_shift=values.get("ctx_shift", False),
         draft_max=_draft_max(values),
         mix=values.get("mix"),
-        rules=rules_for(values.get("llama_version", "0.5")),
         **plain,
+        **version._asdict(),
     )
 
 

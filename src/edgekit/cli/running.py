@@ -14,7 +14,6 @@ from edgekit.asking.bills import OPTIONS, Asked
 from edgekit.asking.checks import Asking, check_opened
 from edgekit.asking.flags import read_number
 from edgekit.asking.llamacpp_bill import BESIDE_THE_MODEL
-from edgekit.asking.llamacpp_options import NEWEST_VERSION
 from edgekit.asking.words import engine_flags
 from edgekit.cli.reach_options import screen_width
 from edgekit.cli.tiers import read_purpose
@@ -180,12 +179,8 @@ def read_order(
 
 
 def _for_llama(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The flags that both engines have, as llama.cpp is asked; sinks cost nothing there.
-
-    Billed is the newest version known, which is what `edgekit-models[llama]` installs.
-    """
-    newest = {"llama_version": NEWEST_VERSION}
-    return {**newest, "ctx_shift": True} if arguments.rolling else newest
+    """The flags that both engines have, as llama.cpp is asked; sinks cost nothing there."""
+    return {"ctx_shift": True} if arguments.rolling else {}
 
 
 def _for_stream(arguments: argparse.Namespace) -> dict[str, Any]:

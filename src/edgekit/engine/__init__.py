@@ -56,8 +56,8 @@ def engine_named(name: str) -> Engine:
 
 def rules_version(name: str, setup: object) -> str:
     """The version of the engine that a bill for `setup` is of."""
-    rules = getattr(setup, "rules", None)  # only llama.cpp's are known for several
-    return engine_named(name).VERSION if rules is None else str(rules.value)
+    named = getattr(setup, "version_name", None)  # only llama.cpp has rules for several
+    return engine_named(name).VERSION if named is None else str(named)
 
 
 def engine_for(model: Model) -> str:

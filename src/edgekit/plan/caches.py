@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from edgekit.engine.llamacpp.types import LlamaCppSetup, Mode
+from edgekit.engine.llamacpp.types import default_setup
 from edgekit.memory.cache_types import cache_type
 from edgekit.plan.placement import first_way
 from edgekit.plan.types import Question, Start
@@ -108,7 +108,7 @@ def with_setup(question: Question, **changes: Any) -> Question:
 def plain_setup(engine: str) -> Any:
     """As it starts when nothing is said."""
     if engine == "llama.cpp":
-        return LlamaCppSetup(mode=Mode.SERVER)
+        return default_setup()
     from edgekit.engine.mlx.types import MlxSetup
     from edgekit.engine.stream.setup import StreamSetup
     from edgekit.engine.vllm.types import VllmSetup

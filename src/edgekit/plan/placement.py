@@ -75,10 +75,10 @@ def engine_on(model: Model, machine: Machine) -> str:
 
 
 def _llamacpp_ways(question: Question) -> Iterator[Way]:
-    from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup, Mode
+    from edgekit.engine.llamacpp.types import Backend, default_setup
 
     machine, start = question.machine, question.start
-    setup = start.setup or LlamaCppSetup(mode=Mode.SERVER)
+    setup = start.setup or default_setup()
     cards, *fewer = _card_sets(devices_for(machine, "llama.cpp"), question.most_cards)
     if "backend" in start.settled:
         _check_backend(machine, cards, setup.backend)

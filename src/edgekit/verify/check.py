@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgekit.engine import llamacpp
-from edgekit.engine.llamacpp.types import NEWEST, LlamaCppSetup, rules_for
+from edgekit.engine.llamacpp.types import LlamaCppSetup
+from edgekit.engine.llamacpp.versions import answered_version, default_version
 from edgekit.engine.types import Model
 from edgekit.errors import UsageError
 from edgekit.geometry import read_geometry
@@ -65,7 +66,7 @@ def verify_model(
     hollow = hollow_out(files)
     header = read_header(files_of(files, hollow))
     model = Model(header=header, geometry=read_geometry(header))
-    asked = replace(setup, mode=way.mode, use_mmap=False, rules=NEWEST)
+    asked = replace(setup, mode=way.mode, use_mmap=False, **default_version()._asdict())
     predicted = predict or llamacpp.estimate
     estimate = predicted(model, load, asked)
     if path is not None:
@@ -76,9 +77,9 @@ def verify_model(
             Question(path=hollow_path, load=load, setup=asked),
             Limits(timeout_s=timeout_s or DRY_TIMEOUT_S, memory_bytes=_dry_memory(estimate, setup)),
         )
-    if (rules := rules_for(answer.version)) is not asked.rules:
-        asked = replace(asked, rules=rules)
-        estimate = predicted(model, load, asked)
+    answered = replace(asked, **answered_version(answer.version)._asdict())
+    if answered != asked:
+        asked, estimate = answered, predicted(model, load, answered)
     resident: tuple[Resident, ...] = ()
     paced: Paced | None = None
     if path is not None:
@@ -89,7 +90,7 @@ def verify_model(
     return Verification(
         label=files.label,
         estimate=estimate,
-        rules_version=asked.rules.value,
+        rules_version=asked.version_name,
         setup=asked,
         answer=answer,
         rows=rows,

@@ -13,10 +13,19 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
 MARK = "edgekit-verify "
+
+# Today's name of a parameter -> the name and the value that older wheels of xllamacpp take.
+OLDER: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "hostnames": ("hostname", lambda names: names[0]),  # until 2026.9
+    "load_mode": ("use_mmap", lambda member: member.endswith("_MMAP")),  # until 2026.7
+}
+# What wheels without a parameter do anyway: asking them for that is no reason to give up.
+ABSENT = {"load_mtp": False, "cors_origins": "*"}
 
 _LOG_PATIENCE_S = 1.0
 _PROMPT = "The quick brown fox jumps over the lazy dog"
@@ -88,12 +97,26 @@ def make_parameters(xllamacpp: Any, request: dict[str, Any]) -> Any:
     parameters = xllamacpp.CommonParams()
     parameters.model.path = request["model"]
     for name, value in request["parameters"].items():
-        setattr(parameters, name, value)
+        _set(parameters, name, value)
     for name, (kind, member) in request["enums"].items():
-        setattr(parameters, name, getattr(getattr(xllamacpp, kind), member))
+        if hasattr(parameters, name):
+            setattr(parameters, name, getattr(getattr(xllamacpp, kind), member))
+        else:
+            _set(parameters, name, member)
     if request["stop_at"] is not None:
         parameters.lora_adapters = [make_adapter(xllamacpp, request["stop_at"])]
     return parameters
+
+
+def _set(parameters: Any, name: str, value: Any) -> None:
+    """By today's name, or by the one an older wheel has. AttributeError where it can do no such thing."""
+    if hasattr(parameters, name) or name not in OLDER:
+        if not hasattr(parameters, name) and ABSENT.get(name) == value:
+            return
+        setattr(parameters, name, value)
+        return
+    older, translate = OLDER[name]
+    setattr(parameters, older, translate(value))
 
 
 def make_adapter(xllamacpp: Any, path: str) -> Any:

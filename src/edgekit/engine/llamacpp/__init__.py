@@ -11,13 +11,14 @@ from edgekit.engine.llamacpp.as_gguf import Converted, converted
 from edgekit.engine.llamacpp.caches import cache_lines
 from edgekit.engine.llamacpp.compute import compute_lines
 from edgekit.engine.llamacpp.context import resolve
-from edgekit.engine.llamacpp.names import ARCHITECTURES
+from edgekit.engine.llamacpp.names import ARCHITECTURES, FIRST_BUILDS
 from edgekit.engine.llamacpp.output import output_line
 from edgekit.engine.llamacpp.placement import Placement, missing_blocks, place
 from edgekit.engine.llamacpp.prediction import prediction_lines
 from edgekit.engine.llamacpp.runtime import overhead_notes, runtime_lines, server_lines
 from edgekit.engine.llamacpp.shift import shift_lines
-from edgekit.engine.llamacpp.types import Backend, Context, LlamaCppSetup, Rules
+from edgekit.engine.llamacpp.types import Backend, Context, LlamaCppSetup
+from edgekit.engine.llamacpp.versions import NEWEST, is_newer, version_name
 from edgekit.engine.types import Model
 from edgekit.errors import RefusedError
 from edgekit.memory.types import (
@@ -34,7 +35,7 @@ from edgekit.memory.types import (
 MEASURED_BACKENDS = frozenset({Backend.CPU, Backend.CUDA})
 UNMEASURED_WITHIN = 0.02  # other alignments than CUDA's
 NAME = "llama.cpp"
-VERSION = Rules.V0_5.value
+VERSION = version_name(NEWEST, None)
 
 
 def estimate(model: Model, load: Load, setup: LlamaCppSetup) -> MemoryEstimate:
@@ -49,7 +50,7 @@ def estimate(model: Model, load: Load, setup: LlamaCppSetup) -> MemoryEstimate:
 def load_facts(model: Model, load: Load, setup: LlamaCppSetup) -> tuple[tuple[str, object], ...]:
     """The facts of the bill alone. Raises RefusedError like it, but for what only a graph is refused for."""
     own = _as_loaded(model, setup)
-    _check_architecture(own)
+    _check_architecture(own, setup)
     return _facts(resolve(own, load, setup))
 
 
@@ -104,7 +105,7 @@ def _placed(model: Model, setup: LlamaCppSetup) -> Placement:
 def _estimate(
     model: Model, load: Load, setup: LlamaCppSetup, found: Converted | None
 ) -> MemoryEstimate:
-    _check_architecture(model)
+    _check_architecture(model, setup)
     context = resolve(model, load, setup)
     placement = _placed(model, setup)
     caches = cache_lines(model, context, placement)
@@ -129,12 +130,29 @@ def _estimate(
         backend=setup.backend.value,
         lines=(*held, *map(known, lines), *unexplained),
         facts=_facts(context),
-        notes=(*overhead_notes(setup), *(() if found is None else (found.note,))),
+        notes=(
+            *_version_notes(setup),
+            *overhead_notes(setup),
+            *(() if found is None else (found.note,)),
+        ),
     )
 
 
-def _check_architecture(model: Model) -> None:
+def _version_notes(setup: LlamaCppSetup) -> tuple[str, ...]:
+    if not is_newer(setup.version):
+        return ()
+    return (
+        f"llama.cpp {setup.version} is newer than the newest version known here ({VERSION}), "
+        "and is billed by its rules; an update of edgekit may know it",
+    )
+
+
+def _check_architecture(model: Model, setup: LlamaCppSetup) -> None:
     name = model.geometry.architecture
+    if model.header.keys and setup.rules < (first := FIRST_BUILDS.get(name, 0)):
+        raise RefusedError(
+            f"llama.cpp {setup.version_name} has no architecture {name!r}: it came with b{first}"
+        )
     if model.header.keys and name not in ARCHITECTURES:
         raise RefusedError(
             f"llama.cpp {VERSION} has no architecture {name[:60]!r}; a newer version may have it"

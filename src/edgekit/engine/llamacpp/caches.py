@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgekit.engine.llamacpp.context import Heads, pad
 from edgekit.engine.llamacpp.placement import Placement, device_bytes
 from edgekit.engine.llamacpp.types import CELL_PADDING, Context
+from edgekit.engine.llamacpp.versions import OLDEST
 from edgekit.engine.types import Model
 from edgekit.geometry.types import (
     Attention,
+    LatentAttention,
     LayerKind,
     Span,
     State,
@@ -26,6 +28,23 @@ INDEX_V = "index v"
 INDEX_VALUES = frozenset({"minimax-m3"})  # llama-kv-cache-msa.cpp: the indexer's cache has a V too
 # Layers without attention are in the cache as well: nothing wide, unless V must be as wide as the widest.
 EMPTY_LAYERS = frozenset({"deci"})
+
+# Builds that gave a cache to blocks of multi-token prediction in the main context: from a loop over all blocks
+# (llama-kv-cache.cpp @ 7acb4e8) to a filter in create_memory of llama-model.cpp: of one architecture, and then of all.
+_CACHED, _FILTERED = 9523, 11063
+PREDICTION_CACHED = {
+    "bailingmoe2": (_CACHED, _FILTERED),
+    "cohere2moe": (_CACHED, _FILTERED),
+    "deepseek2": (10251, _FILTERED),
+    "exaone-moe": (OLDEST, _FILTERED),
+    "exaone4": (_CACHED, _FILTERED),
+    "glm4": (_CACHED, _FILTERED),
+    "glm4moe": (_CACHED, _FILTERED),
+    "glm-dsa": (_CACHED, 10174),  # @ 7be2c65
+    "mimo2": (_CACHED, 10184),  # @ 64d528b
+}
+
+INDEXER_SINCE = {"glm-dsa": 10119}  # glm-dsa.cpp @ 88bfee1
 
 _Entry = tuple[Component, int, str]
 
@@ -58,7 +77,10 @@ class _IndexedValues(LayerKind):
 def cache_lines(model: Model, context: Context, placement: Placement) -> tuple[MemoryLine, ...]:
     """Layers that are alike and lie together are worked out once."""
     heads = model.keep("heads", lambda: Heads.of(model.geometry))
-    groups = model.keep(("cache groups", placement), lambda: _groups(model, placement))
+    groups = model.keep(
+        ("cache groups", placement, context.rules),
+        lambda: _groups(model, placement, context.rules),
+    )
     lines: list[MemoryLine] = []
     for (mixer, pool), layers in groups.items():
         for component, size_bytes, because in _entries(mixer, context, pool, heads):
@@ -81,18 +103,33 @@ def layer_cache_bytes(model: Model, mixer: LayerKind, context: Context, pool: Po
     return sum(size for _, size, _ in _entries(mixer, context, pool, heads))
 
 
-def _groups(model: Model, placement: Placement) -> dict[tuple[LayerKind, Pool], list[int]]:
-    """The layers that have a cache."""
+def _groups(
+    model: Model, placement: Placement, rules: int
+) -> dict[tuple[LayerKind, Pool], list[int]]:
+    """The layers that have a cache, and blocks of multi-token prediction that are given one like theirs."""
     found: dict[tuple[LayerKind, Pool], list[int]] = {}
     for layer in model.geometry.layers:
-        mixer = _as_cached(layer.mixer, model.geometry.architecture)
+        mixer = _as_cached(layer.mixer, model.geometry.architecture, rules)
         if mixer.streams or mixer.states:
             found.setdefault((mixer, placement.cache_pool(layer.index)), []).append(layer.index)
+    attending = [mixer for mixer, _ in found if mixer.streams]
+    layers = len(model.geometry.layers)
+    for index in range(layers, layers + _cached_prediction(model, rules)):
+        if attending:
+            found.setdefault((attending[-1], placement.cache_pool(index)), []).append(index)
     return found
 
 
-def _as_cached(mixer: LayerKind, architecture: str) -> LayerKind:
-    """What llama.cpp keeps for a layer, where that is more than the layer remembers."""
+def _cached_prediction(model: Model, rules: int) -> int:
+    """Blocks of multi-token prediction that have a cache though they are not run."""
+    first, end = PREDICTION_CACHED.get(model.geometry.architecture, (0, 0))
+    return model.geometry.mtp_layers if first <= rules < end else 0
+
+
+def _as_cached(mixer: LayerKind, architecture: str, rules: int) -> LayerKind:
+    """What llama.cpp keeps for a layer, where that is more or less than the layer remembers."""
+    if isinstance(mixer, LatentAttention) and rules < INDEXER_SINCE.get(architecture, 0):
+        return replace(mixer, index_dim=0)
     if architecture in INDEX_VALUES and isinstance(mixer, Attention) and mixer.index_dim:
         return _IndexedValues(mixer)
     if architecture in EMPTY_LAYERS and not mixer.streams:

@@ -10,6 +10,7 @@ from edgekit.engine.llamacpp.graph import CPU_ONLY, NoGraphError, compute_bytes
 from edgekit.engine.llamacpp.placement import Placement
 from edgekit.engine.llamacpp.schedule.target import pools, spread
 from edgekit.engine.llamacpp.types import Backend, Context, LlamaCppSetup
+from edgekit.engine.llamacpp.versions import NEWEST, Rules
 from edgekit.engine.types import Model
 from edgekit.memory.types import HOST, Component, MemoryLine, Pool
 
@@ -33,6 +34,10 @@ _PREDICTING = _Known(
     Basis.MODELLED,
     0.05,
     "the engine's largest graph, without the states kept for prediction blocks",
+)
+# Builds between the two that are recorded: the log, which rounds, agreed on the CPU for every header that was asked.
+_LOGGED = _Known(
+    Basis.MODELLED, 0.05, "the engine's largest graph, as far as this build's log shows it"
 )
 _OTHER = _Known(Basis.MODELLED, 0.2, "the engine's largest graph, as CUDA would place it")
 _BOUND = _Known(
@@ -58,17 +63,17 @@ def compute_lines(
 
 
 def _known(placement: Placement, setup: LlamaCppSetup) -> _Known:
+    recorded = setup.rules in (Rules.V0_5, NEWEST)
+    whole_graph = _PREDICTING if setup.load_mtp else _EXACT if recorded else _LOGGED
     if not setup.has_device:
-        return _PREDICTING if setup.load_mtp else _EXACT
+        return whole_graph
     if setup.backend is not Backend.CUDA:
         return _OTHER
     if len(setup.devices) > 1:
         return _SEVERAL
     whole = placement.output is not HOST and HOST not in placement.blocks
     together = whole and placement.offload_kqv and not placement.host_expert_blocks
-    if not together:
-        return _SPLIT
-    return _PREDICTING if setup.load_mtp else _EXACT
+    return whole_graph if together else _SPLIT
 
 
 def _line(pool: Pool, size_bytes: int, known: _Known) -> MemoryLine:

@@ -18,6 +18,7 @@ from edgekit.engine.llamacpp.types import (
     LlamaCppSetup,
     Mode,
 )
+from edgekit.engine.llamacpp.versions import Rules
 from edgekit.engine.types import Model
 from edgekit.errors import RefusedError, UsageError
 from edgekit.geometry.types import (
@@ -235,6 +236,8 @@ def _batches(
 
 
 def _output_rows(load: Load, setup: LlamaCppSetup, n_batch: int, sequences: int) -> int:
+    if setup.rules < Rules.ROW_PER_SEQUENCE:
+        return n_batch
     if load.output_rows:
         return load.output_rows
     if setup.mode is Mode.SERVER and not setup.embeddings:

@@ -20,3 +20,34 @@ _NAMES = (
     "starcoder starcoder2 step35 t5 t5encoder talkie wavtokenizer-dec xverse"
 )
 ARCHITECTURES = frozenset(_NAMES.split())
+# Those that came after April 2026, with their first build. After b10586: the first build that was looked at.
+FIRST_BUILDS = {
+    "hunyuan_vl": 8885,
+    "talkie": 9337,
+    "deepseek32": 9411,
+    "mellum": 9482,
+    "gemma4-assistant": 9549,
+    "eagle3": 9606,
+    "cohere2moe": 9626,
+    "dflash": 9831,
+    "deepseek4": 9840,
+    "hy_v3": 9993,
+    "laguna": 10087,
+    "minimax-m3": 10135,
+    "nanbeige": 10153,
+    "qwen3tts": 10270,
+    "graniteswitch": 10342,
+    "muse-glimmer": 10349,
+    "pockettts": 10369,
+    "minimax-01": 10437,
+    "kimi-k3": 10448,
+    "bailingmoe3": 10460,
+    "granite_swa": 10514,
+    "dots3note": 10569,
+    "qwen4exp": 10809,
+    "hrm_text": 11063,
+    "hy_v4": 11063,
+    "maple": 11063,
+    "spark2_5": 11063,
+    "glm5-next": 11064,
+}

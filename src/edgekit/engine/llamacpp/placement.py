@@ -78,6 +78,16 @@ SCANNING = frozenset(
     }
 )
 SCAN_STATES = frozenset({96, 128, 256})  # ggml-cuda.cu: d_state that SSM_SCAN has kernels for
+# Builds that load such blocks whether they are run or not: from the first that could run them to 82dbc4f.
+_IF_RUN = 10212
+LOADED_ALWAYS = {
+    "cohere2moe": (9626, _IF_RUN),
+    "glm-dsa": (10174, _IF_RUN),
+    "hy_v3": (9993, _IF_RUN),
+    "qwen35": (9180, _IF_RUN),
+    "qwen35moe": (9180, _IF_RUN),
+    "step35": (9480, _IF_RUN),
+}
 
 _BLOCK = re.compile(r"(?:^|\.)blk\.(\d+)\.")
 _EXPERTS = re.compile(r"\.ffn_(up|down|gate|gate_up)_(ch|)exps")  # arg.cpp: --cpu-moe
@@ -188,9 +198,16 @@ def device_bytes(size_bytes: int, row_elements: int, block_elements: int, block_
     return pad(size_bytes + extra, DEVICE_ALIGNMENT)
 
 
-def placed_tensors(model: Model, placement: Placement, *, load_mtp: bool) -> tuple[Placed, ...]:
+def loads_prediction(model: Model, setup: LlamaCppSetup) -> bool:
+    """Whether blocks of multi-token prediction are loaded: when they are run, in some builds always."""
+    first, end = LOADED_ALWAYS.get(model.geometry.architecture, (0, 0))
+    return setup.load_mtp or first <= setup.rules < end
+
+
+def placed_tensors(model: Model, placement: Placement, setup: LlamaCppSetup) -> tuple[Placed, ...]:
     """Every copy of every tensor the engine loads."""
-    blocks = len(placement.blocks) - (0 if load_mtp else model.geometry.mtp_layers)
+    loaded_too = loads_prediction(model, setup)
+    blocks = len(placement.blocks) - (0 if loaded_too else model.geometry.mtp_layers)
     idle = LOADED_IDLE.get(model.geometry.architecture)
     found: list[Placed] = []
     for tensor, block in model.keep("tensor blocks", lambda: _blocks(model)):

@@ -10,9 +10,8 @@ from edgekit.engine.llamacpp.types import (
     Backend,
     Device,
     LlamaCppSetup,
-    Rules,
-    rules_for,
 )
+from edgekit.engine.llamacpp.versions import LlamaVersion, default_version, read_version
 from edgekit.engine.row_options import LARGEST, flag, text, whole
 from edgekit.errors import UsageError
 from edgekit.memory.cache_types import CacheType, cache_type
@@ -60,17 +59,15 @@ def _setup(options: Mapping[str, Any], backend: str | None) -> LlamaCppSetup:
         embeddings=flag(options, "embeddings") or False,
         load_mtp=flag(options, "load_mtp") or False,
         mix=text(options, "mix"),
-        rules=_rules(options),
         tensor_split=split,
         devices=(Device(),) * _devices(options, split),
+        **_version(options)._asdict(),
     )
 
 
-def _rules(options: Mapping[str, Any]) -> Rules:
-    version = text(options, "llama_version") or Rules.V0_5.value
-    if version not in {"0.5", "0.6", *(rules.value for rules in Rules)}:
-        raise UsageError(f"llama_version {version[:40]!r} is not 0.5 or 0.6")
-    return rules_for(version)
+def _version(options: Mapping[str, Any]) -> LlamaVersion:
+    asked = text(options, "llama_version")
+    return default_version() if asked is None else read_version(asked)
 
 
 def _backend_of(options: Mapping[str, Any]) -> str:

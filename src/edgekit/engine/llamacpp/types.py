@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-import re
 from dataclasses import dataclass
 
+from edgekit.engine.llamacpp.versions import NEWEST, Rules, default_version, version_name
 from edgekit.memory.cache_types import F16, CacheType
 
 
@@ -30,26 +30,6 @@ class Cpu(enum.Enum):
 
     X86 = "x86"
     ARM = "arm"
-
-
-class Rules(enum.Enum):
-    """The version whose graphs are built."""
-
-    V0_5 = "0.5.0-dev (0c1e570)"  # its allocations are recorded: estimates are for it
-    V0_6 = "0.6.0-dev"  # tokens and embeddings may share a batch; states are read all at once
-
-
-NEWEST = Rules.V0_6  # for an engine that is started here, and for versions nobody knows
-_NUMBERED = re.compile(r"(?<![.\w])0\.(\d{1,3})(?:\.\d{1,3})?(?:-dev)?(?![.\w])")
-
-
-def rules_for(version: str) -> Rules:
-    """What a llama.cpp that calls itself so follows, as far as it is known here: 0.6.0-dev, 0.5.
-
-    A binding may have a number of its own: `2026.10 (llama.cpp 0.6.0-dev)`.
-    """
-    found = _NUMBERED.search(version.rpartition("(llama.cpp ")[2])
-    return Rules.V0_5 if found is not None and int(found[1]) <= 5 else NEWEST
 
 
 ALL_LAYERS = 1_000_000  # beyond the blocks of any header
@@ -91,12 +71,23 @@ class LlamaCppSetup:
     ctx_shift: bool = False  # llama-server --context-shift: a full window drops its older half
     mix: str | None = None  # as if the weights were quantised so; None: as the file has them
     draft_max: int = 0  # tokens a drafter proposes: that many more rows of logits per sequence
-    rules: Rules = Rules.V0_5
+    rules: int = NEWEST  # a build of llama.cpp (versions.py)
+    version: str | None = None  # the version that is billed, where the rules' own is another one
     overhead: Overhead | None = None  # only of the machine that it was measured on
 
     @property
     def has_device(self) -> bool:
         return self.backend is not Backend.CPU
+
+    @property
+    def version_name(self) -> str:
+        """The version of llama.cpp that is billed, as reports have it."""
+        return version_name(self.rules, self.version)
+
+
+def default_setup() -> LlamaCppSetup:
+    """llama-server of the default version."""
+    return LlamaCppSetup(mode=Mode.SERVER, **default_version()._asdict())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +110,7 @@ class Context:
     type_k: CacheType = F16
     type_v: CacheType = F16
     embeddings: bool = False
-    rules: Rules = Rules.V0_5
+    rules: int = NEWEST  # a build of llama.cpp (versions.py)
 
     @property
     def n_tokens(self) -> int:
@@ -129,6 +120,8 @@ class Context:
 
     @property
     def n_outputs(self) -> int:
+        if self.rules < Rules.ROW_PER_SEQUENCE:
+            return self.n_tokens
         return min(self.n_ctx, self.n_ubatch, self.n_outputs_max)
 
 

@@ -39,11 +39,11 @@ def weights_key(placement: Placement, setup: LlamaCppSetup) -> tuple[Hashable, .
     """What the lines depend on beside the model."""
     cpu = setup.cpu if setup.repack else None
     devices = setup.devices if maps_spans(setup) else None
-    return "weights", placement, setup.load_mtp, setup.use_mmap, cpu, devices
+    return "weights", placement, setup.load_mtp, setup.rules, setup.use_mmap, cpu, devices
 
 
 def _lines(model: Model, placement: Placement, setup: LlamaCppSetup) -> tuple[MemoryLine, ...]:
-    placed = placed_tensors(model, placement, load_mtp=setup.load_mtp)
+    placed = placed_tensors(model, placement, setup)
     repacked = tuple(_repacked(model, placement, placed, setup)) if setup.repack else ()
     if not maps_spans(setup):
         return (*_by_block(placed), *repacked)
@@ -58,7 +58,7 @@ def repacked_bytes(model: Model, placement: Placement, setup: LlamaCppSetup) -> 
 
 
 def _repacked_bytes(model: Model, placement: Placement, setup: LlamaCppSetup) -> int:
-    placed = placed_tensors(model, placement, load_mtp=setup.load_mtp)
+    placed = placed_tensors(model, placement, setup)
     return sum(line.size_bytes for line in _repacked(model, placement, placed, setup))
 
 

@@ -33,7 +33,7 @@ class Uses:
 def optimized(nodes: list[Tensor], uses: Uses, rules: Rules) -> tuple[list[Tensor], Kept]:
     """The nodes of a split in the order in which they run, and for some of them what is freed only after them."""
     kept: Kept = {}
-    if rules is Rules.V0_6:
+    if rules >= Rules.V0_6:
         nodes = _shared_experts_moved(nodes, uses, kept)
     i = 0
     while i < len(nodes):

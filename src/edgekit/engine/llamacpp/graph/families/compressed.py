@@ -224,7 +224,7 @@ class DeepSeek4(Transformer):
         streams = ggml.repeat(ggml.reshape(embd, width, 1, tokens), width, count, tokens, 1)
         for layer in build.layers():
             streams = self.streams_after(build, layer, shared, given, embd.src[1], streams)
-        if build.options.rules is Rules.V0_6:  # t_h_nextn, whether it is read or not
+        if build.options.rules >= Rules.V0_6:  # t_h_nextn, whether it is read or not
             build.output(streams)
         flat = ggml.reshape(streams, width * count, tokens)
         flat = ggml.get_rows(flat, shared.out_ids)

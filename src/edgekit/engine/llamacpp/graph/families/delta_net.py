@@ -179,8 +179,10 @@ class DeltaNet(Hybrid):
         cur = attend(build, layer, shared.attn, q, k, v, output=None)
         if self.late_gate:
             gate = ggml.cont(gate, width * heads, tokens)
-        cur = ggml.mul(cur, ggml.unary(gate))
-        return linear(layer, "attn_output", cur)
+        gate = ggml.unary(gate)
+        if self.late_gate and not build.predicts:  # qwen3next.cpp before 4ed2b13
+            gate = ggml.reshape(gate, width * heads, tokens)
+        return linear(layer, "attn_output", ggml.mul(cur, gate))
 
     def feed_forward(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
         if "ffn_gate_inp" not in layer:

@@ -41,5 +41,6 @@ def output_rows(build: Build, tensors: Sequence[Tensor], out_ids: Tensor) -> lis
 def rows_after_norm(build: Build, cur: Tensor, out_ids: Tensor, *, kind: Norm = Norm.RMS) -> Tensor:
     """The last norm, a result for blocks that predict further tokens (t_h_nextn), and the output rows of it."""
     cur = normalize(cur, build["output_norm"], kind=kind)
-    build.output(cur)
+    if build.predicts:
+        build.output(cur)
     return cur if build.crops_early else ggml.get_rows(cur, out_ids)

@@ -139,6 +139,7 @@ LONG_CONTEXT = (
     1_048_576  # tokens; glm-dsa.cpp: files of GLM 5.2 do not say which layers have an indexer
 )
 INDEXED_LAYERS = 78
+FIRST_BUILD = 10566  # that was looked at: before it no layer had an indexer, or none of this kind
 
 
 def glm_indexer(hparams: Hparams, il: int) -> bool:
@@ -160,6 +161,8 @@ class Indexed(Transformer):
         return self.indexed(hparams, il)
 
     def build(self, build: Build) -> None:
+        if build.options.rules < FIRST_BUILD:
+            raise NoGraphError(f"builds before b{FIRST_BUILD} attend in another way")
         cur = build.input_embd()
         shared, indexer = self.shared(build), Indexer.of(build)
         picked: Tensor | None = None

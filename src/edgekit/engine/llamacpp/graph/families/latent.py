@@ -24,6 +24,7 @@ from edgekit.engine.llamacpp.graph.llama.feed_forward import Gating, Routing
 from edgekit.engine.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engine.llamacpp.graph.llama.matrices import normalize
 from edgekit.engine.llamacpp.graph.tensor import Tensor, row_bytes
+from edgekit.engine.llamacpp.versions import Rules
 
 
 def is_mla(hparams: Hparams) -> bool:
@@ -108,7 +109,12 @@ class Latent(Transformer):
         strides = (head, head * facts.n_head)
         k_nope = ggml.view(kv, nope, facts.n_head, tokens, strides=strides)
         v = ggml.cont(ggml.view(kv, value, facts.n_head, tokens, strides=strides))
-        q = ggml.rope(q, shared.pos, rope_factors(build))
+        if build.options.rules >= Rules.ROPE_OFFSET:
+            q = ggml.rope(q, shared.pos, rope_factors(build))
+        else:
+            q_nope = ggml.view(q, nope, facts.n_head, tokens, strides=q.nb[1:3])
+            q_pe = ggml.view(q, rope, facts.n_head, tokens, strides=q.nb[1:3])
+            q = ggml.concat(q_nope, ggml.rope(q_pe, shared.pos, rope_factors(build)), 0)
         k = ggml.concat(k_nope, ggml.repeat(k_pe, rope, facts.n_head, tokens, 1), 0)
         if shared.attn_scale is not None:
             q = ggml.mul(q, shared.attn_scale)

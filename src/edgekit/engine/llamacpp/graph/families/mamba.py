@@ -11,6 +11,7 @@ from edgekit.engine.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engine.llamacpp.graph.llama.matrices import normalize, project
 from edgekit.engine.llamacpp.graph.llama.recurrent import StateInput, read_states, state
 from edgekit.engine.llamacpp.graph.tensor import Tensor
+from edgekit.engine.llamacpp.versions import Rules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,8 +131,12 @@ def mamba2(build: Build, layer: Layer, rs: StateInput, cur: Tensor) -> Tensor:
     r_cache = state(build, layer, "r", ssm.n_embd_r)
     before = read_states(build, rs, r_cache, ssm.n_embd_r)
     before = ggml.reshape(before, ssm.d_conv - 1, ssm.channels, seqs)
+    flat = build.options.rules >= Rules.FLAT_MAMBA2
+    if not flat:
+        cur = ggml.reshape(cur, cur.ne[0], tokens, seqs)
     cur = linear(layer, "ssm_in", cur)
-    cur = ggml.reshape(cur, cur.ne[0], tokens, seqs)
+    if flat:
+        cur = ggml.reshape(cur, cur.ne[0], tokens, seqs)
     z = parts(cur, width, heads, tokens, seqs)
     xbc, dt = some(cur, ssm.channels), some(cur, heads)
     seen = ggml.concat(before, ggml.transpose(xbc), 0)
@@ -143,7 +148,10 @@ def mamba2(build: Build, layer: Layer, rs: StateInput, cur: Tensor) -> Tensor:
     if "ssm_norm" in layer:
         y = ggml.reshape(y, ssm.d_inner // ssm.n_group, ssm.n_group, tokens, seqs)
         y = normalize(y, layer["ssm_norm"], layer=layer.index)
-    return linear(layer, "ssm_out", ggml.reshape(y, ssm.d_inner, build.n_tokens))
+    if flat:
+        return linear(layer, "ssm_out", ggml.reshape(y, ssm.d_inner, build.n_tokens))
+    cur = linear(layer, "ssm_out", ggml.reshape(y, ssm.d_inner, tokens, seqs))
+    return ggml.reshape(cur, cur.ne[0], build.n_tokens)
 
 
 def _scanned2(

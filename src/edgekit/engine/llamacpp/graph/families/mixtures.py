@@ -92,7 +92,7 @@ class Mimo2(Transformer):
     """Values may be scaled, which is done to the result of attention. From 0.6 on its last state is a result."""
 
     def head(self, build: Build, cur: Tensor) -> None:
-        if build.options.rules is Rules.V0_6:  # t_h_nextn, whether it is read or not
+        if build.options.rules >= Rules.V0_6:  # t_h_nextn, whether it is read or not
             build.output(cur)
         Transformer.head(self, build, cur)
 

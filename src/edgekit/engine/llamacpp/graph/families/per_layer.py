@@ -36,7 +36,8 @@ def per_layer_inputs(
     layers, tokens = build.hparams.n_layer, build.n_tokens
     if before is None:
         own = ggml.scale(ggml.reshape(looked_up(build), width, layers, tokens))
-        build.expand(own)
+        if build.options.rules >= Rules.PER_LAYER_FIRST:
+            build.expand(own)
     else:
         own = ggml.reshape(ggml.scale(before), width, layers, tokens)
     made = ggml.scale(ggml.mul_mat(build["per_layer_model_proj"], embd))
@@ -93,7 +94,7 @@ def _cut(build: Build, layer: Layer, widths: list[int], cur: Tensor) -> list[Ten
 class Gemma4(Transformer):
     def build(self, build: Build) -> None:
         width = build.hparams.whole("embedding_length_per_layer_input", 0)
-        before = looked_up(build) if width and build.options.rules is not Rules.V0_5 else None
+        before = looked_up(build) if width and build.options.rules >= Rules.V0_6 else None
         if before is not None:
             build.expand(before)
         cur = build.scaled_embd(build.input_embd())

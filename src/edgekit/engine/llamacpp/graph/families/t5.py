@@ -20,7 +20,7 @@ from edgekit.engine.llamacpp.graph.llama.attention import (
     attend_now,
     input_kv,
     input_no_cache,
-    mask_type,
+    attention_mask,
 )
 from edgekit.engine.llamacpp.graph.llama.build import Build, Layer
 from edgekit.engine.llamacpp.graph.llama.hparams import Hparams
@@ -134,8 +134,7 @@ class Crossing:
     @classmethod
     def of(cls, build: Build) -> Crossing:
         cells: Size = build.hparams.whole("context_length")
-        kind = mask_type(build)
-        mask = ggml.graph_input(kind, cells, build.n_tokens, 1, 1, name="cross_kq_mask")
+        mask = attention_mask(build, cells, build.n_tokens, 1, 1, name="cross_kq_mask")
         return cls(
             attn=input_kv(build),
             buckets=ggml.graph_input(I32, build.sizes.n_kv, build.n_tokens, name="pos_bucket"),

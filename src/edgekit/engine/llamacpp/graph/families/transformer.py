@@ -134,7 +134,7 @@ class Transformer:
             cur = ggml.add(cur, ggml.get_rows(table, shared.pos))
         for layer in build.layers():
             cur = self.block(build, layer, shared, cur)
-        if self.predicts:
+        if self.predicts and build.predicts:
             build.output(cur)
             if not build.crops_early:
                 cur = ggml.get_rows(cur, shared.out_ids)

@@ -5,7 +5,7 @@ Which input a graph makes decides the order in which queries, keys and values ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgekit.engine.llamacpp.graph import ggml
 from edgekit.engine.llamacpp.graph.dims import Size
@@ -13,6 +13,7 @@ from edgekit.engine.llamacpp.graph.llama.build import Build, Layer
 from edgekit.engine.llamacpp.graph.llama.cache import get_k, get_v, store_k, store_v
 from edgekit.engine.llamacpp.graph.llama.matrices import hadamard, project
 from edgekit.engine.llamacpp.graph.tensor import F16, F32, I64, Tensor
+from edgekit.engine.llamacpp.versions import Rules
 from edgekit.header.dtype import TensorType
 
 
@@ -43,6 +44,13 @@ def mask_type(build: Build) -> TensorType:
     return F16 if build.options.flash_attn else F32
 
 
+def attention_mask(build: Build, *dims: Size, name: str) -> Tensor:
+    """As flash attention or the soft max reads it. Before b9410 the f16 one was a copy of an f32 one."""
+    if build.options.flash_attn and build.options.rules < Rules.F16_MASK:
+        return ggml.cast(ggml.graph_input(F32, *dims, name=name), F16)
+    return ggml.graph_input(mask_type(build), *dims, name=name)
+
+
 def _cache_input(build: Build, n_kv: Size, *, values: bool) -> CacheInput:
     sizes = build.sizes
     transposed = build.options.v_trans
@@ -54,9 +62,7 @@ def _cache_input(build: Build, n_kv: Size, *, values: bool) -> CacheInput:
         v_idxs=ggml.graph_input(I64, sizes.n_tokens * width, name="attn_inp_v_idxs")
         if values
         else None,
-        mask=ggml.graph_input(
-            mask_type(build), n_kv, per_stream, 1, sizes.n_stream, name="attn_inp_kq_mask"
-        ),
+        mask=attention_mask(build, n_kv, per_stream, 1, sizes.n_stream, name="attn_inp_kq_mask"),
     )
 
 
@@ -88,6 +94,8 @@ def _rotation(build: Build, side: str, *, swa: bool | None) -> int | None:
     first = build.hparams.head_dim(side, 0)
     if kind.block_elements == 1 or len(dims) != 1 or first % SMALLEST_ROTATION:
         return None
+    if build.options.rules < Rules.ROTATION_PER_CACHE and build.hparams.varies(side):
+        return None
     if side == "v":
         return SMALLEST_ROTATION
     (dim,) = dims
@@ -107,7 +115,10 @@ def input_kv_iswa(build: Build, *, rotate: bool = True) -> AttnInput:
     """build_attn_inp_kv_iswa: one cache for the layers that slide, one for the others."""
     base = _cache_input(build, build.sizes.n_kv, values=True)
     swa = _cache_input(build, build.sizes.n_kv_swa, values=True)
-    if rotate:
+    if rotate and build.options.rules < Rules.ROTATION_PER_CACHE:
+        base = _rotated(build, base, swa=None)
+        swa = replace(swa, k_rot=base.k_rot, v_rot=base.v_rot)
+    elif rotate:
         base, swa = _rotated(build, base, swa=False), _rotated(build, swa, swa=True)
     return AttnInput(base=base, swa=swa)
 
@@ -130,7 +141,7 @@ def input_no_cache(build: Build, *, swa: bool = False) -> AttnInput:
 
 
 def _mask_only(build: Build, n_kv: Size, name: str) -> CacheInput:
-    mask = ggml.graph_input(mask_type(build), n_kv, build.n_tokens, 1, 1, name=name)
+    mask = attention_mask(build, n_kv, build.n_tokens, 1, 1, name=name)
     return CacheInput(n_kv=n_kv, mask=mask, k_idxs=mask)
 
 

@@ -36,6 +36,23 @@ class Sizes:
 
 # Their pictures come as embeddings that are right already.
 GIVEN_UNSCALED = frozenset({"gemma-embedding", "gemma3", "gemma3n", "gemma4"})
+# The first builds in which blocks that predict further tokens read the last state of every token (t_h_nextn; grep
+# embeddings_nextn_masked in src/models).
+PREDICTS_SINCE = {
+    "qwen35": 9200,
+    "qwen35moe": 9200,
+    "step35": 9480,
+    "gemma4": 9549,
+    "gpt-oss": 10158,
+    "glm-dsa": 10174,
+    "mimo2": 10184,
+    "deepseek32": 10237,
+    "qwen3next": 10238,
+    "deepseek2": 10251,
+    "nemotron_h": 10344,
+    "nemotron_h_moe": 10344,
+    "glm4moe": 10809,
+}
 # llama-arch.cpp @ b11549: llm_arch_supports_mixed_batch. Their batches hold either tokens or embeddings.
 UNMIXED = frozenset(
     {"cogvlm", "deepseek4", "dflash", "eagle3", "gemma4-assistant", "graniteswitch"}
@@ -58,7 +75,7 @@ class Options:
     type_v: TensorType
     embeddings: bool
     streams: bool  # sequences have caches of their own
-    rules: Rules
+    rules: int  # a build of llama.cpp (versions.py)
 
 
 class Layer:
@@ -182,11 +199,16 @@ class Build:
 
     @property
     def crops_early(self) -> bool:
-        """crop_before_nextn: 0.6 narrows the last layer of every model to the output rows.
+        """Whether the last layer of a model with prediction blocks is narrowed to the output rows.
 
-        Before, models with blocks that predict further tokens kept all rows up to the last norm.
+        It was until those blocks read its state, and is again in 0.6 (crop_before_nextn).
         """
-        return self.options.rules is Rules.V0_6
+        return self.options.rules >= Rules.V0_6 or not self.predicts
+
+    @property
+    def predicts(self) -> bool:
+        """Whether this build of the architecture gives the last state to blocks that predict further tokens."""
+        return self.options.rules >= PREDICTS_SINCE.get(self.hparams.arch, 0)
 
     def output(self, tensor: Tensor) -> None:
         """One of the graph's results: it is never freed."""
@@ -223,14 +245,14 @@ class Build:
         self.inp_embd = found
         if scaled:
             found = found if self.graph.is_contiguous(found) else ggml.cont(found)
-            by_row = width and self.options.rules is not Rules.V0_5
+            by_row = width and self.options.rules >= Rules.V0_6
             found = self._scaled_by_row(found) if by_row else ggml.scale(found)
         self.expand(found)
         return found
 
     def _input_mixed(self, table: Tensor, width: int) -> Mixed | None:
         """From 0.6 on: tokens that are looked up and written into their rows of the embeddings that are given."""
-        if self.options.rules is Rules.V0_5 or self.hparams.arch in UNMIXED:
+        if self.options.rules < Rules.V0_6 or self.hparams.arch in UNMIXED:
             return None
         tokens = ggml.graph_input(I32, self.n_tokens, name="inp_mixed_tokens")
         return Mixed(
@@ -241,7 +263,7 @@ class Build:
 
     def scaled_embd(self, cur: Tensor) -> Tensor:
         """Embeddings times a number. Where given ones are not scaled, 0.6 does it row by row in build_inp_embd."""
-        if self.options.rules is Rules.V0_5 or self.hparams.arch not in GIVEN_UNSCALED:
+        if self.options.rules < Rules.V0_6 or self.hparams.arch not in GIVEN_UNSCALED:
             return ggml.scale(cur)
         cur = self._scaled_by_row(cur)
         self.expand(cur)

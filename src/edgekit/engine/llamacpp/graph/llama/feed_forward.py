@@ -9,6 +9,7 @@ from edgekit.engine.llamacpp.graph import ggml
 from edgekit.engine.llamacpp.graph.llama.build import Build, Layer
 from edgekit.engine.llamacpp.graph.llama.matrices import project_experts
 from edgekit.engine.llamacpp.graph.tensor import Tensor
+from edgekit.engine.llamacpp.versions import Rules
 
 
 class Act(enum.Enum):
@@ -220,7 +221,8 @@ def _added_up(build: Build, result: Tensor, used: int) -> Tensor:
     total = views[0]
     for view in views[1:]:
         total = ggml.add(total, view)
-        build.expand(total)
+        if build.options.rules >= Rules.EXPERTS_FIRST:
+            build.expand(total)
     return ggml.cont(total) if used == 1 else total
 
 

@@ -122,6 +122,11 @@ class Hparams:
             if self.has_kv(il) and (swa is None or self.swa[il] == swa)
         }
 
+    def varies(self, side: str) -> bool:
+        """is_n_embd_k_gqa_variable: layers without attention count too."""
+        widths = {n * self.head_dim(side, il) for il, n in enumerate(self.n_head_kv_arr)}
+        return len(widths) > 1
+
     def has_kv(self, il: int) -> bool:
         return bool(self.geometry.layers[il].mixer.streams)
 

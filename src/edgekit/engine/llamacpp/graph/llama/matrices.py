@@ -7,6 +7,8 @@ import enum
 from edgekit.engine.llamacpp.graph import ggml
 from edgekit.engine.llamacpp.graph.llama.build import Build
 from edgekit.engine.llamacpp.graph.tensor import Tensor
+from edgekit.engine.llamacpp.versions import Rules
+from edgekit.errors import RefusedError
 
 
 class Norm(enum.Enum):
@@ -54,6 +56,9 @@ def normalize(
 
 def hadamard(build: Build, cur: Tensor, rotation: Tensor) -> Tensor:
     width = rotation.ne[0]
-    flatten = ggml.reshape if build.graph.is_contiguous(cur) else ggml.cont
+    whole = build.graph.is_contiguous(cur)
+    if not whole and build.options.rules < Rules.ROTATION_OF_VIEWS:
+        raise RefusedError("llama.cpp aborts: a quantised cache with a fused matrix (before b9027)")
+    flatten = ggml.reshape if whole else ggml.cont
     flat = flatten(cur, width, cur.elements // width)
     return ggml.reshape(ggml.mul_mat(rotation, flat), *cur.ne)

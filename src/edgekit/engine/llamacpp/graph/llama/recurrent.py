@@ -27,7 +27,7 @@ def input_rs(build: Build) -> StateInput:
     """build_rs_inp."""
     count = build.sizes.n_seqs
     copy = ggml.graph_input(I32, count, name="rs_s_copy")
-    others = 0 if build.options.rules is Rules.V0_5 else count - 1
+    others = 0 if build.options.rules < Rules.V0_6 else count - 1
     return StateInput(copy=copy, main=ggml.view(copy, count), extra=ggml.view(copy, others))
 
 
@@ -47,7 +47,7 @@ def read_states(
     """build_rs: one row is cleared, those of the batch are read, the others are written back."""
     rows = ggml.reshape(cache, width, cache.ne[1])
     build.expand(ggml.scale_inplace(ggml.view(rows, width)))
-    find = _find_apart if build.options.rules is Rules.V0_5 else _find
+    find = _find_apart if build.options.rules < Rules.V0_6 else _find
     found, others = find(build, given, rows, get_rows)
     build.expand(ggml.cpy(others, ggml.view(cache, width, 0, strides=(cache.nb[1],))))
     return found

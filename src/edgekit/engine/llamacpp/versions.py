@@ -1,0 +1,167 @@
+"""The version of llama.cpp that is billed: how it is named, which rules it follows, and which one is the default.
+
+llama.cpp numbers its builds by commits (b9294), and itself 0.1.0, 0.2.0 ... since August 2026. Wheels of xllamacpp are
+named by month and build: 2026.5.9294.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from contextlib import suppress
+from functools import cache
+from typing import NamedTuple
+
+from edgekit.errors import UsageError
+
+WHEEL = "xllamacpp"  # the llama.cpp that `edgekit run` starts
+
+
+class Rules(enum.IntEnum):
+    """Builds at which something that is billed changed: `rules >= Rules.F16_MASK`.
+
+    Where the change came between two builds that were looked at, it is the later one, or where newer rules need more,
+    the one after the earlier.
+    """
+
+    ROTATION_PER_CACHE = (
+        8699  # llama-kv-cache.cpp @ 4eb1951: of quantised caches whose heads differ
+    )
+    PER_LAYER_FIRST = 8711  # gemma3n-iswa.cpp @ 5764d7c: inputs of all layers are looked up first
+    EXPERTS_FIRST = 8738  # llama-graph.cpp @ d6f3030: experts are added up before a shared one runs
+    ROTATION_OF_VIEWS = 9027  # llama-graph.cpp @ fa59546: fused matrices do not abort with q8_0
+    F16_MASK = 9410  # llama-graph.cpp @ 031ddb2: flash attention has an f16 mask from the start
+    ROW_PER_SEQUENCE = 9460  # server-context.cpp @ de6f727: not a row of logits for every token
+    ROPE_OFFSET = 10568  # minicpm3.cpp, deepseek2.cpp @ 873e5d8: queries are not cut to be rotated
+    FLAT_MAMBA2 = 10809  # mamba-base.cpp: all sequences are projected as one matrix
+    V0_5 = 11064  # 0c1e570: its allocations are recorded
+    V0_6 = 11065  # tokens and embeddings may share a batch; states are read all at once
+
+
+OLDEST = 8608  # the first build of April 2026
+NEWEST = 11549  # the newest build that the rules were checked against
+_CHECKED = {Rules.V0_5.value: "0.5.0-dev (0c1e570)", NEWEST: "0.6.0-dev (b11549)"}
+# The last wheel of each month.
+_MONTHS = {
+    (2026, 4): 8929,
+    (2026, 5): 9294,
+    (2026, 6): 9713,
+    (2026, 7): 10068,
+    (2026, 8): 10566,
+    (2026, 9): 11063,
+    (2026, 10): NEWEST,
+}
+_NEWEST_NUMBER = (6, 0)  # 0.6.0
+_BEFORE_0_4_1, _0_4_1 = 10809, 11063  # which call themselves 0.4.0-dev and 0.4.1-dev
+_LEAST_BUILD = 1000  # a source archive calls itself build 0 or 1
+
+_BUILD = re.compile(r"(?:b(?=\d)|(?=\d{4}))(\d{1,6})(?: \([0-9a-f]+\))?")
+_WHEEL = re.compile(r"(20\d\d)\.(\d{1,2})(?:\.(\d+))?(?:\.\d+)?")
+_NUMBER = re.compile(
+    r"v?0\.(\d{1,3})(?:\.(\d{1,3}))?(?:-dev)?(?: \((?:build (\d+), commit )?\w+\))?"
+)
+
+
+class LlamaVersion(NamedTuple):
+    """One version: fields of LlamaCppSetup."""
+
+    rules: int  # a build: that version, or one that is billed the same
+    version: str | None = None  # its name, where the rules were checked against another one
+
+
+def read_version(text: str) -> LlamaVersion:
+    """What people and programs call a version: b9294, 0.5, 0.6.0-dev, 2026.9, 2026.10.11549,
+    and what `llama-server --version` prints. UsageError for what is none, or older than April 2026.
+    """
+    lines = text.strip().splitlines() or [""]
+    name = lines[0].removeprefix("version:").strip()
+    if found := _BUILD.fullmatch(name):
+        return _of_build(int(found[1]))
+    if found := _WHEEL.fullmatch(name):
+        return _of_wheel(int(found[1]), int(found[2]), found[3])
+    if found := _NUMBER.fullmatch(name):
+        if found[3] and int(found[3]) >= _LEAST_BUILD:
+            return _of_build(int(found[3]))
+        return _of_number(int(found[1]), int(found[2] or 0))
+    raise UsageError(
+        f"{name[:40]!r} is not a version of llama.cpp: b{NEWEST}, 0.6 or 2026.10, for example"
+    )
+
+
+def _of_build(build: int) -> LlamaVersion:
+    if build < OLDEST:
+        raise UsageError(
+            f"llama.cpp b{build} is too old: builds since b{OLDEST} (April 2026) are known"
+        )
+    if build in (Rules.V0_5, Rules.V0_6):  # numbers that stand for versions whose own is not known
+        build = Rules.V0_6
+    return LlamaVersion(min(build, NEWEST), None if build == NEWEST else f"b{build}")
+
+
+def _of_wheel(year: int, month: int, build: str | None) -> LlamaVersion:
+    if build is not None and int(build) >= _LEAST_BUILD:
+        return _of_build(int(build))
+    if (year, month) > max(_MONTHS):
+        return LlamaVersion(NEWEST, f"{year}.{month}")
+    if (year, month) not in _MONTHS:
+        raise UsageError(
+            f"llama.cpp of {year}.{month} is too old: builds since April 2026 are known"
+        )
+    return _of_build(_MONTHS[year, month])
+
+
+def _of_number(minor: int, patch: int) -> LlamaVersion:
+    name = f"0.{minor}.{patch}"
+    if minor >= 6:
+        return LlamaVersion(NEWEST, name if (minor, patch) > _NEWEST_NUMBER else None)
+    if minor == 5:
+        return LlamaVersion(Rules.V0_5)
+    return LlamaVersion(_BEFORE_0_4_1 if (minor, patch) < (4, 1) else _0_4_1, name)
+
+
+def is_newer(version: str | None) -> bool:
+    """Whether a version is beyond the newest that is known here."""
+    if version is None:
+        return False
+    if version.startswith("b"):
+        return int(version[1:]) > NEWEST
+    return read_version(version).rules == NEWEST
+
+
+def version_name(rules: int, version: str | None) -> str:
+    """As reports have it."""
+    if version is not None and read_version(version).rules == rules:
+        return version
+    return _CHECKED.get(rules, f"b{rules}")
+
+
+def answered_version(text: str) -> LlamaVersion:
+    """As an engine that was asked names itself: `2026.10.11549 (llama.cpp 0.6.0-dev)`; the newest where it does not.
+
+    A binding may have a number of its own, which says nothing: `0.2.13 (llama.cpp 0.6.0-dev)`.
+    """
+    binding, _, library = text.partition(" (llama.cpp ")
+    for name in (binding, library.removesuffix(")")):
+        if name and not (library and binding is name and name.startswith("0.")):
+            with suppress(UsageError):
+                return read_version(name)
+    return LlamaVersion(NEWEST)
+
+
+def wheel_version(text: str) -> LlamaVersion:
+    """That of a wheel of xllamacpp; those before 2026.4 had numbers of their own (0.2.14)."""
+    try:
+        return LlamaVersion(OLDEST) if text.startswith("0.") else read_version(text)
+    except UsageError:
+        return LlamaVersion(OLDEST)
+
+
+@cache
+def default_version() -> LlamaVersion:
+    """The llama.cpp that `edgekit run` would start, else the newest that is known."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return wheel_version(version(WHEEL))
+    except PackageNotFoundError:
+        return LlamaVersion(NEWEST)
