@@ -19,7 +19,7 @@ from tests.unread import WITHOUT_CONFIG, from_config, from_keys
 
 from edgekit.engine import llamacpp, mlx, vllm
 from edgekit.engine.llamacpp.rows import read_row
-from edgekit.engine.llamacpp.types import Rules
+from edgekit.engine.llamacpp.versions import NEWEST, version_name
 from edgekit.engine.mlx.rows import read_row as read_mlx_row
 from edgekit.engine.types import Model
 from edgekit.engine.vllm.rows import read_row as read_vllm_row
@@ -63,7 +63,7 @@ def tables() -> Iterator[tuple[str, str, Errors]]:
     )
     for backend, title, full_only in NEWER_TABLES:
         newer = collect(_newer_rows(backend, full=full_only))
-        yield title, f"{Rules.V0_6.value} (b11549); {sum_rows(newer)} rows.", newer
+        yield title, f"{version_name(NEWEST, None)}; {sum_rows(newer)} rows.", newer
     for title, how in UNREAD.items():
         unread = collect((*_unread_rows(how, "cpu"), *_unread_rows(how, "cuda")))
         yield f"llama.cpp, from {title}", UNREAD_TOLD[how], {"all": unread["all"]}

@@ -12,7 +12,8 @@ import pytest
 from tests.recorded import engine_models, further_model, rows
 
 from edgekit.engine import llamacpp
-from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup, Mode, Rules
+from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup, Mode
+from edgekit.engine.llamacpp.versions import NEWEST, Rules
 from edgekit.memory.cache_types import cache_type
 from edgekit.memory.types import DEVICE, Component, Load, MemoryEstimate
 from edgekit.units import MIB
@@ -117,7 +118,7 @@ def test_first_decode_of_fifty_architectures_is_within_its_bound() -> None:
         )
         setup = replace(
             SETUP,
-            rules=Rules.V0_6,
+            rules=NEWEST,
             n_gpu_layers=options["n_gpu_layers"],
             cpu_moe=options["cpu_moe"],
         )

@@ -24,7 +24,7 @@ OLDER: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "hostnames": ("hostname", lambda names: names[0]),  # until 2026.9
     "load_mode": ("use_mmap", lambda member: member.endswith("_MMAP")),  # until 2026.7
 }
-# What wheels without a parameter do anyway: asking them for that is no reason to give up.
+# How wheels without the parameter behave: asking for just that is fine.
 ABSENT = {"load_mtp": False, "cors_origins": "*"}
 
 _LOG_PATIENCE_S = 1.0
@@ -109,14 +109,14 @@ def make_parameters(xllamacpp: Any, request: dict[str, Any]) -> Any:
 
 
 def _set(parameters: Any, name: str, value: Any) -> None:
-    """By today's name, or by the one an older wheel has. AttributeError where it can do no such thing."""
-    if hasattr(parameters, name) or name not in OLDER:
-        if not hasattr(parameters, name) and ABSENT.get(name) == value:
+    """Set a parameter by its name in this wheel. AttributeError if the wheel cannot do what is asked."""
+    if not hasattr(parameters, name):
+        if name in OLDER:
+            name, translate = OLDER[name]
+            value = translate(value)
+        elif ABSENT.get(name) == value:
             return
-        setattr(parameters, name, value)
-        return
-    older, translate = OLDER[name]
-    setattr(parameters, older, translate(value))
+    setattr(parameters, name, value)
 
 
 def make_adapter(xllamacpp: Any, path: str) -> Any:

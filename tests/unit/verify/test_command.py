@@ -17,7 +17,7 @@ from tests.unit.verify import small_model
 
 from edgekit.cli import main
 from edgekit.engine import llamacpp
-from edgekit.engine.llamacpp.types import NEWEST
+from edgekit.engine.llamacpp.versions import NEWEST, version_name
 from edgekit.memory.types import HOST, Component, MemoryEstimate, MemoryLine
 from edgekit.units import MIB
 from edgekit.verify import ways
@@ -113,7 +113,10 @@ def test_the_text_names_both_versions_and_every_part(
 ) -> None:
     _, out, _ = ask(capsys, model, "-c", "256", "-np", "1")
     words = " ".join(out.split())
-    assert f"predicted for llama.cpp {NEWEST.value} · measured through xllamacpp" in words
+    assert (
+        f"predicted for llama.cpp {version_name(NEWEST, None)} · measured through xllamacpp"
+        in words
+    )
     assert "256 tokens of context for 1 sequence" in words
     shown = [line.split("  ")[0] for line in out.split("difference\n")[1].splitlines()]
     assert shown[:5] == ["weights", "kv cache", "output", "compute", "total"]

@@ -16,7 +16,8 @@ from tests.recorded import DATA, gguf_files, header_bytes, models, rows
 from tests.thoroughness import LONG
 from tests.unit.verify import small_model
 
-from edgekit.engine.llamacpp.types import NEWEST, Backend, LlamaCppSetup, Mode, Rules, rules_for
+from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup, Mode
+from edgekit.engine.llamacpp.versions import NEWEST, answered_version, version_name
 from edgekit.errors import EngineError, UsageError
 from edgekit.memory.cache_types import cache_type
 from edgekit.memory.types import Component, Load
@@ -91,9 +92,9 @@ def test_compute_is_what_the_newest_version_known_tells(
     model: str, load: dict[str, object]
 ) -> None:
     found = ask(recorded(model), **load)
-    if NEWEST.value.split("-")[0] not in found.answer.version:
-        pytest.skip(f"no rules are kept for xllamacpp {found.answer.version}")
-    assert found.rules_version == NEWEST.value
+    if answered_version(found.answer.version) != (NEWEST, None):
+        pytest.skip(f"xllamacpp {found.answer.version} is another version")
+    assert found.rules_version == version_name(NEWEST, None)
     assert {row.part: row.difference_bytes for row in found.rows if row.difference_bytes} == {}
 
 
@@ -115,27 +116,9 @@ UNASKED = (
 def test_further_architectures_of_the_newest_version(file: str) -> None:
     head = header_bytes(f"{file}.head.gz", DATA / "headers_more")
     found = ask(gguf_files(f"{file}.gguf", head, FURTHER[file]), context_tokens=2048)
-    if NEWEST.value not in found.answer.version:
-        pytest.skip(f"no rules are kept for xllamacpp {found.answer.version}")
+    if answered_version(found.answer.version) != (NEWEST, None):
+        pytest.skip(f"xllamacpp {found.answer.version} is another version")
     assert {row.part: row.difference_bytes for row in found.rows if row.difference_bytes} == {}
-
-
-@pytest.mark.parametrize(
-    ("version", "rules"),
-    [
-        ("0.5.0-dev (build 1, commit 0c1e570)", Rules.V0_5),
-        ("2026.08.3 (llama.cpp 0.2.0)", Rules.V0_5),
-        ("2026.10.11549 (llama.cpp 0.6.0-dev)", Rules.V0_6),
-        ("0.12.1", NEWEST),
-        ("0.5", Rules.V0_5),
-        ("0.5-dev", Rules.V0_5),
-        ("0.2.13 (llama.cpp 0.6.0-dev)", Rules.V0_6),  # the binding's own number is another one
-        ("2026.0.5.1", NEWEST),  # not a version of llama.cpp
-        ("of unknown version", NEWEST),
-    ],
-)
-def test_rules_go_by_the_version_of_llama_cpp(version: str, rules: Rules) -> None:
-    assert rules_for(version) is rules
 
 
 @pytest.mark.parametrize(
@@ -167,7 +150,7 @@ def test_a_model_without_a_cache_has_none() -> None:
 
 def test_the_engine_is_told_apart_from_the_rules() -> None:
     found = ask(small())
-    assert found.rules_version == rules_for(found.answer.version).value
+    assert found.rules_version == version_name(*answered_version(found.answer.version))
     assert found.answer.through == "xllamacpp"
     assert "(llama.cpp " in found.answer.version
     assert found.answer.resolved["n_seq_max"] == "4"

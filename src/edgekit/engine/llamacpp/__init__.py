@@ -141,10 +141,11 @@ def _estimate(
 def _version_notes(setup: LlamaCppSetup) -> tuple[str, ...]:
     if not is_newer(setup.version):
         return ()
-    return (
-        f"llama.cpp {setup.version} is newer than the newest version known here ({VERSION}), "
-        "and is billed by its rules; an update of edgekit may know it",
+    note = (
+        f"llama.cpp {setup.version} is newer than {VERSION}, the newest version known, "
+        "whose rules are used; a newer edgekit may know it"
     )
+    return (note,)
 
 
 def _check_architecture(model: Model, setup: LlamaCppSetup) -> None:

@@ -1,16 +1,16 @@
-"""The architectures llama.cpp has: llama-arch.cpp (LLM_ARCH_NAMES) @ 0c1e570."""
+"""The architectures llama.cpp has: llama-arch.cpp (LLM_ARCH_NAMES) of 0c1e570 and b11549."""
 
 from __future__ import annotations
 
 _NAMES = (
     "afmoe apertus arcee arctic arwkv7 baichuan bailingmoe bailingmoe2 bailingmoe3 bert bitnet "
-    "bloom chameleon chatglm codeshell cogvlm cohere2 cohere2moe command-r dbrx deci deepseek "
+    "bloom chameleon chatglm clef codeshell cogvlm cohere2 cohere2moe command-r dbrx deci deepseek "
     "deepseek2 deepseek2-ocr deepseek32 deepseek4 dflash dots1 dots3note dream eagle3 ernie4_5 "
-    "ernie4_5-moe eurobert exaone exaone-moe exaone4 falcon falcon-h1 gemma gemma-embedding "
+    "ernie4_5-moe eurobert exaone exaone-moe exaone4 falcon falcon-h1 gemma gemma-embedding gemma-embedding2 "
     "gemma2 gemma3 gemma3n gemma4 gemma4-assistant glm-dsa glm4 glm4moe glm5-next gpt-oss gpt2 "
     "gptj gptneox granite granite_swa granitehybrid granitemoe graniteswitch grok grovemoe "
     "hrm_text hunyuan-dense hunyuan-moe hunyuan_vl hy_v3 hy_v4 internlm2 jais jais2 jamba "
-    "jina-bert-v2 jina-bert-v3 kimi-k3 kimi-linear laguna lfm2 lfm2moe llada llada-moe llama "
+    "jina-bert-v2 jina-bert-v3 k2-horizon kimi-k3 kimi-linear laguna lfm2 lfm2moe llada llada-moe llama "
     "llama-embed llama4 maincoder mamba mamba2 maple mellum mimo2 minicpm minicpm3 minimax-01 "
     "minimax-m2 minimax-m3 mistral3 mistral4 modern-bert mpt muse-glimmer nanbeige nemotron "
     "nemotron_h nemotron_h_moe neo-bert nomic-bert nomic-bert-moe olmo olmo2 olmoe openelm orion "
@@ -50,4 +50,7 @@ FIRST_BUILDS = {
     "maple": 11063,
     "spark2_5": 11063,
     "glm5-next": 11064,
+    "clef": 11065,
+    "gemma-embedding2": 11065,
+    "k2-horizon": 11065,
 }

@@ -20,13 +20,10 @@ WHEEL = "xllamacpp"  # the llama.cpp that `edgekit run` starts
 class Rules(enum.IntEnum):
     """Builds at which something that is billed changed: `rules >= Rules.F16_MASK`.
 
-    Where the change came between two builds that were looked at, it is the later one, or where newer rules need more,
-    the one after the earlier.
+    Where only two builds around a change were read, those in between follow whichever rule needs more memory.
     """
 
-    ROTATION_PER_CACHE = (
-        8699  # llama-kv-cache.cpp @ 4eb1951: of quantised caches whose heads differ
-    )
+    ROTATION_PER_CACHE = 8699  # llama-kv-cache.cpp @ 4eb1951: heads of quantised caches may differ
     PER_LAYER_FIRST = 8711  # gemma3n-iswa.cpp @ 5764d7c: inputs of all layers are looked up first
     EXPERTS_FIRST = 8738  # llama-graph.cpp @ d6f3030: experts are added up before a shared one runs
     ROTATION_OF_VIEWS = 9027  # llama-graph.cpp @ fa59546: fused matrices do not abort with q8_0
@@ -56,7 +53,7 @@ _BEFORE_0_4_1, _0_4_1 = 10809, 11063  # which call themselves 0.4.0-dev and 0.4.
 _LEAST_BUILD = 1000  # a source archive calls itself build 0 or 1
 
 _BUILD = re.compile(r"(?:b(?=\d)|(?=\d{4}))(\d{1,6})(?: \([0-9a-f]+\))?")
-_WHEEL = re.compile(r"(20\d\d)\.(\d{1,2})(?:\.(\d+))?(?:\.\d+)?")
+_WHEEL = re.compile(r"(20\d\d)\.(\d{1,2})(?:\.(\d+))?(?:\.\d+)?(?:\+\S+)?")
 _NUMBER = re.compile(
     r"v?0\.(\d{1,3})(?:\.(\d{1,3}))?(?:-dev)?(?: \((?:build (\d+), commit )?\w+\))?"
 )
@@ -70,8 +67,9 @@ class LlamaVersion(NamedTuple):
 
 
 def read_version(text: str) -> LlamaVersion:
-    """What people and programs call a version: b9294, 0.5, 0.6.0-dev, 2026.9, 2026.10.11549,
-    and what `llama-server --version` prints. UsageError for what is none, or older than April 2026.
+    """b9294, 0.5, 0.6.0-dev, 2026.9, 2026.10.11549, or what `llama-server --version` prints.
+
+    UsageError for other text, and for versions before April 2026.
     """
     lines = text.strip().splitlines() or [""]
     name = lines[0].removeprefix("version:").strip()
@@ -120,7 +118,7 @@ def _of_number(minor: int, patch: int) -> LlamaVersion:
 
 
 def is_newer(version: str | None) -> bool:
-    """Whether a version is beyond the newest that is known here."""
+    """Whether a version is newer than the newest that the rules were checked against."""
     if version is None:
         return False
     if version.startswith("b"):
@@ -129,16 +127,16 @@ def is_newer(version: str | None) -> bool:
 
 
 def version_name(rules: int, version: str | None) -> str:
-    """As reports have it."""
+    """How reports name a version: by its own name, or by the version that its rules were checked against."""
     if version is not None and read_version(version).rules == rules:
         return version
     return _CHECKED.get(rules, f"b{rules}")
 
 
 def answered_version(text: str) -> LlamaVersion:
-    """As an engine that was asked names itself: `2026.10.11549 (llama.cpp 0.6.0-dev)`; the newest where it does not.
+    """The version in an engine's answer: `2026.10.11549 (llama.cpp 0.6.0-dev)`. The newest if it names none.
 
-    A binding may have a number of its own, which says nothing: `0.2.13 (llama.cpp 0.6.0-dev)`.
+    Bindings with a numbering of their own are known by the library's version: `0.2.13 (llama.cpp 0.6.0-dev)`.
     """
     binding, _, library = text.partition(" (llama.cpp ")
     for name in (binding, library.removesuffix(")")):
@@ -149,7 +147,7 @@ def answered_version(text: str) -> LlamaVersion:
 
 
 def wheel_version(text: str) -> LlamaVersion:
-    """That of a wheel of xllamacpp; those before 2026.4 had numbers of their own (0.2.14)."""
+    """The llama.cpp in a wheel of xllamacpp. Wheels before 2026.4 (0.2.14) count as the oldest build known."""
     try:
         return LlamaVersion(OLDEST) if text.startswith("0.") else read_version(text)
     except UsageError:
@@ -158,7 +156,7 @@ def wheel_version(text: str) -> LlamaVersion:
 
 @cache
 def default_version() -> LlamaVersion:
-    """The llama.cpp that `edgekit run` would start, else the newest that is known."""
+    """The llama.cpp that `edgekit run` would start, if one is installed, else the newest known."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -25,7 +25,8 @@ from edgekit.engine.llamacpp.graph.plan import (
 from edgekit.engine.llamacpp.graph.stretches import keep_all
 from edgekit.engine.llamacpp.placement import place
 from edgekit.engine.llamacpp.schedule.target import spread
-from edgekit.engine.llamacpp.types import Backend, Context, Device, LlamaCppSetup, Mode, Rules
+from edgekit.engine.llamacpp.types import Backend, Context, Device, LlamaCppSetup, Mode
+from edgekit.engine.llamacpp.versions import NEWEST, Rules
 from edgekit.engine.types import Model
 from edgekit.errors import RefusedError
 from edgekit.header.dtype import by_name
@@ -124,7 +125,7 @@ def test_a_shared_expert_of_another_type_makes_a_layer_differ() -> None:
         for tensor in one.header.tensors or ()
     )
     model = Model(header=replace(one.header, tensors=tensors), geometry=one.geometry)
-    setup = LlamaCppSetup(backend=Backend.CUDA, rules=Rules.V0_6, mode=Mode.SERVER)
+    setup = LlamaCppSetup(backend=Backend.CUDA, rules=NEWEST, mode=Mode.SERVER)
     context, target = asked(model, {"context_tokens": 4096}, setup)
     assert compute_bytes(model, context, target) == by_the_book(model, context, target)
 

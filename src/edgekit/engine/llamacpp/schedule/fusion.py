@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import chain
 
 from edgekit.engine.llamacpp.graph.tensor import Home, Tensor
-from edgekit.engine.llamacpp.types import Rules
+from edgekit.engine.llamacpp.versions import Rules
 
 MOST_EXPERTS = 15  # ggml-cuda.cu: MOE_WEIGHTED_REDUCTION_MAX_EXPERTS
 EXPERT_COUNTS = frozenset({*(2**power for power in range(10)), 288, 576})  # topk-moe.cu
@@ -30,7 +30,7 @@ class Uses:
         return Counter(chain.from_iterable(self.reads))
 
 
-def optimized(nodes: list[Tensor], uses: Uses, rules: Rules) -> tuple[list[Tensor], Kept]:
+def optimized(nodes: list[Tensor], uses: Uses, rules: int) -> tuple[list[Tensor], Kept]:
     """The nodes of a split in the order in which they run, and for some of them what is freed only after them."""
     kept: Kept = {}
     if rules >= Rules.V0_6:

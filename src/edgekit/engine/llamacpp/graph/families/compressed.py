@@ -30,7 +30,8 @@ from edgekit.engine.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engine.llamacpp.graph.llama.matrices import hadamard, normalize, project
 from edgekit.engine.llamacpp.graph.tensor import F16, F32, I32, I64, Tensor
 from edgekit.engine.llamacpp.graph.types import NoGraphError
-from edgekit.engine.llamacpp.types import CELL_PADDING, Rules
+from edgekit.engine.llamacpp.types import CELL_PADDING
+from edgekit.engine.llamacpp.versions import Rules
 
 # llama-kv-cache-dsv4.cpp @ 0c1e570: DSV4_CSA_RATIO, DSV4_HCA_RATIO
 CLOSE = 4

@@ -35,7 +35,7 @@ from edgekit.engine.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engine.llamacpp.graph.llama.matrices import project
 from edgekit.engine.llamacpp.graph.llama.qkv import qkv
 from edgekit.engine.llamacpp.graph.tensor import Tensor
-from edgekit.engine.llamacpp.types import Rules
+from edgekit.engine.llamacpp.versions import Rules
 
 
 def unnormalized(hparams: Hparams) -> Routing:

@@ -14,7 +14,7 @@ from edgekit.engine.llamacpp.graph.llama.feed_forward import experts, feed_forwa
 from edgekit.engine.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engine.llamacpp.graph.llama.matrices import normalize, project
 from edgekit.engine.llamacpp.graph.tensor import I32, Tensor
-from edgekit.engine.llamacpp.types import Rules
+from edgekit.engine.llamacpp.versions import Rules
 from edgekit.geometry.types import SharedCache
 
 

@@ -18,9 +18,9 @@ from edgekit.engine.llamacpp.graph.llama.attention import (
     Extras,
     attend,
     attend_now,
+    attention_mask,
     input_kv,
     input_no_cache,
-    attention_mask,
 )
 from edgekit.engine.llamacpp.graph.llama.build import Build, Layer
 from edgekit.engine.llamacpp.graph.llama.hparams import Hparams

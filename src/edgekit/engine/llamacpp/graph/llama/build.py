@@ -12,7 +12,7 @@ from edgekit.engine.llamacpp.graph.dims import Dim, Size
 from edgekit.engine.llamacpp.graph.llama.hparams import Hparams, LayerFacts
 from edgekit.engine.llamacpp.graph.tensor import F32, I32, I64, Home, Tensor, shape
 from edgekit.engine.llamacpp.graph.types import MissingTensorError, NoGraphError
-from edgekit.engine.llamacpp.types import Rules
+from edgekit.engine.llamacpp.versions import Rules
 from edgekit.header.dtype import TensorType
 
 MAX_NODES = 65_536  # DeepSeek-V3's has 7,000

@@ -9,7 +9,7 @@ from edgekit.engine.llamacpp.graph import ggml
 from edgekit.engine.llamacpp.graph.dims import Size
 from edgekit.engine.llamacpp.graph.llama.build import Build, Layer
 from edgekit.engine.llamacpp.graph.tensor import F32, I32, Tensor
-from edgekit.engine.llamacpp.types import Rules
+from edgekit.engine.llamacpp.versions import Rules
 
 GetRows = Callable[[Tensor, Tensor], Tensor]
 

@@ -1,0 +1,215 @@
+"""How a version of llama.cpp is named, which rules it follows, and which one is the default."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.recorded import DATA, engine_models, gguf_files, header_bytes
+
+from edgekit.cli import main
+from edgekit.engine import llamacpp
+from edgekit.engine.llamacpp.names import ARCHITECTURES, FIRST_BUILDS
+from edgekit.engine.llamacpp.rows import read_row
+from edgekit.engine.llamacpp.types import default_setup
+from edgekit.engine.llamacpp.versions import (
+    NEWEST,
+    OLDEST,
+    LlamaVersion,
+    Rules,
+    answered_version,
+    default_version,
+    is_newer,
+    read_version,
+    version_name,
+    wheel_version,
+)
+from edgekit.engine.types import Model
+from edgekit.errors import RefusedError, UsageError
+from edgekit.geometry import read_geometry
+from edgekit.header import read_header
+from edgekit.memory.types import Component
+from edgekit.plan.caches import plain_setup
+
+
+@pytest.mark.parametrize(
+    ("text", "rules", "name"),
+    [
+        ("b9294", 9294, "b9294"),
+        ("9294", 9294, "b9294"),
+        ("0.5", Rules.V0_5, "0.5.0-dev (0c1e570)"),
+        ("0.5.0-dev (0c1e570)", Rules.V0_5, "0.5.0-dev (0c1e570)"),
+        ("0.6", NEWEST, "0.6.0-dev (b11549)"),
+        ("0.6.0-dev (b11549)", NEWEST, "0.6.0-dev (b11549)"),
+        ("b11549", NEWEST, "0.6.0-dev (b11549)"),
+        ("v0.2.0", 10809, "0.2.0"),
+        ("0.4.1", 11063, "0.4.1"),
+        ("0.7", NEWEST, "0.7.0"),
+        ("2026.9", 11063, "b11063"),
+        ("2026.5.9294", 9294, "b9294"),
+        ("2026.4.8672.1", 8672, "b8672"),
+        ("2026.10.11549+cu128", NEWEST, "0.6.0-dev (b11549)"),
+        ("2027.1", NEWEST, "2027.1"),
+        ("b12000", NEWEST, "b12000"),
+        ("b11300", 11300, "b11300"),  # between two that were read: rules that need more
+        ("version: 9294 (ab12cd3)\nbuilt with GNU 13.2.0", 9294, "b9294"),
+        ("version: 0.6.0-dev (build 11549, commit ab12cd3)", NEWEST, "0.6.0-dev (b11549)"),
+        ("version: 0.5.0-dev (build 1, commit 0c1e570)", Rules.V0_5, "0.5.0-dev (0c1e570)"),
+    ],
+)
+def test_read_version(text: str, rules: int, name: str) -> None:
+    found = read_version(text)
+    assert found.rules == rules
+    assert version_name(*found) == name
+
+
+@pytest.mark.parametrize("text", ["7", "", "newest", "1.0", "b", "0c1e570", "2026.9.11063x"])
+def test_read_version_refuses_other_text(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a version of llama.cpp"):
+        read_version(text)
+
+
+@pytest.mark.parametrize("text", ["b8607", "b100", "2026.3", "2025.12"])
+def test_read_version_refuses_versions_before_april_2026(text: str) -> None:
+    with pytest.raises(UsageError, match="too old"):
+        read_version(text)
+
+
+def test_builds_between_0_5_and_0_6_are_billed_as_0_6() -> None:
+    assert all(read_version(f"b{build}").rules >= Rules.V0_6 for build in range(11064, 11549))
+
+
+@pytest.mark.parametrize(
+    ("text", "rules"),
+    [
+        ("2026.10.11549 (llama.cpp 0.6.0-dev)", NEWEST),
+        ("2026.5.9294", 9294),  # a wheel without a version string is known by its build
+        ("2026.9.10809 (llama.cpp 0.4.0-dev)", 10809),
+        ("0.2.13 (llama.cpp 0.6.0-dev)", NEWEST),
+        ("0.5.0-dev (build 1, commit 0c1e570)", Rules.V0_5),
+        ("of unknown version", NEWEST),
+    ],
+)
+def test_answered_version(text: str, rules: int) -> None:
+    assert answered_version(text).rules == rules
+
+
+def test_is_newer() -> None:
+    newer = ("b11550", "0.7.0", "2026.11")
+    assert [is_newer(read_version(text).version) for text in newer] == [True] * 3
+    known = ("b11549", "0.6", "0.5", "2026.9", "b9294")
+    assert [is_newer(read_version(text).version) for text in known] == [False] * 5
+
+
+def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    info = folder / f"xllamacpp-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: xllamacpp\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(str(folder))
+    default_version.cache_clear()
+
+
+@pytest.fixture
+def _fresh_default() -> Iterator[None]:
+    yield
+    default_version.cache_clear()
+
+
+@pytest.mark.usefixtures("_fresh_default")
+@pytest.mark.parametrize(
+    ("version", "rules"),
+    [("2026.5.9294", 9294), ("2026.12.12345", NEWEST), ("0.2.14", OLDEST)],
+)
+def test_default_version_is_that_of_the_installed_wheel(
+    version: str, rules: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(tmp_path, monkeypatch, version)
+    assert default_version().rules == rules
+    every_door = (
+        read_row({}, None)[1],
+        default_setup(),
+        plain_setup("llama.cpp"),
+    )
+    assert {setup.rules for setup in every_door} == {rules}
+
+
+@pytest.mark.usefixtures("_fresh_default")
+def test_default_version_is_the_newest_known_without_an_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    paths = [path for path in sys.path if not (Path(path) / "xllamacpp").is_dir()]
+    monkeypatch.setattr(sys, "path", paths)
+    default_version.cache_clear()
+    assert default_version() == LlamaVersion(NEWEST)
+
+
+def test_wheel_version_before_builds_were_named_is_the_oldest() -> None:
+    assert wheel_version("0.2.14") == wheel_version("nightly") == LlamaVersion(OLDEST)
+
+
+@pytest.mark.usefixtures("_fresh_default")
+def test_every_command_bills_the_installed_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    installed(tmp_path, monkeypatch, "2026.12.12345")
+    for command in ("check", "plan", "estimate"):
+        main((command, "sample:gemma-3-27b", "-c", "4k"))
+        told = capsys.readouterr().out
+        assert "llama.cpp b12345" in told
+        assert "is newer than 0.6.0-dev (b11549)" in " ".join(told.split())
+
+
+def test_flag_llama_version(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("estimate", "sample:gemma-3-27b", "-c", "4k", "--json", "--llama-version")
+    found = {}
+    for version in ("b9294", "0.5", "0.6", "2026.10"):
+        assert main((*words, version)) == 0
+        found[version] = json.loads(capsys.readouterr().out)
+    assert found["b9294"]["engine_version"] == "b9294"
+    assert found["2026.10"] == found["0.6"]
+    # A row of 262,144 logits for each of 512 tokens, where later builds keep four.
+    more = found["b9294"]["total_bytes"] - found["0.5"]["total_bytes"]
+    assert more > 300 * 2**20
+    assert main((*words, "7")) == 2
+    assert "'7' is not a version of llama.cpp" in capsys.readouterr().err
+
+
+def more_model(name: str) -> Model:
+    head = header_bytes(f"{name}.head.gz", DATA / "headers_more")
+    header = read_header(gguf_files(f"{name}.gguf", head, 2**40))
+    return Model(header=header, geometry=read_geometry(header))
+
+
+def test_an_architecture_that_a_build_does_not_have_yet_is_refused() -> None:
+    model = more_model("hy-v3-trunk-small.Q4_K_M")
+    assert llamacpp.estimate(model, *read_row({"n_ctx": 512, "llama_version": "b9993"}, None)).lines
+    with pytest.raises(
+        RefusedError, match=r"b9992 has no architecture 'hy_v3': it came with b9993"
+    ):
+        llamacpp.estimate(model, *read_row({"n_ctx": 512, "llama_version": "b9992"}, None))
+    assert set(FIRST_BUILDS) <= ARCHITECTURES
+    assert all(OLDEST < build <= NEWEST for build in FIRST_BUILDS.values())
+
+
+def test_weights_of_prediction_blocks_are_loaded_always_before_b10212() -> None:
+    """llama.cpp of b10068 loads 521 MiB more of this header than of b10566."""
+    model = more_model("qwen35moe-mtp.Q4_K_M")
+    loaded = [
+        llamacpp.estimate(model, *read_row({"n_ctx": 512, "llama_version": build}, None)).of(
+            Component.WEIGHTS
+        )
+        for build in ("b10211", "b10212", "0.6")
+    ]
+    assert loaded[0] - loaded[1] == 546_695_168  # all tensors of blk.40
+    assert loaded[1] == loaded[2]
+
+
+def test_a_quantised_cache_with_a_fused_matrix_aborts_before_b9027() -> None:
+    model = engine_models()["phi-3-medium-4k", "Q4_K_M"]
+    options = {"n_ctx": 4096, "type_k": "q8_0", "type_v": "q8_0"}
+    assert llamacpp.estimate(model, *read_row({**options, "llama_version": "b9027"}, "cpu")).lines
+    with pytest.raises(RefusedError, match=r"llama\.cpp aborts: a quantised cache"):
+        llamacpp.estimate(model, *read_row({**options, "llama_version": "b9026"}, "cpu"))
