@@ -15,11 +15,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.recorded import engine_models, further_model, rows
+from tests.truth import test_llamacpp_builds as builds
 from tests.unread import WITHOUT_CONFIG, from_config, from_keys
 
 from edgekit.engine import llamacpp, mlx, vllm
 from edgekit.engine.llamacpp.rows import read_row
-from edgekit.engine.llamacpp.versions import NEWEST, version_name
+from edgekit.engine.llamacpp.versions import NEWEST, Rules, version_name
 from edgekit.engine.mlx.rows import read_row as read_mlx_row
 from edgekit.engine.types import Model
 from edgekit.engine.vllm.rows import read_row as read_vllm_row
@@ -27,6 +28,7 @@ from edgekit.estimation import open_config
 from edgekit.geometry.types import HybridLayer, LatentAttention, NoCache, Recurrent, Span
 from edgekit.memory.types import CACHES, Component, MemoryEstimate, PoolKind
 
+RECORDED = version_name(Rules.V0_5, None)
 HOST_BUFFERS = ("CUDA_Host", "CPU", "CPU_Mapped", "CPU_REPACK")
 NEWER_TABLES = (
     ("cpu", "llama.cpp 0.6, CPU", False),
@@ -43,6 +45,7 @@ def main() -> None:
     for title, told, errors in tables():
         print(f"## {title}\n\n{told}\n")
         print(table(errors))
+    print(releases_table())
     print(RIVALS.strip())
 
 
@@ -50,7 +53,7 @@ def tables() -> Iterator[tuple[str, str, Errors]]:
     cpu = collect(_cpu_rows())
     yield (
         "llama.cpp, CPU",
-        f"{llamacpp.VERSION}; {sum_rows(cpu)} rows of library and server options.",
+        f"{RECORDED}; {sum_rows(cpu)} rows of library and server options.",
         cpu,
     )
     full = collect(_cuda_rows(full=True))
@@ -78,6 +81,31 @@ def tables() -> Iterator[tuple[str, str, Errors]]:
     yield "vLLM", f"{vllm.VERSION}; {sum_rows(paged)} rows, from config.json alone. {lost}", paged
     unified = collect(_mlx_rows())
     yield "MLX", f"{mlx.VERSION}; {sum_rows(unified)} rows, from config.json alone.", unified
+
+
+def releases_table() -> str:
+    """Every release of xllamacpp: models and loads whose every part is what its log tells."""
+    lines = [
+        "## llama.cpp, CPU, every release since April 2026",
+        "",
+        "What the wheels of xllamacpp answered in a dry run (`tools/compare_engine.py`), each held against the rules of",
+        "its build. Equal: weights, caches, states, output and compute are inside of what its log rounds to.",
+        "",
+        "| wheel | models equal | loads equal | died |",
+        "|---|---|---|---|",
+    ]
+    for wheel in builds.WHEELS:
+        asked = [row for row in builds.ROWS if row["wheel"] == wheel]
+        told = [row for row in asked if "parts" in row]
+        wrong = [row for row in told if any(builds.differences(row))]
+        models = len({row["file"] for row in told})
+        equal = models - len({row["file"] for row in wrong})
+        died = len(asked) - len(told)
+        lines.append(
+            f"| {wheel} | {equal} of {models} | {len(told) - len(wrong)} of {len(told)} "
+            f"| {f'{died}, as predicted' if died else ''} |"
+        )
+    return "\n".join(lines) + "\n"
 
 
 def collect(measured: Iterable[tuple[str, str, int, int]]) -> Errors:

@@ -68,7 +68,7 @@ def test_read_version(text: str, rules: int, name: str) -> None:
 
 @pytest.mark.parametrize("text", ["7", "", "newest", "1.0", "b", "0c1e570", "2026.9.11063x"])
 def test_read_version_refuses_other_text(text: str) -> None:
-    with pytest.raises(UsageError, match="is not a version of llama.cpp"):
+    with pytest.raises(UsageError, match=r"is not a version of llama\.cpp"):
         read_version(text)
 
 

@@ -1,0 +1,84 @@
+"""What fourteen releases of llama.cpp answered, April to October 2026: each is billed by its own build's rules.
+
+Recorded by tools/compare_engine.py from the wheels of xllamacpp: every part as far as the engine's log tells it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+from tests.recorded import DATA, gguf_files, header_bytes, rows
+from tests.thoroughness import LONG
+
+from edgekit.engine import llamacpp
+from edgekit.engine.llamacpp.rows import read_row
+from edgekit.engine.llamacpp.types import Mode
+from edgekit.engine.types import Model
+from edgekit.errors import RefusedError
+from edgekit.geometry import read_geometry
+from edgekit.header import read_header
+from edgekit.memory.types import MemoryEstimate
+from edgekit.verify.types import COMPARED
+
+ROWS = list(rows("llama_cpp_builds.jsonl.gz"))
+LOADS = {str(row["options"]) for row in ROWS}
+WHEELS = list(dict.fromkeys(row["wheel"] for row in ROWS))
+# One of each kind whose rules changed, and one whose rules did not.
+SOME = (
+    "gemma-3-4b", "gemma-3n-e4b", "glm-4.5-air", "gpt-oss-20b", "granite-4-h-tiny", "llama-3.2-1b",
+    "minicpm3-4b", "phi-3-medium-4k", "qwen3-next-80b-a3b", "qwen3.5-9b",
+)  # fmt: skip
+
+
+@cache
+def model(file: str) -> Model:
+    folder = DATA / (
+        "headers" if (DATA / "headers" / f"{file}.head.gz").exists() else "headers_more"
+    )
+    header = read_header(gguf_files(file, header_bytes(f"{file}.head.gz", folder), 2**50))
+    return Model(header=header, geometry=read_geometry(header))
+
+
+def bill(row: dict[str, Any]) -> MemoryEstimate:
+    options = row["options"]
+    load, setup = read_row({**options, "llama_version": row["wheel"]}, "cpu")
+    load = replace(load, unified=options.get("kv_unified"))
+    return llamacpp.estimate(model(row["file"]), load, replace(setup, mode=Mode.SERVER))
+
+
+def differences(row: dict[str, Any]) -> Iterator[str]:
+    found = bill(row)
+    for component in COMPARED:
+        low, high = row["parts"][component.value]
+        ours = found.of(component)
+        if not low <= ours <= high:
+            yield f"{row['file']} {row['options']}: {component.value} {ours} not in {low}..{high}"
+
+
+def test_all_wheels_are_recorded() -> None:
+    assert len(WHEELS) == 14
+    assert len({row["file"] for row in ROWS}) == 49
+
+
+@pytest.mark.parametrize("wheel", WHEELS)
+def test_every_part_is_what_the_wheel_answered(wheel: str) -> None:
+    asked = [row for row in ROWS if row["wheel"] == wheel and "parts" in row]
+    if not LONG:
+        asked = [row for row in asked if row["file"].startswith(SOME)][:: len(LOADS) // 2]
+    assert [line for row in asked for line in differences(row)] == []
+
+
+def test_what_a_wheel_died_of_is_refused() -> None:
+    died = [row for row in ROWS if "died" in row]
+    assert {(row["wheel"], row["file"].partition(".")[0]) for row in died} == {
+        ("2026.4.8672", "phi-3-medium-4k"),
+        ("2026.4.8672.1", "phi-3-medium-4k"),
+        ("2026.4.8929", "phi-3-medium-4k"),
+    }
+    for row in died:
+        with pytest.raises(RefusedError, match=r"llama\.cpp aborts"):
+            bill(row)
