@@ -88,8 +88,8 @@ def releases_table() -> str:
     lines = [
         "## llama.cpp, CPU, every release since April 2026",
         "",
-        "What the wheels of xllamacpp answered in a dry run (`tools/compare_engine.py`), each held against the rules of",
-        "its build. Equal: weights, caches, states, output and compute are inside of what its log rounds to.",
+        "What the wheels of xllamacpp answered in a dry run (`tools/compare_engine.py`), each compared with the rules",
+        "of its build. Equal: weights, caches, states, output and compute agree to the resolution of its log.",
         "",
         "| wheel | models equal | loads equal | died |",
         "|---|---|---|---|",

@@ -23,8 +23,8 @@ MODEL is any of
 """
 ENVIRONMENT = """\
 environment: HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_HUB_OFFLINE, OLLAMA_MODELS, NO_COLOR,
-HTTPS_PROXY, SSL_CERT_FILE, EDGEKIT_CACHE (where header bytes are kept) and EDGEKIT_OLLAMA_REGISTRY (a
-mirror of Ollama's registry) are honoured.
+HTTPS_PROXY, SSL_CERT_FILE, EDGEKIT_CACHE (where header bytes are kept), EDGEKIT_OLLAMA_REGISTRY (a
+mirror of Ollama's registry) and EDGEKIT_LLAMA_VERSION (the default of --llama-version) are honoured.
 """
 
 

@@ -179,8 +179,15 @@ def read_order(
 
 
 def _for_llama(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The flags that both engines have, as llama.cpp is asked; sinks cost nothing there."""
-    return {"ctx_shift": True} if arguments.rolling else {}
+    """The flags that both engines have, as llama.cpp is asked; sinks cost nothing there.
+
+    The bill is that of the llama.cpp that will be started, whatever version is named elsewhere.
+    """
+    from edgekit.engine.llamacpp.versions import installed_version, version_name
+
+    found = installed_version()
+    own = {} if found is None else {"llama_version": version_name(*found)}
+    return {**own, "ctx_shift": True} if arguments.rolling else own
 
 
 def _for_stream(arguments: argparse.Namespace) -> dict[str, Any]:

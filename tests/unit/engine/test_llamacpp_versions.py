@@ -18,10 +18,12 @@ from edgekit.engine.llamacpp.types import default_setup
 from edgekit.engine.llamacpp.versions import (
     NEWEST,
     OLDEST,
+    VARIABLE,
     LlamaVersion,
     Rules,
     answered_version,
     default_version,
+    installed_version,
     is_newer,
     read_version,
     version_name,
@@ -109,13 +111,14 @@ def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> No
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: xllamacpp\nVersion: {version}\n")
     monkeypatch.syspath_prepend(str(folder))
-    default_version.cache_clear()
+    monkeypatch.delenv(VARIABLE)
+    installed_version.cache_clear()
 
 
 @pytest.fixture
 def _fresh_default() -> Iterator[None]:
     yield
-    default_version.cache_clear()
+    installed_version.cache_clear()
 
 
 @pytest.mark.usefixtures("_fresh_default")
@@ -142,8 +145,14 @@ def test_default_version_is_the_newest_known_without_an_engine(
 ) -> None:
     paths = [path for path in sys.path if not (Path(path) / "xllamacpp").is_dir()]
     monkeypatch.setattr(sys, "path", paths)
-    default_version.cache_clear()
+    monkeypatch.delenv(VARIABLE)
+    installed_version.cache_clear()
     assert default_version() == LlamaVersion(NEWEST)
+
+
+def test_default_version_is_what_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "b9294")
+    assert default_version() == LlamaVersion(9294, "b9294")
 
 
 def test_wheel_version_before_builds_were_named_is_the_oldest() -> None:

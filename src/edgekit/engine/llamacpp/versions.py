@@ -7,6 +7,7 @@ named by month and build: 2026.5.9294.
 from __future__ import annotations
 
 import enum
+import os
 import re
 from contextlib import suppress
 from functools import cache
@@ -14,6 +15,7 @@ from typing import NamedTuple
 
 from edgekit.errors import UsageError
 
+VARIABLE = "EDGEKIT_LLAMA_VERSION"
 WHEEL = "xllamacpp"  # the llama.cpp that `edgekit run` starts
 
 
@@ -154,12 +156,18 @@ def wheel_version(text: str) -> LlamaVersion:
         return LlamaVersion(OLDEST)
 
 
-@cache
 def default_version() -> LlamaVersion:
-    """The llama.cpp that `edgekit run` would start, if one is installed, else the newest known."""
+    """What EDGEKIT_LLAMA_VERSION names, else the llama.cpp that `edgekit run` would start, else the newest known."""
+    named = os.environ.get(VARIABLE)
+    return read_version(named) if named else installed_version() or LlamaVersion(NEWEST)
+
+
+@cache
+def installed_version() -> LlamaVersion | None:
+    """By the metadata of the wheel: the engine itself is not imported."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
         return wheel_version(version(WHEEL))
     except PackageNotFoundError:
-        return LlamaVersion(NEWEST)
+        return None
