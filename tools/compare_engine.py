@@ -152,10 +152,10 @@ def _model_name(path: Path) -> str:
 
 def _files(path: Path) -> ModelFiles:
     if not path.name.endswith(HEAD):
-        return locate_path(str(path), path)
+        return locate_path(path, str(path))
     header = gzip.decompress(path.read_bytes())
     whole = read_gguf(HollowFile(name=path.name, header=header, size_bytes=LARGEST))
-    end = max((one.offset + one.size_bytes for one in whole.tensors), default=len(header))
+    end = max((one.offset + one.size_bytes for one in whole.tensors or ()), default=len(header))
     hollow = HollowFile(name=path.name, header=header, size_bytes=end)
     return ModelFiles(
         reference=str(path),

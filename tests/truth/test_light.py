@@ -14,6 +14,7 @@ from tests.thoroughness import LONG
 from edgekit.basis import Basis
 from edgekit.engine import llamacpp
 from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup, Mode
+from edgekit.engine.llamacpp.versions import Rules
 from edgekit.engine.types import Model
 from edgekit.errors import HeaderError
 from edgekit.geometry import read_geometry
@@ -67,7 +68,7 @@ def test_it_errs_on_the_large_side(how: str) -> None:
     load = Load(context_tokens=8192)
     chosen = list(enumerate(models()))[::each] if each else one_of_each()
     for (place, one), backend in product(chosen, (Backend.CPU, Backend.CUDA)):
-        setup = LlamaCppSetup(mode=Mode.SERVER, backend=backend)
+        setup = LlamaCppSetup(mode=Mode.SERVER, backend=backend, rules=Rules.V0_5)
         light = llamacpp.estimate(light_model(place, names_mix=names_mix, name=name), load, setup)
         exact = llamacpp.estimate(engine_models()[one["model"], one["quant"]], load, setup)
         share = light.total_bytes / exact.total_bytes

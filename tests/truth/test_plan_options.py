@@ -25,6 +25,7 @@ from edgekit.cli.parser import build_parser
 from edgekit.engine.llamacpp import estimate
 from edgekit.engine.llamacpp.companions import with_drafter
 from edgekit.engine.llamacpp.types import LlamaCppSetup, Mode
+from edgekit.engine.llamacpp.versions import Rules
 from edgekit.memory.cache_types import cache_type
 from edgekit.memory.types import Load, MemoryEstimate
 from edgekit.plan.making import make_plan
@@ -39,7 +40,8 @@ _ELSEWHERE = {"-m": 2, "-md": 2, "-ngld": 2, "-devd": 2, "-nr": 1}
 SMALL = Drafter(name="small", model=gguf("llama-3.2-1b"), because="the same words")
 
 ON_THE_HOST = Start(
-    setup=LlamaCppSetup(mode=Mode.SERVER, offload_kqv=False), settled=frozenset({"offload_kqv"})
+    setup=LlamaCppSetup(mode=Mode.SERVER, offload_kqv=False, rules=Rules.V0_5),
+    settled=frozenset({"offload_kqv"}),
 )
 
 PLANS: dict[str, Callable[[], Plan]] = {

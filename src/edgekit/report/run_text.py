@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgekit.engine.llamacpp.types import NEWEST
+from edgekit.engine.llamacpp.versions import answered_version, version_name
 from edgekit.report.check import Check
 from edgekit.report.check_words import verdict
 from edgekit.report.lines import printable
@@ -29,7 +29,8 @@ def beside_text(rows: Sequence[Row], version: str) -> str:
     if outside:
         told = f"OUTSIDE BOUNDS: {', '.join(outside)}"
     elif any(row.difference_bytes for row in rows):
-        told = f"within the bounds of the bill, which follows {NEWEST.value}"
+        rules = version_name(*answered_version(version))
+        told = f"within the bounds of the bill, which follows {rules}"
     return "\n".join([f"llama.cpp {version} is up, {told}", *beside_lines(rows)])
 
 

@@ -14,6 +14,7 @@ from edgekit.engine import llamacpp
 from edgekit.engine.llamacpp.context import resolve
 from edgekit.engine.llamacpp.placement import device_bytes, place
 from edgekit.engine.llamacpp.types import Backend, Cpu, Device, LlamaCppSetup, Mode
+from edgekit.engine.llamacpp.versions import Rules
 from edgekit.engine.types import Model
 from edgekit.errors import HeaderError, RefusedError, UsageError
 from edgekit.estimation import open_config
@@ -32,9 +33,9 @@ from edgekit.memory.types import (
 )
 from edgekit.units import MIB
 
-LIBRARY = LlamaCppSetup()
-SERVER = LlamaCppSetup(mode=Mode.SERVER)
-CUDA = LlamaCppSetup(backend=Backend.CUDA)
+LIBRARY = LlamaCppSetup(rules=Rules.V0_5)
+SERVER = LlamaCppSetup(mode=Mode.SERVER, rules=Rules.V0_5)
+CUDA = LlamaCppSetup(backend=Backend.CUDA, rules=Rules.V0_5)
 
 
 def llama() -> Model:

@@ -27,6 +27,7 @@ from edgekit.engine.llamacpp.graph.plan import (
 )
 from edgekit.engine.llamacpp.graph.stretches import keep_all
 from edgekit.engine.llamacpp.types import Context, LlamaCppSetup
+from edgekit.engine.llamacpp.versions import Rules
 from edgekit.engine.types import Model
 from edgekit.errors import RefusedError
 from edgekit.memory.cache_types import cache_type
@@ -42,7 +43,7 @@ def model_of(name: str) -> Model:
 
 
 def context(model: Model, **load: Any) -> Context:
-    return resolve(model, Load(**load), LlamaCppSetup())
+    return resolve(model, Load(**load), LlamaCppSetup(rules=Rules.V0_5))
 
 
 def by_the_book(model: Model, at: Context) -> int:
