@@ -223,6 +223,7 @@ def test_readme_shows_the_real_reports(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")  # what weights are rearranged for
+    monkeypatch.setenv("EDGEKIT_LLAMA_VERSION", "0.6")  # as tools/doc_examples.py has it
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert report_of_sample(capsys) in readme
     code, out, _ = ask(capsys, "estimate", "sample:gemma-3-27b", "-c", "32k", "-ngl", "all")
@@ -234,6 +235,7 @@ def test_readme_shows_the_real_verdict(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("EDGEKIT_LLAMA_VERSION", "0.6")  # as tools/doc_examples.py has it
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     shown = re.findall(r"`(edgekit (?:check|plan|recommend) [^`\n]+)`\n\n```text\n(.*?)```", readme, re.DOTALL)  # fmt: skip
     assert [command.split()[1] for command, _ in shown] == ["recommend", "plan", "check"]

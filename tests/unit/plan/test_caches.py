@@ -8,7 +8,7 @@ import pytest
 from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.wishes import LLAMA, gguf, of_config
 
-from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup, Mode
+from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup, Mode, default_setup
 from edgekit.engine.mlx.types import MlxSetup
 from edgekit.engine.vllm.types import VllmSetup
 from edgekit.hardware.types import Machine
@@ -142,7 +142,7 @@ def test_other_fields_of_a_setup_stay() -> None:
 
 
 def test_an_engine_starts_plainly() -> None:
-    assert plain_setup("llama.cpp") == LlamaCppSetup(mode=Mode.SERVER)
+    assert plain_setup("llama.cpp") == default_setup()
     assert plain_setup("vllm") == VllmSetup()
     assert plain_setup("mlx") == MlxSetup()
 
