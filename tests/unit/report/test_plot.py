@@ -17,7 +17,9 @@ from edgekit.report import plot
 from edgekit.report.plot import STYLES, write_plot
 from edgekit.units import GIB
 
-pytest.importorskip("matplotlib", reason="the picture is matplotlib's: pip install 'edgekit-models[plot]'")
+pytest.importorskip(
+    "matplotlib", reason="the picture is matplotlib's: pip install 'edgekit-models[plot]'"
+)
 
 
 def curve(cache: str, bytes_per_token: int, longest: int, native: int = 131_072) -> Curve:

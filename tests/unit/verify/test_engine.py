@@ -366,7 +366,8 @@ def test_no_engine_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None
         ways, "TABLE", tuple(replace(way, is_here=lambda: False) for way in ways.TABLE)
     )
     with pytest.raises(
-        EngineError, match=r"no llama.cpp on this machine.*edgekit-models\[llama\].*llama-fit-params"
+        EngineError,
+        match=r"no llama.cpp on this machine.*edgekit-models\[llama\].*llama-fit-params",
     ) as caught:
         choose_way()
     assert caught.value.exit_code == 5
