@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from edgekit.embed.bulk.lines import check_same, file_identity, open_input
 from edgekit.embed.bulk.parquet_pages import PageError, largest_page_bytes, read_directory
 from edgekit.embed.bulk.types import BadRow, Place, Row, RowLimit
-from edgekit.errors import EdgekitError, HeaderError, UsageError
+from edgekit.errors import EdgekitError, HeaderError, SourceError, UsageError
 from edgekit.hardware.tree import printable
 
 if TYPE_CHECKING:
@@ -62,6 +62,11 @@ class ParquetSource:
                 self._raw, pre_buffer=False, buffer_size=_BUFFER_BYTES
             )
             schema = self._file.schema_arrow
+        except (pa.ArrowException, OSError, ValueError) as error:
+            self.close()
+            told = printable(str(error), 300)
+            raise SourceError(f"{reference} is not a Parquet file: {told}") from error
+        try:
             self._check(schema, pa.types)
             self._groups = read_directory(self._raw, frozenset(self._columns))
             self._page_bytes: dict[int, int] = {}  # of the largest of a row group
@@ -71,7 +76,7 @@ class ParquetSource:
             raise
         except (pa.ArrowException, PageError, OSError, ValueError) as error:
             self.close()
-            raise self._damaged("not a Parquet file, or damaged", error) from error
+            raise self._damaged("a damaged Parquet file", error) from error
 
     @property
     def identity(self) -> Mapping[str, Any]:
