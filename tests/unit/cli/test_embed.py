@@ -335,7 +335,7 @@ def test_an_input_that_is_no_parquet_is_4(ask: Any, tmp_path: Path) -> None:
     (tmp_path / "in.parquet").write_bytes(b"PAR1 this is not")
     code, _, err = ask("--input", tmp_path / "in.parquet", "--output", tmp_path / "out.npy")
     assert code == 4
-    assert "in.parquet is no Parquet file" in err
+    assert "in.parquet is not a Parquet file" in err
     assert [path.name for path in tmp_path.iterdir()] == ["in.parquet"]
 
 
