@@ -13,8 +13,9 @@ from edgekit.engine.llamacpp.compute import compute_lines
 from edgekit.engine.llamacpp.context import resolve
 from edgekit.engine.llamacpp.names import ARCHITECTURES, FIRST_BUILDS
 from edgekit.engine.llamacpp.output import output_line
-from edgekit.engine.llamacpp.placement import Placement, missing_blocks, place
+from edgekit.engine.llamacpp.placement import Placement, place
 from edgekit.engine.llamacpp.prediction import prediction_lines
+from edgekit.engine.llamacpp.refusals import refusal
 from edgekit.engine.llamacpp.runtime import overhead_notes, runtime_lines, server_lines
 from edgekit.engine.llamacpp.shift import shift_lines
 from edgekit.engine.llamacpp.types import Backend, Context, LlamaCppSetup
@@ -31,6 +32,7 @@ from edgekit.memory.types import (
     no_better_than,
     weakest,
 )
+from edgekit.source.types import Container
 
 MEASURED_BACKENDS = frozenset({Backend.CPU, Backend.CUDA})
 UNMEASURED_WITHIN = 0.02  # other alignments than CUDA's
@@ -43,12 +45,14 @@ def estimate(model: Model, load: Load, setup: LlamaCppSetup) -> MemoryEstimate:
 
     Raises RefusedError where llama.cpp would not come up.
     """
+    _check_file(model, setup)
     found = converted(model, setup.mix)
     return _estimate(model if found is None else found.model, load, setup, found)
 
 
 def load_facts(model: Model, load: Load, setup: LlamaCppSetup) -> tuple[tuple[str, object], ...]:
     """The facts of the bill alone. Raises RefusedError like it, but for what only a graph is refused for."""
+    _check_file(model, setup)
     own = _as_loaded(model, setup)
     _check_architecture(own, setup)
     return _facts(resolve(own, load, setup))
@@ -158,9 +162,14 @@ def _check_architecture(model: Model, setup: LlamaCppSetup) -> None:
         raise RefusedError(
             f"llama.cpp {VERSION} has no architecture {name[:60]!r}; a newer version may have it"
         )
-    missing = model.keep("missing blocks", lambda: missing_blocks(model))
-    if missing:
-        raise RefusedError(f"llama.cpp would not load it: {missing}")
+
+
+def _check_file(model: Model, setup: LlamaCppSetup) -> None:
+    """RefusedError with llama.cpp's reason where it would not load this file; other formats are converted first."""
+    if model.header.container is Container.GGUF:
+        _check_architecture(model, setup)
+        if reason := model.keep("refusal", lambda: refusal(model)):
+            raise RefusedError(f"llama.cpp would not load it: {reason}")
 
 
 def _as_known(

@@ -46,7 +46,6 @@ WITHOUT_HEAD = frozenset(
 HEAD_MADE_FIRST = frozenset({"gemma3n", "gemma4"})
 # Without a token embedding in the file the head is loaded twice, once in its place.
 HEAD_AS_EMBEDDING = frozenset({"codeshell"})
-EMPTY_BLOCKS = frozenset({"deci"})  # a block may do nothing
 # LFM2 calls its output norm by the name of an embedding norm.
 OUTPUT_NORM_ALIASES = {"lfm2": "token_embd_norm", "lfm2moe": "token_embd_norm"}
 
@@ -217,20 +216,6 @@ def placed_tensors(model: Model, placement: Placement, setup: LlamaCppSetup) -> 
             found.extend(Placed(tensor=tensor, pool=pool, block=block) for pool in pools)
     found.extend(_tied_head(model, placement))
     return tuple(found)
-
-
-def missing_blocks(model: Model) -> str:
-    """What the directory lacks altogether; empty where every block has tensors."""
-    if model.header.tensors is None:
-        return ""
-    found = {block for _, block in model.keep("tensor blocks", lambda: _blocks(model))}
-    if None not in found:
-        return "the file has no tensors outside its blocks"
-    own = len(model.geometry.layers) // model.geometry.loops
-    lacking = next((block for block in range(own) if block not in found), None)
-    if lacking is None or model.geometry.architecture in EMPTY_BLOCKS:
-        return ""
-    return f"the file has no tensors of block {lacking}"
 
 
 def _blocks(model: Model) -> tuple[tuple[Tensor, int | None], ...]:

@@ -1,0 +1,401 @@
+"""llama.cpp's source trees -> the table of what its loader asks of each architecture.
+
+    python tools/loader_table.py LLAMA_CPP/src [OLDER_LLAMA_CPP/src ...] > src/edgekit/engine/llamacpp/loader_table.tsv
+
+Reads src/models/*.cpp (load_arch_hparams, load_arch_tensors, the graph's asserts), llama-arch.cpp and llama-hparams.h.
+Only facts go into the table: names of tensors and keys, shapes and conditions in llama.cpp's own words. What this
+reader does not understand becomes "may be there" or a shape of "*"; what differs between two source trees likewise.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# Loaders with blocks of another kind, or two models in one: only the universal checks apply to them.
+NOT_READ = {"clef", "clip", "dflash", "eagle3", "gemma4-assistant", "graniteswitch", "hrm_text", "pockettts",
+            "qwen3tts", "qwen4exp", "t5", "t5encoder", "wavtokenizer-dec"}  # fmt: skip
+ANY_SHAPE = "*"
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Item:
+    name: str
+    condition: str  # Python syntax; "" is always, "unknown" where this reader cannot tell
+    shape: str
+    required: bool
+
+
+@dataclass
+class Loader:
+    items: list[Item] = field(default_factory=list)
+    required_keys: set[str] = field(default_factory=set)
+    fields: dict[str, str] = field(
+        default_factory=dict
+    )  # hparams field -> key, with its default after "="
+    changed: set[str] = field(default_factory=set)  # fields that the code computes
+    checks: dict[str, str] = field(default_factory=dict)  # condition that must hold -> the message
+
+
+Statement = tuple[tuple[str, ...], str]
+
+
+def block_after(text: str, start: int) -> str:
+    """What is between the next brace and its partner."""
+    begin = text.index("{", start)
+    depth = 0
+    for at in range(begin, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[at], 0)
+        if depth == 0:
+            return text[begin + 1 : at]
+    raise ValueError("unbalanced braces")
+
+
+def statements(  # noqa: C901, PLR0912, PLR0915 - one scanner, read from top to bottom
+    text: str, around: tuple[str, ...] = ()
+) -> Iterator[Statement]:
+    """Every statement with the conditions and loops around it."""
+    at, before = 0, ""
+    control = re.compile(r"(if|for|while|else if|else|switch|try|catch)\b\s*")
+    while at < len(text):
+        at += len(text[at:]) - len(text[at:].lstrip())
+        if at >= len(text):
+            return
+        if found := control.match(text, at):
+            word, at, head = found[1], found.end(), ""
+            if text[at] == "(":
+                depth, begin = 0, at
+                while True:
+                    depth += {"(": 1, ")": -1}.get(text[at], 0)
+                    at += 1
+                    if depth == 0:
+                        break
+                head = " ".join(text[begin + 1 : at - 1].split())
+            at += len(text[at:]) - len(text[at:].lstrip())
+            if text[at] == "{":
+                inner = block_after(text, at)
+                at += len(inner) + 2
+            else:
+                end = text.index(";", at) + 1
+                inner, at = text[at:end], end
+            if word == "if":
+                before = head
+                inside: tuple[str, ...] = (f"if {head}",)
+            elif word == "else":
+                inside = (f"not {before}",)
+            elif word == "else if":
+                inside = (f"not {before}", f"if {head}")
+                before = f"({before}) || ({head})"
+            else:
+                inside = (f"{word} {head}",)
+            yield from statements(inner, (*around, *inside))
+            continue
+        if text[at] == "{":
+            inner = block_after(text, at)
+            yield from statements(inner, around)
+            at += len(inner) + 2
+            continue
+        depth, begin = 0, at
+        while at < len(text) and not (text[at] == ";" and depth == 0):
+            depth += (text[at] in "({[") - (text[at] in ")}]")
+            at += 1
+        statement = " ".join(text[begin:at].split())
+        at += 1
+        if lambda_ := re.match(r"(?:const )?auto (\w+) = \[&\]\(([^)]*)\)[^{]*\{", statement):
+            if "mtp" not in lambda_[1]:
+                yield from statements(block_after(statement, lambda_.end() - 1), around)
+        else:
+            yield around, statement
+
+
+def normal(expression: str, local: dict[str, str]) -> str:
+    """A C++ expression as Python, locals put in; "unknown" where it is none."""
+    text = expression.strip()
+    text = re.sub(r"static_cast<\w+>\((\w+)\)", r"\1", text)
+    text = re.sub(r"\((?:u?int(?:\d+_t)?|size_t)\)\s*", "", text)
+    text = text.replace("hparams.", "").replace("->", ".")
+    text = re.sub(r"(\d)[uU]\b", r"\1", text)
+    text = re.sub(r"\b(\w+)\((?:i|il)\)", r"\1_il", text)
+    text = re.sub(r"\b(\w+)\(\)", r"\1", text)
+    text = text.replace("&&", " and ").replace("||", " or ")
+    text = re.sub(r"!(?!=)", " not ", text)
+    text = re.sub(r"\bi\b", "il", text)
+    text = re.sub(r"\bfalse\b", "False", text)
+    text = re.sub(r"\btrue\b", "True", text)
+    text = re.sub(r"(?<![/])/(?![/])", "//", text)
+    if found := re.fullmatch(r"(.+?)\s*\?\s*(.+?)\s*:\s*(.+)", text):
+        text = f"({found[2]}) if ({found[1]}) else ({found[3]})"
+    text = re.sub(r"\b[A-Za-z_]\w*\b(?!\()", lambda m: local.get(m[0], m[0]), text)
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    except SyntaxError:
+        return UNKNOWN
+    allowed = (ast.Expression, ast.BinOp, ast.BoolOp, ast.UnaryOp, ast.Compare, ast.IfExp, ast.Name, ast.Constant,
+               ast.operator, ast.boolop, ast.unaryop, ast.cmpop, ast.expr_context)  # fmt: skip
+    if not all(isinstance(node, allowed) for node in ast.walk(tree)):
+        return UNKNOWN
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    if names & {"NULL", "nullptr", UNKNOWN}:
+        return UNKNOWN
+    return ast.unparse(tree)
+
+
+def condition_of(around: tuple[str, ...], local: dict[str, str]) -> str | None:
+    """The conditions around a statement as one; None in a loop over the blocks of multi-token prediction."""
+    parts = []
+    for one in around:
+        word, _, head = one.partition(" ")
+        if word == "for" and re.match(r"int \w+ = (\(int\) ?)?(hparams\.)?n_layer\b", head):
+            return None
+        if word == "for" and re.match(
+            r"int (i|il) = 0; (i|il) < (\(int\) ?)?(hparams\.)?n_layer(_all|\(\))?;", head
+        ):
+            continue
+        found = normal(head, local) if word in {"if", "not"} else UNKNOWN
+        parts.append(f"not ({found})" if word == "not" and found != UNKNOWN else found)
+    return UNKNOWN if UNKNOWN in parts else " and ".join(f"({part})" for part in parts)
+
+
+def read_tree(source: Path) -> dict[str, Loader]:
+    arch = (source / "llama-arch.cpp").read_text()
+    tensors = dict(re.findall(r'\{\s*LLM_TENSOR_(\w+),\s*"([^"]+)"\s*\}', arch))
+    keys = {  # without the architecture's prefix; "/" marks the few that have none
+        key: name.removeprefix("%s.") if name.startswith("%s.") else f"/{name}"
+        for key, name in re.findall(r'\{\s*LLM_KV_(\w+),\s*"([^"]+)"\s*\}', arch)
+    }
+    defaults = dict(
+        re.findall(r"u?int32_t\s+(\w+)\s*=\s*(-?\d+)\s*;", (source / "llama-hparams.h").read_text())
+    )
+    enums = {
+        enum.lower(): name
+        for enum, name in re.findall(r'\{\s*LLM_ARCH_(\w+),\s*"([^"]+)"\s*\}', arch)
+    }
+    bodies: dict[str, dict[str, str]] = {}
+    for path in sorted((source / "models").glob("*.cpp")):
+        text = re.sub(r"/\*.*?\*/", "", re.sub(r"//[^\n]*", "", path.read_text()), flags=re.DOTALL)
+        for part in re.finditer(
+            r"llama_model_(\w+)::(load_arch_hparams|load_arch_tensors|graph(?:<\w+>)?::graph)\(",
+            text,
+        ):
+            bodies.setdefault(part[1], {}).setdefault(part[2], block_after(text, part.start()))
+    derived = dict(
+        re.findall(
+            r"struct llama_model_(\w+) : public llama_model_(\w+) \{",
+            (source / "models/models.h").read_text(),
+        )
+    )
+    classes = dict(
+        re.findall(
+            r"case LLM_ARCH_(\w+):\s*return new llama_model_(\w+)\(",
+            (source / "llama-model.cpp").read_text(),
+        )
+    )
+    found: dict[str, Loader] = {}
+    for enum, name in enums.items():
+        cls = classes.get(enum.upper(), enum)
+        own = bodies.get(cls, {})
+        parent = bodies.get(derived.get(cls, ""), {})
+        both = {**parent, **own}
+        if name in NOT_READ or "load_arch_tensors" not in both:
+            continue
+        try:
+            found[name] = read_loader(both, tensors, keys, defaults)
+        except ValueError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+    return found
+
+
+def read_loader(
+    bodies: dict[str, str], tensors: dict[str, str], keys: dict[str, str], defaults: dict[str, str]
+) -> Loader:
+    loader = Loader()
+    read_keys(bodies.get("load_arch_hparams", ""), keys, defaults, loader)
+    local: dict[str, str] = {"n_embd_gqa": "n_embd_v_gqa"}
+    for around, statement in statements(bodies["load_arch_tensors"]):
+        declared = re.match(
+            r"(?:const )?(?:int|int64_t|uint32_t|bool|auto|size_t) (\w+) = (.+)$", statement
+        )
+        if declared and "create_tensor" not in statement:
+            value = normal(declared[2], local)
+            known = local.get(declared[1])
+            local[declared[1]] = (
+                UNKNOWN if value == UNKNOWN or known not in {None, f"({value})"} else f"({value})"
+            )
+            continue
+        changed = re.match(r"(\w+) (?:[|+*-]?)= ", statement)
+        if changed and "create_tensor" not in statement:
+            local[changed[1]] = UNKNOWN
+        condition = condition_of(around, local)
+        if condition is None:
+            continue
+        read_check(statement, around, condition, local, loader)
+        for item in items_of(statement, condition, local, tensors):
+            loader.items.append(item)
+    read_asserts(
+        next((text for name, text in bodies.items() if name.startswith("graph")), ""), loader
+    )
+    return loader
+
+
+def items_of(
+    statement: str, condition: str, local: dict[str, str], tensors: dict[str, str]
+) -> Iterator[Item]:
+    for found in re.finditer(
+        r"create_tensor_(qkv|gate_up_exps)\(layer, \w+, (.*?), (\w+|[^,]*)\)(?:$|;)", statement
+    ):
+        shape = ",".join(shapes(found[2], local))
+        yield Item(found[1], condition, shape, is_required(found[3]))
+    pattern = r"create_tensor\(\s*tn\(LLM_TENSOR_(\w+)((?:\s*,\s*[^),]+)*)\)\s*,\s*\{([^{}]*)\}\s*,\s*(.*?)\)(?:$|;)"
+    matched = 0
+    for found in re.finditer(pattern, statement):
+        matched += 1
+        flags = found[4]
+        if re.fullmatch(r".*TENSOR_DUPLICATED", flags):
+            continue
+        name = tensors[found[1]]
+        suffix = re.search(r'"(\w+)"', found[2])
+        name = name + (f".{suffix[1]}" if suffix else "")
+        shape = ANY_SHAPE if "RESHAPE" in flags else ",".join(shapes(found[3], local))
+        yield Item(name, condition, shape, is_required(flags))
+    if statement.count("create_tensor(") != matched:
+        raise ValueError(f"not understood: {statement}")
+
+
+def is_required(flags: str) -> bool:
+    """`flags` and `trunk_flags` leave a tensor out only where a file holds nothing but prediction blocks."""
+    words = set(re.findall(r"\w+", flags)) - {"0", "false", "flags", "trunk_flags"}
+    return not words - {"TENSOR_ALLOW_RESHAPE", "TENSOR_READ_LAZY"}
+
+
+def shapes(text: str, local: dict[str, str]) -> Iterator[str]:
+    for part in text.split(","):
+        value = normal(part, local)
+        yield ANY_SHAPE if value == UNKNOWN else value
+
+
+def read_keys(  # noqa: C901 - one rule for each way a field is set
+    text: str, keys: dict[str, str], defaults: dict[str, str], loader: Loader
+) -> None:
+    for around, statement in statements(text):
+        pattern = r"ml\.(get_key|get_arr|get_key_or_arr|get_arr_n)\(LLM_KV_(\w+),\s*([^,]+?)[,)]"
+        for found in re.finditer(pattern, statement):
+            name = keys[found[2]]
+            target = found[3].removeprefix("hparams.")
+            read = found[3].startswith("hparams.") and re.fullmatch(r"\w+", target)
+            if found[1] == "get_arr":
+                loader.changed.add(target)
+            elif read:
+                default = "0" if target.endswith("_arr") else defaults.get(target)
+                stated = name if default is None else f"{name}={default}"
+                if loader.fields.setdefault(target, stated) != stated or around:
+                    loader.changed.add(target)
+            if not around and "false" not in statement and statement.startswith("ml."):
+                loader.required_keys.add(name)
+        for changed in re.finditer(r"hparams\.(\w+)(?:\[[^]]*\])?\s*[|+*/-]?=(?!=)", statement):
+            loader.changed.add(changed[1])
+        for filled in re.finditer(r"hparams\.(set_\w+|\w+)\.?(?:begin|fill)?\(", statement):
+            if filled[1].startswith("set_"):
+                loader.changed.add(
+                    {"set_swa_pattern": "is_swa_impl", "set_recr_pattern": "is_recr_impl"}.get(
+                        filled[1], filled[1]
+                    )
+                )
+    # a call whose target is filled by std::fill counts as computed too
+    for filled in re.finditer(r"std::(?:fill|fill_n)\(hparams\.(\w+)", text):
+        loader.changed.add(filled[1])
+
+
+def read_check(
+    statement: str, around: tuple[str, ...], condition: str, local: dict[str, str], loader: Loader
+) -> None:
+    if found := re.fullmatch(r'throw std::runtime_error\((?:format\()?"([^"%]+)"\)?\)', statement):
+        if condition not in {"", UNKNOWN} and not any(one.startswith("for") for one in around):
+            loader.checks[f"not ({condition})"] = found[1]
+    elif found := re.fullmatch(r"GGML_ASSERT\((.+)\)", statement):
+        read_assert(found[1], condition, local, loader)
+
+
+def read_assert(text: str, condition: str, local: dict[str, str], loader: Loader) -> None:
+    plain = re.sub(r'\s*&&\s*"[^"]*"', "", text)
+    value = normal(plain, local)
+    if value != UNKNOWN and condition == "" and "_il" not in value:
+        loader.checks[value] = f"GGML_ASSERT({text}) failed"
+
+
+def read_asserts(text: str, loader: Loader) -> None:
+    local: dict[str, str] = {"n_embd_gqa": "n_embd_v_gqa"}
+    for around, statement in statements(text):
+        if declared := re.match(
+            r"(?:const )?(?:int|int64_t|uint32_t|bool|auto) (\w+) = (.+)$", statement
+        ):
+            value = normal(declared[2], local)
+            local[declared[1]] = UNKNOWN if value == UNKNOWN or around else f"({value})"
+        elif (found := re.fullmatch(r"GGML_ASSERT\((.+)\)", statement)) and not around:
+            read_assert(found[1], "", local, loader)
+
+
+def merge(trees: list[dict[str, Loader]]) -> dict[str, Loader]:
+    """What all trees that know an architecture agree on is required; what any of them loads may be there."""
+    merged: dict[str, Loader] = {}
+    for name in sorted({name for tree in trees for name in tree}):
+        loaders = [tree[name] for tree in trees if name in tree]
+        newest = loaders[0]
+        out = Loader(fields=dict(newest.fields))
+        out.required_keys = set.intersection(*(one.required_keys for one in loaders))
+        out.changed = set.union(*(one.changed for one in loaders))
+        for one in loaders[1:]:
+            out.changed |= {
+                key
+                for key in one.fields.keys() & newest.fields.keys()
+                if one.fields[key] != newest.fields[key]
+            }
+        out.checks = {
+            check: text
+            for check, text in newest.checks.items()
+            if all(check in one.checks for one in loaders)
+        }
+        names = list(dict.fromkeys(item.name for one in loaders for item in one.items))
+        for item_name in names:
+            sets = [{item for item in one.items if item.name == item_name} for one in loaders]
+            agreed = all(found == sets[0] for found in sets)
+            for item in dict.fromkeys(
+                item for one in loaders for item in one.items if item.name == item_name
+            ):
+                out.items.append(
+                    item if agreed else Item(item.name, item.condition, item.shape, required=False)
+                )
+        merged[name] = out
+    return merged
+
+
+def main() -> None:
+    trees = [read_tree(Path(one)) for one in sys.argv[1:]]
+    print(
+        "# What llama.cpp's loader asks of each architecture. Made by tools/loader_table.py; do not edit."
+    )
+    for name, loader in merge(trees).items():
+        fields = sorted(
+            f"{key}={value}" for key, value in loader.fields.items() if key not in loader.changed
+        )
+        print(name, "keys", " ".join(sorted(loader.required_keys)), sep="\t")
+        print(name, "fields", " ".join(fields), sep="\t")
+        print(name, "computed", " ".join(sorted(loader.changed)), sep="\t")
+        for check, text in loader.checks.items():
+            print(name, "check", check, text, sep="\t")
+        rows: dict[str, list[str]] = {}
+        for item in loader.items:
+            place = item.name.replace("blk.%d.", "blk.")
+            rows.setdefault(item.condition, []).append(
+                f"{place}{'' if item.required else '?'}[{item.shape}]"
+            )
+        for condition, items in rows.items():
+            print(name, "tensors", condition, *dict.fromkeys(items), sep="\t")
+
+
+if __name__ == "__main__":
+    main()
