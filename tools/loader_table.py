@@ -121,7 +121,7 @@ def normal(expression: str, local: dict[str, str]) -> str:
     text = text.replace("hparams.", "").replace("->", ".")
     text = re.sub(r"(\d)[uU]\b", r"\1", text)
     text = re.sub(r"\b(\w+)\((?:i|il)\)", r"\1_il", text)
-    text = re.sub(r"\b(\w+)\(\)", r"\1", text)
+    text = re.sub(r"\b(\w+)\(0?\)", r"\1", text)  # without a layer: that of the first
     text = text.replace("&&", " and ").replace("||", " or ")
     text = re.sub(r"!(?!=)", " not ", text)
     text = re.sub(r"\bi\b", "il", text)

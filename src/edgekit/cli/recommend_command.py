@@ -53,9 +53,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         default="chat",
         help="chat (default), code, reasoning, vision or embed",
     )
-    parser.add_argument(
-        "--engine", metavar="NAME", default=LLAMACPP, help="llama.cpp (default), vllm or mlx"
-    )
+    parser.add_argument("--engine", metavar="NAME", help="llama.cpp (default), vllm or mlx")
     parser.add_argument("--limit", metavar="N", help="how many to show (default 5)")
     parser.add_argument(
         "--all-sizes",
@@ -78,6 +76,7 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     """The best few as text; that nothing fits is an exit code."""
     if arguments.tiers:
         return run_tiers(arguments)
+    arguments.engine = arguments.engine or LLAMACPP
     check_latency(arguments)
     from edgekit.asking.known import recommend_words
 

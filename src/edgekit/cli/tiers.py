@@ -83,12 +83,16 @@ def _maker(
 
 # Options of plan and recommend that say nothing about a tier, with their defaults.
 _NOT_OF_TIERS: dict[str, tuple[object, ...]] = {
-    "engine": (None, "llama.cpp"), "plot": (None,), "program": (None,), "nodes": (None,), "why": (False,),
+    "plot": (None,), "program": (None,), "nodes": (None,), "why": (False,),
     "task": ("chat",), "limit": (None,), "all_sizes": (False,),
 }  # fmt: skip
 
 
 def _check_options(arguments: argparse.Namespace) -> None:
+    if (engine := arguments.engine) is not None:
+        raise UsageError(
+            f"{engine} has no such compressed caches: a tier is planned for a what-if engine, without --engine"
+        )
     for name, usual in _NOT_OF_TIERS.items():
         if getattr(arguments, name, usual[0]) not in usual:
             flag = {"program": "for"}.get(name, name.replace("_", "-"))

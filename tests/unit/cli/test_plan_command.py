@@ -309,6 +309,8 @@ def test_a_tier(capsys: pytest.CaptureFixture[str]) -> None:
         (["tier:27b", "--ram", "8G"], 3, ""),
         (["tier:3b", "--ram", "8G"], 2, "3b"),
         (["tier:27b", "--ram", "32G", "-ngl", "3"], 2, "what-if engine"),
+        (["tier:27b", "--ram", "32G", "--engine", "llama.cpp"], 2, "compressed caches"),
+        (["tier:27b", "--ram", "32G", "--engine", "mlx"], 2, "compressed caches"),
         (["tier:27b", "--ram", "32G", "--latency", "soon"], 2, "--latency"),
         (["tier:27b", "--ram", "32G", "--users", "0"], 2, "--users"),
     ],

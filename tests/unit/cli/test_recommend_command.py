@@ -165,6 +165,15 @@ def test_tiers(ram: str, code: int, begins: str, capsys: pytest.CaptureFixture[s
     assert out.startswith(begins)
 
 
+@pytest.mark.parametrize("engine", ["llama.cpp", "vllm"])
+def test_tiers_of_a_real_engine_are_refused(
+    engine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, _, err = ask(capsys, "--tiers", "--ram", "32G", "--engine", engine)
+    assert found == 2
+    assert f"{engine} has no such compressed caches" in err
+
+
 def test_tiers_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert ask_json(capsys, "--tiers", "--ram", "16G")["tier"]["name"] == "9B"
 
