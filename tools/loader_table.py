@@ -116,9 +116,11 @@ def statements(  # noqa: C901, PLR0912, PLR0915 - one scanner, read from top to 
 def normal(expression: str, local: dict[str, str]) -> str:
     """A C++ expression as Python, locals put in; "unknown" where it is none."""
     text = expression.strip()
-    text = re.sub(r"static_cast<\w+>\((\w+)\)", r"\1", text)
+    text = re.sub(r"static_cast<\w+>\(([^()]*)\)", r"\1", text)
     text = re.sub(r"\((?:u?int(?:\d+_t)?|size_t)\)\s*", "", text)
-    text = text.replace("hparams.", "").replace("->", ".")
+    text = text.replace("hparams.", "").replace("->", ".").replace("layer.", "layer_")
+    text = re.sub(r"\b(\w+) != (?:nullptr|NULL)\b", r"\1", text)
+    text = re.sub(r"\b(\w+) == (?:nullptr|NULL)\b", r"!\1", text)
     text = re.sub(r"(\d)[uU]\b", r"\1", text)
     text = re.sub(r"\b(\w+)\((?:i|il)\)", r"\1_il", text)
     text = re.sub(r"\b(\w+)\(0?\)", r"\1", text)  # without a layer: that of the first
@@ -145,19 +147,21 @@ def normal(expression: str, local: dict[str, str]) -> str:
     return ast.unparse(tree)
 
 
-def condition_of(around: tuple[str, ...], local: dict[str, str]) -> str | None:
-    """The conditions around a statement as one; None in a loop over the blocks of multi-token prediction."""
+def condition_of(around: tuple[str, ...], local: dict[str, str]) -> str:
+    """The conditions and the ranges of loops around a statement as one condition on il, the block."""
     parts = []
     for one in around:
         word, _, head = one.partition(" ")
-        if word == "for" and re.match(r"int \w+ = (\(int\) ?)?(hparams\.)?n_layer\b", head):
-            return None
-        if word == "for" and re.match(
-            r"int (i|il) = 0; (i|il) < (\(int\) ?)?(hparams\.)?n_layer(_all|\(\))?;", head
-        ):
-            continue
         found = normal(head, local) if word in {"if", "not"} else UNKNOWN
-        parts.append(f"not ({found})" if word == "not" and found != UNKNOWN else found)
+        if word == "not" and found != UNKNOWN:
+            found = f"not ({found})"
+        if loop := re.match(r"int (?:i|il) = (.+?); (?:i|il) < (.+?);", head):
+            first, end = normal(loop[1], local), normal(loop[2], local)
+            if first == "0" and end in {"n_layer", "n_layer_all"}:
+                continue
+            if UNKNOWN not in {first, end}:
+                found = f"{first} <= il and il < {end}"
+        parts.append(found)
     return UNKNOWN if UNKNOWN in parts else " and ".join(f"({part})" for part in parts)
 
 
@@ -179,8 +183,9 @@ def read_tree(source: Path) -> dict[str, Loader]:
     for path in sorted((source / "models").glob("*.cpp")):
         text = re.sub(r"/\*.*?\*/", "", re.sub(r"//[^\n]*", "", path.read_text()), flags=re.DOTALL)
         for part in re.finditer(
-            r"llama_model_(\w+)::(load_arch_hparams|load_arch_tensors|graph(?:<\w+>)?::graph)\(",
+            r"^(?:void )?llama_model_(\w+)::(load_arch_hparams|load_arch_tensors|graph(?:<\w+>)?::graph)\(",
             text,
+            flags=re.MULTILINE,
         ):
             bodies.setdefault(part[1], {}).setdefault(part[2], block_after(text, part.start()))
     derived = dict(
@@ -216,6 +221,9 @@ def read_loader(
     loader = Loader()
     read_keys(bodies.get("load_arch_hparams", ""), keys, defaults, loader)
     local: dict[str, str] = {"n_embd_gqa": "n_embd_v_gqa"}
+    left: list[
+        tuple[tuple[str, ...], str]
+    ] = []  # blocks of statements that end early, and when not
     for around, statement in statements(bodies["load_arch_tensors"]):
         declared = re.match(
             r"(?:const )?(?:int|int64_t|uint32_t|bool|auto|size_t) (\w+) = (.+)$", statement
@@ -230,12 +238,22 @@ def read_loader(
         changed = re.match(r"(\w+) (?:[|+*-]?)= ", statement)
         if changed and "create_tensor" not in statement:
             local[changed[1]] = UNKNOWN
-        condition = condition_of(around, local)
-        if condition is None:
+        if statement in {"return", "continue"}:
+            inside = (
+                max((i for i, one in enumerate(around) if one.startswith("for ")), default=-1) + 1
+            )
+            kept = inside if statement == "continue" else 0
+            left.append((around[:kept], f"not ({condition_of(around[kept:], local) or 'True'})"))
             continue
+        gone = [found for where, found in left if around[: len(where)] == where]
+        found = [one for one in (condition_of(around, local), *gone) if one]
+        condition = UNKNOWN if any(UNKNOWN in one for one in found) else " and ".join(found)
         read_check(statement, around, condition, local, loader)
         for item in items_of(statement, condition, local, tensors):
             loader.items.append(item)
+        if made := re.match(r"([\w.]+) = create_tensor\(tn\(", statement):
+            own = [item.name for item in items_of(statement, condition, local, tensors)]
+            local[made[1].replace(".", "_")] = f"has_{identifier(own[0])}" if own else UNKNOWN
     read_asserts(
         next((text for name, text in bodies.items() if name.startswith("graph")), ""), loader
     )
@@ -261,9 +279,21 @@ def items_of(
         suffix = re.search(r'"(\w+)"', found[2])
         name = name + (f".{suffix[1]}" if suffix else "")
         shape = ANY_SHAPE if "RESHAPE" in flags else ",".join(shapes(found[3], local))
+        if choice := re.fullmatch(r"\(0 if (\w+) else TENSOR_NOT_REQUIRED\)", local.get(flags, "")):
+            yield Item(
+                name,
+                f"{condition} and {choice[1]}" if condition else choice[1],
+                shape,
+                required=True,
+            )
         yield Item(name, condition, shape, is_required(flags))
     if statement.count("create_tensor(") != matched:
         raise ValueError(f"not understood: {statement}")
+
+
+def identifier(name: str) -> str:
+    """blk.%d.attn_qkv.weight -> attn_qkv_weight."""
+    return re.sub(r"\W", "_", name.removeprefix("blk.%d."))
 
 
 def is_required(flags: str) -> bool:
@@ -323,7 +353,7 @@ def read_check(
 def read_assert(text: str, condition: str, local: dict[str, str], loader: Loader) -> None:
     plain = re.sub(r'\s*&&\s*"[^"]*"', "", text)
     value = normal(plain, local)
-    if value != UNKNOWN and condition == "" and "_il" not in value:
+    if value != UNKNOWN and condition == "" and not re.search(r"_il\b|\bil\b|\bhas_", value):
         loader.checks[value] = f"GGML_ASSERT({text}) failed"
 
 
@@ -340,36 +370,23 @@ def read_asserts(text: str, loader: Loader) -> None:
 
 
 def merge(trees: list[dict[str, Loader]]) -> dict[str, Loader]:
-    """What all trees that know an architecture agree on is required; what any of them loads may be there."""
+    """The newest tree that knows an architecture decides; what only older ones load may be there."""
     merged: dict[str, Loader] = {}
     for name in sorted({name for tree in trees for name in tree}):
-        loaders = [tree[name] for tree in trees if name in tree]
-        newest = loaders[0]
-        out = Loader(fields=dict(newest.fields))
-        out.required_keys = set.intersection(*(one.required_keys for one in loaders))
-        out.changed = set.union(*(one.changed for one in loaders))
-        for one in loaders[1:]:
-            out.changed |= {
-                key
-                for key in one.fields.keys() & newest.fields.keys()
-                if one.fields[key] != newest.fields[key]
+        newest, *older = [tree[name] for tree in trees if name in tree]
+        names = {item.name for item in newest.items}
+        for one in older:
+            newest.required_keys &= one.required_keys
+            newest.changed |= one.changed
+            newest.checks = {
+                check: text for check, text in newest.checks.items() if check in one.checks
             }
-        out.checks = {
-            check: text
-            for check, text in newest.checks.items()
-            if all(check in one.checks for one in loaders)
-        }
-        names = list(dict.fromkeys(item.name for one in loaders for item in one.items))
-        for item_name in names:
-            sets = [{item for item in one.items if item.name == item_name} for one in loaders]
-            agreed = all(found == sets[0] for found in sets)
-            for item in dict.fromkeys(
-                item for one in loaders for item in one.items if item.name == item_name
-            ):
-                out.items.append(
-                    item if agreed else Item(item.name, item.condition, item.shape, required=False)
-                )
-        merged[name] = out
+            newest.items += [
+                Item(item.name, item.condition, item.shape, required=False)
+                for item in one.items
+                if item.name not in names
+            ]
+        merged[name] = newest
     return merged
 
 

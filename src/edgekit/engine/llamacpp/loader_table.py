@@ -18,6 +18,7 @@ Words = Mapping[str, int]
 
 ANYTHING = "*"
 BLOCK = "blk."
+HAS = "has_"  # and a tensor's name: whether the file has it
 QKV = "qkv"  # create_tensor_qkv: one fused matrix, or three
 GATE_UP = "gate_up_exps"  # create_tensor_gate_up_exps: one fused matrix, or two
 
@@ -121,7 +122,7 @@ def _evaluate(node: ast.expr, words: Words) -> Number | None:
         case ast.Constant(value=int() as value):
             return value
         case ast.Name(id=name):
-            return words.get(name)
+            return words.get(name, False if name.startswith(HAS) else None)
         case (
             ast.BinOp(left=left, op=op, right=right)
             | ast.Compare(left=left, ops=[op], comparators=[right])

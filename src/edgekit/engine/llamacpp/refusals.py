@@ -6,12 +6,14 @@ done_getting_tensors). Nothing is refused that the table does not know: an unkno
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Hashable, Iterator, Mapping
 from functools import partial
 
 from edgekit.engine.llamacpp.loader_table import (
     GATE_UP,
+    HAS,
     QKV,
     Loader,
     NeededTensor,
@@ -22,7 +24,7 @@ from edgekit.engine.llamacpp.loader_table import (
 )
 from edgekit.engine.llamacpp.placement import block_number
 from edgekit.engine.types import Model
-from edgekit.geometry.types import LatentAttention, Recurrent
+from edgekit.geometry.types import LatentAttention, Recurrent, SharedCache, Span, attention_of
 from edgekit.header.types import ModelHeader, Tensor
 from edgekit.source.types import Container
 
@@ -196,45 +198,65 @@ def _failed(assertion: str) -> str:
 
 
 def _words(model: Model, keys: _Keys, loader: Loader) -> dict[str, int]:
-    """llama.cpp's hyper-parameters as far as keys alone decide them; those with an il are added for each block."""
-    width, heads = keys.number("embedding_length"), keys.number("attention.head_count", 0)
+    """llama.cpp's hyper-parameters, as far as they follow from keys and geometry; those of block 0 without their il."""
     layers, predicting = keys.number("block_count"), keys.number("nextn_predict_layers", 0)
-    head = width // heads if width is not None and heads else 0
+    width = keys.number("embedding_length")
     found: dict[str, int | None] = {
         "n_embd": width,
         "n_ctx_train": keys.number("context_length"),
         "n_vocab": _vocabulary(model.header, keys),
         "n_token_types": _whole(model.header.keys.get("tokenizer.ggml.token_type_count", 0)),
         "n_layer": None if layers is None or predicting is None else layers - predicting,
-        "n_head": heads,
-        "n_head_kv": keys.number("attention.head_count_kv", heads),
-        "n_ff": keys.number("feed_forward_length", 0),
         "n_expert": keys.number("expert_count", 0),
-        "n_expert_used": keys.number("expert_used_count", 0),
-        "n_embd_head_k": keys.number("attention.key_length", head) if heads else 0,
-        "n_embd_head_v": keys.number("attention.value_length", head) if heads else 0,
         "n_embd_out": keys.number("embedding_length_out", width),
         "n_cls_out": keys.count("classifier.output_labels") or 1,
+        "rope_scaling_type_train": int(keys.value("rope.scaling.type") == "longrope"),
+        "LLAMA_ROPE_SCALING_TYPE_LONGROPE": 1,
     }
     for word, (key, default) in loader.fields.items():
         if word not in found or keys.is_there(keys.name(key)):
             found[word] = keys.number(key, default)
-    found["n_rot"] = keys.number("rope.dimension_count", found["n_embd_head_k"]) if heads else 0
-    scaling = keys.value("rope.scaling.type")
-    found["LLAMA_ROPE_SCALING_TYPE_LONGROPE"] = 1
-    found["rope_scaling_type_train"] = int(scaling == "longrope")
-    for word in ("n_embd_head_k", "n_embd_head_v", "n_rot"):
-        # layers with a window have widths of their own: which ones, the keys alone do not say
-        key = {"n_rot": "rope.dimension_count_swa", "n_embd_head_k": "attention.key_length_swa",
-               "n_embd_head_v": "attention.value_length_swa"}[word]  # fmt: skip
-        if keys.is_there(keys.name(key)):
-            found[word] = None
     for computed in loader.computed:
         found[computed] = None
+    first = _block_words(model, keys, loader, 0)
+    found |= {word.removesuffix("_il"): value for word, value in first.items() if word != "il"}
+    if found.get("n_layer_dense_lead") is None:
+        experts = (i for i, layer in enumerate(model.geometry.layers) if layer.experts is not None)
+        found["n_layer_dense_lead"] = next(experts, len(model.geometry.layers))
     found |= _latent_words(model, found)
-    for side in ("k", "v"):
-        found[f"n_embd_{side}_gqa"] = _product(found[f"n_embd_head_{side}"], found["n_head_kv"])
     return {word: value for word, value in found.items() if value is not None}
+
+
+def _block_words(model: Model, keys: _Keys, loader: Loader, block: int) -> dict[str, int]:
+    """The words of one block: il itself, and those that end in _il."""
+    at = partial(keys.of_layer, layer=block)
+    width, heads = keys.number("embedding_length"), keys.number("attention.head_count", 0)
+    head = width // heads if width is not None and heads else 0
+    found: dict[str, int | None] = {
+        "n_head_il": at("attention.head_count", default=0),
+        "n_ff_il": at("feed_forward_length", default=0),
+        "n_ff_exp_il": at("expert_feed_forward_length", default=0),
+        "n_expert_used_il": at("expert_used_count", default=0),
+    }
+    found["n_head_kv_il"] = at("attention.head_count_kv", default=found["n_head_il"])
+    slides = False
+    if block < len(model.geometry.layers):
+        mixer = model.geometry.layers[block].mixer
+        attention = attention_of(mixer)
+        slides = attention is not None and attention.span is Span.WINDOW
+        found["is_swa_il"] = slides
+        found["is_recr_il"] = isinstance(mixer, Recurrent)
+        found["has_kv_il"] = not isinstance(mixer, SharedCache)
+    for side, key in (("k", "attention.key_length"), ("v", "attention.value_length")):
+        word = f"n_embd_head_{side}"
+        own = keys.number(key, head) if heads or word in loader.fields else 0
+        found[f"{word}_il"] = keys.number(f"{key}_swa", own) if slides else own
+        found[f"n_embd_{side}_gqa_il"] = _product(found[f"{word}_il"], found["n_head_kv_il"])
+    own = keys.number("rope.dimension_count", keys.number("attention.key_length", head))
+    found["n_rot_il"] = keys.number("rope.dimension_count_swa", own) if slides else own
+    for computed in loader.computed - {"is_recr", "is_swa"}:  # geometry knows those two
+        found[f"{computed}_il"] = None
+    return {"il": block, **{word: value for word, value in found.items() if value is not None}}
 
 
 def _latent_words(model: Model, found: Mapping[str, int | None]) -> dict[str, int | None]:
@@ -287,7 +309,7 @@ def _bad_tensors(model: Model, loader: Loader, words: Words) -> Iterator[str]:
     reasons, created = outside.load(by_block.get(None, {}), {**words, "il": 0}, "")
     yield from reasons
     for layer in range(layers):
-        own = {**words, **_layer_words(model, keys, loader, words, layer)}
+        own = {**words, **_block_words(model, keys, loader, layer)}
         reasons, taken = inside.load(by_block.get(layer, {}), own, f"blk.{layer}.")
         yield from reasons
         created += taken
@@ -318,32 +340,6 @@ def _split(name: str) -> tuple[int | None, str]:
     return None, name
 
 
-def _layer_words(
-    model: Model, keys: _Keys, loader: Loader, words: Words, layer: int
-) -> dict[str, int]:
-    """The words of one block: il itself, and those that end in _il."""
-    at = partial(keys.of_layer, layer=layer)
-    heads = at("attention.head_count", default=0)
-    found: dict[str, int | None] = {
-        "n_head_il": heads,
-        "n_head_kv_il": at("attention.head_count_kv", default=heads),
-        "n_ff_il": at("feed_forward_length", default=0),
-        "n_ff_exp_il": at("expert_feed_forward_length", default=0),
-        "n_expert_used_il": at("expert_used_count", default=0),
-        "n_embd_head_k_il": words.get("n_embd_head_k"),
-        "n_embd_head_v_il": words.get("n_embd_head_v"),
-    }
-    for side in ("k", "v"):
-        found[f"n_embd_{side}_gqa_il"] = _product(
-            found[f"n_embd_head_{side}_il"], found["n_head_kv_il"]
-        )
-    for computed in loader.computed:
-        found[f"{computed}_il"] = None
-    if layer < len(model.geometry.layers):
-        found["is_recr_il"] = isinstance(model.geometry.layers[layer].mixer, Recurrent)
-    return {"il": layer, **{word: value for word, value in found.items() if value is not None}}
-
-
 class _Part:
     """The tensors of one block, or those outside of blocks. Blocks that are alike are worked out once."""
 
@@ -354,7 +350,8 @@ class _Part:
 
     def load(self, there: Mapping[str, Tensor], words: Words, prefix: str) -> tuple[list[str], int]:
         """What the loader stops at, and how many of the tensors it takes."""
-        holds = {one: evaluate(one, words) for one in self.conditions}
+        has = {HAS + re.sub(r"\W", "_", name): True for name in there}
+        holds = {one: evaluate(one, {**words, **has}) for one in self.conditions}
         alike = (
             *holds.values(),
             *(value for word, value in words.items() if word != "il"),
