@@ -123,7 +123,7 @@ def normal(expression: str, local: dict[str, str]) -> str:
     text = re.sub(r"\b(\w+) == (?:nullptr|NULL)\b", r"!\1", text)
     text = re.sub(r"(\d)[uU]\b", r"\1", text)
     text = re.sub(r"\b(\w+)\((?:i|il)\)", r"\1_il", text)
-    text = re.sub(r"\b(\w+)\(0?\)", r"\1", text)  # without a layer: that of the first
+    text = re.sub(r"\b(\w+)(?:\(0?\)|_arr\[0\])", r"\1", text)  # without a layer: that of the first
     text = text.replace("&&", " and ").replace("||", " or ")
     text = re.sub(r"!(?!=)", " not ", text)
     text = re.sub(r"\bi\b", "il", text)

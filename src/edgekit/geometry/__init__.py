@@ -71,7 +71,15 @@ def read_geometry(header: ModelHeader) -> ModelGeometry:
     known = row or STANDARD
     hyper.defaults = _defaults(hyper, known)
     mtp = _mtp_layers(hyper)
-    count = _layer_count(hyper) - (mtp if hyper.gguf else 0)  # GGUF counts them in, configs do not
+    stated = _layer_count(hyper)
+    if stated + mtp > MAX_LAYERS:
+        raise HeaderLimitError(
+            f"{hyper.named('layers')} with {hyper.named('mtp_layers')}",
+            value=stated + mtp,
+            limit=MAX_LAYERS,
+            file=header.name,
+        )
+    count = stated - (mtp if hyper.gguf else 0)  # GGUF counts them in, configs do not
     count *= known.sublayers
     if count < 1:
         raise HeaderError(f"{count} layers besides {mtp} for prediction", file=header.name)

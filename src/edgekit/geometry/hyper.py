@@ -15,6 +15,7 @@ from edgekit.source.types import Container
 # Above the largest real model by a wide margin, below what would cost time or memory here.
 MAX_LAYERS = 1_024  # llama.cpp allows 512; the deepest real model has 126 (Llama 3.1 405B)
 MAX_NUMBER = 2**31 - 1  # Llama 4 Scout's window is 10,485,760; every width is far smaller
+LAYER_COUNTS = frozenset({"layers", "mtp_layers", "loops"})  # lists and loops are made from them
 
 SUPER_ARCHITECTURE = "llama"  # its keys stand in where an architecture's own are missing
 
@@ -174,7 +175,7 @@ class Hyper:
             )
         if value < 0:
             raise HeaderError(f"{self.named(word)} is {value!r:.60}", file=self.header.name)
-        limit = MAX_LAYERS if word == "layers" else MAX_NUMBER
+        limit = MAX_LAYERS if word in LAYER_COUNTS else MAX_NUMBER
         if value > limit:
             raise HeaderLimitError(
                 self.named(word), value=value, limit=limit, file=self.header.name

@@ -31,6 +31,13 @@ from edgekit.source.types import Container
 MAX_LAYERS = 512  # llama-hparams.h: LLAMA_MAX_LAYERS
 MAX_EXPERTS = 512  # LLAMA_MAX_EXPERTS
 ROPE_SCALING_TYPES = ("none", "linear", "yarn", "longrope")  # llama-model.cpp
+PER_LAYER = (  # a number, or one for each layer
+    "expert_used_count",
+    "feed_forward_length",
+    "attention.head_count",
+    "attention.head_count_kv",
+)
+SECTIONS = "rope.dimension_sections"
 FULL_ROTATION = frozenset(
     {"deci", "falcon", "llama", "llama-embed"}
 )  # n_rot is the width of a head
@@ -59,7 +66,7 @@ def _reasons(model: Model) -> Iterator[str]:
     loader = loader_of(model.geometry.architecture)
     keys = _Keys(model.header, model.geometry.architecture)
     yield from _missing_keys(keys, loader)
-    yield from _bad_arrays(keys)
+    yield from _bad_arrays(keys, loader)
     yield from _bad_numbers(keys)
     words = _words(model, keys, loader or Loader())
     if loader is None:
@@ -132,17 +139,14 @@ def _missing_keys(keys: _Keys, loader: Loader | None) -> Iterator[str]:
             yield f"key not found in model: {keys.name(key)}"
 
 
-def _bad_arrays(keys: _Keys) -> Iterator[str]:
-    layers = keys.number("block_count")
-    for key in (
-        "expert_used_count",
-        "feed_forward_length",
-        "attention.head_count",
-        "attention.head_count_kv",
-    ):
+def _bad_arrays(keys: _Keys, loader: Loader | None) -> Iterator[str]:
+    lengths = dict.fromkeys(PER_LAYER, keys.number("block_count"))
+    if loader is not None and SECTIONS in loader.keys:
+        lengths[SECTIONS] = 4
+    for key, length in lengths.items():
         count = keys.count(key)
-        if count is not None and layers is not None and count != layers:
-            yield (f"key {keys.name(key)} has wrong array length; expected {layers}, got {count}")
+        if count is not None and length is not None and count != length:
+            yield f"key {keys.name(key)} has wrong array length; expected {length}, got {count}"
 
 
 def _bad_numbers(keys: _Keys) -> Iterator[str]:

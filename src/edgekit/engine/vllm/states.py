@@ -48,9 +48,10 @@ def _mamba2(kind: Recurrent, ranks: int) -> tuple[int, int]:
 
 
 def _delta(kind: Recurrent, ranks: int) -> tuple[int, int]:
-    channels = _share(kind.conv_elements // (kind.conv_kernel - 1), ranks, "a convolution")
+    taps = kind.conv_kernel - 1
+    channels = _share(kind.conv_elements // max(taps, 1), ranks, "a convolution")
     _share(kind.heads, ranks, "a count of state heads")
-    return (kind.conv_kernel - 1) * channels, kind.state_elements // ranks
+    return taps * channels, kind.state_elements // ranks
 
 
 def _short_conv(kind: Recurrent, ranks: int) -> tuple[int, int]:
