@@ -14,7 +14,7 @@ from edgekit.source.types import Container
 
 # Above the largest real model by a wide margin, below what would cost time or memory here.
 MAX_LAYERS = 1_024  # llama.cpp allows 512; the deepest real model has 126 (Llama 3.1 405B)
-MAX_NUMBER = 2**31 - 1  # Llama 4 Scout's window is 10,485,760; every width is far smaller
+MAX_NUMBER = 2**32 - 1  # what a uint32 of a GGUF holds; every real width is far smaller
 LAYER_COUNTS = frozenset({"layers", "mtp_layers", "loops"})  # lists and loops are made from them
 
 SUPER_ARCHITECTURE = "llama"  # its keys stand in where an architecture's own are missing

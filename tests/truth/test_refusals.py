@@ -1,0 +1,242 @@
+"""Headers with one lie each: what llama.cpp refuses to load is refused, with its reason; nothing that it loads is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from tests.header_files import FLOAT32, STRING
+from tests.header_lies import Lie, lies, recorded_header
+from tests.recorded import DATA, TRUTH, gguf_files, header_bytes
+from tests.thoroughness import LONG, sampled
+
+from edgekit.engine import llamacpp
+from edgekit.engine.llamacpp.refusals import NOT_CHECKED, refusal
+from edgekit.engine.llamacpp.types import NEWEST, LlamaCppSetup
+from edgekit.engine.types import Model
+from edgekit.errors import EdgekitError, EngineError, RefusedError
+from edgekit.geometry import read_geometry
+from edgekit.header import read_header
+from edgekit.memory.types import Load
+from edgekit.units import GIB
+from edgekit.verify import binding
+from edgekit.verify.ask import ask_engine
+from edgekit.verify.hollow import HollowFile, on_disk
+from edgekit.verify.types import Limits, Question
+from edgekit.verify.ways import choose_way
+
+LOAD = Load(context_tokens=2048)
+SETUP = LlamaCppSetup(rules=NEWEST, use_mmap=False)
+QWEN3 = "qwen3-0.6b.Q8_0.novocab.gguf.head.gz"
+
+
+def read(data: bytes, data_bytes: int) -> Model:
+    header = read_header(gguf_files("model.gguf", data, data_bytes))
+    return Model(header=header, geometry=read_geometry(header))
+
+
+def answer(lie: Lie) -> str:
+    """Why it is refused, empty where there is a bill."""
+    try:
+        llamacpp.estimate(read(*lie.build()), LOAD, SETUP)
+    except EdgekitError as error:
+        return str(error)
+    return ""
+
+
+@cache
+def qwen3() -> Lie:
+    return recorded_header(QWEN3)
+
+
+def no_tensor(name: str) -> Callable[[Lie], object]:
+    return lambda lie: lie.tensors.pop(name)
+
+
+def no_key(name: str) -> Callable[[Lie], object]:
+    return lambda lie: lie.drop_key(name)
+
+
+def shape(name: str, *dimensions: int) -> Callable[[Lie], object]:
+    return lambda lie: lie.reshape(name, list(dimensions))
+
+
+def put(name: str, value: object, kind: int = 4) -> Callable[[Lie], object]:
+    return lambda lie: lie.put(name, value, kind)
+
+
+def kind(name: str, number: int) -> Callable[[Lie], object]:
+    return lambda lie: lie.tensors.update({name: (lie.tensors[name][0], number)})
+
+
+def more(*names: str) -> Callable[[Lie], object]:
+    return lambda lie: lie.tensors.update({name: ([32, 4], 0) for name in names})
+
+
+def another_block(lie: Lie) -> None:
+    own = {n: t for n, t in lie.tensors.items() if n.startswith("blk.0.")}
+    lie.tensors |= {name.replace("blk.0.", "blk.99."): tensor for name, tensor in own.items()}
+
+
+NAN = float("nan")
+# What llama.cpp b11549 says of each; nothing where it loads the file.
+# fmt: off
+ONE_LIE: list[tuple[Callable[[Lie], object], str]] = [
+    (lambda _: None, ""),
+    (more("blk.0.bogus.weight"), "wrong number of tensors; expected 311, got 310"),
+    (more("bogus"), "wrong number of tensors; expected 311, got 310"),
+    (another_block, "wrong number of tensors; expected 321, got 310"),
+    (no_tensor("token_embd.weight"), "tensor 'token_embd.weight' not found"),
+    (no_tensor("output_norm.weight"), "tensor 'output_norm.weight' not found"),
+    (no_tensor("blk.0.attn_q.weight"), "tensor 'blk.0.attn_q.weight' not found"),
+    (no_tensor("blk.5.attn_k_norm.weight"), "tensor 'blk.5.attn_k_norm.weight' not found"),
+    (no_tensor("blk.3.ffn_down.weight"), "tensor 'blk.3.ffn_down.weight' not found"),
+    (no_tensor("blk.7.attn_norm.weight"), "tensor 'blk.7.attn_norm.weight' not found"),
+    (no_tensor("blk.27.ffn_norm.weight"), "tensor 'blk.27.ffn_norm.weight' not found"),
+    (shape("blk.0.attn_q.weight", 1024, 32),
+     "tensor 'blk.0.attn_q.weight' has wrong shape; expected 1024, 2048, got 1024, 32, 1, 1"),
+    (shape("blk.0.attn_q.weight", 32, 2048), "'blk.0.attn_q.weight' has wrong shape"),
+    (shape("blk.2.ffn_down.weight", 3072, 2048), "'blk.2.ffn_down.weight' has wrong shape"),
+    (shape("blk.2.ffn_up.weight", 1024, 64), "'blk.2.ffn_up.weight' has wrong shape"),
+    (shape("token_embd.weight", 1024, 1), "'token_embd.weight' has wrong shape; expected 1024, 151936, got 1024, 1, 1, 1"),
+    (shape("token_embd.weight", 1024, 0), "'token_embd.weight' has wrong shape"),
+    (shape("output_norm.weight", 1), "'output_norm.weight' has wrong shape"),
+    (shape("blk.4.attn_k_norm.weight", 64), "'blk.4.attn_k_norm.weight' has wrong shape; expected 128"),
+    (shape("blk.0.attn_v.weight", 1024, 1024, 2), "'blk.0.attn_v.weight' has wrong shape"),
+    (shape("blk.0.attn_norm.weight", 1024, 2), "'blk.0.attn_norm.weight' has wrong shape"),
+    (shape("blk.9.attn_output.weight", 2048, 1), "'blk.9.attn_output.weight' has wrong shape"),
+    (kind("blk.0.attn_q.weight", 27), ""), (kind("blk.0.attn_norm.weight", 24), ""), (kind("token_embd.weight", 28), ""),
+    (kind("blk.1.ffn_up.weight", 9), ""), (kind("blk.1.ffn_up.weight", 15), ""),
+    (put("block_count", 1), "wrong number of tensors; expected 310, got 13"),
+    (put("block_count", 27), "wrong number of tensors; expected 310, got 299"),
+    (put("block_count", 29), "tensor 'blk.28.attn_norm.weight' not found"),
+    (put("context_length", 0), ""), (put("context_length", 1), ""), (put("context_length", 2**32 - 1), ""),
+    (put("attention.head_count", 15), "15 heads do not share 8 KV heads evenly"),
+    (put("attention.head_count", 32), "'blk.0.attn_q.weight' has wrong shape"),
+    (put("attention.head_count_kv", 3), "16 heads do not share 3 KV heads evenly"),
+    (put("attention.head_count_kv", 16), "'blk.0.attn_k.weight' has wrong shape"),
+    (put("attention.head_count_kv", 1), "'blk.0.attn_k.weight' has wrong shape"),
+    (put("attention.key_length", 64), "'blk.0.attn_q.weight' has wrong shape"),
+    (put("attention.key_length", 127), "'blk.0.attn_q.weight' has wrong shape"),
+    (put("attention.value_length", 256), "'blk.0.attn_k.weight' has wrong shape"),
+    (put("feed_forward_length", 1), "'blk.0.ffn_gate.weight' has wrong shape"),
+    (put("feed_forward_length", 2**31), "'blk.0.ffn_gate.weight' has wrong shape"),
+    (put("embedding_length", 2048), "'token_embd.weight' has wrong shape"),
+    (put("vocab_size", 1), "'token_embd.weight' has wrong shape"),
+    (put("vocab_size", 2**31), "'token_embd.weight' has wrong shape"),
+    (put("rope.freq_base", 0.0), ""), (put("rope.freq_base", NAN), ""),
+    (put("rope.dimension_count", 127), "GGML_ASSERT(n_embd_head == n_rot) failed"),
+    (put("rope.dimension_count", 4096), "GGML_ASSERT(n_embd_head == n_rot) failed"),
+    (put("attention.layer_norm_rms_epsilon", NAN), ""), (put("attention.layer_norm_rms_epsilon", -1.0), ""),
+    (put("expert_count", 8), "0 of 8 experts are used"),
+    (put("attention.sliding_window", 1), ""), (put("attention.causal", False, 7), ""), (put("pooling_type", 3), ""),
+    (put("rope.scaling.type", "bogus", STRING), "rope_scaling_type_train != LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED"),
+    (put("rope.scaling.factor", 0.0, FLOAT32), ""),
+    (no_key("attention.layer_norm_rms_epsilon"), "key not found in model: qwen3.attention.layer_norm_rms_epsilon"),
+    (no_key("attention.head_count"), "does not state its heads"),
+    (no_key("context_length"), "key not found in model: qwen3.context_length"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("change", "reason"), ONE_LIE, ids=range(len(ONE_LIE)))
+def test_one_lie_in_a_header_is_answered_as_the_engine_does(
+    change: Callable[[Lie], object], reason: str
+) -> None:
+    lie = deepcopy(qwen3())
+    change(lie)
+    found = answer(lie)
+    assert reason in found
+    assert bool(reason) is bool(found)
+
+
+def header_paths() -> list[Path]:
+    return [
+        *sampled(sorted((DATA / "headers").glob("*.gz")), each=4),
+        *sorted((DATA / "headers_more").glob("*.gz")),
+        *(sorted((TRUTH / "headers").glob("*.gz")) if LONG else ()),
+    ]
+
+
+def test_no_recorded_header_is_refused() -> None:
+    refused = {}
+    for path in header_paths():
+        data = header_bytes(path.name, path.parent)
+        if reason := refusal(read(data, 2**44)):
+            refused[path.name] = reason
+    assert refused == {}
+
+
+FAMILIES = (
+    "qwen2.5-0.5b.Q8_0.novocab.gguf.head.gz",
+    "llama-3.2-1b.Q4_K_M.novocab.gguf.head.gz",
+    "gemma-3-1b.Q4_K_M.novocab.gguf.head.gz",
+    "phi-3-mini-4k.Q4_K_M.novocab.gguf.head.gz",
+    "deepseek-v2-lite.Q4_K_M.novocab.gguf.head.gz",
+    "gpt-oss-20b.MXFP4_MOE.novocab.gguf.head.gz",
+    "qwen3-30b-a3b.Q4_K_M.novocab.gguf.head.gz",
+    "mamba-130m.F16.head.gz",
+    "nomic-embed-text-v1.5.Q8_0.novocab.gguf.head.gz",
+    "falcon-h1-0.5b.Q8_0.head.gz",
+    "qwen35-4b.Q4_K_M.head.gz",
+    "lfm2-1.2b.Q8_0.novocab.gguf.head.gz",
+)
+# The loader's own ways to say no. A crash while the graph is built comes after it.
+LOADER_REFUSES = ("error loading model", "failed to load model")
+
+
+def engine_answer(lie: Lie) -> str:
+    """The last words of the installed llama.cpp, empty where it loads the file."""
+    data, data_bytes = lie.build()
+    file = HollowFile(name="model.gguf", header=data, size_bytes=len(data) + data_bytes)
+    with on_disk([file]) as path:
+        try:
+            ask_engine(
+                choose_way(),
+                Question(path=path, load=LOAD, setup=SETUP),
+                Limits(timeout_s=120.0, memory_bytes=6 * GIB),
+            )
+        except EngineError as error:
+            return str(error)
+    return ""
+
+
+@pytest.mark.skipif(not binding.is_here(), reason="asks the llama.cpp of xllamacpp")
+@pytest.mark.parametrize("file", FAMILIES)
+def test_lies_are_refused_where_the_engine_refuses_and_nowhere_else(file: str) -> None:
+    turn = FAMILIES.index(file)
+    found = list(lies(recorded_header(file)))
+    differ = {}
+    for name, lie in sampled(found, each=len(found) // 2, turn=7 * turn):
+        ours, engine = answer(lie), engine_answer(lie)
+        refused_too_much = bool(ours) and not engine
+        refused_too_little = not ours and any(word in engine for word in LOADER_REFUSES)
+        if refused_too_much or refused_too_little:
+            differ[name] = (ours, engine[-300:])
+    assert differ == {}
+
+
+def test_a_big_endian_file_is_inspected_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, data_bytes = qwen3().build(">")
+    monkeypatch.setattr("sys.byteorder", "little")
+    assert read(data, data_bytes).header.tensor_count == 310
+    with pytest.raises(RefusedError, match="mismatch between the host and model endianness"):
+        llamacpp.estimate(read(data, data_bytes), LOAD, SETUP)
+    monkeypatch.setattr("sys.byteorder", "big")
+    assert llamacpp.estimate(read(data, data_bytes), LOAD, SETUP).lines
+
+
+def test_a_verdict_without_the_directory_says_that_tensors_were_not_checked() -> None:
+    model = read(*qwen3().build())
+    light = Model(header=replace(model.header, tensors=None), geometry=model.geometry)
+    assert NOT_CHECKED in llamacpp.estimate(light, LOAD, SETUP).notes
+    assert NOT_CHECKED not in llamacpp.estimate(model, LOAD, SETUP).notes
+    short = replace(
+        light.header, keys={k: v for k, v in light.header.keys.items() if "rms" not in k}
+    )
+    with pytest.raises(RefusedError, match="key not found"):
+        llamacpp.estimate(Model(header=short, geometry=model.geometry), LOAD, SETUP)
