@@ -107,7 +107,7 @@ def deep(**more: Any) -> bytes:
     """A config.json with as many layers as allowed."""
     config = {
         "model_type": "llama",
-        "num_hidden_layers": 1_024,
+        "num_hidden_layers": 512,
         "hidden_size": 64,
         "num_attention_heads": 4,
     }
@@ -245,7 +245,7 @@ BOMBS: dict[str, tuple[str, Build]] = {
     # the whole way to the report
     "names without a number in them": ("whole", lambda: whole(lettered)),
     "names that look like every role": ("whole", lambda: whole(alluring)),
-    "a model of 1,024 layers": ("whole", lambda: gguf(model_keys(layers=1_024))),
+    "a model of 512 layers": ("whole", lambda: gguf(model_keys(layers=512))),
     "a list where a number is asked for in every layer": (
         "whole",
         lambda: deep(head_dim=[16] * 200_000),
@@ -275,7 +275,7 @@ BOMBS: dict[str, tuple[str, Build]] = {
 READ = {
     "names without a number in them",
     "names that look like every role",
-    "a model of 1,024 layers",
+    "a model of 512 layers",
     "a list where a number is asked for in every layer",
     "settings for a hundred thousand layers",
     "settings for a layer of 5,000 digits",

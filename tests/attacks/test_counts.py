@@ -115,10 +115,10 @@ def test_prediction_layers_beyond_the_limit_end_in_a_message(
         capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == HeaderLimitError.exit_code
-    assert "num_nextn_predict_layers: 2,147,483,647 is over the limit of 1,024" in done.stderr
+    assert "num_nextn_predict_layers: 2,147,483,647 is over the limit of 512" in done.stderr
 
 
 def test_layers_and_prediction_layers_share_one_limit() -> None:
-    config = DEEPSEEK | {"num_hidden_layers": 1000, "num_nextn_predict_layers": 25}
-    with pytest.raises(HeaderLimitError, match=r"1,025 is over the limit of 1,024"):
+    config = DEEPSEEK | {"num_hidden_layers": 500, "num_nextn_predict_layers": 13}
+    with pytest.raises(HeaderLimitError, match=r"513 is over the limit of 512"):
         read_geometry(config_header(config))

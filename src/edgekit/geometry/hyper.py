@@ -13,7 +13,7 @@ from edgekit.header.types import ModelHeader
 from edgekit.source.types import Container
 
 # Above the largest real model by a wide margin, below what would cost time or memory here.
-MAX_LAYERS = 1_024  # llama.cpp allows 512; the deepest real model has 126 (Llama 3.1 405B)
+MAX_LAYERS = 512  # LLAMA_MAX_LAYERS; the deepest real model has 126 (Llama 3.1 405B)
 MAX_NUMBER = 2**32 - 1  # what a uint32 of a GGUF holds; every real width is far smaller
 LAYER_COUNTS = frozenset({"layers", "mtp_layers", "loops"})  # lists and loops are made from them
 

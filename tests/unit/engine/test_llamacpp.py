@@ -440,10 +440,10 @@ def test_a_file_without_the_tensors_of_a_block_is_refused() -> None:
     model = llama()
     some = tuple(one for one in model.header.tensors or () if not one.name.startswith("blk.7."))
     holed = Model(header=replace(model.header, tensors=some), geometry=model.geometry)
-    with pytest.raises(RefusedError, match="tensor 'blk.7.attn_norm.weight' not found"):
+    with pytest.raises(RefusedError, match=r"tensor 'blk.7.attn_norm.weight' not found"):
         llamacpp.estimate(holed, Load(context_tokens=4096), LIBRARY)
     empty = Model(header=replace(model.header, tensors=()), geometry=model.geometry)
-    with pytest.raises(RefusedError, match="tensor 'token_embd.weight' not found"):
+    with pytest.raises(RefusedError, match=r"tensor 'token_embd.weight' not found"):
         llamacpp.estimate(empty, Load(context_tokens=4096), LIBRARY)
 
 

@@ -24,11 +24,11 @@ from edgekit.engine.llamacpp.loader_table import (
 )
 from edgekit.engine.llamacpp.placement import block_number
 from edgekit.engine.types import Model
+from edgekit.geometry.hyper import MAX_LAYERS
 from edgekit.geometry.types import LatentAttention, Recurrent, SharedCache, Span, attention_of
 from edgekit.header.types import ModelHeader, Tensor
 from edgekit.source.types import Container
 
-MAX_LAYERS = 512  # llama-hparams.h: LLAMA_MAX_LAYERS
 MAX_EXPERTS = 512  # LLAMA_MAX_EXPERTS
 ROPE_SCALING_TYPES = ("none", "linear", "yarn", "longrope")  # llama-model.cpp
 PER_LAYER = (  # a number, or one for each layer
@@ -55,8 +55,8 @@ def refusal(model: Model) -> str:
         return ""
     if header.big_endian and sys.byteorder == "little":
         return (
-            f"this GGUF file version {(header.version or 3) << 24} is extremely large, is there a mismatch "
-            "between the host and model endianness?"
+            f"this GGUF file version {(header.version or 3) << 24} is extremely large, is there a mismatch between "
+            "the host and model endianness? (the file is big-endian: gguf-py's gguf_convert_endian.py converts it)"
         )
     return next(_reasons(model), "")
 
