@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.header_files import ARRAY, F32, STRING, UINT32, entry, gguf, key
+from tests.header_files import ARRAY, F32, FLOAT32, STRING, UINT32, entry, gguf, key
 from tests.hub import nginx_hub
 from tests.hub.hub_files import gguf_header
 from tests.hub.nginx_hub import TOKEN, Hub
@@ -51,6 +51,7 @@ def whole_model(*, architecture: str = "llama", vocabulary: int = 0, **more: Any
         key("general.architecture", STRING, "llama"),
         key("general.file_type", UINT32, 0),  # all F32
         *(key(f"llama.{name}", UINT32, value) for name, value in numbers.items()),
+        key("llama.attention.layer_norm_rms_epsilon", FLOAT32, 1e-5),
         key("tokenizer.ggml.tokens", ARRAY, (STRING, tokens)),
     ]
     tensors, offset = [], 0

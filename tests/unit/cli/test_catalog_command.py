@@ -34,6 +34,7 @@ def small_model(path: Path, *, context: int = 512, more: tuple[bytes, ...] = ())
         "vocab_size": 1000,
     }  # fmt: skip
     keys = [*ARCHITECTURE, *(key(f"llama.{name}", UINT32, n) for name, n in numbers.items())]
+    keys.append(key("llama.attention.layer_norm_rms_epsilon", FLOAT32, 1e-5))
     shapes = {"token_embd.weight": (64, 1000), "output_norm.weight": (64,)}
     for i in range(2):
         shapes |= {
