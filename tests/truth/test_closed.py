@@ -43,7 +43,7 @@ def test_never_below_on_a_device_nor_on_its_host() -> None:
         model = engine_models()[row["model"], row["quant"]]
         load, setup = read_row(row["options"], "cuda")
         context, placement = resolve(model, load, setup), place(model, setup)
-        on_device, on_host = pool_bounds(model, context, placement, 1)
+        on_device, on_host = pool_bounds(model, context, placement, setup)
         measured = row["breakdown"]
         assert measured["CUDA0"][2] <= on_device, (row["model"], row["options"])
         held = sum(measured.get(name, [0, 0, 0])[2] for name in HOST_BUFFERS)
@@ -59,6 +59,6 @@ def test_the_host_has_the_inputs_alone_where_every_block_is_on_the_device() -> N
         whole = placement.output is not HOST and HOST not in placement.blocks
         together = whole and placement.offload_kqv and not placement.host_expert_blocks
         if together and not (context.flash_attn and not Heads.of(model.geometry).flashes):
-            _, on_host = pool_bounds(model, context, placement, 1)
+            _, on_host = pool_bounds(model, context, placement, setup)
             held = sum(row["breakdown"].get(name, [0, 0, 0])[2] for name in HOST_BUFFERS)
             assert on_host <= 4 * held + 4 * MIB, (row["model"], row["options"])

@@ -15,8 +15,9 @@ from tests.recorded import DATA, TRUTH, gguf_files, header_bytes
 from tests.thoroughness import LONG, sampled
 
 from edgekit.engine import llamacpp
-from edgekit.engine.llamacpp.refusals import NOT_CHECKED, refusal
-from edgekit.engine.llamacpp.types import NEWEST, LlamaCppSetup
+from edgekit.engine.llamacpp.refusals import refusal
+from edgekit.engine.llamacpp.types import LlamaCppSetup
+from edgekit.engine.llamacpp.versions import NEWEST
 from edgekit.engine.types import Model
 from edgekit.errors import EdgekitError, EngineError, RefusedError
 from edgekit.geometry import read_geometry
@@ -230,11 +231,10 @@ def test_a_big_endian_file_is_inspected_and_refused(monkeypatch: pytest.MonkeyPa
     assert llamacpp.estimate(read(data, data_bytes), LOAD, SETUP).lines
 
 
-def test_a_verdict_without_the_directory_says_that_tensors_were_not_checked() -> None:
+def test_a_missing_key_is_refused_without_the_directory() -> None:
     model = read(*qwen3().build())
     light = Model(header=replace(model.header, tensors=None), geometry=model.geometry)
-    assert NOT_CHECKED in llamacpp.estimate(light, LOAD, SETUP).notes
-    assert NOT_CHECKED not in llamacpp.estimate(model, LOAD, SETUP).notes
+    assert llamacpp.estimate(light, LOAD, SETUP).lines
     short = replace(
         light.header, keys={k: v for k, v in light.header.keys.items() if "rms" not in k}
     )

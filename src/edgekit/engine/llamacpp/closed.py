@@ -10,7 +10,7 @@ from __future__ import annotations
 from edgekit.engine.llamacpp.caches import layer_cache_bytes
 from edgekit.engine.llamacpp.context import Heads
 from edgekit.engine.llamacpp.placement import HEAD, Placement, placed_tensors
-from edgekit.engine.llamacpp.types import Context
+from edgekit.engine.llamacpp.types import Context, LlamaCppSetup
 from edgekit.engine.types import Model
 from edgekit.geometry.types import (
     HybridLayer,
@@ -46,19 +46,20 @@ def bound_bytes(model: Model, context: Context) -> int:
 
 
 def pool_bounds(
-    model: Model, context: Context, placement: Placement, devices: int
+    model: Model, context: Context, placement: Placement, setup: LlamaCppSetup
 ) -> tuple[int, ...]:
     """Of each device and, last, of the host: above what the engine reserves there.
 
     The graph is charged where it runs. With every block on devices the host holds no more than the inputs. What a
     device works on without holding it is copied there: the matrices of a block on the host, and caches of two.
     """
+    devices = len(setup.devices)
     graph, inputs = bound_bytes(model, context), _inputs_bytes(model, context)
     caches = {
         layer.index: layer_cache_bytes(model, layer.mixer, context, HOST)
         for layer in model.geometry.layers
     }
-    brought = _host_weights_bytes(model, placement) + 2 * max(
+    brought = _host_weights_bytes(model, placement, setup) + 2 * max(
         (size for il, size in caches.items() if placement.cache_pool(il) is HOST), default=0
     )
     several = (INPUT_COPIES - 1) * inputs if devices > 1 else 0
@@ -103,10 +104,10 @@ def _widened_bytes(geometry: ModelGeometry, context: Context) -> int:
     return 2 * widest * context.cells * context.streams
 
 
-def _host_weights_bytes(model: Model, placement: Placement) -> int:
+def _host_weights_bytes(model: Model, placement: Placement, setup: LlamaCppSetup) -> int:
     """The three largest matrices on the host that one block works with."""
     blocks: dict[int | None, list[int]] = {}
-    for placed in placed_tensors(model, placement, load_mtp=False):
+    for placed in placed_tensors(model, placement, setup):
         outside = placed.block is None and placed.tensor.name != HEAD
         if placed.pool is HOST and not outside:
             blocks.setdefault(placed.block, []).append(placed.size_bytes)

@@ -55,7 +55,7 @@ def compute_lines(
         known = _known(placement, setup)
     except NoGraphError as error:
         if setup.has_device:
-            sizes = pool_bounds(model, context, placement, len(setup.devices))
+            sizes = pool_bounds(model, context, placement, setup)
         else:
             sizes = (bound_bytes(model, context),)
         known = _BOUND._replace(because=f"{_BOUND.because} ({error})")
