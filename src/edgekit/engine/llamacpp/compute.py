@@ -54,10 +54,8 @@ def compute_lines(
         sizes = compute_bytes(model, context, target)
         known = _known(placement, setup)
     except NoGraphError as error:
-        if setup.has_device:
-            sizes = pool_bounds(model, context, placement, setup)
-        else:
-            sizes = (bound_bytes(model, context),)
+        on_host = (bound_bytes(model, context),)
+        sizes = pool_bounds(model, context, placement, setup) if setup.has_device else on_host
         known = _BOUND._replace(because=f"{_BOUND.because} ({error})")
     return [_line(pool, size, known) for pool, size in zip(where, sizes, strict=True)]
 
