@@ -194,5 +194,11 @@ class KvSpillUnsupportedError(EdgekitError):
     exit_code = 3
 
 
+class PredictionError(EdgekitError):
+    """The real engine runs what EdgeKit refuses."""
+
+    exit_code = 1
+
+
 class EngineError(EdgekitError):
     """The real engine did not come up."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from edgekit.engine import llamacpp
 from edgekit.engine.llamacpp.types import LlamaCppSetup
 from edgekit.engine.llamacpp.versions import answered_version, default_version
 from edgekit.engine.types import Model
-from edgekit.errors import UsageError
+from edgekit.errors import EngineError, PredictionError, RefusedError, UsageError
 from edgekit.geometry import read_geometry
 from edgekit.header import read_header
 from edgekit.header.types import ModelHeader
@@ -68,15 +69,24 @@ def verify_model(
     model = Model(header=header, geometry=read_geometry(header))
     asked = replace(setup, mode=way.mode, use_mmap=False, **default_version()._asdict())
     predicted = predict or llamacpp.estimate
-    estimate = predicted(model, load, asked)
+
+    def ask(memory_bytes: int | None) -> EngineAnswer:
+        limits = Limits(timeout_s=timeout_s or DRY_TIMEOUT_S, memory_bytes=memory_bytes)
+        with on_disk(hollow) as hollow_path:
+            return ask_engine(way, Question(path=hollow_path, load=load, setup=asked), limits)
+
+    try:
+        estimate = predicted(model, load, asked)
+    except RefusedError as refused:
+        with suppress(EngineError):  # the engine refuses it too
+            version = ask(None if setup.has_device else _CHILD_BYTES).version
+            raise PredictionError(
+                f"{refused}; but {version} loads it, so the prediction is wrong: please report it"
+            ) from refused
+        raise
     if path is not None:
         _require_room(estimate)
-    with on_disk(hollow) as hollow_path:
-        answer = ask_engine(
-            way,
-            Question(path=hollow_path, load=load, setup=asked),
-            Limits(timeout_s=timeout_s or DRY_TIMEOUT_S, memory_bytes=_dry_memory(estimate, setup)),
-        )
+    answer = ask(_dry_memory(estimate, setup))
     answered = replace(asked, **answered_version(answer.version)._asdict())
     if answered != asked:
         asked, estimate = answered, predicted(model, load, answered)

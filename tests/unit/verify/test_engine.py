@@ -18,7 +18,7 @@ from tests.unit.verify import small_model
 
 from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup, Mode
 from edgekit.engine.llamacpp.versions import NEWEST, answered_version, version_name
-from edgekit.errors import EngineError, UsageError
+from edgekit.errors import EngineError, PredictionError, RefusedError, UsageError
 from edgekit.memory.cache_types import cache_type
 from edgekit.memory.types import Component, Load
 from edgekit.source.local import locate_path
@@ -195,6 +195,22 @@ def test_a_prediction_that_is_off_is_outside() -> None:
     assert not cache.within
     assert not found.within
     assert -16 * MIB // 2 <= cache.difference_bytes < -15 * MIB // 2
+
+
+def test_a_refusal_that_the_engine_does_not_share_is_a_wrong_prediction() -> None:
+    def refuse(*_: object) -> object:
+        raise RefusedError("llama.cpp would not load it")
+
+    with pytest.raises(
+        PredictionError, match=r"llama\.cpp 0\.6.*loads it, so the prediction is wrong"
+    ):
+        verify_model(small(), Load(), LlamaCppSetup(), way=SERVER, predict=refuse)  # type: ignore[arg-type]
+
+
+def test_a_refusal_that_the_engine_shares_is_the_answer() -> None:
+    raw = small_model.model_bytes(["token_embd.weight"])
+    with pytest.raises(RefusedError, match=r"output_norm\.weight. not found"):
+        ask(model_files(BytesSource(raw)))
 
 
 # --- an engine that dies
