@@ -16,9 +16,12 @@ from edgekit.catalog import find_entry, open_entry
 from edgekit.catalog.packaged import packaged_entries
 from edgekit.catalog.types import Entry
 from edgekit.engine import llamacpp
+from edgekit.engine.llamacpp.graph import NoGraphError
+from edgekit.engine.llamacpp.graph.llama.attention import widest_rotation
 from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup, Mode
 from edgekit.engine.types import Model
 from edgekit.errors import EdgekitError
+from edgekit.memory.cache_types import cache_type
 from edgekit.memory.types import Component, Load
 
 FROM_HEADERS = {one.id for one in packaged_entries() if isinstance(one, Entry) and one.keys}
@@ -84,3 +87,17 @@ def test_its_weights_are_exact_and_the_size_that_the_entry_states() -> None:
     assert size is not None
     assert {line.basis for line in weights} == {Basis.EXACT}
     assert sum(line.size_bytes for line in weights) == size.tensor_bytes == 4_912_898_304
+
+
+@pytest.mark.parametrize("name", ["deepseek-v4-flash", "glm-5.1"])
+def test_a_quantised_cache_of_a_config_with_compressed_attention_has_a_bill(name: str) -> None:
+    """Its widths are not those of attention heads: a graph that needs them is given up, not searched for ever."""
+    q8 = cache_type("q8_0")
+    load = Load(context_tokens=8192, cache_k=q8, cache_v=q8)
+    assert llamacpp.estimate(opened(name), load, LlamaCppSetup(mix="Q4_K_M")).lines
+
+
+def test_widest_rotation() -> None:
+    assert [widest_rotation(width) for width in (64, 80, 192, 256, 512)] == [64, 64, 64, 256, 512]
+    with pytest.raises(NoGraphError):
+        widest_rotation(0)

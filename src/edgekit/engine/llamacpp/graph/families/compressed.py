@@ -13,7 +13,7 @@ from edgekit.engine.llamacpp.graph import ggml
 from edgekit.engine.llamacpp.graph.dims import Dim, Size
 from edgekit.engine.llamacpp.graph.families.heads import results
 from edgekit.engine.llamacpp.graph.families.hyper import after, before, gathered, stream_count
-from edgekit.engine.llamacpp.graph.families.indexed import only, widest_rotation
+from edgekit.engine.llamacpp.graph.families.indexed import only
 from edgekit.engine.llamacpp.graph.families.side_cache import SideCache
 from edgekit.engine.llamacpp.graph.families.transformer import Shared, Transformer, stated_routing
 from edgekit.engine.llamacpp.graph.llama.attention import (
@@ -23,6 +23,7 @@ from edgekit.engine.llamacpp.graph.llama.attention import (
     Extras,
     mask_type,
     product,
+    widest_rotation,
 )
 from edgekit.engine.llamacpp.graph.llama.build import Build, Layer, weight
 from edgekit.engine.llamacpp.graph.llama.feed_forward import experts, shared_expert

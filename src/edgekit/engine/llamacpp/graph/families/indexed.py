@@ -11,11 +11,11 @@ from edgekit.engine.llamacpp.graph.families.kimi import absorbed
 from edgekit.engine.llamacpp.graph.families.side_cache import SideCache
 from edgekit.engine.llamacpp.graph.families.transformer import Shared, Transformer, stated_routing
 from edgekit.engine.llamacpp.graph.llama.attention import (
-    SMALLEST_ROTATION,
     CacheInput,
     Extras,
     input_k,
     product,
+    widest_rotation,
 )
 from edgekit.engine.llamacpp.graph.llama.build import Build, Layer
 from edgekit.engine.llamacpp.graph.llama.cache import get_k, store_k
@@ -39,13 +39,6 @@ def at_most(build: Build, size: Size, limit: int) -> Size:
     for fewer in range(CELL_PADDING, limit, CELL_PADDING):
         build.graph.same(size, fewer)
     return limit
-
-
-def widest_rotation(width: int) -> int:
-    found = SMALLEST_ROTATION
-    while width % (2 * found) == 0:
-        found *= 2
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

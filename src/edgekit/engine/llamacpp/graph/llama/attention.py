@@ -13,6 +13,7 @@ from edgekit.engine.llamacpp.graph.llama.build import Build, Layer
 from edgekit.engine.llamacpp.graph.llama.cache import get_k, get_v, store_k, store_v
 from edgekit.engine.llamacpp.graph.llama.matrices import hadamard, project
 from edgekit.engine.llamacpp.graph.tensor import F16, F32, I64, Tensor
+from edgekit.engine.llamacpp.graph.types import NoGraphError
 from edgekit.engine.llamacpp.versions import Rules
 from edgekit.header.dtype import TensorType
 
@@ -99,10 +100,14 @@ def _rotation(build: Build, side: str, *, swa: bool | None) -> int | None:
     if side == "v":
         return SMALLEST_ROTATION
     (dim,) = dims
-    width = SMALLEST_ROTATION
-    while dim % (2 * width) == 0:
-        width *= 2
-    return width
+    return widest_rotation(dim)
+
+
+def widest_rotation(width: int) -> int:
+    """The largest power of two that divides the width of a head, and no less than 64."""
+    if width < 1:
+        raise NoGraphError("heads without a width")
+    return max(width & -width, SMALLEST_ROTATION)
 
 
 def input_kv(build: Build, *, rotate: bool = True) -> AttnInput:
