@@ -8,11 +8,13 @@ import sys
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.signals import restore_for_children
 from tests.thoroughness import LONG
+from xdist.scheduler import LoadFileScheduling
 
 from edgekit.source import transport
 
@@ -40,6 +42,23 @@ LONGEST = (
     "web/test_cards.py", "embed/test_stdio.py", "web/test_page_errors.py", "embed/test_embedder.py", "cli/test_run.py",
     "cli/test_web_command.py", "web/test_accessibility.py", "truth/test_embed_minilm.py", "web/test_schema.py",
 )  # fmt: skip
+
+
+# These share a server, which works out the cards of every machine once: one worker runs them all.
+WITH_ONE_SERVER = (
+    "test_accessibility.py", "test_model_page.py", "test_page_errors.py", "test_pages.py",
+)  # fmt: skip
+
+
+class _ByFile(LoadFileScheduling):  # type: ignore[misc] # xdist has no types
+    def _split_scope(self, nodeid: str) -> str:
+        file = str(super()._split_scope(nodeid))
+        return "tests/web" if file.endswith(WITH_ONE_SERVER) else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByFile:
+    return _ByFile(config, log)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -67,7 +67,7 @@ def slow(slow_model: Path) -> Iterator[Embedder]:
         yield opened
 
 
-LONG = ["word " * 400] * 5
+LONG = ["word " * 150] * 5
 
 
 def test_vectors_have_length_one(embedder: Embedder) -> None:
