@@ -19,9 +19,9 @@ run: setup
 
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-# At most eight cases of each table, and a sample of each wide sweep; a file that is run by itself runs all its cases.
+# At most six cases of each table, and a sample of each wide sweep; a file that is run by itself runs all its cases.
 test: setup
-	@$(PYTEST) --cases 8
+	@$(PYTEST) --cases 6
 
 # Every case of every table and sweep, and new random examples.
 test-all: setup

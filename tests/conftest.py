@@ -99,9 +99,13 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _nothing_left_open() -> Iterator[None]:
-    """A file, socket or process that a test did not close is reported in its own file, not in a later one."""
+    """A file, socket or process that a test did not close is reported in its own file, not in a later one.
+
+    What is left then stays (modules, caches of the session): the next search does not go through it again.
+    """
     yield
     gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="limits and peaks are Linux's"
 )
 ADDRESSES = 700 * 10**6
-LAYERS = 28 if LONG else 6  # each takes what the one before gave back
+LAYERS = 28 if LONG else 8  # each takes what the one before gave back
 
 CHILD = """
 import json, re, sys
