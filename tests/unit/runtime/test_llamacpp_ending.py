@@ -106,13 +106,14 @@ def test_one_that_does_not_hear_is_killed(running: Running) -> None:
 
 
 def test_it_stops_in_the_middle_of_a_request(running: Running) -> None:
-    """Nobody waits for a client that has more time than memory."""
+    """Nobody waits for a client that has more time than memory. It asks again and again: an answer ends with the window."""
     asked = {"prompt": "the", "n_predict": -1, "ignore_eos": True}
     failed: list[BaseException] = []
 
     def client() -> None:
         try:
-            ask(running.address, "/completion", asked)
+            while True:
+                ask(running.address, "/completion", asked)
         except Exception as error:  # noqa: BLE001 - any: it is looked at below
             failed.append(error)
 
