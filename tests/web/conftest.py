@@ -72,6 +72,7 @@ def surroundings(home: Path, hub: Hub) -> dict[str, str]:
         **kept,
         **{name: str(path) for name, path in own.items()},
         "EDGEKIT_DATA": str(home / "data"),
+        "EDGEKIT_LLAMA_VERSION": os.environ["EDGEKIT_LLAMA_VERSION"],
         "HF_ENDPOINT": hub.endpoint,
         "EDGEKIT_OLLAMA_REGISTRY": hub.endpoint,
         "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
