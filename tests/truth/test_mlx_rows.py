@@ -112,7 +112,7 @@ def test_a_further_estimate_takes_few_calls() -> None:
     """Less than a millisecond on a quiet machine: what depends on the model alone is worked out once."""
     model = named_models()["llama-3.1-70b"]
     estimate(model, Load(context_tokens=1_000), MlxSetup())
-    assert calls_of(lambda: estimate(model, Load(context_tokens=2_000), MlxSetup())) < 3_000
+    assert calls_of(lambda: estimate(model, Load(context_tokens=2_000), MlxSetup())) < 6_000
 
 
 def test_the_bill_has_a_line_for_every_layer() -> None:

@@ -173,7 +173,7 @@ def test_a_projector_is_named_not_refused(
         (["{folder}/empty.gguf"], 5, "empty"),
         (["{folder}/page.gguf"], 5, "web page"),
         (["org/na me"], 2, "org/na me"),
-        (["Qwen/Qwen3-8B", "--offline"], 4, "offline"),
+        (["nobody/unknown-8B", "--offline"], 4, "offline"),
     ],
 )
 def test_errors_are_a_sentence_and_a_code(

@@ -137,7 +137,7 @@ def _assumed(
     known = Opened(label=choice.assumed.name, model=choice.stand_in)
     question, values = asked_question(known, engine, asking, reach)
     result = judge(replace(question, bill=bill))
-    told = Bill(
+    shown = Bill(
         label=choice.assumed.name,
         reference=named.name,
         version="",
@@ -146,7 +146,7 @@ def _assumed(
         notes=named.notes,
         estimate=result.estimate,
     )
-    return Check(bill=told, result=result, flags=typed(values))
+    return Check(bill=shown, result=result, flags=typed(values), is_assumed=True)
 
 
 def for_embedding(asking: Asking, named: ResolvedModel) -> Asking:

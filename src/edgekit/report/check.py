@@ -21,6 +21,7 @@ class Check:
     flags: Mapping[str, str | bool] = field(
         default_factory=dict
     )  # of the engine, as they are typed
+    is_assumed: bool = False  # from the size and quantisation in a name: no file was found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

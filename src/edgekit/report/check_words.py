@@ -15,9 +15,10 @@ VERDICTS = {Status.PASSED: "Fits", Status.WARNING: "Tight", Status.FAILED: "Does
 
 def answer(check: Check) -> str:
     """The whole verdict in one line; one that rests on a name alone says so."""
-    is_assumed = check.bill.geometry is None
     return (
-        f"{verdict(check.result)} (ASSUMED from its name)" if is_assumed else verdict(check.result)
+        f"{verdict(check.result)} (ASSUMED from its name)"
+        if check.is_assumed
+        else verdict(check.result)
     )
 
 

@@ -291,5 +291,5 @@ def test_the_same_from_python(seven_b: str) -> None:
 
 
 def test_options_that_it_does_not_have(seven_b: str) -> None:
-    with pytest.raises(UsageError, match="stream has no option n_gpu_layers"):
+    with pytest.raises(UsageError, match="stream has no option 'n_gpu_layers'"):
         model_preflight(seven_b, "stream", ram="1G", options={"n_gpu_layers": 3})

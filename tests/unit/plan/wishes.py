@@ -9,6 +9,7 @@ from tests.recorded import config_header, engine_models, rows
 
 from edgekit.engine import llamacpp
 from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup, Mode
+from edgekit.engine.llamacpp.versions import Rules
 from edgekit.engine.types import Model
 from edgekit.geometry import read_geometry
 from edgekit.hardware.types import Machine
@@ -70,7 +71,7 @@ def rated(machine: Machine, *, host: int = 60, card: int = 500) -> Machine:
 
 def billed(name: str, load: Load, **setup: Any) -> int:
     """The whole bill of llama-server, straight from the engine's rules."""
-    asked = LlamaCppSetup(mode=Mode.SERVER, backend=Backend.CPU, **setup)
+    asked = LlamaCppSetup(mode=Mode.SERVER, backend=Backend.CPU, rules=Rules.V0_5, **setup)
     return llamacpp.estimate(gguf(name), load, asked).total_bytes
 
 

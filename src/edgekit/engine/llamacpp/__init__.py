@@ -166,7 +166,8 @@ def _check_architecture(model: Model, setup: LlamaCppSetup) -> None:
 
 def _check_file(model: Model, setup: LlamaCppSetup) -> None:
     """RefusedError with llama.cpp's reason where it would not load this file; other formats are converted first."""
-    if model.header.container is Container.GGUF:
+    is_file = model.header.version is not None  # else a model of the catalog, or keys alone
+    if model.header.container is Container.GGUF and is_file:
         _check_architecture(model, setup)
         if reason := model.keep("refusal", lambda: refusal(model)):
             raise RefusedError(f"llama.cpp would not load it: {reason}")
