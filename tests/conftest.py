@@ -135,3 +135,4 @@ def _own_environment(_homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("EDGEKIT_CACHE", str(home / "edgekit-cache"))
     monkeypatch.setenv("EDGEKIT_DATA", str(home / "edgekit-data"))
     monkeypatch.setattr(transport, "FIRST_PAUSE_S", 0.02)  # waits of 1.4 s would add up
+    import huggingface_hub.constants  # noqa: F401 - reads HF_HUB_OFFLINE once: here, where it is not set
