@@ -175,9 +175,7 @@ def resolve_model(
     absolute = reach is not None and reach.within is not None
     try:
         found = resolve(reference, read, absolute=absolute)
-    except PrivateAddressError:
-        raise
-    except (NotFoundError, RemoteInspectError) as error:
+    except NotFoundError as error:
         assumed = _assumed(os.fspath(reference)) if assume else None
         if assumed is None:
             raise
@@ -199,8 +197,8 @@ def resolve_model(
 
 
 def _assumed(name: str) -> AssumedChoice | None:
-    """None for a path, a repository or an address, and where the name does not state both size and quantisation."""
-    if "/" in name or "\\" in name or name.lower().endswith(MODEL_SUFFIXES):
+    """None for a path, an address or a name with a tag, and where size and quantisation are not both stated."""
+    if any(sign in name for sign in "/\\:") or name.lower().endswith(MODEL_SUFFIXES):
         return None
     try:
         stated = read_name(name)

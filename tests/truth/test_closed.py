@@ -8,11 +8,13 @@ from typing import Any
 from tests.recorded import engine_models, rows
 from tests.thoroughness import sampled_rows
 
+from edgekit.engine import llamacpp
 from edgekit.engine.llamacpp.closed import bound_bytes, pool_bounds
 from edgekit.engine.llamacpp.context import Heads, resolve
 from edgekit.engine.llamacpp.placement import place
 from edgekit.engine.llamacpp.rows import read_row
-from edgekit.memory.types import HOST
+from edgekit.engine.llamacpp.types import LlamaCppSetup
+from edgekit.memory.types import HOST, Component, Load
 from edgekit.units import MIB
 
 MOST = 4.5  # of the engine's own figure: small encoders; decoders 1.3 in the middle
@@ -62,3 +64,10 @@ def test_the_host_has_the_inputs_alone_where_every_block_is_on_the_device() -> N
             _, on_host = pool_bounds(model, context, placement, setup)
             held = sum(row["breakdown"].get(name, [0, 0, 0])[2] for name in HOST_BUFFERS)
             assert on_host <= 4 * held + 4 * MIB, (row["model"], row["options"])
+
+
+def test_the_bound_holds_an_f32_mask_and_its_copy_before_f16_masks() -> None:
+    model, load = engine_models()["llama-3.2-1b", "Q4_K_M"], Load(context_tokens=131_072)
+    setup = LlamaCppSetup(rules=9294)
+    bill = llamacpp.estimate(model, load, setup)
+    assert bill.of(Component.COMPUTE) <= bound_bytes(model, resolve(model, load, setup))

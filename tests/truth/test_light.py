@@ -83,3 +83,17 @@ def test_without_a_mix_and_a_size_more_is_needed() -> None:
     model = Model(header=header, geometry=read_geometry(header))
     with pytest.raises(HeaderError, match="tensor directory is needed"):
         llamacpp.estimate(model, Load(context_tokens=512), LlamaCppSetup())
+
+
+def test_a_stated_mix_that_the_file_is_too_small_for_is_not_believed() -> None:
+    """A file that calls itself F16 and is a Q4_K_M by its size: billed by its size."""
+    place = next(
+        i
+        for i, one in enumerate(models())
+        if (one["model"], one["quant"]) == ("qwen3-8b", "Q4_K_M")
+    )
+    header = light_header(place, names_mix=True)
+    lying = replace(header, keys={**header.keys, "general.file_type": 1}, name="model.gguf")
+    model = Model(header=lying, geometry=read_geometry(lying))
+    bill = llamacpp.estimate(model, Load(context_tokens=4096), LlamaCppSetup())
+    assert bill.weights_bytes <= 1.01 * models()[place]["data_section_bytes"]

@@ -10,7 +10,8 @@ from tests.recorded import engine_models, models
 from edgekit.basis import Basis
 from edgekit.engine import llamacpp, rules_version
 from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup, Mode
-from edgekit.engine.llamacpp.versions import NEWEST, Rules
+from edgekit.engine.llamacpp.versions import NEWEST, Rules, read_version
+from edgekit.estimation import open_config
 from edgekit.memory.types import Component, Load, MemoryEstimate
 
 NAMES = sorted({one["model"] for one in models() if one["quant"] == "Q4_K_M"})
@@ -59,3 +60,24 @@ def test_the_version_that_is_told() -> None:
     newest = rules_version("llama.cpp", replace(SERVER, rules=NEWEST))
     assert newest == llamacpp.VERSION == "0.6.0-dev (b11549)"
     assert rules_version("vllm", None) == "0.32.0"
+
+
+def test_compute_of_a_build_newer_than_the_rules_is_not_exact() -> None:
+    found = bill("llama-3.2-1b", replace(SERVER, **read_version("b12000")._asdict()))
+    compute = [line for line in found.lines if line.component is Component.COMPUTE]
+    assert {line.basis for line in compute} == {Basis.MODELLED}
+
+
+def test_a_hybrid_whose_layers_all_attend_has_a_bill() -> None:
+    """Granite 4 Micro: its architecture scans, but no layer has a state to scan."""
+    config = {
+        "architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid", "hidden_size": 2560,
+        "intermediate_size": 8192, "shared_intermediate_size": 8192, "num_hidden_layers": 4,
+        "layer_types": ["attention"] * 4, "num_attention_heads": 40, "num_key_value_heads": 8, "vocab_size": 100352,
+        "num_local_experts": 0, "num_experts_per_tok": 0, "max_position_embeddings": 131072, "tie_word_embeddings": True,
+        "mamba_n_heads": 64, "mamba_d_state": 256, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_n_groups": 1,
+        "mamba_d_head": 64, "rms_norm_eps": 1e-5,
+    }  # fmt: skip
+    assert llamacpp.estimate(
+        open_config(config).model, Load(context_tokens=4096), LlamaCppSetup()
+    ).lines

@@ -54,6 +54,7 @@ from edgekit.plan.caches import plain_setup
         ("2026.5.9294", 9294, "b9294"),
         ("2026.4.8672.1", 8672, "b8672"),
         ("2026.10.11549+cu128", NEWEST, "0.6.0-dev (b11549)"),
+        ("2026.10.11549.post1", NEWEST, "0.6.0-dev (b11549)"),
         ("2027.1", NEWEST, "2027.1"),
         ("b12000", NEWEST, "b12000"),
         ("b11300", 11300, "b11300"),  # between two that were read: rules that need more

@@ -9,7 +9,7 @@ import pytest
 
 from edgekit.basis import Basis
 from edgekit.cli import main
-from edgekit.errors import NotFoundError, RefusedError
+from edgekit.errors import EdgekitError, NotFoundError, RefusedError
 from edgekit.memory.types import Component
 from edgekit.models import can_load, model_preflight
 from edgekit.plan.types import PreflightResult
@@ -32,7 +32,7 @@ def judged(name: str = NAME, **more: Any) -> PreflightResult:
     return model_preflight(name, context=16_384, **more)
 
 
-@pytest.mark.parametrize("name", [NAME, "Llama-13B-Q5_K_M", "llama-13b:q5_k_m", "13B Q5_K_M"])
+@pytest.mark.parametrize("name", [NAME, "Llama-13B-Q5_K_M", "llama-13b-q5_k_m", "13B Q5_K_M"])
 def test_model_preflight_adds_up_a_bare_name(name: str) -> None:
     result = judged(name, ram="32G")
     bill = result.estimate
@@ -85,6 +85,13 @@ def test_vllm_is_not_judged_by_a_name() -> None:
 def test_a_name_without_size_and_quantisation_is_not_found(name: str) -> None:
     with pytest.raises(NotFoundError):
         judged(name, ram="32G")
+
+
+def test_a_name_with_a_tag_is_not_judged_by_its_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model and its quantisation, of Ollama's or of the catalog: a guess would look like its answer."""
+    monkeypatch.setenv("EDGEKIT_OLLAMA_REGISTRY", "http://127.0.0.1:9")
+    with pytest.raises(EdgekitError, match="qwen3-8b:Q8_0"):
+        judged("qwen3-8b:Q8_0", ram="32G")
 
 
 def test_plan_and_can_load_need_more_than_a_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,14 +125,13 @@ def default_mix(model: Model) -> str:
 
 
 def _likely_mix(model: Model) -> str:
-    """The one that the file names; where that key lies behind the vocabulary, its name, else the nearest by size."""
+    """The one that the file's key or name states, unless the file is too small for it; else the nearest by size."""
     number, size = model.header.keys.get("general.file_type"), model.header.file_bytes
     mix = mix_by_file_type(number) if isinstance(number, int) else None
-    if mix is not None:
-        return mix.name
     tag = quant_tag(model.header.name)
-    if tag in USUAL_MIXES:
-        return tag
+    stated = mix.name if mix is not None else tag if tag in USUAL_MIXES else None
+    if stated is not None and (size is None or _tensor_bytes(model, stated) <= size * (1 + WITHIN)):
+        return stated
     if size is None:
         raise HeaderError(
             "neither the file's mix of types nor its size is known: its tensor directory is needed",

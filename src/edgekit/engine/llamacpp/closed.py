@@ -11,6 +11,7 @@ from edgekit.engine.llamacpp.caches import layer_cache_bytes
 from edgekit.engine.llamacpp.context import Heads
 from edgekit.engine.llamacpp.placement import HEAD, Placement, placed_tensors
 from edgekit.engine.llamacpp.types import Context, LlamaCppSetup
+from edgekit.engine.llamacpp.versions import Rules
 from edgekit.engine.types import Model
 from edgekit.geometry.types import (
     HybridLayer,
@@ -119,7 +120,10 @@ def _mask_bytes(geometry: ModelGeometry, context: Context) -> int:
         return 0
     cached = any(layer.mixer.streams for layer in geometry.layers)
     cells = context.cells + context.swa_cells if cached else context.n_tokens
-    return context.n_tokens * cells * (2 if context.flash_attn else FLOAT_BYTES)
+    cell_bytes = 2 if context.flash_attn else FLOAT_BYTES
+    if context.flash_attn and context.rules < Rules.F16_MASK:
+        cell_bytes += FLOAT_BYTES  # an f32 mask, and its copy in f16
+    return context.n_tokens * cells * cell_bytes
 
 
 def _index_bytes(model: Model, context: Context) -> int:

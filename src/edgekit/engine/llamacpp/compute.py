@@ -10,7 +10,7 @@ from edgekit.engine.llamacpp.graph import CPU_ONLY, NoGraphError, compute_bytes
 from edgekit.engine.llamacpp.placement import Placement
 from edgekit.engine.llamacpp.schedule.target import pools, spread
 from edgekit.engine.llamacpp.types import Backend, Context, LlamaCppSetup
-from edgekit.engine.llamacpp.versions import NEWEST, Rules
+from edgekit.engine.llamacpp.versions import NEWEST, Rules, is_newer
 from edgekit.engine.types import Model
 from edgekit.memory.types import HOST, Component, MemoryLine, Pool
 
@@ -61,7 +61,7 @@ def compute_lines(
 
 
 def _known(placement: Placement, setup: LlamaCppSetup) -> _Known:
-    recorded = setup.rules in (Rules.V0_5, NEWEST)
+    recorded = setup.rules in (Rules.V0_5, NEWEST) and not is_newer(setup.version)
     whole_graph = _PREDICTING if setup.load_mtp else _EXACT if recorded else _LOGGED
     if not setup.has_device:
         return whole_graph

@@ -135,6 +135,8 @@ def _can_scan(model: Model) -> bool:
     shape = next(
         (one.shape for one in model.header.tensors or () if one.name.endswith(".ssm_a")), ()
     )
+    if not shape:
+        return True  # no layer scans
     keys = (model.header.keys.get(f"{name}.ssm.{key}") for key in ("inner_size", "state_size"))
     inner, state = (one if isinstance(one, int) else 0 for one in keys)
     heads, width = (1, *shape)[-2:]

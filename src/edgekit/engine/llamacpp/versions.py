@@ -55,7 +55,9 @@ _BEFORE_0_4_1, _0_4_1 = 10809, 11063  # which call themselves 0.4.0-dev and 0.4.
 _LEAST_BUILD = 1000  # a source archive calls itself build 0 or 1
 
 _BUILD = re.compile(r"(?:b(?=\d)|(?=\d{4}))(\d{1,6})(?: \([0-9a-f]+\))?")
-_WHEEL = re.compile(r"(20\d\d)\.(\d{1,2})(?:\.(\d+))?(?:\.\d+)?(?:\+\S+)?")
+_WHEEL = re.compile(
+    r"(20\d\d)\.(\d{1,2})(?:\.(\d+))?(?:\.\d+)?(?:\.?(?:post|dev|rc)\d+)?(?:\+\S+)?"
+)
 _NUMBER = re.compile(
     r"v?0\.(\d{1,3})(?:\.(\d{1,3}))?(?:-dev)?(?: \((?:build (\d+), commit )?\w+\))?"
 )
