@@ -56,7 +56,7 @@ def _address(arguments: argparse.Namespace) -> Address:
     return Address(
         host=read_host(arguments.host),
         port=DEFAULT_PORT if port is None else port,
-        api_key=arguments.api_key or os.environ.get("LLAMA_API_KEY") or None,
+        api_key=(arguments.api_key or os.environ.get("LLAMA_API_KEY") or "").strip() or None,
         alias=arguments.alias or "",
     )
 

@@ -199,6 +199,7 @@ def test_it_ends_when_it_is_asked_to(model: Path, number: signal.Signals) -> Non
         (("--host", "0.0.0.0"), "give --api-key, or --insecure"),
         (("--host", "::"), "give --api-key, or --insecure"),
         (("--host", "0.0.0.0", "--api-key", ""), "give --api-key, or --insecure"),
+        (("--host", "0.0.0.0", "--api-key", " "), "give --api-key, or --insecure"),
     ],
 )
 def test_what_cannot_be_meant(
