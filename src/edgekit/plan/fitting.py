@@ -126,6 +126,15 @@ class Fitting:
             return self.price(tokens).estimate.of(Component.WEIGHTS, *CACHES)
         return sum(self._held(tokens).values())
 
+    def held_share(self, tokens: int) -> float:
+        """What weights and caches take of all devices together. Where only the bill tells them: the whole of it."""
+        if not self._is_plain:
+            return self.devices_share(tokens)
+        held = self._held(tokens)
+        cards = [budget for budget in self.way.budgets if HOST not in budget.pools]
+        required = sum(held.get(pool, 0) for budget in cards for pool in budget.pools)
+        return _of_all(required, sum(budget.available_bytes for budget in cards))
+
     def _held(self, tokens: int) -> dict[Pool, int]:
         from edgekit.engine.llamacpp import held_bytes
 
@@ -305,7 +314,10 @@ class Fitting:
 def _share(weighed: Weighed) -> float:
     uses = [use for use in weighed.uses if HOST not in use.budget.pools]
     required = sum(use.required_bytes for use in uses)
-    available = sum(use.budget.available_bytes for use in uses)
+    return _of_all(required, sum(use.budget.available_bytes for use in uses))
+
+
+def _of_all(required: int, available: int) -> float:
     if not required:
         return 0.0
     return required / available if available else math.inf

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from functools import cached_property
+from bisect import bisect_left
+from functools import cached_property, partial
 from itertools import takewhile
 
 from edgekit.errors import RefusedError
@@ -57,7 +57,7 @@ class Ladder:
         if self._is_hopeless(tokens):
             return None
         first = self._first_held(tokens)
-        several = sum(HOST not in use.budget.pools for use in self.top.price(tokens).uses) > 1
+        several = sum(HOST not in budget.pools for budget in self.top.way.budgets) > 1
         further = LOOK_FURTHER if several or not first else 0
         near = [*range(first, min(first + further, self.last) + 1), self.last]
         rungs = (self.rung(place) for place in dict.fromkeys(near))
@@ -97,35 +97,32 @@ class Ladder:
             (rung for known, rung in self._held.items() if known > tokens), default=self.last
         )
         low = min(max(low, 0), high - 1)
-        share = self._share(low, tokens)
-        is_lacking = share > _LIMIT  # else it is not the devices that lack
-        found = self._searched(tokens, (low, share), high) if is_lacking else low
+        found = self._searched(tokens, low, high) if self._lacks(low, tokens) else low
         self._held[tokens] = found
         return found
 
-    def _searched(self, tokens: int, above: tuple[int, float], high: int) -> int:
-        """Every rung takes nearly as much off as the one before: a line through two of them tells where to look."""
-        low, before, now = above[0], (self.last, 0.0), above
+    def _searched(self, tokens: int, low: int, high: int) -> int:
+        """Weights and caches are quickly known, and what comes on top hardly changes from one rung to the next."""
+        on_top = 0.0
         while high - low > 1:
-            rung = min(max(_crossing(before, now), low + 1), high - 1)
-            share = self._share(rung, tokens)
-            before, now = now, (rung, share)
+            places = range(low + 1, high)
+            guess = bisect_left(places, True, key=partial(self._seems_held, tokens, on_top))  # noqa: FBT003
+            place = min(low + 1 + guess, high - 1)
+            share = self.rung(place).devices_share(tokens)
+            on_top = share - self.rung(place).held_share(tokens)
             if share <= _LIMIT:
-                high = rung
+                high = place
             else:
-                low = rung
+                low = place
         return high
 
-    def _share(self, place: int, tokens: int) -> float:
-        return self.rung(place).devices_share(tokens)
+    def _seems_held(self, tokens: int, on_top: float, place: int) -> bool:
+        return self.rung(place).held_share(tokens) + on_top <= _LIMIT
 
-
-def _crossing(one: tuple[int, float], other: tuple[int, float]) -> int:
-    """The first rung within the limit on the line through two; half-way where that says nothing."""
-    fall = one[1] - other[1]
-    if not math.isfinite(fall) or not fall:
-        return (one[0] + other[0]) // 2
-    return math.ceil(one[0] + (one[1] - _LIMIT) * (other[0] - one[0]) / fall)
+    def _lacks(self, place: int, tokens: int) -> bool:
+        """Whether the devices have too little room."""
+        rung = self.rung(place)
+        return rung.held_share(tokens) > _LIMIT or rung.devices_share(tokens) > _LIMIT
 
 
 def _is_run(fitting: Fitting, tokens: int | None = None) -> bool:
