@@ -64,7 +64,7 @@ class Fitting:
             if found.fits or found.tightest.utilization >= NEARLY:
                 break
             said = pinned(found.way, self.question.model)  # also where the engine divides by itself
-            other = self._better(found, neighbours(said))
+            other = self._better(found, neighbours(said, found.uses))
             if other is found:
                 break
             found = other

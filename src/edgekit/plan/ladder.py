@@ -106,7 +106,7 @@ class Ladder:
         on_top = 0.0
         while high - low > 1:
             places = range(low + 1, high)
-            guess = bisect_left(places, True, key=partial(self._seems_held, tokens, on_top))  # noqa: FBT003
+            guess = bisect_left(places, True, key=partial(self._seems_held, tokens, on_top))
             place = min(low + 1 + guess, high - 1)
             share = self.rung(place).devices_share(tokens)
             on_top = share - self.rung(place).held_share(tokens)

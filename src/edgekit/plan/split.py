@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise, permutations
+from itertools import pairwise
 
 from edgekit.engine.llamacpp.placement import place
 from edgekit.engine.types import Model
 from edgekit.hardware.budgets import Budget, pool_of
 from edgekit.hardware.types import Vendor
 from edgekit.memory.types import Component, MemoryEstimate, PoolKind
-from edgekit.plan.types import Way
+from edgekit.plan.types import Use, Way
 
 STEPS = 24  # of halving: to a ten-millionth of a card
 DIVIDED = ", divided "
+MOST_TAKERS = 3  # every division costs the graph of a whole model
 WORST_SHARE = 64.0  # of a card; a division that needs more is none
 
 
@@ -52,15 +53,22 @@ def divides_unequal(way: Way) -> bool:
     )
 
 
-def neighbours(way: Way) -> Iterator[Way]:
-    """One layer moved from a card to another."""
+def neighbours(way: Way, uses: Sequence[Use]) -> Iterator[Way]:
+    """One layer moved off the fullest card, to each of those with most room left. None where the host is fullest."""
     counts = way.setup.tensor_split
-    for giver, taker in permutations(range(len(counts)), 2):
-        if counts[giver] > 1:
-            moved = list(counts)
-            moved[giver] -= 1
-            moved[taker] += 1
-            yield divided(way, tuple(moved))
+    full = {use.budget.pools: use.utilization for use in uses}
+    shares = [full[frozenset({pool_of(place)})] for place in range(len(counts))]
+    fullest = shares.index(max(shares))
+    if counts[fullest] <= 1 or shares[fullest] < max(full.values()):
+        return
+    others = sorted(
+        (place for place in range(len(counts)) if place != fullest), key=shares.__getitem__
+    )
+    for taker in others[:MOST_TAKERS]:
+        moved = list(counts)
+        moved[fullest] -= 1
+        moved[taker] += 1
+        yield divided(way, tuple(moved))
 
 
 def pinned(way: Way, model: Model) -> Way:
