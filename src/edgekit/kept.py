@@ -17,6 +17,7 @@ from typing import Any
 from edgekit import __version__
 from edgekit.catalog.types import Entry
 from edgekit.engine import engine_named
+from edgekit.engine.llamacpp.versions import default_version
 from edgekit.errors import HeaderLimitError
 from edgekit.hardware.types import Accelerator, Machine
 from edgekit.source.cache import cache_folder
@@ -55,10 +56,14 @@ def _floor(size_bytes: int) -> int:
 def key_of(
     question: tuple[object, ...], machine: Machine, engine: str, entries: Iterable[Entry]
 ) -> str:
-    """Equal for equal questions to the same version on a machine with as much free in whole steps."""
+    """Equal for equal questions to the same version on a machine with as much free in whole steps.
+
+    Raises UsageError where EDGEKIT_LLAMA_VERSION names no version.
+    """
+    version = default_version() if engine == "llama.cpp" else engine_named(engine).VERSION
     seen = (
         __version__,
-        engine_named(engine).VERSION,
+        version,
         question,
         _memory(machine),
         [(entry, entry.keys, entry.config) for entry in entries],

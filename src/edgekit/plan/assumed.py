@@ -15,6 +15,7 @@ from edgekit.catalog.types import Entry, Kind
 from edgekit.engine.llamacpp.placement import place
 from edgekit.engine.types import Model
 from edgekit.errors import EdgekitError, RefusedError
+from edgekit.geometry.types import Attention
 from edgekit.memory.assumed import AssumedModel, assumed_estimate
 from edgekit.memory.types import CACHES, HOST, Component, Load, MemoryEstimate, MemoryLine, Pool
 from edgekit.plan.types import Bill
@@ -38,8 +39,19 @@ class AssumedChoice:
     def note(self) -> str:
         return (
             f"ASSUMED from the name alone: {format_count(self.assumed.parameters)} parameters at {self.assumed.mix}, "
-            f"with the cache of {self.stand_in_name}. Name a file or a repository for more than that"
+            f"with the cache of {self.stand_in_name}{self._larger}. Name a file or a repository for more than that"
         )
+
+    @property
+    def _larger(self) -> str:
+        """Models of the time before heads shared keys and values have a far larger cache."""
+        mixers = (layer.mixer for layer in self.stand_in.geometry.layers)
+        shared = max(
+            (one.heads // one.kv_heads for one in mixers if isinstance(one, Attention)), default=1
+        )
+        if shared == 1:
+            return ""
+        return f" (a model whose heads share no keys and values, as Llama 2 13B, needs {shared} times that)"
 
     def bill(self, engine: str) -> Bill:
         """What any load costs. RefusedError for an engine without a rule of thumb."""

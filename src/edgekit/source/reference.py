@@ -115,7 +115,9 @@ def clean_text(text: str) -> str:
             f"a model name of {len(text):,} characters is over the limit of {MAX_TEXT_CHARS:,}"
         )
     if _ODD.search(text):
-        raise UsageError(f"{text[:80]!r} holds control characters: type the name again")
+        raise UsageError(
+            f"{text[:80]!r} holds control characters; a file with such a name has to be renamed first"
+        )
     return text
 
 

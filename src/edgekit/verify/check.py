@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from edgekit.engine import llamacpp
 from edgekit.engine.llamacpp.types import LlamaCppSetup
-from edgekit.engine.llamacpp.versions import answered_version, default_version
+from edgekit.engine.llamacpp.versions import (
+    NEWEST,
+    LlamaVersion,
+    answered_version,
+    installed_version,
+)
 from edgekit.engine.types import Model
 from edgekit.errors import EngineError, PredictionError, RefusedError, UsageError
 from edgekit.geometry import read_geometry
@@ -67,7 +71,8 @@ def verify_model(
     hollow = hollow_out(files)
     header = read_header(files_of(files, hollow))
     model = Model(header=header, geometry=read_geometry(header))
-    asked = replace(setup, mode=way.mode, use_mmap=False, **default_version()._asdict())
+    likely = installed_version() or LlamaVersion(NEWEST)  # until the engine says which it is
+    asked = replace(setup, mode=way.mode, use_mmap=False, **likely._asdict())
     predicted = predict or llamacpp.estimate
 
     def ask(memory_bytes: int | None) -> EngineAnswer:
@@ -75,24 +80,31 @@ def verify_model(
         with on_disk(hollow) as hollow_path:
             return ask_engine(way, Question(path=hollow_path, load=load, setup=asked), limits)
 
+    refused: RefusedError | None = None
+    memory_bytes = None if setup.has_device else _CHILD_BYTES
     try:
         estimate = predicted(model, load, asked)
-    except RefusedError as refused:
-        with suppress(EngineError):  # the engine refuses it too
-            version = ask(None if setup.has_device else _CHILD_BYTES).version
-            raise PredictionError(
-                f"{refused}; but {version} loads it, so the prediction is wrong: please report it"
-            ) from refused
+        memory_bytes = _dry_memory(estimate, setup)
+    except RefusedError as error:
+        refused = error
+    try:
+        answer = ask(memory_bytes)
+    except EngineError:
+        if refused is not None:  # the engine refuses it too
+            raise refused from None
         raise
-    if path is not None:
-        _require_room(estimate)
-    answer = ask(_dry_memory(estimate, setup))
     answered = replace(asked, **answered_version(answer.version)._asdict())
-    if answered != asked:
-        asked, estimate = answered, predicted(model, load, answered)
+    if refused is not None or answered != asked:
+        try:
+            asked, estimate = answered, predicted(model, load, answered)
+        except RefusedError as error:
+            raise PredictionError(
+                f"{error}; but {answer.version} loads it, so the prediction is wrong: please report it"
+            ) from error
     resident: tuple[Resident, ...] = ()
     paced: Paced | None = None
     if path is not None:
+        _require_room(estimate)
         question = Question(path=path, load=load, setup=setup, really=True, pacing=pacing)
         limits = Limits(timeout_s=timeout_s or LOAD_TIMEOUT_S)
         resident, paced = load_for_real(way, question, limits)

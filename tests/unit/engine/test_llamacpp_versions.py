@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.recorded import DATA, engine_models, gguf_files, header_bytes
 
+from edgekit.asking.words import Words, machine_of
 from edgekit.cli import main
 from edgekit.engine import llamacpp
 from edgekit.engine.llamacpp.names import ARCHITECTURES, FIRST_BUILDS
@@ -33,6 +34,7 @@ from edgekit.engine.types import Model
 from edgekit.errors import RefusedError, UsageError
 from edgekit.geometry import read_geometry
 from edgekit.header import read_header
+from edgekit.kept import key_of
 from edgekit.memory.types import Component
 from edgekit.plan.caches import plain_setup
 
@@ -59,6 +61,7 @@ from edgekit.plan.caches import plain_setup
         ("b12000", NEWEST, "b12000"),
         ("b11300", 11300, "b11300"),  # between two that were read: rules that need more
         ("version: 9294 (ab12cd3)\nbuilt with GNU 13.2.0", 9294, "b9294"),
+        ("B9294", 9294, "b9294"),
         ("version: 0.6.0-dev (build 11549, commit ab12cd3)", NEWEST, "0.6.0-dev (b11549)"),
         ("version: 0.5.0-dev (build 1, commit 0c1e570)", Rules.V0_5, "0.5.0-dev (0c1e570)"),
     ],
@@ -69,7 +72,9 @@ def test_read_version(text: str, rules: int, name: str) -> None:
     assert version_name(*found) == name
 
 
-@pytest.mark.parametrize("text", ["7", "", "newest", "1.0", "b", "0c1e570", "2026.9.11063x"])
+@pytest.mark.parametrize(
+    "text", ["7", "", "newest", "1.0", "b", "0c1e570", "2026.9.11063x", "2026.13"]
+)
 def test_read_version_refuses_other_text(text: str) -> None:
     with pytest.raises(UsageError, match=r"is not a version of llama\.cpp"):
         read_version(text)
@@ -154,6 +159,27 @@ def test_default_version_is_the_newest_known_without_an_engine(
 def test_default_version_is_what_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "b9294")
     assert default_version() == LlamaVersion(9294, "b9294")
+
+
+@pytest.mark.parametrize(
+    "words", [["check", "qwen3-8b"], ["recommend"], ["check", "qwen3-8b", "qwen3-4b"]]
+)
+def test_a_variable_that_names_no_version_is_named_itself(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(VARIABLE, "junk")
+    assert main([*words, "--ram", "16G"]) == 2
+    printed = capsys.readouterr()
+    assert f"{VARIABLE}: 'junk' is not a version" in printed.out + printed.err
+
+
+def test_recommendations_are_remembered_for_one_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = machine_of(Words(ram="16G"))
+    keys = set()
+    for version in ("0.5", "0.6"):
+        monkeypatch.setenv(VARIABLE, version)
+        keys.add(key_of((), machine, "llama.cpp", ()))
+    assert len(keys) == 2
 
 
 def test_wheel_version_before_builds_were_named_is_the_oldest() -> None:

@@ -41,6 +41,9 @@ def test_model_preflight_adds_up_a_bare_name(name: str) -> None:
     assert bill.of(Component.RUNTIME) == OVERHEAD
     assert {line.basis for line in bill.lines} == {Basis.ASSUMED}
     assert any("ASSUMED from the name alone" in note for note in bill.notes)
+    assert any(
+        "share no keys and values, as Llama 2 13B, needs 4 times" in note for note in bill.notes
+    )
     assert (result.native_context, result.max_context) == (None, 32_768)
 
 

@@ -76,7 +76,7 @@ def read_version(text: str) -> LlamaVersion:
     UsageError for other text, and for versions before April 2026.
     """
     lines = text.strip().splitlines() or [""]
-    name = lines[0].removeprefix("version:").strip()
+    name = lines[0].removeprefix("version:").strip().lower()
     if found := _BUILD.fullmatch(name):
         return _of_build(int(found[1]))
     if found := _WHEEL.fullmatch(name):
@@ -103,6 +103,8 @@ def _of_build(build: int) -> LlamaVersion:
 def _of_wheel(year: int, month: int, build: str | None) -> LlamaVersion:
     if build is not None and int(build) >= _LEAST_BUILD:
         return _of_build(int(build))
+    if not 1 <= month <= 12:
+        raise UsageError(f"{year}.{month} is not a version of llama.cpp: there is no such month")
     if (year, month) > max(_MONTHS):
         return LlamaVersion(NEWEST, f"{year}.{month}")
     if (year, month) not in _MONTHS:
@@ -161,7 +163,12 @@ def wheel_version(text: str) -> LlamaVersion:
 def default_version() -> LlamaVersion:
     """What EDGEKIT_LLAMA_VERSION names, else the llama.cpp that `edgekit run` would start, else the newest known."""
     named = os.environ.get(VARIABLE)
-    return read_version(named) if named else installed_version() or LlamaVersion(NEWEST)
+    if not named:
+        return installed_version() or LlamaVersion(NEWEST)
+    try:
+        return read_version(named)
+    except UsageError as error:
+        raise UsageError(f"{VARIABLE}: {error}") from None
 
 
 @cache
