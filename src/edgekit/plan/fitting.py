@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from edgekit.engine import engine_named
+from edgekit.engine.llamacpp.context import MAX_TOKENS
 from edgekit.errors import CancelledError, RefusedError, UsageError
 from edgekit.memory.types import CACHES, HOST, Component, Load, Pool
 from edgekit.plan.context import (
@@ -163,7 +164,8 @@ class Fitting:
     @cached_property
     def native(self) -> int:
         geometry = self.question.model.geometry
-        return geometry.native_context or geometry.trained_context or UNKNOWN_NATIVE_TOKENS
+        stated = geometry.native_context or geometry.trained_context or UNKNOWN_NATIVE_TOKENS
+        return min(stated, MAX_TOKENS)
 
     @cached_property
     def facts(self) -> dict[str, Any]:

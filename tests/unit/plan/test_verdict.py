@@ -359,3 +359,10 @@ def test_sequences_that_do_not_share_have_a_window_each() -> None:
 def test_the_engine_of_a_repository_on_a_machine(machine: Machine, engine: str) -> None:
     assert engine_on(of_config("llama-3.1-8b"), machine) == engine
     assert engine_on(recorded("llama-3.1-8b"), machine) == "llama.cpp"
+
+
+def test_a_window_beyond_what_engines_count_is_judged_for_what_was_asked() -> None:
+    known = recorded("llama-3.1-8b")
+    model = Model(header=known.header, geometry=replace(known.geometry, native_context=2**32 - 1))
+    found = judge(ask(model, cpu(32), load=Load(context_tokens=16_384)))
+    assert found.status is Status.PASSED
