@@ -10,7 +10,7 @@ from edgekit.asking.bills import OPTIONS, Asked, Pricing, biller, told_bill
 from edgekit.asking.flags import typed
 from edgekit.asking.llamacpp_options import COMPANIONS
 from edgekit.engine import engine_named
-from edgekit.errors import CancelledError, EdgekitError, HardwareError
+from edgekit.errors import CancelledError, EdgekitError, HardwareError, UsageError
 from edgekit.estimation import Opened
 from edgekit.hardware.budgets import devices_for
 from edgekit.hardware.types import Machine, System
@@ -136,6 +136,10 @@ def _assumed(
     bill = choice.bill(engine)
     known = Opened(label=choice.assumed.name, model=choice.stand_in)
     question, values = asked_question(known, engine, asking, reach)
+    if "mix" in values:
+        raise UsageError(
+            f"{named.name!r} is only a name, which states its quantisation itself: write that there instead of --mix"
+        )
     result = judge(replace(question, bill=bill))
     shown = Bill(
         label=choice.assumed.name,

@@ -57,6 +57,13 @@ def test_model_preflight_judges_an_assumed_bill_by_70_and_85_percent(ram: str, s
     assert result.status.name == status
 
 
+def test_check_refuses_another_quantisation_than_a_bare_name_states(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["check", NAME, "--mix", "Q8_0", "--ram", "32G"]) == 2
+    assert "write that there instead of --mix" in capsys.readouterr().err
+
+
 def test_an_assumed_bill_is_divided_among_cards_and_host() -> None:
     alone, both = judged(ram="32G"), judged(ram="32G", vram="10G,10G")
     part = judged(ram="32G", vram="10G")
