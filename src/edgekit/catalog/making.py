@@ -13,7 +13,7 @@ from edgekit.catalog.naming import family_of, id_of, kinds_of
 from edgekit.catalog.needed import needed_config
 from edgekit.catalog.runs import runs_of
 from edgekit.catalog.types import Entry, Size, Source
-from edgekit.engine.llamacpp.as_gguf import USUAL_MIXES
+from edgekit.engine.llamacpp.as_gguf import USUAL_MIXES, mixed_model
 from edgekit.engine.types import Model
 from edgekit.errors import EdgekitError, UsageError
 from edgekit.estimation import Opened
@@ -22,7 +22,6 @@ from edgekit.geometry.parameters import active_elements
 from edgekit.header import count_weights
 from edgekit.header.mixes import mix_by_file_type
 from edgekit.header.types import ModelHeader
-from edgekit.memory.what_if import at_mix
 from edgekit.source import hub_model_of
 from edgekit.source.naming import quant_tag
 from edgekit.source.types import ModelFiles, Origin
@@ -141,7 +140,7 @@ def sizes_of(model: Model, also: tuple[str, ...] = ()) -> Iterator[Size]:
         sizes[stored] = Size(mix=stored, tensor_bytes=header.tensor_bytes, basis=Basis.EXACT)
     for mix in (*USUAL_MIXES, *also):
         with contextlib.suppress(EdgekitError):  # no such mix, or none for these rows
-            mixed = at_mix(header, model.geometry, mix)
+            mixed = mixed_model(model, mix)
             size = Size(mix=mixed.mix, tensor_bytes=mixed.tensor_bytes, basis=mixed.basis)
             sizes.setdefault(mixed.mix, size)
     yield from sorted(sizes.values(), key=lambda size: -size.tensor_bytes)

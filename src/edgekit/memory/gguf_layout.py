@@ -209,7 +209,9 @@ def gguf_tensors(
 ) -> tuple[LaidTensor, ...]:
     """What the converter would write at F16, blocks that predict further tokens included."""
     return tuple(
-        replace(one, name=f"blk.{block}.{one.name}") if block is not None else one
+        one
+        if block is None
+        else LaidTensor(name=f"blk.{block}.{one.name}", shape=one.shape, type=one.type)
         for block, tensors in _blocks(geometry, config)
         for one in tensors
     )

@@ -64,8 +64,15 @@ class Met(NamedTuple):
 
 
 def in_order(tensors: Iterable[LaidTensor]) -> tuple[Met, ...]:
-    """Block by block."""
-    met = (Met(one, _block(one.name), kind_of(one.name), _is_quantised(one)) for one in tensors)
+    """Block by block. What a tensor is depends on its shape and on its name behind the block: worked out once."""
+    known: dict[tuple[str, tuple[int, ...]], tuple[Kind, bool]] = {}
+    met = []
+    for one in tensors:
+        block, own_name = _block(one.name)
+        what = known.get((own_name, one.shape))
+        if what is None:
+            what = known[own_name, one.shape] = kind_of(one.name), _is_quantised(one)
+        met.append(Met(one, block, *what))
     return tuple(sorted(met, key=lambda one: (one.block, one.tensor.name)))
 
 
@@ -136,12 +143,12 @@ class _Chooser:
     def __init__(self, row: MixRow, model: MixFacts, *, imatrix: bool, values: int) -> None:
         self.row, self.model, self.imatrix, self.values = row, model, imatrix, values
         self.met = dict.fromkeys(Kind, 0)
+        self.base = by_name(row.base)
 
     def mixed(self, met: Met) -> LaidTensor:
         if not met.is_quantised:
             return met.tensor
-        base = by_name(self.row.base)
-        chosen = base if base.block_elements == 1 else self._chosen(met)
+        chosen = self.base if self.base.block_elements == 1 else self._chosen(met)
         return LaidTensor(name=met.tensor.name, shape=met.tensor.shape, type=chosen)
 
     def _chosen(self, met: Met) -> TensorType:
@@ -157,7 +164,7 @@ class _Chooser:
         return _fitting(name, tensor)
 
     def _output(self, tensor: LaidTensor) -> str:
-        uneven = tensor.shape[-1] % by_name(self.row.base).block_elements
+        uneven = tensor.shape[-1] % self.base.block_elements
         return "Q8_0" if uneven or self.model.architecture == "falcon" else self.row.output
 
     def _in_layer(self, met: Met) -> str:
@@ -206,9 +213,10 @@ _KEPT = re.compile("|".join(map(re.escape, KEPT_PARTS)))
 _BLOCK = re.compile(r"blk\.(\d{1,9})\.")
 
 
-def _block(name: str) -> int:
+def _block(name: str) -> tuple[int, str]:
+    """Its number, or -1; and the name from the dot behind it on."""
     found = _BLOCK.match(name)
-    return int(found[1]) if found else -1
+    return (int(found[1]), name[found.end() - 1 :]) if found else (-1, name)
 
 
 def _is_quantised(tensor: LaidTensor) -> bool:

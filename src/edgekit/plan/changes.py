@@ -124,13 +124,12 @@ def _room(result: PreflightResult) -> int:
 
 def _smaller_mixes(model: Model, room_bytes: int) -> Iterator[str]:
     """Those that weigh clearly less than the file does, and have a chance."""
-    from edgekit.engine.llamacpp.as_gguf import USUAL_MIXES
-    from edgekit.memory.what_if import at_mix
+    from edgekit.engine.llamacpp.as_gguf import USUAL_MIXES, mixed_model
 
     now = model.header.tensor_bytes if model.header.keys else None
     for mix in USUAL_MIXES[1:]:  # F16 is no quantisation
         try:
-            size = at_mix(model.header, model.geometry, mix).tensor_bytes
+            size = mixed_model(model, mix).tensor_bytes
         except EdgekitError:
             continue
         if size <= room_bytes and (now is None or size * 100 <= now * 97):

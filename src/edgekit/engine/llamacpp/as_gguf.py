@@ -31,7 +31,7 @@ from edgekit.memory.types import (
     known_as,
     no_better_than,
 )
-from edgekit.memory.what_if import WITHIN, MixedModel, at_mix, laid_at_mix, lay
+from edgekit.memory.what_if import WITHIN, MixedModel, laid_at_mix, lay
 from edgekit.source.naming import quant_tag
 from edgekit.source.types import Container
 from edgekit.units import MIB
@@ -143,8 +143,13 @@ def _likely_mix(model: Model) -> str:
 
 
 def _tensor_bytes(model: Model, mix: str) -> int:
-    own = _with_head(model, mix)
-    return at_mix(own.header, own.geometry, mix).tensor_bytes
+    return mixed_model(_with_head(model, mix), mix).tensor_bytes
+
+
+def mixed_model(model: Model, mix: str) -> MixedModel:
+    """`at_mix` of a model whose tensors are laid out once, for all its mixes."""
+    laid = model.keep("laid tensors", lambda: lay(model.header, model.geometry))
+    return laid_at_mix(laid, mix)
 
 
 def _is_gguf(model: Model) -> bool:
@@ -159,8 +164,7 @@ def convert(model: Model, mix: str) -> Converted:
     unread = _is_gguf(model) and model.header.tensors is None
     if unread:
         model = _with_head(model, mix)
-    laid = model.keep("laid tensors", lambda: lay(model.header, model.geometry))
-    mixed = laid_at_mix(laid, mix)
+    mixed = mixed_model(model, mix)
     tensors = tuple(
         Tensor(name=one.name, type=one.type, shape=one.shape, size_bytes=one.size_bytes, offset=0)
         for one in mixed.tensors
@@ -185,19 +189,25 @@ def _with_head(model: Model, mix: str) -> Model:
     """Keys do not say whether the output head is a matrix of its own; the size of the file does."""
     if model.geometry.tied_embeddings is not None:
         return model
+    apart, tied = model.keep("heads", lambda: _heads(model))
     size = model.header.file_bytes
-    apart, tied = (replace(model.geometry, tied_embeddings=one) for one in (False, True))
     if size is None:
-        return Model(header=model.header, geometry=apart)
+        return apart
 
-    def misfit(geometry: ModelGeometry) -> tuple[bool, bool, int]:
+    def misfit(one: Model) -> tuple[bool, bool, int]:
         """Not of that size, another number of tensors, how far from the size."""
-        laid = at_mix(model.header, geometry, mix)
-        away = abs(size - laid.tensor_bytes)
-        other = len(laid.tensors) != (model.header.tensor_count or len(laid.tensors))
+        mixed = mixed_model(one, mix)
+        away = abs(size - mixed.tensor_bytes)
+        other = len(mixed.tensors) != (model.header.tensor_count or len(mixed.tensors))
         return away > LONGEST_HEADER + size // 200, other, away
 
-    return Model(header=model.header, geometry=min((apart, tied), key=misfit))
+    return model.keep(("head", mix), lambda: min((apart, tied), key=misfit))
+
+
+def _heads(model: Model) -> tuple[Model, Model]:
+    """The model with an output head of its own, and with the embedding as its head."""
+    apart, tied = (replace(model.geometry, tied_embeddings=one) for one in (False, True))
+    return Model(header=model.header, geometry=apart), Model(header=model.header, geometry=tied)
 
 
 def _in_llama_cpp(geometry: ModelGeometry) -> ModelGeometry:
