@@ -14,7 +14,7 @@ from edgekit.memory.types import Load
 from edgekit.plan.types import PreflightResult, Question
 from edgekit.plan.verdict import judge
 
-EXAMPLES = 200 if LONG else 14  # of each law
+EXAMPLES = 200 if LONG else 7  # of each law
 MODELS = (
     ("llama-3.1-8b", "Q4_K_M"),
     ("gemma-3-27b", "Q4_K_M"),

@@ -33,23 +33,29 @@ def plain_rows() -> list[dict[str, Any]]:
     ]
 
 
-def stored_elements(geometry: ModelGeometry, *, bounded: bool) -> int:
+@cache
+def stored_elements(model: str, *, bounded: bool) -> int:
     """Elements a token adds in llama.cpp's full or sliding cache."""
+    geometry = geometry_of(model)
     streams = [s for layer in geometry.layers for s in layer.mixer.streams]
     return sum(s.elements for s in streams if (s.span is not Span.ALL) is bounded)
+
+
+@cache
+def state_elements(model: str) -> int:
+    return sum(s.elements for x in geometry_of(model).layers for s in x.mixer.states)
 
 
 def test_cache_and_state_elements_are_those_llama_cpp_allocated() -> None:
     checked = 0
     for row in plain_rows():
-        geometry, actual = geometry_of(row["model"]), row["actual"]
-        full = actual["kv_streams"] * actual["kv_cells"] * stored_elements(geometry, bounded=False)
+        model, actual = row["model"], row["actual"]
+        full = actual["kv_streams"] * actual["kv_cells"] * stored_elements(model, bounded=False)
         assert full * F16_BYTES == actual["kv_bytes"], row
         streams = 1 if row["options"]["kv_unified"] else row["options"]["n_seq_max"]
-        window = streams * actual["kv_swa_cells"] * stored_elements(geometry, bounded=True)
+        window = streams * actual["kv_swa_cells"] * stored_elements(model, bounded=True)
         assert window * F16_BYTES == actual["kv_swa_bytes"], row
-        states = sum(s.elements for x in geometry.layers for s in x.mixer.states)
-        expected = states * row["options"]["n_seq_max"] * F32_BYTES
+        expected = state_elements(model) * row["options"]["n_seq_max"] * F32_BYTES
         assert expected == actual["recurrent_bytes"], row
         checked += 1
     assert checked == 3_006

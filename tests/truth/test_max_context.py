@@ -169,14 +169,16 @@ def fits(fitting: Fitting, tokens: int) -> bool:
 
 
 def test_every_step_of_a_window_on_one_machine() -> None:
-    """All of them, once: a sliding model and one with layers on the host."""
+    """A sliding model and one with layers on the host. Those around the longest, and every fourth; with LONG all."""
     for name, machine in (("gemma-3-27b", machines()[9]), ("mistral-small-24b", machines()[2])):
         question = Question(
             model=engine_models()[name, "Q4_K_M"], engine="llama.cpp", machine=machine
         )
         fitting = Fitting(question, judge(question).way)
         steps = range(fitting.step, fitting.most + 1, fitting.step)
-        longest = max((tokens for tokens in steps if fits(fitting, tokens)), default=0)
+        near = range(fitting.longest - 8 * fitting.step, fitting.longest + 9 * fitting.step)
+        asked = {*sampled(steps, each=4), *(tokens for tokens in steps if tokens in near)}
+        longest = max((tokens for tokens in asked if fits(fitting, tokens)), default=0)
         assert longest == fitting.longest
 
 

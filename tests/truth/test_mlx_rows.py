@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import pytest
 from tests.calls import calls_of
 from tests.recorded import config_header, rows
+from tests.thoroughness import sampled_rows
 
 from edgekit.engine.mlx import estimate
 from edgekit.engine.mlx.cache_lines import Prices
@@ -73,7 +75,10 @@ def test_caches_of_sessions_that_really_ran_are_exact() -> None:
 
 @pytest.mark.parametrize(("kind", "key"), [("weights", "bytes"), ("file", "param_bytes")])
 def test_weights_of_every_quantisation_are_exact(kind: str, key: str) -> None:
+    by_model: dict[str, list[dict[str, Any]]] = {}
     for row in recorded(kind):
+        by_model.setdefault(row["model"], []).append(row)
+    for row in chain.from_iterable(sampled_rows(by_model.values(), each=3)):
         bill = estimate(named_models()[row["model"]], *read_row(row["options"]))
         assert bill.weights_bytes == row["actual"][key], (row["model"], row["options"])
 

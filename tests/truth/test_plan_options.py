@@ -128,13 +128,18 @@ def test_the_printed_options_are_the_plan(name: str) -> None:
 
 
 def test_the_plans_are_of_every_kind() -> None:
-    setups = {name: plan_of(name).result.way.setup for name in PLANS}  # fmt: skip
-    assert setups["cards"].tensor_split
-    assert len(setups["cards, one left out"].devices) == 1
-    assert not setups["card, cache on the host"].offload_kqv
-    assert setups["experts"].n_cpu_moe
-    assert setups["experts, none on the card"].cpu_moe
-    assert 0 < setups["card, layers"].n_gpu_layers < 80
+    assert setup_of("cards").tensor_split
+    assert len(setup_of("cards, one left out").devices) == 1
+    assert not setup_of("card, cache on the host").offload_kqv
+    assert setup_of("experts").n_cpu_moe
+    assert setup_of("experts, none on the card").cpu_moe
+    assert 0 < setup_of("card, layers").n_gpu_layers < 80
+
+
+def setup_of(name: str) -> LlamaCppSetup:
+    setup = plan_of(name).result.way.setup
+    assert isinstance(setup, LlamaCppSetup)
+    return setup
 
 
 # --- the engine itself

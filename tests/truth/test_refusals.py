@@ -158,7 +158,7 @@ def test_one_lie_in_a_header_is_answered_as_the_engine_does(
 def header_paths() -> list[Path]:
     return [
         *sampled(sorted((DATA / "headers").glob("*.gz")), each=4),
-        *sorted((DATA / "headers_more").glob("*.gz")),
+        *sampled(sorted((DATA / "headers_more").glob("*.gz")), each=3),
         *(sorted((TRUTH / "headers").glob("*.gz")) if LONG else ()),
     ]
 
@@ -212,7 +212,7 @@ def test_lies_are_refused_where_the_engine_refuses_and_nowhere_else(file: str) -
     turn = FAMILIES.index(file)
     found = list(lies(recorded_header(file)))
     differ = {}
-    for name, lie in sampled(found, each=len(found) // 2, turn=7 * turn):
+    for name, lie in sampled(found, each=len(found), turn=7 * turn):
         ours, engine = answer(lie), engine_answer(lie)
         refused_too_much = bool(ours) and not engine
         refused_too_little = not ours and any(word in engine for word in LOADER_REFUSES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from tests.thoroughness import sampled
@@ -15,7 +16,7 @@ from edgekit.hardware.wishes import wished_machine
 from edgekit.memory.cache_types import cache_type
 from edgekit.memory.types import Load
 from edgekit.plan.changes import Change, ChangeKind, changes
-from edgekit.plan.types import Question, Start
+from edgekit.plan.types import PreflightResult, Question, Start
 from edgekit.plan.verdict import judge
 from edgekit.units import GIB
 
@@ -30,22 +31,31 @@ FAILING: dict[str, Question] = {
 }
 
 
-def told(question: Question) -> dict[ChangeKind, Change]:
-    result = judge(question)
+@cache
+def answered(name: str) -> tuple[PreflightResult, tuple[Change, ...]]:
+    """One of those that fail, once for all tests that look at it."""
+    result = judge(FAILING[name])
+    return result, changes(FAILING[name], result)
+
+
+def told(question: Question | str) -> dict[ChangeKind, Change]:
+    if isinstance(question, str):
+        result, found = answered(question)
+    else:
+        result = judge(question)
+        found = changes(question, result)
     assert result.failed
-    return {change.kind: change for change in reversed(changes(question, result))}
+    return {change.kind: change for change in reversed(found)}
 
 
 @pytest.mark.parametrize("name", sampled(tuple(FAILING), each=2))
 def test_there_is_always_something_to_do(name: str) -> None:
-    question = FAILING[name]
-    kinds = {change.kind for change in changes(question, judge(question))}
-    assert kinds & {ChangeKind.DEVICE, ChangeKind.MEMORY}
+    assert told(name).keys() & {ChangeKind.DEVICE, ChangeKind.MEMORY}
 
 
 def test_the_largest_context_fits_when_it_is_asked_for() -> None:
     question = FAILING["too long a context"]
-    change = told(question)[ChangeKind.CONTEXT]
+    change = told("too long a context")[ChangeKind.CONTEXT]
     tokens = int(change.value)
     assert judge(replace(question, load=Load(context_tokens=tokens))).can_load
     assert f"-c {tokens}" in change.told
@@ -75,7 +85,7 @@ def test_a_cache_that_was_chosen_is_not_argued_with() -> None:
 
 def test_the_most_accurate_weights_that_fit() -> None:
     question = FAILING["dense on the processor"]
-    change = told(question)[ChangeKind.WEIGHTS]
+    change = told("dense on the processor")[ChangeKind.WEIGHTS]
     mixes = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "IQ3_XXS", "Q2_K")
     better = mixes[: mixes.index(change.value)]
     assert change.value in {"IQ4_XS", "Q3_K_M"}
@@ -93,14 +103,14 @@ def fits_at(question: Question, mix: str) -> bool:
 
 def test_a_quantisation_that_the_repository_has_is_said_to_be_there() -> None:
     question = FAILING["dense on the processor"]
-    value = told(question)[ChangeKind.WEIGHTS].value
+    value = told("dense on the processor")[ChangeKind.WEIGHTS].value
     there = told(replace(question, alternatives=(value,)))[ChangeKind.WEIGHTS]
     assert "which the repository has" in there.told
 
 
 def test_how_much_ram_beside_a_card_would_do() -> None:
     question = FAILING["dense on a card"]
-    change = told(question)[ChangeKind.PLACEMENT]
+    change = told("dense on a card")[ChangeKind.PLACEMENT]
     found = re.search(r"beside ([\d.]+) GiB", change.told)
     assert found is not None
     for ram, fits in ((float(found[1]) + 0.01, True), (float(found[1]) * 0.5, False)):
@@ -115,8 +125,8 @@ def test_the_named_device_holds_it_and_the_next_smaller_does_not(name: str) -> N
     from edgekit.hardware.devices import Kind, usual_devices
 
     question = FAILING[name]
-    result = judge(question)
-    named = [one.value for one in changes(question, result) if one.kind is ChangeKind.DEVICE]
+    result, found = answered(name)
+    named = [one.value for one in found if one.kind is ChangeKind.DEVICE]
     assert named
     for kind in (Kind.GPU, Kind.MAC):
         known = [one for one in usual_devices() if one.kind is kind]
@@ -135,13 +145,13 @@ def holds(question: Question, device: str, tokens: int) -> bool:
 
 
 def test_more_of_the_same_card() -> None:
-    found = changes(FAILING["vLLM"], judge(FAILING["vLLM"]))
+    _, found = answered("vLLM")
     assert "2x 16 GiB card" in [change.value for change in found]
     assert judge(replace(FAILING["vLLM"], machine=cards(16, 16))).can_load
 
 
 def test_another_engine_where_this_one_has_no_room() -> None:
-    change = told(FAILING["vLLM"])[ChangeKind.ENGINE]
+    change = told("vLLM")[ChangeKind.ENGINE]
     assert change.value == "llama.cpp"
     assert "Q4_K_M" in change.told
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +16,7 @@ from edgekit.engine import engine_named
 from edgekit.errors import RefusedError, UsageError
 from edgekit.memory.cache_types import cache_type
 from edgekit.memory.types import Load, MemoryEstimate, PoolKind
-from edgekit.plan.curve import POINTS, curves, plan_curves
+from edgekit.plan.curve import POINTS, Curve, curves, plan_curves
 from edgekit.plan.planned import Drafter, Plan
 from edgekit.plan.types import Question, Start
 from edgekit.plan.verdict import judge
@@ -39,9 +40,15 @@ PLANS: dict[str, Callable[[], Plan]] = {
 ON_THE_CPU = ["f16", "q8_0", "q8_0 + q5_1", "q8_0 + q4_0", "q4_0"]
 
 
-@pytest.fixture(params=PLANS)
-def plan(request: pytest.FixtureRequest) -> Plan:
-    return PLANS[request.param]()
+@cache
+def plan_of(name: str) -> Plan:
+    return PLANS[name]()
+
+
+@cache
+def curves_of(name: str) -> tuple[Curve, ...]:
+    """Of that plan, once for all tests that look at them."""
+    return plan_curves(plan_of(name))
 
 
 def test_a_straight_bill_is_a_straight_curve() -> None:
@@ -57,7 +64,9 @@ def test_a_straight_bill_is_a_straight_curve() -> None:
 
 
 def test_every_cache_of_the_engine() -> None:
-    names = {name: [curve.cache for curve in plan_curves(make())] for name, make in PLANS.items()}
+    names = {
+        name: [curve.cache for curve in curves_of(name)] for name in ("q8_0", "cpu", "vllm", "mlx")
+    }
     assert names["q8_0"] == ["f16", "q8_0", "q4_0"]  # whatever the plan chose
     assert names["cpu"] == ON_THE_CPU
     assert names["vllm"] == ["auto", "fp8"]
@@ -89,7 +98,7 @@ def test_a_cache_that_was_asked_for_is_drawn_beside_the_usual_ones() -> None:
 def test_so_is_one_that_is_part_of_the_setup(
     make: str, setup: dict[str, Any], names: list[str]
 ) -> None:
-    plan = PLANS[make]()
+    plan = plan_of(make)
     way = replace(plan.result.way, setup=replace(plan.result.way.setup, **setup))
     question = Question(
         model=plan.variant.model,
@@ -100,8 +109,9 @@ def test_so_is_one_that_is_part_of_the_setup(
     assert [curve.cache for curve in curves(question, way, points=2)] == names
 
 
-def test_points_go_from_nothing_to_the_native_window(plan: Plan) -> None:
-    for curve in plan_curves(plan):
+@pytest.mark.parametrize("name", PLANS)
+def test_points_go_from_nothing_to_the_native_window(name: str) -> None:
+    for curve in curves_of(name):
         tokens = [point.tokens for point in curve.points]
         assert tokens == sorted(set(tokens))
         assert POINTS - 2 <= len(tokens) <= POINTS + 1
@@ -110,9 +120,10 @@ def test_points_go_from_nothing_to_the_native_window(plan: Plan) -> None:
         assert curve.longest in {0, *tokens}
 
 
-def test_the_points_are_the_engines_own_bill(plan: Plan) -> None:
+@pytest.mark.parametrize("name", PLANS)
+def test_the_points_are_the_engines_own_bill(name: str) -> None:
     """Of the most accurate cache: what the plan's own engine takes of the memory that decides."""
-    curve = plan_curves(plan)[0]
+    plan, curve = plan_of(name), curves_of(name)[0]
     every: dict[str, dict[str, Any]] = {
         "vllm": {"kv_cache_dtype": "auto"},
         "mlx": {"kv_bits": None},
@@ -131,11 +142,12 @@ def test_the_points_are_the_engines_own_bill(plan: Plan) -> None:
     assert curve.budget_bytes == budget.available_bytes
 
 
-def test_the_line_is_crossed_behind_the_longest(plan: Plan) -> None:
+@pytest.mark.parametrize("name", PLANS)
+def test_the_line_is_crossed_behind_the_longest(name: str) -> None:
     """Of the first cache that ends before the native window: within 85 % up to there, beyond it after."""
-    ending = next((curve for curve in plan_curves(plan) if 0 < curve.longest < curve.native), None)
+    ending = next((curve for curve in curves_of(name) if 0 < curve.longest < curve.native), None)
     if ending is None:
-        assert all(curve.longest == curve.native for curve in plan_curves(plan))
+        assert all(curve.longest == curve.native for curve in curves_of(name))
         return
     limit = ending.budget_bytes * 85 // 100
     sizes = {point.tokens: point.required_bytes for point in ending.points}
@@ -144,16 +156,14 @@ def test_the_line_is_crossed_behind_the_longest(plan: Plan) -> None:
 
 
 def test_the_longest_is_that_of_the_verdict() -> None:
-    plan = PLANS["card"]()
-    f16, q8_0, _ = plan_curves(plan)
-    assert f16.longest == plan.result.way_context
-    smaller = PLANS["q8_0"]()
-    assert q8_0.longest == smaller.result.way_context > f16.longest
+    f16, q8_0, _ = curves_of("card")
+    assert f16.longest == plan_of("card").result.way_context
+    assert q8_0.longest == plan_of("q8_0").result.way_context > f16.longest
 
 
 def test_a_smaller_cache_never_costs_more_on_llama_cpp() -> None:
     for name in ("cpu", "card", "layers on the host", "two cards"):
-        found = plan_curves(PLANS[name]())
+        found = curves_of(name)
         for larger, smaller in pairwise(found):
             sizes = {point.tokens: point.required_bytes for point in larger.points}
             common = [point for point in smaller.points if point.tokens in sizes]
@@ -181,9 +191,9 @@ def test_nothing_fits_and_there_is_still_a_picture() -> None:
 
 
 def test_a_drafter_is_in_every_point() -> None:
-    plan = PLANS["card"]()
+    plan = plan_of("card")
     drafter = Drafter(name="small", model=gguf("qwen3-0.6b"))
-    alone, both = plan_curves(plan)[0], plan_curves(replace(plan, drafter=drafter))[0]
+    alone, both = curves_of("card")[0], plan_curves(replace(plan, drafter=drafter))[0]
     weights = 300 * MIB  # more than half of what its file has
     assert both.longest < alone.longest
     assert all(
@@ -194,7 +204,7 @@ def test_a_drafter_is_in_every_point() -> None:
 
 
 def test_one_point_is_no_curve() -> None:
-    plan = PLANS["cpu"]()
+    plan = plan_of("cpu")
     question = Question(model=plan.variant.model, engine="llama.cpp", machine=cpu(8))
     with pytest.raises(UsageError, match="a curve of 1 points"):
         curves(question, plan.result.way, points=1)

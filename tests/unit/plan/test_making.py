@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.thoroughness import LONG, sampled
 from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.wishes import (
     GEMMA,
@@ -67,7 +68,7 @@ def test_a_division_by_hand() -> None:
     assert "divided" in plan.result.way.because
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5 if LONG else 3, deadline=None)
 @given(st.lists(st.integers(4, 24), min_size=2, max_size=3), st.sampled_from([16_384, 32_768]))
 def test_no_card_is_filled_above_its_limit(gib: list[int], context: int) -> None:
     plan = find_plan(one_file(GEMMA, cards(*gib), context))
@@ -113,9 +114,8 @@ def bits(plan: Plan) -> float:
 
 
 def test_a_card_without_a_known_host() -> None:
-    plan = make_plan(one_file(GEMMA, cards(24, ram=None), 16_384))
-    assert plan.fits
-    assert not make_plan(one_file(GEMMA, cards(12, ram=None), 16_384)).fits
+    assert find_plan(one_file(GEMMA, cards(24, ram=None), 16_384)) is not None
+    assert find_plan(one_file(GEMMA, cards(12, ram=None), 16_384)) is None
 
 
 # --- vLLM
@@ -237,7 +237,7 @@ def test_a_plan_that_does_not_fit_has_no_speed() -> None:
 
 @pytest.mark.parametrize(
     ("name", "machine"),
-    [(LLAMA, cpu(16)), (LLAMA, cards(8)), (GEMMA, cards(16, 8)), (MOE, cards(12)), (MOE, mac(24, 18))],
+    sampled([(LLAMA, cpu(16)), (LLAMA, cards(8)), (GEMMA, cards(16, 8)), (MOE, cards(12)), (MOE, mac(24, 18))], each=2),
 )  # fmt: skip
 def test_every_lever_has_its_because(name: str, machine: Any) -> None:
     plan = make_plan(any_mix(name, rated(machine)))

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from tests.thoroughness import sampled
 from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.wishes import is_within, rated
 
@@ -85,17 +86,21 @@ def test_several_of_a_family_where_they_are_wanted() -> None:
     assert sum(one.entry.family == "qwen3" for one in found.suggestions) == 2
 
 
-@pytest.mark.parametrize("most", [1, 2, 3])
+@pytest.mark.parametrize("most", [1, 3])
 def test_so_many_and_no_more(most: int) -> None:
     whole = ids(asked(Ask(machine=CARD), most=10))
     assert ids(asked(Ask(machine=CARD), most=most)) == whole[:most]
 
 
 def test_the_order_of_the_catalog_does_not_matter() -> None:
-    one, other = (recommend(entries, Ask(machine=CARD)) for entries in (few(), few()[::-1]))
-    assert ids(one) == ids(other)
+    one, other = asked(Ask(machine=CARD)), recommend(few()[::-1], Ask(machine=CARD))
+    assert answer(one) == answer(other)
     assert one.passed_over == other.passed_over
-    assert [s.plan.result.estimate for s in one.suggestions] == [s.plan.result.estimate for s in other.suggestions]  # fmt: skip
+
+
+def answer(found: Recommendation) -> list[tuple[Any, ...]]:
+    plans = [(one.entry.id, one.plan) for one in found.suggestions]
+    return [(name, plan.decisions, plan.load, plan.result.estimate, plan.speed) for name, plan in plans]  # fmt: skip
 
 
 def test_equals_are_told_apart_by_their_names() -> None:
@@ -263,22 +268,12 @@ def test_a_wish_names_where_its_weights_come_from() -> None:
     assert (wish.label, wish.repository) == ("qwen3-8b", "Qwen/Qwen3-8B")
 
 
-# --- the whole catalog
+# --- the whole catalog (in the normal run a third of it)
 
 
 @pytest.mark.parametrize("machine", [rated(cpu(8)), rated(cards(8))], ids=["processor", "card"])
 def test_every_suggestion_of_the_catalog_fits(machine: Machine) -> None:
-    found = recommend(read_catalog().entries, Ask(machine=machine))
+    found = recommend(sampled(read_catalog().entries, each=3), Ask(machine=machine))
     assert len(found.suggestions) == 5
     assert all(is_within(one.plan) for one in found.suggestions)
     assert all(one.plan.variant.is_good for one in found.suggestions)
-
-
-def test_the_same_question_has_the_same_answer() -> None:
-    one, other = (recommend(few(), Ask(machine=CARD)) for _ in range(2))
-    assert answer(one) == answer(other)
-
-
-def answer(found: Recommendation) -> list[tuple[Any, ...]]:
-    plans = [(one.entry.id, one.plan) for one in found.suggestions]
-    return [(name, plan.decisions, plan.load, plan.result.estimate, plan.speed) for name, plan in plans]  # fmt: skip
