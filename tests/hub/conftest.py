@@ -16,6 +16,7 @@ from tests.patience import PATIENCE_S
 
 from edgekit.source.types import Reach
 
+_AT_OPENING = ("SSL_CERT", "HF_HUB_DISABLE_SSL")
 _FOREIGN = ("HF_", "HUGGING", "TRANSFORMERS_", "EDGEKIT_", "SSL_CERT")
 
 
@@ -29,6 +30,17 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     process.wait(PATIENCE_S)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def own_session() -> Iterator[None]:
+    """The tests of a file share the hub's session: reading the certificates for another takes longer than most of them.
+
+    Proxies and certificates are read when it opens: a test that sets some leaves none behind.
+    """
+    close_session()
+    yield
+    close_session()
+
+
 @pytest.fixture(autouse=True)
 def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     for name in os.environ:
@@ -36,9 +48,12 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[No
             monkeypatch.delenv(name)
     monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")  # the token of whoever runs the tests
-    close_session()  # proxies and certificates are read when it opens
     yield
-    close_session()
+    if any(
+        name.upper().startswith(_AT_OPENING) or name.upper().endswith("_PROXY")
+        for name in os.environ
+    ):
+        close_session()
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import close_session
 from tests.hub.hub_files import gguf_header
 from tests.hub.name_server import never_answers
 from tests.hub.nginx_hub import Hub
@@ -369,6 +370,7 @@ def test_a_proxy_may_be_private(
     proxy = raw_server(honest)
     resolver([means])
     monkeypatch.setenv("HTTP_PROXY", proxy.address)
+    close_session()  # the next one reads it
     open_file("http://models.example/a.gguf", public).close()
     assert proxy.asked[0].line == "GET http://models.example/a.gguf HTTP/1.1"
 
@@ -381,6 +383,7 @@ def test_a_proxy_is_not_asked_for_a_private_address(
 ) -> None:
     proxy = raw_server(honest)
     monkeypatch.setenv("HTTP_PROXY", proxy.address)
+    close_session()  # the next one reads it
     with pytest.raises(PrivateAddressError):
         open_file(f"http://{host}/a.gguf", public)
     assert proxy.connections == 0

@@ -14,7 +14,7 @@ from threading import Thread
 
 import httpx2
 import pytest
-from huggingface_hub import set_client_factory
+from huggingface_hub import close_session, set_client_factory
 from huggingface_hub.utils._http import default_client_factory
 from tests.hub.nginx_hub import Hub
 from tests.hub.raw_server import RawServer, Script, ranged
@@ -32,6 +32,12 @@ CONTENT = bytes(range(256)) * 4096
 
 def open_file(url: str, reach: Reach) -> HttpFile:
     return HttpFile(Transport(reach), url, name="the file", stride=GGUF)
+
+
+@pytest.fixture(autouse=True)
+def fresh_session(surroundings: None) -> None:
+    """Each test opens its own: proxies and certificates are read when it opens."""
+    close_session()
 
 
 def test_a_proxy_is_used(raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,8 +102,6 @@ class _Quiet(BaseHTTPRequestHandler):
 def test_a_certificate_is_checked_and_ssl_cert_file_is_trusted(
     tmp_path: Path, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from huggingface_hub import close_session
-
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     command = [
         "openssl",

@@ -330,7 +330,7 @@ def test_packed_experts_are_light_beside_the_rest() -> None:
 NAMES = ("llama-3.1-8b", "qwen3-30b-a3b", "gemma-3-27b", "deepseek-v2-lite", "granite-4-h-tiny", "llama-3.2-1b")  # fmt: skip
 FILLS = st.integers(0, 8192)
 # A bill of a new placement takes its time.
-law = settings(deadline=None, max_examples=40 if LONG else 20)
+law = settings(deadline=None, max_examples=40 if LONG else 10)
 models_of = st.sampled_from(NAMES)
 
 

@@ -73,7 +73,7 @@ def is_sensible(wish: TierWish) -> bool:
 
 
 @given(wish=wishes(), name=st.none() | NAMES, more=st.integers(1, 32 * GIB) | st.integers(1, MIB))
-@settings(max_examples=400 if LONG else 150)
+@settings(max_examples=400 if LONG else 60)
 def test_more_memory_is_never_worse(wish: TierWish, name: str | None, more: int) -> None:
     assume(is_sensible(wish))
     memory = wish.memory
@@ -88,7 +88,7 @@ def test_more_memory_is_never_worse(wish: TierWish, name: str | None, more: int)
 
 
 @given(wish=wishes(), name=st.none() | NAMES)
-@settings(max_examples=400 if LONG else 150)
+@settings(max_examples=400 if LONG else 60)
 def test_no_plan_exceeds_its_memory(wish: TierWish, name: str | None) -> None:
     assume(is_sensible(wish))
     plan = planned(wish, name)
@@ -105,13 +105,14 @@ def test_no_plan_exceeds_its_memory(wish: TierWish, name: str | None) -> None:
 
 
 @given(wish=wishes())
+@settings(max_examples=100 if LONG else 30)
 def test_the_same_gives_the_same(wish: TierWish) -> None:
     assume(is_sensible(wish))
     assert planned(wish) == planned(wish)
 
 
 @given(wish=wishes(), name=st.none() | NAMES)
-@settings(max_examples=300 if LONG else 120)
+@settings(max_examples=300 if LONG else 60)
 @example(wish=TierWish(memory=TierMemory(name="m", kind=MemoryKind.RAM, total_bytes=0, free_bytes=0)), name=None)  # fmt: skip
 def test_what_is_said_to_be_missing_is_enough(wish: TierWish, name: str | None) -> None:
     wish = replace(wish, memory=replace(wish.memory, limit_bytes=None))
@@ -128,6 +129,7 @@ def test_what_is_said_to_be_missing_is_enough(wish: TierWish, name: str | None) 
 
 
 @given(wish=wishes())
+@settings(max_examples=100 if LONG else 30)
 def test_every_step_has_its_words(wish: TierWish) -> None:
     assume(is_sensible(wish))
     plan = planned(wish)

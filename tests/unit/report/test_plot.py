@@ -101,9 +101,8 @@ def test_hostile_names_are_text() -> None:
     assert len(told[0]) == 84
 
 
-@pytest.mark.parametrize("name", ["$x_{1$", "漢字", "y" * 500])
-def test_hostile_names_are_written(name: str, tmp_path: Path) -> None:
-    write_plot(CURVES, tmp_path / "plot.svg", model=name, machine=name)
+def test_hostile_names_are_written(tmp_path: Path) -> None:
+    write_plot(CURVES, tmp_path / "plot.svg", model="$x_{1$", machine="漢字" + "y" * 500)
     assert (tmp_path / "plot.svg").stat().st_size > 10_000
 
 
@@ -155,4 +154,12 @@ def test_no_window_and_no_settings_are_left_behind() -> None:
         "assert matplotlib.rcParams['text.parse_math'] and matplotlib.rcParams['svg.hashsalt'] is None;"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parents[3])
+    import matplotlib as mpl
+
+    known_fonts = {"MPLCONFIGDIR": mpl.get_cachedir()}  # or it looks through all of the machine's
+    subprocess.run(
+        [sys.executable, "-c", script],
+        check=True,
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, **known_fonts},
+    )
