@@ -7,10 +7,11 @@ import gzip
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.hub.nginx_hub import Hub
 from tests.hub.raw_server import Asked, RawServer, Say, Script, answer, ranged
+from tests.thoroughness import LONG
 
 from edgekit.errors import EdgekitError, RemoteInspectError
 from edgekit.source.failures import Answer
@@ -173,6 +174,7 @@ PLACES = st.builds("bytes {}-{}/{}".format, NUMBERS, NUMBERS, NUMBERS | st.just(
         },
     ),
 )
+@settings(max_examples=100 if LONG else 40)
 def test_whatever_the_head_says_no_more_than_was_asked_for_is_taken(
     status: int, headers: dict[str, str]
 ) -> None:

@@ -57,7 +57,7 @@ def _estimate(name: tuple[str, str], load: Load, setup: LlamaCppSetup) -> Memory
         raise
 
 
-@settings(max_examples=100 if LONG else 20, deadline=None)
+@settings(max_examples=100 if LONG else 10, deadline=None)
 @given(name=models, load=loads, setup=setups)
 def test_every_total_is_a_sum_over_the_lines(
     name: tuple[str, str], load: Load, setup: LlamaCppSetup
@@ -73,7 +73,7 @@ def test_every_total_is_a_sum_over_the_lines(
     assert all(line.size_bytes >= 0 and line.because for line in bill.lines)
 
 
-@settings(max_examples=60 if LONG else 12, deadline=None)
+@settings(max_examples=60 if LONG else 6, deadline=None)
 @given(name=models, load=loads, setup=setups, more=st.integers(0, 2**17))
 def test_a_longer_context_never_shrinks_the_cache(
     name: tuple[str, str], load: Load, setup: LlamaCppSetup, more: int
@@ -82,7 +82,7 @@ def test_a_longer_context_never_shrinks_the_cache(
     assert _cache(_estimate(name, longer, setup)) >= _cache(_estimate(name, load, setup))
 
 
-@settings(max_examples=60 if LONG else 12, deadline=None)
+@settings(max_examples=60 if LONG else 6, deadline=None)
 @given(name=models, load=loads, setup=setups, more=st.integers(1, 8))
 def test_more_sequences_in_one_cache_never_shrink_it(
     name: tuple[str, str], load: Load, setup: LlamaCppSetup, more: int
@@ -93,7 +93,7 @@ def test_more_sequences_in_one_cache_never_shrink_it(
     assert _cache(_estimate(name, many, setup)) >= _cache(_estimate(name, few, setup))
 
 
-@settings(max_examples=60 if LONG else 12, deadline=None)
+@settings(max_examples=60 if LONG else 6, deadline=None)
 @given(name=models, load=loads, setup=setups)
 def test_an_answer_does_not_depend_on_what_was_asked_before(
     name: tuple[str, str], load: Load, setup: LlamaCppSetup

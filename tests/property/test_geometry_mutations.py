@@ -68,13 +68,13 @@ def check_laws(geometry: ModelGeometry) -> None:
     assert counted is None or 0 <= counted[1] <= counted[0]
 
 
-@settings(max_examples=600 if LONG else 120, deadline=None)
+@settings(max_examples=600 if LONG else 60, deadline=None)
 @given(st.sampled_from(CONFIGS), st.dictionaries(st.sampled_from(SPELLINGS), values, max_size=5))
 def test_mutated_configs(config: dict[str, Any], changes: dict[str, Any]) -> None:
     check(config_header(config | changes))
 
 
-@settings(max_examples=600 if LONG else 120, deadline=None)
+@settings(max_examples=600 if LONG else 60, deadline=None)
 @given(st.data())
 def test_mutated_gguf_keys(data: st.DataObject) -> None:
     keys = dict(data.draw(st.sampled_from(KEYS)))

@@ -41,7 +41,7 @@ _DESERIALIZE: Any = official.deserialize  # untyped
 MANY = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
-    max_examples=300 if LONG else 60,
+    max_examples=300 if LONG else 30,
 )
 
 GGUFS = [

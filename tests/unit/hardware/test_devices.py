@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.recorded import TRUTH
+from tests.thoroughness import LONG
 
 from edgekit.basis import Basis
 from edgekit.errors import UsageError
@@ -258,6 +259,7 @@ def test_not_found(text: str, sentence: str) -> None:
     assert len(str(caught.value)) < 250
 
 
+@settings(max_examples=100 if LONG else 40)
 @given(st.text() | st.text(alphabet="rtxm34 09-gbGB+\x00"))
 def test_any_text_is_answered(text: str) -> None:
     device_like(text)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.thoroughness import LONG
 
 from edgekit.basis import Basis
 from edgekit.errors import UsageError
@@ -227,6 +228,7 @@ def test_nonsense(asked: dict[str, Any], sentence: str) -> None:
     assert len(str(caught.value)) < 250
 
 
+@settings(max_examples=100 if LONG else 40)
 @given(st.lists(st.text(max_size=40), max_size=3), st.none() | st.text(), st.none() | st.text())
 def test_any_wish_is_answered(devices: Sequence[str], ram: str | None, vram: str | None) -> None:
     assert told(devices, ram, vram).isprintable()

@@ -72,7 +72,7 @@ loads = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=60 if LONG else 25)
+@settings(deadline=None, max_examples=60 if LONG else 12)
 @given(st.sampled_from(NAMES), loads, st.sampled_from(["f16", "f32", "q8_0"]))
 def test_short_cuts_change_nothing(name: str, load: dict[str, Any], kind: str) -> None:
     if not load["flash_attention"] and kind == "q8_0":

@@ -87,7 +87,7 @@ def by_the_book(model: Model, context: Context, target: Any) -> tuple[int, ...]:
     return tuple(high_water(program, values) for program in plan.programs)
 
 
-@settings(deadline=None, max_examples=120 if LONG else 25)
+@settings(deadline=None, max_examples=120 if LONG else 12)
 @given(st.sampled_from(NAMES), loads, setups)
 def test_a_structure_is_good_for_every_number_of_layers(
     name: str, load: dict[str, Any], setup: LlamaCppSetup
@@ -101,7 +101,7 @@ def test_a_structure_is_good_for_every_number_of_layers(
     assert short == by_the_book(model, context, target)
 
 
-@settings(deadline=None, max_examples=80 if LONG else 15)
+@settings(deadline=None, max_examples=80 if LONG else 8)
 @given(st.sampled_from(NAMES), loads, setups)
 def test_an_answer_does_not_depend_on_what_was_asked_before(
     name: str, load: dict[str, Any], setup: LlamaCppSetup
