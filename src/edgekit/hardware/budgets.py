@@ -56,7 +56,7 @@ class Budget:
         return max(0, self.free_bytes - self.reserve_bytes)
 
     def required_bytes(self, estimate: MemoryEstimate) -> int:
-        return estimate.total(lambda line: line.pool in self.pools)
+        return estimate.in_pools(self.pools)
 
 
 def together_bytes(budgets: Iterable[Budget]) -> int:

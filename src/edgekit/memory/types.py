@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from edgekit.basis import Basis
@@ -113,6 +113,17 @@ class MemoryEstimate:
         return sum(
             line.size_bytes for line in self.lines if line.reserved and (keep is None or keep(line))
         )
+
+    def in_pools(self, pools: Collection[Pool]) -> int:
+        """Bytes of the reserved lines of these pools. Lines of one pool follow each other: it is looked up once."""
+        found, last, inside = 0, None, False
+        for line in self.lines:
+            if line.pool is not last:
+                last = line.pool
+                inside = last in pools
+            if inside and line.reserved:
+                found += line.size_bytes
+        return found
 
     def of(self, *components: Component) -> int:
         return self.total(lambda line: line.component in components)

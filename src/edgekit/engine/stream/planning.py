@@ -6,6 +6,7 @@ what is allocated, once, and never exceeded.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from edgekit.engine.stream.bill import bill_lines
@@ -18,11 +19,13 @@ from edgekit.engine.stream.setup import (
     StreamPlan,
     StreamSetup,
 )
-from edgekit.engine.stream.tensors import matrices, row_bytes, side_floats, vectors
+from edgekit.engine.stream.tensors import matrices, side_floats, vectors
 from edgekit.engine.stream.threads import check_threads, usual_threads
 from edgekit.engine.stream.types import Model
 from edgekit.engine.stream.unpacked import check_types
 from edgekit.errors import KvSpillUnsupportedError, RefusedError, UsageError
+from edgekit.header.dtype import TensorType
+from edgekit.header.types import Tensor
 from edgekit.memory.cache_types import F16, CacheType
 from edgekit.memory.types import Load
 
@@ -38,7 +41,9 @@ def plan_stream(
     Raises UsageError for numbers that make no sense, RefusedError for what the engine does not do, UnknownDtypeError
     for weights that nobody here unpacks, and KvSpillUnsupportedError for a cache that may not be divided.
     """
-    check_types((*matrices(model), *vectors(model)))
+    by_rows = tuple(matrices(model))
+    check_types((*by_rows, *vectors(model)))
+    kinds = {(tensor.type, tensor.shape[1]) for tensor in by_rows}
     window = _window(model, load)
     _check_roll(window, setup)
     check_threads(setup.threads)
@@ -59,10 +64,10 @@ def plan_stream(
         resident_pages=_resident_pages(window, chunk, setup, spill_from_tokens)
         if _sees_all(model, window)
         else None,
-        tile_bytes=max(TILE_BYTES, *(row_bytes(tensor) for tensor in matrices(model))),
+        tile_bytes=max(TILE_BYTES, *(kind.row_bytes(columns) for kind, columns in kinds)),
         side_floats=side_floats(model, chunk),
-        scratch_floats=_scratch_floats(model, chunk),
-        kept=_kept(model, setup.keep_bytes),
+        scratch_floats=_scratch_floats(model, chunk, kinds),
+        kept=_kept(by_rows, setup.keep_bytes),
     )
     return replace(plan, lines=tuple(bill_lines(plan)))
 
@@ -143,22 +148,21 @@ def _resident_pages(
     return pages
 
 
-def _scratch_floats(model: Model, chunk: int) -> int:
-    kinds = {(tensor.type, tensor.shape[1]) for tensor in matrices(model)}
+def _scratch_floats(model: Model, chunk: int, kinds: Iterable[tuple[TensorType, int]]) -> int:
     return max(
         attend_floats(chunk, model.dimensions.head_dim),
         *(multiply_floats(kind, columns) for kind, columns in kinds),
     )
 
 
-def _kept(model: Model, keep_bytes: int | None) -> frozenset[str]:
+def _kept(by_rows: Sequence[Tensor], keep_bytes: int | None) -> frozenset[str]:
     """Those that find room, in the order in which a token needs them. More room never keeps less."""
     if keep_bytes is None:
-        return frozenset(tensor.name for tensor in matrices(model))
+        return frozenset(tensor.name for tensor in by_rows)
     if keep_bytes < 0:
         raise UsageError(f"{keep_bytes} bytes of weights cannot be kept")
     kept = []
-    for tensor in matrices(model):
+    for tensor in by_rows:
         if tensor.size_bytes <= keep_bytes:
             kept.append(tensor.name)
             keep_bytes -= tensor.size_bytes
