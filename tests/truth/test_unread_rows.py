@@ -1,6 +1,7 @@
 """What llama.cpp allocates, from the keys of a GGUF alone and from config.json alone: 0 bytes off, as from its directory.
 
-In the normal run each model is met in one of the four tables, with some of its rows; EDGEKIT_LONG=1 takes all.
+In the normal run each model but one (recorded on the CPU alone) is met in one of the four tables, with some of its
+rows; EDGEKIT_LONG=1 takes all.
 """
 
 from __future__ import annotations
