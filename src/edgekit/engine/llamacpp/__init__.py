@@ -8,7 +8,7 @@ from functools import partial
 from edgekit.basis import Basis
 from edgekit.engine.llamacpp import weights
 from edgekit.engine.llamacpp.as_gguf import Converted, converted
-from edgekit.engine.llamacpp.caches import cache_lines
+from edgekit.engine.llamacpp.caches import cache_lines, cache_sums
 from edgekit.engine.llamacpp.compute import compute_lines
 from edgekit.engine.llamacpp.context import resolve
 from edgekit.engine.llamacpp.names import ARCHITECTURES, FIRST_BUILDS
@@ -61,8 +61,7 @@ def load_facts(model: Model, load: Load, setup: LlamaCppSetup) -> tuple[tuple[st
 def cache_bytes(model: Model, load: Load, setup: LlamaCppSetup) -> int:
     """The caches and states of the bill alone. Raises RefusedError like it."""
     own = _as_loaded(model, setup)
-    lines = cache_lines(own, resolve(own, load, setup), _placed(own, setup))
-    return sum(line.size_bytes for line in lines)
+    return sum(cache_sums(own, resolve(own, load, setup), _placed(own, setup)).values())
 
 
 def held_bytes(model: Model, load: Load, setup: LlamaCppSetup) -> dict[Pool, int]:
@@ -75,8 +74,8 @@ def held_bytes(model: Model, load: Load, setup: LlamaCppSetup) -> dict[Pool, int
             lambda: _weights_bytes(own, placement, setup),
         )
     )
-    for line in cache_lines(own, resolve(own, load, setup), placement):
-        sums[line.pool] = sums.get(line.pool, 0) + line.size_bytes
+    for pool, size_bytes in cache_sums(own, resolve(own, load, setup), placement).items():
+        sums[pool] = sums.get(pool, 0) + size_bytes
     return sums
 
 

@@ -77,12 +77,8 @@ class _IndexedValues(LayerKind):
 def cache_lines(model: Model, context: Context, placement: Placement) -> tuple[MemoryLine, ...]:
     """Layers that are alike and lie together are worked out once."""
     heads = model.keep("heads", lambda: Heads.of(model.geometry))
-    groups = model.keep(
-        ("cache groups", placement, context.rules),
-        lambda: _groups(model, placement, context.rules),
-    )
     lines: list[MemoryLine] = []
-    for (mixer, pool), layers in groups.items():
+    for (mixer, pool), layers in _kept_groups(model, context, placement).items():
         for component, size_bytes, because in _entries(mixer, context, pool, heads):
             lines.extend(
                 MemoryLine(
@@ -95,6 +91,24 @@ def cache_lines(model: Model, context: Context, placement: Placement) -> tuple[M
                 for layer in layers
             )
     return tuple(lines)
+
+
+def cache_sums(model: Model, context: Context, placement: Placement) -> dict[Pool, int]:
+    """The bytes of the lines in each pool."""
+    sums: dict[Pool, int] = {}
+    for (mixer, pool), layers in _kept_groups(model, context, placement).items():
+        size_bytes = layer_cache_bytes(model, mixer, context, pool) * len(layers)
+        sums[pool] = sums.get(pool, 0) + size_bytes
+    return sums
+
+
+def _kept_groups(
+    model: Model, context: Context, placement: Placement
+) -> dict[tuple[LayerKind, Pool], list[int]]:
+    return model.keep(
+        ("cache groups", placement, context.rules),
+        lambda: _groups(model, placement, context.rules),
+    )
 
 
 def layer_cache_bytes(model: Model, mixer: LayerKind, context: Context, pool: Pool) -> int:

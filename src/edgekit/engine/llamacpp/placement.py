@@ -16,7 +16,7 @@ from edgekit.engine.llamacpp.types import LlamaCppSetup
 from edgekit.engine.types import Model
 from edgekit.errors import UsageError
 from edgekit.header.types import Tensor
-from edgekit.memory.types import HOST, Pool, PoolKind
+from edgekit.memory.types import DEVICE, HOST, Pool, PoolKind
 
 DEVICE_ALIGNMENT = 128  # ggml-cuda.cu: ggml_backend_cuda_buffer_type_get_alignment
 MATRIX_ROW_PADDING = 512  # ggml-cuda.cu: quantised rows may be read this far
@@ -220,6 +220,58 @@ def placed_tensors(model: Model, placement: Placement, setup: LlamaCppSetup) -> 
     return tuple(found)
 
 
+@dataclass(slots=True)
+class _Group:
+    """Tensors that lie together, whatever the placement."""
+
+    name: str  # of one of them
+    block: int | None
+    is_idle: bool
+    count: int = 0
+    host_bytes: int = 0
+    device_bytes: int = 0
+
+
+def placed_sums(
+    model: Model, placement: Placement, setup: LlamaCppSetup
+) -> dict[tuple[int | None, Pool], tuple[int, int]]:
+    """Block and pool -> the bytes and the number of the tensors that `placed_tensors` puts there."""
+    architecture = model.geometry.architecture
+    loaded_too = loads_prediction(model, setup)
+    blocks = len(placement.blocks) - (0 if loaded_too else model.geometry.mtp_layers)
+    sums: dict[tuple[int | None, Pool], tuple[int, int]] = {}
+
+    def add(block: int | None, pool: Pool, size_bytes: int, count: int) -> None:
+        size, number = sums.get((block, pool), (0, 0))
+        sums[block, pool] = size + size_bytes, number + count
+
+    for one in model.keep("tensor groups", lambda: _groups(model)):
+        block = one.block
+        if block is not None and (
+            block >= len(placement.blocks) or not (block < blocks or one.is_idle)
+        ):
+            continue
+        for pool in _pools(one.name, block, placement, architecture):
+            size_bytes = one.host_bytes if pool.kind is PoolKind.HOST else one.device_bytes
+            add(block, pool, size_bytes, one.count)
+    for head in _tied_head(model, placement):
+        add(head.block, head.pool, head.size_bytes, 1)
+    return sums
+
+
+def _groups(model: Model) -> tuple[_Group, ...]:
+    idle = LOADED_IDLE.get(model.geometry.architecture)
+    groups: dict[tuple[object, ...], _Group] = {}
+    for tensor, block in model.keep("tensor blocks", lambda: _blocks(model)):
+        name, is_idle = tensor.name, bool(idle and idle.search(tensor.name))
+        kind = (name,) if block is None else (bool(_EXPERTS.search(name)), name.endswith(".ssm_a"))
+        group = groups.setdefault((block, is_idle, *kind), _Group(name, block, is_idle))
+        group.count += 1
+        group.host_bytes += Placed(tensor=tensor, pool=HOST, block=block).size_bytes
+        group.device_bytes += Placed(tensor=tensor, pool=DEVICE, block=block).size_bytes
+    return tuple(groups.values())
+
+
 def _blocks(model: Model) -> tuple[tuple[Tensor, int | None], ...]:
     return tuple((tensor, block_number(tensor.name)) for tensor in model.header.tensors or ())
 
@@ -253,7 +305,7 @@ def _pools(
 def _tied_head(model: Model, placement: Placement) -> Iterator[Placed]:
     """The token embedding once more, as the head, where the file has none and it lies elsewhere."""
     architecture = model.geometry.architecture
-    names = {tensor.name: tensor for tensor in model.header.tensors or ()}
+    names = model.keep("tensor names", lambda: _names(model))
     embedding = names.get(EMBEDDING)
     if embedding is None and architecture in HEAD_AS_EMBEDDING and HEAD in names:
         yield Placed(tensor=names[HEAD], pool=placement.output, block=None)
@@ -261,3 +313,7 @@ def _tied_head(model: Model, placement: Placement) -> Iterator[Placed]:
         return
     if placement.output is not HOST or architecture in HEAD_MADE_FIRST:
         yield Placed(tensor=embedding, pool=placement.output, block=None)
+
+
+def _names(model: Model) -> dict[str, Tensor]:
+    return {tensor.name: tensor for tensor in model.header.tensors or ()}

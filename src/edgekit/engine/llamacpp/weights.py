@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from edgekit.basis import Basis
@@ -13,6 +13,7 @@ from edgekit.engine.llamacpp.placement import (
     WITHOUT_HEAD,
     Placed,
     Placement,
+    placed_sums,
     placed_tensors,
 )
 from edgekit.engine.llamacpp.types import Cpu, LlamaCppSetup
@@ -43,6 +44,8 @@ def weights_key(placement: Placement, setup: LlamaCppSetup) -> tuple[Hashable, .
 
 
 def _lines(model: Model, placement: Placement, setup: LlamaCppSetup) -> tuple[MemoryLine, ...]:
+    if not setup.repack and not maps_spans(setup):  # no tensor is looked at by itself
+        return tuple(_block_lines(placed_sums(model, placement, setup)))
     placed = placed_tensors(model, placement, setup)
     repacked = tuple(_repacked(model, placement, placed, setup)) if setup.repack else ()
     if not maps_spans(setup):
@@ -63,20 +66,27 @@ def _repacked_bytes(model: Model, placement: Placement, setup: LlamaCppSetup) ->
 
 
 def _by_block(placed: Sequence[Placed]) -> Iterator[MemoryLine]:
-    sums: dict[tuple[int, Pool], tuple[int, int]] = {}
+    sums: dict[tuple[int | None, Pool], tuple[int, int]] = {}
     for one in placed:
-        key = (-1 if one.block is None else one.block, one.pool)
-        size, count = sums.get(key, (0, 0))
-        sums[key] = (size + one.size_bytes, count + 1)
-    for (block, pool), (size, count) in sorted(
-        sums.items(), key=lambda item: (item[0][0], item[0][1].label)
-    ):
+        size, count = sums.get((one.block, one.pool), (0, 0))
+        sums[one.block, one.pool] = (size + one.size_bytes, count + 1)
+    return _block_lines(sums)
+
+
+def _block_lines(sums: Mapping[tuple[int | None, Pool], tuple[int, int]]) -> Iterator[MemoryLine]:
+    """What belongs to no block first."""
+
+    def place(item: tuple[tuple[int | None, Pool], tuple[int, int]]) -> tuple[int, str]:
+        block, pool = item[0]
+        return -1 if block is None else block, pool.label
+
+    for (block, pool), (size, count) in sorted(sums.items(), key=place):
         tensors = "1 tensor" if count == 1 else f"{count} tensors"
         yield MemoryLine(
             component=Component.WEIGHTS,
             size_bytes=size,
             pool=pool,
-            layer=None if block < 0 else block,
+            layer=block,
             because=f"{tensors} of the directory, padded to the alignment of the buffer",
         )
 
