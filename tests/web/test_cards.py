@@ -280,50 +280,49 @@ def test_a_client_that_goes_away_stops_the_work(monkeypatch: pytest.MonkeyPatch)
         assert not decks[0].has_ended
 
 
-def test_too_many_machines_at_once_are_refused() -> None:
+def test_too_many_machines_at_once_are_refused(shared: Cards) -> None:
     async def follow_many(cards: Cards) -> None:
         async with AsyncExitStack() as following:
             for size in range(MOST_FOLLOWED):
-                deck = deck_of(cards, Words(ram=f"{size + 2}G"))
+                deck = deck_of(cards, Words(ram=f"{size + 16}G"))
                 one = await following.enter_async_context(aclosing(cards.follow(deck)))
                 await anext(one)
-            deck_of(cards)  # the same as another: no more work
+            deck_of(cards, Words(ram="16G"))  # the same as another: no more work
             with pytest.raises(TooManyError):
                 deck_of(cards, Words(ram="64G"))
 
-    with opened_cards() as cards:
-        asyncio.run(follow_many(cards))
+    asyncio.run(follow_many(shared))
 
 
-def test_whoever_follows_gets_cards_though_the_machine_is_no_longer_kept() -> None:
+def test_whoever_follows_gets_cards_though_the_machine_is_no_longer_kept(shared: Cards) -> None:
     """Many may ask before the first of them listens."""
 
     async def follow_all(cards: Cards) -> None:
-        sizes = range(2, 2 + KEPT_MACHINES + 4)
+        sizes = range(100, 100 + KEPT_MACHINES + 4)
         decks = [deck_of(cards, Words(ram=f"{size}G")) for size in sizes]
         assert len(cards._decks) == KEPT_MACHINES
         async with aclosing(cards.follow(decks[0])) as one, asyncio.timeout(30):
             assert len(await next_cards(one, 2)) == 2
         assert not cards._followed
 
-    with opened_cards() as cards:
-        asyncio.run(follow_all(cards))
+    asyncio.run(follow_all(shared))
 
 
 def test_whoever_follows_gets_cards_though_the_machine_is_asked_about_anew(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, shared: Cards
 ) -> None:
+    words = Words(ram="3G")
+
     async def follow_both(cards: Cards) -> None:
-        first = deck_of(cards)
+        first = deck_of(cards, words)
         async with aclosing(cards.follow(first)) as one, asyncio.timeout(30):
             await next_cards(one, 1)
             monkeypatch.setattr("edgekit.web.cards.KEPT_S", 0.0)
-            assert deck_of(cards) is not first
+            assert deck_of(cards, words) is not first
             before = len(first.cards)
             assert len(await next_cards(one, before + 2)) == before + 2
 
-    with opened_cards() as cards:
-        asyncio.run(follow_both(cards))
+    asyncio.run(follow_both(shared))
 
 
 def test_it_is_documented(address: str) -> None:
@@ -362,6 +361,13 @@ def opened_cards() -> Iterator[Cards]:
         cards.close()
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Cards]:
+    """One worker for all tests that do not end it; each asks about machines of its own."""
+    with opened_cards() as cards:
+        yield cards
+
+
 def deck_of(cards: Cards, words: Words = SMALL) -> Deck:
     return cards.deck(machine_of(words), "llama.cpp")
 
@@ -377,28 +383,27 @@ async def next_cards(following: AsyncIterator[JobEvent], count: int) -> list[str
     return found
 
 
-def test_listeners_share_the_work_and_who_comes_later_gets_all() -> None:
+def test_listeners_share_the_work_and_who_comes_later_gets_all(shared: Cards) -> None:
     async def listen(cards: Cards) -> None:
-        deck = deck_of(cards)
-        assert deck_of(cards) is deck
+        deck = deck_of(cards, Words(ram="5G"))
+        assert deck_of(cards, Words(ram="5G")) is deck
         async with aclosing(cards.follow(deck)) as one, aclosing(cards.follow(deck)) as other:
             first = await next_cards(one, 3)
             both = await asyncio.gather(next_cards(one, 3), next_cards(other, 6))
             assert [*first, *both[0]] == both[1]
         assert len({str(card["id"]) for card in deck.cards}) == len(deck.cards)
 
-    with opened_cards() as cards:
-        asyncio.run(listen(cards))
+    asyncio.run(listen(shared))
 
 
-def test_who_leaves_stops_what_nobody_else_wants_and_may_come_back() -> None:
+def test_who_leaves_stops_what_nobody_else_wants_and_may_come_back(shared: Cards) -> None:
     async def leave_and_return(cards: Cards) -> None:
-        deck = deck_of(cards)
+        deck = deck_of(cards, Words(ram="6G"))
         async with aclosing(cards.follow(deck)) as following:
             first = await next_cards(following, 2)
         made = len(deck.cards)
         assert not deck.is_begun
-        async with aclosing(cards.follow(deck_of(cards, Words(ram="4G")))) as another:
+        async with aclosing(cards.follow(deck_of(cards, Words(ram="7G")))) as another:
             await next_cards(another, 3)  # the worker goes on, and not with the first one
         assert len(deck.cards) == made
         async with aclosing(cards.follow(deck)) as following:
@@ -406,20 +411,18 @@ def test_who_leaves_stops_what_nobody_else_wants_and_may_come_back() -> None:
         assert again[:2] == first
         assert len(set(again)) == len(again)
 
-    with opened_cards() as cards:
-        asyncio.run(leave_and_return(cards))
+    asyncio.run(leave_and_return(shared))
 
 
-def test_two_machines_get_their_cards_in_turn() -> None:
+def test_two_machines_get_their_cards_in_turn(shared: Cards) -> None:
     async def listen(cards: Cards) -> None:
-        small, large = deck_of(cards), deck_of(cards, Words(ram="4G"))
+        small, large = (deck_of(cards, Words(ram=size)) for size in ("9G", "10G"))
         async with aclosing(cards.follow(small)) as one, aclosing(cards.follow(large)) as other:
             await asyncio.gather(next_cards(one, 3), next_cards(other, 3))
         assert not small.is_done
         assert not large.is_done
 
-    with opened_cards() as cards:
-        asyncio.run(listen(cards))
+    asyncio.run(listen(shared))
 
 
 def kill(cards: Cards) -> None:

@@ -529,13 +529,16 @@ def test_keys_and_values_of_one_cache_change_together(visitor: Visitor) -> None:
 
 
 def test_a_page_that_was_left_says_nothing(visitor: Visitor) -> None:
-    page = ready(visitor().open(f"/model?ref={FILE}&{MACHINE}&context=4096"))
+    visit = visitor()
+    visit.context.clock.install()
+    page = ready(visit.open(f"/model?ref={FILE}&{MACHINE}&context=4096"))
+    page.clock.run_for(1200)  # a verdict is said a moment after the last change
     expect(page.locator("#announcer")).to_contain_text("Fits")
     set_to(page, "Context, tokens", "8192")
     read(page, "-c 8192")
     page.get_by_role("link", name="API").click()
     page.locator("#announcer").evaluate("one => (one.textContent = '')")
-    page.wait_for_timeout(1200)
+    page.clock.run_for(1200)
     expect(page.locator("#announcer")).to_be_empty()
 
 
