@@ -142,9 +142,7 @@ def test_filters_and_order_stand_in_the_address(visitor: Visitor) -> None:
 
 def test_another_machine_gives_other_verdicts(visitor: Visitor) -> None:
     page = home(visitor)
-    large = page.locator(
-        'li[data-id="mimo-v2-flash"]'
-    )  # the first one to be judged on the other machine
+    large = page.locator('li[data-id="mimo-v2-flash"]')  # the first to be judged on the other one
     expect(large).to_have_attribute("data-status", "failed")
     page.locator("summary", has_text="Machine").click()
     page.get_by_role("button", name="Remove RTX 4090").click()
@@ -232,20 +230,19 @@ def test_what_was_not_judged_is_not_counted_as_if_it_did_not_fit(
 ) -> None:
     page = visitor(forgiven=(r"status of 400",)).open("/?device=nonsense&fits=1")
     count = len(read_catalog().entries)
-    # By their classes: to look for roles and texts among so many cards takes the page seconds.
-    expect(page.locator("main .count")).to_have_text(f"{count} not judged")
-    expect(page.locator("main .error[role=alert]")).to_contain_text("unknown device 'nonsense'")
-    expect(page.locator("main .empty")).to_contain_text(f"known to fit: {count} were not judged")
+    expect(page.get_by_role("main").get_by_text(f"{count} not judged", exact=True)).to_be_visible()
+    expect(page.get_by_role("alert").filter(has_text="unknown device 'nonsense'")).to_be_visible()
+    expect(page.get_by_role("main")).to_contain_text(f"known to fit: {count} were not judged")
     with start_process("--offline") as server:
         visit = new_visit(browser, server.address)
         page = visit.open("/?ram=8G")
         page.locator("li[data-status=passed], li[data-status=warning]").first.wait_for()
         server.process.kill()
-        told = page.locator("main .count")
-        expect(told).to_have_text(re.compile("judged fit; .* not judged"))
+        told = page.get_by_role("main").get_by_text(re.compile("judged fit; .* not judged"))
+        expect(told).to_be_visible()
         fit, of, left = map(int, re.findall(r"\d+", told.inner_text()))
         assert 0 < fit <= of == count - left
-        expect(page.locator("main .error[role=alert]")).to_contain_text("server")
+        expect(page.get_by_role("alert").filter(has_text="server")).to_be_visible()
         visit.close()
 
 
