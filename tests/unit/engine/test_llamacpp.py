@@ -10,9 +10,11 @@ import pytest
 from tests.recorded import engine_models
 
 from edgekit.basis import Basis
+from edgekit.catalog import find_entry, open_entry
 from edgekit.engine import llamacpp
+from edgekit.engine.llamacpp.as_gguf import convert
 from edgekit.engine.llamacpp.context import resolve
-from edgekit.engine.llamacpp.placement import device_bytes, place
+from edgekit.engine.llamacpp.placement import device_bytes, place, placed_sums, placed_tensors
 from edgekit.engine.llamacpp.types import Backend, Cpu, Device, LlamaCppSetup, Mode
 from edgekit.engine.llamacpp.versions import Rules
 from edgekit.engine.types import Model
@@ -183,6 +185,28 @@ def test_layers_are_split_by_free_memory_or_by_the_shares_asked_for() -> None:
     assert equal.output == Pool(PoolKind.DEVICE, 1)
     with pytest.raises(UsageError, match="positive shares"):
         place(llama(), replace(CUDA, tensor_split=(0, 0)))
+
+
+@pytest.mark.parametrize(
+    "name",  # with a tied head; experts; states that stay on the host; blocks of prediction that lie idle
+    ["gemma-3-1b", "qwen3-30b-a3b", "jamba-1.5-mini", "step-3.7-flash"],
+)
+def test_tensors_that_are_summed_in_groups_are_those_that_are_placed_one_by_one(name: str) -> None:
+    model = convert(open_entry(find_entry(name), "llama.cpp"), "Q4_K_M").model
+    two = (Device(free_bytes=24 * MIB), Device(free_bytes=8 * MIB))
+    for changes in (
+        {"n_gpu_layers": 0},
+        {"devices": two},
+        {"devices": two, "n_gpu_layers": 9, "load_mtp": True},
+        {"n_cpu_moe": 3},
+    ):
+        setup = replace(CUDA, **changes)
+        placement = place(model, setup)
+        sums: dict[tuple[int | None, Pool], tuple[int, int]] = {}
+        for one in placed_tensors(model, placement, setup):
+            size, count = sums.get((one.block, one.pool), (0, 0))
+            sums[one.block, one.pool] = size + one.size_bytes, count + 1
+        assert placed_sums(model, placement, setup) == sums
 
 
 def test_experts_of_some_blocks_stay_on_the_host() -> None:
