@@ -189,7 +189,7 @@ def test_layers_are_split_by_free_memory_or_by_the_shares_asked_for() -> None:
 
 @pytest.mark.parametrize(
     "name",  # with a tied head; experts; states that stay on the host; blocks of prediction that lie idle
-    ["gemma-3-1b", "qwen3-30b-a3b", "jamba-1.5-mini", "step-3.7-flash"],
+    ["gemma-3-1b", "qwen3-30b-a3b", "jamba-1.5-mini", "glm-5.1"],
 )
 def test_tensors_that_are_summed_in_groups_are_those_that_are_placed_one_by_one(name: str) -> None:
     model = convert(open_entry(find_entry(name), "llama.cpp"), "Q4_K_M").model
