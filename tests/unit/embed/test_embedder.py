@@ -51,7 +51,7 @@ def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         inner=2048,
         heads=16,
         kv_heads=16,
-        context_tokens=2048,
+        context_tokens=512,
     )
 
 
@@ -63,7 +63,7 @@ def embedder(model: Path) -> Iterator[Embedder]:
 
 @pytest.fixture
 def slow(slow_model: Path) -> Iterator[Embedder]:
-    with open_embedder(slow_model, memory_budget="96M", batch_tokens=1024) as opened:
+    with open_embedder(slow_model, memory_budget="96M", batch_tokens=256) as opened:
         yield opened
 
 
@@ -207,9 +207,10 @@ def test_more_answers_than_the_budget_holds(embedder: Embedder) -> None:
 
 def test_a_burst_waits_for_room(model: Path) -> None:
     """All answers together are more than the budget holds at once."""
-    with open_embedder(model, memory_budget="48M") as opened:
+    with open_embedder(model, memory_budget="41M") as opened:
         most = (opened.monitor.usable_bytes or 0) // (256 * 4)
-        count = max(1, most // 3)
+        count = most // 3
+        assert 1 < count < 1000  # little room is left beside the model: few texts fill it
 
         async def run() -> list[np.ndarray]:
             return await asyncio.gather(*(opened.aembed(["a"] * count) for _ in range(4)))
@@ -387,7 +388,7 @@ def test_a_deadline_counts_while_waiting_in_line(slow: Embedder) -> None:
 
 
 def test_closing_ends_what_runs(slow_model: Path) -> None:
-    opened = open_embedder(slow_model, memory_budget="96M", batch_tokens=1024)
+    opened = open_embedder(slow_model, memory_budget="96M", batch_tokens=256)
     begun = threading.Event()
     failed: list[BaseException] = []
 
