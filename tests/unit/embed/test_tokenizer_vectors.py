@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.thoroughness import LONG, sampled
+from tests.thoroughness import LONG
 from tests.vocabularies import pairs_tokenizer, tokenizer_answers, tokenizer_of, vectors
 
 from edgekit.embed.tokenizer import TextTokenizer
@@ -16,26 +16,24 @@ from edgekit.embed.tokenizer.pretokenizers import PRE_TOKENIZERS
 from edgekit.embed.tokenizer.windows import windows
 from edgekit.errors import UnknownTokenizerError
 
-# The last four merge pairs as others do, and the way they cut into words is among WAYS: with LONG they are built too.
-# Reading a vocabulary takes a second or two: in the normal run there are few of them.
-WITH_VECTORS = sampled(
-    (
-        "bert-bge",
+# Reading a vocabulary takes a second or two: in the normal run there is one of each kind, with WITHOUT_VECTORS.
+# The others merge pairs as gpt-2 or llama-spm do, and the ways they cut into words are WAYS.
+WITH_VECTORS = ["bert-bge", "gpt-2", "llama-spm"]
+if LONG:
+    WITH_VECTORS += [
+        "command-r",
         "deepseek-coder",
+        "deepseek-llm",
         "falcon",
         "gemma-4",
-        "gpt-2",
         "llama-bpe",
-        "llama-spm",
         "mpt",
         "phi-3",
         "qwen2",
+        "qwen35",
+        "refact",
         "starcoder",
-        *(("command-r", "deepseek-llm", "qwen35", "refact") if LONG else ()),
-    ),
-    each=3,
-    turn=1,
-)
+    ]
 WITHOUT_VECTORS = ("baichuan", "nomic-bert-moe")
 REFUSED = ("aquila", "gpt-neox")  # of before tokenizer.ggml.pre
 WAYS = sorted({row: name for name, row in PRE_TOKENIZERS.items()}.values())
@@ -90,7 +88,7 @@ def test_a_vocabulary_that_does_not_say_how_is_refused(name: str) -> None:
         tokenizer_of(name)
 
 
-@pytest.mark.parametrize("pre", sampled(WAYS, each=4), scope="module")
+@pytest.mark.parametrize("pre", WAYS, scope="module")
 def test_every_way_to_cut_into_words(pre: str) -> None:
     """Names that stand for the same way were asked together, or each had the same answers."""
     answers, tokenizer = tokenizer_answers(), pairs_tokenizer(pre)
@@ -127,7 +125,9 @@ def test_pieces_have_the_tokens_of_the_whole(pre: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["bert-bge", "llama-spm", "phi-3", "baichuan", "nomic-bert-moe"], scope="module"
+    "name",
+    ["bert-bge", "llama-spm", "baichuan", "nomic-bert-moe", *(["phi-3"] if LONG else [])],
+    scope="module",
 )
 def test_pieces_have_the_tokens_of_the_whole_without_words(name: str) -> None:
     tokenizer = tokenizer_of(name)

@@ -147,9 +147,10 @@ def _all_named(tokens: Strings) -> Iterator[str]:
 
 
 def _vocabulary_json(vocabulary: Vocabulary) -> Iterator[str]:
+    quote = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps makes an encoder for each
     yield "{"
     for number, token in enumerate(_all_named(vocabulary.tokens)):
-        yield f"{',' if number else ''}{json.dumps(token, ensure_ascii=False)}:{number}"
+        yield f"{',' if number else ''}{quote(token)}:{number}"
     yield "}"
 
 
@@ -163,12 +164,12 @@ def _merges(vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
         yield from merges_by_score(vocabulary)
         return
     for index, merge in enumerate(vocabulary.merges):
-        left, _, right = merge[1:].partition(" ")  # the first letter may itself be a space
-        if not right:
+        between = merge.find(" ", 1)  # the first letter may itself be a space
+        if not 0 < between < len(merge) - 1:
             raise vocabulary.error(
                 f"tokenizer.ggml.merges[{index}] is {quoted(merge)}, not two tokens"
             )
-        yield merge[:1] + left, right
+        yield merge[:between], merge[between + 1 :]
 
 
 def _shared(tokens: dict[str, int], merges: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
@@ -185,11 +186,13 @@ def merges_by_score(vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
     numbers = {token: number for number, token in enumerate(_named(vocabulary.tokens))}
     _check_names(vocabulary, len(numbers))
     made, limit = 0, SPLITS_PER_TOKEN * len(numbers)
+    find = numbers.get
     for token in sorted(numbers, key=lambda token: -scores[numbers[token]]):
         pairs = [
-            (numbers[token[:at]], numbers[token[at:]], at)
+            (left, right, at)
             for at in range(1, len(token))
-            if token[:at] in numbers and token[at:] in numbers
+            if (left := find(token[:at])) is not None
+            and (right := find(token[at:])) is not None
         ]
         made += len(pairs)
         if made > limit:

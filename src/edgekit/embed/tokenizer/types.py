@@ -91,9 +91,13 @@ class Strings:
         return self._text(index, begin, self._ends[index])
 
     def __iter__(self) -> Iterator[str]:
-        begin = 0
+        begin, raw = 0, self._bytes
         for index, end in enumerate(self._ends):
-            yield self._text(index, begin, end)
+            try:  # as _text does, without a call for each
+                text = raw[begin:end].decode()
+            except UnicodeDecodeError:
+                text = self._text(index, begin, end)
+            yield text
             begin = end
 
     def _text(self, index: int, begin: int, end: int) -> str:

@@ -258,7 +258,10 @@ def _read_kinds(file: WeightFile, keys: _Keys, count: int, named: dict[str, int]
     else:
         stated = read_numbers(file, place, _KEY + "token_type", elements=("int32",), count=count)
         known = range(len(TokenKind))
-        kinds = bytearray(int(kind) if kind in known else 0 for kind in stated)
+        if min(stated) in known and max(stated) in known:
+            kinds = bytearray(map(int, stated))
+        else:
+            kinds = bytearray(int(kind) if kind in known else 0 for kind in stated)
     for text, number in named.items():
         if text in _CONTROL:
             kinds[number] = TokenKind.CONTROL
