@@ -40,7 +40,6 @@ from edgekit.plan.placement import measured_overhead
 from edgekit.planning import Wanted, plan_model
 from edgekit.resolver import resolve_model
 from edgekit.runtime.calibrating import calibrate
-from edgekit.runtime.calibrating import engine as engine_room
 from edgekit.runtime.calibrating import host as host_room
 from edgekit.runtime.calibrating.busy import watched
 from edgekit.runtime.calibrating.made_up import Shape, file_bytes, write_made_up
@@ -54,10 +53,10 @@ from edgekit.verify.beside import beside_bytes
 from edgekit.verify.types import Measured, Resident, Row
 
 DAY = "2026-11-16"
-SMALL = Shape(layers=2, width=256, inner=512, heads=4, kv_heads=2, vocabulary=2048, context=1024)
+SMALL = Shape(layers=2, width=256, inner=512, heads=4, kv_heads=2, vocabulary=2048, context=256)
 # Whatever else runs here meanwhile: what is measured is only whether it is measured.
 QUICK = Options(
-    read_bytes=16 * MIB, read_seconds=0.05, shape=SMALL, pace_seconds=1.0, busy_share=1.0
+    read_bytes=16 * MIB, read_seconds=0.05, shape=SMALL, pace_seconds=0.2, busy_share=1.0
 )
 WORDS = 100_000  # the fewest with which what llama.cpp holds besides is kept
 MODEL = "sample:qwen3-30b-a3b"
@@ -130,7 +129,7 @@ def test_the_made_up_model_is_what_it_says(tmp_path: Path) -> None:
     merges = found.fields["tokenizer.ggml.merges"].data
     assert len(merges) == 2048 - 1 - 256
     geometry = open_model(path).model.geometry
-    assert (geometry.vocabulary, geometry.native_context, len(geometry.layers)) == (2048, 1024, 2)
+    assert (geometry.vocabulary, geometry.native_context, len(geometry.layers)) == (2048, 256, 2)
 
 
 def test_the_usual_one_is_larger_than_caches_and_has_as_many_words_as_real_ones() -> None:
@@ -216,7 +215,7 @@ def test_a_model_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(host_room, "memory_bandwidth", lambda *_, **__: 18 * GB)
     path = tmp_path / "large.gguf"
     write_made_up(path, replace(SMALL, vocabulary=WORDS))
-    options = replace(QUICK, pace_seconds=0.2, busy_share=-1.0)
+    options = replace(QUICK, busy_share=-1.0)
     found = calibrate(str(path), options=options)
     assert found.engine is not None
     assert found.engine.overhead_label == "large.gguf"
@@ -234,7 +233,7 @@ def test_few_words_say_nothing_of_other_models(
     pytest.importorskip("xllamacpp")
     monkeypatch.setattr(host_room, "memory_bandwidth", lambda *_, **__: 18 * GB)
     path = str(small_model.write_model(tmp_path))
-    found = calibrate(path, options=replace(QUICK, pace_seconds=0.2))
+    found = calibrate(path, options=QUICK)
     assert found.verification is not None
     assert found.verification.vocabulary == len(small_model.TOKENS)
     assert found.verification.beside_bytes is not None
@@ -285,11 +284,8 @@ def test_cards_that_the_engine_does_not_find(
         pytest.skip("this machine has a GPU: what is tested is its absence")
     pytest.importorskip("xllamacpp")
     monkeypatch.setattr(host_room, "memory_bandwidth", lambda *_, **__: 18 * GB)
-    monkeypatch.setattr(engine_room, "_pacing", lambda *_: None)
     here = replace(detect(), devices=cards(24).devices)
-    path = tmp_path / "large.gguf"
-    write_made_up(path, replace(SMALL, vocabulary=WORDS))
-    found = calibrate(str(path), machine=here, options=QUICK)
+    found = calibrate(str(small_model.write_model(tmp_path)), machine=here, options=QUICK)
     assert found.engine is not None
     assert found.engine.device == device_key(here)
     assert (
