@@ -1,4 +1,4 @@
-"""The built-in engine against real llama.cpp: the same F32 file, the same tokens, 64 steps with an f32 cache.
+"""The built-in engine against real llama.cpp: the same F32 file, the same tokens, step by step with an f32 cache.
 
 xllamacpp has no call for logits. Its server tells how probable every token is, which is the same but for one number
 that all of them share (tests/stream_oracle.py).
@@ -16,14 +16,14 @@ from tests.embed_oracle import cosines
 from tests.embed_vocabularies import byte_bpe
 from tests.stream_oracle import centred, llamacpp_logits
 from tests.stream_sessions import FAMILIES, session, some_tokens, steps
-from tests.thoroughness import sampled
+from tests.thoroughness import LONG, sampled
 
 from edgekit.embed.kernels import choose
 from edgekit.embed.types import Floats
 
 pytest.importorskip("xllamacpp")
 
-STEPS, FEWER_STEPS = 64, 16  # of the families, and of their variations
+STEPS, FEWER_STEPS = (64, 16) if LONG else (32, 8)  # of the families, and of their variations
 TOKENS = some_tokens(96)
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"architecture": "llama"},

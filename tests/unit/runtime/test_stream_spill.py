@@ -54,11 +54,13 @@ def read(engine: StreamEngine, tokens: list[int]) -> Floats:
     return np.stack(rows)
 
 
+FOUR = 1_000  # a window of 4 pages, of which one is spilled
+ROLLED = FOUR + 300  # the first page is written anew, and the second one begun
 CASES: dict[str, tuple[dict[str, Any], int]] = {  # a setup, and how many tokens
-    "llama f16": ({}, WINDOW),
-    "qwen2 q8_0": ({"rolling": True}, 2 * WINDOW),
-    "qwen3 f32": ({"rolling": True, "sinks": 4}, 2 * WINDOW),
-    "gemma3 q8_0": ({"rolling": True, "sinks": 3}, 2 * WINDOW + 77),
+    "llama f16": ({}, FOUR),
+    "qwen2 q8_0": ({"rolling": True}, ROLLED),
+    "qwen3 f32": ({"rolling": True, "sinks": 4}, ROLLED),
+    "gemma3 q8_0": ({"rolling": True, "sinks": 3}, ROLLED + 77),
 }
 
 
@@ -69,9 +71,9 @@ def test_results_are_the_same_with_and_without(
     name, cache = case.split()
     setup, count = CASES[case]
     tokens = some_tokens(count)
-    with session(models[name], window=WINDOW, cache=cache, setup=setup) as engine:
+    with session(models[name], window=FOUR, cache=cache, setup=setup) as engine:
         whole = read(engine, tokens)
-    with spilling(models[name], spill_folder, cache=cache, setup=setup) as engine:
+    with spilling(models[name], spill_folder, FOUR, cache=cache, setup=setup) as engine:
         spilled = read(engine, tokens)
         assert not list(spill_folder.iterdir())  # it has no name
         billed = {line_key(line): line.size_bytes for line in engine.plan.lines}
