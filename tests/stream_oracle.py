@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tests.embed_oracle import Floats, answer, ask, post, wishes
 
 
@@ -17,11 +16,15 @@ def llamacpp_logits(path: Path, tokens: Sequence[int], steps: int, vocabulary: i
     for all tokens, so the mean is taken out. What is too improbable for a float is -inf: give it a model whose logits
     are not far apart.
     """
+    import numpy as np  # not in the child, which has no use for it
+
     asked = {"tokens": list(map(int, tokens)), "steps": steps, "vocabulary": vocabulary}
     return centred(np.asarray(ask(path, asked, __file__)["logits"], np.float32))
 
 
 def centred(logits: Floats) -> Floats:
+    import numpy as np
+
     return np.asarray(logits - logits.mean(axis=-1, keepdims=True), np.float32)
 
 

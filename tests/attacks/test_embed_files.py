@@ -255,7 +255,7 @@ def test_a_header_with_any_byte_changed(tmp_path: Path) -> None:
     chance = random.Random(5)
     refused, most = 0, 0
     tracemalloc.start()
-    times = 300 if LONG else 120
+    times = 300 if LONG else 60
     for _ in range(times):
         at, value = chance.randrange(len(header)), chance.randrange(256)
         write_later(path, bytes([value]), at)

@@ -13,7 +13,7 @@ from tests.thoroughness import LONG, sampled
 from tests.vocabularies import find_vocabulary
 
 # Each kind of tokenizer, the small of it and the large; the others are built as one of these.
-NAMES = ["bert-bge", "gpt-2", "qwen2", "llama-spm", "nomic-bert-moe", "gemma-4"]
+NAMES = ["bert-bge", "qwen2", "gpt-2", "llama-spm", "nomic-bert-moe", "gemma-4"]
 NAMES += ["llama-bpe", "command-r", "baichuan"] if LONG else []
 
 CHILD = """
