@@ -50,9 +50,15 @@ WITH_ONE_SERVER = (
 )  # fmt: skip
 
 
+# These build the same tokenizers, which takes seconds and is kept in the process: one worker runs them all.
+WITH_VOCABULARIES = ("test_tokenizer_text.py", "test_tokenizer_vectors.py")
+
+
 class _ByFile(LoadFileScheduling):  # type: ignore[misc] # xdist has no types
     def _split_scope(self, nodeid: str) -> str:
         file = str(super()._split_scope(nodeid))
+        if file.endswith(WITH_VOCABULARIES):
+            return "vocabularies"
         return "tests/web" if file.endswith(WITH_ONE_SERVER) else file
 
 

@@ -257,7 +257,7 @@ def test_threads_are_the_cores_and_not_too_many(tmp_path: Path) -> None:
 
 
 @settings(
-    max_examples=20 if LONG else 6,
+    max_examples=20 if LONG else 4,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

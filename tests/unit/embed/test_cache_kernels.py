@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.embed_kernels import HAVE_NATIVE, KINDS, names, using
+from tests.thoroughness import LONG
 
 from edgekit.embed.kernels import BlockError, Kernels, choose
 from edgekit.embed.kernels.types import CacheKind, Floats
@@ -315,9 +316,9 @@ def test_widths_that_are_no_whole_vectors(kernels: Kernels) -> None:
 
 def test_many_cells(kernels: Kernels) -> None:
     """Sums of many small shares, one span at a time."""
-    case = Case(k_kind="f16", v_kind="q8_0", tokens=1, cells=20_000, query_position=20_000)
+    case = Case(k_kind="f16", v_kind="q8_0", tokens=1, cells=8_000, query_position=8_000)
     run = Run(case)
-    for first, last in pairwise(range(0, 20_001, 2_500)):
+    for first, last in pairwise(range(0, 8_001, 1_000)):
         run.attend(kernels, (first, last))
     assert close(run.settled(kernels), run.exact())
 
@@ -363,7 +364,7 @@ def cut(data: st.DataObject, count: int) -> list[tuple[int, int]]:
 
 
 @given(kernel_names, cases(), st.data())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80 if LONG else 20, deadline=None)
 def test_spans_may_be_cut_and_come_in_any_order(name: str, case: Case, data: st.DataObject) -> None:
     run = Run(case)
     spans = data.draw(st.permutations(cut(data, case.cells)))
@@ -377,7 +378,7 @@ def test_spans_may_be_cut_and_come_in_any_order(name: str, case: Case, data: st.
 
 
 @given(kernel_names, cases(), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60 if LONG else 20, deadline=None)
 def test_queries_may_come_in_chunks(name: str, case: Case, data: st.DataObject) -> None:
     run = Run(case)
     with using(name) as kernels:
@@ -388,7 +389,7 @@ def test_queries_may_come_in_chunks(name: str, case: Case, data: st.DataObject) 
 
 
 @given(kernel_names, cases(), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40 if LONG else 20, deadline=None)
 def test_key_heads_may_be_shared_out(name: str, case: Case, data: st.DataObject) -> None:
     """To the bit: no head's sums depend on another's."""
     run = Run(case)
@@ -400,7 +401,7 @@ def test_key_heads_may_be_shared_out(name: str, case: Case, data: st.DataObject)
 
 
 @given(kernel_names, cases())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30 if LONG else 20, deadline=None)
 def test_a_span_that_nobody_sees_changes_nothing(name: str, case: Case) -> None:
     run = Run(replace(case, query_position=max(0, case.first_position - case.tokens)))
     if case.first_position < case.tokens:

@@ -106,7 +106,7 @@ def test_packed_weights_are_unpacked_as_gguf_does(
 
 
 @settings(
-    max_examples=25 if LONG else 12,
+    max_examples=25 if LONG else 6,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -72,12 +72,12 @@ def ours(path: Path, texts: list[list[int]], pooling: Pooling | None, kernels: s
     return into
 
 
-@pytest.mark.parametrize("case", sampled(tuple(CASES), each=2))
+@pytest.mark.parametrize("case", sampled(tuple(CASES), each=3))
 def test_our_vectors_are_llamacpps(case: str, tmp_path: Path) -> None:
     architecture, kind, least, shape = CASES[case]
     path = write_model(tmp_path / "model.gguf", architecture, kind=kind, **shape)
     random = np.random.default_rng(7)
-    texts = [random.integers(5, 60, length).tolist() for length in (1, 6, 31, 300)]
+    texts = [random.integers(5, 60, length).tolist() for length in (1, 6, 31, 100)]
     decoder = "bert" not in architecture
     pooling = Pooling.LAST if decoder and "pooling" not in shape else None
     theirs = llamacpp_vectors(path, texts, "last" if pooling else None)

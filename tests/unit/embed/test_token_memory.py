@@ -19,6 +19,7 @@ from edgekit.header.dtype import by_name
 from edgekit.units import KIB
 
 ROWS, WIDTH = 152_064, 3_584  # Qwen2 7B
+WORDS = 30_000  # of its vocabulary: a pointer for each is more than the walk may hold
 # What numpy needs beyond C are the fixed buffers it unpacks through.
 MOST_BYTES = {"native": 100 * KIB, "numpy": 160 * KIB}
 
@@ -80,9 +81,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     random = np.random.default_rng(1)
     rows = {n: random_row(by_name("Q4_K"), WIDTH, random) for n in (0, 1_000, ROWS - 1)}
     keys = [
-        key("tokenizer.ggml.tokens", ARRAY, (STRING, [f"token{n}" for n in range(ROWS)])),
-        key("tokenizer.ggml.token_type", ARRAY, (INT32, [1] * ROWS)),
-        key("tokenizer.ggml.merges", ARRAY, (STRING, [f"a{n} b{n}" for n in range(ROWS)])),
+        key("tokenizer.ggml.tokens", ARRAY, (STRING, [f"token{n}" for n in range(WORDS)])),
+        key("tokenizer.ggml.token_type", ARRAY, (INT32, [1] * WORDS)),
+        key("tokenizer.ggml.merges", ARRAY, (STRING, [f"a{n} b{n}" for n in range(WORDS)])),
     ]
     write_table(path, "Q4_K", (ROWS, WIDTH), rows, keys=keys, others=339)
     return path

@@ -105,7 +105,7 @@ def test_hundreds_of_tokens_leave_nothing_behind() -> None:
     for _ in range(20):
         sampler.accept(sampler.sample(logits))
     # What a token leaves would be left each time; what other threads of the tests allocate is not.
-    assert min(_grown_bytes(sampler, logits) for _ in range(4)) < 4 * KIB
+    assert any(_grown_bytes(sampler, logits) < 4 * KIB for _ in range(4))
 
 
 def _grown_bytes(sampler: Sampler, logits: NDArray[np.float32]) -> int:

@@ -154,7 +154,7 @@ def test_memory_that_only_seems_free(
 def test_a_step_allocates_nothing_that_grows(models: dict[str, Path]) -> None:
     """Fifty tokens in a window that has begun to roll: views and small numbers only.
 
-    Three times: what a thread of another test takes meanwhile is in one round, what a step keeps is in all.
+    Up to three times: what a thread of another test takes meanwhile is in one round, what a step keeps is in all.
     """
     setup = {"rolling": True, "sinks": 2, "keep_bytes": 30_000}
     with session(models["gemma3"], window=32, setup=setup) as engine:
@@ -163,12 +163,17 @@ def test_a_step_allocates_nothing_that_grows(models: dict[str, Path]) -> None:
         gc.collect()
         tracemalloc.start()
         try:
-            rounds = [_round(engine) for _ in range(3)]
+            rounds = [_round(engine)]
+            while len(rounds) < 3 and not _is_small(*rounds[-1]):
+                rounds.append(_round(engine))
         finally:
             tracemalloc.stop()
-    assert min(median for median, _, _ in rounds) < 10 * KIB  # all of a step together
-    assert min(most for _, most, _ in rounds) < 64 * KIB  # also where the monitor asks the system
-    assert min(kept for _, _, kept in rounds) < KIB
+    assert _is_small(*rounds[-1]), rounds
+
+
+def _is_small(median: int, most: int, kept: int) -> bool:
+    """All of a step together; the most is where the monitor asks the system."""
+    return median < 10 * KIB and most < 64 * KIB and kept < KIB
 
 
 def _round(engine: StreamEngine) -> tuple[int, int, int]:

@@ -191,8 +191,7 @@ def merges_by_score(vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
         pairs = [
             (left, right, at)
             for at in range(1, len(token))
-            if (left := find(token[:at])) is not None
-            and (right := find(token[at:])) is not None
+            if (left := find(token[:at])) is not None and (right := find(token[at:])) is not None
         ]
         made += len(pairs)
         if made > limit:
