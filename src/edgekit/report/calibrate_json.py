@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgekit.hardware.measured import Measured
 from edgekit.report.calibrate_text import Kept
 from edgekit.report.verify_json import row_json
-from edgekit.runtime.calibrating.types import Calibrated
+
+if TYPE_CHECKING:  # only to name it: a report of what is kept needs nothing that measures
+    from edgekit.runtime.calibrating.types import Calibrated
 
 SCHEMA = 1
 

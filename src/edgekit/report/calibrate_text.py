@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from edgekit.hardware.calibration import Stored
 from edgekit.hardware.measured import (
@@ -17,10 +18,12 @@ from edgekit.hardware.measured import (
 )
 from edgekit.report.lines import counted
 from edgekit.report.screen import MOST_WIDTH, folded, section, within
-from edgekit.runtime.calibrating.types import Calibrated
-from edgekit.runtime.remembering import Remembered
 from edgekit.units import format_bytes
-from edgekit.verify.types import Verification
+
+if TYPE_CHECKING:  # only to name them: a report of what is kept needs nothing that measures
+    from edgekit.runtime.calibrating.types import Calibrated
+    from edgekit.runtime.remembering import Remembered
+    from edgekit.verify.types import Verification
 
 SHOWN_DIFFERENCES = 3
 

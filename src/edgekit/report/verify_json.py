@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from edgekit.verify.types import Resident, Row, Verification
+
+if TYPE_CHECKING:  # only to name them: others use a row of this report
+    from edgekit.verify.types import Resident, Row, Verification
 
 SCHEMA = 1
 
