@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parsed(argv: Sequence[str]) -> argparse.Namespace:
     """Models may stand anywhere: `check a.gguf --ram 8G b.gguf` names two, of which argparse takes one."""
-    parser = build_parser()
+    parser = build_parser(argv[0] if argv else None)
     arguments, more = parser.parse_known_args(argv)
     models: list[str] = getattr(arguments, "models", [])
     if more and (not models or any(word.startswith("-") for word in more)):
