@@ -379,18 +379,25 @@ def test_names_with_control_characters_never_reach_a_message() -> None:
 
 
 def test_a_long_listing_is_chosen_from_in_no_time() -> None:
-    """Twice as many names are at most about twice as much work."""
+    """Twice as many names are at most about twice as much work, and over 500 of them none is compared."""
 
     def look(count: int) -> None:
         with pytest.raises(NotFoundError):
             choose(*(f"{i:05d}/m-Q8_0-{i}.gguf" for i in range(count)), quant="Q5_K_M")
 
-    def compare(count: int) -> None:
+    def compare_alike(count: int) -> None:
         assert len(close_names("a" * 500, (f"{i}" + "a" * 500 for i in range(count)))) == 6
 
-    for work in (look, compare):
-        fewer, more = (calls_of(partial(work, count)) for count in (1_000, 2_000))
-        assert more < 2.5 * fewer
+    def compare_strange(count: int) -> None:
+        assert close_names("a" * 500, (f"{i}" for i in range(count))) == ()
+
+    for work, count, times in (
+        (look, 150, 2.5),
+        (compare_alike, 20, 2.5),
+        (compare_strange, 500, 1.1),
+    ):
+        fewer, more = (calls_of(partial(work, names)) for names in (count, 2 * count))
+        assert more < times * fewer
 
 
 PART = st.sampled_from(
