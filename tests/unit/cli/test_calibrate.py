@@ -30,7 +30,7 @@ from edgekit.hardware.calibration import (
 )
 from edgekit.hardware.measured import Calibration
 from edgekit.report.calibrate_text import calibrated_text
-from edgekit.runtime import calibrating
+from edgekit.runtime import calibrating, remembering
 from edgekit.runtime.calibrating import calibrate
 from edgekit.runtime.calibrating import host as host_room
 from edgekit.runtime.calibrating.made_up import Shape, write_made_up
@@ -56,6 +56,12 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EDGEKIT_DATA", str(tmp_path / "data"))
     monkeypatch.setattr(calibrating, "calibrate", partial(calibrate, options=QUICK))
     return tmp_path / "data"
+
+
+@pytest.fixture
+def kept_of_few_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What llama.cpp holds besides is kept of a small model too, which it loads in no time."""
+    monkeypatch.setattr(remembering, "LEAST_VOCABULARY", QUICK.shape.vocabulary)
 
 
 @pytest.fixture
@@ -336,10 +342,11 @@ def test_check_counts_it_on_this_machine_alone(kept: Calibration, tmp_path: Path
     assert bill()["basis"] == "exact"
 
 
+@pytest.mark.usefixtures("kept_of_few_words")
 def test_verify_load_feeds_it(data: Path, tmp_path: Path, ask: Ask) -> None:
     pytest.importorskip("xllamacpp")
     model = str(tmp_path / "large.gguf")
-    write_made_up(Path(model), replace(QUICK.shape, vocabulary=WORDS))
+    write_made_up(Path(model), QUICK.shape)
     _, out, _ = ask("verify", model)
     assert "Remembered" not in out
     assert not data.exists()
@@ -367,6 +374,7 @@ def test_verify_load_of_few_words_is_told_and_not_kept(
     assert not data.exists()
 
 
+@pytest.mark.usefixtures("kept_of_few_words")
 def test_verify_load_goes_on_where_nothing_can_be_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask
 ) -> None:
@@ -374,7 +382,7 @@ def test_verify_load_goes_on_where_nothing_can_be_kept(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EDGEKIT_DATA", str(tmp_path / "file" / "data"))
     model = tmp_path / "large.gguf"
-    write_made_up(model, replace(QUICK.shape, vocabulary=WORDS))
+    write_made_up(model, QUICK.shape)
     code, out, _ = ask("verify", str(model), "--load")
     assert code == 0
     assert "not remembered for later bills: " in " ".join(out.split())

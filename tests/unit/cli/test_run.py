@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -17,6 +18,7 @@ import pytest
 from tests.embed_models import write_model
 from tests.patience import PATIENCE_S
 from tests.runnable import write_chatting, write_endless
+from tests.thoroughness import sampled
 
 from edgekit.cli import main
 
@@ -97,18 +99,11 @@ def test_a_long_prompt_is_counted_not_guessed(ask: Ask) -> None:
     assert told["context_tokens"] == told["prompt_tokens"] + 2 + 64
 
 
-def test_a_system_message_and_standard_input(model: Path) -> None:
-    command = [sys.executable, "-m", "edgekit", "run", str(model), "--engine", "stream", "-n", "3"]
-    done = subprocess.run(
-        [*command, "--system", "Be short."],
-        input="What is this?",
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "as billed" in done.stderr
+def test_a_system_message_and_standard_input(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"What is this?")))
+    code, _, err = ask("--engine", "stream", "-n", "3", "--system", "Be short.")
+    assert code == 0, err
+    assert "as billed" in err
 
 
 def test_what_does_not_fit_is_refused_with_the_numbers(ask: Ask) -> None:
@@ -173,13 +168,14 @@ def test_an_embedding_model_answers_nothing(ask: Ask, tmp_path: Path) -> None:
         assert "edgekit embed" in err
 
 
-def test_a_prompt_is_counted_before_it_is_refused(ask: Ask, model: Path) -> None:
-    """8,400 bytes are fewer tokens than that, and the window of so many bytes would not fit."""
-    words = ("-p", "hello there, " * 646, "--raw", "-n", 1, "--engine", "stream", "--json")
-    code, out, _ = ask(*words)
+def test_a_prompt_is_counted_before_it_is_refused(ask: Ask, tmp_path: Path) -> None:
+    """1,050 bytes are fewer tokens than that, and the window of so many bytes would not fit."""
+    file = write_chatting(tmp_path / "short.gguf", tied=False, context_tokens=512)
+    words = ("-p", "hello there, " * 81, "--raw", "-n", 1, "--engine", "stream", "--json")
+    code, out, _ = ask(*words, file=file)
     told = json.loads(out)
     assert code == 0
-    assert told["context_tokens"] == min(told["prompt_tokens"] + 1 + 64, 4096)
+    assert told["context_tokens"] == min(told["prompt_tokens"] + 1 + 64, 512)
 
 
 def test_the_prompt_itself_is_in_the_budget(model: Path, tmp_path: Path) -> None:
@@ -201,7 +197,7 @@ def test_a_header_without_weights_and_a_catalog_name(
     assert "known from the catalog" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", sampled(ENGINES, each=2, turn=1))
 def test_a_conversation(model: Path, engine: str) -> None:
     """On a terminal: two turns, one forgotten, and its end."""
     said = _typed(
@@ -251,7 +247,7 @@ def test_an_engine_that_dies_in_an_answer_is_no_answer(endless: Path) -> None:
     assert b"Traceback" not in err
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", sampled(ENGINES, each=2))
 def test_a_reader_that_has_seen_enough(endless: Path, engine: str) -> None:
     with subprocess.Popen(
         _endless(endless, engine, "-q"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -263,22 +259,22 @@ def test_a_reader_that_has_seen_enough(endless: Path, engine: str) -> None:
     assert (process.returncode, err) == (0, b"")
 
 
-def test_a_disk_that_is_full_and_no_output_at_all(model: Path) -> None:
-    command = [sys.executable, "-m", "edgekit", "run", str(model), "--engine", "stream", "-q"]
-    command += ["-p", "go", "--raw", "-n", "2"]
-    with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(
-            command, stdout=full, stderr=subprocess.PIPE, timeout=PATIENCE_S, check=False
-        )
-    assert done.returncode == 1
-    assert b"could not be written: No space left" in done.stderr
+def test_a_disk_that_is_full_and_no_output_at_all(
+    ask: Ask, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--engine", "stream", "-q", "-p", "go", "--raw", "-n", "2"]
     closed = subprocess.run(
-        ["sh", "-c", 'exec "$0" "$@" >&-', *command],
+        ["sh", "-c", 'exec "$0" "$@" >&-', sys.executable, "-m", "edgekit", "run", model, *words],
         stderr=subprocess.PIPE,
         timeout=PATIENCE_S,
         check=False,
     )
     assert (closed.returncode, closed.stderr) == (0, b"")
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        code, _, err = ask(*words)
+    assert code == 1
+    assert "could not be written: No space left" in err
 
 
 @pytest.mark.parametrize("engine", ENGINES)
