@@ -270,14 +270,14 @@ def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert "exit codes: 0 measured" in out
 
 
-SLOW = """
+SLOW = f"""
 import sys
-from dataclasses import replace
 from functools import partial
-from tests.unit.cli.test_calibrate import QUICK
 from edgekit.cli import main
 from edgekit.runtime import calibrating
-slow = replace(QUICK, pace_seconds=60.0)
+from edgekit.runtime.calibrating.made_up import Shape
+from edgekit.runtime.calibrating.types import Options
+slow = {replace(QUICK, pace_seconds=60.0)!r}
 calibrating.calibrate = partial(calibrating.calibrate, options=slow)
 sys.exit(main(["calibrate"]))
 """

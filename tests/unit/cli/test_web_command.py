@@ -62,22 +62,19 @@ def ended(web: WebProcess, number: signal.Signals) -> tuple[str, str]:
     return out, error
 
 
-def has_ipv6() -> bool:
-    try:
-        listen("::1", 0).close()
-    except UsageError:
-        return False
-    return True
-
-
 class TestItsStart:
     def test_with_a_file_allows_that_file_alone(self, tmp_path: Path) -> None:
+        """And its address has the brackets of IPv6, where there is any."""
         for name in ("a-00001-of-00002.gguf", "a-00002-of-00002.gguf"):
             (tmp_path / name).write_bytes(split_header(int(name[6]) - 1, 2) + b"\0" * 4096)
         (tmp_path / "b.gguf").write_bytes(gguf_header() + b"\0" * 4096)
         named = str(tmp_path / "a-00001-of-00002.gguf")
-        host = "[::1]" if has_ipv6() else "127.0.0.1"  # its address has the brackets too
-        with start_process(named, "--host", host, "--offline") as web:
+        try:
+            listen("::1", 0).close()
+            host = "[::1]"
+        except UsageError:
+            host = "127.0.0.1"
+        with start_process(named, "--offline", "--host", host) as web:
             assert web.address.startswith(f"http://{host}:")
             assert web.ready.keys() == {"event", "url", "token", "pid"}
             assert (web.ready["event"], web.ready["token"]) == ("ready", None)
@@ -175,30 +172,26 @@ class TestItsPort:
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk that is full")
     def test_that_cannot_be_told_ends_it_with_one_sentence(self) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "edgekit",
-            "web",
-            "--no-browser",
-            "--port",
-            "0",
-            "--offline",
-        ]
-        for more in ((), ("--json",)):
-            with Path("/dev/full").open("w") as full:
-                done = subprocess.run(
-                    [*command, *more],
-                    stdout=full,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    timeout=PATIENCE_S,
-                    check=False,
-                )
-            assert done.returncode == 1
-            assert (
-                done.stderr == "edgekit: the answer could not be written: No space left on device\n"
+        code = (
+            "import sys; from edgekit.cli import main\n"
+            "words = ['web', '--no-browser', '--port', '0', '--offline']\n"
+            "codes = [main(words)]\n"
+            "sys.stdout = open('/dev/full', 'w')\n"
+            "codes.append(main([*words, '--json']))\n"
+            "sys.exit(codes != [1, 1])"
+        )
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                [sys.executable, "-c", code],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=PATIENCE_S,
+                check=False,
             )
+        assert done.returncode == 0
+        told = "edgekit: the answer could not be written: No space left on device\n"
+        assert done.stderr == told * 2
 
 
 class TestItsToken:
@@ -212,15 +205,6 @@ class TestItsToken:
             assert ask(web.address, "/api/v1/devices", headers=bearer).status == 200
             assert ask(web.address, "/healthz").status == 200
             assert ended(web, signal.SIGTERM) == ("", "")
-
-    def test_comes_from_the_environment(self) -> None:
-        environment = {**os.environ, "EDGEKIT_WEB_TOKEN": "from-the-environment"}
-        with start_process("org/name:Q4_K_M", "--offline", env=environment) as web:
-            assert web.ready["token"] == "from-the-environment"
-            assert ask(web.address, "/").status == 401
-            url = urlsplit(web.ready["url"])
-            said = {"ref": ["org/name:Q4_K_M"], "token": ["from-the-environment"]}
-            assert (url.path, parse_qs(url.query)) == ("/model", said)
 
     @pytest.mark.parametrize(
         ("words", "surrounding", "told"),
@@ -273,7 +257,11 @@ def calling(web: WebProcess, stuck: RawServer, call: str) -> Iterator[None]:
 
 class TestItsEnd:
     def test_comes_at_once_and_is_told_to_who_listens(self, stuck: RawServer) -> None:
-        with start_process("--allow-private", "--no-cache", setup=NEVER_CUT_OFF) as web:
+        """While a call waits for a slow server, too."""
+        with (
+            start_process("--allow-private", "--no-cache", setup=NEVER_CUT_OFF) as web,
+            calling(web, stuck, "inspect?model={}/a.gguf"),
+        ):
             model = f"{stuck.address}/a.gguf"
             job = ask(web.address, "/api/v1/jobs/inspect", {"model": model}).json()
             following = events(web.address, f"/api/v1/jobs/{job['id']}/events")
@@ -285,13 +273,6 @@ class TestItsEnd:
             assert [one["event"] for one in cards if one["event"] != "card"] == ["failed"]
             with listen("127.0.0.1", int(web.address.rpartition(":")[2])):
                 pass  # the port is free again
-
-    def test_comes_while_a_call_waits_for_a_slow_server(self, stuck: RawServer) -> None:
-        with (
-            start_process("--allow-private", "--no-cache") as web,
-            calling(web, stuck, "inspect?model={}/a.gguf"),
-        ):
-            assert ended(web, signal.SIGINT) == ("", "")
 
     @pytest.mark.parametrize(("call", "pause_s", "first"), sampled(SECOND_SIGNALS, each=7))
     def test_comes_at_once_and_quietly_for_a_second_signal(
@@ -310,17 +291,35 @@ class TestItsEnd:
 
 class TestItsBrowser:
     def test_is_shown_the_page_that_was_told(self, tmp_path: Path) -> None:
+        """With the token that comes from the environment."""
         seen, browser = tmp_path / "seen", tmp_path / "browser"
         browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {seen}.part && mv {seen}.part {seen}\n')
         browser.chmod(0o755)
-        command = [sys.executable, "-m", "edgekit", "web", "--port", "0", "--offline"]
-        environment = {**os.environ, "BROWSER": f"{browser} %s"}
+        command = [
+            sys.executable,
+            "-m",
+            "edgekit",
+            "web",
+            "org/name:Q4_K_M",
+            "--port",
+            "0",
+            "--offline",
+        ]
+        environment = {
+            **os.environ,
+            "BROWSER": f"{browser} %s",
+            "EDGEKIT_WEB_TOKEN": "from-the-environment",
+        }
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, env=environment
         ) as process:
             assert process.stdout is not None
             line = process.stdout.readline().rstrip("\n")
-            assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", line)
+            url = urlsplit(line)
+            assert re.fullmatch(r"127\.0\.0\.1:\d+", url.netloc)
+            said = {"ref": ["org/name:Q4_K_M"], "token": ["from-the-environment"]}
+            assert (url.path, parse_qs(url.query)) == ("/model", said)
+            assert ask(f"http://{url.netloc}", "/").status == 401
             wait_until(seen.exists)
             assert seen.read_text() == line
             process.send_signal(signal.SIGINT)
@@ -351,20 +350,17 @@ def test_addresses(settings: Settings, address: str) -> None:
 
 
 def test_what_is_not_installed_is_named() -> None:
-    code = """
-import sys
-from edgekit.cli import main
-for missing in ("uvicorn", "fastapi"):
-    sys.modules[missing] = None
-    assert main(["web", "--port", "0"]) == 2
-    del sys.modules[missing]
-"""
+    code = (
+        "import sys; from edgekit.cli import main\n"
+        "for missing in ('fastapi', 'uvicorn'):\n"
+        "    sys.modules[missing] = None\n"
+        "    assert main(['web', '--port', '0']) == 2\n"
+        "    del sys.modules[missing]\n"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    told = [line for line in done.stderr.splitlines() if "the page needs" in line]
-    assert [one.partition("the page needs ")[2] for one in told] == [
-        f"{missing}: pip install 'edgekit-models[web]'" for missing in ("uvicorn", "fastapi")
-    ]
+    for line, missing in zip(done.stderr.splitlines(), ("fastapi", "uvicorn"), strict=True):
+        assert f"the page needs {missing}: pip install 'edgekit-models[web]'" in line
 
 
 def test_help_loads_no_server() -> None:
