@@ -194,13 +194,16 @@ def test_errors_are_a_sentence_and_a_code(
     assert json.loads(out)["error"]["message"] in err
 
 
-def test_usage_errors_end_with_two() -> None:
+def test_usage_errors_end_with_two(capsys: pytest.CaptureFixture[str]) -> None:
     for words in ([], ["inspect"], ["inspect", "a", "--nonsense"], ["nonsense"]):
-        told = subprocess.run(
-            [sys.executable, "-m", "edgekit", *words], capture_output=True, text=True, check=False
-        )
-        assert told.returncode == 2
-        assert "usage:" in told.stderr
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == 2
+        assert "usage:" in capsys.readouterr().err
+    told = subprocess.run(
+        [sys.executable, "-m", "edgekit", "nonsense"], capture_output=True, text=True, check=False
+    )
+    assert (told.returncode, "usage:" in told.stderr) == (2, True)
 
 
 def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
@@ -319,31 +322,42 @@ def test_a_narrow_encoding_is_no_error() -> None:
     assert "gemma3" in told.stdout
 
 
+ASK_WITH_EACH = """
+import os, sys
+from edgekit.cli import main
+for word in sys.argv[1:]:
+    variable, _, value = word.partition("=")
+    os.environ[variable] = value
+    print(main(["inspect", "org/name", "--timeout", "5"]))
+    del os.environ[variable]
+"""
+
+
 @pytest.mark.parametrize(
-    ("variable", "value"),
+    "given",
     [
-        ("ALL_PROXY", "socks5://127.0.0.1:1"),
-        ("HTTP_PROXY", "nonsense://x"),
-        ("HTTPS_PROXY", "http://[::1"),
-        ("HF_ENDPOINT", "http://[::1"),
-        ("HF_HUB_ETAG_TIMEOUT", "abc"),
-        ("SSL_CERT_FILE", "/nonexistent"),
+        [
+            "ALL_PROXY=socks5://127.0.0.1:1",
+            "HTTP_PROXY=nonsense://x",
+            "HTTPS_PROXY=http://[::1",
+            "HF_ENDPOINT=http://[::1",
+            "SSL_CERT_FILE=/nonexistent",
+        ],
+        ["HF_HUB_ETAG_TIMEOUT=abc"],  # read once in a process
     ],
 )
-def test_a_variable_that_cannot_be_used_is_named(variable: str, value: str) -> None:
-    command = [sys.executable, "-m", "edgekit", "inspect", "org/name", "--timeout", "5"]
+def test_a_variable_that_cannot_be_used_is_named(given: list[str]) -> None:
     told = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, variable: value}
+        [sys.executable, "-c", ASK_WITH_EACH, *given], capture_output=True, text=True, check=False
     )
-    assert told.returncode == 2, told.stderr
-    assert variable in told.stderr or (
-        variable.startswith("HF_HUB") and "HF_HUB_..." in told.stderr
-    )
-    assert len(told.stderr.splitlines()) == 1
+    assert told.stdout.split() == ["2"] * len(given), told.stderr
+    for word, line in zip(given, told.stderr.splitlines(), strict=True):
+        variable = word.partition("=")[0]
+        assert variable in line or (variable.startswith("HF_HUB") and "HF_HUB_..." in line)
 
 
 def test_an_error_that_cannot_be_written_ends_quietly() -> None:
-    for redirection in ("> /dev/full", "| true", "2>&-", ">&- 2>&-"):
+    for redirection in ("> /dev/full", "2>&-", ">&- 2>&-"):
         command = f"{sys.executable} -m edgekit inspect ./nothing.gguf --json {redirection}"
         told = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
         assert "Traceback" not in told.stderr + told.stdout

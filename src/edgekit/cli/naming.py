@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -29,6 +30,8 @@ def references(words: Sequence[str]) -> tuple[str, ...]:
 def _stdin_lines() -> Iterator[str]:
     if sys.stdin is None:
         raise UsageError("standard input is closed")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # names of files may be any bytes
     for line in sys.stdin:
         name = line.strip().lstrip("\ufeff")  # Windows opens a text with it
         if name and not name.startswith("#"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-
 if TYPE_CHECKING:  # only to name them: others use a row of this report
     from edgekit.verify.types import Resident, Row, Verification
 

@@ -173,14 +173,27 @@ def test_a_killed_engine_is_noticed_and_told(model: Path) -> None:
     assert "SIGKILL" in err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_ends_when_it_is_asked_to(model: Path, number: signal.Signals) -> None:
-    with served(model, "-np", "1", "-c", "256", "--api-key", "secret") as (process, ready):
-        assert ask(ready["address"], "/v1/chat/completions", {})[0] == 401
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(signal.SIGINT, ("--api-key", "secret")), (signal.SIGTERM, ("--insecure",))],
+)
+def test_it_serves_other_machines_where_that_is_asked_for_and_ends_when_asked_to(
+    model: Path, number: signal.Signals, words: tuple[str, ...]
+) -> None:
+    """A key or --insecure is enough; without a key it is said that there is none."""
+    told = ("--host", "0.0.0.0", "-np", "1", "-c", "256", *words)
+    with served(model, *told) as (process, ready):
+        asked = urllib.request.Request(ready["openai_base_url"] + "/models")
+        if "secret" in words:
+            assert ask(ready["address"], "/v1/chat/completions", {})[0] == 401
+            asked.add_header("Authorization", "Bearer secret")
+        with urllib.request.urlopen(asked) as reply:
+            assert reply.status == 200
         assert ask(ready["address"], "/health")[0] == 200
         process.send_signal(number)
         out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
+    assert ("asks for no key" in err) is (words == ("--insecure",))
     assert json.loads(out.splitlines()[0])["why"] == "asked to end"
     wait_until(lambda: not psutil.pid_exists(ready["pid"]))
 
@@ -207,22 +220,6 @@ def test_what_cannot_be_meant(
 ) -> None:
     assert main(("serve", str(model), "--port", "0", *words)) == 2
     assert told in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("words", [("--insecure",), ("--api-key", "secret")])
-def test_other_machines_are_served_where_that_is_asked_for(
-    model: Path, words: tuple[str, ...]
-) -> None:
-    """Either is enough; without a key it is said that there is none."""
-    with served(model, "--host", "0.0.0.0", "-c", "512", *words) as (process, ready):
-        asked = urllib.request.Request(ready["openai_base_url"] + "/models")
-        if "secret" in words:
-            asked.add_header("Authorization", "Bearer secret")
-        with urllib.request.urlopen(asked) as reply:
-            assert reply.status == 200
-        process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=60)
-    assert ("asks for no key" in err) is (words == ("--insecure",))
 
 
 @pytest.mark.parametrize(
