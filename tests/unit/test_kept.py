@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.thoroughness import sampled
 from tests.unit.plan.machines import cards, cpu, host
 
 from edgekit.catalog import read_catalog
@@ -54,8 +55,16 @@ def test_a_pipe_in_its_place_is_not_waited_for(one: Catalog) -> None:
 
 @pytest.mark.parametrize(
     "machine",
-    [cpu(8), cards(6), cards(8, 4), cards(10, ram=32)],
-    ids=["cpu", "card", "two", "divided"],
+    sampled(
+        [
+            pytest.param(cpu(8), id="cpu"),
+            pytest.param(cards(6), id="card"),
+            pytest.param(cards(8, 4), id="two"),
+            pytest.param(cards(10, ram=32), id="divided"),
+        ],
+        each=2,
+        turn=1,
+    ),
 )
 def test_the_same_again(
     catalog: Catalog, machine: Machine, monkeypatch: pytest.MonkeyPatch

@@ -139,13 +139,14 @@ def test_an_import_costs_at_most_60_ms(tmp_path: Path) -> None:
     assert min(ours) - min(bare) <= 0.060
 
 
-def test_a_local_file_needs_no_network_library(llama: Path, tmp_path: Path) -> None:
+def test_a_local_file_needs_no_network_library(llama: Path) -> None:
     code = (
         "import sys; from edgekit.models import model_preflight\n"
         f"assert model_preflight({str(llama)!r}, ram='24G').passed\n"
         "print(*sys.modules)"
     )
-    loaded = set(child(code, tmp_path)[0].split())
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(told.stdout.split())
     assert loaded.isdisjoint({"huggingface_hub", "httpx2", "psutil", "pynvml", "numpy"})
 
 
@@ -453,7 +454,7 @@ def test_yes_or_no(
 def test_yes_or_no_agrees_with_the_verdict(model: str, least_gib: int, tmp_path: Path) -> None:
     path = write_model(tmp_path, model)
     told = []
-    for gib in range(least_gib - 2, least_gib + 2):
+    for gib in range(least_gib - 1, least_gib + 1):
         there = f"{gib}G"
         told.append(can_load(path, ram=there))
         assert told[-1] == model_preflight(path, ram=there).can_load, there

@@ -135,12 +135,12 @@ def test_what_is_said_to_make_it_fit_does(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each of them alone: without any of them it does not fit, as the test above shows."""
-    assert ask(capsys, SAMPLE, "--device", "RTX 4090", *words)[0] == 0
+    assert ask(capsys, SAMPLE, "--device", "RTX 4090", "--quiet", *words)[0] == 0
 
 
 @pytest.mark.parametrize("device", ["RTX 5090", "M4 Max 36GB"])
 def test_the_smallest_device_holds_it(device: str, capsys: pytest.CaptureFixture[str]) -> None:
-    told = ask_json(capsys, SAMPLE, "--device", device)
+    told = ask_json(capsys, SAMPLE, "--device", device, "--quiet")
     assert told["can_load"]
     assert told["max_context"] >= 16_384
 
@@ -231,7 +231,9 @@ def test_flags_of_llama_cpp(
 def test_where_the_layers_lie(
     words: list[str], way: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = ask_json(capsys, MOE, "--device", "RTX 4090", "--ram", "64G", "-c", "16k", *words)
+    told = ask_json(
+        capsys, MOE, "--device", "RTX 4090", "--ram", "64G", "-c", "16k", "--quiet", *words
+    )
     assert told["way"] == way
     card = next((one for one in told["budgets"] if one["name"] == "RTX 4090"), None)
     assert (card is None) == (words == ["--backend", "cpu"])
@@ -358,7 +360,7 @@ def test_the_command_starts_what_was_judged(
 ) -> None:
     """Its flags, handed to `edgekit estimate`, give the same bill."""
     reference = {"llama": llama, "folder": folder}.get(model, model)
-    told = ask_json(capsys, reference, *words)
+    told = ask_json(capsys, reference, "--quiet", *words)
     program, *rest = shlex.split(told["command"])
     flags = rest[2:]  # after -m FILE, serve MODEL, --model MODEL
     if program == "mlx_lm.generate":  # it has no such flag
@@ -392,7 +394,7 @@ def test_json_has_the_flags_that_were_settled(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """By key, as they are typed: whoever reads them need not take the command apart."""
-    assert main(["check", model, *words, "--json"]) == 0
+    assert main(["check", model, *words, "--json", "--quiet"]) == 0
     assert json.loads(capsys.readouterr().out)["flags"] == flags
 
 
@@ -429,7 +431,8 @@ def test_all_engines_for_a_program(llama: str, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize("name", ["auto", "AUTO", "llama.cpp", "llamacpp", "LLAMA.CPP", "ollama"])
 def test_names_of_engines(name: str, llama: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
-        ask_json(capsys, llama, "--ram", "24G", "--engine", name)["engine"]["name"] == "llama.cpp"
+        ask_json(capsys, llama, "--ram", "24G", "--quiet", "--engine", name)["engine"]["name"]
+        == "llama.cpp"
     )
 
 
@@ -439,7 +442,7 @@ def test_names_of_engines(name: str, llama: str, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize("size", ["24G", "24 GB", "24g", "24GiB", "24gib", " 24G ", "24576M", "24_576MB", "0.0234375T"])  # fmt: skip
 def test_sizes(size: str, llama: str, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["--ram", size], [f"--ram={size}"]):
-        assert ask_json(capsys, llama, *words)["available_bytes"] == 23 * GIB
+        assert ask_json(capsys, llama, "--quiet", *words)["available_bytes"] == 23 * GIB
 
 
 @pytest.mark.parametrize("size", ["0", "-1", "1e99", "abc", "", " ", "24", "24X", "0x18", "nan", "inf", "9" * 30 + "G", "G", "-24G", "24G,24G"])  # fmt: skip
@@ -472,7 +475,7 @@ def test_a_bare_number_is_asked_back(llama: str, capsys: pytest.CaptureFixture[s
 def test_devices(
     words: list[str], names: list[str], llama: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = ask_json(capsys, llama, *words)
+    told = ask_json(capsys, llama, "--quiet", *words)
     assert [one["name"] for one in told["machine"]["devices"]] == names
 
 
@@ -746,7 +749,7 @@ def test_a_job_and_a_context_are_one_too_many(
 
 
 def test_no_less_than_was_asked_for(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ask(capsys, llama, "--ram", "64G", "--min-context", "200k")[0] == 3
+    assert ask(capsys, llama, "--ram", "64G", "--min-context", "200k", "--quiet")[0] == 3
 
 
 def test_a_comma_is_no_decimal_point(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -755,4 +758,4 @@ def test_a_comma_is_no_decimal_point(llama: str, capsys: pytest.CaptureFixture[s
 
 
 def test_any_context_will_do(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ask(capsys, llama, "--ram", "4G", "--min-context", "0")[0] == 3
+    assert ask(capsys, llama, "--ram", "4G", "--min-context", "0", "--quiet")[0] == 3

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.thoroughness import sampled
 
 from edgekit.cli import main
 
@@ -154,7 +155,7 @@ def test_what_does_not_fit_is_an_answer(capsys: pytest.CaptureFixture[str]) -> N
     assert out.endswith("2 do not fit\n")
 
 
-@pytest.mark.parametrize("width", [24, 60, 80])
+@pytest.mark.parametrize("width", sampled([24, 60, 80], each=2))
 def test_on_a_narrow_screen(width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     monkeypatch.setattr("edgekit.cli.compare_command.screen_width", lambda: width)
     _, out, _ = ask(capsys, A, B, *CARD)

@@ -201,8 +201,8 @@ def test_the_memory_that_it_advises_is_enough_and_little_less_is_not(
     assert code == 3
     found = re.search(r"([0-9]+) MiB of free memory, where 256.00 MiB are", out)
     assert found is not None
-    assert ask(capsys, *words, f"{found[1]}M")[0] == 0
-    assert ask(capsys, *words, f"{int(found[1]) - 20}M")[0] == 3
+    assert ask(capsys, *words, f"{found[1]}M", "--quiet")[0] == 0
+    assert ask(capsys, *words, f"{int(found[1]) - 20}M", "--quiet")[0] == 3
 
 
 def test_what_does_not_fit_is_told_with_numbers(

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.patience import PATIENCE_S, wait_until
+from tests.thoroughness import sampled
 from tests.unit.verify import small_model
 
 from edgekit.cli import main
@@ -184,7 +185,8 @@ def test_without_an_engine(
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+    ("number", "code"),
+    sampled([(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], each=2),
 )
 def test_an_interruption_ends_the_engine_and_leaves_no_file(
     tmp_path: Path, model: str, number: signal.Signals, code: int
