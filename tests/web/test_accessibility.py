@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import pytest
 from playwright.sync_api import expect
+from tests.thoroughness import LONG
 from tests.web.accessibility import assert_no_serious_fault, assert_tab_reaches
 from tests.web.browser import PHONE
 from tests.web.conftest import DENSE, MACHINE, Visitor
 
 FILE = ".".join((*DENSE, "gguf"))
 # A page, and what is there once it is complete.
-PAGES = {
-    "/model": "main h2",
+FULLEST = {
     f"/model?ref={FILE}&{MACHINE}&context=8192": "html[data-fit=ready] [aria-label^='Cache types'] button",
-    f"/model?ref=broken.gguf&{MACHINE}": "main [role=alert]",
     f"/compare?ref=qwen3-8b&ref=qwen3-32b&ref=missing.gguf&{MACHINE}": "main section:nth-of-type(2) [role=img]",
+}
+PAGES = FULLEST | {
+    "/model": "main h2",
+    f"/model?ref=broken.gguf&{MACHINE}": "main [role=alert]",
     f"/hardware?{MACHINE}": "main h2",
     "/api/docs": "main h2",
 }
 
 
-@pytest.mark.parametrize("path", PAGES)
+@pytest.mark.parametrize("path", PAGES if LONG else FULLEST)
 def test_no_serious_fault(path: str, visitor: Visitor) -> None:
     page = visitor().open(path)
     expect(page.locator(PAGES[path]).first).to_be_attached()

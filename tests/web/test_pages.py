@@ -9,6 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
+from tests.thoroughness import wide
 from tests.web.accessibility import assert_no_serious_fault, assert_tab_reaches
 from tests.web.browser import FLAGS, WHOLE, chromium_path, new_visit
 from tests.web.conftest import MACHINE, Site, Visitor
@@ -92,6 +93,7 @@ def test_home_is_for_everyone(visitor: Visitor) -> None:
     assert_no_serious_fault(page)
 
 
+@wide
 def test_the_whole_browser_shows_the_same(browser: Browser, site: Site) -> None:
     """What people have on their desks, with all that surrounds a window."""
     path = chromium_path(WHOLE)

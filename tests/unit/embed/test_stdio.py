@@ -475,7 +475,7 @@ def test_limits_are_told_in_the_first_line(served: Served) -> None:
 def test_texts_on_the_command_line_are_counted_from_one(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["embed", str(model), "fine", " ", "--budget", BUDGET]) == 2
+    assert main(["embed", str(model), "fine", " "]) == 2
     assert "text 2: it is empty" in capsys.readouterr().err
 
 
