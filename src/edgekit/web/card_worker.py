@@ -25,6 +25,10 @@ from edgekit.web.types import Settings
 IDLE_S = 60.0
 END_S = 2.0  # for a process that was told to end
 
+_ENDING = {
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+}
+
 _log = logging.getLogger("edgekit.web")
 
 
@@ -63,6 +67,8 @@ def work(connection: Connection, *, settings: Settings, idle_s: float = IDLE_S) 
 def _work_alone(connection: Connection, *, settings: Settings) -> None:
     """All that its process does. Ctrl-C, which a terminal says to all, is its server's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     work(connection, settings=settings)
 
 
@@ -121,10 +127,8 @@ class Worker:
         """It is gone when this returns, whatever it was doing; a thread when its card is made."""
         self.send(None)
         if self.process is not None and not self._ended.is_set():
-            self.process.terminate()
-            if not self._ended.wait(END_S):
-                self.process.kill()
-                self._ended.wait(END_S)
+            self.process.kill()  # it writes nothing, and hears no other signal while it starts
+            self._ended.wait(END_S)
 
     def _tell(self) -> None:
         with suppress(OSError):
@@ -172,11 +176,14 @@ def _started(connection: Connection, *, settings: Settings) -> BaseProcess | Non
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """What is started here never hears Ctrl-C, which a terminal says to all: its server ends it."""
+    """No signal ends the server halfway through: the process would print that it was told nothing.
+
+    What is started inherits this, and never hears Ctrl-C, which a terminal says to all: its server ends it.
+    """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
         yield
     finally:
