@@ -38,7 +38,7 @@ settings.load_profile("edgekit")
 
 # The longest files, each handed to a worker as a whole: begun last, one of them keeps a worker while the others idle.
 LONGEST = (
-    "web/test_pages.py", "embed/test_ray.py", "web/test_model_page.py", "cli/test_embed.py", "cli/test_check.py",
+    "web/test_pages.py", "web/test_model_page.py", "cli/test_embed.py", "cli/test_check.py",
     "web/test_cards.py", "embed/test_stdio.py", "web/test_page_errors.py", "embed/test_embedder.py", "cli/test_run.py",
     "cli/test_web_command.py", "web/test_accessibility.py", "truth/test_embed_minilm.py", "web/test_schema.py",
 )  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.embed_models import write_model
 from tests.patience import PATIENCE_S
-from tests.thoroughness import LONG
+from tests.thoroughness import wide
 
 from edgekit.cli import main
 from edgekit.embed.bulk.ray_stage import Cluster, Opening, _Failed, taken
@@ -34,20 +34,16 @@ TINY: dict[str, Any] = {
     "head_dim": 32,
 }
 
-# Two jobs and a pipeline of one's own; what each of them gave is one line of JSON. Each starts a Ray, which takes 12 s:
-# in the normal run there is one job alone.
+# Two jobs and a pipeline of one's own; what each of them gave is one line of JSON.
 SCRIPT = """
 import json, sys
 import ray
 from edgekit.cli import main
 from edgekit.embed.bulk.ray_stage import EmbedStage
 
-model, source, folder, runs_all = sys.argv[1:]
+model, source, folder = sys.argv[1:]
 job = ["embed", model, "--input", source, "--id-field", "id", "--budget", "400M", "--ray", "--workers", "2", "-q"]
 codes = [main([*job, "--output", f"{folder}/ray.jsonl", "--skip-bad"])]
-if not runs_all:
-    print(json.dumps({"codes": codes}))
-    sys.exit()
 codes += [main([*job, "--output", f"{folder}/refused.jsonl"])]
 assert "ray.data" not in sys.modules, "its threads outlive a job that fails, and then end the process"
 
@@ -69,6 +65,7 @@ def model(tmp_path: Path) -> Path:
     return write_model(tmp_path / "tiny.gguf", "bert", **TINY)
 
 
+@wide  # a cluster takes 20 CPU seconds to start
 def test_on_ray_it_is_what_it_is_here(model: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray")
     source = tmp_path / "rows.jsonl"
@@ -78,23 +75,22 @@ def test_on_ray_it_is_what_it_is_here(model: Path, tmp_path: Path) -> None:
     here = ("embed", str(model), "--budget", "4G", "-q", "--id-field", "id", "--skip-bad")
     assert main((*here, "--input", str(source), "--output", str(tmp_path / "here.jsonl"))) == 0
     told = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(model), str(source), str(tmp_path), "all" if LONG else ""],
+        [sys.executable, "-c", SCRIPT, str(model), str(source), str(tmp_path)],
         capture_output=True, text=True, check=False, timeout=PATIENCE_S,
         env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0"},
     )  # fmt: skip
     assert told.returncode == 0, told.stderr[-4000:]
     answer = json.loads(told.stdout.splitlines()[-1])
-    assert answer["codes"] == [0, 2] if LONG else [0]
-    assert f"{source.resolve()}, row 501: no field 'text'; it has 'id'" in told.stderr or not LONG
+    assert answer["codes"] == [0, 2]
+    assert f"{source.resolve()}, row 501: no field 'text'; it has 'id'" in told.stderr
     for end in ("jsonl", "jsonl.skipped.jsonl"):
         assert (tmp_path / f"ray.{end}").read_bytes() == (tmp_path / f"here.{end}").read_bytes()
     lines = [json.loads(line) for line in (tmp_path / "ray.jsonl").read_text().splitlines()]
     assert [line["id"] for line in lines] == [i for i in range(600) if i != 500]
     listed = (tmp_path / "ray.jsonl.skipped.jsonl").read_text().splitlines()
     assert [json.loads(line)["row"] for line in listed] == [501]
-    if LONG:
-        assert [n for n, _ in answer["stage"]] == list(range(6))
-        assert {len(vector) for _, vector in answer["stage"]} == {64}
+    assert [n for n, _ in answer["stage"]] == list(range(6))
+    assert {len(vector) for _, vector in answer["stage"]} == {64}
 
 
 def test_a_worker_without_the_model(model: Path) -> None:
