@@ -5,7 +5,6 @@ from __future__ import annotations
 import doctest
 import inspect
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -103,40 +102,15 @@ def test_examples_run_and_are_right(name: str) -> None:
 # --- what an import costs
 
 
-def child(code: str, folder: Path) -> tuple[str, float]:
-    """What it printed, and its CPU seconds; compiled files are kept, as in an installation."""
-    env = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        env={**env, "PYTHONPYCACHEPREFIX": str(folder / "compiled")},
-        stdout=subprocess.PIPE,
-        text=True,
+def test_an_import_brings_nothing_but_the_standard_library_that_typing_needs() -> None:
+    """31 modules, most of them loaded by Python itself: any further import of ours, or a heavy one, is more."""
+    code = "import sys; before = set(sys.modules); import edgekit.models; print(*set(sys.modules) - before)"
+    told = subprocess.run(
+        [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True
     )
-    assert process.stdout is not None
-    with process.stdout:
-        told = process.stdout.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0
-    return told, usage.ru_utime + usage.ru_stime
-
-
-def test_an_import_brings_nothing_heavy(tmp_path: Path) -> None:
-    told, _ = child("import sys, edgekit.models; print(*sys.modules)", tmp_path)
-    loaded = set(told.split())
-    assert "edgekit.models" in loaded
-    assert loaded.isdisjoint(
-        {"huggingface_hub", "httpx2", "psutil", "pynvml", "numpy", "edgekit.engine", "edgekit.preflight"}
-    )  # fmt: skip
-
-
-@pytest.mark.skipif(not hasattr(os, "wait4"), reason="only Unix tells what a child has used")
-def test_an_import_costs_at_most_60_ms(tmp_path: Path) -> None:
-    bare, ours = [], []
-    for _ in range(6):  # the first of each compiles
-        bare.append(child("pass", tmp_path)[1])
-        ours.append(child("import edgekit.models", tmp_path)[1])
-    assert min(ours) - min(bare) <= 0.060
+    loaded = set(told.stdout.split())
+    assert {name for name in loaded if name.startswith("edgekit")} <= {"edgekit", "edgekit.models"}
+    assert len(loaded) < 50
 
 
 def test_a_local_file_needs_no_network_library(llama: Path) -> None:
