@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml setup.py $(wildcard src/edgekit/embed/kernels/csrc/*.[c
 run: setup
 	@$(BIN)/edgekit recommend || test $$? -eq 3 # "nothing fits" is an answer too
 
-# One worker more than there are cores, for some tests wait for a browser or a server.
+# One worker more than cores, because some tests wait for a browser or a server.
 WORKERS = $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.recorded import TRUTH, config_header
 from tests.thoroughness import LONG
 
@@ -96,7 +97,7 @@ def test_counts_are_answered_or_refused_within_a_memory_limit() -> None:
         configs += [json.dumps(json.loads(path.read_text())) for path in found]
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(LIMIT_BYTES), str(each)],
-        input="\n".join(configs), capture_output=True, text=True, check=False, timeout=1800,
+        input="\n".join(configs), capture_output=True, text=True, check=False, timeout=3 * PATIENCE_S,
     )  # fmt: skip
     assert (done.stdout, done.stderr, done.returncode) == ("done\n", "", 0)
 
@@ -112,7 +113,7 @@ def test_prediction_layers_beyond_the_limit_end_in_a_message(tmp_path: Path) -> 
     )
     done = subprocess.run(
         [sys.executable, "-c", limited, str(path)],
-        capture_output=True, text=True, check=True, timeout=120,
+        capture_output=True, text=True, check=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.stdout == f"{HeaderLimitError.exit_code}\n" * 2
     told = done.stderr.splitlines()

@@ -298,7 +298,7 @@ def test_the_face_downloads_only_where_it_may(hub: Hub, hub_cache: Path) -> None
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no such terminals")
-@pytest.mark.parametrize(("reply", "code"), [(b"y\n", 0), (b"\n", 4)])
+@pytest.mark.parametrize(("reply", "code"), [(b"y\n", 0), (b"no\n", 4), (b"\n", 4)])
 def test_a_person_is_asked(reply: bytes, code: int, hub: Hub, hub_cache: Path) -> None:
     found, shown = on_a_terminal(reply, "acme/whole-GGUF", "--download-up-to", "100K")
     assert found == code

@@ -97,6 +97,8 @@ def test_can_load_reads_the_directory_where_it_decides(
     ("words", "whole"),
     [
         (["--ram", FITS], False),
+        (["--ram", FAILS], False),
+        (["--ram", NEAR], True),
         (["--ram", FITS, "--exact"], True),
         (["--ram", FITS, "--json"], True),
         (["--device", "RTX 4090", "--ram", "64G"], True),  # layers on the host: a placement

@@ -393,7 +393,7 @@ def test_a_long_listing_is_chosen_from_in_no_time() -> None:
 
     for work, count, times in (
         (look, 150, 2.5),
-        (compare_alike, 20, 2.5),
+        (compare_alike, 100, 2.5),
         (compare_strange, 500, 1.1),
     ):
         fewer, more = (calls_of(partial(work, names)) for names in (count, 2 * count))

@@ -138,7 +138,7 @@ def _assumed(
     question, values = asked_question(known, engine, asking, reach)
     if "mix" in values:
         raise UsageError(
-            f"{named.name!r} is only a name, which states its quantisation itself: write that there instead of --mix"
+            f"--mix does not apply to {named.name!r}, which is only a name: put the quantisation into the name instead"
         )
     result = judge(replace(question, bill=bill))
     shown = Bill(

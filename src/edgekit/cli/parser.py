@@ -94,7 +94,7 @@ def wrong_words(parser: argparse.ArgumentParser, message: str, *, in_one_line: b
 
 
 def build_parser(word: str | None = None) -> argparse.ArgumentParser:
-    """Of all commands, or of one alone where the word is its name: that takes a fraction of the time."""
+    """Of all commands, or only of the one that `word` names: that takes a fraction of the time."""
     parser: argparse.ArgumentParser = _Parser(
         prog="edgekit",
         description="Will this model run on my machine, and how? EdgeKit reads a model's header, "

@@ -39,19 +39,19 @@ class AssumedChoice:
     def note(self) -> str:
         return (
             f"ASSUMED from the name alone: {format_count(self.assumed.parameters)} parameters at {self.assumed.mix}, "
-            f"with the cache of {self.stand_in_name}{self._larger}. Name a file or a repository for more than that"
+            f"with the cache of {self.stand_in_name}{self._ungrouped}. Name a file or a repository for more than that"
         )
 
     @property
-    def _larger(self) -> str:
-        """Models of the time before heads shared keys and values have a far larger cache."""
+    def _ungrouped(self) -> str:
+        """Older models, whose heads do not share keys and values, have a far larger cache."""
         mixers = (layer.mixer for layer in self.stand_in.geometry.layers)
         shared = max(
             (one.heads // one.kv_heads for one in mixers if isinstance(one, Attention)), default=1
         )
         if shared == 1:
             return ""
-        return f" (a model whose heads share no keys and values, as Llama 2 13B, needs {shared} times that)"
+        return f" (an older model without grouped-query attention needs {shared} times as much)"
 
     def bill(self, engine: str) -> Bill:
         """What any load costs. RefusedError for an engine without a rule of thumb."""

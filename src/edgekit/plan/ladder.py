@@ -5,7 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from functools import cached_property, partial
 from itertools import takewhile
+from typing import Any
 
+from edgekit.engine.llamacpp.types import ALL_LAYERS
 from edgekit.errors import RefusedError
 from edgekit.hardware.budgets import together_bytes
 from edgekit.memory.types import HOST
@@ -42,6 +44,12 @@ class Ladder:
         leading = sum(1 for _ in takewhile(lambda way: way.whole, self._ways))
         return min(max(leading, 1), len(self._ways))
 
+    @cached_property
+    def _seam(self) -> int:
+        """The last way with every layer on the devices. The next, with the head on the host, may need more there."""
+        setups = (way.setup for way in self._ways)
+        return sum(1 for _ in takewhile(_has_all_layers, setups)) - 1
+
     @property
     def last(self) -> int:
         return len(self._ways) - 1
@@ -59,7 +67,8 @@ class Ladder:
         first = self._first_held(tokens)
         several = sum(HOST not in budget.pools for budget in self.top.way.budgets) > 1
         further = LOOK_FURTHER if several or not first else 0
-        near = [*range(first, min(first + further, self.last) + 1), self.last]
+        seam = [self._seam] if self._wholes <= self._seam < first else []
+        near = [*seam, *range(first, min(first + further, self.last) + 1), self.last]
         rungs = (self.rung(place) for place in dict.fromkeys(near))
         return next((one for one in rungs if one.fits(tokens)), None)
 
@@ -97,32 +106,36 @@ class Ladder:
             (rung for known, rung in self._held.items() if known > tokens), default=self.last
         )
         low = min(max(low, 0), high - 1)
-        found = self._searched(tokens, low, high) if self._lacks(low, tokens) else low
+        found = self._searched(tokens, low, high) if self._overflows(low, tokens) else low
         self._held[tokens] = found
         return found
 
     def _searched(self, tokens: int, low: int, high: int) -> int:
-        """Weights and caches are quickly known, and what comes on top hardly changes from one rung to the next."""
-        on_top = 0.0
+        """Weights and caches are cheap to work out, and compute buffers hardly change from one rung to the next."""
+        rest = 0.0
         while high - low > 1:
             places = range(low + 1, high)
-            guess = bisect_left(places, True, key=partial(self._seems_held, tokens, on_top))
+            guess = bisect_left(places, True, key=partial(self._seems_held, tokens, rest))
             place = min(low + 1 + guess, high - 1)
             share = self.rung(place).devices_share(tokens)
-            on_top = share - self.rung(place).held_share(tokens)
+            rest = share - self.rung(place).held_share(tokens)
             if share <= _LIMIT:
                 high = place
             else:
                 low = place
         return high
 
-    def _seems_held(self, tokens: int, on_top: float, place: int) -> bool:
-        return self.rung(place).held_share(tokens) + on_top <= _LIMIT
+    def _seems_held(self, tokens: int, rest: float, place: int) -> bool:
+        return self.rung(place).held_share(tokens) + rest <= _LIMIT
 
-    def _lacks(self, place: int, tokens: int) -> bool:
-        """Whether the devices have too little room."""
+    def _overflows(self, place: int, tokens: int) -> bool:
+        """Whether the devices together have too little room."""
         rung = self.rung(place)
         return rung.held_share(tokens) > _LIMIT or rung.devices_share(tokens) > _LIMIT
+
+
+def _has_all_layers(setup: Any) -> bool:
+    return bool(getattr(setup, "n_gpu_layers", 0) == ALL_LAYERS)
 
 
 def _is_run(fitting: Fitting, tokens: int | None = None) -> bool:

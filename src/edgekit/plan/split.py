@@ -54,10 +54,16 @@ def divides_unequal(way: Way) -> bool:
 
 
 def neighbours(way: Way, uses: Sequence[Use]) -> Iterator[Way]:
-    """One layer moved off the fullest card, to each of those with most room left. None where the host is fullest."""
+    """One layer moved off the fullest card, to each of those with most room left.
+
+    None where the host is fullest, or cards have no memory of their own.
+    """
     counts = way.setup.tensor_split
     full = {use.budget.pools: use.utilization for use in uses}
-    shares = [full[frozenset({pool_of(place)})] for place in range(len(counts))]
+    own = [frozenset({pool_of(place)}) for place in range(len(counts))]
+    if not full.keys() >= set(own):
+        return
+    shares = [full[pools] for pools in own]
     fullest = shares.index(max(shares))
     if counts[fullest] <= 1 or shares[fullest] < max(full.values()):
         return

@@ -114,6 +114,10 @@ def clean_text(text: str) -> str:
         raise UsageError(
             f"a model name of {len(text):,} characters is over the limit of {MAX_TEXT_CHARS:,}"
         )
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise UsageError(
+            f"{text[:80]!r} is not valid UTF-8; a file with such a name has to be renamed first"
+        )
     if _ODD.search(text):
         raise UsageError(
             f"{text[:80]!r} holds control characters; a file with such a name has to be renamed first"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
@@ -176,13 +177,14 @@ def _started(connection: Connection, *, settings: Settings) -> BaseProcess | Non
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """No signal ends the server halfway through: the process would print that it was told nothing.
+    """No signal ends the server halfway through: the new process would print an EOFError with its traceback.
 
-    What is started inherits this, and never hears Ctrl-C, which a terminal says to all: its server ends it.
+    The new process inherits this. So it never hears Ctrl-C, which a terminal sends to all: its server ends it.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
+    resource_tracker.ensure_running()  # started by the first process otherwise, it would let signals through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
         yield

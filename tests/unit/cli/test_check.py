@@ -759,3 +759,9 @@ def test_a_comma_is_no_decimal_point(llama: str, capsys: pytest.CaptureFixture[s
 
 def test_any_context_will_do(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert ask(capsys, llama, "--ram", "4G", "--min-context", "0", "--quiet")[0] == 3
+
+
+def test_a_pipe_gets_no_colour(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = ask(capsys, llama, "--ram", "24G")
+    assert (code, err) == (0, "")
+    assert not {"\x1b", "\r"} & set(out)

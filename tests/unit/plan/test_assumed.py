@@ -42,7 +42,7 @@ def test_model_preflight_adds_up_a_bare_name(name: str) -> None:
     assert {line.basis for line in bill.lines} == {Basis.ASSUMED}
     assert any("ASSUMED from the name alone" in note for note in bill.notes)
     assert any(
-        "share no keys and values, as Llama 2 13B, needs 4 times" in note for note in bill.notes
+        "without grouped-query attention needs 4 times as much" in note for note in bill.notes
     )
     assert (result.native_context, result.max_context) == (None, 32_768)
 
@@ -61,7 +61,7 @@ def test_check_refuses_another_quantisation_than_a_bare_name_states(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["check", NAME, "--mix", "Q8_0", "--ram", "32G"]) == 2
-    assert "write that there instead of --mix" in capsys.readouterr().err
+    assert "put the quantisation into the name instead" in capsys.readouterr().err
 
 
 def test_an_assumed_bill_is_divided_among_cards_and_host() -> None:

@@ -98,8 +98,9 @@ def test_eight_windows_are_as_cheap_as_two(tmp_path: Path) -> None:
     cells, resident = json.loads(done.stdout)
     assert len(set(cells[2:])) == 1
     assert cells[1] <= cells[2] == WINDOW * WINDOW  # tokens x what each looks at
-    # Some 50 bytes for each of 1,152 tokens, beside the 54 KiB of free tuples that Python keeps for itself.
-    assert max(resident[2:]) - resident[1] < 112 * KIB
+    # Some 50 bytes for each of 1,152 tokens, beside the 54 KiB of free tuples that Python keeps for itself. A cache
+    # that grew with the tokens would take 400 KiB.
+    assert max(resident[2:]) - resident[1] < 256 * KIB
 
 
 def eight_windows(path: str) -> None:

@@ -189,7 +189,7 @@ def _with_head(model: Model, mix: str) -> Model:
     """Keys do not say whether the output head is a matrix of its own; the size of the file does."""
     if model.geometry.tied_embeddings is not None:
         return model
-    apart, tied = model.keep("heads", lambda: _heads(model))
+    apart, tied = model.keep("with and without a head", lambda: _heads(model))
     size = model.header.file_bytes
     if size is None:
         return apart

@@ -104,7 +104,7 @@ def _of_wheel(year: int, month: int, build: str | None) -> LlamaVersion:
     if build is not None and int(build) >= _LEAST_BUILD:
         return _of_build(int(build))
     if not 1 <= month <= 12:
-        raise UsageError(f"{year}.{month} is not a version of llama.cpp: there is no such month")
+        raise UsageError(f"{year}.{month} is not a version of llama.cpp: a month is 1 to 12")
     if (year, month) > max(_MONTHS):
         return LlamaVersion(NEWEST, f"{year}.{month}")
     if (year, month) not in _MONTHS:
