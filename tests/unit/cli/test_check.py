@@ -765,3 +765,14 @@ def test_a_pipe_gets_no_colour(llama: str, capsys: pytest.CaptureFixture[str]) -
     code, out, err = ask(capsys, llama, "--ram", "24G")
     assert (code, err) == (0, "")
     assert not {"\x1b", "\r"} & set(out)
+
+
+def test_every_layer_on_the_card_is_tried_where_the_next_way_needs_more_of_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With its experts on the host the model needs less of the card than with its head there too."""
+    machine = ("--device", "RTX 4060", "--ram", "16G", "-ub", "2048", "--llama-version", "0.6")
+    words = ("gemma-4-26b-a4b", "--mix", "IQ4_XS", "-c", "72960", *machine)
+    answer = ask_json(capsys, *words, "--quiet")
+    assert answer["status"] == "warning"
+    assert answer["way"] == "all but the experts on RTX 4060"

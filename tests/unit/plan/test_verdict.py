@@ -10,15 +10,7 @@ import pytest
 from tests.recorded import config_header, engine_models, rows
 from tests.unit.plan.machines import cards, cpu, mac
 
-from edgekit.catalog import find_entry, open_entry
-from edgekit.engine.llamacpp.types import (
-    ALL_LAYERS,
-    Backend,
-    LlamaCppSetup,
-    Mode,
-    default_setup,
-)
-from edgekit.engine.llamacpp.versions import read_version
+from edgekit.engine.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup, Mode
 from edgekit.engine.types import Model
 from edgekit.errors import HardwareError
 from edgekit.geometry import read_geometry
@@ -374,18 +366,6 @@ def test_a_window_beyond_what_engines_count_is_judged_for_what_was_asked() -> No
     model = Model(header=known.header, geometry=replace(known.geometry, native_context=2**32 - 1))
     found = judge(ask(model, cpu(32), load=Load(context_tokens=16_384)))
     assert found.status is Status.PASSED
-
-
-def test_a_longer_context_than_the_next_way_holds_is_held_with_every_layer_on_the_card() -> None:
-    """Its experts on the host, the model needs less of the card than with its last layers there too."""
-    machine = wished_machine(devices=["RTX 4060"], ram="16G")
-    model = open_entry(find_entry("gemma-4-26b-a4b"), "llama.cpp")
-    setup = replace(default_setup(), mix="IQ4_XS", **read_version("0.6")._asdict())
-    load = Load(context_tokens=72_960, microbatch_tokens=2048)
-    question = ask(model, machine, load=load, start=Start(setup=setup))
-    found = judge(question)
-    assert found.status is Status.WARNING
-    assert found.way.because == "all but the experts on RTX 4060"
 
 
 def test_cards_that_share_the_memory_of_the_host_are_judged_together() -> None:
