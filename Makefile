@@ -25,7 +25,7 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist loadfile 
 test: setup
 	@$(PYTEST) --cases 4
 
-# Every case of every table and sweep, and new random examples.
+# Every case of every table and sweep. EDGEKIT_RANDOM=1 tries other random examples each time.
 test-all: setup
 	@EDGEKIT_LONG=1 $(PYTEST)
 

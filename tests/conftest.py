@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.signals import restore_for_children
-from tests.thoroughness import LONG
+from tests.thoroughness import RANDOM
 from xdist.scheduler import LoadFileScheduling
 
 from edgekit.source import transport
@@ -27,11 +27,11 @@ restore_for_children()
 # Figures in tests are those of the llama.cpp whose answers are recorded, whatever is installed.
 os.environ["EDGEKIT_LLAMA_VERSION"] = "0.5"
 
-# No example fails for taking long. The normal run tries the same examples each time; `make test-all` tries new ones.
+# No example fails for taking long. The same examples are tried each time, unless EDGEKIT_RANDOM=1 asks for new ones.
 settings.register_profile(
     "edgekit",
     deadline=None,
-    derandomize=not LONG,
+    derandomize=not RANDOM,
     suppress_health_check=(HealthCheck.too_slow,),
 )
 settings.load_profile("edgekit")

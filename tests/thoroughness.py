@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import pytest
 
 LONG = os.environ.get("EDGEKIT_LONG") == "1"  # set by `make test-all`
+RANDOM = os.environ.get("EDGEKIT_RANDOM") == "1"  # other random examples each time
 wide = pytest.mark.skipif(not LONG, reason="a wide sweep: make test-all")
 Thing = TypeVar("Thing")
 Row = dict[str, Any]

@@ -15,7 +15,7 @@ from schemathesis import checks
 from schemathesis.core.result import Ok
 from starlette.testclient import TestClient
 from tests.patience import wait_until
-from tests.thoroughness import LONG
+from tests.thoroughness import LONG, RANDOM
 
 from edgekit.asking.bills import OPTIONS
 from edgekit.web.app import OPENAPI, create_app
@@ -37,7 +37,7 @@ def bounded(examples: int, longer: int) -> settings:
     return settings(
         max_examples=longer if LONG else examples,
         deadline=None,
-        derandomize=not LONG,
+        derandomize=not RANDOM,
         suppress_health_check=list(HealthCheck),
         database=None,
     )
@@ -70,14 +70,14 @@ def test_every_answer_is_one_that_was_promised(app: FastAPI) -> None:
 
 
 def _hold(operation: Any) -> None:
-    @bounded(2, 300)
+    @bounded(2, 100)
     @given(case=operation.as_strategy())
     def hold(case: Any) -> None:
         if operation.path.endswith("/recommend"):  # among 8 models, not among 131
             _complete(case, task="embed")
         case.call_and_validate(checks=[*CHECKS, checks.negative_data_rejection], headers=HEADERS)
 
-    @bounded(1, 300)
+    @bounded(1, 100)
     @given(
         case=operation.as_strategy(generation_mode=schemathesis.GenerationMode.POSITIVE),
         model=st.sampled_from(MODELS),
@@ -206,7 +206,7 @@ def loads(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     return call, fields
 
 
-@bounded(60, 3000)
+@bounded(60, 1000)
 @given(asked=loads())
 def test_loads_that_a_person_could_mean(client: TestClient, asked: tuple[str, Any]) -> None:
     call, fields = asked
