@@ -84,11 +84,12 @@ def worth(plan: Plan | None) -> tuple[float, ...]:
         and (setup.has_device or not plan.wish.machine.devices)
     )
     bits = plan.load.cache_k.bits if plan.load.cache_k else 16
+    usual = (one.accuracy for one in plan.wish.variants if one.accuracy <= USUAL_ACCURACY)
     return (
         1,
         plan.variant.is_good,
         whole,
-        min(accuracy, USUAL_ACCURACY),
+        min(accuracy, max(usual, default=USUAL_ACCURACY)),
         tokens,
         bits >= 8,
         accuracy,

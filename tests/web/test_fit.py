@@ -106,9 +106,9 @@ def test_llama_cpp(
     check_bars(answer)
     apart = [bar for bar in answer["bars"] if not bar["memory"].startswith("GPU share")]
     required, total = sum(bar["required_bytes"] for bar in apart), answer["estimate"]["total_bytes"]
-    if (model, machine.get("device")) == ("deepseek-v3", "m3-max-64"):
-        # Metal's longest buffer on this Mac is shorter than the file: views of it overlap. The command knows no device.
-        assert required > total
+    if machine.get("device") == "m3-max-64":
+        # Metal cuts a file that is longer than its longest buffer into views that overlap. The command knows no device.
+        assert required >= total
     else:
         assert required == total
 

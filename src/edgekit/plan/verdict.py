@@ -37,6 +37,8 @@ def judged(
     fitting = ladder.holder(tokens) or ladder.nearest(tokens)
     weighed = fitting.price(tokens)
     most = ladder.longest if longest_tokens is None else longest_tokens
+    # With layers divided as for these tokens: another division may hold more, but it is another command.
+    same = fitting if weighed.way is fitting.way else Fitting(question, weighed.way)
     reasons = tuple(fitting.reasons(weighed, most))
     geometry = question.model.geometry
     return PreflightResult(
@@ -45,7 +47,7 @@ def judged(
         context_tokens=tokens,
         asked=ladder.top.asked is not None,
         max_context=most,
-        way_context=fitting.longest if longest_tokens is None else most,
+        way_context=same.longest if longest_tokens is None else most,
         recommended_context=recommended_context(most),
         native_context=geometry.native_context or geometry.trained_context,
         streams=fitting.streams,

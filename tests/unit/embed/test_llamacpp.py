@@ -204,7 +204,7 @@ def test_it_takes_no_more_than_was_counted(
     path = write_model(
         tmp_path / "model.gguf",
         architecture,
-        layers=2,
+        layers=4,
         heads=16,
         kv_heads=16,
         width=1024,

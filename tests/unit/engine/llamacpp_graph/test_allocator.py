@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edgekit.engine.llamacpp.graph.allocator import high_water
 from edgekit.engine.llamacpp.graph.program import Program, Section, Sizes
 from edgekit.engine.llamacpp.graph.trace import ALLOCATE, FREE, WHOLE, Event
+from edgekit.errors import RefusedError
 
 UNIT = 32
 
@@ -154,3 +156,8 @@ def test_rounds_that_are_skipped_change_nothing(
                 heap.give(places[slot], sizes[size])
         places = {slot - n: start for slot, start in places.items() if slot >= n}
     assert high_water(folded, {}) == heap.top
+
+
+def test_a_graph_that_no_memory_could_hold_is_refused() -> None:
+    with pytest.raises(RefusedError, match="cannot count the bytes of so large a graph"):
+        high_water(program(f"a{2**63}"), {})

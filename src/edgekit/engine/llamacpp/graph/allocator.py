@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from edgekit.engine.llamacpp.graph.program import Program, Section
 from edgekit.engine.llamacpp.graph.trace import Event
+from edgekit.errors import RefusedError
 
 ENDLESS = 2**63 - 1  # the last free block: SIZE_MAX / 2
 
@@ -91,6 +92,10 @@ class _Heap:
             for i, length in enumerate(lengths):
                 if size <= length <= fit:
                     best, fit = i, length
+            if fit > ENDLESS:
+                raise RefusedError(
+                    "llama.cpp cannot count the bytes of so large a graph: ask for a shorter context or smaller batches"
+                )
             place = starts[best]
             places[slot] = place
             if fit == size:
