@@ -13,14 +13,13 @@ from edgekit.engine import engine_named
 from edgekit.errors import CancelledError, EdgekitError, HardwareError, UsageError
 from edgekit.estimation import Opened
 from edgekit.hardware.budgets import devices_for
-from edgekit.hardware.types import Machine, System
+from edgekit.hardware.types import Machine
 from edgekit.header.types import Depth
 from edgekit.memory.types import HOST, Load, MemoryEstimate
 from edgekit.plan.assumed import AssumedChoice
 from edgekit.plan.candidates import reads_at_once
 from edgekit.plan.changes import changes
 from edgekit.plan.growth import growth_limits
-from edgekit.plan.split import divides_unequal
 from edgekit.plan.types import (
     WINDOW_BUDGET_BYTES,
     Job,
@@ -28,9 +27,9 @@ from edgekit.plan.types import (
     Question,
     Start,
     Status,
-    Way,
 )
 from edgekit.plan.verdict import judge
+from edgekit.plan.visible_cards import with_cards
 from edgekit.preflight import in_two_steps
 from edgekit.report.bill import Bill
 from edgekit.report.check import Check, Unanswered
@@ -136,9 +135,11 @@ def _assumed(
     bill = choice.bill(engine)
     known = Opened(label=choice.assumed.name, model=choice.stand_in)
     question, values = asked_question(known, engine, asking, reach)
-    if "mix" in values:
+    if unused := sorted(COMPANIONS & values.keys()):
+        flag = "-md" if unused[0] == "draft_model" else f"--{unused[0]}"
         raise UsageError(
-            f"--mix does not apply to {named.name!r}, which is only a name: put the quantisation into the name instead"
+            f"{flag} does not apply to {named.name!r}, which is only a name: name a file or a repository, or put "
+            "the quantisation into the name"
         )
     result = judge(replace(question, bill=bill))
     shown = Bill(
@@ -219,7 +220,7 @@ def _told(
         **_left_alone(result),
     }
     bill = told_bill(opened, engine, settled, (load, setup), result.estimate)
-    bill = replace(bill, command=in_order(bill.command, result.way, asking.machine))
+    bill = replace(bill, command=with_cards(bill.command, result.way, asking.machine, engine))
     if engine == "vllm":  # judged is what requests need; told is the pool that it will take
         bill = replace(bill, asked=OPTIONS[engine].told(load, _whole_pool(question, result, load)))
     return Check(
@@ -228,13 +229,6 @@ def _told(
         changes=changes(question, result) if asking.with_changes else (),
         flags=typed(settled),
     )
-
-
-def in_order(command: str, way: Way, machine: Machine) -> str:
-    """The command; where the cards are unequal and a division is said, with their order said too."""
-    if not divides_unequal(way) or machine.system is System.WINDOWS:
-        return command
-    return f"CUDA_DEVICE_ORDER=PCI_BUS_ID {command}"
 
 
 def _left_alone(result: PreflightResult) -> dict[str, Any]:

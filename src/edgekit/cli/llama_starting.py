@@ -171,7 +171,9 @@ def _launch(judged: Judged, weights: Weights, at: Address, threads: int | None) 
         api_key=at.api_key,
         alias=at.alias or judged.check.bill.label,
         threads=threads,
-        environment=visible_cards(judged.check.result, order.engine),
+        environment=visible_cards(
+            judged.check.result.way, judged.check.result.machine, order.engine
+        ),
     )
 
 

@@ -9,7 +9,6 @@ from itertools import pairwise
 from edgekit.engine.llamacpp.placement import place
 from edgekit.engine.types import Model
 from edgekit.hardware.budgets import Budget, pool_of
-from edgekit.hardware.types import Vendor
 from edgekit.memory.types import Component, MemoryEstimate, PoolKind
 from edgekit.plan.types import Use, Way
 
@@ -40,17 +39,6 @@ def divided(way: Way, counts: tuple[float, ...]) -> Way:
     told += DIVIDED + ":".join(str(round(count)) for count in counts)
     setup = replace(way.setup, tensor_split=counts)
     return replace(way, setup=setup, because=told, may_resplit=False)
-
-
-def divides_unequal(way: Way) -> bool:
-    """Whether it matters which card is counted first: CUDA takes the fastest unless it is told otherwise."""
-    cards = way.cards
-    unequal = len({card.total_bytes for card in cards}) > 1
-    return (
-        unequal
-        and cards[0].vendor is Vendor.NVIDIA
-        and bool(getattr(way.setup, "tensor_split", ()))
-    )
 
 
 def neighbours(way: Way, uses: Sequence[Use]) -> Iterator[Way]:

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 from edgekit.hardware.budgets import devices_for
-from edgekit.hardware.types import Vendor
-from edgekit.plan.types import PreflightResult
+from edgekit.hardware.types import Machine, System, Vendor
+from edgekit.plan.types import Way
 
 # NVML counts cards by their place on the bus; CUDA the fastest first unless it is told otherwise.
 AS_NVML_COUNTS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-def visible_cards(result: PreflightResult, engine: str) -> dict[str, str]:
+def visible_cards(way: Way, machine: Machine, engine: str) -> dict[str, str]:
     """Empty where all cards are used, and alike or not told apart."""
-    used = result.way.cards
+    used = way.cards
     if not used or used[0].vendor is not Vendor.NVIDIA:
         return {}
-    if leaves_some(result, engine) and not any(card.partition for card in used):
+    if leaves_some(way, machine, engine) and not any(card.partition for card in used):
         chosen = ",".join(str(card.index) for card in used)
         return {**AS_NVML_COUNTS, "CUDA_VISIBLE_DEVICES": chosen}
     alike = len({card.total_bytes for card in used}) == 1
     return {} if alike else dict(AS_NVML_COUNTS)
 
 
-def leaves_some(result: PreflightResult, engine: str) -> bool:
+def leaves_some(way: Way, machine: Machine, engine: str) -> bool:
     """Whether the machine has cards that the engine is to leave alone."""
-    return len(result.way.cards) < len(devices_for(result.machine, engine))
+    return len(way.cards) < len(devices_for(machine, engine))
+
+
+def with_cards(command: str, way: Way, machine: Machine, engine: str) -> str:
+    """The command with this environment in front of it; as it is for Windows, whose shells have no such form."""
+    if machine.system is System.WINDOWS:
+        return command
+    said = (f"{name}={value}" for name, value in visible_cards(way, machine, engine).items())
+    return " ".join((*said, command)) if command else command

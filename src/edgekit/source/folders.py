@@ -33,7 +33,7 @@ def is_here(name: str, *, whole: bool = False) -> bool:
 def _expanded(path: str) -> Path:
     try:
         return Path(path).expanduser()
-    except RuntimeError:  # "~nobody/models": no such user
+    except (RuntimeError, ValueError):  # "~nobody/models": no such user; a name with a NUL
         return Path(path)
 
 

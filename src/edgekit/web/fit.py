@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from edgekit.asking.bills import CONTEXT, OPTIONS, Asked, bill_of
-from edgekit.asking.checks import Asking, asked_question, for_embedding, in_order
+from edgekit.asking.checks import Asking, asked_question, for_embedding
 from edgekit.asking.flags import flag_words, read_flags, typed
 from edgekit.asking.llamacpp_options import this_cpu
 from edgekit.asking.words import Words, asking_of
@@ -20,6 +20,7 @@ from edgekit.plan.curve import curves
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.placement import first_way
 from edgekit.plan.types import Question, Status, Way, Weighed
+from edgekit.plan.visible_cards import with_cards
 from edgekit.report.bill_json import SCHEMA, bill_json
 from edgekit.report.check_words import VERDICTS, budget_names, share_words, sizes_words
 from edgekit.resolver import AUTO, CATALOG
@@ -176,7 +177,7 @@ def _told(load: _Load, named: KeptNamed, engine: str, reach: Reach) -> Json:
     bill = bill_of(load.opened, engine, Asked(engine, load.flags), reach, named.pricing)
     weighed, status = load.weighed, load.status
     geometry = load.question.model.geometry
-    command = in_order(bill.command, weighed.way, load.question.machine)
+    command = with_cards(bill.command, weighed.way, load.question.machine, engine)
     return {
         "status": status.value,
         "told": _sentence(load),

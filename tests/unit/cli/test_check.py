@@ -776,3 +776,35 @@ def test_every_layer_on_the_card_is_tried_where_the_next_way_needs_more_of_it(
     answer = ask_json(capsys, *words, "--quiet")
     assert answer["status"] == "warning"
     assert answer["way"] == "all but the experts on RTX 4060"
+
+
+@pytest.mark.parametrize(
+    ("cards", "engine", "said"),
+    [
+        (
+            "1G,24G",
+            "llama.cpp",
+            "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=1 llama-server ",
+        ),
+        ("24G,24G", "llama.cpp", "llama-server "),
+        ("2G,24G", "vllm", "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=1 vllm serve "),
+    ],
+)
+def test_the_command_keeps_to_the_cards_that_were_judged(
+    cards: str, engine: str, said: str, folder: str, llama: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = llama if engine == "llama.cpp" else folder
+    answer = ask_json(
+        capsys, model, "--engine", engine, "--vram", cards, "--ram", "64G", "-c", "2k"
+    )
+    assert answer["command"].startswith(said)
+
+
+def test_a_name_with_a_nul_does_not_end_the_list(
+    llama: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(f"~a\0b\n{llama}\n".encode())))
+    code, out, _ = ask(capsys, "-", "--ram", "64G")
+    assert code == 2
+    assert "holds control characters" in out
+    assert "fits" in out

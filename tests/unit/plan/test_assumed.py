@@ -57,11 +57,14 @@ def test_model_preflight_judges_an_assumed_bill_by_70_and_85_percent(ram: str, s
     assert result.status.name == status
 
 
-def test_check_refuses_another_quantisation_than_a_bare_name_states(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(
+    "flags", [("--mix", "Q8_0"), ("-md", "sample:gemma-3-27b"), ("--mmproj", "sample:gemma-3-27b")]
+)
+def test_check_refuses_what_a_bare_name_cannot_be_billed_with(
+    flags: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["check", NAME, "--mix", "Q8_0", "--ram", "32G"]) == 2
-    assert "put the quantisation into the name instead" in capsys.readouterr().err
+    assert main(["check", NAME, *flags, "--ram", "32G"]) == 2
+    assert f"{flags[0]} does not apply to '{NAME}'" in capsys.readouterr().err
 
 
 def test_an_assumed_bill_is_divided_among_cards_and_host() -> None:

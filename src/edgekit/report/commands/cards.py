@@ -10,7 +10,11 @@ from edgekit.report.commands.types import Planned
 def environment(planned: Planned) -> dict[str, str]:
     """Empty where all cards are used, and alike or not told apart."""
     plan = planned.plan
-    return {} if plan.wish.nodes > 1 else visible_cards(plan.result, plan.wish.engine)
+    return (
+        {}
+        if plan.wish.nodes > 1
+        else visible_cards(plan.result.way, plan.result.machine, plan.wish.engine)
+    )
 
 
 def notes(planned: Planned) -> list[str]:
@@ -29,4 +33,4 @@ def notes(planned: Planned) -> list[str]:
 
 def _is_partial(planned: Planned) -> bool:
     plan = planned.plan
-    return leaves_some(plan.result, plan.wish.engine)
+    return leaves_some(plan.result.way, plan.result.machine, plan.wish.engine)
