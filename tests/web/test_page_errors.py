@@ -149,7 +149,7 @@ def test_a_private_address_stays_shut_and_a_server_that_comes_back(
 ) -> None:
     """Without --allow-private; then the server stops under the page, and starts again on its port."""
     with start_process(env=site.environment) as server:
-        visit = new_visit(browser, server.address, forgiven=(UNREACHABLE, r"status of 403"))
+        visit = new_visit(browser, server.address, forgiven=(UNREACHABLE, r"status of 40[39]"))
         private = quote(f"{site.hub.cdn}/acme/tiny-GGUF/tiny-Q8_0.gguf", safe="")
         page = visit.open(f"/model?ref={private}&{MACHINE}")
         expect(page.get_by_role("alert")).to_contain_text("--allow-private")

@@ -26,10 +26,6 @@ from edgekit.web.types import Settings
 IDLE_S = 60.0
 END_S = 2.0  # for a process that was told to end
 
-_ENDING = {
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
-}
-
 _log = logging.getLogger("edgekit.web")
 
 
@@ -68,8 +64,6 @@ def work(connection: Connection, *, settings: Settings, idle_s: float = IDLE_S) 
 def _work_alone(connection: Connection, *, settings: Settings) -> None:
     """All that its process does. Ctrl-C, which a terminal says to all, is its server's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     work(connection, settings=settings)
 
 
@@ -128,7 +122,7 @@ class Worker:
         """It is gone when this returns, whatever it was doing; a thread when its card is made."""
         self.send(None)
         if self.process is not None and not self._ended.is_set():
-            self.process.kill()  # it writes nothing, and hears no other signal while it starts
+            self.process.kill()  # nothing is lost: it writes no files
             self._ended.wait(END_S)
 
     def _tell(self) -> None:
@@ -175,18 +169,35 @@ def _started(connection: Connection, *, settings: Settings) -> BaseProcess | Non
     return process
 
 
+_starts: list[Callable[[], None]] | None = None  # what waits for a process that is being started
+
+
+def when_started(action: Callable[[], None]) -> None:
+    """At once, or as soon as a process is started whose start is under way. For handlers of signals.
+
+    Ended halfway through, the server would leave a process that prints an EOFError with its traceback.
+    """
+    if _starts is None:
+        action()
+    else:
+        _starts.append(action)
+
+
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """No signal ends the server halfway through: the new process would print an EOFError with its traceback.
-
-    The new process inherits this. So it never hears Ctrl-C, which a terminal sends to all: its server ends it.
-    """
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    resource_tracker.ensure_running()  # started by the first process otherwise, it would let signals through again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    """What is started here never hears Ctrl-C, which a terminal sends to all: its server ends it."""
+    global _starts  # noqa: PLW0603 - handlers of signals have nothing else to look at
+    waiting: list[Callable[[], None]] = []
+    _starts = waiting
+    masks = hasattr(signal, "pthread_sigmask")
+    if masks:
+        resource_tracker.ensure_running()  # the first process would start it, and that lets signals through again
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if masks:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        _starts = None
+        for action in waiting:
+            action()

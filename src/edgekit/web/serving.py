@@ -21,6 +21,7 @@ import uvicorn
 from edgekit.errors import EdgekitError, UsageError
 from edgekit.runtime.llamacpp.ports import check_port, connectable, in_address, in_use
 from edgekit.web.app import create_app
+from edgekit.web.card_worker import when_started
 from edgekit.web.connections import PatientProtocol
 from edgekit.web.farewell import Farewells
 from edgekit.web.security import MAX_HEAD_BYTES
@@ -176,7 +177,7 @@ class PageServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first ends it in order, the second at once: uvicorn would show what it broke off."""
         if self.is_ending:
-            _leave()
+            when_started(_leave)
         self.is_ending = True
         last = threading.Timer(PATIENCE_S, _leave)
         last.daemon = True
