@@ -29,11 +29,11 @@ from edgekit.plan.types import (
     Status,
 )
 from edgekit.plan.verdict import judge
-from edgekit.plan.visible_cards import with_cards
 from edgekit.preflight import in_two_steps
 from edgekit.report.bill import Bill
 from edgekit.report.check import Check, Unanswered
 from edgekit.report.check_json import check_json, checks_json
+from edgekit.report.commands.cards import with_cards
 from edgekit.resolver import AUTO, ResolvedModel, resolve_model
 from edgekit.source.folders import is_here
 from edgekit.source.side_by_side import side_by_side

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgekit.hardware.budgets import devices_for
-from edgekit.hardware.types import Machine, System, Vendor
+from edgekit.hardware.types import Machine, Vendor
 from edgekit.plan.types import Way
 
 # NVML counts cards by their place on the bus; CUDA the fastest first unless it is told otherwise.
@@ -25,11 +25,3 @@ def visible_cards(way: Way, machine: Machine, engine: str) -> dict[str, str]:
 def leaves_some(way: Way, machine: Machine, engine: str) -> bool:
     """Whether the machine has cards that the engine is to leave alone."""
     return len(way.cards) < len(devices_for(machine, engine))
-
-
-def with_cards(command: str, way: Way, machine: Machine, engine: str) -> str:
-    """The command with this environment in front of it; as it is for Windows, whose shells have no such form."""
-    if machine.system is System.WINDOWS:
-        return command
-    said = (f"{name}={value}" for name, value in visible_cards(way, machine, engine).items())
-    return " ".join((*said, command)) if command else command

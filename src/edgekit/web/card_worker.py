@@ -122,7 +122,7 @@ class Worker:
         """It is gone when this returns, whatever it was doing; a thread when its card is made."""
         self.send(None)
         if self.process is not None and not self._ended.is_set():
-            self.process.kill()  # nothing is lost: it writes no files
+            self.process.kill()  # nothing is lost: what it writes, it writes whole
             self._ended.wait(END_S)
 
     def _tell(self) -> None:

@@ -20,9 +20,9 @@ from edgekit.plan.curve import curves
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.placement import first_way
 from edgekit.plan.types import Question, Status, Way, Weighed
-from edgekit.plan.visible_cards import with_cards
 from edgekit.report.bill_json import SCHEMA, bill_json
 from edgekit.report.check_words import VERDICTS, budget_names, share_words, sizes_words
+from edgekit.report.commands.cards import with_cards
 from edgekit.resolver import AUTO, CATALOG
 from edgekit.web.bars import bars_json
 from edgekit.web.machines import machine_now
