@@ -10,15 +10,14 @@ from edgekit.catalog.types import Catalog, Entry
 from edgekit.errors import (
     RefusedError,
 )
-from edgekit.estimation import Opened, open_model
 from edgekit.hardware.types import Machine
 from edgekit.kept import keep, kept, key_of, steadied
 from edgekit.memory.types import Load
 from edgekit.plan.again import as_data, choices_of, plan_again, read_choices
 from edgekit.plan.caches import embedding_start
 from edgekit.plan.drafting import catalog_drafters, own_drafter
-from edgekit.plan.making import make_plan
-from edgekit.plan.planned import Drafter, Lever, Plan, Variant, Wish
+from edgekit.plan.making import check_wish, make_plan, question_of
+from edgekit.plan.planned import Drafter, Plan, Wish
 from edgekit.plan.ranking import rank_of
 from edgekit.plan.recommending import (
     SHOWN,
@@ -30,17 +29,8 @@ from edgekit.plan.recommending import (
     wish_for,
 )
 from edgekit.plan.types import Start
-from edgekit.plan.variants import (
-    AS_STORED,
-    accuracy_of,
-    as_it_is,
-    at_mixes,
-    stored_accuracy,
-    variants_of,
-)
+from edgekit.preflight import choose_file
 from edgekit.resolver import AUTO, LLAMACPP, ResolvedModel
-from edgekit.source.naming import quant_tag
-from edgekit.source.types import Container, Origin
 
 if TYPE_CHECKING:
     from edgekit.source.types import Reach
@@ -59,39 +49,20 @@ class Wanted:
     prefer_accurate_cache: bool = False
     drafter: bool = True  # look for one
     nodes: int = 1
+    max_use: float | None = None
+    reserve_bytes: int | None = None
 
 
 def plan_model(
     named: ResolvedModel, wanted: Wanted, *, reach: Reach | None = None, thorough: bool = True
 ) -> Plan:
-    """The plan for it. Where a file of a repository is chosen that was not looked at, its header is read as well.
-
-    Such a file may be larger than its name says: then the next smaller one is looked at.
-    """
+    """The plan for it. Where a file of a repository is chosen that was not looked at, its header is read as well."""
     wish = wish_of(named, wanted)
     if reach is not None:
         wish = replace(wish, cancelled=reach.cancelled)
-    while True:
-        plan = make_plan(wish, thorough=thorough)
-        chosen = plan.variant
-        if not plan.fits or not chosen.reference or not chosen.changes:
-            return plan
-        found = open_model(chosen.reference, reach=reach)
-        real = as_it_is(found.model, chosen.name, chosen.reference)
-        exact = make_plan(replace(wish, variants=real), thorough=thorough)
-        smaller = wish.variants[wish.variants.index(chosen) + 1 :]
-        if exact.fits:
-            return _with_first_decision(exact, plan)
-        if not smaller:
-            return exact
-        wish = replace(wish, variants=smaller)
-
-
-def _with_first_decision(plan: Plan, before: Plan) -> Plan:
-    """Why this file was chosen stands in the search among all of them."""
-    kept = tuple(one for one in before.decisions if one.lever is Lever.WEIGHTS)
-    rest = tuple(one for one in plan.decisions if one.lever is not Lever.WEIGHTS)
-    return replace(plan, decisions=(*kept, *rest))
+    check_wish(wish)
+    opened, _, choice = choose_file(named.opened(wish.engine), question_of(wish), reach)
+    return make_plan(wish, choice=choice, thorough=thorough)
 
 
 def wish_of(named: ResolvedModel, wanted: Wanted) -> Wish:
@@ -106,7 +77,7 @@ def wish_of(named: ResolvedModel, wanted: Wanted) -> Wish:
         drafters = (*own_drafter(model.model), *_catalog_drafters(named))
     return Wish(
         label=model.label,
-        variants=_variants(named, model, engine, wanted.start),
+        variants=named.variants(model, engine, wanted.start),
         engine=engine,
         machine=wanted.machine,
         load=wanted.load,
@@ -114,6 +85,8 @@ def wish_of(named: ResolvedModel, wanted: Wanted) -> Wish:
         users=wanted.users,
         min_context=wanted.min_context,
         prefer_accurate_cache=wanted.prefer_accurate_cache,
+        max_use=wanted.max_use,
+        reserve_bytes=wanted.reserve_bytes,
         drafters=drafters,
         nodes=wanted.nodes,
         repository=(named.entry.repository or "") if named.entry is not None else "",
@@ -123,25 +96,6 @@ def wish_of(named: ResolvedModel, wanted: Wanted) -> Wish:
 def _catalog_drafters(named: ResolvedModel) -> tuple[Drafter, ...]:
     entry = named.entry
     return () if entry is None else catalog_drafters(entry, named.catalog.entries)
-
-
-def _variants(
-    named: ResolvedModel, model: Opened, engine: str, start: Start
-) -> tuple[Variant, ...]:
-    """The files of a repository where none was named; else what can be made of the model."""
-    files = model.files
-    if {"mix", "quantize"} & start.settled:
-        return as_it_is(model.model, str(getattr(start.setup, "mix", None) or "as asked"))
-    if files is None or files.container is not Container.GGUF or engine != LLAMACPP:
-        return variants_of(model.model, engine, settled=False)
-    tag = quant_tag(files.label.rpartition(":")[2]) or quant_tag(files.label) or AS_STORED
-    own = as_it_is(model.model, tag, files.reference)
-    if ":" in named.name.rpartition("/")[2] or files.origin is not Origin.HUB:
-        return own
-    others = at_mixes(model.model, files.alternatives, repository=files.reference)
-    mine = replace(own[0], accuracy=accuracy_of(tag) or stored_accuracy(model.model))
-    every = (mine, *(one for one in others if one.name != tag))
-    return tuple(sorted(every, key=lambda one: -one.accuracy))
 
 
 def recommended(
@@ -158,7 +112,14 @@ def recommended(
     """
     ask = replace(ask, machine=steadied(ask.machine))
     ranked = ranked_for(ask.task, catalog.entries)
-    wishes = (ask.context_tokens, ask.users, ask.min_context, ask.prefer_accurate_cache)
+    wishes = (
+        ask.context_tokens,
+        ask.users,
+        ask.min_context,
+        ask.prefer_accurate_cache,
+        ask.max_use,
+        ask.reserve_bytes,
+    )
     key = key_of((*wishes, ask.task, most, of_a_family), ask.machine, ask.engine, ranked)
     before = _before(kept(key), ask, ranked)
     if before is not None:

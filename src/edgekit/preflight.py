@@ -21,14 +21,14 @@ from edgekit.errors import (
     UnknownArchitectureError,
     UsageError,
 )
-from edgekit.estimation import Opened
+from edgekit.estimation import Opened, open_model
 from edgekit.header.types import Depth
 from edgekit.memory.types import Load
 from edgekit.metadata import ModelMetadata, read_metadata
 from edgekit.plan.caches import embedding_start
-from edgekit.plan.candidates import reads_at_once
-from edgekit.plan.types import WINDOW_BUDGET_BYTES, Job, PreflightResult, Question, Start
-from edgekit.plan.verdict import is_decided, judge
+from edgekit.plan.choice import Choice, as_named, choose, reads_at_once
+from edgekit.plan.types import Job, PreflightResult, Question, Start
+from edgekit.plan.verdict import is_decided, judge, result_of
 from edgekit.resolver import AUTO, LLAMACPP, ResolvedModel, resolve_model
 
 if TYPE_CHECKING:
@@ -56,7 +56,9 @@ def model_preflight(
     vram: str | None = None,
     machine: Machine | None = None,
     min_context: int | None = None,
-    window_budget_bytes: int = WINDOW_BUDGET_BYTES,
+    window_budget_bytes: int | None = None,
+    max_use: float | None = None,
+    reserve: int | None = None,
     allow_download: bool = True,
     exact: bool = False,
     reach: Reach | None = None,
@@ -67,7 +69,8 @@ def model_preflight(
     `engine` llama.cpp, vllm, mlx, stream (the built-in one) or auto. Without `context` the default window is judged; a
     `job` (prompt, new tokens) sizes it for known work. `options` are the engine's own, by its names:
     `{"type_k": "q8_0", "n_gpu_layers": 20}`. `device`, `ram` and `vram` ask about another machine than this one:
-    "RTX 4090", "m3-max-64", "32G", "24G,24G".
+    "RTX 4090", "m3-max-64", "32G", "24G,24G". `max_use=0.85` refuses what needs more than that share of the usable
+    memory; `reserve` replaces the memory that is left free (bytes, of every card and of the RAM).
 
     Of a GGUF on the hub the first range is read, and its tensor directory where that does not decide the verdict;
     `exact=True` always reads it, for a bill to the byte. A note of the estimate says where tensors were not checked.
@@ -94,6 +97,8 @@ def model_preflight(
         job=_job(job),
         min_context=min_context,
         window_budget_bytes=window_budget_bytes,
+        max_use=max_use,
+        reserve=reserve,
     )
     return _judged(named, engine, here, options or {}, asked)
 
@@ -189,11 +194,16 @@ class Asked:
     sequences: int | None = None
     job: Job | None = None
     min_context: int | None = None
-    window_budget_bytes: int = WINDOW_BUDGET_BYTES
+    window_budget_bytes: int | None = None
+    max_use: float | None = None
+    reserve: int | None = None  # bytes
 
     def __post_init__(self) -> None:
-        for name in ("context", "sequences", "min_context", "window_budget_bytes"):
+        for name in ("context", "sequences", "min_context", "window_budget_bytes", "reserve"):
             _check_whole(name, getattr(self, name))
+        share: object = self.max_use
+        if share is not None and (isinstance(share, bool) or not isinstance(share, float | int)):
+            raise UsageError(f"max_use {share!r:.60} is not a share such as 0.85")
 
 
 def _check_kinds(model_id: object, engine: object, options: object) -> None:
@@ -229,9 +239,10 @@ def _judged(
             return judge(replace(question, bill=named.assumed.bill(name)))
 
         def ask(opened: Opened) -> Question:
-            return _question(opened, name, machine, options, asked, embeds=named.embeds)
+            question = _question(opened, name, machine, options, asked, embeds=named.embeds)
+            return replace(question, variants=named.variants(opened, name, question.start))
 
-        return in_two_steps(named.as_file(name), ask, loads_only=loads_only)[-1]
+        return in_two_steps(named.opened(name), ask, loads_only=loads_only)[-1]
 
     name = named.engine(engine, machine)
     if engine.lower() != AUTO or name == LLAMACPP or options:
@@ -249,8 +260,34 @@ def _judged(
     return first if first.can_load or other is None or other.failed else other
 
 
+def choose_file(
+    opened: Opened, question: Question, reach: Reach | None
+) -> tuple[Opened, Question, Choice]:
+    """What SPEC A4 chooses. Where that is another file of the repository, its header is read too.
+
+    Such a file may be larger than its name says: then the next smaller one is looked at.
+    """
+    while True:
+        choice = choose(question)
+        chosen = choice.candidate.variant
+        if not choice.fits or not chosen.reference or not chosen.changes:
+            return opened, question, choice
+        found = open_model(chosen.reference, reach=reach)
+        real = as_named(found.model, chosen.name, chosen.reference)
+        exact = replace(question, model=found.model, variants=real)
+        choice = choose(exact)
+        smaller = question.variants[question.variants.index(chosen) + 1 :]
+        if choice.fits or not smaller:
+            return found, exact, choice
+        question = replace(question, variants=smaller)
+
+
 def in_two_steps(
-    opened: Opened, ask: Callable[[Opened], Question], *, loads_only: bool = False
+    opened: Opened,
+    ask: Callable[[Opened], Question],
+    *,
+    reach: Reach | None = None,
+    loads_only: bool = False,
 ) -> tuple[Opened, Question, PreflightResult]:
     """The verdict, from the first range of a remote file where that decides it, else from its whole header."""
     if opened.whole is not None:
@@ -264,8 +301,8 @@ def in_two_steps(
                 noted = replace(bill, notes=(*bill.notes, TENSORS_NOT_CHECKED))
                 return opened, question, replace(result, estimate=noted)
         opened = opened.whole()
-    question = ask(opened)
-    return opened, question, judge(question)
+    opened, question, choice = choose_file(opened, ask(opened), reach)
+    return opened, question, result_of(choice)
 
 
 def _question(
@@ -292,6 +329,8 @@ def _question(
         min_context=asked.min_context,
         in_one_batch=reads_at_once(opened.model, engine, start.setup),
         window_budget_bytes=asked.window_budget_bytes,
+        max_use=asked.max_use,
+        reserve_bytes=asked.reserve,
     )
 
 

@@ -31,10 +31,18 @@ from edgekit.inspection import Inspection, inspect_header, inspect_model
 from edgekit.memory.assumed import from_name
 from edgekit.memory.names import read_name
 from edgekit.plan.assumed import AssumedChoice, assumed_choice
+from edgekit.plan.choice import AS_NAMED, as_named
 from edgekit.plan.placement import engine_on
-from edgekit.plan.variants import usual_variant, variants_of
+from edgekit.plan.types import Start, Variant
+from edgekit.plan.variants import (
+    accuracy_of,
+    at_mixes,
+    stored_accuracy,
+    usual_variant,
+    variants_of,
+)
 from edgekit.source.folders import is_here
-from edgekit.source.naming import MODEL_SUFFIXES, close_names
+from edgekit.source.naming import MODEL_SUFFIXES, close_names, quant_tag
 from edgekit.source.types import Container, ModelFiles, Origin, Reach
 
 if TYPE_CHECKING:
@@ -147,6 +155,22 @@ class ResolvedModel(Resolved[Opened]):
             return replace(model, mix=default_mix(model.model))
         usual = usual_variant(variants_of(model.model, engine, settled=False))
         return replace(model, model=convert(model.model, usual.name).model, mix=usual.name)
+
+    def variants(self, model: Opened, engine: str, start: Start) -> tuple[Variant, ...]:
+        """The weights to choose from: the files of a repository where none was named, else what can be made of it."""
+        files = model.files
+        if {"mix", "quantize", "quantization"} & start.settled:
+            return as_named(model.model, str(getattr(start.setup, "mix", None) or "as asked"))
+        if files is None or files.container is not Container.GGUF or engine != LLAMACPP:
+            return variants_of(model.model, engine, settled=False)
+        tag = quant_tag(files.label.rpartition(":")[2]) or quant_tag(files.label) or AS_NAMED
+        own = as_named(model.model, tag, files.reference)
+        if ":" in self.name.rpartition("/")[2] or files.origin is not Origin.HUB:
+            return own
+        others = at_mixes(model.model, files.alternatives, repository=files.reference)
+        mine = replace(own[0], accuracy=accuracy_of(tag) or stored_accuracy(model.model))
+        every = (mine, *(one for one in others if one.name != tag))
+        return tuple(sorted(every, key=lambda one: -one.accuracy))
 
     @property
     def embeds(self) -> bool:

@@ -17,16 +17,16 @@ from edgekit.hardware.types import Machine
 from edgekit.header.types import Depth
 from edgekit.memory.types import HOST, Load, MemoryEstimate
 from edgekit.plan.assumed import AssumedChoice
-from edgekit.plan.candidates import reads_at_once
 from edgekit.plan.changes import changes
+from edgekit.plan.choice import reads_at_once
 from edgekit.plan.growth import growth_limits
 from edgekit.plan.types import (
-    WINDOW_BUDGET_BYTES,
     Job,
     PreflightResult,
     Question,
     Start,
     Status,
+    Variant,
 )
 from edgekit.plan.verdict import judge
 from edgekit.preflight import in_two_steps
@@ -59,6 +59,8 @@ class Asking:
     job: Job | None = None
     min_context: int | None = None
     window_budget_bytes: int | None = None
+    max_use: float | None = None
+    reserve_bytes: int | None = None
     with_changes: bool = True
     depth: Depth = Depth.TENSORS  # of remote headers; ARCHITECTURE: the rest only where it decides
     reach: Callable[[], Reach] = field(repr=False)
@@ -121,7 +123,8 @@ def _answer(named: ResolvedModel, engine: str, asking: Asking, reach: Reach) -> 
     try:
         if named.assumed is not None:
             return _assumed(named, named.assumed, engine, asking, reach)
-        return check_opened(named.as_file(engine), engine, for_embedding(asking, named), reach)
+        asking = for_embedding(asking, named)
+        return check_opened(named.opened(engine), engine, asking, reach, named.variants)
     except CancelledError:
         raise
     except EdgekitError as error:
@@ -162,14 +165,28 @@ def for_embedding(asking: Asking, named: ResolvedModel) -> Asking:
     return replace(asking, flags={**asking.flags, LLAMACPP: {**flags, "embeddings": True}})
 
 
-def check_opened(opened: Opened, engine: str, asking: Asking, reach: Reach) -> Check:
+def check_opened(
+    opened: Opened,
+    engine: str,
+    asking: Asking,
+    reach: Reach,
+    variants: Callable[[Opened, str, Start], tuple[Variant, ...]] | None = None,
+) -> Check:
     """Raises EdgekitError: the machine has nothing for the engine, or the engine refuses.
 
     Where only the first range of a file was read, and that does not decide it, the rest of its header is read too.
+    `variants` lists the weights to choose from; None: the file that was named.
     """
-    found, question, result = in_two_steps(
-        opened, lambda one: asked_question(one, engine, asking, reach)[0]
-    )
+
+    def ask(opened: Opened) -> Question:
+        question, _ = asked_question(opened, engine, asking, reach)
+        if question.bill is not None or variants is None:
+            return question  # what is loaded with it was opened for this file
+        return replace(question, variants=variants(opened, engine, question.start))
+
+    found, question, result = in_two_steps(opened, ask, reach=reach)
+    if result.variant is not None and "mix" in result.variant.changes:
+        found = replace(found, mix=result.variant.name)
     values = Asked(engine, asking.flags.get(engine, {})).values(engine)
     return _told(found, question, result, values, asking)
 
@@ -182,7 +199,6 @@ def asked_question(
     load, setup = OPTIONS[engine].ask(values)
     if values.get("context") == 0:  # to every engine: all the model was made for
         load = replace(load, context_tokens=0)
-    budget = asking.window_budget_bytes
     question = Question(
         model=opened.model,
         engine=engine,
@@ -194,7 +210,9 @@ def asked_question(
         min_context=asking.min_context,
         in_one_batch=reads_at_once(opened.model, engine, setup),
         alternatives=opened.files.alternatives if opened.files is not None else (),
-        window_budget_bytes=WINDOW_BUDGET_BYTES if budget is None else budget,
+        window_budget_bytes=asking.window_budget_bytes,
+        max_use=asking.max_use,
+        reserve_bytes=asking.reserve_bytes,
         cancelled=reach.cancelled,
     )
     return question, values
@@ -208,7 +226,7 @@ def _told(
     asking: Asking,
 ) -> Check:
     engine, setup = question.engine, result.way.setup
-    load = question.load_of(result.context_tokens)
+    load = result.load
     batch = {"batch": load.batch_tokens, "ubatch": load.microbatch_tokens}
     settled = {
         **(batch if question.in_one_batch else {}),
@@ -216,6 +234,7 @@ def _told(
         **(_as_stored(opened, result) if engine == LLAMACPP else {}),
         **values,
         "context": result.context_tokens,
+        **_chosen(result),
         **OPTIONS[engine].settled(setup),
         **_left_alone(result),
     }
@@ -229,6 +248,20 @@ def _told(
         changes=changes(question, result) if asking.with_changes else (),
         flags=typed(settled),
     )
+
+
+def _chosen(result: PreflightResult) -> dict[str, Any]:
+    """The cache and the weights that were chosen, as flags."""
+    load, setup, engine = result.load, result.way.setup, result.engine
+    if engine == "vllm":
+        return {} if setup.kv_cache_dtype == "auto" else {"kv_cache_dtype": setup.kv_cache_dtype}
+    if engine == "mlx":
+        bits = {"kv_bits": setup.kv_bits, "quantized_kv_start": setup.quantized_kv_start}
+        found = {} if setup.kv_bits is None else bits
+        packed = result.variant.changes.get("quantize") if result.variant is not None else None
+        return found if packed is None else {**found, "quantize": f"q{packed.packing.bits}"}
+    types = {"type_k": load.cache_k, "type_v": load.cache_v, "mix": getattr(setup, "mix", None)}
+    return {key: value for key, value in types.items() if value is not None}
 
 
 def _left_alone(result: PreflightResult) -> dict[str, Any]:

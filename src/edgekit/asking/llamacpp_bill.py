@@ -17,7 +17,7 @@ from edgekit.header import read_header
 from edgekit.header.types import ModelHeader
 from edgekit.memory.cache_types import cache_type
 from edgekit.memory.types import Load, MemoryEstimate
-from edgekit.plan.candidates import reads_at_once
+from edgekit.plan.choice import reads_at_once
 from edgekit.resolver import resolve_model
 from edgekit.source import locate
 from edgekit.source.types import Container, ModelFiles, Reach

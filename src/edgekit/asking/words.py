@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,8 @@ class Words:
     job: str | None = None  # "6000+800"
     min_context: str | None = None
     window_budget: str | None = None
+    max_use: str | None = None  # "85%", "0.85"
+    reserve: str | None = None  # "512M", "0"
     users: str | None = None
     nodes: str | None = None
     prefer_accurate_kv: bool = False
@@ -114,6 +117,8 @@ def asking_of(
         job=_job(words.job),
         min_context=read_number("--min-context", words.min_context),
         window_budget_bytes=None if budget is None else read("--window-budget", parse_size, budget),
+        max_use=_max_use(words),
+        reserve_bytes=_reserve(words),
         with_changes=with_changes,
         depth=depth or Depth.TENSORS,
         reach=reach,
@@ -162,6 +167,8 @@ def wanted_of(words: Words, named: ResolvedModel, machine: Machine | None = None
         prefer_accurate_cache=words.prefer_accurate_kv,
         drafter=words.drafter,
         nodes=read_number("--nodes", words.nodes, least=1) or 1,
+        max_use=_max_use(words),
+        reserve_bytes=_reserve(words),
     )
 
 
@@ -181,7 +188,30 @@ def ask_of(words: Words, machine: Machine | None = None) -> Ask:
         users=read_number("--users", words.users, least=1),
         min_context=read_number("--min-context", words.min_context),
         prefer_accurate_cache=words.prefer_accurate_kv,
+        max_use=_max_use(words),
+        reserve_bytes=_reserve(words),
     )
+
+
+def _max_use(words: Words) -> float | None:
+    """'85%' or '0.85' of the usable memory."""
+    if words.max_use is None:
+        return None
+    text = words.max_use.strip()
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = math.nan
+    if not 0 < share <= 1:
+        raise UsageError(f"--max-use: {text[:40]!r} is not a share such as 85% or 0.85")
+    return share
+
+
+def _reserve(words: Words) -> int | None:
+    """What is left free of every memory: '512M', '0'."""
+    if words.reserve is None:
+        return None
+    return 0 if words.reserve.strip() == "0" else read("--reserve", parse_size, words.reserve)
 
 
 def task_of(word: str) -> Kind:

@@ -26,6 +26,17 @@ def add_device_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         help='a device by its name: "RTX 4090", m3-max-64, phone-8; may be repeated',
     )
+    limits = parser.add_argument_group("how full the memory may be")
+    limits.add_argument(
+        "--max-use",
+        metavar="SHARE",
+        help="refuse what needs more than this share of the usable memory: 85%%",
+    )
+    limits.add_argument(
+        "--reserve",
+        metavar="SIZE",
+        help="memory to leave free on every card and in RAM (llama.cpp: 1G, 2G on Windows): 512M, 0",
+    )
     group.add_argument("--ram", metavar="SIZE", help="memory of its processor: 32G")
     group.add_argument("--vram", metavar="SIZES", help="memory of its GPUs, NVIDIA's: 24G,24G")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgekit.asking.bills import OPTIONS, Asked
+from edgekit.asking.bills import Asked
 from edgekit.asking.checks import Asking, check_opened
 from edgekit.asking.flags import read_number
 from edgekit.asking.llamacpp_bill import BESIDE_THE_MODEL
@@ -254,7 +254,6 @@ def _without_weights(named: ResolvedModel) -> str:
 def judge_order(order: Order, opened: Opened, job: Job | None) -> Judged:
     """The verdict. Nothing is refused yet."""
     check = check_opened(opened, order.engine, order.asking(job), Reach())
-    load, _ = OPTIONS[order.engine].ask(order.values)
     result = check.result
     setup = result.way.setup
     if order.engine == LLAMACPP:
@@ -265,7 +264,7 @@ def judge_order(order: Order, opened: Opened, job: Job | None) -> Judged:
         order=order,
         opened=opened,
         check=check,
-        load=replace(load, context_tokens=result.context_tokens),
+        load=result.load,
         setup=setup,
     )
 

@@ -10,7 +10,9 @@ from edgekit.cli.engine_flags import given_flags
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.asking.words import Words
 
-_PLAIN = ("engine", "ram", "vram", "job", "min_context", "window_budget", "users", "nodes", "task")
+_PLAIN = (
+    "engine", "ram", "vram", "job", "min_context", "window_budget", "max_use", "reserve", "users", "nodes", "task",
+)  # fmt: skip
 _SWITCHES = ("prefer_accurate_kv",)
 
 

@@ -50,6 +50,8 @@ class Budget:
     reserve_bytes: int
     because: str  # of the reserve
     blocked: str = ""  # why the engine would not start, however small the model
+    has_default_reserve: bool = True  # False: the user set it, or the engine takes a fixed share
+    is_share: bool = False  # the engine takes all of it when it starts (vLLM): nothing is tight
 
     @property
     def available_bytes(self) -> int:
@@ -175,6 +177,8 @@ def _share(device: Accelerator, utilization: float, before_bytes: int) -> Budget
         total_bytes=device.total_bytes,
         free_bytes=device.free_bytes,
         reserve_bytes=max(0, device.free_bytes - asked),
+        has_default_reserve=False,
+        is_share=True,
         because=f"beyond --gpu-memory-utilization {utilization:g} of {format_bytes(device.total_bytes)}",
         blocked=blocked,
     )

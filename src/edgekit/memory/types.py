@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
@@ -124,6 +125,22 @@ class MemoryEstimate:
             if inside and line.reserved:
                 found += line.size_bytes
         return found
+
+    def bounds_in(self, pools: Collection[Pool]) -> tuple[int, bool]:
+        """Bytes by which the bounds of the reserved lines of these pools could exceed them, and whether a line of
+        them has no bound. What the engine and its driver take beside the model always has one.
+        """
+        added, unbounded = 0.0, False
+        for line in self.lines:
+            if line.basis is Basis.EXACT or not line.reserved or line.pool not in pools:
+                continue
+            added += line.size_bytes * (line.within or 0.0)
+            unbounded |= (
+                line.within is None
+                and line.component is not Component.RUNTIME
+                and line.size_bytes > 0
+            )
+        return math.ceil(added), unbounded
 
     def of(self, *components: Component) -> int:
         return self.total(lambda line: line.component in components)

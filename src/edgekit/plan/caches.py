@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgekit.engine.llamacpp.types import default_setup
+from edgekit.hardware.budgets import devices_for
 from edgekit.memory.cache_types import cache_type
 from edgekit.plan.placement import first_way
 from edgekit.plan.types import Question, Start
@@ -18,6 +19,7 @@ CPU_PAIRS = (("f16", "f16"), ("q8_0", "q8_0"), ("q8_0", "q5_1"), ("q8_0", "q4_0"
 STREAM_PAIRS = (("f16", "f16"), ("q8_0", "q8_0"))
 MLX_BITS = (None, 8, 4)
 VLLM_TYPES = ("auto", "fp8")
+FP8_CAPABILITY = (8, 9)  # Ada and later compute in fp8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +33,18 @@ class CacheChoice:
     load: Mapping[str, Any] = field(default_factory=dict)
     setup: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def is_eight_bit(self) -> bool:
+        return self.name in {"q8_0", "8 bit", "fp8"}
+
     def of(self, question: Question) -> Question:
         """The question, asked with this cache."""
         changed = replace(question, load=replace(question.load, **self.load))
-        return with_setup(changed, **self.setup) if self.setup else changed
+        if not self.setup:
+            return changed
+        changed = with_setup(changed, **self.setup)
+        settled = changed.start.settled | self.setup.keys()
+        return replace(changed, start=replace(changed.start, settled=settled))
 
 
 def cache_choices(question: Question) -> tuple[CacheChoice, ...]:
@@ -80,7 +90,12 @@ def _vllm(question: Question) -> Iterator[CacheChoice]:
     if "kv_cache_dtype" in question.start.settled:
         yield _settled(question.start.setup.kv_cache_dtype)
         return
-    for place, name in enumerate(VLLM_TYPES):
+    capability = min(
+        (card.capability for card in devices_for(question.machine, "vllm") if card.capability),
+        default=FP8_CAPABILITY,
+    )
+    types = VLLM_TYPES if capability >= FP8_CAPABILITY else VLLM_TYPES[:1]
+    for place, name in enumerate(types):
         setup = {} if name == "auto" else {"kv_cache_dtype": name}
         yield CacheChoice(name=name, place=place, flags=f"--kv-cache-dtype {name}", setup=setup)
 

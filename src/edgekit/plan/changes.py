@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from edgekit.engine import FROM_GGUF
 from edgekit.engine.types import Model
@@ -14,79 +13,78 @@ from edgekit.hardware.budgets import devices_for, together_bytes
 from edgekit.hardware.types import HostMemory, Machine
 from edgekit.memory.types import HOST, Load
 from edgekit.plan.caches import cache_choices, with_setup
+from edgekit.plan.choice import at, choose
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.placement import PLACED, ways_of
-from edgekit.plan.types import FULL_PERCENT, PreflightResult, Question, Start, Use
-from edgekit.plan.verdict import judge, would_hold
+from edgekit.plan.types import Change, ChangeKind, PreflightResult, Question, Start, Use
+from edgekit.plan.verdict import result_of
+from edgekit.plan.wiring import raised_limit
 from edgekit.units import GIB, MIB, format_bytes
 
 MLX_BITS = (3,)  # unquantised repositories are judged at 4 already
 BEYOND_ANY_HOST_BYTES = 2**50
 
 
-class ChangeKind(enum.Enum):
-    CONTEXT = "context"
-    CACHE = "cache"
-    WEIGHTS = "weights"
-    PLACEMENT = "placement"
-    ENGINE = "engine"
-    MEMORY = "memory"
-    DEVICE = "device"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """One thing to do, and what it gives."""
-
-    kind: ChangeKind
-    value: str  # "q8_0", "Q3_K_M", "RTX 4090", "16,384"
-    told: str  # the sentence
-    max_context: int | None = None  # with it
-    result: PreflightResult | None = field(default=None, repr=False)
-
-
 def changes(question: Question, result: PreflightResult) -> tuple[Change, ...]:
     """Each on its own, those that cost least first. What an engine refuses is left out."""
+    if result.variant is not None and result.can_load:
+        question = replace(at(question, result.variant), variants=())
     makers = _TO_FIT if result.failed else _TO_STRETCH
     return tuple(change for make in makers for change in make(question, result))
 
 
 def _context(question: Question, result: PreflightResult) -> Iterator[Change]:
+    """The longest context that fits, where the one that was judged does not."""
     if not result.max_context or result.max_context >= result.context_tokens:
         return
     tokens = result.max_context
-    asked = replace(question, load=replace(question.load, context_tokens=tokens), job=None)
-    try:
-        found = judge(asked)
-    except EdgekitError:
+    found = _judged(replace(question, load=replace(question.load, context_tokens=tokens), job=None))
+    if found is None:
         return
-    short = "" if found.can_load else f", with --min-context {tokens // result.streams}"
     yield Change(
         kind=ChangeKind.CONTEXT,
         value=f"{tokens}",
-        told=f"-c {tokens}: the largest context that fits{short}",
+        told=f"-c {tokens}: fits with a {found.cache} cache, {found.way.because}",
         max_context=tokens,
         result=found,
     )
 
 
 def _cache(question: Question, result: PreflightResult) -> Iterator[Change]:
-    """The most accurate that makes it fit; of a load that fits, the first that lengthens it."""
-    if result.can_load and result.max_context >= (result.native_context or 0):
+    """A smaller cache that holds a longer context."""
+    if result.max_context >= (result.native_context or 0) * result.streams:
         return
     for choice in cache_choices(question)[1:]:
         found = _judged(choice.of(question))
-        if found is None or not found.can_load or found.max_context <= result.max_context:
+        if found is None or found.max_context <= result.max_context:
             continue
-        fits = "" if result.can_load else "fits, "
         yield Change(
             kind=ChangeKind.CACHE,
             value=choice.name,
-            told=f"{choice.flags}: {fits}up to {found.max_context:,} tokens",
+            told=f"{choice.flags}: up to {found.max_context:,} tokens",
             max_context=found.max_context,
             result=found,
         )
         return
+
+
+def _limit(question: Question, result: PreflightResult) -> Iterator[Change]:
+    """What the system lets the GPU use of a unified memory can be raised."""
+    raised = raised_limit(question.machine)
+    if raised is None:
+        return
+    found = _judged(replace(question, machine=raised))
+    if found is not None:
+        limit = (
+            next(one.limit_bytes for one in raised.devices if one.limit_bytes is not None) // MIB
+        )
+        yield Change(
+            kind=ChangeKind.MEMORY,
+            value=f"iogpu.wired_limit_mb={limit}",
+            told=f"sudo sysctl iogpu.wired_limit_mb={limit}: lets the GPU use more until the next restart; "
+            f"fits at {found.context_tokens:,} tokens",
+            result=found,
+        )
 
 
 def _weights(question: Question, result: PreflightResult) -> Iterator[Change]:
@@ -108,17 +106,25 @@ def _weights(question: Question, result: PreflightResult) -> Iterator[Change]:
 def _smaller_weights(
     question: Question, result: PreflightResult
 ) -> Iterator[tuple[str, str, Question]]:
-    if question.engine == "llama.cpp" and "mix" not in question.start.settled:
+    low = [one for one in question.variants if not one.is_good]
+    if low:
+        for one in low:
+            yield one.name, f"--quant {one.name}", replace(at(question, one), variants=(one,))
+    elif (
+        question.engine == "llama.cpp"
+        and not question.variants
+        and "mix" not in question.start.settled
+    ):
         for mix in _smaller_mixes(question.model, _room(result)):
             here = ", which the repository has" if mix in question.alternatives else ""
-            yield mix, f"quantised to {mix}{here}", with_setup(question, mix=mix)
+            yield mix, f"--quant {mix}{here}", with_setup(question, mix=mix)
     elif question.engine == "mlx" and "quantize" not in question.start.settled:
         yield from _smaller_bits(question)
 
 
 def _room(result: PreflightResult) -> int:
-    """What weights may take at most, in all memories together: whatever needs more is not worth a look."""
-    free = together_bytes(use.budget for use in result.uses) * FULL_PERCENT // 100
+    """What weights may take at most, in all memories together."""
+    free = together_bytes(use.budget for use in result.uses)
     return free - (result.estimate.total_bytes - result.estimate.weights_bytes)
 
 
@@ -157,9 +163,7 @@ def _placement(question: Question, _: PreflightResult) -> Iterator[Change]:
     found = _judged(replace(question, machine=replace(machine, host=host)))
     if found is None or not found.can_load:
         return
-    fitting = Fitting(question, found.way)
-    uses = fitting.price(max(found.context_tokens, fitting.minimum)).uses
-    host_use = next(use for use in uses if HOST in use.budget.pools)
+    host_use = next(use for use in found.uses if HOST in use.budget.pools)
     yield Change(
         kind=ChangeKind.PLACEMENT,
         value=found.way.because,
@@ -169,7 +173,7 @@ def _placement(question: Question, _: PreflightResult) -> Iterator[Change]:
 
 
 def _free_for(use: Use) -> str:
-    """How much has to be free: what it requires within 85 %, and the reserve; rounded up."""
+    """How much has to be free: what it requires and the reserve, rounded up."""
     needed = _free_bytes(use)
     if needed < GIB // 2:
         return f"{-(-needed // (10 * MIB)) * 10} MiB"
@@ -177,7 +181,7 @@ def _free_for(use: Use) -> str:
 
 
 def _free_bytes(use: Use) -> int:
-    return -(-use.required_bytes * 100 // FULL_PERCENT) + use.budget.reserve_bytes
+    return use.required_bytes + max(use.budget.reserve_bytes, use.bound_bytes)
 
 
 def _memory(question: Question, result: PreflightResult) -> Iterator[Change]:
@@ -202,8 +206,9 @@ def _other_uses(question: Question, result: PreflightResult) -> Iterator[Use]:
     if question.engine == "stream":
         for way in ways_of(question):
             fitting = Fitting(question, way)
-            tokens = max(result.context_tokens, fitting.minimum)
-            in_steps = -(-tokens // fitting.step) * fitting.step  # as a window is searched for
+            in_steps = (
+                -(-result.context_tokens // fitting.step) * fitting.step
+            )  # as a context is searched for
             yield fitting.price(in_steps).uses[0]
 
 
@@ -211,7 +216,10 @@ def _engine(question: Question, _: PreflightResult) -> Iterator[Change]:
     """llama.cpp quantises, and divides a model between the GPU and the host. Its users share what is counted here."""
     if question.engine in FROM_GGUF or (question.load.sequences or 1) > 1:
         return
-    found = _judged(replace(question, engine="llama.cpp", start=Start(), bill=None))
+    asked = replace(
+        question, engine="llama.cpp", start=Start(), bill=None, variants=(), max_use=None
+    )
+    found = _judged(asked)
     if found is not None and found.can_load:
         yield Change(
             kind=ChangeKind.ENGINE,
@@ -228,7 +236,7 @@ def _built_in(question: Question, _: PreflightResult) -> Iterator[Change]:
     if question.engine != "llama.cpp" or (question.load.sequences or 1) > 1:
         return
     load = Load(context_tokens=question.load.context_tokens)
-    asked = replace(question, engine="stream", load=load, start=Start(), bill=None)
+    asked = replace(question, engine="stream", load=load, start=Start(), bill=None, variants=())
     found = _judged(asked)
     if found is not None and found.can_load:
         yield Change(
@@ -271,7 +279,7 @@ def _more_cards(question: Question, result: PreflightResult) -> Iterator[Change]
         return
     tokens = result.context_tokens
     for count in (count for count in (2, 4, 8) if count > len(cards)):
-        room = count * result.uses[0].budget.available_bytes * FULL_PERCENT // 100
+        room = count * result.uses[0].budget.available_bytes
         if room < result.estimate.weights_bytes:
             continue
         several = replace(machine, devices=tuple(replace(cards[0], index=i) for i in range(count)))
@@ -295,19 +303,20 @@ def _smallest(machines: list[Machine], holds: Callable[[Machine], bool]) -> Mach
 
 
 def _holds(question: Question, machine: Machine, tokens: int) -> bool:
-    asked = replace(question, machine=machine)
+    """Whether that machine holds the model whole with its first weights."""
+    load = replace(question.load, context_tokens=tokens)
     try:
-        ways = ways_of(asked)
-        fitting = Fitting(asked, ways[-1] if question.engine == "vllm" else ways[0])
-        return fitting.price(max(tokens, fitting.minimum)).fits
+        found = choose(replace(question, machine=machine, load=load, job=None))
     except EdgekitError:
         return False
+    return found.fits and found.candidate.step < 5
 
 
 def _judged(question: Question) -> PreflightResult | None:
     """None also for what does not load: that costs less to find out than how long a context would."""
     try:
-        return judge(question) if would_hold(question) else None
+        found = choose(question)
+        return result_of(found) if found.fits else None
     except EdgekitError:
         return None
 
@@ -315,7 +324,7 @@ def _judged(question: Question) -> PreflightResult | None:
 Maker = Callable[[Question, PreflightResult], Iterator[Change]]
 _TO_FIT: tuple[Maker, ...] = (
     _context,
-    _cache,
+    _limit,
     _weights,
     _placement,
     _memory,

@@ -1,17 +1,17 @@
-"""The price of a context -> the longest that fits, the window to open unasked, the window for a known job."""
+"""Contexts: the longest that fits, the one that a cache budget allows, the one that a known job needs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from edgekit.errors import UsageError
-from edgekit.plan.types import WINDOW_BUDGET_BYTES, Job, Window
-from edgekit.units import format_bytes
+from edgekit.plan.types import Job
 
-MINIMUM_TOKENS = 16_384  # a model is of little use below it
-# Whose memory is far below the model's size asks little of it, and a window that rolls never ends.
-STREAM_MINIMUM_TOKENS = 512
-UNKNOWN_NATIVE_TOKENS = 32_768  # of a model that does not say what it was made for
+DEFAULT_TOKENS = 32_768  # SPEC A4: the context to start from when none is asked for
+EMBEDDING_TOKENS = 8_192  # ... of an embedding model
+MINIMUM_TOKENS = 16_384  # SPEC P13: shorter contexts are only offered when asked for
+STREAM_MINIMUM_TOKENS = 512  # the built-in engine is for memories far below the model's size
+UNKNOWN_NATIVE_TOKENS = 32_768  # of a model that does not state its context length
 JOB_MARGIN_TOKENS = 64
 RECOMMENDED_PERCENT = 80
 LOOK_AHEAD = 8  # steps; the deepest dip seen is 18 MB, the cache of one or two
@@ -47,43 +47,23 @@ def recommended_context(max_tokens: int) -> int:
     return max_tokens * RECOMMENDED_PERCENT // 100
 
 
-def plan_window(
-    cache_bytes: Callable[[int], int],
-    *,
-    native_tokens: int | None,
-    budget_bytes: int = WINDOW_BUDGET_BYTES,
-    step: int = 1,
-    job: Job | None = None,
-) -> Window:
-    """How long a window to open where none was asked for.
-
-    With a job, what it needs: prompt, new tokens and 64 more. Without one, the longest whose cache stays within the
-    budget: a cheap cache keeps its whole native window. `cache_bytes` is the engine's own bill, or the plain formula.
-    """
-    native = native_tokens or UNKNOWN_NATIVE_TOKENS
-    if job is not None:
-        return _job_window(cache_bytes, native, job)
-    if budget_bytes < 0:
-        raise UsageError(f"a budget of {budget_bytes} bytes for the cache")
-    tokens = longest(lambda count: cache_bytes(count) <= budget_bytes, step=step, most=native)
-    held = cache_bytes(tokens) if tokens else 0
-    if tokens == native and native_tokens is None:
-        because = f"the model does not say what it was made for: {native:,} are taken"
-    elif tokens == native:
-        because = f"the whole native window: its cache of {format_bytes(held)} is within {format_bytes(budget_bytes)}"
-    else:
-        because = f"the longest window whose cache stays within {format_bytes(budget_bytes)}"
-    return Window(context_tokens=tokens, cache_bytes=held, because=because)
+def budget_window(
+    cache_bytes: Callable[[int], int], budget_bytes: int, *, step: int, most: int
+) -> int:
+    """The longest context whose cache stays within the budget; a cheap cache keeps its whole native window."""
+    return longest(lambda count: cache_bytes(count) <= budget_bytes, step=step, most=most)
 
 
-def _job_window(cache_bytes: Callable[[int], int], native: int, job: Job) -> Window:
+def job_window(job: Job, native_tokens: int) -> tuple[int, str]:
+    """What a known job needs, up to the native window, and why."""
     if job.prompt_tokens < 0 or job.new_tokens < 0:
-        raise UsageError(f"a job of {job.prompt_tokens} + {job.new_tokens} tokens")
+        raise UsageError(
+            f"a job must not be negative (got {job.prompt_tokens}+{job.new_tokens} tokens)"
+        )
     wanted = job.prompt_tokens + job.new_tokens + JOB_MARGIN_TOKENS
-    tokens = min(wanted, native)
     because = (
-        f"{job.prompt_tokens:,} of prompt + {job.new_tokens:,} new + {JOB_MARGIN_TOKENS} of margin"
+        f"prompt {job.prompt_tokens:,} + {job.new_tokens:,} new tokens + {JOB_MARGIN_TOKENS} spare"
     )
-    if tokens < wanted:
-        because += f", cut at the native window of {native:,}"
-    return Window(context_tokens=tokens, cache_bytes=cache_bytes(tokens), because=because)
+    if wanted > native_tokens:
+        because += f", cut to the model's context length of {native_tokens:,}"
+    return min(wanted, native_tokens), because

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from edgekit.errors import RefusedError, UsageError
 from edgekit.hardware.budgets import Budget
 from edgekit.plan.caches import CacheChoice, cache_choices
-from edgekit.plan.drafting import with_drafter_beside
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.planned import Plan
 from edgekit.plan.types import Bill, Question, Start, Use, Way
@@ -46,8 +45,6 @@ def plan_curves(plan: Plan, *, bill: Bill | None = None) -> tuple[Curve, ...]:
         bill=bill,
         nodes=plan.wish.nodes,
     )
-    if bill is None and plan.drafter is not None:
-        question = with_drafter_beside(question, plan.drafter)  # it is in every point
     return curves(question, plan.result.way)
 
 

@@ -1,9 +1,9 @@
-"""A plan and drafters -> the largest that still leaves the window: guesses that the model only has to check."""
+"""A plan -> the largest draft model that fits as well: it guesses tokens that the model only has to check."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from edgekit.catalog import open_entry
@@ -14,7 +14,7 @@ from edgekit.engine.types import Model
 from edgekit.errors import EdgekitError
 from edgekit.memory.types import Load, MemoryEstimate
 from edgekit.plan.caches import with_setup
-from edgekit.plan.candidates import Candidate, whole
+from edgekit.plan.choice import Candidate, whole
 from edgekit.plan.ladder import Ladder
 from edgekit.plan.planned import Decision, Drafter, Lever, Tried, Wish
 from edgekit.plan.types import Question
@@ -27,15 +27,6 @@ DRAFTER_MIX = "Q4_K_M"
 MOST_OTHER_WORDS = 128  # speculative.cpp @ 0c1e570: SPEC_VOCAB_MAX_SIZE_DIFFERENCE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drafted:
-    """The window with what drafts beside it; without a drafter the window as it was."""
-
-    candidate: Candidate
-    drafter: Drafter | None = None
-    decision: Decision | None = None
-
-
 def own_drafter(model: Model) -> tuple[Drafter, ...]:
     """The blocks for further tokens that some models bring along."""
     if not model.geometry.mtp_layers:
@@ -45,29 +36,26 @@ def own_drafter(model: Model) -> tuple[Drafter, ...]:
     )
 
 
-def take_drafter(wish: Wish, found: Candidate, *, divided: bool) -> Drafted:
-    """The first that fits beside the model and its window. Nothing is taken off the window for it."""
-    none = Drafted(candidate=found)
+def propose_drafter(wish: Wish, found: Candidate) -> tuple[Drafter | None, Decision | None]:
+    """The first draft model that fits as well and leaves the verdict as it is. It is proposed, not part of the plan."""
     if wish.engine != "llama.cpp" or not wish.drafters or wish.users is not None:
-        return none  # with several users the batch is full already
-    if divided:
-        return replace(none, decision=_none("the device is full already", ()))
+        return None, None  # with several users the batch is full already
     tried: list[Tried] = []
-    for drafter in wish.drafters:
+    for drafter in wish.drafters if found.held.way.whole else ():
         asked = with_drafter_beside(found.question, drafter)
-        other, told = _held(found, Ladder(asked, whole(asked)))
-        tried.append(Tried(value=drafter.name, told=told, taken=other is not None))
+        other, outcome = _held(found, Ladder(asked, whole(asked)))
+        if other is not None and other.weighed.status is not found.weighed.status:
+            other, outcome = None, f"{outcome}: too tight"
+        tried.append(Tried(value=drafter.name, told=outcome, taken=other is not None))
         if other is not None:
-            because = f"{drafter.because}; {told}, and the window stays"
-            decision = Decision(
-                lever=Lever.DRAFTER, value=drafter.name, because=because, tried=tuple(tried)
+            return drafter, Decision(
+                lever=Lever.DRAFTER,
+                value=drafter.name,
+                because=f"would fit as well ({outcome}) and can make answers faster; not counted here",
+                tried=tuple(tried),
             )
-            return Drafted(candidate=other, drafter=drafter, decision=decision)
-    return replace(none, decision=_none("none leaves the window as it is", tuple(tried)))
-
-
-def _none(because: str, tried: tuple[Tried, ...]) -> Decision:
-    return Decision(lever=Lever.DRAFTER, value="none", because=because, tried=tried)
+    because = "none fits as well" if tried else "the GPU is full"
+    return None, Decision(lever=Lever.DRAFTER, value="none", because=because, tried=tuple(tried))
 
 
 def with_drafter_beside(question: Question, drafter: Drafter) -> Question:
@@ -95,10 +83,10 @@ def _held(found: Candidate, ladder: Ladder) -> tuple[Candidate | None, str]:
     except EdgekitError as error:
         return None, f"its bill is not known: {error}"
     if other is None:
-        return None, f"does not fit beside {found.needed:,} tokens"
+        return None, f"does not fit with {found.tokens:,} tokens"
     lines = other.weighed.estimate.lines
     size = sum(line.size_bytes for line in lines if line.part in {"drafter", "prediction"})
-    return other, f"{format_bytes(size)} with its own cache"
+    return other, f"+{format_bytes(size)}"
 
 
 def catalog_drafters(entry: Entry, entries: Iterable[Entry]) -> tuple[Drafter, ...]:

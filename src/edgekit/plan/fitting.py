@@ -1,4 +1,4 @@
-"""A question and one way to start the engine -> the price of every context, and the verdict."""
+"""A question and one placement of the model -> the bill of every context, and whether it fits."""
 
 from __future__ import annotations
 
@@ -10,21 +10,34 @@ from typing import Any
 from edgekit.engine import engine_named
 from edgekit.engine.llamacpp.context import MAX_TOKENS
 from edgekit.errors import CancelledError, RefusedError, UsageError
-from edgekit.memory.types import CACHES, HOST, Component, Load, Pool
+from edgekit.hardware.budgets import Budget
+from edgekit.memory.types import CACHES, HOST, Component, Load, MemoryEstimate, Pool
 from edgekit.plan.context import (
+    DEFAULT_TOKENS,
+    EMBEDDING_TOKENS,
     MINIMUM_TOKENS,
     STREAM_MINIMUM_TOKENS,
     UNKNOWN_NATIVE_TOKENS,
+    budget_window,
+    job_window,
     longest,
-    plan_window,
 )
 from edgekit.plan.split import neighbours, pinned, resplit
-from edgekit.plan.types import FULL_PERCENT, Bill, Job, Question, Use, Way, Weighed
+from edgekit.plan.types import (
+    ASSUMED_FULL_PERCENT,
+    Bill,
+    Question,
+    Status,
+    Use,
+    Way,
+    Weighed,
+    fullness,
+)
 from edgekit.units import format_bytes
 
 TIMES_DIVIDED = 3  # a new division changes the buffers, and they the division
 MOST_MOVES = 4
-NEARLY = 0.92  # of a memory: so full a division is worth moving single layers
+NEARLY = 1.08  # of what a memory holds: a division so close is worth moving single layers
 CACHE_STEP_TOKENS = 256  # llama.cpp pads its cells to it, mlx-lm grows its caches by it
 
 
@@ -45,7 +58,7 @@ class Fitting:
 
     def _divided(self, found: Weighed) -> Weighed:
         """Among several cards: as the engine divides its layers, or as they have room for them."""
-        if found.fits or not self.way.may_resplit or _share(found) * 100 > FULL_PERCENT:
+        if found.fits or not self.way.may_resplit or _devices(found) > 1:
             return found  # what is too much for all of them together no division mends
         if self._division is not None:  # what another length was divided like often does
             found = self._better(found, [self._division])
@@ -62,7 +75,7 @@ class Fitting:
     def _moved(self, found: Weighed) -> Weighed:
         """Where little is missing, layer by layer: buffers are no straight line of what a card holds."""
         for _ in range(MOST_MOVES):
-            if found.fits or found.tightest.utilization >= NEARLY:
+            if found.fits or found.fullness >= NEARLY:
                 break
             said = pinned(found.way, self.question.model)  # also where the engine divides by itself
             other = self._better(found, neighbours(said, found.uses))
@@ -76,7 +89,7 @@ class Fitting:
         best = found
         for way in ways:
             other = self._weighed(found.context_tokens, way)
-            if other.tightest.utilization < best.tightest.utilization:
+            if other.fullness < best.fullness:
                 best = other
             if best.fits:
                 break
@@ -95,13 +108,24 @@ class Fitting:
         return Weighed(
             context_tokens=tokens,
             estimate=estimate,
-            uses=tuple(
-                Use(budget=budget, required_bytes=budget.required_bytes(estimate))
-                for budget in way.budgets
-            ),
+            uses=tuple(self._use(budget, estimate) for budget in way.budgets),
             way=way,
             refused=f"vLLM does not start: {refused}" if refused else "",
         )
+
+    def _use(self, budget: Budget, estimate: MemoryEstimate) -> Use:
+        bound, assumed = estimate.bounds_in(budget.pools)
+        return Use(
+            budget=budget,
+            required_bytes=budget.required_bytes(estimate),
+            bound_bytes=bound,
+            assumed=assumed,
+            max_use=self.question.max_use,
+        )
+
+    def is_comfortable(self, tokens: int) -> bool:
+        """Whether it fits with room to spare."""
+        return self.fits(tokens) and self.price(tokens).status is Status.PASSED
 
     def fits(self, tokens: int) -> bool:
         """A refusal is a no: heads that so many cards do not divide, or a ceiling of the engine's own."""
@@ -114,10 +138,9 @@ class Fitting:
         """Whether weights and caches are too much already: llama.cpp tells them long before its bill is made."""
         if tokens in self._prices or not self._is_plain:
             return False
-        held = self._held(tokens)
+        held, most = self._held(tokens), self.question.max_use or 1.0
         return any(
-            sum(size for pool, size in held.items() if pool in pools) * 100
-            > available * FULL_PERCENT
+            sum(size for pool, size in held.items() if pool in pools) > available * most
             for pools, available in self._limits
         )
 
@@ -134,7 +157,10 @@ class Fitting:
         held = self._held(tokens)
         cards = [budget for budget in self.way.budgets if HOST not in budget.pools]
         required = sum(held.get(pool, 0) for budget in cards for pool in budget.pools)
-        return _of_all(required, sum(budget.available_bytes for budget in cards))
+        usable = sum(budget.available_bytes for budget in cards) * (self.question.max_use or 1.0)
+        if not required:
+            return 0.0
+        return required / usable if usable else math.inf
 
     def _held(self, tokens: int) -> dict[Pool, int]:
         from edgekit.engine.llamacpp import held_bytes
@@ -158,8 +184,8 @@ class Fitting:
         return ((pools, sum(budget.available_bytes for budget in cards)), *others)
 
     def devices_share(self, tokens: int) -> float:
-        """What is taken of all devices together; 0 where none is used."""
-        return _share(self.price(tokens))
+        """How full all devices are together, 1 being the most they hold; 0 where none is used."""
+        return _devices(self.price(tokens))
 
     @cached_property
     def native(self) -> int:
@@ -199,23 +225,31 @@ class Fitting:
 
     @cached_property
     def minimum(self) -> int:
-        """Below it a model is of no use: 16K or what the caller says, its own window where that is smaller.
+        """The shortest context that is offered unasked: 16K or what the user says, the native window where it is shorter.
 
-        Who wants more than 16K wants it of every model; who takes the built-in engine is content with less.
+        A user who asks for more than 16K wants it of every model. The built-in engine is content with less.
         """
-        streams = self.question.engine == "stream"
-        return self._least_of(STREAM_MINIMUM_TOKENS if streams else MINIMUM_TOKENS)
-
-    @cached_property
-    def comfortable(self) -> int:
-        """The same for all engines: for so long a window the fastest way is taken, whatever a slower one holds."""
-        return self._least_of(MINIMUM_TOKENS)
-
-    def _least_of(self, usual: int) -> int:
         wanted = self.question.min_context
+        usual = EMBEDDING_TOKENS if self.question.embeds else MINIMUM_TOKENS
+        if self.question.engine == "stream":
+            usual = STREAM_MINIMUM_TOKENS
         least = usual if wanted is None else wanted
         whole = least * self.streams
-        return whole if least > MINIMUM_TOKENS else min(whole, self.most)
+        return whole if least > MINIMUM_TOKENS else max(min(whole, self.most), self.least)
+
+    @cached_property
+    def windows(self) -> tuple[int, ...]:
+        """Contexts to try, the longest first (SPEC A4): the one that was asked for, else 32K and 16K."""
+        if self.asked is not None:
+            return (self.asked,)
+        budget = self.question.window_budget_bytes
+        if budget is not None:
+            tried = [budget_window(self._cache_bytes, budget, step=self.step, most=self.most)]
+        else:
+            usual = () if self.question.embeds else (DEFAULT_TOKENS, MINIMUM_TOKENS)
+            tried = [min(tokens * self.streams, self.most) for tokens in usual]
+        longer = [tokens for tokens in tried if tokens > self.minimum]
+        return tuple(dict.fromkeys((*longer, self.minimum)))
 
     @cached_property
     def longest(self) -> int:
@@ -229,34 +263,21 @@ class Fitting:
     @cached_property
     def asked(self) -> int | None:
         """The context that was asked for: by its length, by 0 for the native one, or by a job."""
-        tokens = self.question.load.context_tokens
-        if tokens is None:
-            return None if self.question.job is None else self._window(self.question.job)[0]
-        if self.question.job is not None:
-            raise UsageError("a context and a job: the job says how long a context it needs")
-        if tokens < 0:
-            raise UsageError(f"a context of {tokens} tokens")
-        return tokens or self.native
+        tokens, job = self.question.load.context_tokens, self.question.job
+        if job is not None and tokens is not None:
+            raise UsageError(
+                "give a context or a job, not both: a job says how long a context it needs"
+            )
+        if job is not None:
+            return job_window(job, self.most)[0]
+        if tokens is not None and tokens < 0:
+            raise UsageError(f"the context must not be negative (got {tokens})")
+        return self.native if tokens == 0 else tokens
 
     @property
     def asked_because(self) -> str:
         job = self.question.job
-        return "" if job is None else self._window(job)[1]
-
-    @cached_property
-    def window(self) -> tuple[int, str]:
-        """What is opened unasked, and why so much."""
-        return self._window(None)
-
-    def _window(self, job: Job | None) -> tuple[int, str]:
-        window = plan_window(
-            self._cache_bytes,
-            native_tokens=self.most if self.states_its_window else None,
-            budget_bytes=self.question.window_budget_bytes,
-            step=self.step,
-            job=job,
-        )
-        return window.context_tokens, window.because
+        return "as asked" if job is None else job_window(job, self.most)[1]
 
     @property
     def states_its_window(self) -> bool:
@@ -272,74 +293,54 @@ class Fitting:
         return cache_bytes(self.question.model, self.load(tokens), self.way.setup)
 
     def reasons(self, weighed: Weighed, longest_tokens: int) -> Iterator[str]:
-        """Why this load fails here; `longest_tokens` fit in one way or another."""
-        for budget in self.way.budgets:
-            if budget.blocked:
-                yield budget.blocked
+        """Why this load fails; `longest_tokens` is the longest context that fits in any placement, 0 where none does."""
+        blocked = [budget.blocked for budget in self.way.budgets if budget.blocked]
+        yield from blocked
         if weighed.refused:
             yield weighed.refused
         elif not weighed.fits:
-            yield f"{weighed.context_tokens:,} tokens need {_of(weighed.tightest)}{self._at_most(longest_tokens)}"
-        elif longest_tokens < self.minimum:
-            yield self._too_few(longest_tokens)
-
-    @property
-    def _made_for(self) -> str:
-        if self.states_its_window:
-            return f"the model was made for {self.most:,}"
-        return f"the model does not say what it was made for: taken are {self.most:,}"
-
-    def _too_few(self, longest_tokens: int) -> str:
-        if longest_tokens == self.most:
-            return f"{self._made_for} tokens, fewer than the {self.minimum:,} that are wanted"
-        return (
-            f"at most {longest_tokens:,} tokens fit, fewer than the {self.minimum:,} that make a model useful "
-            "(--min-context to accept fewer)"
-        )
-
-    def _at_most(self, longest_tokens: int) -> str:
-        if longest_tokens == self.most:
-            known = (
-                "that the model was made for"
-                if self.states_its_window
-                else "that are taken to be its own"
-            )
-            return f"; all {self.most:,} {known} fit"
-        if longest_tokens:
-            return f"; the largest context that fits is {longest_tokens:,}"
-        bare = self.price(self.least).tightest
-        within = bare.required_bytes <= bare.budget.available_bytes
-        rule = f", above the {FULL_PERCENT} % that a load may fill" if within else ""
-        return f"; weights and overhead alone take {_of(bare)}{rule}"
+            use = max(weighed.uses, key=lambda use: (use.fullness, use.required_bytes))
+            yield f"{weighed.context_tokens:,} tokens need {_needed(use)}"
+            if longest_tokens:
+                yield f"the longest context that fits is {longest_tokens:,} tokens"
+            else:
+                bare = self.price(self.least).tightest
+                yield f"no context fits: weights and overhead alone need {format_bytes(bare.required_bytes)}"
 
 
-def _share(weighed: Weighed) -> float:
-    uses = [use for use in weighed.uses if HOST not in use.budget.pools]
-    required = sum(use.required_bytes for use in uses)
-    return _of_all(required, sum(use.budget.available_bytes for use in uses))
-
-
-def _of_all(required: int, available: int) -> float:
-    if not required:
-        return 0.0
-    return required / available if available else math.inf
+def _devices(weighed: Weighed) -> float:
+    return fullness(use for use in weighed.uses if HOST not in use.budget.pools)
 
 
 def _check_numbers(question: Question) -> None:
-    for what, number in (
-        ("a least context", question.min_context),
-        ("a budget for the cache", question.window_budget_bytes),
+    for flag, number in (
+        ("--min-context", question.min_context),
+        ("--window-budget", question.window_budget_bytes),
+        ("--reserve", question.reserve_bytes),
     ):
         if number is not None and number < 0:
-            raise UsageError(f"{what} of {number}")
+            raise UsageError(f"{flag} must not be negative (got {number})")
+    if question.max_use is not None and not 0 < question.max_use <= 1:
+        raise UsageError(
+            f"--max-use must be above 0 % and at most 100 % (got {question.max_use:.0%})"
+        )
 
 
-def _of(use: Use) -> str:
-    """'20.50 GiB of the 11.50 GiB available in RTX 4070 (178.3 %)'."""
-    share = "" if use.utilization == float("inf") else f" ({use.utilization * 100:,.1f} %)"
+def _needed(use: Use) -> str:
+    """'20.50 GiB of RTX 4070, where 11.50 GiB are usable', and the rule that refuses it where that is another."""
+    told = (
+        f"{format_bytes(use.required_bytes)} of {use.budget.name}, where "
+        f"{format_bytes(use.budget.available_bytes)} are usable"
+    )
+    if use.utilization > 1:
+        return told
+    if use.max_use is not None and use.utilization > use.max_use:
+        return f"{told} and --max-use allows {use.max_use:.0%} of it"
+    if use.assumed:
+        return f"{told}; a bill that is only assumed may take {ASSUMED_FULL_PERCENT} % of that"
     return (
-        f"{format_bytes(use.required_bytes)} of the {format_bytes(use.budget.available_bytes)} "
-        f"available in {use.budget.name}{share}"
+        f"{told}; the bounds of the bill (up to {format_bytes(use.bound_bytes)} more) go beyond the "
+        f"{format_bytes(use.budget.free_bytes)} that are free"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgekit.memory.types import HOST, Component, MemoryLine
-from edgekit.plan.types import FULL_PERCENT, PreflightResult
+from edgekit.plan.types import PreflightResult
 from edgekit.units import MIB
 
 
@@ -14,9 +14,9 @@ def growing_lines(result: PreflightResult) -> tuple[MemoryLine, ...]:
 
 
 def left_on_host(result: PreflightResult) -> int | None:
-    """Within 85 % of what is available there, and not required at the start; None where the host is not known."""
+    """What is usable there and not required at the start; None where the RAM is not known."""
     left = [
-        use.budget.available_bytes * FULL_PERCENT // 100 - use.required_bytes
+        use.budget.available_bytes - use.required_bytes
         for use in result.uses
         if HOST in use.budget.pools
     ]

@@ -13,12 +13,11 @@ from edgekit.hardware.budgets import together_bytes
 from edgekit.memory.types import HOST
 from edgekit.plan.context import longest
 from edgekit.plan.fitting import Fitting
-from edgekit.plan.types import FULL_PERCENT, Question, Ways
+from edgekit.plan.types import Question, Ways
 
 SHORT = 8  # so few ways are tried one by one
 # Several cards that hold something together need not hold it each: whole layers move from one to the next.
 LOOK_FURTHER = 12
-_LIMIT = FULL_PERCENT / 100
 
 
 class Ladder:
@@ -75,7 +74,7 @@ class Ladder:
     def nearest(self, tokens: int) -> Fitting:
         """Where none holds them: the one that lacks least."""
         tried = [one for one in self._rungs.values() if _is_run(one, tokens)]
-        return min(tried, key=lambda one: one.price(tokens).tightest.utilization, default=self.top)
+        return min(tried, key=lambda one: one.price(tokens).fullness, default=self.top)
 
     @cached_property
     def longest(self) -> int:
@@ -94,7 +93,7 @@ class Ladder:
     def _is_hopeless(self, tokens: int) -> bool:
         """Weights and caches alone are more than all memories together may hold: no rung mends that."""
         needed = self.rung(self.last).held_bytes(tokens)  # on the processor nothing is held twice
-        return needed * 100 > together_bytes(self.top.way.budgets) * FULL_PERCENT
+        return needed > together_bytes(self.top.way.budgets)
 
     def _first_held(self, tokens: int) -> int:
         """Fewer tokens never need a lower rung, so what is known of others narrows it. The last needs no device."""
@@ -119,19 +118,19 @@ class Ladder:
             place = min(low + 1 + guess, high - 1)
             share = self.rung(place).devices_share(tokens)
             rest = share - self.rung(place).held_share(tokens)
-            if share <= _LIMIT:
+            if share <= 1:
                 high = place
             else:
                 low = place
         return high
 
     def _seems_held(self, tokens: int, rest: float, place: int) -> bool:
-        return self.rung(place).held_share(tokens) + rest <= _LIMIT
+        return self.rung(place).held_share(tokens) + rest <= 1
 
     def _overflows(self, place: int, tokens: int) -> bool:
         """Whether the devices together have too little room."""
         rung = self.rung(place)
-        return rung.held_share(tokens) > _LIMIT or rung.devices_share(tokens) > _LIMIT
+        return rung.held_share(tokens) > 1 or rung.devices_share(tokens) > 1
 
 
 def _has_all_layers(setup: Any) -> bool:

@@ -1,25 +1,21 @@
-"""A wish -> the plan: one lever after the other, each with its because. The search runs over the exact bill."""
+"""A wish -> the plan: what to run, one decision after the other, each with its reason."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from edgekit.errors import RefusedError, UsageError
-from edgekit.hardware.types import Machine
-from edgekit.plan.caches import cache_choices
-from edgekit.plan.candidates import AS_ASKED, Candidate, open_window, question_of, whole
-from edgekit.plan.changes import Change, ChangeKind, changes
-from edgekit.plan.drafting import Drafted, take_drafter
-from edgekit.plan.ladder import Ladder
-from edgekit.plan.pace import pace, steady_pace
-from edgekit.plan.placement import PLACED, ways_of
-from edgekit.plan.planned import Decision, Drafter, Lever, Plan, Tried, Wish
+from edgekit.errors import UsageError
+from edgekit.plan.changes import changes
+from edgekit.plan.choice import Attempt, Candidate, Choice, choose, reads_at_once, whole
+from edgekit.plan.context import UNKNOWN_NATIVE_TOKENS
+from edgekit.plan.drafting import propose_drafter
+from edgekit.plan.pace import steady_pace
+from edgekit.plan.placement import PLACED
+from edgekit.plan.planned import Decision, Lever, Plan, Tried, Wish
 from edgekit.plan.sharing import decide_sequences
-from edgekit.plan.split import pinned
-from edgekit.plan.types import PreflightResult, Question
-from edgekit.plan.verdict import judge, judged
-from edgekit.plan.weights import Taken, take_weights
+from edgekit.plan.types import Change, ChangeKind, PreflightResult, Question
+from edgekit.plan.verdict import pinned_candidate, result_for
 from edgekit.plan.wiring import decide_limit
 from edgekit.units import format_bytes
 
@@ -28,53 +24,85 @@ MOST_SEQUENCES = 256  # llama.h @ 0c1e570: LLAMA_MAX_SEQ
 MOST_REQUESTS = 65_536
 
 
-def make_plan(wish: Wish, *, thorough: bool = True, helpful: bool = True) -> Plan:
-    """What to run: weights, placement, window, cache, drafter, sequences.
+def make_plan(
+    wish: Wish, *, choice: Choice | None = None, thorough: bool = True, helpful: bool = True
+) -> Plan:
+    """What to run: weights, placement, context and cache as SPEC A4 chooses them (`choice`, where that is known).
 
-    `thorough` also looks how many users there is room for and what a Mac's limit holds back; a list of many models does
-    without. A plan that does not fit is a result, for the smallest quantisation; `helpful` says what would help then.
+    `thorough` also looks for a draft model, for the longest context, for how many users there is room, and what a
+    limit of the system holds back; a list of many models does without. A plan that does not fit is a result;
+    `helpful` says what would help then.
 
     Raises UsageError for wishes that contradict each other, HardwareError where the engine has no hardware there,
     RefusedError where it takes no such model.
     """
-    return find_plan(wish, thorough=thorough) or _nothing_fits(wish, helpful=helpful)
-
-
-def find_plan(wish: Wish, *, thorough: bool = False) -> Plan | None:
-    """The same; None where nothing fits."""
-    _check(wish)
-    taken = take_weights(wish, brief=not thorough)
-    if taken is None:
-        return None
-    found = _on_fewest_cards(taken)
-    drafted = take_drafter(wish, found, divided=taken.divided)
-    plan = planned(wish, drafted.candidate, drafted.drafter, thorough=thorough)
-    decisions = list(_decisions(taken, found, plan.result, drafted))
+    check_wish(wish)
+    question = question_of(wish)
+    choice = choice or choose(question)
+    if not choice.fits:
+        return _nothing_fits(wish, question, choice, helpful=helpful)
+    found = pinned_candidate(choice.candidate)
+    plan = planned(wish, found, thorough=thorough)
+    decisions = list(_decisions(choice, found, plan.result))
+    drafter = None
     if thorough:
+        drafter, draft = propose_drafter(wish, found)
+        decisions += [draft] if draft is not None else []
         decisions += _further(wish, found)
-    return replace(plan, decisions=tuple(decisions))
+    return replace(plan, decisions=tuple(decisions), drafter=drafter)
 
 
-def planned(
-    wish: Wish, found: Candidate, drafter: Drafter | None, *, thorough: bool = False
-) -> Plan:
-    """A candidate as a plan, before its reasons are told.
+def find_plan(wish: Wish) -> Plan | None:
+    """The plan without what takes long to find out; None where nothing fits."""
+    plan = make_plan(wish, thorough=False, helpful=False)
+    return plan if plan.fits else None
 
-    The longest window is that of the way that is planned: what other ways would hold is no part of the plan.
-    """
-    found = _pinned(found)
-    longest = max(found.held.longest if thorough else 0, found.needed)
-    question, weighed = found.question, found.weighed
+
+def planned(wish: Wish, found: Candidate, *, thorough: bool = False) -> Plan:
+    """A candidate as a plan, before its reasons are listed."""
+    result = result_for(found, max_context=None if thorough else found.tokens)
     return Plan(
         wish=wish,
         variant=found.variant,
-        load=found.held.load(found.tokens),
+        load=result.load,
         choice=found.choice,
-        result=judged(found.ladder, found.tokens, found.because, longest),
+        result=result,
         decisions=(),
-        drafter=drafter,
-        speed=pace(question, weighed),
-        steady_tokens_per_s=steady_pace(question, weighed),
+        speed=result.speed,
+        steady_tokens_per_s=steady_pace(found.question, found.weighed),
+    )
+
+
+def question_of(wish: Wish) -> Question:
+    """Users have a context of their own each: llama.cpp counts them together, the others apart."""
+    load, users, tokens = wish.load, wish.users, wish.load.context_tokens
+    model = wish.variants[0].model
+    if tokens == 0:
+        tokens = model.geometry.native_context or model.geometry.trained_context
+        tokens = tokens or UNKNOWN_NATIVE_TOKENS
+    if users is not None:
+        load = replace(load, sequences=users)
+        if wish.engine == "llama.cpp":
+            load = replace(load, unified=False)
+            tokens = None if tokens is None else tokens * users
+    return Question(
+        model=model,
+        variants=wish.variants,
+        engine=wish.engine,
+        machine=wish.machine,
+        load=replace(load, context_tokens=tokens),
+        start=wish.start,
+        bill=wish.bill,
+        job=wish.job,
+        min_context=wish.min_context,
+        window_budget_bytes=wish.window_budget_bytes,
+        max_use=wish.max_use,
+        reserve_bytes=wish.reserve_bytes,
+        own_cache_only=wish.prefer_accurate_cache,
+        nodes=wish.nodes,
+        in_one_batch=reads_at_once(model, wish.engine, wish.start.setup),
+        alternatives=wish.alternatives,
+        cancelled=wish.cancelled,
     )
 
 
@@ -95,7 +123,7 @@ def check_planned(engine: str) -> None:
         )
 
 
-def _check(wish: Wish) -> None:
+def check_wish(wish: Wish) -> None:
     check_planned(wish.engine)
     if not wish.variants:
         raise UsageError(f"{wish.label}: no quantisation to choose from")
@@ -106,80 +134,64 @@ def _check(wish: Wish) -> None:
         raise UsageError(f"several machines together are planned for vLLM, not for {wish.engine}")
 
 
-def _on_fewest_cards(taken: Taken) -> Candidate:
-    """What fewer cards hold as well and as fast is not spread over more: the largest first."""
-    found = taken.candidate
-    question = found.question
-    if question.engine != "llama.cpp" or question.start.settled & PLACED:
-        return found
-    ways = ways_of if taken.divided else whole
-    for count in range(1, len(found.held.way.cards)):
-        fewer = replace(question, most_cards=count)
-        other = found.on(Ladder(fewer, ways(fewer)))
-        if other is not None and _is_as_fast(other, found):
-            return other
-    return found
-
-
-def _is_as_fast(other: Candidate, found: Candidate) -> bool:
-    paces = [steady_pace(one.question, one.weighed) for one in (other, found)]
-    if paces[0] is None or paces[1] is None:
-        return other.held.way.whole or not found.held.way.whole
-    return paces[0] >= paces[1]
-
-
-def _pinned(found: Candidate) -> Candidate:
-    """How layers are divided among cards is said: the engine would divide them by what is free when it starts."""
-    if not found.held.way.may_resplit or found.weighed.way.setup.tensor_split:
-        return found
-    way = pinned(found.held.way, found.question.model)
-    return found.on(Ladder(found.question, (way,))) or found
-
-
-def _decisions(
-    taken: Taken, found: Candidate, result: PreflightResult, drafted: Drafted
-) -> Iterator[Decision]:
+def _decisions(choice: Choice, found: Candidate, result: PreflightResult) -> Iterator[Decision]:
     yield Decision(
         lever=Lever.WEIGHTS,
         value=found.variant.name,
-        because=taken.because,
-        tried=taken.tried,
+        because=_weights_because(choice, found),
+        tried=tuple(_tried(choice.attempts, found)),
     )
-    yield Decision(lever=Lever.PLACEMENT, value=result.way.because, because=_placed(taken, result))
+    use = result.tightest
+    share = f"{format_bytes(use.required_bytes)} of {format_bytes(use.budget.available_bytes)} usable in {use.budget.name}"
+    placed = "as asked" if found.question.start.settled & PLACED else "the whole model fits there"
+    if not result.way.whole and result.way.cards and found.step > 5:
+        placed = "the whole model does not fit the GPU"
+    yield Decision(lever=Lever.PLACEMENT, value=result.way.because, because=f"{placed}: {share}")
     each = f" for each of {result.streams}" if result.streams > 1 else ""
     yield Decision(
         lever=Lever.CONTEXT,
         value=f"{found.tokens // result.streams:,} tokens{each}",
         because=found.because,
     )
-    yield Decision(
-        lever=Lever.CACHE, value=found.choice.name, because=_kept(found), tried=found.tried
-    )
-    if drafted.decision is not None:
-        yield drafted.decision
+    yield Decision(lever=Lever.CACHE, value=found.choice.name, because=_cache_because(found))
 
 
-def _placed(taken: Taken, result: PreflightResult) -> str:
-    use = result.tightest
-    told = f"{format_bytes(use.required_bytes)} of {format_bytes(use.budget.available_bytes)} in {use.budget.name}"
-    if taken.candidate.question.start.settled & PLACED:
-        return told
-    if taken.divided:
-        return f"as a whole it does not fit; so the devices hold as much as they can: {told}"
-    return f"it fits as a whole: {told}"
+def _weights_because(choice: Choice, found: Candidate) -> str:
+    if len(found.question.variants) < 2:
+        return (
+            "as asked"
+            if {"mix", "quantize"} & found.question.start.settled
+            else "the file that was named"
+        )
+    if found.step == 5:
+        return "the largest that fits the GPU"
+    first = choice.attempts[0].variant
+    if found.variant.accuracy > first.accuracy:
+        return "the most accurate that stays comfortable and faster than reading speed"
+    return "the usual quantisation"
 
 
-def _kept(found: Candidate) -> str:
+def _tried(attempts: tuple[Attempt, ...], found: Candidate) -> Iterator[Tried]:
+    """Every row of SPEC A4's list that was looked at, up to the one that was taken."""
+    for one in attempts:
+        value = f"{one.variant.name}, {one.tokens:,} tokens, {one.cache.name} cache"
+        taken = one.fits and (one.variant.name, one.cache.name) == (
+            found.variant.name,
+            found.choice.name,
+        )
+        yield Tried(value=value, told=one.outcome, taken=taken)
+
+
+def _cache_because(found: Candidate) -> str:
     if found.choice.asked:
         keys, values = found.question.load.cache_k, found.question.load.cache_v
         unequal = keys is not None and values is not None and keys.name != values.name
         if unequal and found.held.way.cards:
-            return f"{AS_ASKED}; released builds attend to unequal types on the processor"
-        return AS_ASKED
+            return "as asked; released builds compute attention on the CPU for unequal types"
+        return "as asked"
     if found.choice.place == 0:
         return "the engine's own"
-    told = "the context" if found.because == AS_ASKED else "so long a window"
-    return f"the most accurate that holds {told}"
+    return "the engine's own does not fit at this context"
 
 
 def _further(wish: Wish, found: Candidate) -> Iterator[Decision]:
@@ -187,56 +199,40 @@ def _further(wish: Wish, found: Candidate) -> Iterator[Decision]:
     yield decide_sequences(wish, found, whole(found.question) if several else (found.held.way,))
     if found.tokens < found.held.most and wish.load.context_tokens is None:
         limit = decide_limit(
-            wish.machine, found.tokens, lambda machine: _longest(wish, found, machine)
+            wish.machine,
+            found.tokens,
+            lambda machine: choose(replace(question_of(wish), machine=machine)).candidate.tokens,
         )
         if limit is not None:
             yield limit
 
 
-def _longest(wish: Wish, found: Candidate, machine: Machine) -> int:
-    other = open_window(replace(wish, machine=machine), found.variant)
-    return 0 if other is None else other.tokens
-
-
-def _nothing_fits(wish: Wish, *, helpful: bool) -> Plan:
-    """The verdict on the smallest there is, in the smallest cache that the engine takes, and what would help."""
-    variant = wish.variants[-1]
-    question, result = _with_smallest_cache(question_of(wish, variant))
-    smallest = Decision(
+def _nothing_fits(wish: Wish, question: Question, choice: Choice, *, helpful: bool) -> Plan:
+    """The verdict with the figures of SPEC A4's step 4, and what would help."""
+    found = choice.candidate
+    result = result_for(found, max_context=None if helpful else 0)
+    weights = Decision(
         lever=Lever.WEIGHTS,
-        value=variant.name,
-        because="nothing fits: this is the smallest that was looked at",
-        tried=tuple(Tried(value=one.name, told="does not fit") for one in wish.variants),
+        value=found.variant.name,
+        because="nothing fits",
+        tried=tuple(_tried(choice.attempts, found)) if helpful else (),
     )
     helps = changes(question, result) if helpful else ()
     return Plan(
         wish=wish,
-        variant=variant,
-        load=replace(question.load, context_tokens=result.context_tokens),
-        choice=None,
+        variant=found.variant,
+        load=found.held.load(found.tokens),
+        choice=found.choice,
         result=result,
-        decisions=(smallest,),
+        decisions=(weights,),
         to_fit=tuple(_for_each(one, result) for one in helps),
     )
 
 
 def _for_each(change: Change, result: PreflightResult) -> Change:
-    """A context is that of one user."""
+    """The context of one user."""
     if change.kind is not ChangeKind.CONTEXT or result.streams == 1:
         return change
     each = result.max_context // result.streams
-    told = f"-c {each}: the largest context that fits for each of {result.streams}"
+    told = f"-c {each}: the longest context that fits for each of {result.streams}"
     return replace(change, value=str(each), told=told)
-
-
-def _with_smallest_cache(question: Question) -> tuple[Question, PreflightResult]:
-    smaller = (
-        () if question.engine == "vllm" else cache_choices(question)[1:]
-    )  # fp8 is not for every card
-    for choice in reversed(smaller):
-        asked = choice.of(question)
-        try:
-            return asked, judge(asked)
-        except RefusedError:
-            continue
-    return question, judge(question)

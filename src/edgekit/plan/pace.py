@@ -15,9 +15,8 @@ from edgekit.hardware.measured import Pace
 from edgekit.hardware.throughput import READING, Reading, host_pace
 from edgekit.hardware.types import Accelerator, Machine
 from edgekit.plan.placement import BACKENDS
-from edgekit.plan.planned import Speed
 from edgekit.plan.speed import Calibration, expected_speed
-from edgekit.plan.types import Question, Weighed
+from edgekit.plan.types import Question, Speed, Weighed
 from edgekit.units import MIB
 
 USUAL_FILL_TOKENS = 4096  # in the window at the slow end: a long conversation
@@ -136,4 +135,4 @@ def steady_pace(question: Question, weighed: Weighed) -> float | None:
     A more accurate cache is read more slowly, and there is one where there is more memory: so it must not count.
     """
     speed = pace(question, weighed, 0)
-    return None if speed is None else math.sqrt(math.prod(speed.decode))
+    return None if speed is None else speed.typical

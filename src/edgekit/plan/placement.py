@@ -60,7 +60,30 @@ def first_way(question: Question) -> Way:
 
 def _ways(question: Question) -> Iterator[Way]:
     check_runs(question.machine, question.engine)
-    return _WAYS[question.engine](question)
+    limits = {"--reserve": question.reserve_bytes, "--max-use": question.max_use}
+    given = [flag for flag, value in limits.items() if value is not None]
+    if given and question.engine == "vllm":
+        raise UsageError(
+            f"{given[0]} does not apply to vLLM, which takes a fixed share: use --gpu-memory-utilization"
+        )
+    for way in _WAYS[question.engine](question):
+        yield way if question.reserve_bytes is None else _with_reserve(way, question.reserve_bytes)
+
+
+def _with_reserve(way: Way, reserve_bytes: int) -> Way:
+    """The placement with another reserve in every memory; a limit of the system has none."""
+    budgets = (
+        replace(
+            one,
+            reserve_bytes=reserve_bytes,
+            because="as asked (--reserve)",
+            has_default_reserve=False,
+        )
+        if one.reserve_bytes
+        else one
+        for one in way.budgets
+    )
+    return replace(way, budgets=tuple(budgets))
 
 
 def engine_on(model: Model, machine: Machine) -> str:
@@ -79,7 +102,7 @@ def _llamacpp_ways(question: Question) -> Iterator[Way]:
 
     machine, start = question.machine, question.start
     setup = start.setup or default_setup()
-    cards, *fewer = _card_sets(devices_for(machine, "llama.cpp"), question.most_cards)
+    cards, *fewer = _card_sets(devices_for(machine, "llama.cpp"))
     if "backend" in start.settled:
         _check_backend(machine, cards, setup.backend)
     if not cards or ("backend" in start.settled and setup.backend is Backend.CPU):
@@ -101,11 +124,11 @@ def _llamacpp_ways(question: Question) -> Iterator[Way]:
     yield _on_the_cpu(machine, setup)
 
 
-def _card_sets(cards: Cards, most: int | None) -> list[Cards]:
+def _card_sets(cards: Cards) -> list[Cards]:
     """All that hold a layer beside their own buffers; then without those that are small beside the largest: what such
     a card costs the others in buffers may be more than it gives.
     """
-    by_size = sorted(cards, key=lambda card: -card.free_bytes)[:most]
+    by_size = sorted(cards, key=lambda card: -card.free_bytes)
     largest = by_size[0].free_bytes if by_size else 0
     found: list[Cards] = []
     for least in (LEAST_CARD_BYTES, largest // 4):
@@ -245,7 +268,7 @@ def _vllm_ways(question: Question) -> Iterator[Way]:
     if start.settled & PLACED:
         sizes = [(setup.tensor_parallel_size, setup.pipeline_parallel_size)]
     else:
-        sizes = list(_shapes(len(one_node), question.nodes))
+        sizes = list(_shapes(len(one_node), question.nodes))[::-1]  # all cards from the start
     lower = "gpu_memory_utilization" not in start.settled
     for ranks, stages in sizes:
         own = tuple(largest[: ranks * stages])

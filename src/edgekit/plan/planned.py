@@ -8,15 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgekit.basis import Basis
 from edgekit.engine.types import Model
 from edgekit.hardware.types import Machine
 from edgekit.memory.types import Load
 from edgekit.plan.caches import CacheChoice
-from edgekit.plan.changes import Change
-from edgekit.plan.types import PreflightResult, Start
-
-GOOD_ACCURACY = 400  # in hundredths of a bit a weight
+from edgekit.plan.types import Bill, Change, Job, PreflightResult, Speed, Start, Variant
 
 
 class Lever(enum.Enum):
@@ -51,22 +47,6 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
-    """One quantisation of a model: a file that there is, or one that could be made."""
-
-    name: str  # "Q4_K_M", "4 bit", "as stored"
-    model: Model = field(repr=False)
-    accuracy: int  # in hundredths of a bit a weight
-    changes: Mapping[str, Any] = field(default_factory=dict)  # of the engine's setup
-    reference: str = ""  # what to ask for; "": it has to be made, or found
-
-    @property
-    def is_good(self) -> bool:
-        """About four bits and more: below, answers get clearly worse."""
-        return self.accuracy >= GOOD_ACCURACY
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Drafter:
     """A smaller model of the same vocabulary, or the model's own blocks for further tokens."""
 
@@ -89,7 +69,13 @@ class Wish:
     start: Start = field(default_factory=Start)
     users: int | None = None  # sequences of that length at the same time
     min_context: int | None = None
-    prefer_accurate_cache: bool = False  # accuracy first, then the window
+    prefer_accurate_cache: bool = False  # never a smaller cache than the engine's own
+    bill: Bill | None = field(default=None, repr=False)  # with what is loaded beside the model
+    job: Job | None = None
+    window_budget_bytes: int | None = None
+    max_use: float | None = None
+    reserve_bytes: int | None = None
+    alternatives: tuple[str, ...] = ()  # other quantisations in the repository
     drafters: tuple[Drafter, ...] = ()  # in the order in which they are tried
     nodes: int = 1  # machines like this one (vLLM on Ray)
     repository: str = ""  # on the hub: what the weights are, or are made from; "": not known
@@ -97,26 +83,16 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speed:
-    """Tokens a second, each as a range from slow to fast. Never better known than modelled."""
-
-    decode: tuple[float, float]
-    prefill: tuple[float, float] | None  # None: what the device computes is not known
-    because: str
-    basis: Basis = Basis.MODELLED
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to run. `result` is its bill against the memory: with a drafter, with that."""
+    """What to run. `result` is its bill against the memory."""
 
     wish: Wish = field(repr=False)
     variant: Variant
     load: Load  # context of all users together, cache types, sequences
-    choice: CacheChoice | None = None  # of the cache; None where nothing fits
+    choice: CacheChoice  # of the cache
     result: PreflightResult
     decisions: tuple[Decision, ...]  # in the order of the levers
-    drafter: Drafter | None = None
+    drafter: Drafter | None = None  # a draft model that would fit as well; not in the bill
     speed: Speed | None = None
     steady_tokens_per_s: float | None = (
         None  # the middle, with an empty cache: plans are compared by it

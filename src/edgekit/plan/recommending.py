@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from edgekit.catalog import open_entry
 from edgekit.catalog.types import Entry, Kind
@@ -14,13 +14,12 @@ from edgekit.hardware.types import Machine
 from edgekit.memory.types import Load
 from edgekit.plan.caches import embedding_start
 from edgekit.plan.context import MINIMUM_TOKENS
-from edgekit.plan.drafting import own_drafter
 from edgekit.plan.making import check_planned, check_users, find_plan, make_plan
 from edgekit.plan.pace import fastest_middle
-from edgekit.plan.planned import GOOD_ACCURACY, Plan, Wish
+from edgekit.plan.planned import Plan, Wish
 from edgekit.plan.ranking import rank_of, root_of
 from edgekit.plan.room import room_bytes
-from edgekit.plan.types import Start
+from edgekit.plan.types import GOOD_ACCURACY, Start
 from edgekit.plan.variants import accuracy_of, variants_of
 
 SHOWN = 5
@@ -42,6 +41,8 @@ class Ask:
     users: int | None = None
     min_context: int | None = None
     prefer_accurate_cache: bool = False
+    max_use: float | None = None
+    reserve_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +201,7 @@ class _Search:
 
     def _suggestion(self, entry: Entry) -> Suggestion | None:
         try:
-            plan = find_plan(self._good(entry))
+            plan = find_plan(self._wish(entry))
         except CancelledError:
             raise
         except (RefusedError, UnknownArchitectureError):
@@ -214,13 +215,10 @@ class _Search:
             return None
         return Suggestion(entry=entry, plan=plan, rank=rank_of(entry))
 
-    def _good(self, entry: Entry) -> Wish:
-        """Nobody is recommended a model at three bits: a smaller one at four answers better."""
+    def _wish(self, entry: Entry) -> Wish:
         if self._tell is not None:
             self._tell(f"planning {entry.id}")
-        wish = wish_for(entry, self._ask)
-        good = tuple(one for one in wish.variants if one.is_good)
-        return replace(wish, variants=good or wish.variants)
+        return wish_for(entry, self._ask)
 
     def _hopeless(self, entry: Entry) -> str:
         """What needs no bill: a window that is too short, weights beyond all memory there is."""
@@ -262,7 +260,8 @@ def wish_for(entry: Entry, ask: Ask) -> Wish:
         users=ask.users,
         min_context=ask.min_context,
         prefer_accurate_cache=ask.prefer_accurate_cache,
-        drafters=own_drafter(model),
+        max_use=ask.max_use,
+        reserve_bytes=ask.reserve_bytes,
         repository=entry.repository or "",
     )
 

@@ -8,8 +8,8 @@ from itertools import dropwhile
 
 from edgekit.hardware.budgets import devices_for, llamacpp_budgets, mlx_budgets, together_bytes
 from edgekit.hardware.types import Machine
-from edgekit.plan.planned import Variant, Wish
-from edgekit.plan.types import FULL_PERCENT
+from edgekit.plan.planned import Wish
+from edgekit.plan.types import Variant
 
 
 def room_bytes(machine: Machine, engine: str) -> int:
@@ -18,7 +18,7 @@ def room_bytes(machine: Machine, engine: str) -> int:
     if engine == "vllm":
         return sum(one.free_bytes for one in devices)
     budgets = {"llama.cpp": llamacpp_budgets, "mlx": mlx_budgets}[engine]
-    return together_bytes(budgets(machine, devices)) * FULL_PERCENT // 100
+    return together_bytes(budgets(machine, devices))
 
 
 def possible(wish: Wish, sizes: Mapping[str, int]) -> Wish:

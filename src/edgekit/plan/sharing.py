@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgekit.errors import RefusedError
-from edgekit.plan.candidates import Candidate
+from edgekit.plan.choice import Candidate
 from edgekit.plan.ladder import Ladder
 from edgekit.plan.planned import Decision, Lever, Wish
 from edgekit.plan.types import Question, Ways

@@ -29,8 +29,8 @@ from edgekit.hardware.throughput import (
 )
 from edgekit.hardware.types import Accelerator, Machine
 from edgekit.memory.types import Load, MemoryEstimate, PoolKind
-from edgekit.plan.planned import Speed
 from edgekit.plan.touched import Touched, Work, one_token
+from edgekit.plan.types import Speed
 from edgekit.plan.working import attention_flops
 from edgekit.units import format_bytes
 

@@ -1,22 +1,26 @@
-"""Nouns of the seventh room: a bill held against what a machine has, and the choices that follow."""
+"""Values of a verdict: a bill compared with the memory of a machine, and the choices that led to it."""
 
 from __future__ import annotations
 
 import enum
+import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from edgekit.basis import Basis
 from edgekit.engine.types import Model
 from edgekit.hardware.budgets import Budget
 from edgekit.hardware.types import Accelerator, Machine
 from edgekit.memory.types import Load, MemoryEstimate
 from edgekit.units import GIB
 
-SAFE_PERCENT = 70  # below it a load is comfortable
-FULL_PERCENT = 85  # above it a load is not tried
-WINDOW_BUDGET_BYTES = 4 * GIB  # of cache, for a run that named no context
+# SPEC A1: a known bill fits up to the whole of the usable memory; above 85 % it is tight.
+COMFORTABLE_PERCENT = 85
+# SPEC P11: the bands of an estimate that rests on an assumption (a bare name, an unknown architecture).
+ASSUMED_SAFE_PERCENT, ASSUMED_FULL_PERCENT = 70, 85
+GOOD_ACCURACY = 400  # in hundredths of a bit per weight
 
 Bill = Callable[[Load, Any], MemoryEstimate]
 
@@ -29,10 +33,15 @@ class Status(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """What a bill takes of one budget."""
+    """What a bill takes of one memory, and the verdict on it (SPEC A1)."""
 
     budget: Budget
     required_bytes: int
+    bound_bytes: int = 0  # what the bounds of its modelled lines could add
+    assumed: bool = False  # a line of it is only assumed
+    max_use: float | None = (
+        None  # a further limit that the user set, as a share of the usable memory
+    )
 
     @property
     def utilization(self) -> float:
@@ -40,15 +49,47 @@ class Use:
         if not self.required_bytes:
             return 0.0
         available = self.budget.available_bytes
-        return self.required_bytes / available if available else float("inf")
+        return self.required_bytes / available if available else math.inf
 
     @property
     def status(self) -> Status:
         """In whole numbers: 85 % of the memory is not above 85 %."""
-        required, available = self.required_bytes * 100, self.budget.available_bytes
-        if not required or required < available * SAFE_PERCENT:
+        required, usable = self.required_bytes, self.budget.available_bytes
+        most = ASSUMED_FULL_PERCENT if self.assumed else 100
+        if not required:
             return Status.PASSED
-        return Status.WARNING if required <= available * FULL_PERCENT else Status.FAILED
+        if required * 100 > usable * most or required > usable * (self.max_use or 1.0):
+            return Status.FAILED
+        if self.budget.has_default_reserve and required + self.bound_bytes > self.budget.free_bytes:
+            return Status.FAILED
+        if self.assumed:
+            is_safe = required * 100 < usable * ASSUMED_SAFE_PERCENT
+        else:
+            is_safe = self.budget.is_share or required * 100 <= usable * COMFORTABLE_PERCENT
+        return Status.PASSED if is_safe else Status.WARNING
+
+    @property
+    def fullness(self) -> float:
+        """How near the load comes to what is refused: above 1 it does not fit."""
+        return fullness((self,))
+
+
+def fullness(uses: Iterable[Use]) -> float:
+    """Of several memories together: 1 is the most they hold."""
+    every = tuple(uses)
+    required = sum(use.required_bytes for use in every)
+    if not required:
+        return 0.0
+    usable = sum(use.budget.available_bytes for use in every)
+    if not usable:
+        return math.inf
+    most = ASSUMED_FULL_PERCENT / 100 if any(use.assumed for use in every) else 1.0
+    most = min(most, *(use.max_use or 1.0 for use in every))
+    found = required / (usable * most)
+    if all(use.budget.has_default_reserve for use in every):
+        bounds = sum(use.bound_bytes for use in every)
+        found = max(found, (required + bounds) / sum(use.budget.free_bytes for use in every))
+    return found
 
 
 _WORST = (Status.PASSED, Status.WARNING, Status.FAILED)
@@ -67,6 +108,10 @@ class Weighed:
     @property
     def tightest(self) -> Use:
         return max(self.uses, key=lambda use: (use.utilization, use.required_bytes))
+
+    @property
+    def fullness(self) -> float:
+        return max(use.fullness for use in self.uses)
 
     @property
     def status(self) -> Status:
@@ -88,15 +133,6 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """How many tokens to hold, and why so many."""
-
-    context_tokens: int
-    cache_bytes: int
-    because: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
     """How an engine would be started, and the budgets it is then held against."""
 
@@ -106,6 +142,37 @@ class Way:
     cards: tuple[Accelerator, ...] = ()  # the devices it computes on, in the engine's order
     may_resplit: bool = False  # layers may be divided otherwise among several cards
     whole: bool = False  # nothing of it that could lie on a device lies elsewhere
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One quantisation of a model: a file that exists, or one that could be made."""
+
+    name: str  # "Q4_K_M", "4 bit", "as stored"
+    model: Model = field(repr=False)
+    accuracy: int  # in hundredths of a bit per weight
+    changes: Mapping[str, Any] = field(default_factory=dict)  # of the engine's setup
+    reference: str = ""  # what to ask for; "": it has to be made, or found
+
+    @property
+    def is_good(self) -> bool:
+        """About four bits and more: below, answers get clearly worse."""
+        return self.accuracy >= GOOD_ACCURACY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """Tokens per second, each as a range from slow to fast. Never better known than modelled."""
+
+    decode: tuple[float, float]
+    prefill: tuple[float, float] | None  # None: what the device computes is not known
+    because: str
+    basis: Basis = Basis.MODELLED
+
+    @property
+    def typical(self) -> float:
+        """The geometric middle of the decode range."""
+        return math.sqrt(math.prod(self.decode))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +191,9 @@ class Question:
     """What is asked: which model, on which engine and machine, for which load."""
 
     model: Model = field(repr=False)
+    variants: tuple[Variant, ...] = field(
+        default=(), repr=False
+    )  # weights to choose from, the most accurate first; empty: the model as it is
     engine: str
     machine: Machine
     load: Load = field(default_factory=Load)
@@ -133,14 +203,21 @@ class Question:
     )  # None: the engine's own, of the model alone
     job: Job | None = None
     min_context: int | None = None
-    window_budget_bytes: int = WINDOW_BUDGET_BYTES
-    most_cards: int | None = None  # use the largest so many; None: all that are worth it
+    window_budget_bytes: int | None = None  # SPEC W2: the cache of a window nobody asked for
+    max_use: float | None = None  # SPEC A1: refuse above this share of the usable memory
+    reserve_bytes: int | None = None  # instead of the engine's own reserve
+    own_cache_only: bool = False  # never a smaller cache than the engine's own
     nodes: int = 1  # machines like this one, joined by Ray (vLLM)
     in_one_batch: bool = False  # an input is computed at once, up to the whole context
     alternatives: tuple[str, ...] = ()  # other quantisations that the repository has
     cancelled: threading.Event | None = field(
         default=None, repr=False, compare=False
     )  # set: nobody waits any more
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the engine is to return embeddings."""
+        return getattr(self.start.setup, "embeddings", False) or self.model.geometry.embeds
 
     def load_of(self, tokens: int) -> Load:
         """What is asked of the engine for a context of that length."""
@@ -171,12 +248,18 @@ class PreflightResult:
     status: Status
     context_tokens: int  # what the verdict is for
     asked: bool  # whether the caller named it
-    max_context: int  # the longest that fits there, with however many layers on the devices
-    way_context: int  # the longest that fits with this way
+    max_context: int  # the longest that fits with these weights, this cache and placement
+    way_context: int  # the same
+    quantization: str = ""  # of the weights judged: "Q4_K_M", "4 bit", "as stored"
+    cache: str = ""  # how the cache is kept: "f16", "q8_0", "fp8", "8 bit"
+    step: int = 0  # of SPEC A4's list that was taken; 0: nothing fits
+    variant: Variant | None = field(default=None, repr=False)
+    load: Load = field(default_factory=Load, repr=False)  # what the engine is asked to hold
     streams: int = 1  # sequences that a context is divided among, where they share no cache
     recommended_context: int
     native_context: int | None
     uses: tuple[Use, ...]
+    speed: Speed | None = None  # None: not known
     estimate: MemoryEstimate = field(repr=False)
     reasons: tuple[str, ...]  # why it failed; empty where it did not
     window: str  # why so many tokens, where none were asked for
@@ -227,3 +310,24 @@ class PreflightResult:
         """Raises MemoryError with the reasons and the numbers."""
         if self.failed:
             raise MemoryError("; ".join(self.reasons))
+
+
+class ChangeKind(enum.Enum):
+    CONTEXT = "context"
+    CACHE = "cache"
+    WEIGHTS = "weights"
+    PLACEMENT = "placement"
+    ENGINE = "engine"
+    MEMORY = "memory"
+    DEVICE = "device"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One thing to do, and what it gives."""
+
+    kind: ChangeKind
+    value: str  # "q8_0", "Q3_K_M", "RTX 4090", "16,384"
+    told: str  # the sentence
+    max_context: int | None = None  # with it
+    result: PreflightResult | None = field(default=None, repr=False)

@@ -10,15 +10,13 @@ from edgekit.engine.llamacpp.as_gguf import MADE_IN_MXFP4, USUAL_MIXES, default_
 from edgekit.engine.types import Model
 from edgekit.header.mixes import mix_by_name
 from edgekit.memory.mix_table import BY_NAME
-from edgekit.plan.planned import Variant
+from edgekit.plan.choice import USUAL_ACCURACY, as_named
+from edgekit.plan.types import Variant
 from edgekit.source.naming import SHORT_MIXES
 from edgekit.source.types import Container
 
-# In hundredths of a bit a weight: up to here the usual one is looked for.
-USUAL_ACCURACY = 500
 ORIGINAL_ACCURACY = 1000  # 16 bits: nothing is gained over 8 that memory should be spent on
 MLX_BITS = (8, 6, 5, 4, 3)
-AS_STORED = "as stored"
 
 
 def _up_to_stored(model: Model, variants: tuple[Variant, ...]) -> tuple[Variant, ...]:
@@ -28,11 +26,6 @@ def _up_to_stored(model: Model, variants: tuple[Variant, ...]) -> tuple[Variant,
     packed = model.header.quantization
     most = ORIGINAL_ACCURACY if packed is None or packed.bits is None else packed.bits * 100 + 100
     return tuple(one for one in variants if one.accuracy <= most) or variants
-
-
-def as_it_is(model: Model, name: str = AS_STORED, reference: str = "") -> tuple[Variant, ...]:
-    """Nothing to choose: the file that was named."""
-    return (Variant(name=name, model=model, accuracy=USUAL_ACCURACY, reference=reference),)
 
 
 def at_mixes(
@@ -92,13 +85,13 @@ def _at_bits(model: Model) -> Iterator[Variant]:
 def variants_of(model: Model, engine: str, *, settled: bool) -> tuple[Variant, ...]:
     """What can be made of a model. `settled`: the caller has named the file, or how it is quantised."""
     if engine == "vllm" or settled:
-        return as_it_is(model)
+        return as_named(model)
     if engine in FROM_GGUF:
         return _up_to_stored(model, at_mixes(model))
     from edgekit.engine.mlx.weights import quantization_of
 
     plain = model.header.container is not Container.GGUF and quantization_of(model) is None
-    return at_bits(model) if plain else as_it_is(model)
+    return at_bits(model) if plain else as_named(model)
 
 
 def usual_variant(variants: tuple[Variant, ...]) -> Variant:

@@ -1,4 +1,4 @@
-"""A model, an engine and a machine -> whether it fits, how long a context, and how it would be started."""
+"""A question -> the verdict: whether the model fits, with which weights, context, cache and placement."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from typing import Any
 
 from edgekit.basis import Basis
 from edgekit.engine import engine_named
+from edgekit.errors import RefusedError
 from edgekit.memory.types import Component, Load, MemoryEstimate, MemoryLine
-from edgekit.plan.context import longest, recommended_context
+from edgekit.plan.choice import Candidate, Choice, choose
+from edgekit.plan.context import recommended_context
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.ladder import Ladder
+from edgekit.plan.pace import pace
 from edgekit.plan.placement import ways_of
-from edgekit.plan.types import SAFE_PERCENT, Bill, PreflightResult, Question, Status
+from edgekit.plan.split import pinned
+from edgekit.plan.types import Bill, PreflightResult, Question, Status
 
 # Of a bill without the tensor directory no line is trusted further than this, whatever its own bound.
 _ALWAYS_WHOLE = frozenset({"vllm", "mlx"})  # they leave nothing on the host
@@ -21,43 +25,78 @@ LEAST_BOUND, LEAST_COMPUTE_BOUND = 0.01, 0.1
 
 
 def judge(question: Question) -> PreflightResult:
-    """The verdict for the best way to start the engine there: the first that holds the context, most on the devices.
+    """The verdict on what SPEC A4 chooses.
 
     Raises HardwareError where the engine cannot run on the machine, RefusedError where it would not run the model.
     """
-    ladder = Ladder(question, ways_of(question))
-    return judged(ladder, *_context(ladder))
+    return result_of(choose(question))
 
 
-def judged(
-    ladder: Ladder, tokens: int, because: str, longest_tokens: int | None = None
-) -> PreflightResult:
-    """The verdict for so many tokens, by the ways of this ladder; `longest_tokens` where it is known already."""
-    question = ladder.question
-    fitting = ladder.holder(tokens) or ladder.nearest(tokens)
-    weighed = fitting.price(tokens)
-    most = ladder.longest if longest_tokens is None else longest_tokens
-    # With layers divided as for these tokens: another division may hold more, but it is another command.
-    same = fitting if weighed.way is fitting.way else Fitting(question, weighed.way)
-    reasons = tuple(fitting.reasons(weighed, most))
+def result_of(choice: Choice, *, max_context: int | None = None) -> PreflightResult:
+    """The verdict on a choice. `max_context` where it is known, or does not matter."""
+    found = pinned_candidate(choice.candidate) if choice.fits else choice.candidate
+    return result_for(found, max_context=max_context)
+
+
+def result_for(found: Candidate, *, max_context: int | None = None) -> PreflightResult:
+    weighed, question, held = found.weighed, found.question, found.held
+    reasons: tuple[str, ...] = ()
+    if found.step:
+        most = max(held.longest, found.tokens) if max_context is None else max_context
+    else:
+        most = _longest_anywhere(found) if max_context is None else max_context
+        reasons = tuple(_reasons(found, most))
     geometry = question.model.geometry
     return PreflightResult(
         engine=question.engine,
-        status=Status.FAILED if reasons else weighed.status,
-        context_tokens=tokens,
-        asked=ladder.top.asked is not None,
+        status=weighed.status if found.step else Status.FAILED,
+        context_tokens=found.tokens,
+        asked=held.asked is not None,
         max_context=most,
-        way_context=same.longest if longest_tokens is None else most,
+        way_context=most,
         recommended_context=recommended_context(most),
         native_context=geometry.native_context or geometry.trained_context,
-        streams=fitting.streams,
+        streams=held.streams,
+        quantization=found.variant.name,
+        cache=found.choice.name,
+        step=found.step,
+        variant=found.variant,
+        load=held.load(found.tokens),
         uses=weighed.uses,
+        speed=pace(question, weighed) if found.step else None,
         estimate=weighed.estimate,
         reasons=reasons,
-        window=because,
+        window=found.because,
         way=weighed.way,
         machine=question.machine,
     )
+
+
+def pinned_candidate(found: Candidate) -> Candidate:
+    """Layers divided among cards as they are billed: the engine would divide them by what is free when it starts."""
+    way = found.weighed.way
+    if not found.held.way.may_resplit:
+        return found
+    divided = way if way.setup.tensor_split else pinned(way, found.question.model)
+    return found.on(Ladder(found.question, (divided,))) or found
+
+
+def _longest_anywhere(found: Candidate) -> int:
+    """The longest context that these weights and this cache hold in any placement."""
+    try:
+        return Ladder(found.question, ways_of(found.question)).longest
+    except RefusedError:
+        return 0
+
+
+def _reasons(found: Candidate, longest_tokens: int) -> list[str]:
+    top = found.held
+    if top.asked is None and top.minimum > top.most:
+        return [
+            f"its context length is {top.most // top.streams:,} tokens, and at least "
+            f"{top.minimum // top.streams:,} are wanted (--min-context)"
+        ]
+    return list(top.reasons(found.weighed, longest_tokens))
 
 
 def is_decided(question: Question, result: PreflightResult, *, loads_only: bool = False) -> bool:
@@ -71,20 +110,22 @@ def is_decided(question: Question, result: PreflightResult, *, loads_only: bool 
         return False
     if result.failed:
         lowest = replace(question, bill=_at_bound(question, -1))
-        if loads_only:
+        if loads_only or would_hold(lowest):
             return not would_hold(lowest)
         ladder = Ladder(lowest, ways_of(question))
         return not result.max_context and ladder.holder(ladder.top.least) is None
-    highest = Fitting(replace(question, bill=_at_bound(question, 1)), result.way)
+    if result.variant is not None and result.variant.changes:
+        return False  # another file than the one that was looked at
+    highest = Fitting(replace(question, load=result.load, bill=_at_bound(question, 1)), result.way)
     if loads_only:
-        return highest.fits(result.context_tokens) and highest.fits(
-            min(highest.minimum, highest.most)
-        )
+        return highest.fits(result.context_tokens)
     return (
         result.passed
+        and result.step == 1
         and (result.way.whole or question.engine in _ALWAYS_WHOLE)
         and result.max_context == highest.most
-        and highest.price(result.context_tokens).status is Status.PASSED
+        and highest.is_comfortable(result.context_tokens)
+        and (result.asked or result.context_tokens == highest.most)
         and highest.fits(result.max_context)
     )
 
@@ -107,39 +148,4 @@ def _at_bound(question: Question, sign: int) -> Bill:
 
 def would_hold(question: Question) -> bool:
     """Whether `judge` would say that it loads, without looking how long a context it could be."""
-    ladder = Ladder(question, ways_of(question))
-    return (
-        ladder.holder(max(ladder.top.asked or 0, ladder.top.minimum, ladder.top.least)) is not None
-    )
-
-
-def _context(ladder: Ladder) -> tuple[int, str]:
-    """What was asked for; else the window to open, and where too little fits, the least that is of use.
-
-    A window that all devices hold together goes before a longer one with layers on the host.
-    """
-    top = ladder.top
-    if top.asked is not None:
-        return top.asked, top.asked_because
-    window, because = top.window
-    places = ((0, top.longest, top.comfortable), (ladder.last, ladder.longest, top.minimum))
-    for place, reach, least in places:
-        if reach >= max(least, 1):
-            if window > reach:
-                return _within(ladder, place, reach, least)
-            if window < top.least:
-                return top.least, "the shortest there is: its cache is more than the budget"
-            return window, because
-    return max(min(top.minimum, top.most), top.least), "the least that is of use"
-
-
-def _within(ladder: Ladder, place: int, reach: int, least: int) -> tuple[int, str]:
-    """All that fits; of the built-in engine, which is for memories that are scarce, what leaves room."""
-    if ladder.question.engine == "stream":
-        rung = ladder.rung(place)
-        tokens = longest(
-            lambda count: rung.price(count).status is Status.PASSED, step=rung.step, most=reach
-        )
-        if tokens >= least:
-            return tokens, f"the longest that fills less than {SAFE_PERCENT} %"
-    return reach, "the longest that fits"
+    return choose(question).fits

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from edgekit.memory.types import MemoryEstimate
-from edgekit.plan.types import FULL_PERCENT, Status, Use
+from edgekit.plan.types import Use
 from edgekit.report.bill import column_of
 
 MOST_CELLS = 64
@@ -47,11 +47,11 @@ def parts_of(use: Use, estimate: MemoryEstimate) -> dict[str, int]:
 
 
 def bar(use: Use, parts: Mapping[str, int], width: int, glyphs: Glyphs = BLOCKS) -> str:
-    """`[███▓▓▒····|··]`. Cells lie beyond the mark if, and only if, the load is above 85 %."""
+    """`[███▓▓▒····|··]`. Cells are beyond the mark only if the load needs more than is usable."""
     cells = min(width - 3, MOST_CELLS)
     required, available = use.required_bytes, use.budget.available_bytes
     inside = cells if required <= available else available * cells // required
-    mark = inside * FULL_PERCENT // 100
+    mark = inside
     drawn = _filled(parts, _cells(use, inside, mark, cells), glyphs).ljust(cells, glyphs.free)
     return f"[{drawn[:mark]}{glyphs.mark}{drawn[mark:inside]}]{drawn[inside:]}"
 
@@ -62,7 +62,7 @@ def _cells(use: Use, inside: int, mark: int, cells: int) -> int:
     if required > available:
         return cells
     full = -(-required * inside // available) if available else 0
-    return max(full, mark + 1) if use.status is Status.FAILED else min(full, mark)
+    return min(full, mark)
 
 
 def _filled(parts: Mapping[str, int], cells: int, glyphs: Glyphs) -> str:

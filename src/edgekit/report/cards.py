@@ -12,7 +12,7 @@ from edgekit.hardware.types import Accelerator, Machine
 from edgekit.memory.types import Component
 from edgekit.plan.planned import Lever, Plan
 from edgekit.plan.recommending import Ask, Recommendation, Suggestion
-from edgekit.plan.types import FULL_PERCENT, PreflightResult
+from edgekit.plan.types import PreflightResult
 from edgekit.report.bars import BLOCKS, PARTS, Glyphs
 from edgekit.report.check_memory import bar_lines, painted
 from edgekit.report.check_words import VERDICTS
@@ -243,7 +243,7 @@ def _worth_bars(result: PreflightResult) -> PreflightResult:
 def _legend(glyphs: Glyphs) -> Iterator[str]:
     parts = zip(glyphs.parts, PARTS, strict=True)
     yield "  ".join(f"{glyph} {part}" for glyph, part in parts)
-    yield f"{glyphs.mark} {FULL_PERCENT} %: no load goes beyond"
+    yield f"{glyphs.mark} usable"
 
 
 def _sections(found: Recommendation, problems: Sequence[str]) -> Iterator[tuple[str, list[str]]]:

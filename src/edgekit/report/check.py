@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edgekit.errors import EdgekitError
-from edgekit.plan.changes import Change
-from edgekit.plan.types import PreflightResult
+from edgekit.plan.types import Change, PreflightResult
 from edgekit.report.bill import Bill
 
 

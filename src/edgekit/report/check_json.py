@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from edgekit.plan.changes import Change
-from edgekit.plan.types import Use
+from edgekit.plan.types import Change, Use
 from edgekit.report.bill_json import SCHEMA, bill_json
 from edgekit.report.check import Check, Unanswered
 from edgekit.report.check_table import counts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from edgekit.memory.types import MemoryLine, PoolKind
-from edgekit.plan.types import FULL_PERCENT, PreflightResult, Status, Use
+from edgekit.plan.types import PreflightResult, Status, Use
 from edgekit.report.bars import PARTS, Glyphs, bar, parts_of
 from edgekit.report.bill import column_of
 from edgekit.report.check_words import budget_names, share_words, sizes_words
@@ -89,7 +89,7 @@ def _legend(result: PreflightResult, width: int, glyphs: Glyphs) -> Iterator[str
     drawn = zip(glyphs.parts, PARTS, strict=True)
     told = [f"{glyph} {part} {format_bytes(sums[part])}" for glyph, part in drawn if sums[part]]
     row = ""
-    for one in (*told, f"{glyphs.mark} {FULL_PERCENT} %"):
+    for one in (*told, f"{glyphs.mark} usable"):
         if row and len(row) + len(one) + 2 > width:
             yield from folded(row, width)
             row = ""

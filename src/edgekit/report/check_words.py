@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgekit.memory.types import PoolKind
-from edgekit.plan.types import FULL_PERCENT, SAFE_PERCENT, PreflightResult, Status, Use
+from edgekit.plan.types import COMFORTABLE_PERCENT, PreflightResult, Status, Use
 from edgekit.report.check import Check
 from edgekit.report.lines import printable
 from edgekit.units import GIB, MIB
@@ -92,9 +92,9 @@ def share_words(use: Use) -> str:
     if 0 < percent < 1:
         return "<1 %"
     told = round(percent)
-    if told == SAFE_PERCENT and use.status is Status.PASSED:
-        return _finer(percent, told, "just under")
-    if told == FULL_PERCENT and use.status is Status.FAILED:
+    if told == COMFORTABLE_PERCENT and use.status is Status.WARNING:
+        return _finer(percent, told, "just over")
+    if told == 100 and percent > 100:
         return _finer(percent, told, "just over")
     return f"{told:,} %"
 

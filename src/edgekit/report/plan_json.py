@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.engine import rules_version
 from edgekit.memory.cache_types import CacheType
-from edgekit.plan.planned import Decision, Drafter, Lever, Plan, Speed, Variant
-from edgekit.plan.types import PreflightResult
+from edgekit.plan.planned import Decision, Drafter, Lever, Plan
+from edgekit.plan.types import PreflightResult, Speed, Variant
 from edgekit.report.bill_json import SCHEMA, answer_json, bill_json
 from edgekit.report.check_json import change_json, use_json
 from edgekit.report.hardware_json import machine_json

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from edgekit.plan.choice import AS_NAMED
 from edgekit.plan.planned import Decision, Lever, Plan, Tried
-from edgekit.plan.variants import AS_STORED
 from edgekit.report.bars import BLOCKS, Glyphs
 from edgekit.report.bill_text import basis_rows
 from edgekit.report.check_memory import memory_lines, painted
@@ -64,7 +64,7 @@ def plan_answer(plan: Plan) -> str:
 
 def weights_words(plan: Plan) -> str:
     name = plan.variant.name
-    return "the weights as stored" if name == AS_STORED else name
+    return "the weights as stored" if name == AS_NAMED else name
 
 
 def window_words(plan: Plan) -> str:

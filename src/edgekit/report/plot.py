@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from edgekit.errors import EdgekitError, UsageError
-from edgekit.plan.types import FULL_PERCENT
 from edgekit.report.lines import printable
 from edgekit.units import GIB, format_bytes
 
@@ -156,21 +155,14 @@ def _floor(axes: Axes, curves: Sequence[Curve]) -> None:
 
 
 def _budget(axes: Axes, curve: Curve, top: float) -> None:
-    """All that may be used, and the share of it beyond which nothing is tried."""
+    """What may be used; the area above it does not fit."""
     whole = curve.budget_bytes / GIB
-    full = whole * FULL_PERCENT / 100
-    axes.axhspan(full, top, color=BEYOND, zorder=0, linewidth=0)
-    lines = (
-        (whole, "solid", f"{format_bytes(curve.budget_bytes)} available"),
-        (full, (0, (2, 2)), f"{FULL_PERCENT} %: filled no further"),
-    )
-    below = whole - full < top * APART  # no room for words between the two
-    for height, dashes, told in lines:
-        axes.axhline(height, color=INK, linewidth=1.1, linestyle=dashes, zorder=2)
-        axes.annotate(
-            told, (0, height), xytext=(6, -11 if below and height == full else 3),
-            textcoords="offset points", color=INK, fontsize=8.5,
-        )  # fmt: skip
+    axes.axhspan(whole, top, color=BEYOND, zorder=0, linewidth=0)
+    axes.axhline(whole, color=INK, linewidth=1.1, zorder=2)
+    axes.annotate(
+        f"{format_bytes(curve.budget_bytes)} usable", (0, whole), xytext=(6, 3),
+        textcoords="offset points", color=INK, fontsize=8.5,
+    )  # fmt: skip
 
 
 def _line(axes: Axes, curve: Curve, style: tuple[str, Any]) -> None:

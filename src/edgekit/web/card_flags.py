@@ -9,16 +9,12 @@ from edgekit.asking.flags import typed
 from edgekit.asking.llamacpp_options import settled
 from edgekit.asking.words import LLAMACPP
 from edgekit.hardware.types import Accelerator
-from edgekit.plan.caches import with_setup
-from edgekit.plan.candidates import question_of
-from edgekit.plan.fitting import Fitting
-from edgekit.plan.ladder import Ladder
-from edgekit.plan.placement import first_way, ways_of
+from edgekit.plan.choice import at
+from edgekit.plan.making import question_of
+from edgekit.plan.placement import first_way
 from edgekit.plan.planned import Plan
 from edgekit.plan.split import pinned
-from edgekit.plan.types import Question, Status, Way, Weighed
-
-_SAID = ("n_gpu_layers", "cpu_moe", "n_cpu_moe", "offload_kqv")  # as the setup has them
+from edgekit.plan.types import Question, Way
 
 
 def plan_flags(plan: Plan) -> dict[str, str | bool]:
@@ -51,27 +47,11 @@ _ENGINES = {LLAMACPP: _llamacpp, "vllm": _vllm, "mlx": _mlx}
 
 
 def _placed(plan: Plan) -> dict[str, Any]:
-    """Where llama.cpp's layers lie, if a check of the same load would lay them elsewhere.
-
-    A card that gets no layers still costs the others buffers. Where they change the verdict, and what the check
-    chooses by itself does not, it is left to that.
-    """
-    question = replace(question_of(plan.wish, plan.variant), load=plan.load)
-    result, every = plan.result, first_way(question).cards
-    own = _chosen(question, result.context_tokens)
-    said = _where(result.way, question, every)
-    if said == _where(own.way, question, every):
-        return {}
-    if own.status is result.status and 0 < len(result.way.cards) < len(every):
-        shared = _status(question, result.way, said["tensor_split"], result.context_tokens)
-        return said if shared is result.status else {}
-    return said
-
-
-def _chosen(question: Question, tokens: int) -> Weighed:
-    """As a check does, which is told of no placement."""
-    ladder = Ladder(question, ways_of(question))
-    return (ladder.holder(tokens) or ladder.nearest(tokens)).price(tokens)
+    """Where llama.cpp's layers go, if that is not where it puts them by itself."""
+    question = replace(at(question_of(plan.wish), plan.variant), load=plan.load)
+    first = first_way(question)
+    placed = _where(plan.result.way, question, first.cards)
+    return {} if placed == _where(first, question, first.cards) else placed
 
 
 def _where(way: Way, question: Question, every: tuple[Accelerator, ...]) -> dict[str, Any]:
@@ -83,10 +63,3 @@ def _where(way: Way, question: Question, every: tuple[Accelerator, ...]) -> dict
         shares = dict(zip(way.cards, found.get("tensor_split", (1.0,)), strict=True))
         found["tensor_split"] = tuple(shares.get(card, 0.0) for card in every)
     return found
-
-
-def _status(question: Question, way: Way, split: tuple[float, ...], tokens: int) -> Status:
-    """Of the same placement among all cards."""
-    own = {name: getattr(way.setup, name) for name in _SAID}
-    asked = with_setup(question, tensor_split=split, **own)
-    return Fitting(asked, first_way(asked)).price(tokens).status

@@ -21,7 +21,6 @@ from edgekit.plan.planned import Plan
 from edgekit.plan.ranking import rank_of
 from edgekit.plan.recommending import Suggestion, smallest_bytes
 from edgekit.plan.room import possible, room_bytes
-from edgekit.plan.types import FULL_PERCENT
 from edgekit.planning import Wanted, plan_model, wish_of
 from edgekit.report.cards import cache_words
 from edgekit.report.cards_json import card_entry_json
@@ -129,7 +128,7 @@ def in_order(entries: Iterable[Entry], machine: Machine, engine: str) -> list[En
     except EdgekitError:  # the memory is not known
         all_bytes = 0
     devices = devices_for(machine, engine)
-    own_bytes = sum(one.free_bytes for one in devices) * FULL_PERCENT // 100
+    own_bytes = sum(one.free_bytes for one in devices)
     rooms = (min(own_bytes, all_bytes) if devices else all_bytes, all_bytes)
 
     def place(entry: Entry) -> tuple[int, float, str]:

@@ -32,7 +32,7 @@ LARGEST_NUMBER = 2**63 - 1
 _ODD = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _PLAIN = (
     "ram", "vram", "job", "min_context", "window_budget", "users", "nodes", "task", "engine",
-    "prefer_accurate_kv",
+    "prefer_accurate_kv", "max_use", "reserve",
 )  # fmt: skip
 
 Fields = dict[str, Any]
@@ -195,6 +195,8 @@ _MACHINE: Fields = {
     ),
     "ram": _said(Word, "memory of its processor: 32G"),
     "vram": _said(Word, "memory of its GPUs, NVIDIA's: 24G,24G"),
+    "max_use": _said(Word, "refuse what needs more than this share of the usable memory: 85%"),
+    "reserve": _said(Word, "memory to leave free on every card and in RAM: 512M, 0"),
 }
 _LEAST: Fields = {
     "min_context": _said(Word, "accept no less (default 16k, or the model's own window)")

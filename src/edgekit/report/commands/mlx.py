@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from edgekit.engine.mlx import NOT_QUANTISED
 from edgekit.engine.mlx.types import DEFAULT_PREFILL_STEP, FOUR_BIT, PLAIN, MlxSetup, Mode, Quantize
-from edgekit.plan.types import FULL_PERCENT
 from edgekit.report.commands.types import Planned, Ready
 from edgekit.report.model_words import as_file
 
@@ -75,9 +74,7 @@ def _server(planned: Planned) -> list[str]:
 def _room_for_caches(planned: Planned) -> int:
     """What the bill has for them and what is left; server.py:731 trims old ones to it, those in use counted."""
     result = planned.plan.result
-    left = [
-        use.budget.available_bytes * FULL_PERCENT // 100 - use.required_bytes for use in result.uses
-    ]
+    left = [use.budget.available_bytes - use.required_bytes for use in result.uses]
     return result.estimate.kv_cache_bytes + max(0, min(left, default=0))
 
 

@@ -1,0 +1,336 @@
+"""A question -> the weights, context, cache and placement to run with: comfort before extremes (SPEC A4).
+
+docs/plan.md has the same rules as a table, each with its reason. Every command, the Python API and the page choose
+here, so that they cannot disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from edgekit.engine.types import Model
+from edgekit.errors import RefusedError
+from edgekit.hardware.budgets import devices_for
+from edgekit.plan.caches import CacheChoice, cache_choices, with_setup
+from edgekit.plan.context import longest
+from edgekit.plan.fitting import Fitting
+from edgekit.plan.ladder import Ladder
+from edgekit.plan.pace import steady_pace
+from edgekit.plan.placement import PLACED, ways_of, whole_ways
+from edgekit.plan.types import Question, Status, Variant, Ways, Weighed
+from edgekit.units import format_bytes
+
+READING_TOKENS_PER_S = 8.0  # slower than this, memory that is left is not spent
+USUAL_ACCURACY = 500  # in hundredths of a bit per weight: Q4_K_M, MLX 4-bit
+EMBEDDING_ACCURACY = 850  # Q8_0
+MOST_ACCURACY = 660  # Q6_K, MLX 6-bit: the measured loss of more is in the noise
+ROUND_TOKENS = 4096  # a longer context is a round number
+NOTHING = 0  # the step of a question that has no answer
+AS_NAMED = "as stored"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One row of SPEC A4's list."""
+
+    step: int
+    variant: Variant
+    tokens: int
+    cache: CacheChoice
+    fits: bool
+    ladder: Ladder = field(repr=False)
+
+    @property
+    def outcome(self) -> str:
+        """'fits', or what is missing. Worked out when it is asked for: few people want to know."""
+        if self.fits:
+            return "fits"
+        try:
+            uses = self.ladder.nearest(self.tokens).price(self.tokens).uses
+        except RefusedError as error:
+            return f"refused: {error}"
+        use = max(uses, key=lambda use: use.fullness)
+        return (
+            f"needs {format_bytes(use.required_bytes)} of {use.budget.name}, "
+            f"{format_bytes(use.budget.available_bytes)} usable"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """Weights, context, cache and the first placement that holds them."""
+
+    step: int
+    variant: Variant
+    choice: CacheChoice
+    ladder: Ladder = field(repr=False)
+    held: Fitting = field(repr=False)
+    tokens: int
+    because: str  # of the context
+
+    @property
+    def question(self) -> Question:
+        return self.ladder.question
+
+    @property
+    def weighed(self) -> Weighed:
+        return self.held.price(self.tokens)
+
+    def on(self, ladder: Ladder) -> Candidate | None:
+        """The same with other placements; None where none of them fits."""
+        held = holder(ladder, self.tokens)
+        return None if held is None else replace(self, ladder=ladder, held=held)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What SPEC A4 comes to. `candidate` does not fit where `step` is 0: then it has the figures of step 4."""
+
+    candidate: Candidate
+    attempts: tuple[Attempt, ...]
+
+    @property
+    def fits(self) -> bool:
+        return self.candidate.step != NOTHING
+
+
+def choose(question: Question) -> Choice:
+    """Raises HardwareError where the engine cannot run there, RefusedError where it would not run the model."""
+    return _Search(question).found()
+
+
+class _Search:
+    """The list of SPEC A4 for one question; placements are worked out once for each weights and cache."""
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        self.variants = question.variants or as_named(question.model)
+        self.attempts: list[Attempt] = []
+        self._ladders: dict[tuple[str, str, bool], Ladder] = {}
+
+    def found(self) -> Choice:
+        first, fewer, better = self._weights()
+        top = self._ladder(first, self._own(first), on_host=False).top
+        windows = top.windows
+        found = None
+        if top.asked is not None or top.minimum <= top.most:
+            found = self._first_that_fits(first, fewer, windows)
+        if found is None:
+            return Choice(
+                candidate=self._nearest(first, windows[-1]), attempts=tuple(self.attempts)
+            )
+        return Choice(candidate=self._spend(found, better), attempts=tuple(self.attempts))
+
+    def _weights(self) -> tuple[Variant, Sequence[Variant], Sequence[Variant]]:
+        """Those to begin with (about 4.8 bits, 8 of an embedding model, or what was named); fewer bits; more bits."""
+        good = [one for one in self.variants if one.is_good] or list(self.variants)
+        most = EMBEDDING_ACCURACY if self.question.embeds else USUAL_ACCURACY
+        usual = [one for one in good if one.accuracy <= most] or good[-1:]
+        first = usual[0]
+        better = [one for one in good if first.accuracy < one.accuracy <= MOST_ACCURACY]
+        return first, usual[1:], better
+
+    def _first_that_fits(
+        self, first: Variant, fewer: Sequence[Variant], windows: Sequence[int]
+    ) -> Candidate | None:
+        long, short = windows[0], windows[-1]
+        for variant in (first, *fewer):
+            own, eight, _ = self._caches(variant)
+            step = 1 if variant is first else 5
+            for place, tokens in enumerate(windows):
+                for cache in (own, *eight):
+                    row = step if step == 5 else 1 + 2 * min(place, 1) + (cache is not own)
+                    if found := self._try(row, variant, tokens, cache):
+                        return found
+        own, eight, smaller = self._caches(first)
+        divides = self._may_use_host()
+        short_cache = eight[0] if eight else own
+        for tokens, cache in ((long, own), (short, short_cache)) if divides else ():
+            if found := self._try(6, first, tokens, cache, on_host=True):
+                return found
+        for cache in smaller:
+            for on_host in (False, True) if divides else (False,):
+                if found := self._try(7, first, short, cache, on_host=on_host):
+                    return found
+        if self.question.engine == "stream":
+            return self._shortest(first, own)
+        return None
+
+    def _may_use_host(self) -> bool:
+        """Whether a part of the model may leave the devices (of the built-in engine: the memory)."""
+        question = self.question
+        if question.engine == "llama.cpp":
+            has_devices = bool(devices_for(question.machine, question.engine))
+            return (
+                has_devices
+                and question.machine.host is not None
+                and not question.start.settled & PLACED
+            )
+        return question.engine == "stream"
+
+    def _caches(
+        self, variant: Variant
+    ) -> tuple[CacheChoice, Sequence[CacheChoice], Sequence[CacheChoice]]:
+        """The engine's own or the one asked for, the 8-bit one where there is one, smaller ones."""
+        own, *others = cache_choices(at(self.question, variant))
+        if self.question.own_cache_only:
+            return own, (), ()
+        eight = [one for one in others if one.is_eight_bit][:1]
+        return own, eight, [one for one in others if one not in eight]
+
+    def _own(self, variant: Variant) -> CacheChoice:
+        return self._caches(variant)[0]
+
+    def _ladder(self, variant: Variant, cache: CacheChoice, *, on_host: bool) -> Ladder:
+        key = (variant.name, cache.name, on_host)
+        if key not in self._ladders:
+            question = cache.of(at(self.question, variant))
+            ways = ways_of(question) if on_host else whole(question)
+            self._ladders[key] = Ladder(question, ways)
+        return self._ladders[key]
+
+    def _try(
+        self, step: int, variant: Variant, tokens: int, cache: CacheChoice, *, on_host: bool = False
+    ) -> Candidate | None:
+        ladder = self._ladder(variant, cache, on_host=on_host)
+        held = holder(ladder, tokens)
+        self.attempts.append(
+            Attempt(
+                step=step,
+                variant=variant,
+                tokens=tokens,
+                cache=cache,
+                fits=held is not None,
+                ladder=ladder,
+            )
+        )
+        if held is None:
+            return None
+        return Candidate(
+            step=step,
+            variant=variant,
+            choice=cache,
+            ladder=ladder,
+            held=held,
+            tokens=tokens,
+            because=_because(ladder.top, tokens),
+        )
+
+    def _spend(self, found: Candidate, better: Iterable[Variant]) -> Candidate:
+        """Memory that is left goes into better weights, then into a longer context, while the load is comfortable
+        and faster than people read.
+        """
+        for variant in better if found.step < 5 and _is_easy(found) else ():
+            other = self._try(found.step, variant, found.tokens, found.choice)
+            if other is not None and _is_easy(other):
+                found = other
+                break
+        top = found.held
+        if (
+            top.asked is not None
+            or self.question.window_budget_bytes is not None
+            or found.question.embeds
+        ):
+            return found
+        if not _is_easy(found):
+            return found
+        most = longest(top.is_comfortable, step=top.step, most=top.most)
+        if most < top.most:
+            most -= most % (ROUND_TOKENS * top.streams)
+        if most <= found.tokens:
+            return found
+        return replace(found, tokens=most, because=_because(top, most))
+
+    def _nearest(self, variant: Variant, tokens: int) -> Candidate:
+        """What does not fit, with the figures of step 4: the short context with an 8-bit cache."""
+        own, eight, _ = self._caches(variant)
+        ladder = self._ladder(variant, own, on_host=False)
+        for cache in eight:
+            other = self._ladder(variant, cache, on_host=False)
+            if _is_run(other, tokens):
+                own, ladder = cache, other
+        return Candidate(
+            step=NOTHING,
+            variant=variant,
+            choice=own,
+            ladder=ladder,
+            held=ladder.top,
+            tokens=tokens,
+            because=_because(ladder.top, tokens),
+        )
+
+    def _shortest(self, variant: Variant, cache: CacheChoice) -> Candidate | None:
+        """The built-in engine reads weights from the file: what is left of the memory is its context."""
+        ladder = self._ladder(variant, cache, on_host=True)
+        last = ladder.rung(ladder.last)
+        tokens = longest(last.is_comfortable, step=last.step, most=last.most) or last.longest
+        if tokens < last.minimum:
+            return None
+        return self._try(7, variant, tokens, cache, on_host=True)
+
+
+def at(question: Question, variant: Variant) -> Question:
+    """The question about these weights."""
+    asked = replace(question, model=variant.model)
+    return with_setup(asked, **variant.changes) if variant.changes else asked
+
+
+def as_named(model: Model, name: str = AS_NAMED, reference: str = "") -> tuple[Variant, ...]:
+    """Nothing to choose: the file or repository that was named."""
+    return (Variant(name=name, model=model, accuracy=USUAL_ACCURACY, reference=reference),)
+
+
+def whole(question: Question) -> Ways:
+    """Placements with all of the model where the engine computes: on the devices, or on a CPU without any."""
+    divides = question.engine in {"llama.cpp", "stream"}
+    return whole_ways(question) if divides else ways_of(question)
+
+
+def holder(ladder: Ladder, tokens: int) -> Fitting | None:
+    """The first placement that holds the context; None also where the engine refuses it."""
+    try:
+        return ladder.holder(tokens)
+    except RefusedError:
+        return None
+
+
+def reads_at_once(model: Model, engine: str, setup: Any) -> bool:
+    """An input is not cut in pieces for an embedding, unless only its last token counts (server-context.cpp @ b21e4de:
+    can_split).
+    """
+    embeds = engine == "llama.cpp" and setup is not None and setup.embeddings
+    return embeds and (not model.geometry.causal or model.geometry.pooling != "last")
+
+
+def _is_easy(found: Candidate) -> bool:
+    """Comfortable, and not slower than people read; an unknown speed does not count as slow."""
+    if found.weighed.status is not Status.PASSED:
+        return False
+    speed = None if found.question.embeds else steady_pace(found.question, found.weighed)
+    return speed is None or speed >= READING_TOKENS_PER_S
+
+
+def _because(top: Fitting, tokens: int) -> str:
+    if top.asked is not None:
+        return top.asked_because
+    if top.question.window_budget_bytes is not None and tokens == top.windows[0]:
+        return (
+            f"the longest whose cache stays within {format_bytes(top.question.window_budget_bytes)}"
+        )
+    if tokens == top.most and top.states_its_window:
+        return "the model's whole context length"
+    if tokens == top.most:
+        return "the model does not state its context length: 32K is assumed"
+    if tokens in top.windows:
+        return "the default" if tokens == top.windows[0] else "the default minimum"
+    return "as long as it stays comfortable"
+
+
+def _is_run(ladder: Ladder, tokens: int) -> bool:
+    try:
+        ladder.top.price(tokens)
+    except RefusedError:
+        return False
+    return True
