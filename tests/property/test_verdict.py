@@ -11,6 +11,7 @@ from tests.thoroughness import LONG
 from tests.unit.plan.machines import cards, cpu
 
 from edgekit.memory.types import Load
+from edgekit.plan.fitting import Fitting
 from edgekit.plan.types import PreflightResult, Question
 from edgekit.plan.verdict import judge
 
@@ -46,8 +47,8 @@ def test_a_larger_card_is_never_worse(
     model: tuple[str, str], vram: int, ram: int, extra: int
 ) -> None:
     small, large = judged(model, vram, ram), judged(model, vram + extra, ram)
-    assert small.max_context <= large.max_context
     assert large.can_load or small.failed
+    assert small.failed or large.step <= small.step
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
@@ -56,8 +57,8 @@ def test_more_host_memory_is_never_worse(
     model: tuple[str, str], vram: int, ram: int, extra: int
 ) -> None:
     small, large = judged(model, vram, ram), judged(model, vram, ram + extra)
-    assert small.max_context <= large.max_context
     assert large.can_load or small.failed
+    assert small.failed or large.step <= small.step
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
@@ -80,12 +81,11 @@ def test_the_longest_fits_when_it_is_asked_for_and_no_longer_one_does(
         model=engine_models()[model],
         engine="llama.cpp",
         machine=result.machine,
-        min_context=0,
     )
     longest, native = result.max_context, result.native_context
     if longest:
         assert judge(replace(question, load=Load(context_tokens=longest))).can_load
-    if native is not None and longest + 256 <= native:
-        beyond = judge(replace(question, load=Load(context_tokens=longest + 256)))
-        assert beyond.failed
-        assert beyond.max_context == longest
+    if result.can_load and native is not None and longest + 256 <= native:
+        placed = Fitting(replace(question, load=result.load), result.way)
+        assert placed.fits(longest)
+        assert not placed.fits(longest + 256)

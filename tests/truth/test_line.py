@@ -16,9 +16,12 @@ from tests.thoroughness import LONG
 from edgekit.engine import llamacpp
 from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup, Mode
 from edgekit.engine.llamacpp.versions import NEWEST, Rules
+from edgekit.hardware.types import Accelerator, Machine, System, Vendor
 from edgekit.memory.cache_types import cache_type
 from edgekit.memory.types import DEVICE, Component, Load, MemoryEstimate
-from edgekit.units import MIB
+from edgekit.plan.types import PreflightResult, Question, Start
+from edgekit.plan.verdict import judge
+from edgekit.units import GIB, MIB
 
 SETUP = LlamaCppSetup(mode=Mode.SERVER, backend=Backend.CUDA, rules=Rules.V0_5)
 ROWS = list(rows("line_h200.jsonl.gz"))
@@ -63,6 +66,54 @@ def test_the_bill_is_what_was_taken_and_at_most_20_mib_more() -> None:
         taken = row["free_bytes_at_start"] - row["free_bytes_after"]
         assert -MIB <= _device_bytes(row) - taken <= 20 * MIB, row
     assert len(worked) == 36
+
+
+def _verdict(row: dict[str, Any], reserve_bytes: int | None = None) -> PreflightResult:
+    """What is said of this load on a card with that much free memory."""
+    kind = cache_type(row["cache_type"])
+    card = Accelerator(
+        vendor=Vendor.NVIDIA,
+        name="H200",
+        total_bytes=140 * GIB,
+        free_bytes=row["free_bytes_at_start"],
+    )
+    question = Question(
+        model=engine_models()[row["model"], row["quantisation"]],
+        engine="llama.cpp",
+        machine=Machine(name="H200", system=System.LINUX, host=None, devices=(card,)),
+        load=Load(
+            context_tokens=row["n_ctx"],
+            sequences=row["sequences"],
+            unified=row["unified"],
+            output_rows=row["outputs"],
+            cache_k=kind,
+            cache_v=kind,
+        ),
+        start=Start(setup=SETUP, settled=frozenset({"backend"})),
+        reserve_bytes=reserve_bytes,
+    )
+    return judge(question)
+
+
+def test_verdict_accepts_loads_that_worked_and_refuses_those_that_failed() -> None:
+    """SPEC A1: with the 1 GiB reserve 24 of 24 at 95 % and 99.5 % of usable, and none of the 24 that failed."""
+    accepted = refused = 0
+    for row in ROWS:
+        result = _verdict(row)
+        if row["level"].endswith("of (free - 1 GiB)"):
+            assert result.can_load, row
+            assert result.warning, row  # above 85 % of what is usable
+            accepted += 1
+        if not row["loaded_and_decoded_600_tokens"]:
+            assert result.failed, row
+            refused += 1
+    assert (accepted, refused) == (24, 24)
+
+
+def test_verdict_without_a_reserve_accepts_loads_at_one_percent_above_the_bill() -> None:
+    """`--reserve 0`: all 36 that worked, none of the 24 that failed."""
+    for row in ROWS:
+        assert _verdict(row, reserve_bytes=0).can_load is row["loaded_and_decoded_600_tokens"], row
 
 
 def test_what_the_first_decode_takes_is_in_its_bound() -> None:

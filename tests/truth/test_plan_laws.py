@@ -17,13 +17,12 @@ from tests.unit.plan.machines import cards, cpu, mac
 
 from edgekit.catalog import find_entry, open_entry, read_catalog
 from edgekit.catalog.types import Entry
-from edgekit.engine.llamacpp.types import ALL_LAYERS
 from edgekit.errors import EdgekitError
 from edgekit.hardware.types import Machine
 from edgekit.plan.making import find_plan
-from edgekit.plan.planned import Plan, Variant, Wish
-from edgekit.plan.types import FULL_PERCENT
-from edgekit.plan.variants import USUAL_ACCURACY, variants_of
+from edgekit.plan.planned import Plan, Wish
+from edgekit.plan.types import Variant
+from edgekit.plan.variants import variants_of
 
 CHOSEN = ("deepseek-v2-lite", "llama-3.1-8b", "nomic-embed-text-v1.5", "qwen3-30b-a3b")
 
@@ -71,30 +70,10 @@ def wish(entry: Entry, machine: Machine) -> Wish:
 
 
 def worth(plan: Plan | None) -> tuple[float, ...]:
-    """The order that plans are chosen by, in whole: nothing in it is about memory."""
+    """SPEC A4's step, then the weights, then the context."""
     if plan is None:
         return (0,)
-    accuracy, tokens = plan.variant.accuracy, plan.context_tokens
-    setup = plan.result.way.setup
-    whole = (
-        setup.n_gpu_layers == ALL_LAYERS
-        and setup.offload_kqv
-        and not setup.cpu_moe
-        and not setup.n_cpu_moe
-        and (setup.has_device or not plan.wish.machine.devices)
-    )
-    bits = plan.load.cache_k.bits if plan.load.cache_k else 16
-    usual = (one.accuracy for one in plan.wish.variants if one.accuracy <= USUAL_ACCURACY)
-    return (
-        1,
-        plan.variant.is_good,
-        whole,
-        min(accuracy, max(usual, default=USUAL_ACCURACY)),
-        tokens,
-        bits >= 8,
-        accuracy,
-        bits,
-    )
+    return 1, -plan.result.step, plan.variant.accuracy, plan.context_tokens
 
 
 def entries() -> Iterator[Entry]:
@@ -124,9 +103,9 @@ OTHERS = {
 def test_other_engines_and_several_users(
     engine: str, ladder: str, name: str, users: int | None
 ) -> None:
-    """More memory never shortens what each has, by the same weights, nor takes bits off them."""
+    """More memory is never worse for them either."""
     model = open_entry(find_entry(name), engine)
-    before = (0, 0)
+    before: tuple[float, ...] = (0,)
     for machine in LADDERS[ladder]:
         asked = Wish(
             label=name,
@@ -136,11 +115,7 @@ def test_other_engines_and_several_users(
             users=users,
         )
         plan = find_plan(asked)
-        now = (
-            (0, 0)
-            if plan is None
-            else (min(plan.variant.accuracy, USUAL_ACCURACY), plan.context_tokens)
-        )
+        now = worth(plan)
         assert now >= before, f"{machine.name}: {before} -> {now}"
         before = now
         if plan is not None:
@@ -160,4 +135,4 @@ def test_more_memory_is_never_worse(entry: Entry, ladder: str) -> None:
         before = now
         if plan is not None:
             for use in plan.result.uses:
-                assert use.required_bytes * 100 <= use.budget.available_bytes * FULL_PERCENT
+                assert use.required_bytes <= use.budget.available_bytes

@@ -34,7 +34,7 @@ class Choices:
 
 
 def choices_of(plan: Plan) -> Choices:
-    if not plan.fits:
+    if plan.choice is None or not plan.fits:
         raise UsageError("a plan that does not fit has no choices")
     return Choices(
         variant=plan.variant.name,
@@ -155,7 +155,8 @@ def _place(plan: Plan) -> int:
 
 
 def _ways(plan: Plan) -> Ways:
-    return ways_of(plan.choice.of(at(question_of(plan.wish), plan.variant)))
+    question = at(question_of(plan.wish), plan.variant)
+    return ways_of(question if plan.choice is None else plan.choice.of(question))
 
 
 def _undivided(setup: Any) -> Any:

@@ -256,7 +256,7 @@ class _Search:
             variant=variant,
             choice=own,
             ladder=ladder,
-            held=ladder.top,
+            held=ladder.nearest(tokens),
             tokens=tokens,
             because=_because(ladder.top, tokens),
         )
@@ -265,6 +265,8 @@ class _Search:
         """The built-in engine reads weights from the file: what is left of the memory is its context."""
         ladder = self._ladder(variant, cache, on_host=True)
         last = ladder.rung(ladder.last)
+        if last.asked is not None:
+            return None
         tokens = longest(last.is_comfortable, step=last.step, most=last.most) or last.longest
         if tokens < last.minimum:
             return None

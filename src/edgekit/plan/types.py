@@ -56,6 +56,8 @@ class Use:
         """In whole numbers: 85 % of the memory is not above 85 %."""
         required, usable = self.required_bytes, self.budget.available_bytes
         most = ASSUMED_FULL_PERCENT if self.assumed else 100
+        if self.budget.blocked:
+            return Status.FAILED
         if not required:
             return Status.PASSED
         if required * 100 > usable * most or required > usable * (self.max_use or 1.0):

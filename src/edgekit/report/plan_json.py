@@ -55,7 +55,7 @@ def plan_fields(plan: Plan) -> dict[str, Any]:
         **_numbers(result),
         "budgets": [use_json(use) for use in result.uses],
         "decisions": [_decision(one) for one in plan.decisions],
-        "drafter": None if plan.drafter is None else _drafter(plan.drafter),
+        "drafter": None if plan.proposed_drafter is None else _drafter(plan.proposed_drafter),
         "speed": None if plan.speed is None else _speed(plan.speed, plan.steady_tokens_per_s),
         "reasons": list(result.reasons),
         "to_fit": [change_json(change) for change in plan.to_fit],

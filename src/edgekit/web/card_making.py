@@ -20,7 +20,7 @@ from edgekit.plan.making import make_plan
 from edgekit.plan.planned import Plan
 from edgekit.plan.ranking import rank_of
 from edgekit.plan.recommending import Suggestion, smallest_bytes
-from edgekit.plan.room import possible, room_bytes
+from edgekit.plan.room import room_bytes
 from edgekit.planning import Wanted, plan_model, wish_of
 from edgekit.report.cards import cache_words
 from edgekit.report.cards_json import card_entry_json
@@ -90,9 +90,7 @@ class Maker:
         wanted = Wanted(machine=order.machine, engine=order.engine, drafter=False)
         if named.found is not None and named.files is not None:
             return plan_model(named, wanted, reach=self._reach, thorough=False)
-        sizes = {size.mix: size.tensor_bytes for size in entry.sizes}
-        wish = possible(wish_of(named, wanted), sizes)
-        return make_plan(wish, thorough=False, helpful=False)
+        return make_plan(wish_of(named, wanted), thorough=False, helpful=False)
 
     def _named(self, entry: Entry, catalog: Catalog, engine: str) -> ResolvedModel:
         """What the user added is opened from where it came, anew each time: it may have changed.

@@ -51,8 +51,8 @@ def test_model_preflight_adds_up_a_bare_name(name: str) -> None:
     ("ram", "status"), [("24G", "PASSED"), ("20G", "WARNING"), ("16G", "FAILED")]
 )
 def test_model_preflight_judges_an_assumed_bill_by_70_and_85_percent(ram: str, status: str) -> None:
-    """14.2 GiB: 8.6 of weights, 3.1 of cache and 2.5; 62, 75 and 95 % of what is left after 1 GiB."""
-    result = judged(ram=ram)
+    """14.2 GiB: 8.6 of weights, 3.1 of cache at f16 and 2.5; 62, 75 and 95 % of what is left after 1 GiB."""
+    result = judged(ram=ram, options={"type_k": "f16", "type_v": "f16"})
     assert f"{result.required_gb:.1f}" == "14.2"
     assert result.status.name == status
 

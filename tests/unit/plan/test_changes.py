@@ -15,19 +15,19 @@ from edgekit.hardware.types import HostMemory
 from edgekit.hardware.wishes import wished_machine
 from edgekit.memory.cache_types import cache_type
 from edgekit.memory.types import Load
-from edgekit.plan.changes import Change, ChangeKind, changes
-from edgekit.plan.types import PreflightResult, Question, Start
+from edgekit.plan.changes import changes
+from edgekit.plan.types import Change, ChangeKind, PreflightResult, Question, Start
 from edgekit.plan.verdict import judge
 from edgekit.units import GIB
 
 FAILING: dict[str, Question] = {
     "dense on a card": ask(recorded("gemma-3-27b"), cards(12, ram=None)),
-    "dense on the processor": ask(recorded("llama-3.1-70b"), cpu(48)),
-    "too long a context": ask(recorded("llama-3.1-8b"), cpu(16), load=Load(context_tokens=131_072)),
+    "dense on the processor": ask(recorded("llama-3.1-70b"), cpu(40)),
+    "too long a context": ask(recorded("llama-3.1-8b"), cpu(9), load=Load(context_tokens=131_072)),
     "experts": ask(recorded("qwen3-30b-a3b"), cards(8, ram=12)),
     "a Mac": ask(recorded("llama-3.1-70b"), mac(36, limit_gib=27)),
     "vLLM": ask(of_config("llama-3.1-8b"), cards(16), "vllm"),
-    "MLX": ask(of_config("llama-3.1-70b"), mac(64, limit_gib=48), "mlx"),
+    "MLX": ask(of_config("llama-3.1-70b"), mac(48, limit_gib=36), "mlx"),
 }
 
 
@@ -61,20 +61,10 @@ def test_the_largest_context_fits_when_it_is_asked_for() -> None:
     assert f"-c {tokens}" in change.told
 
 
-def test_a_context_below_the_least_comes_with_its_flag() -> None:
-    question = ask(recorded("llama-3.1-8b"), cpu(8))
+def test_a_context_below_the_minimum_fits_when_it_is_asked_for() -> None:
+    question = ask(recorded("llama-3.1-8b"), cpu(6))
     change = told(question)[ChangeKind.CONTEXT]
-    assert f"--min-context {change.value}" in change.told
-    asked = Load(context_tokens=int(change.value))
-    assert judge(replace(question, load=asked, min_context=int(change.value))).can_load
-
-
-def test_the_most_accurate_cache_that_fits() -> None:
-    question = ask(recorded("llama-3.1-8b"), cpu(19), load=Load(context_tokens=131_072))
-    change = told(question)[ChangeKind.CACHE]
-    assert change.value == "q8_0"
-    smaller = replace(question.load, cache_k=cache_type("q8_0"), cache_v=cache_type("q8_0"))
-    assert judge(replace(question, load=smaller)).can_load
+    assert judge(replace(question, load=Load(context_tokens=int(change.value)))).can_load
 
 
 def test_a_cache_that_was_chosen_is_not_argued_with() -> None:
@@ -157,7 +147,7 @@ def test_another_engine_where_this_one_has_no_room() -> None:
 
 
 def test_a_load_that_fits_is_only_stretched() -> None:
-    question = ask(recorded("gemma-3-27b"), cpu(32))
+    question = ask(recorded("gemma-3-27b"), cpu(24))
     result = judge(question)
     (change,) = changes(question, result)
     assert result.can_load

@@ -11,7 +11,7 @@ from edgekit.errors import UsageError
 from edgekit.geometry.types import ModelGeometry
 from edgekit.memory.cache_types import F16, F32
 from edgekit.memory.plain import plain_cache_bytes
-from edgekit.plan.context import LOOK_AHEAD, longest, plan_window, recommended_context
+from edgekit.plan.context import LOOK_AHEAD, budget_window, job_window, longest, recommended_context
 from edgekit.plan.types import Job
 from edgekit.units import GIB, MIB
 
@@ -50,24 +50,19 @@ def test_gemma_3_1b_by_the_plain_formula_at_f32() -> None:
     # 2 x 26 layers x 1 head x 256 wide x 4 bytes, whatever the windows of its layers
     model = geometry("gemma-3-1b")
     assert plain_cache_bytes(model, 32_768, F32) == 2 * 26 * 1 * 32_768 * 256 * 4 == 1664 * MIB
-    window = plan_window(
-        lambda tokens: plain_cache_bytes(model, tokens, F32),
-        native_tokens=model.native_context,
-        job=Job(prompt_tokens=6, new_tokens=20),
-    )
-    assert window.context_tokens == 6 + 20 + 64 == 90
-    assert window.cache_bytes == 2 * 26 * 1 * 90 * 256 * 4 == 4_792_320  # 4.6 MB
+    tokens, _ = job_window(Job(prompt_tokens=6, new_tokens=20), model.native_context or 0)
+    assert tokens == 6 + 20 + 64 == 90
+    assert plain_cache_bytes(model, tokens, F32) == 2 * 26 * 1 * 90 * 256 * 4 == 4_792_320  # 4.6 MB
 
 
 def test_the_24b_model_needs_about_21_gb_for_128k_tokens() -> None:
     model = geometry("mistral-small-24b")
     size = plain_cache_bytes(model, 131_072, F16)
     assert size == 2 * 40 * 8 * 128 * 131_072 * 2 == 21_474_836_480
-    window = plan_window(
-        lambda tokens: plain_cache_bytes(model, tokens, F16), native_tokens=131_072
+    tokens = budget_window(
+        lambda tokens: plain_cache_bytes(model, tokens, F16), 4 * GIB, step=1, most=131_072
     )
-    assert window.context_tokens == 4 * GIB // (2 * 40 * 8 * 128 * 2) == 26_214
-    assert window.cache_bytes <= 4 * GIB < window.cache_bytes + 2 * 40 * 8 * 128 * 2
+    assert tokens == 4 * GIB // (2 * 40 * 8 * 128 * 2) == 26_214
 
 
 def test_llama_3_70b_shares_its_keys_among_eight_heads() -> None:
@@ -78,28 +73,18 @@ def test_llama_3_70b_shares_its_keys_among_eight_heads() -> None:
 
 
 def test_a_cheap_cache_keeps_its_whole_window() -> None:
-    window = plan_window(lambda tokens: tokens * 1024, native_tokens=262_144)
-    assert window.context_tokens == 262_144
-    assert "whole native window" in window.because
-
-
-def test_an_unknown_window_counts_as_32k() -> None:
-    assert plan_window(lambda tokens: tokens, native_tokens=None).context_tokens == 32_768
+    assert budget_window(lambda tokens: tokens * 1024, 4 * GIB, step=256, most=262_144) == 262_144
 
 
 def test_a_job_longer_than_the_window_is_cut_and_says_so() -> None:
-    window = plan_window(
-        lambda tokens: tokens, native_tokens=2048, job=Job(prompt_tokens=2000, new_tokens=500)
-    )
-    assert window.context_tokens == 2048
-    assert "cut at the native window" in window.because
+    tokens, because = job_window(Job(prompt_tokens=2000, new_tokens=500), 2048)
+    assert tokens == 2048
+    assert "cut to the model's context length" in because
 
 
 def test_a_smaller_budget_gives_a_shorter_window() -> None:
     sizes = [
-        plan_window(
-            lambda tokens: tokens * 4096, native_tokens=131_072, budget_bytes=budget, step=256
-        ).context_tokens
+        budget_window(lambda tokens: tokens * 4096, budget, step=256, most=131_072)
         for budget in (0, 1 * MIB, 100 * MIB, 4 * GIB)
     ]
     assert sizes == [0, 256, 25_600, 131_072]
@@ -108,9 +93,4 @@ def test_a_smaller_budget_gives_a_shorter_window() -> None:
 @pytest.mark.parametrize("job", [Job(prompt_tokens=-1, new_tokens=5), Job(prompt_tokens=1, new_tokens=-5)])  # fmt: skip
 def test_a_job_of_less_than_nothing_is_refused(job: Job) -> None:
     with pytest.raises(UsageError):
-        plan_window(lambda tokens: tokens, native_tokens=2048, job=job)
-
-
-def test_a_budget_of_less_than_nothing_is_refused() -> None:
-    with pytest.raises(UsageError):
-        plan_window(lambda tokens: tokens, native_tokens=2048, budget_bytes=-1)
+        job_window(job, 2048)

@@ -27,10 +27,9 @@ from edgekit.engine.llamacpp.types import ALL_LAYERS
 from edgekit.engine.vllm.types import VllmSetup
 from edgekit.errors import HardwareError, RefusedError, UsageError
 from edgekit.memory.types import PoolKind
-from edgekit.plan.changes import ChangeKind
 from edgekit.plan.making import find_plan, make_plan
 from edgekit.plan.planned import Lever, Plan
-from edgekit.plan.types import Start
+from edgekit.plan.types import ChangeKind, Start
 
 LAYERS = 62 + 1  # gemma-3-27b, and the output behind them
 
@@ -79,17 +78,10 @@ def test_no_card_is_filled_above_its_limit(gib: list[int], context: int) -> None
         assert sum(split) in {0, min(plan.result.way.setup.n_gpu_layers, LAYERS)}
 
 
-@pytest.mark.parametrize(
-    ("gib", "used"),
-    [((24, 24), 1), ((8, 24), 1), ((16, 16), 2), ((16, 16, 16), 2)],
-)
-def test_no_more_cards_than_hold_it(gib: tuple[int, ...], used: int) -> None:
-    # 16,384 tokens: 19.3 of the 19.55 GiB that 24 may hold
-    plan = make_plan(one_file(GEMMA, cards(*gib), 16_384), thorough=False)
-    assert plan.fits
-    assert len(plan.result.way.cards) == used
-    largest = sorted(gib, reverse=True)[:used]
-    assert sorted((card.total_bytes >> 30 for card in plan.result.way.cards), reverse=True) == largest  # fmt: skip
+def test_all_cards_are_used_from_the_start() -> None:
+    plan = make_plan(one_file(GEMMA, cards(24, 24), 16_384), thorough=False)
+    assert len(plan.result.way.cards) == 2
+    assert sum(plan.result.way.setup.tensor_split) == LAYERS
 
 
 @pytest.mark.parametrize(
@@ -131,8 +123,8 @@ def shape(plan: Plan) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("gib", "nodes", "expected"),
     [
-        ([24], 1, (1, 1)),  # 15.3 GiB of weights in 24 x 0.92 x 0.85 = 18.8
-        ([24] * 4, 1, (1, 1)),  # one is enough
+        ([24], 1, (1, 1)),  # 15.3 GiB of weights in 24 x 0.92 = 22.1
+        ([24] * 4, 1, (4, 1)),  # one would be enough: all are used
         ([16, 16], 1, (2, 1)),
         ([12] * 4, 1, (4, 1)),
         ([12] * 3, 1, (1, 3)),  # three do not divide 32 heads: they share the layers
@@ -148,7 +140,7 @@ def test_ranks_and_stages(gib: list[int], nodes: int, expected: tuple[int, int])
 
 
 def test_two_machines_of_eight_cards() -> None:
-    # 141 GB of 16-bit weights: 8 x 16 GiB hold 8 x 16 x 0.8 x 0.85 = 88 GiB of them, 16 cards 176
+    # 141 GB of 16-bit weights: 8 x 16 GiB hold 8 x 16 x 0.8 = 102 GiB of them, 16 cards 204
     wish = from_config("llama-3.1-70b", cards(*[16] * 8), "vllm", 16_384)
     assert not make_plan(wish).fits
     plan = make_plan(replace(wish, nodes=2))
@@ -170,7 +162,7 @@ def test_more_cards_than_there_are() -> None:
 
 
 def test_vllm_keeps_its_own_cache_where_it_holds_the_context() -> None:
-    kept = {tokens: make_plan(from_config("qwen3-8b", cards(24), "vllm", tokens)) for tokens in (16_000, 24_576)}  # fmt: skip
+    kept = {tokens: make_plan(from_config("qwen3-8b", cards(24), "vllm", tokens)) for tokens in (16_000, 40_960)}  # fmt: skip
     assert [one.decision(Lever.CACHE).value for one in kept.values()] == ["auto", "fp8"]  # type: ignore[union-attr]
 
 
@@ -193,7 +185,10 @@ def test_no_hardware_for_the_engine(engine: str, machine: Any, told: str) -> Non
         (one_file(LLAMA, cpu(16), users=0), "0 users"),
         (one_file(LLAMA, cpu(16), nodes=0), "0 machines"),
         (one_file(LLAMA, cpu(16), nodes=2), "planned for vLLM, not for llama.cpp"),
-        (one_file(LLAMA, cpu(16), min_context=-1), "a least context of -1"),
+        (
+            one_file(LLAMA, cpu(16), min_context=-1),
+            r"--min-context must not be negative \(got -1\)",
+        ),
     ],
 )
 def test_wishes_that_contradict_each_other(wish: Any, told: str) -> None:
@@ -204,20 +199,19 @@ def test_wishes_that_contradict_each_other(wish: Any, told: str) -> None:
 # --- nothing fits
 
 
-def test_the_smallest_there_is_and_what_would_help() -> None:
+def test_nothing_fits_has_the_figures_of_16k_with_an_8_bit_cache() -> None:
     wish = any_mix(LLAMA, cpu(3))
     assert find_plan(wish) is None
     plan = make_plan(wish)
     assert not plan.fits
-    assert plan.variant is wish.variants[-1]
-    assert plan.variant.name == "Q2_K"
+    assert (plan.variant.name, plan.result.cache, plan.context_tokens) == ("Q4_K_M", "q8_0", 16_384)
     (decision,) = plan.decisions
-    assert [one.value for one in decision.tried] == [one.name for one in wish.variants]
+    assert {one.value.partition(",")[0] for one in decision.tried} == {"Q4_K_M", "IQ4_XS"}
     kinds = {change.kind for change in plan.to_fit}
     assert {ChangeKind.MEMORY, ChangeKind.DEVICE} <= kinds
-    # 2.96 GiB at Q2_K, 16,384 x 36 KiB of cache and some buffers within 85 %, and 1 GiB beside them
+    # 4.58 GiB at Q4_K_M, 16,384 x 68 KiB of cache and some buffers, and 1 GiB beside them
     (memory,) = (change for change in plan.to_fit if change.kind is ChangeKind.MEMORY)
-    assert 5.2 < float(memory.value.split()[0]) < 5.8
+    assert 6.6 < float(memory.value.split()[0]) < 7.2
 
 
 def test_what_would_help_does_help() -> None:
@@ -249,9 +243,6 @@ def test_every_lever_has_its_because(name: str, machine: Any) -> None:
     assert all(one.value and one.because for one in plan.decisions)
     for one in plan.decisions:
         assert sum(tried.taken for tried in one.tried) <= 1
-    cache = plan.decision(Lever.CACHE)
-    assert cache is not None
-    assert [one.value for one in cache.tried if one.taken] == [cache.value]
 
 
 def test_the_plan_is_its_own_bill() -> None:

@@ -15,7 +15,6 @@ from edgekit.catalog import find_entry, read_catalog
 from edgekit.catalog.types import Entry, Kind
 from edgekit.errors import HardwareError
 from edgekit.hardware.types import Machine
-from edgekit.plan.changes import ChangeKind
 from edgekit.plan.ranking import rank_of
 from edgekit.plan.recommending import (
     QUICK_TOKENS_PER_S,
@@ -27,6 +26,7 @@ from edgekit.plan.recommending import (
     recommend,
     wish_for,
 )
+from edgekit.plan.types import ChangeKind
 
 NAMES = ("qwen3-0.6b", "qwen3-8b", "qwen3-30b-a3b", "llama-3.1-8b", "llama-3.2-1b", "gemma-3-27b", "smollm3-3b")  # fmt: skip
 CARD = rated(cards(24), card=1000)
@@ -194,11 +194,12 @@ def test_what_has_no_files_for_the_engine_is_counted() -> None:
 
 
 def test_nobody_is_recommended_three_bits() -> None:
-    # 5 GiB: 0.85 x 4 = 3.4, less than 4.3 of an 8B at four bits, more than 3.1 at three
+    # 5 GiB: 4 usable, less than 4.3 of an 8B at four bits, more than 3.1 at three
     found = recommend([find_entry("llama-3.1-8b")], Ask(machine=rated(cpu(5), host=400)))
     assert found.suggestions == ()
     assert found.nearest is not None
-    assert found.nearest.plan.variant.name == "Q2_K"  # and that fits, as the plan of it would say
+    assert not found.nearest.plan.fits
+    assert "--quant IQ3_XXS" in found.nearest.plan.to_fit[0].told
 
 
 # --- nothing fits
@@ -241,11 +242,11 @@ def test_a_context_for_several_users(engine: str, machine: Machine) -> None:
 
 
 def test_an_accurate_cache_where_it_is_preferred() -> None:
-    ask = Ask(machine=rated(cards(12), card=1000))
+    ask = Ask(machine=rated(cards(9), card=1000))
     entries = [find_entry("llama-3.1-8b")]
     (longest,), (accurate,) = (recommend(entries, replace(ask, prefer_accurate_cache=prefer)).suggestions for prefer in (False, True))  # fmt: skip
-    assert accurate.plan.load.cache_k is None
-    assert longest.plan.context_tokens > accurate.plan.context_tokens
+    assert (longest.plan.context_tokens, longest.plan.result.cache) == (32_768, "q8_0")
+    assert (accurate.plan.context_tokens, accurate.plan.result.cache) == (16_384, "f16")
 
 
 def test_embeddings_are_asked_of_the_server() -> None:

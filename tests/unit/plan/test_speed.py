@@ -25,9 +25,9 @@ from edgekit.hardware.throughput import READING, host_pace
 from edgekit.hardware.types import Machine
 from edgekit.hardware.wishes import wished_machine
 from edgekit.memory.types import DEVICE, HOST, Load
-from edgekit.plan.planned import Speed
 from edgekit.plan.speed import Calibration, calibrate, expected_speed
 from edgekit.plan.touched import one_token
+from edgekit.plan.types import Speed
 
 GB = 10**9
 

@@ -12,9 +12,9 @@ from edgekit.engine.llamacpp.as_gguf import USUAL_MIXES
 from edgekit.engine.types import Model
 from edgekit.geometry import read_geometry
 from edgekit.memory.mix_table import BY_NAME
+from edgekit.plan.choice import as_named
 from edgekit.plan.variants import (
     accuracy_of,
-    as_it_is,
     at_bits,
     at_mixes,
     stored_accuracy,
@@ -95,7 +95,7 @@ def test_mlx_writes_any_number_of_bits() -> None:
 
 
 def test_a_file_that_was_named_is_the_only_one() -> None:
-    (one,) = as_it_is(gguf(LLAMA), "Q4_K_M", "acme/x-GGUF:Q4_K_M")
+    (one,) = as_named(gguf(LLAMA), "Q4_K_M", "acme/x-GGUF:Q4_K_M")
     assert (one.name, one.reference, one.changes, one.is_good) == ("Q4_K_M", "acme/x-GGUF:Q4_K_M", {}, True)  # fmt: skip
 
 

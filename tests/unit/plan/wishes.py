@@ -14,9 +14,9 @@ from edgekit.engine.types import Model
 from edgekit.geometry import read_geometry
 from edgekit.hardware.types import Machine
 from edgekit.memory.types import Load
+from edgekit.plan.choice import as_named
 from edgekit.plan.planned import Plan, Wish
-from edgekit.plan.types import FULL_PERCENT
-from edgekit.plan.variants import as_it_is, at_mixes, variants_of
+from edgekit.plan.variants import at_mixes, variants_of
 
 LLAMA, GEMMA, MOE, LATENT = "llama-3.1-8b", "gemma-3-27b", "qwen3-30b-a3b", "deepseek-v2-lite"
 
@@ -36,7 +36,7 @@ def one_file(name: str, machine: Machine, context: int | None = None, **more: An
     load = more.pop("load", Load(context_tokens=context))
     return Wish(
         label=name,
-        variants=as_it_is(gguf(name)),
+        variants=as_named(gguf(name)),
         engine="llama.cpp",
         machine=machine,
         load=load,
@@ -76,8 +76,5 @@ def billed(name: str, load: Load, **setup: Any) -> int:
 
 
 def is_within(plan: Plan) -> bool:
-    """No memory above 85 % of what is available."""
-    return all(
-        use.required_bytes * 100 <= use.budget.available_bytes * FULL_PERCENT
-        for use in plan.result.uses
-    )
+    """No memory is used beyond what is usable."""
+    return all(use.required_bytes <= use.budget.available_bytes for use in plan.result.uses)

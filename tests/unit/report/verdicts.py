@@ -19,8 +19,16 @@ from edgekit.geometry import read_geometry
 from edgekit.hardware.budgets import Budget, llamacpp_budgets
 from edgekit.hardware.types import Accelerator, HostMemory, Machine, System, Vendor
 from edgekit.memory.types import DEVICE, HOST, Component, Load, MemoryEstimate, MemoryLine, Pool
-from edgekit.plan.changes import Change, ChangeKind
-from edgekit.plan.types import PreflightResult, Question, Start, Status, Use, Way
+from edgekit.plan.types import (
+    Change,
+    ChangeKind,
+    PreflightResult,
+    Question,
+    Start,
+    Status,
+    Use,
+    Way,
+)
 from edgekit.plan.verdict import judge
 from edgekit.report.bill import Bill
 from edgekit.report.check import Check

@@ -1,0 +1,218 @@
+"""SPEC A4: the order in which weights, context, cache and placement are tried, on machines in whole GiB."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.unit.plan.machines import cards, cpu, mac
+from tests.unit.plan.test_verdict import of_config
+from tests.unit.plan.wishes import GEMMA, LLAMA, MOE, any_mix, from_config, gguf, one_file, rated
+
+from edgekit.engine.llamacpp.types import ALL_LAYERS, default_setup
+from edgekit.errors import UsageError
+from edgekit.hardware.types import Machine
+from edgekit.memory.cache_types import cache_type
+from edgekit.memory.types import Load
+from edgekit.plan.caches import cache_choices, embedding_start
+from edgekit.plan.choice import choose, reads_at_once
+from edgekit.plan.making import make_plan, question_of
+from edgekit.plan.planned import Wish
+from edgekit.plan.types import PreflightResult, Question, Start, Status
+from edgekit.plan.verdict import judge
+from edgekit.units import GIB
+
+
+def judged(wish: Wish) -> PreflightResult:
+    return judge(question_of(wish))
+
+
+def chosen(wish: Wish) -> tuple[int, str, int, str]:
+    """Step, weights, context, cache."""
+    result = judged(wish)
+    return result.step, result.quantization, result.context_tokens, result.cache
+
+
+# --- the steps, of a 27B whose Q4_K_M is 16.5 GiB; 32K of cache are 2.8 GiB in f16, 1.5 in q8_0
+
+
+@pytest.mark.parametrize(
+    ("gib", "expected"),
+    [
+        (24, (1, "Q4_K_M", 32_768, "f16")),
+        (21, (2, "Q4_K_M", 32_768, "q8_0")),
+        (19, (4, "Q4_K_M", 16_384, "q8_0")),
+        (18, (5, "IQ4_XS", 16_384, "q8_0")),
+        (12, (6, "Q4_K_M", 32_768, "f16")),
+    ],
+)
+def test_choose_stops_at_the_first_step_that_fits(
+    gib: int, expected: tuple[int, str, int, str]
+) -> None:
+    assert chosen(any_mix(GEMMA, rated(cards(gib)))) == expected
+
+
+def test_choose_never_changes_the_file_that_was_named() -> None:
+    result = judged(one_file(GEMMA, rated(cards(18))))
+    assert (result.step, result.quantization) == (6, "as stored")
+    assert not result.way.whole
+
+
+def test_choose_takes_a_smaller_cache_only_when_nothing_else_fits() -> None:
+    """4.6 GiB of weights and buffers; 16K of cache are 1.06 GiB in q8_0, 0.56 in q4_0."""
+    machine = cpu(7)
+    assert machine.host is not None
+    little = replace(machine, host=replace(machine.host, free_bytes=(61 * GIB) // 10 + GIB // 2))
+    step, _, tokens, cache = chosen(one_file(LLAMA, little))
+    assert (step, tokens, cache) == (7, 16_384, "q8_0 + q4_0")
+
+
+def test_choose_tries_an_asked_context_alone() -> None:
+    """128K of an 8B: 16 GiB in f16, 8.5 in q8_0."""
+    attempts = choose(question_of(one_file(LLAMA, cards(16, ram=None), 131_072))).attempts
+    assert {one.tokens for one in attempts} == {131_072}
+    assert [(one.cache.name, one.fits) for one in attempts] == [("f16", False), ("q8_0", True)]
+
+
+def test_choose_keeps_what_was_given() -> None:
+    """A cache and a placement that the user gave are judged, not replaced."""
+    f16 = cache_type("f16")
+    load = Load(context_tokens=131_072, cache_k=f16, cache_v=f16)
+    assert judged(one_file(LLAMA, cards(16, ram=None), load=load)).failed
+    start = Start(
+        setup=replace(default_setup(), n_gpu_layers=ALL_LAYERS), settled=frozenset({"n_gpu_layers"})
+    )
+    assert judged(one_file("llama-3.1-70b", cards(24), start=start)).failed
+
+
+def test_choose_sends_experts_to_the_host_before_layers() -> None:
+    result = judged(one_file(MOE, rated(cards(12))))
+    assert (result.step, result.context_tokens, result.cache) == (6, 32_768, "f16")
+    assert result.way.setup.n_gpu_layers == ALL_LAYERS
+    assert 0 < result.way.setup.n_cpu_moe < 48
+
+
+def test_choose_without_known_ram_uses_the_card_alone() -> None:
+    assert judged(one_file(GEMMA, cards(16, ram=None))).failed
+
+
+# --- what is left is spent
+
+
+def test_choose_spends_memory_on_better_weights_then_on_context() -> None:
+    step, weights, tokens, cache = chosen(any_mix(LLAMA, rated(cards(24))))
+    assert (step, weights, cache) == (1, "Q6_K", "f16")
+    assert tokens > 32_768
+    assert judged(any_mix(LLAMA, rated(cards(24)))).passed
+
+
+def test_choose_spends_nothing_on_a_model_slower_than_reading() -> None:
+    """4.6 GiB at 20 GB/s are about 4 tokens/s."""
+    assert chosen(any_mix(LLAMA, rated(cpu(64), host=20))) == (1, "Q4_K_M", 32_768, "f16")
+
+
+def test_choose_extends_the_context_while_it_stays_comfortable() -> None:
+    result = judged(one_file(LLAMA, rated(cards(16))))
+    assert result.status is Status.PASSED
+    assert result.context_tokens % 4096 == 0
+    longer = judged(one_file(LLAMA, rated(cards(16)), result.context_tokens + 4096))
+    assert longer.status is Status.WARNING
+
+
+def test_choose_never_goes_beyond_six_bits_unasked() -> None:
+    assert chosen(any_mix(LLAMA, rated(cards(80), card=3000)))[1] == "Q6_K"
+
+
+def test_choose_keeps_to_the_engines_own_cache_where_that_is_preferred() -> None:
+    wish = any_mix(GEMMA, rated(cards(20)), prefer_accurate_cache=True)
+    assert chosen(wish)[3] == "f16"
+
+
+# --- other windows
+
+
+def test_choose_of_a_short_native_context_counts_it_as_reached() -> None:
+    assert chosen(one_file("gemma-2-9b", rated(cards(24))))[:3] == (1, "as stored", 8192)
+
+
+def test_choose_with_min_context_tries_no_less() -> None:
+    wish = one_file(LLAMA, rated(cards(24)), min_context=65_536)
+    assert judged(wish).context_tokens >= 65_536
+    assert judged(one_file(LLAMA, cards(8, ram=None), min_context=65_536)).failed
+
+
+def test_choose_for_users_gives_each_a_context() -> None:
+    plan = make_plan(one_file(LLAMA, rated(cards(24)), 32_768, users=3))
+    assert (plan.context_tokens, plan.load.context_tokens) == (32_768, 3 * 32_768)
+
+
+def test_choose_for_embeddings_takes_8k_at_most_and_8_bits() -> None:
+    wish = any_mix(LLAMA, rated(cards(24)))
+    start = embedding_start(Start(), "llama.cpp")
+    _, weights, tokens, _ = chosen(replace(wish, start=start))
+    assert (weights, tokens) == ("Q8_0", 8192)
+
+
+def test_choose_beyond_the_native_context_judges_what_was_asked() -> None:
+    """llama.cpp runs it, with a warning; vLLM refuses it."""
+    assert judged(one_file("qwen3-0.6b", cpu(64), 65_536)).context_tokens == 65_536
+
+
+# --- the other engines
+
+
+def test_choose_for_mlx_starts_at_four_bits() -> None:
+    assert chosen(from_config("llama-3.1-8b", rated(mac(13)), "mlx"))[:2] == (1, "4 bit")
+    assert chosen(from_config("llama-3.1-8b", rated(mac(64, 48)), "mlx"))[1] == "6 bit"
+
+
+def test_choose_for_vllm_takes_all_cards_and_the_longest_context() -> None:
+    result = judged(from_config("qwen3-8b", cards(24, 24), "vllm"))
+    assert result.way.setup.tensor_parallel_size == 2
+    assert (result.context_tokens, result.cache, result.status) == (40_960, "auto", Status.PASSED)
+
+
+def test_choose_for_vllm_has_no_fp8_cache_before_ada() -> None:
+    machine = cards(24)
+    ampere = replace(machine, devices=(replace(machine.devices[0], capability=(8, 6)),))
+    names = {
+        name: [one.name for one in cache_choices(_vllm(known))]
+        for name, known in (("ada", machine), ("ampere", ampere))
+    }
+    assert names == {"ada": ["auto", "fp8"], "ampere": ["auto"]}
+
+
+def _vllm(machine: Machine) -> Question:
+    return Question(model=of_config("qwen3-8b"), engine="vllm", machine=machine)
+
+
+@pytest.mark.parametrize("limit", [{"max_use": 0.85}, {"reserve_bytes": 0}])
+def test_limits_of_the_memory_are_refused_for_vllm(limit: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="gpu-memory-utilization"):
+        judge(replace(_vllm(cards(24)), **limit))
+
+
+# --- limits that the user sets
+
+
+def test_max_use_is_one_more_line() -> None:
+    wish = one_file(GEMMA, cards(24, ram=None), 32_768)
+    assert judged(wish).warning  # 20.5 of 23
+    assert judged(replace(wish, max_use=0.85)).cache == "q8_0"
+    assert judged(replace(wish, max_use=0.5)).failed
+
+
+def test_reserve_replaces_the_engines_own() -> None:
+    wish = one_file(GEMMA, cards(20, ram=None), 16_384)
+    default, none = judged(wish), judged(replace(wish, reserve_bytes=0))
+    assert [use.budget.available_bytes for use in (*default.uses, *none.uses)] == [
+        19 * GIB,
+        20 * GIB,
+    ]
+
+
+def test_reads_at_once_of_a_mean_over_all_tokens() -> None:
+    setup = replace(default_setup(), embeddings=True)
+    assert reads_at_once(gguf("all-minilm-l6-v2", "F16"), "llama.cpp", setup)
+    assert not reads_at_once(gguf(LLAMA), "llama.cpp", default_setup())
