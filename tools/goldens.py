@@ -1,0 +1,354 @@
+"""Ask EdgeKit some 450 questions and record the answers under tests/golden.
+
+    python tools/goldens.py               # record all answers
+    python tools/goldens.py --only check  # record the groups whose name begins with "check"
+    python tools/goldens.py --check       # compare instead; prints a diff, exit code 1 if an answer differs
+
+A changed answer is a diff in these files: read every one of them before it is committed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import difflib
+import enum
+import io
+import json
+import os
+import platform
+import re
+import shlex
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tools import golden_questions as asked
+
+GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
+PYTHON_OF_ARGPARSE = (3, 11)  # later ones lay out help and word errors in other ways
+WIDTH = 100  # JSON that is not longer stays in one line
+_MARK = "==== "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One question, as a reader of the golden file sees it, and the function that answers it."""
+
+    title: str
+    ask: Callable[[], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The questions of one golden file."""
+
+    name: str
+    questions: tuple[Question, ...]
+    by_argparse: bool = False  # the answers are in the words of one version of Python
+
+    @property
+    def path(self) -> Path:
+        return GOLDEN / f"{self.name}.txt"
+
+    @property
+    def is_comparable(self) -> bool:
+        return not self.by_argparse or sys.version_info[:2] == PYTHON_OF_ARGPARSE
+
+    def answers(self, only: Iterable[Question] | None = None) -> dict[str, str]:
+        """By title. Raises RuntimeError where a question needs the network."""
+        with _same_everywhere() as home:
+            chosen = self.questions if only is None else only
+            return {one.title: _tidy(one.ask(), home) for one in chosen}
+
+    def recorded(self) -> dict[str, str]:
+        text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
+        blocks = re.split(rf"^{_MARK}", text, flags=re.MULTILINE)[1:]
+        return {title: answer for title, _, answer in (one.partition("\n") for one in blocks)}
+
+
+def main() -> int:
+    """Return 1 where an answer differs from the recorded one."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="compare with the recorded answers")
+    parser.add_argument("--only", default="", metavar="GROUP", help="groups whose name begins so")
+    arguments = parser.parse_args()
+    chosen = [group for group in GROUPS if group.name.startswith(arguments.only)]
+    if not chosen:
+        parser.error(
+            f"--only {arguments.only}: the groups are {', '.join(one.name for one in GROUPS)}"
+        )
+    differ = 0
+    for group in chosen:
+        if not group.is_comparable:
+            print(
+                f"{group.name}: skipped, recorded by Python {PYTHON_OF_ARGPARSE}", file=sys.stderr
+            )
+            continue
+        answers = group.answers()
+        found = difference(group.recorded(), answers)
+        differ += bool(found)
+        if arguments.check:
+            print(found, end="")
+        else:
+            GOLDEN.mkdir(exist_ok=True)
+            blocks = (f"{_MARK}{title}\n{answer}" for title, answer in answers.items())
+            group.path.write_text("".join(blocks), encoding="utf-8", newline="\n")
+            print(f"{group.name}: {len(answers)} answers{', changed' if found else ''}")
+    return int(arguments.check and bool(differ))
+
+
+def difference(recorded: Mapping[str, str], answers: Mapping[str, str]) -> str:
+    """A diff for each question whose answer changed, came or went; "" where all are the same."""
+    parts = []
+    for title in dict.fromkeys((*recorded, *answers)):
+        before, after = recorded.get(title, ""), answers.get(title, "")
+        if before != after:
+            lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=2)
+            parts.append("\n".join((f"{_MARK}{title}", *list(lines)[2:], "", "")))
+    return "".join(parts)
+
+
+@contextlib.contextmanager
+def _same_everywhere() -> Iterator[str]:
+    """One width, processor, system and llama.cpp; an empty home (whose path is yielded), and no network."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        home = os.path.realpath(folder)
+        kept = {name: value for name, value in os.environ.items() if name in {"PATH", "SYSTEMROOT"}}
+        environment = kept | {
+            "HOME": home,
+            "USERPROFILE": home,
+            "HF_HOME": home,
+            "EDGEKIT_CACHE": home,
+            "EDGEKIT_DATA": home,
+            "EDGEKIT_LLAMA_VERSION": "0.6",
+            "NO_COLOR": "1",
+            "COLUMNS": "80",
+            "LINES": "24",
+        }
+        stack.enter_context(mock.patch.dict(os.environ, environment, clear=True))
+        cores = set(range(8))
+        for place, name, value in (
+            (platform, "machine", "x86_64"),
+            (os, "cpu_count", len(cores)),
+            (os, "sched_getaffinity", cores),
+        ):
+            patched = mock.patch.object(place, name, mock.Mock(return_value=value), create=True)
+            stack.enter_context(patched)
+        stack.enter_context(mock.patch.object(sys, "platform", "linux"))
+        for name in ("getaddrinfo", "create_connection"):
+            stack.enter_context(mock.patch.object(socket, name, _no_network))
+        stack.enter_context(contextlib.chdir(home))
+        yield home
+
+
+def _no_network(*address: object, **_: object) -> None:
+    raise RuntimeError(f"a golden question must not need the network: {address}")
+
+
+def _tidy(answer: str, home: str) -> str:
+    lines = (line.rstrip() for line in answer.replace(home, "~").splitlines())
+    return "\n".join(lines).strip("\n") + "\n\n"
+
+
+def _command(line: str) -> Question:
+    return Question(title=f"edgekit {line}".rstrip(), ask=lambda: _run(shlex.split(line)))
+
+
+def _run(words: list[str]) -> str:
+    """Exit code, standard output and standard error."""
+    from edgekit.cli import main as edgekit
+
+    # bars are drawn by the encoding
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code: object = edgekit(words)
+        except SystemExit as end:
+            code = end.code or 0
+    texts = []
+    for stream in (out, err):
+        stream.seek(0)
+        texts.append(stream.read())
+    shown, errors = texts
+    with contextlib.suppress(ValueError):
+        shown = _json_text(json.loads(shown))
+    return f"exit code {code}\n{shown}" + (f"---- standard error\n{errors}" if errors else "")
+
+
+def _rest(path: str, fields: asked.Fields | None) -> Question:
+    verb = "GET" if fields is None else "POST"
+    body = "" if fields is None else f" {json.dumps(fields)}"
+    return Question(title=f"{verb} /api/v1/{path}{body}", ask=lambda: _call(verb, path, fields))
+
+
+def _call(verb: str, path: str, fields: asked.Fields | None) -> str:
+    """The status and the body of one request to the application, without a server."""
+    from edgekit.web.app import create_app
+    from edgekit.web.types import Settings
+
+    app = create_app(Settings(network=False, cache=False))
+    where, _, query = path.partition("?")
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": verb,
+        "scheme": "http",
+        "path": f"/api/v1/{where}",
+        "raw_path": f"/api/v1/{where}".encode(),
+        "root_path": "",
+        "query_string": query.encode(),
+        "headers": [(b"host", b"127.0.0.1:8421"), (b"content-type", b"application/json")],
+        "client": ("127.0.0.1", 50000),
+        "server": ("127.0.0.1", 8421),
+    }
+    sent: list[Any] = []
+
+    async def request() -> None:
+        body = b"" if fields is None else json.dumps(fields).encode()
+        incoming = iter([{"type": "http.request", "body": body, "more_body": False}])
+        never = asyncio.Event()
+
+        async def receive() -> Any:
+            for message in incoming:
+                return message
+            await never.wait()  # the client stays until it has its answer
+            return None
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await app(scope, receive, send)
+
+    try:
+        asyncio.run(request())
+    finally:
+        app.state.edgekit.close()
+    status = next(one["status"] for one in sent if one["type"] == "http.response.start")
+    answer = b"".join(one.get("body", b"") for one in sent)
+    return f"status {status}\n{_json_text(json.loads(answer))}"
+
+
+def _python(name: str, arguments: asked.Fields) -> Question:
+    words = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+    return Question(title=f"{name}({words})", ask=lambda: _value(name, arguments))
+
+
+def _value(name: str, arguments: asked.Fields) -> str:
+    """Every public attribute of what a function of edgekit.models returns, or what it raises."""
+    from edgekit import models
+    from edgekit.errors import EdgekitError
+    from edgekit.source.types import Reach
+
+    try:
+        found = getattr(models, name)(**arguments, reach=Reach(network=False))
+    except EdgekitError as error:
+        return f"raises {type(error).__name__}: {error}\n"
+    return _json_text(_plain(found))
+
+
+def _plain(value: Any) -> Any:
+    """As JSON can hold it; of machines, cards and budgets in a plan only the name (see "uses" and "hardware")."""
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(one) for one in value]
+    if dataclasses.is_dataclass(value):
+        names = [name for name in dir(value) if not name.startswith("_")]
+        found = {name: getattr(value, name) for name in names}
+        found |= {name: getattr(found[name], "name", "") for name in ("machine",) if name in found}
+        found |= {
+            name: [one.name for one in found[name]]
+            for name in ("budgets", "cards")
+            if name in found
+        }
+        return {name: _plain(one) for name, one in found.items() if not callable(one)}
+    return value if isinstance(value, str | int | float | None) else repr(value)
+
+
+def _json_text(value: Any) -> str:
+    return _laid_out(_without_layers(value), "") + "\n"
+
+
+def _without_layers(value: Any) -> Any:
+    """Entries of a list that are about one layer each are added up."""
+    if isinstance(value, dict):
+        return {key: _without_layers(one) for key, one in value.items()}
+    if not isinstance(value, list):
+        return value
+    found: dict[object, Any] = {}
+    for place, one in enumerate(value):
+        if not isinstance(one, dict) or one.get("layer") is None:
+            found[place] = _without_layers(one)
+            continue
+        numbers = {key: part for key, part in one.items() if type(part) is int and key != "layer"}
+        same = {
+            key: part for key, part in one.items() if type(part) is not int and key != "because"
+        }
+        sums = found.setdefault(json.dumps(same), same | {"layers": 0} | dict.fromkeys(numbers, 0))
+        sums["layers"] += 1
+        for key, part in numbers.items():
+            sums[key] = sums.get(key, 0) + part
+    return list(found.values())
+
+
+def _laid_out(value: Any, indent: str, *, width: int = WIDTH) -> str:
+    """Indented JSON in few lines: what is short stays in one line, and so does each line of a bill."""
+    flat = json.dumps(value, ensure_ascii=False)
+    if len(indent) + len(flat) <= width or not isinstance(value, dict | list):
+        return flat
+    inner = f"{indent} "
+    if isinstance(value, dict):
+        parts = [
+            f"{json.dumps(key)}: {_laid_out(one, inner, width=3 * WIDTH if key == 'lines' else WIDTH)}"
+            for key, one in value.items()
+        ]
+    else:
+        parts = [_laid_out(one, inner, width=width) for one in value]
+    first, last = "{}" if isinstance(value, dict) else "[]"
+    return f"{first}\n{inner}" + f",\n{inner}".join(parts) + f"\n{indent}{last}"
+
+
+def _commands(
+    name: str, lines: Iterable[str], before: str = "", after: str = "", *, by_argparse: bool = False
+) -> Group:
+    questions = tuple(_command(f"{before}{line}{after}") for line in lines)
+    return Group(name=name, questions=questions, by_argparse=by_argparse)
+
+
+GROUPS = (
+    _commands("check_text", asked.CHECK_TEXT, "check "),
+    _commands("check_json", asked.CHECK_JSON, "check ", " --json"),
+    _commands("plan_text", asked.PLAN_TEXT, "plan "),
+    _commands("plan_json", asked.PLAN_JSON, "plan ", " --json"),
+    _commands("recommend_text", asked.RECOMMEND_TEXT, "recommend "),
+    _commands("recommend_json", asked.RECOMMEND_JSON, "recommend ", " --json"),
+    _commands("compare", asked.COMPARE),
+    _commands("estimate", asked.ESTIMATE),
+    _commands("inspect", asked.INSPECT),
+    _commands("hardware", asked.HARDWARE),
+    _commands("catalog", asked.CATALOG),
+    _commands("errors", asked.ERRORS),
+    _commands("help", asked.HELP, by_argparse=True),
+    _commands("usage", asked.USAGE, by_argparse=True),
+    Group(name="rest", questions=tuple(_rest(*one) for one in asked.REST)),
+    Group(name="python", questions=tuple(_python(*one) for one in asked.PYTHON)),
+)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
