@@ -66,7 +66,7 @@ class Group:
 
     def answers(self, only: Iterable[Question] | None = None) -> dict[str, str]:
         """By title. Raises RuntimeError where a question needs the network."""
-        with _same_everywhere() as home:
+        with same_everywhere() as home:
             chosen = self.questions if only is None else only
             return {one.title: _tidy(one.ask(), home) for one in chosen}
 
@@ -121,7 +121,7 @@ def difference(recorded: Mapping[str, str], answers: Mapping[str, str]) -> str:
 
 
 @contextlib.contextmanager
-def _same_everywhere() -> Iterator[str]:
+def same_everywhere() -> Iterator[str]:
     """One width, processor, system and llama.cpp; an empty home (whose path is yielded), and no network."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         home = os.path.realpath(folder)
@@ -166,8 +166,8 @@ def _command(line: str) -> Question:
     return Question(title=f"edgekit {line}".rstrip(), ask=lambda: _run(shlex.split(line)))
 
 
-def _run(words: list[str]) -> str:
-    """Exit code, standard output and standard error."""
+def output_of(words: list[str]) -> tuple[object, str, str]:
+    """Exit code, standard output and standard error of a command."""
     from edgekit.cli import main as edgekit
 
     # bars are drawn by the encoding
@@ -177,11 +177,13 @@ def _run(words: list[str]) -> str:
             code: object = edgekit(words)
         except SystemExit as end:
             code = end.code or 0
-    texts = []
     for stream in (out, err):
         stream.seek(0)
-        texts.append(stream.read())
-    shown, errors = texts
+    return code, out.read(), err.read()
+
+
+def _run(words: list[str]) -> str:
+    code, shown, errors = output_of(words)
     with contextlib.suppress(ValueError):
         shown = _json_text(json.loads(shown))
     return f"exit code {code}\n{shown}" + (f"---- standard error\n{errors}" if errors else "")
@@ -194,7 +196,12 @@ def _rest(path: str, fields: asked.Fields | None) -> Question:
 
 
 def _call(verb: str, path: str, fields: asked.Fields | None) -> str:
-    """The status and the body of one request to the application, without a server."""
+    status, answer = response_of(verb, path, fields)
+    return f"status {status}\n{_json_text(answer)}"
+
+
+def response_of(verb: str, path: str, fields: asked.Fields | None) -> tuple[int, Any]:
+    """The status and the JSON of one request to the application, without a server."""
     from edgekit.web.app import create_app
     from edgekit.web.types import Settings
 
@@ -237,8 +244,7 @@ def _call(verb: str, path: str, fields: asked.Fields | None) -> str:
     finally:
         app.state.edgekit.close()
     status = next(one["status"] for one in sent if one["type"] == "http.response.start")
-    answer = b"".join(one.get("body", b"") for one in sent)
-    return f"status {status}\n{_json_text(json.loads(answer))}"
+    return status, json.loads(b"".join(one.get("body", b"") for one in sent))
 
 
 def _python(name: str, arguments: asked.Fields) -> Question:
@@ -265,7 +271,9 @@ def _plain(value: Any) -> Any:
         return value.name
     if isinstance(value, Mapping):
         return {str(key): _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, set | frozenset):
+        return sorted((_plain(one) for one in value), key=repr)
+    if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
     if dataclasses.is_dataclass(value):
         names = [name for name in dir(value) if not name.startswith("_")]

@@ -1,0 +1,393 @@
+"""Ask the same questions of `check`, `plan`, `recommend`, the page and Python, and show where the answers differ.
+
+    python tools/doors.py              # every question, what each door answers, and the number of differences
+    python tools/doors.py --differing  # only questions whose answers differ; exit code 1 if there are any
+
+The page's answer is what its model page shows: `check`, and `fit` with the flags that `check` chose.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tools.goldens import output_of, response_of, same_everywhere
+
+Json = dict[str, Any]
+FLAGS = {  # by the names of REST and Python
+    "context": "-c",
+    "type_k": "-ctk",
+    "type_v": "-ctv",
+    "n_gpu_layers": "-ngl",
+    "n_cpu_moe": "-ncmoe",
+    "mix": "--mix",
+    "kv_cache_dtype": "--kv-cache-dtype",
+    "kv_bits": "--kv-bits",
+}
+OF_RECOMMEND = {"context"}  # recommend cannot be asked for the others
+DEFAULT_CACHE = {"llama.cpp": "f16", "vllm": "auto", "mlx": "16 bit"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A model on a machine, and whatever else was asked for."""
+
+    model: str
+    device: str | None = None
+    ram: str | None = None
+    vram: str | None = None
+    engine: str = "llama.cpp"
+    task: str = "chat"
+    flags: Mapping[str, str | int] = field(default_factory=dict)
+
+    @property
+    def machine(self) -> dict[str, str]:
+        found = {"device": self.device, "ram": self.ram, "vram": self.vram}
+        return {name: value for name, value in found.items() if value is not None}
+
+    @property
+    def words(self) -> list[str]:
+        """All but the model, as they are typed."""
+        machine = [word for name, value in self.machine.items() for word in (f"--{name}", value)]
+        flags = [word for name, value in self.flags.items() for word in (FLAGS[name], str(value))]
+        return ["--engine", self.engine, *machine, *flags]
+
+    def __str__(self) -> str:
+        return shlex.join([self.model, *self.words])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a door says, in words that can be compared; None is what it does not say."""
+
+    verdict: str
+    placement: str | None = None
+    window: int | None = None
+    cache: str | None = None
+    quantization: str | None = None
+
+
+NAMES = tuple(one.name for one in fields(Answer))
+NOT_LISTED = Answer(verdict="not listed")
+NOT_ASKED = Answer(verdict="cannot be asked")
+
+
+def _question(model: str, machine: str, engine: str = "llama.cpp", **flags: str | int) -> Question:
+    """`machine` is a device, memory (RAM), or both: 'RTX 4090 + 64G'; memory in brackets is a GPU's."""
+    device, ram, vram = None, None, None
+    for part in machine.split(" + "):
+        if re.fullmatch(r"\d+G", part):
+            ram = part
+        elif part.startswith("["):
+            vram = part.strip("[]")
+        else:
+            device = part
+    task = "embed" if "embed" in model else "chat"
+    return Question(
+        model=model, device=device, ram=ram, vram=vram, engine=engine, task=task, flags=flags
+    )
+
+
+QUESTIONS = (
+    _question("llama-3.1-8b", "RTX 4060 + 32G"),
+    _question("llama-3.1-8b", "RTX 4060 + 32G", context=8192),
+    _question("llama-3.1-8b", "RTX 4060 + 32G", context=32768, type_k="q8_0", type_v="q8_0"),
+    _question("llama-3.1-8b", "RTX 4060 + 32G", context=16384, n_gpu_layers=20),
+    _question("llama-3.1-8b", "RTX 4060 + 32G", mix="Q8_0"),
+    _question("gemma-3-27b", "RTX 4090 + 64G"),
+    _question("gemma-3-27b", "RTX 4090 + 64G", context=8192),
+    _question("gemma-3-27b", "RTX 4090 + 64G", context=32768),
+    _question("llama-3.1-70b", "2x RTX 3090 + 64G"),
+    _question("llama-3.1-70b", "2x RTX 3090 + 64G", context=4096),
+    _question("llama-3.1-70b", "m4-max-64"),
+    _question("llama-3.1-70b", "m4-max-64", context=16384),
+    _question("qwen3-14b", "RTX 3060 + 32G"),
+    _question("qwen3-14b", "RTX 3060 + 32G", context=16384),
+    _question("qwen3-30b-a3b", "RTX 3060 + 32G"),
+    _question("qwen3-30b-a3b", "RTX 3060 + 32G", context=16384, n_cpu_moe=30),
+    _question("qwen3-30b-a3b", "RTX 4090 + 64G"),
+    _question("qwen3-30b-a3b", "[24G] + 32G", type_k="q8_0", type_v="q8_0"),
+    _question("gpt-oss-20b", "[16G] + 32G"),
+    _question("gpt-oss-120b", "Strix Halo 128GB"),
+    _question("gpt-oss-120b", "RTX 3090 + 64G"),
+    _question("gpt-oss-120b", "DGX Spark", context=32768),
+    _question("gemma-4-12b-it", "m2-16"),
+    _question("qwen3-32b", "RTX 5090 + 64G"),
+    _question("qwen3-32b", "RTX 4090 + 64G", context=16384),
+    _question("qwen3-4b", "phone-8"),
+    _question("mistral-small-24b", "Arc B580 + 32G"),
+    _question("qwen3-8b", "16G"),
+    _question("qwen3-8b", "16G", context=8192),
+    _question("qwen3-8b", "Raspberry Pi 5 8GB"),
+    _question("qwen3.5-27b", "RTX 4090 + 64G"),
+    _question("qwen3.6-27b", "RTX 3090 + 32G", context=131072),
+    _question("gemma-4-26b-a4b", "23G"),
+    _question("nomic-embed-text-v1.5", "Raspberry Pi 5 8GB"),
+    _question("qwen3-8b", "RTX 4090", "vllm"),
+    _question("qwen3-8b", "RTX 4090", "vllm", context=32768, kv_cache_dtype="fp8"),
+    _question("llama-3.1-70b", "2x H100", "vllm"),
+    _question("deepseek-v3", "8x H200", "vllm"),
+    _question("qwen3-8b", "m2-16", "mlx"),
+    _question("qwen3-30b-a3b", "m4-max-64", "mlx", context=32768, kv_bits=8),
+)
+
+
+def answers(question: Question) -> dict[str, Answer]:
+    """What each door answers."""
+    with same_everywhere():
+        return {
+            "check": _check(question),
+            "plan": _plan(question),
+            "recommend": _recommend(question),
+            "page": _page(question),
+            "python": _python(question),
+        }
+
+
+def differences(found: Mapping[str, Answer], *, missing: bool = True) -> dict[str, list[str]]:
+    """The properties in which doors differ, with what each says; a door that lists no such model is left out.
+
+    What a door leaves out is a difference too, unless `missing` is false. Placement is an exception: recommend has only
+    words for it, which do not always say enough.
+    """
+    asked = {door: one for door, one in found.items() if one not in {NOT_LISTED, NOT_ASKED}}
+    differ = {}
+    for name in NAMES:
+        values = {door: getattr(one, name) for door, one in asked.items()}
+        if not missing or name == "placement":
+            values = {door: value for door, value in values.items() if value is not None}
+        if len(set(values.values())) > 1:
+            differ[name] = [f"{door} {value}" for door, value in values.items()]
+    return differ
+
+
+def _check(question: Question) -> Answer:
+    return _of_check(_command("check", question.model, *question.words), question.engine)
+
+
+def _of_check(answer: Json, engine: str) -> Answer:
+    if "error" in answer:
+        return Answer(verdict=answer["error"]["type"])
+    flags = answer["flags"]
+    return Answer(
+        verdict=answer["status"],
+        placement=_placement(flags, engine),
+        window=answer["context_tokens"],
+        cache=_named(answer.get("cache")) or _cache(flags, engine),
+        quantization=_named(answer.get("quantization")) or _weights(answer, engine),
+    )
+
+
+def _plan(question: Question) -> Answer:
+    answer = _command("plan", question.model, *question.words)
+    if "error" in answer:
+        return Answer(verdict=answer["error"]["type"])
+    found, typed = _of_plan(answer, question.engine), answer["estimate"]["command"]
+    if not typed or answer.get("flags"):
+        return found
+    return replace(found, placement=_placement(_typed(typed), question.engine))
+
+
+def _of_plan(answer: Json, engine: str) -> Answer:
+    flags = answer.get("flags")
+    default = DEFAULT_CACHE[engine] if answer["can_load"] else None
+    return Answer(
+        verdict=answer["status"],
+        placement=_placement(flags, engine) if flags else _in_words(answer["way"]),
+        window=answer["context_tokens"],
+        cache=_named(answer["cache"]) or default,
+        quantization=_named(answer["variant"]),
+    )
+
+
+def _recommend(question: Question) -> Answer:
+    """Of a catalog with this model alone: where it can be listed, it is."""
+    from edgekit.catalog import read_catalog
+
+    if question.flags.keys() - OF_RECOMMEND:
+        return NOT_ASKED
+    catalog = read_catalog()
+    alone = replace(
+        catalog, entries=tuple(one for one in catalog.entries if one.id == question.model)
+    )
+    with mock.patch("edgekit.asking.known.read_catalog", return_value=alone):
+        answer = _command("recommend", "--task", question.task, *question.words)
+    if "error" in answer:
+        return Answer(verdict=answer["error"]["type"])
+    listed = [*answer["suggestions"], *([answer["nearest"]] if answer["nearest"] else [])]
+    return _of_plan(listed[0]["plan"], question.engine) if listed else NOT_LISTED
+
+
+def _page(question: Question) -> Answer:
+    asked = {"model": question.model, "engine": question.engine} | question.machine
+    status, check = response_of("POST", "check", asked | dict(question.flags))
+    if status != 200:
+        return Answer(verdict=check["error"]["type"])
+    _, fit = response_of("POST", "fit", asked | check["flags"])
+    return _of_check(fit, question.engine)
+
+
+def _python(question: Question) -> Answer:
+    from edgekit.asking.bills import OPTIONS
+    from edgekit.asking.flags import typed
+    from edgekit.errors import EdgekitError
+    from edgekit.models import model_preflight
+
+    options: Json = dict(question.flags)
+    try:
+        result = model_preflight(
+            question.model,
+            question.engine,
+            context=options.pop("context", None),
+            options=options,
+            device=question.device,
+            ram=question.ram,
+            vram=question.vram,
+        )
+    except EdgekitError as error:
+        return Answer(verdict=type(error).__name__)
+    return Answer(
+        verdict=result.status.value,
+        placement=_placement(
+            typed(OPTIONS[result.engine].settled(result.way.setup)), result.engine
+        ),
+        window=result.context_tokens,
+        cache=_named(getattr(result, "cache", None)),
+        quantization=_named(getattr(result, "quantization", None)),
+    )
+
+
+def _command(*words: str) -> Json:
+    _, out, _ = output_of([*words, "--json"])
+    answer: Json = json.loads(out)
+    return answer
+
+
+def _named(value: Any) -> str | None:
+    """A text, or what has a name: {"name": "q8_0"}."""
+    if isinstance(value, Mapping):
+        value = value.get("name")
+    return None if value is None else str(getattr(value, "name", value))
+
+
+_TYPED = {
+    "-ngl": "n_gpu_layers", "-ncmoe": "n_cpu_moe", "-cmoe": "cpu_moe", "-ts": "tensor_split",
+    "-tp": "tensor_parallel_size", "-pp": "pipeline_parallel_size",
+}  # fmt: skip
+
+
+def _typed(command: str) -> dict[str, str]:
+    """The flags of a command line that say where a model lies."""
+    words = shlex.split(command)
+    return {_TYPED[one]: following for one, following in pairwise([*words, ""]) if one in _TYPED}
+
+
+def _placement(flags: Mapping[str, Any], engine: str) -> str:
+    """As flags of the engine; 'CPU' where none of it is on a device."""
+    found = [
+        word if name == "cpu_moe" else f"{word} {_plain_number(flags[name])}"
+        for word, name in _TYPED.items()
+        if name in flags and (not name.endswith("parallel_size") or str(flags[name]) != "1")
+    ]
+    return " ".join(found) or ("CPU" if engine == "llama.cpp" else "as a whole")
+
+
+def _plain_number(value: object) -> str:
+    """'34.0,33.0' -> '34,33'."""
+    return re.sub(r"\.0\b", "", str(value))
+
+
+_WORDS = (
+    (r"all of it on the CPU", "CPU"),
+    (r"all of it on .*", "-ngl all"),
+    (r"(\d+) of \d+ layers on .*", r"-ngl \1"),
+    (r"all but the experts of (\d+) of \d+ layers on .*", r"-ngl all -ncmoe \1"),
+    (r"all but the experts on .*", "-ngl all -cmoe"),
+    (r"shared by .*, tensor parallel (\d+)", r"-tp \1"),
+    (r"on .*|in the unified memory of .*", "as a whole"),
+)
+
+
+def _in_words(way: str) -> str | None:
+    """Where an answer has only words for it. They do not say how cards share it: None for several."""
+    if re.search(r" \d+x .*| and ", way) and "parallel" not in way:
+        return None
+    for words, flags in _WORDS:
+        if found := re.fullmatch(words, way):
+            return found.expand(flags)
+    return way
+
+
+def _cache(flags: Mapping[str, Any], engine: str) -> str:
+    if engine == "llama.cpp":
+        keys, values = (flags.get(name, "f16") for name in ("type_k", "type_v"))
+        return str(keys) if keys == values else f"{keys} + {values}"
+    if engine == "mlx":
+        return f"{flags.get('kv_bits', 16)} bit"
+    return str(flags.get("kv_cache_dtype", "auto"))
+
+
+def _weights(answer: Json, engine: str) -> str | None:
+    """By the name of the file in the command, or by a note."""
+    estimate = answer.get("estimate") or {}
+    if engine == "llama.cpp":
+        found = re.search(r"-m \S*?[-.]([A-Z0-9_]+)\.gguf", estimate.get("command") or "")
+        return found[1] if found else None
+    if engine == "mlx":
+        found = re.search(r"converted to (\d+) bits", " ".join(estimate.get("notes", [])))
+        return f"{found[1]} bit" if found else "as stored"
+    return str(answer["flags"].get("quantization", "as stored"))
+
+
+def main() -> int:
+    """Return 1 where answers differ."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--differing", action="store_true", help="only questions that differ")
+    arguments = parser.parse_args()
+    counts: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
+    for question in QUESTIONS:
+        found = answers(question)
+        for missing, count in counts.items():
+            differ = differences(found, missing=missing)
+            count.update(differ.keys())
+            count["questions"] += bool(differ)
+        if differences(found) or not arguments.differing:
+            print(table(question, found), flush=True)
+    for missing, count in counts.items():
+        parts = ", ".join(f"{name} {count[name]}" for name in NAMES)
+        what = (
+            "what a door leaves out counts" if missing else "what a door leaves out does not count"
+        )
+        print(f"{count['questions']} of {len(QUESTIONS)} questions differ ({what}): {parts}")
+    return int(bool(counts[True]["questions"]))
+
+
+def table(question: Question, found: Mapping[str, Answer]) -> str:
+    """A line for each door, and in what they differ."""
+    lines = [str(question)]
+    for door, one in found.items():
+        verdict, placement, window, cache, weights = (
+            "-" if getattr(one, name) is None else str(getattr(one, name)) for name in NAMES
+        )
+        lines.append(
+            f"  {door:9}  {verdict:15}  {placement:22}  {window:>8}  {cache:11}  {weights}"
+        )
+    return "\n".join((*lines, f"  differ: {', '.join(differences(found)) or 'no'}", ""))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
