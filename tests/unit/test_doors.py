@@ -1,0 +1,13 @@
+"""check, plan, recommend, the page and Python give the same answer to the same question."""
+
+from __future__ import annotations
+
+import pytest
+from tests.thoroughness import sampled
+from tools.doors import QUESTIONS, Question, answers, differences, table
+
+
+@pytest.mark.parametrize("question", sampled(QUESTIONS, each=10, turn=5), ids=str)
+def test_every_door_gives_the_same_answer(question: Question) -> None:
+    found = answers(question)
+    assert not differences(found), table(question, found)
