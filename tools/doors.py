@@ -343,7 +343,7 @@ def _weights(answer: Json, engine: str) -> str | None:
     """By the name of the file in the command, or by a note."""
     estimate = answer.get("estimate") or {}
     if engine == "llama.cpp":
-        found = re.search(r"-m \S*?[-.]([A-Z0-9_]+)\.gguf", estimate.get("command") or "")
+        found = re.search(r"[-.:]([A-Z0-9_]+)(\.gguf)?(?= -|$)", estimate.get("command") or "")
         return found[1] if found else None
     if engine == "mlx":
         found = re.search(r"converted to (\d+) bits", " ".join(estimate.get("notes", [])))
