@@ -1,4 +1,4 @@
-"""amdgpu's files in /sys -> AMD's cards, and integrated ones with the part of the host's memory they may map.
+"""amdgpu's files in /sys -> AMD's cards, and integrated GPUs with the part of the RAM that they may map.
 
 https://docs.kernel.org/gpu/amdgpu/driver-misc.html#gpu-memory-usage-information
 """
@@ -39,8 +39,8 @@ def _name(here: Surroundings, card: DrmCard) -> str:
 
 
 def _device(here: Surroundings, card: DrmCard, name: str, index: int) -> Accelerator | None:
-    """An integrated one has memory that the BIOS took from the host for good (VRAM), and may map
-    the host's own (GTT). The driver allocates from the larger of the two (apu_prefer_gtt).
+    """An integrated GPU has memory that the BIOS carved out of the RAM (VRAM), and may map the rest (GTT). The driver
+    allocates from the larger of the two first (apu_prefer_gtt).
     """
     total_bytes = number_of(card.files / "mem_info_vram_total")
     used_bytes = number_of(card.files / "mem_info_vram_used")
@@ -80,16 +80,19 @@ def _parts(card: DrmCard) -> int:
 def _shared(
     here: Surroundings, card: DrmCard, name: str, index: int, mapped_bytes: int
 ) -> Accelerator | None:
-    """RADV makes one pool of both (radv_physical_device.c), and llama.cpp sums its heaps. An MI300A's
-    VRAM is the host's memory itself: there GTT alone is the limit.
+    """RADV makes one pool of both (radv_physical_device.c), and llama.cpp sums its heaps; a ROCm build sees the larger
+    of the two alone. An MI300A's VRAM is the RAM itself: there GTT alone is the limit.
     """
     if here.host is None:
         return None
     kinds = ("gtt",) if card.device == _MI300A else ("gtt", "vram")
-    total_bytes, used_bytes = (
-        sum(number_of(card.files / f"mem_info_{kind}_{what}") or 0 for kind in kinds)
-        for what in ("total", "used")
-    )
+    free = {
+        kind: (number_of(card.files / f"mem_info_{kind}_total") or 0)
+        - (number_of(card.files / f"mem_info_{kind}_used") or 0)
+        for kind in kinds
+    }
+    own_bytes = max(0, free.get("vram", 0))
+    carved_out = f" and {format_bytes(own_bytes)} free of its own" if own_bytes else ""
     return Accelerator(
         name=name,
         vendor=Vendor.AMD,
@@ -97,12 +100,12 @@ def _shared(
         total_bytes=here.host.total_bytes,
         free_bytes=here.host.usable_bytes,
         unified=True,
-        limit_bytes=max(0, total_bytes - used_bytes),
+        limit_bytes=max(0, free["gtt"]) + own_bytes,
         limit_because=(
-            f"of the host's memory amdgpu may map {format_bytes(mapped_bytes)} (GTT); with its own "
-            f"{format_bytes(total_bytes)}, of which {format_bytes(used_bytes)} are taken; the "
-            "kernel's ttm.pages_limit raises it"
+            f"amdgpu may map {format_bytes(mapped_bytes)} of the RAM (GTT, ttm.pages_limit), of which "
+            f"{format_bytes(max(0, free['gtt']))} are free{carved_out}"
         ),
+        own_bytes=own_bytes,
         bandwidth_bytes_per_s=known_bandwidth(name, here.host.total_bytes),
-        because="it shares the processor's memory (amdgpu mem_info_gtt_total)",
+        because="shares the RAM (amdgpu mem_info_gtt_total)",
     )

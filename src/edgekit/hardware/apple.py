@@ -38,9 +38,9 @@ def longest_buffer_bytes(device: Accelerator) -> int | None:
 
 
 def default_working_set_bytes(total_bytes: int, *, macos: int = 0) -> int:
-    """What the GPU of an Apple chip may hold of this memory, unless told otherwise.
+    """What the GPU of an Apple chip may use of this memory by default.
 
-    `macos` is its major version; where it is not known the smaller share of older ones holds.
+    `macos` is its major version; where that is unknown, the smaller share of older versions counts.
     """
     before = max(_share(_SHARES, total_bytes), total_bytes - _MOST_KEPT_BYTES)
     if macos < _RAISED_IN:
@@ -49,6 +49,11 @@ def default_working_set_bytes(total_bytes: int, *, macos: int = 0) -> int:
     if total_bytes <= _LARGEST_LOGGED_26_BYTES:
         return since
     return max(_share(_SHARES_26, _LARGEST_LOGGED_26_BYTES), min(since, before))
+
+
+def working_set_because(limit_bytes: int, total_bytes: int) -> str:
+    percent = 100 * limit_bytes // total_bytes
+    return f"macOS lets the GPU use {percent} % of the memory by default (iogpu.wired_limit_mb)"
 
 
 def _share(shares: tuple[tuple[int, int, int], ...], total_bytes: int) -> int:
@@ -62,7 +67,7 @@ def find_apple(here: Surroundings) -> Findings:
     if here.system is not System.MACOS or _number(here, "hw.optional.arm64") != 1:
         return Findings()
     if here.host is None:
-        why = "The GPU of this Mac shares the processor's memory, which could not be read."
+        why = "The GPU of this Mac shares the RAM, whose size could not be read."
         return Findings(notes=(why,))
     name = chip_name(here) or "Apple GPU"
     total_bytes = _number(here, "hw.memsize") or here.host.total_bytes
@@ -76,11 +81,8 @@ def find_apple(here: Surroundings) -> Findings:
         limit_bytes=limit_bytes,
         limit_because=because,
         bandwidth_bytes_per_s=known_bandwidth(name, total_bytes),
-        basis=Basis.MODELLED,  # of its free memory: macOS tells none that could be had
-        because=(
-            "it shares the processor's memory (sysctl hw.memsize); what is free of it is modelled, as "
-            "free and inactive pages"
-        ),
+        basis=Basis.MODELLED,  # macOS has no figure for memory that could be had without swapping
+        because="shares the RAM (sysctl hw.memsize); free memory is modelled as free and inactive pages",
     )
     return Findings(devices=(device,))
 
@@ -96,11 +98,7 @@ def _limit(here: Surroundings, total_bytes: int) -> tuple[int, str]:
         because = f"iogpu.wired_limit_mb is set to {wired_mib}"
         return min(wired_mib * MIB, total_bytes), because
     limit_bytes = default_working_set_bytes(total_bytes, macos=_macos(here))
-    because = (
-        f"the GPU may wire {100 * limit_bytes // total_bytes} % of the memory by default; "
-        "sudo sysctl iogpu.wired_limit_mb=N sets another limit"
-    )
-    return limit_bytes, because
+    return limit_bytes, working_set_because(limit_bytes, total_bytes)
 
 
 def _macos(here: Surroundings) -> int:

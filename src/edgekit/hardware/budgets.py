@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgekit.errors import HardwareError
 from edgekit.hardware.types import Accelerator, HostMemory, Machine, System, Vendor
-from edgekit.memory.types import DEVICE, HOST, MemoryEstimate, Pool, PoolKind
+from edgekit.memory.types import CACHES, DEVICE, HOST, Component, MemoryEstimate, Pool, PoolKind
 from edgekit.units import GIB, KIB, MIB, format_bytes
 
 LLAMACPP_RESERVE_BYTES = GIB
@@ -41,7 +41,11 @@ _NEEDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """One memory that a bill is held against. Unified memory is one budget for two pools."""
+    """One physical memory that a bill is compared with. Unified memory is one budget for two pools.
+
+    There the system limits what the GPU may take (macOS' wired limit, amdgpu's GTT). Weights and caches that stay with
+    the CPU do not count against that limit: `for_bill` knows how much of a bill they are.
+    """
 
     name: str
     pools: frozenset[Pool]
@@ -49,23 +53,60 @@ class Budget:
     free_bytes: int
     reserve_bytes: int
     because: str  # of the reserve
+    limit_bytes: int | None = None  # the most that the GPU may take of a unified memory
+    limit_because: str = ""
+    cpu_bytes: int = 0  # of the bill, held by the CPU: the limit does not apply to it
+    gpu_only_bytes: int = 0  # of the free memory, out of the CPU's reach: an APU's carve-out
     blocked: str = ""  # why the engine would not start, however small the model
     has_default_reserve: bool = True  # False: the user set it, or the engine takes a fixed share
     is_share: bool = False  # the engine takes all of it when it starts (vLLM): nothing is tight
 
     @property
-    def available_bytes(self) -> int:
+    def unreserved_bytes(self) -> int:
+        """What is free, less the reserve: for CPU and GPU together."""
         return max(0, self.free_bytes - self.reserve_bytes)
+
+    @property
+    def available_bytes(self) -> int:
+        left = self.unreserved_bytes
+        return left if self.limit_bytes is None else min(left, self.limit_bytes + self.cpu_bytes)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the system's limit on the GPU decides, rather than what is free."""
+        return self.available_bytes < self.unreserved_bytes
+
+    @property
+    def bounds(self) -> tuple[tuple[frozenset[Pool], int], ...]:
+        """Pools, and the most they may hold together: the GPU's share first, where it is limited on its own."""
+        whole = (self.pools, self.unreserved_bytes)
+        if self.limit_bytes is None:
+            return (whole,)
+        return ((self.pools - {HOST}, min(self.limit_bytes, self.unreserved_bytes)), whole)
 
     def required_bytes(self, estimate: MemoryEstimate) -> int:
         return estimate.in_pools(self.pools)
 
+    def for_bill(self, estimate: MemoryEstimate, *, mapped_weights: bool = True) -> Budget:
+        """The same budget for a bill that leaves layers, experts or the token embeddings to the CPU.
+
+        Without mmap llama.cpp puts the CPU's weights into buffers that the GPU's driver pins.
+        """
+        if self.limit_bytes is None:
+            return self
+        unpinned = CACHES | {Component.WEIGHTS} if mapped_weights else CACHES
+        unused = max(0, self.gpu_only_bytes - estimate.in_pools(self.pools - {HOST}))
+        return replace(
+            self,
+            free_bytes=self.free_bytes - unused,
+            gpu_only_bytes=self.gpu_only_bytes - unused,
+            cpu_bytes=estimate.total(lambda line: line.pool == HOST and line.component in unpinned),
+        )
+
 
 def together_bytes(budgets: Iterable[Budget]) -> int:
-    """What they make available in all; a share of a unified memory is in that already."""
-    every = tuple(budgets)
-    apart = (one for one in every if not any(one.pools < other.pools for other in every))
-    return sum(one.available_bytes for one in apart)
+    """What all of them together offer; layers left to the CPU make use of what a limit on the GPU leaves."""
+    return sum(one.unreserved_bytes for one in budgets)
 
 
 def devices_for(machine: Machine, engine: str) -> tuple[Accelerator, ...]:
@@ -86,17 +127,16 @@ def check_runs(machine: Machine, engine: str) -> None:
 
 
 def llamacpp_budgets(machine: Machine, devices: tuple[Accelerator, ...]) -> tuple[Budget, ...]:
-    """Every device and the host, each with the reserve; a host that is not known is not judged."""
-    reserve, told = _llamacpp_reserve(machine)
+    """One for each card and one for the RAM, each with the reserve. RAM of unknown size is not judged."""
+    reserve, because = _llamacpp_reserve(machine)
     found = [
-        _card(pool_of(place), device, reserve, told)
+        _card(pool_of(place), device, reserve, because)
         for place, device in enumerate(devices)
         if not device.unified
     ]
-    shared = [pool_of(place) for place, device in enumerate(devices) if device.unified]
     if machine.host is not None:
-        found.append(_host(machine.host, (*shared, HOST), reserve, told))
-    return (*found, *_limits(devices))
+        found.append(_ram(machine.host, devices, reserve, because))
+    return tuple(found)
 
 
 def mlx_reserve_bytes(total_bytes: int) -> int:
@@ -107,28 +147,28 @@ def mlx_reserve_bytes(total_bytes: int) -> int:
 
 
 def mlx_budgets(machine: Machine, devices: tuple[Accelerator, ...]) -> tuple[Budget, ...]:
-    """One unified memory, and what the system lets the GPU wire of it."""
+    """The unified memory."""
     if machine.host is None:
-        raise HardwareError(f"the memory of {machine.name} is not known: give --ram")
+        raise HardwareError(f"the RAM of {machine.name} is unknown: give --ram")
     total = machine.host.total_bytes
     reserve = mlx_reserve_bytes(total)
-    told = f"{MLX_RESERVE_PERCENT} % of {format_bytes(total)} for macOS"
+    because = f"{MLX_RESERVE_PERCENT} % of {format_bytes(total)} for macOS"
     if total <= MLX_SMALL_BYTES:
-        told = "3 GiB for macOS, in up to 16 GiB"
-    return (_host(machine.host, (DEVICE, HOST), reserve, told), *_limits(devices[:1]))
+        because = "3 GiB for macOS (Macs with up to 16 GiB)"
+    return (_ram(machine.host, devices[:1], reserve, because),)
 
 
 def stream_budgets(
     machine: Machine, *, vocabulary_bytes: int = 0, threads: int = 1
 ) -> tuple[Budget, ...]:
-    """The host alone. Its bill is exact, so nothing is set aside but what the process is without it."""
+    """The RAM alone. The bill is exact, so only what the process itself takes is held back."""
     if machine.host is None:
-        raise HardwareError(f"the memory of {machine.name} is not known: give --ram")
+        raise HardwareError(f"the RAM of {machine.name} is unknown: give --ram")
     reserve = STREAM_PROCESS_BYTES + threads * STREAM_THREAD_BYTES + vocabulary_bytes
-    told = "for Python, its libraries and the vocabulary"
+    because = "for Python, its libraries and the vocabulary"
     if not vocabulary_bytes:
-        told = "for Python and its libraries, before a vocabulary"
-    return (_host(machine.host, (HOST,), reserve, told),)
+        because = "for Python and its libraries (a vocabulary adds to it)"
+    return (_ram(machine.host, (), reserve, because),)
 
 
 def vllm_budgets(devices: tuple[Accelerator, ...], utilization: float) -> tuple[Budget, ...]:
@@ -190,44 +230,36 @@ def pool_of(place: int) -> Pool:
 
 def _llamacpp_reserve(machine: Machine) -> tuple[int, str]:
     if machine.is_phone and machine.host is not None and machine.host.tightest is not None:
-        return 0, machine.host.tightest.name  # its system's share is not in it
+        return 0, machine.host.tightest.name  # the limit already excludes the system's share
     if machine.system is System.WINDOWS:
         return LLAMACPP_WINDOWS_RESERVE_BYTES, "2 GiB for Windows"
     return LLAMACPP_RESERVE_BYTES, "1 GiB for everything else"
 
 
-def _card(pool: Pool, device: Accelerator, reserve: int, told: str) -> Budget:
+def _card(pool: Pool, device: Accelerator, reserve: int, because: str) -> Budget:
     return Budget(
         name=device.name,
         pools=frozenset({pool}),
         total_bytes=device.total_bytes,
         free_bytes=device.free_bytes,
         reserve_bytes=reserve,
-        because=told,
+        because=because,
     )
 
 
-def _host(host: HostMemory, pools: tuple[Pool, ...], reserve: int, told: str) -> Budget:
+def _ram(host: HostMemory, devices: tuple[Accelerator, ...], reserve: int, because: str) -> Budget:
+    """The RAM, with the pools of the GPUs that share it."""
+    shared = {pool_of(place): one for place, one in enumerate(devices) if one.unified}
+    limits = [one.limit_bytes for one in shared.values() if one.limit_bytes is not None]
+    own_bytes = sum(one.own_bytes for one in shared.values())
     return Budget(
-        name="host memory" if len(pools) == 1 else "unified memory",
-        pools=frozenset(pools),
-        total_bytes=host.whole_bytes,
-        free_bytes=host.usable_bytes,
+        name="unified memory" if shared else "host memory",
+        pools=frozenset({*shared, HOST}),
+        total_bytes=host.whole_bytes + own_bytes,
+        free_bytes=host.usable_bytes + own_bytes,
         reserve_bytes=reserve,
-        because=told,
-    )
-
-
-def _limits(devices: tuple[Accelerator, ...]) -> tuple[Budget, ...]:
-    return tuple(
-        Budget(
-            name=f"GPU share of {device.name}",
-            pools=frozenset({pool_of(place)}),
-            total_bytes=device.limit_bytes,
-            free_bytes=device.limit_bytes,
-            reserve_bytes=0,
-            because=device.limit_because,
-        )
-        for place, device in enumerate(devices)
-        if device.limit_bytes is not None
+        because=because,
+        limit_bytes=sum(limits) if limits and len(limits) == len(shared) else None,
+        limit_because=next((one.limit_because for one in shared.values()), ""),
+        gpu_only_bytes=own_bytes,
     )

@@ -282,7 +282,7 @@ def _device(row: dict[str, str], size_gb: int) -> Device:
         size_gb=size_gb,
         memory_bytes=memory_bytes,
         usable_bytes=usable_bytes if app_limit is None else app_limit.app_bytes,
-        basis=Basis.EXACT if kind is Kind.MAC else Basis.MODELLED,
+        basis=_basis(kind, app_limit),
         bandwidth_bytes_per_s=round(float(row["bandwidth_gb_s"] or 0) * 10**9) or None,
         capability=_capability(row["capability"]),
         released=row["released"],
@@ -291,6 +291,12 @@ def _device(row: dict[str, str], size_gb: int) -> Device:
         source=row["source"],
         app_limit=app_limit,
     )
+
+
+def _basis(kind: Kind, app_limit: AppLimit | None) -> Basis:
+    if app_limit is not None and app_limit.assumed:
+        return Basis.ASSUMED
+    return Basis.EXACT if kind is Kind.MAC else Basis.MODELLED
 
 
 def _bytes(mib: str) -> int:

@@ -1,6 +1,6 @@
-"""i915's and xe's files in /sys -> Intel's cards, and integrated graphics as the other half of the host's memory.
+"""i915's and xe's files in /sys -> Intel's cards, and integrated graphics, which share the RAM.
 
-Neither driver tells an ordinary user how much of a card's memory is taken: free is assumed, and says so.
+Neither driver shows an ordinary user how much of a card's memory is in use: what is free is assumed, and marked so.
 """
 
 from __future__ import annotations
@@ -68,13 +68,21 @@ def _device(here: Surroundings, card: DrmCard, name: str, index: int) -> Acceler
         free_bytes=total_bytes - total_bytes // _KEPT,
         bandwidth_bytes_per_s=known_bandwidth(name, total_bytes),
         basis=Basis.ASSUMED,
-        because=f"{source}; what is taken of it is not told: 1/{_KEPT} is assumed to be",
+        because=f"{source}; the driver does not show how much is in use: 1/{_KEPT} is assumed",
+    )
+
+
+def mesa_heap_bytes(ram_bytes: int) -> tuple[int, str]:
+    """What Mesa's Vulkan driver calls the heap of an integrated GPU, and why."""
+    part, whole = (1, 2) if ram_bytes <= _HEAP_SMALL_BYTES else (3, 4)
+    return (
+        ram_bytes * part // whole,
+        f"Mesa's Vulkan driver lets the GPU use {part}/{whole} of the RAM",
     )
 
 
 def _shared(host: HostMemory, name: str, index: int) -> Accelerator:
-    """The limit is Mesa's: what its Vulkan driver calls the device's heap."""
-    part = (1, 2) if host.total_bytes <= _HEAP_SMALL_BYTES else (3, 4)
+    limit_bytes, limit_because = mesa_heap_bytes(host.total_bytes)
     return Accelerator(
         name=name,
         vendor=Vendor.INTEL,
@@ -82,10 +90,10 @@ def _shared(host: HostMemory, name: str, index: int) -> Accelerator:
         total_bytes=host.total_bytes,
         free_bytes=host.usable_bytes,
         unified=True,
-        limit_bytes=host.total_bytes * part[0] // part[1],
-        limit_because=f"Mesa's Vulkan driver lends it {part[0]}/{part[1]} of the host's memory",
+        limit_bytes=limit_bytes,
+        limit_because=limit_because,
         basis=Basis.MODELLED,
-        because="it shares the processor's memory",
+        because="shares the RAM",
     )
 
 

@@ -84,10 +84,11 @@ class Accelerator:
     index: int = 0  # as its driver counts
     total_bytes: int
     free_bytes: int
-    unified: bool = False  # its memory is the host's: one pool, two devices
-    integrated: bool = False  # inside of a processor, also with a memory of its own
-    limit_bytes: int | None = None  # the most it may take of a unified memory: macOS' wired limit
+    unified: bool = False  # shares the RAM: one memory for CPU and GPU
+    integrated: bool = False  # part of a processor, even if it has memory of its own
+    limit_bytes: int | None = None  # the most it may use of a unified memory (wired limit, GTT)
     limit_because: str = ""
+    own_bytes: int = 0  # free, and counted in limit_bytes but not in the RAM: an APU's carve-out
     bandwidth_bytes_per_s: int | None = None
     capability: tuple[int, int] | None = None  # CUDA's
     partition: str = ""  # "MIG 1g.10gb"

@@ -37,11 +37,6 @@ _FIRST_MACOS, _FIRST_MACOS_SINCE = 26, "2025-10"  # Macs from the M5 on run no o
 _ALONE = "nothing else runs on it: all of its memory counts as free"
 _NO_RAM = "its RAM was not said: only the cards are judged; --ram adds it"
 _NO_GPU = "its processor is judged alone: no engine is modelled on its GPU"
-_HALF = {
-    # amdgpu_ttm.c takes TTM's own limit, half of the memory; engines logged 62.5 GiB of 128
-    Vendor.AMD: "what amdgpu maps by default, half of it (ttm.pages_limit)",
-    Vendor.INTEL: "what Windows lends it, half of it; Mesa on Linux lends three quarters",
-}
 
 
 def wished_machine(
@@ -232,21 +227,28 @@ def _shared_gpu(device: Device) -> Accelerator:
         unified=True,
         limit_bytes=limit_bytes,
         limit_because=because,
-        because=f"{device.name}: {device.memory_bytes // MIB:,} MiB, shared with its processor",
+        because=f"{device.name}: {device.memory_bytes // MIB:,} MiB, shared with its CPU",
     )
 
 
 def _gpu_limit(device: Device) -> tuple[int | None, str]:
-    """The most the GPU may take of the one memory."""
+    """The most that the GPU may use of the one memory, by default."""
+    half, linux = device.memory_bytes // 2, _system_of(device) is System.LINUX
     if device.kind is Kind.MAC:
-        from edgekit.hardware.apple import default_working_set_bytes
+        from edgekit.hardware.apple import default_working_set_bytes, working_set_because
 
         macos = _FIRST_MACOS if device.released >= _FIRST_MACOS_SINCE else 0
         limit_bytes = default_working_set_bytes(device.memory_bytes, macos=macos)
-        return limit_bytes, "what macOS lets the GPU wire by default (iogpu.wired_limit_mb)"
-    if device.kind is Kind.APU:
-        return device.memory_bytes // 2, _HALF[device.vendor]
-    return None, ""
+        return limit_bytes, working_set_because(limit_bytes, device.memory_bytes)
+    if device.kind is not Kind.APU:
+        return None, ""
+    if linux and device.vendor is Vendor.INTEL:
+        from edgekit.hardware.intel import mesa_heap_bytes
+
+        return mesa_heap_bytes(device.memory_bytes)
+    if linux:  # ttm_tt.c: half of the RAM; a Strix Halo of 128 GB logs 63,968 MiB
+        return half, "amdgpu lets the GPU use half of the RAM by default (ttm.pages_limit)"
+    return half, "Windows lets the GPU use half of the RAM by default"
 
 
 def _sold_bytes(device: Device) -> int:

@@ -229,14 +229,9 @@ def _speed(plan: Plan, ask: Ask) -> str:
 
 
 def _worth_bars(result: PreflightResult) -> PreflightResult:
-    """The verdict with the memories that say something about it. Of two that overlap the tighter one does."""
+    """The verdict with the memories that say something about it."""
     tightest = result.tightest
-    uses = tuple(
-        use
-        for use in result.uses
-        if use == tightest
-        or (use.utilization >= _WORTH_A_BAR and not use.budget.pools & tightest.budget.pools)
-    )
+    uses = tuple(use for use in result.uses if use == tightest or use.utilization >= _WORTH_A_BAR)
     return replace(result, uses=uses)
 
 

@@ -118,6 +118,8 @@ def budget_json(budget: Budget) -> dict[str, Any]:
         "free_bytes": budget.free_bytes,
         "reserve_bytes": budget.reserve_bytes,
         "because": budget.because,
+        "limit_bytes": budget.limit_bytes,
+        "limit_because": budget.limit_because or None,
         "blocked": budget.blocked or None,
         "available_bytes": budget.available_bytes,
     }

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from edgekit.hardware.gpu_limit import RaisedLimit, raised_limit
 from edgekit.hardware.types import Accelerator, HostMemory, Machine, Process, System
 from edgekit.report.bars import BLOCKS, Glyphs
 from edgekit.report.calibrate_text import measured_rows
@@ -34,8 +35,9 @@ def hardware_text(
     lines = [f"\x1b[1m{line}\x1b[0m" for line in first] if bold else first
     lines += joined(_title(machine), width, glyphs.between)
     lines += section("Memory", _host_rows(machine), width)
+    raised = raised_limit(machine)
     for alike in _alike(machine.devices):
-        lines += section(_label(alike, machine), _device_rows(alike[0]), width)
+        lines += section(_label(alike, machine), _device_rows(alike[0], raised), width)
     if machine.measured is not None:
         lines += section("Measured", measured_rows(machine.measured), width)
     lines += placed("Usable", list(_usable_lines(machine, row_width(width))), width)
@@ -114,12 +116,13 @@ def _label(alike: list[Accelerator], machine: Machine) -> str:
     return f"GPU {ranges(device.index for device in alike)}"
 
 
-def _device_rows(device: Accelerator) -> Iterator[str]:
+def _device_rows(device: Accelerator, raised: RaisedLimit | None) -> Iterator[str]:
     yield ", ".join(filter(None, (device.name, device.partition, _device_memory(device))))
     if device.limit_bytes is not None:
-        yield f"may take {format_bytes(device.limit_bytes)} of it: {device.limit_because}".rstrip(
-            ": "
-        )
+        because = f": {device.limit_because}" if device.limit_because else ""
+        yield f"may use {format_bytes(device.limit_bytes)} of it{because}"
+        if raised is not None:
+            yield f"{raised.sentence()}; {raised.note}"
     speed = _speed(device.bandwidth_bytes_per_s) if device.bandwidth_bytes_per_s else ""
     capability = "compute capability {}.{}".format(*device.capability) if device.capability else ""
     if speed or capability:
@@ -132,7 +135,7 @@ def _device_rows(device: Accelerator) -> Iterator[str]:
 
 def _device_memory(device: Accelerator) -> str:
     if device.unified:
-        return "shares the memory of the processor"
+        return "shares the RAM"
     return f"{format_bytes(device.total_bytes)}, {format_bytes(device.free_bytes)} free"
 
 

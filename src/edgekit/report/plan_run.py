@@ -24,9 +24,9 @@ _PROGRAMS = {
     "vllm": "vllm",
     "ray": "vllm",
     "mlx_lm": "mlx",
-    "wired limit": "limit",
+    "GPU memory limit": "limit",
 }
-LIMIT = "limit"  # of a Mac: not what runs the model
+LIMIT = "limit"  # of unified memory: does not run the model
 _WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|\\.|[^\s'"\\])+""")  # quotes stay as they are
 
 

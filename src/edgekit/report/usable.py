@@ -47,7 +47,7 @@ def _usable(engine: str, machine: Machine) -> Usable:
 def _llamacpp(machine: Machine, devices: tuple[Accelerator, ...]) -> tuple[Budget, ...]:
     budgets = llamacpp_budgets(machine, devices)
     if not budgets:
-        raise HardwareError(f"the memory of {machine.name} is not known: give --ram")
+        raise HardwareError(f"the RAM of {machine.name} is unknown: give --ram")
     return budgets
 
 
@@ -70,6 +70,11 @@ def reserve_words(budget: Budget, limit: str = "") -> str:
     free, because = format_bytes(budget.free_bytes), budget.because
     if budget.blocked:
         return f"{free} of {format_bytes(budget.total_bytes)} free"
+    if budget.is_limited:
+        on_cpu = (
+            f", besides {format_bytes(budget.cpu_bytes)} on the CPU" if budget.cpu_bytes else ""
+        )
+        return f"{free} free; {budget.limit_because or 'the system limits the GPU'}{on_cpu}"
     if not budget.reserve_bytes:
         return because or f"{free} free"
     # some reasons open with the amount themselves: '20 % of 36.00 GiB for macOS'

@@ -62,7 +62,11 @@ def test_strix_halo(tmp_path: Path) -> None:
     assert (device.name, device.unified) == ("AMD Radeon 8060S", True)
     assert (device.limit_bytes, device.free_bytes) == (99 * GIB - 300 * MIB, 50 * GIB)
     assert device.bandwidth_bytes_per_s == 256 * 10**9
-    assert "96.00 GiB (GTT)" in device.limit_because
+    assert device.own_bytes == 4 * GIB - 300 * MIB
+    assert (
+        "may map 96.00 GiB of the RAM (GTT, ttm.pages_limit), of which 95.00 GiB are free"
+        in device.limit_because
+    )
 
 
 def test_a_carve_out_larger_than_gtt_is_a_memory_of_its_own(tmp_path: Path) -> None:

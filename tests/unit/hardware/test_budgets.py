@@ -15,9 +15,18 @@ from edgekit.hardware.budgets import (
     mlx_budgets,
     vllm_budgets,
 )
-from edgekit.hardware.types import MemoryLimit, System, Vendor
-from edgekit.memory.types import DEVICE, HOST, Pool, PoolKind
-from edgekit.units import GIB
+from edgekit.hardware.types import Machine, MemoryLimit, System, Vendor
+from edgekit.hardware.wishes import wished_machine
+from edgekit.memory.types import (
+    DEVICE,
+    HOST,
+    Component,
+    MemoryEstimate,
+    MemoryLine,
+    Pool,
+    PoolKind,
+)
+from edgekit.units import GIB, MIB
 
 
 @pytest.mark.parametrize(
@@ -44,11 +53,99 @@ def test_a_host_that_is_not_known_is_not_judged() -> None:
     assert [one.pools for one in llamacpp_budgets(machine, machine.devices)] == [{DEVICE}]
 
 
-def test_unified_memory_is_one_budget_for_both_pools_and_the_gpu_has_its_limit() -> None:
+def test_unified_memory_is_one_budget_up_to_the_limit_of_the_gpu() -> None:
     machine = mac(36, limit_gib=27)
-    whole, share = llamacpp_budgets(machine, machine.devices)
-    assert (set(whole.pools), whole.available_bytes) == ({DEVICE, HOST}, 35 * GIB)
-    assert (set(share.pools), share.available_bytes) == ({DEVICE}, 27 * GIB)
+    (budget,) = llamacpp_budgets(machine, machine.devices)
+    assert (budget.name, set(budget.pools)) == ("unified memory", {DEVICE, HOST})
+    assert (budget.available_bytes, budget.is_limited) == (27 * GIB, True)
+    assert budget.bounds == (({DEVICE}, 27 * GIB), ({DEVICE, HOST}, 35 * GIB))
+
+
+def test_unified_memory_with_less_free_than_the_limit() -> None:
+    """36 GiB, of which 20 are free: 20 - 1, not 27."""
+    machine = mac(36, limit_gib=27)
+    busy = replace(machine, host=replace(host(36), free_bytes=20 * GIB))
+    (budget,) = llamacpp_budgets(busy, busy.devices)
+    assert (budget.available_bytes, budget.is_limited) == (19 * GIB, False)
+
+
+def test_the_limit_of_the_gpu_does_not_apply_to_the_cpu_alone() -> None:
+    (budget,) = llamacpp_budgets(mac(36, limit_gib=27), ())
+    assert (budget.name, budget.available_bytes, budget.limit_bytes) == (
+        "host memory",
+        35 * GIB,
+        None,
+    )
+
+
+def bill(*lines: tuple[Component, Pool, int]) -> MemoryEstimate:
+    return MemoryEstimate(
+        engine="llama.cpp",
+        backend="metal",
+        lines=tuple(
+            MemoryLine(component=component, pool=pool, size_bytes=gib * GIB)
+            for component, pool, gib in lines
+        ),
+    )
+
+
+DIVIDED = bill(
+    (Component.WEIGHTS, DEVICE, 20),
+    (Component.WEIGHTS, HOST, 6),
+    (Component.KV_CACHE, HOST, 2),
+    (Component.COMPUTE, HOST, 1),
+)
+
+
+@pytest.mark.parametrize(
+    ("limit_gib", "mapped", "available_gib"),
+    [
+        (27, True, 35),  # 27 + 6 + 2 are as much as there is
+        (22, True, 22 + 6 + 2),  # the compute buffer is pinned by the driver
+        (22, False, 22 + 2),  # and so are weights that are not mapped
+    ],
+)
+def test_what_the_cpu_holds_does_not_count_against_the_limit_of_the_gpu(
+    limit_gib: int, available_gib: int, *, mapped: bool
+) -> None:
+    machine = mac(36, limit_gib=limit_gib)
+    (budget,) = llamacpp_budgets(machine, machine.devices)
+    own = budget.for_bill(DIVIDED, mapped_weights=mapped)
+    assert own.required_bytes(DIVIDED) == 29 * GIB
+    assert own.available_bytes == available_gib * GIB
+    assert own.for_bill(DIVIDED, mapped_weights=mapped) == own
+
+
+def apu(carve_out_gib: int, limit_gib: int) -> Machine:
+    machine = mac(48, limit_gib)
+    gpu = replace(machine.devices[0], vendor=Vendor.AMD, own_bytes=carve_out_gib * GIB)
+    return replace(machine, system=System.LINUX, devices=(gpu,))
+
+
+def test_a_carve_out_adds_to_the_unified_memory() -> None:
+    """48 GiB of RAM less 1, and 16 GiB that the BIOS took from it; amdgpu maps 24 GiB besides."""
+    machine = apu(16, 16 + 24)
+    (budget,) = llamacpp_budgets(machine, machine.devices)
+    assert budget.available_bytes == 40 * GIB
+    raised = apu(16, 16 + 44)
+    (budget,) = llamacpp_budgets(raised, raised.devices)
+    assert budget.available_bytes == 60 * GIB
+    assert budget.unreserved_bytes == (48 + 16 - 1) * GIB
+
+
+def test_a_carve_out_is_out_of_the_cpus_reach() -> None:
+    """4 GiB of the GPU's 16 are used: what the CPU holds must fit into the RAM, 47 GiB."""
+    on_cpu = bill((Component.WEIGHTS, DEVICE, 4), (Component.WEIGHTS, HOST, 50))
+    machine = apu(16, 16 + 24)
+    (budget,) = llamacpp_budgets(machine, machine.devices)
+    assert budget.for_bill(on_cpu).available_bytes == (47 + 4) * GIB
+
+
+def test_a_board_of_nvidia_has_no_such_limit() -> None:
+    machine = wished_machine(devices=["DGX Spark"])
+    (budget,) = llamacpp_budgets(machine, machine.devices)
+    assert budget.available_bytes == 122_035 * MIB - GIB
+    assert (budget.limit_bytes, budget.for_bill(DIVIDED)) == (None, budget)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,9 @@ def check_row(device: Device) -> None:
     assert device.memory_bytes >= min(device.size_gb * 0.89 * GIB, device.size_gb * GIB - 600 * MIB)
     assert device.source
     assert device.unified == (device.kind is not Kind.GPU)
-    assert device.basis is (Basis.EXACT if device.kind is Kind.MAC else Basis.MODELLED)
+    assumed = device.app_limit is not None and device.app_limit.assumed
+    known = Basis.EXACT if device.kind is Kind.MAC else Basis.MODELLED
+    assert device.basis is (Basis.ASSUMED if assumed else known)
     if device.bandwidth_bytes_per_s is not None:
         assert 17 * GB_S <= device.bandwidth_bytes_per_s <= 8000 * GB_S
     assert find_device(device.name) is find_device(device.id) is device

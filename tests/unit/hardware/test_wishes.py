@@ -117,9 +117,8 @@ def test_sizes(
         ("m4-max-128", System.MACOS, 128 * GIB, 96 * GIB),  # may run macOS 15
         ("dgx spark", System.LINUX, 122_035 * MIB, None),
         ("jetson agx orin 64", System.LINUX, 62_827 * MIB, None),
-        ("Ryzen AI Max+ 395 128GB", None, 117_964 * MIB, 117_964 // 2 * MIB),  # 900/1000 of 128 GiB
-        ("Radeon 780M 32GB", None, 29_491 * MIB, 29_491 * MIB // 2),
-        ("Arc 140V 16GB", None, 14_745 * MIB, 14_745 * MIB // 2),
+        ("Ryzen AI Max+ 395 128GB", None, 127_936 * MIB, 63_968 * MIB),  # the kernel logs the half
+        ("Radeon 780M 32GB", None, 29_491 * MIB, 29_491 * MIB // 2),  # 900/1000 of 32 GiB
         ("Jetson Nano", System.LINUX, (4096 - 600) * MIB, None),
     ],
 )
@@ -132,6 +131,28 @@ def test_one_memory(wish: str, system: System | None, total: int, limit: int | N
     assert (gpu.limit_bytes, bool(gpu.limit_because)) == (limit, limit is not None)
     assert machine.host.bandwidth_bytes_per_s == gpu.bandwidth_bytes_per_s
     assert system in {None, machine.system}
+
+
+@pytest.mark.parametrize(
+    ("wish", "platform", "share", "because"),
+    [
+        ("Strix Halo 128GB", "linux", (1, 2), "ttm.pages_limit"),
+        ("Strix Halo 128GB", "win32", (1, 2), "Windows lets the GPU use half"),
+        ("Arc 140V 16GB", "linux", (3, 4), "Mesa's Vulkan driver lets the GPU use 3/4"),
+        ("Arc 140V 16GB", "win32", (1, 2), "Windows lets the GPU use half"),
+    ],
+)
+def test_what_an_integrated_gpu_may_use_depends_on_the_system(
+    wish: str,
+    platform: str,
+    share: tuple[int, int],
+    because: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    (gpu,) = wished_machine(devices=[wish]).devices
+    assert gpu.limit_bytes == gpu.total_bytes * share[0] // share[1]
+    assert because in gpu.limit_because
 
 
 @pytest.mark.parametrize(
@@ -163,6 +184,7 @@ def test_every_phone_of_the_table_has_a_limit_with_a_source() -> None:
         assert device.app_limit is not None
         assert device.app_limit.app_bytes == device.usable_bytes < device.memory_bytes
         assert device.app_limit.source
+        assert (device.basis is Basis.ASSUMED) == device.app_limit.assumed
 
 
 @pytest.mark.parametrize(

@@ -268,11 +268,11 @@ def test_weights_that_vllm_shares_are_those_of_a_card() -> None:
     assert "a card" not in cards_text(made(suggested(two_cards(), MOE)))
 
 
-def test_of_two_memories_that_overlap_the_tighter_one_has_a_bar() -> None:
-    plan = planned(gguf("qwen3-0.6b"), mac(8, 3))
+def test_unified_memory_has_one_bar_up_to_the_limit_of_its_gpu() -> None:
+    plan = planned(gguf("qwen3-0.6b"), mac(8, 6))
     text = cards_text(made(suggested(plan, MOE)))
-    assert "GPU share of Mac 8" in text
-    assert "unified memory" not in text
+    assert text.count(" of 6.0 GiB") == 1
+    assert "GPU share" not in text
 
 
 # For programs.

@@ -380,16 +380,17 @@ def test_a_packed_cache_is_not_for_the_server() -> None:
     assert fields["llm.load.mlx.kvCacheQuantization"] == {"enabled": True, "bits": 8, "groupSize": 64, "quantizedStart": 0}  # fmt: skip
 
 
-def test_the_wired_limit_is_raised_first() -> None:
+@pytest.mark.parametrize("decided", [True, False])
+def test_the_limit_of_the_gpu_is_raised_first(*, decided: bool) -> None:
+    """Where the plan says that it helps: 32 GiB less an eighth."""
     decision = Decision(lever=Lever.LIMIT, value="iogpu.wired_limit_mb=28672", because="longer")
-    made = ready_commands(planned(qwen(), mac(32), engine="mlx", decisions=(decision,)))
-    assert (made[0].text, made[0].notes[0]) == ("sudo sysctl iogpu.wired_limit_mb=28672", "longer")
-
-
-def test_a_limit_that_stays_is_no_command() -> None:
-    decision = Decision(lever=Lever.LIMIT, value="as macOS has it", because="it is enough")
-    made = ready_commands(planned(qwen(), mac(32), engine="mlx", decisions=(decision,)))
-    assert "sysctl" not in "".join(one.text for one in made)
+    decisions = (decision,) if decided else ()
+    made = ready_commands(planned(qwen(), mac(32, 21), engine="mlx", decisions=decisions))
+    found = tuple(one for one in made if one.name == "GPU memory limit")
+    assert found == (made[:1] if decided else ())
+    for one in found:
+        assert one.text == "sudo sysctl iogpu.wired_limit_mb=28672"
+        assert one.notes[0] == "longer"
 
 
 # Ollama

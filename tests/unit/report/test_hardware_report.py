@@ -71,7 +71,7 @@ Usable   llama.cpp  17.00 GiB of RTX 4090: 18.00 GiB free less 1 GiB for everyth
          mlx        MLX as modelled here runs on Apple silicon, and this machine has none (--device
                     asks about another machine)
          stream     12.94 GiB of host memory: 13.00 GiB free within its limit, less 64.25 MiB for
-                    Python and its libraries, before a vocabulary
+                    Python and its libraries (a vocabulary adds to it)
 
 Note     GPU 2 does not answer
 """
@@ -81,19 +81,20 @@ macOS
 
 Memory   36.00 GiB, 36.00 GiB free
 
-GPU      M3 Max, shares the memory of the processor
-         may take 27.00 GiB of it: what macOS lets the GPU wire by default (iogpu.wired_limit_mb)
+GPU      M3 Max, shares the RAM
+         may use 27.00 GiB of it: macOS lets the GPU use 75 % of the memory by default
+           (iogpu.wired_limit_mb)
+         sudo sysctl iogpu.wired_limit_mb=32256 lets the GPU use 31.50 GiB instead of 27.00 GiB;
+           lasts until the next restart; sudo sysctl iogpu.wired_limit_mb=0 restores the default
 
-Usable   llama.cpp  35.00 GiB of unified memory: 36.00 GiB free less 1 GiB for everything else
-                    27.00 GiB of GPU share of M3 Max: what macOS lets the GPU wire by default
-                    (iogpu.wired_limit_mb)
+Usable   llama.cpp  27.00 GiB of unified memory: 36.00 GiB free; macOS lets the GPU use 75 % of the
+                    memory by default (iogpu.wired_limit_mb)
          vllm       vLLM as modelled here runs on NVIDIA GPUs, and M3 Max has none (--device asks
                     about another machine)
-         mlx        28.80 GiB of unified memory: 36.00 GiB free less 20 % of 36.00 GiB for macOS
-                    27.00 GiB of GPU share of M3 Max: what macOS lets the GPU wire by default
-                    (iogpu.wired_limit_mb)
+         mlx        27.00 GiB of unified memory: 36.00 GiB free; macOS lets the GPU use 75 % of the
+                    memory by default (iogpu.wired_limit_mb)
          stream     35.94 GiB of host memory: 36.00 GiB free less 64.25 MiB for Python and its
-                    libraries, before a vocabulary
+                    libraries (a vocabulary adds to it)
 """
 WISHED = """\
 4x T4: memory not known, 4x T4 with 16.00 of 16.00 GiB free
@@ -109,7 +110,7 @@ Usable   llama.cpp  15.00 GiB of T4: 16.00 GiB free less 1 GiB for everything el
                     0.86 of 16.00 GiB
          mlx        MLX as modelled here runs on Apple silicon, and 4x T4 has none (--device asks
                     about another machine)
-         stream     the memory of 4x T4 is not known: give --ram
+         stream     the RAM of 4x T4 is unknown: give --ram
 """
 CARDS = tuple(card("T4", 16, index=i, basis=Basis.MODELLED, because="a table") for i in range(4))
 FOUR = machine(*CARDS, ram_gib=None, name="4x T4")
@@ -138,7 +139,7 @@ def test_bold_marks_the_first_line_only() -> None:
 def test_a_machine_of_which_nothing_is_known() -> None:
     told = hardware_text(NOTHING)
     assert told.startswith("a box: memory not known\n")
-    assert "llama.cpp  the memory of a box is not known: give --ram" in told
+    assert "llama.cpp  the RAM of a box is unknown: give --ram" in told
     assert set(hardware_json(NOTHING)["engines"]["llama.cpp"]) == {"error"}
 
 
@@ -198,8 +199,8 @@ def test_a_unified_memory_is_one_budget_of_two_pools() -> None:
     budgets = hardware_json(mac(36))["engines"]["mlx"]["budgets"]
     assert [(one["name"], one["pools"]) for one in budgets] == [
         ("unified memory", ["device", "host"]),
-        ("GPU share of M3 Max", ["device"]),
     ]
+    assert (budgets[0]["limit_bytes"], budgets[0]["available_bytes"]) == (27 * GIB, 27 * GIB)
     assert hardware_json(NOTHING)["machine"]["host"] is None
 
 

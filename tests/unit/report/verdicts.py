@@ -63,7 +63,7 @@ def mac(gib: int) -> Machine:
         vendor=Vendor.APPLE,
         unified=True,
         limit_bytes=gib * GIB * 3 // 4,
-        limit_because="what macOS lets the GPU wire by default (iogpu.wired_limit_mb)",
+        limit_because="macOS lets the GPU use 75 % of the memory by default (iogpu.wired_limit_mb)",
     )
     return machine(gpu, ram_gib=gib, name="M3 Max", system=System.MACOS)
 
