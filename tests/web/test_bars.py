@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from tests.unit.report.verdicts import card
 
-from edgekit.hardware.budgets import Budget, vllm_budgets
+from edgekit.hardware.budgets import Budget, llamacpp_budgets, vllm_budgets
+from edgekit.hardware.wishes import wished_machine
 from edgekit.memory.types import DEVICE, HOST, Component, MemoryEstimate, MemoryLine, Pool, PoolKind
 from edgekit.models import model_preflight
 from edgekit.plan.types import Use
+from edgekit.units import GIB
 from edgekit.web.bars import bars_json
 
 MACHINES: list[dict[str, Any]] = [
@@ -87,6 +89,16 @@ def test_a_unified_memory_is_one_bar_and_what_may_grow_is_in_none() -> None:
             {"component": "compute", "bytes": 30},
         ],
     }
+
+
+def test_a_limit_on_the_gpu_is_held_back() -> None:
+    """36 GiB free, of which the GPU may use 27."""
+    machine = wished_machine(devices=["m3-max-36"])
+    (budget,) = llamacpp_budgets(machine, machine.devices)
+    estimate = MemoryEstimate(engine="llama.cpp", backend="metal", lines=())
+    (bar,) = bars_json([Use(budget=budget, required_bytes=0)], estimate)
+    assert (bar["available_bytes"], bar["reserve_bytes"]) == (27 * GIB, 9 * GIB)
+    assert bar["because"] == budget.limit_because
 
 
 @pytest.mark.parametrize(

@@ -76,14 +76,6 @@ class Budget:
         """Whether the system's limit on the GPU decides, rather than what is free."""
         return self.available_bytes < self.unreserved_bytes
 
-    @property
-    def bounds(self) -> tuple[tuple[frozenset[Pool], int], ...]:
-        """Pools, and the most they may hold together: the GPU's share first, where it is limited on its own."""
-        whole = (self.pools, self.unreserved_bytes)
-        if self.limit_bytes is None:
-            return (whole,)
-        return ((self.pools - {HOST}, min(self.limit_bytes, self.unreserved_bytes)), whole)
-
     def required_bytes(self, estimate: MemoryEstimate) -> int:
         return estimate.in_pools(self.pools)
 
@@ -104,9 +96,28 @@ class Budget:
         )
 
 
+def gpu_budgets(budgets: Iterable[Budget]) -> tuple[Budget, ...]:
+    """What the GPUs alone may hold: their own memories, and their share of a unified one where the system limits it."""
+    every = tuple(budgets)
+    cards = (one for one in every if HOST not in one.pools)
+    return (*cards, *(_gpu_share(one) for one in every if one.limit_bytes is not None))
+
+
 def together_bytes(budgets: Iterable[Budget]) -> int:
     """What all of them together offer; layers left to the CPU make use of what a limit on the GPU leaves."""
     return sum(one.unreserved_bytes for one in budgets)
+
+
+def _gpu_share(budget: Budget) -> Budget:
+    size = min(budget.limit_bytes or 0, budget.unreserved_bytes)
+    return Budget(
+        name=budget.name,
+        pools=budget.pools - {HOST},
+        total_bytes=size,
+        free_bytes=size,
+        reserve_bytes=0,
+        because=budget.limit_because,
+    )
 
 
 def devices_for(machine: Machine, engine: str) -> tuple[Accelerator, ...]:

@@ -30,12 +30,15 @@ def bars_json(uses: Sequence[Use], estimate: MemoryEstimate) -> list[dict[str, A
 
 
 def _bar(use: Use, name: str, estimate: MemoryEstimate) -> dict[str, Any]:
-    told = use_json(use)
+    told, budget = use_json(use), use.budget
+    if budget.is_limited:  # what the GPU may not use is drawn like a reserve
+        told["reserve_bytes"] = budget.free_bytes - budget.available_bytes
+        told["because"] = budget.limit_because
     return {
         "memory": name,
         **{key: told[key] for key in _NUMBERS},
         "share": share_words(use) or None,
-        "parts": _parts(use.budget, estimate),
+        "parts": _parts(budget, estimate),
     }
 
 

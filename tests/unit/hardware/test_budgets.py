@@ -11,6 +11,7 @@ from edgekit.errors import HardwareError
 from edgekit.hardware.budgets import (
     check_runs,
     devices_for,
+    gpu_budgets,
     llamacpp_budgets,
     mlx_budgets,
     vllm_budgets,
@@ -58,7 +59,17 @@ def test_unified_memory_is_one_budget_up_to_the_limit_of_the_gpu() -> None:
     (budget,) = llamacpp_budgets(machine, machine.devices)
     assert (budget.name, set(budget.pools)) == ("unified memory", {DEVICE, HOST})
     assert (budget.available_bytes, budget.is_limited) == (27 * GIB, True)
-    assert budget.bounds == (({DEVICE}, 27 * GIB), ({DEVICE, HOST}, 35 * GIB))
+    assert budget.unreserved_bytes == 35 * GIB
+
+
+def test_gpu_budgets_are_cards_and_limited_shares() -> None:
+    machine = mac(36, limit_gib=27)
+    (share,) = gpu_budgets(llamacpp_budgets(machine, machine.devices))
+    assert (share.pools, share.available_bytes) == ({DEVICE}, 27 * GIB)
+    found = llamacpp_budgets(cards(24, 12), cards(24, 12).devices)
+    assert gpu_budgets(found) == found[:2]
+    board = wished_machine(devices=["DGX Spark"])
+    assert gpu_budgets(llamacpp_budgets(board, board.devices)) == ()
 
 
 def test_unified_memory_with_less_free_than_the_limit() -> None:
