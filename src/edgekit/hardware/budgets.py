@@ -82,11 +82,14 @@ class Budget:
     def for_bill(self, estimate: MemoryEstimate, *, mapped_weights: bool = True) -> Budget:
         """The same budget for a bill that leaves layers, experts or the token embeddings to the CPU.
 
-        Without mmap llama.cpp puts the CPU's weights into buffers that the GPU's driver pins.
+        Vulkan and ROCm pin some of the CPU's memory, and that counts against the limit: buffers of the graph, and
+        weights that are not mapped from the file. Metal pins none.
         """
         if self.limit_bytes is None:
             return self
         unpinned = CACHES | {Component.WEIGHTS} if mapped_weights else CACHES
+        if estimate.backend == "metal":
+            unpinned = frozenset(Component)
         unused = max(0, self.gpu_only_bytes - estimate.in_pools(self.pools - {HOST}))
         return replace(
             self,

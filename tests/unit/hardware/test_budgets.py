@@ -92,7 +92,7 @@ def test_the_limit_of_the_gpu_does_not_apply_to_the_cpu_alone() -> None:
 def bill(*lines: tuple[Component, Pool, int]) -> MemoryEstimate:
     return MemoryEstimate(
         engine="llama.cpp",
-        backend="metal",
+        backend="vulkan",
         lines=tuple(
             MemoryLine(component=component, pool=pool, size_bytes=gib * GIB)
             for component, pool, gib in lines
@@ -125,6 +125,13 @@ def test_what_the_cpu_holds_does_not_count_against_the_limit_of_the_gpu(
     assert own.required_bytes(DIVIDED) == 29 * GIB
     assert own.available_bytes == available_gib * GIB
     assert own.for_bill(DIVIDED, mapped_weights=mapped) == own
+
+
+def test_metal_pins_no_memory_of_the_cpu() -> None:
+    machine = mac(36, limit_gib=22)
+    (budget,) = llamacpp_budgets(machine, machine.devices)
+    own = budget.for_bill(replace(DIVIDED, backend="metal"), mapped_weights=False)
+    assert own.available_bytes == (22 + 6 + 2 + 1) * GIB
 
 
 def apu(carve_out_gib: int, limit_gib: int) -> Machine:
