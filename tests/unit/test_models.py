@@ -220,7 +220,7 @@ def test_a_failure_is_raised_with_its_numbers(llama: Path) -> None:
         result.raise_if_failed()
     # 16,384 * 131,072 bytes of cache, 4.58 GiB of weights, 0.13 of the rest, in 8 less 1 of reserve
     assert str(caught.value) == (
-        "16,384 tokens need 6.71 GiB of the 7.00 GiB available in host memory (95.8 %); "
+        "16,384 tokens need 6.71 GiB of the 7.00 GiB available in RAM (95.8 %); "
         "the largest context that fits is 9,984"
     )
 

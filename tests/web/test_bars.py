@@ -43,7 +43,7 @@ def test_parts_are_what_is_required(wished: dict[str, Any]) -> None:
 def test_equal_cards_are_told_apart() -> None:
     result = model_preflight("sample:gemma-3-27b", "llama.cpp", device="2x RTX 3090", ram="64G")
     names = [bar["memory"] for bar in bars_json(result.uses, result.estimate)]
-    assert names == ["RTX 3090 #0", "RTX 3090 #1", "host memory"]
+    assert names == ["RTX 3090 #0", "RTX 3090 #1", "RAM"]
 
 
 def line(component: Component, size: int, pool: Pool, *, reserved: bool = True) -> MemoryLine:

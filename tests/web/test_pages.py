@@ -289,12 +289,12 @@ def test_bars_of_all_columns_have_one_scale(visitor: Visitor) -> None:
     page = visitor().open(f"/compare?ref=qwen3-8b&ref=qwen3-14b&context=4096&{MACHINE}")
     tracks = page.get_by_role("img", name=re.compile("^RTX 4090"))
     expect(tracks).to_have_count(2)
-    expect(page.get_by_role("img", name=re.compile("^host memory"))).to_have_count(2)
+    expect(page.get_by_role("img", name=re.compile("^RAM"))).to_have_count(2)
     cards, hosts = (
         page.locator(f"[role=img][aria-label^='{name}'] .room").evaluate_all(
             "all => all.map(one => one.getBoundingClientRect().width)"
         )
-        for name in ("RTX 4090", "host memory")
+        for name in ("RTX 4090", "RAM")
     )
     assert cards[0] == pytest.approx(cards[1], abs=1)
     assert cards[0] == pytest.approx(hosts[0] * 25216155648 / (64 << 30), rel=0.02)

@@ -23,17 +23,17 @@ def within_address_space(devices: tuple[Accelerator, ...], host: HostMemory | No
     left = min((one.left_bytes for one in limits if one.name == ADDRESS_SPACE), default=None)
     if left is None or not devices:
         return Findings(devices=devices)
-    told = f"{ADDRESS_SPACE} leaves {format_bytes(left)} of addresses, of which CUDA takes 13 GiB to start"
+    found = f"{ADDRESS_SPACE} leaves {format_bytes(left)} of address space, and CUDA needs 13 GiB to start"
     if left <= CONTEXT_BYTES:
-        why = f"{told}: no NVIDIA card is counted. What to do: ulimit -v unlimited."
+        why = f"{found}: no NVIDIA GPU is counted. Fix: ulimit -v unlimited."
         return Findings(notes=(why,))
     each = (left - CONTEXT_BYTES) // len(devices)
     held = tuple(_held(device, each) for device in devices)
     if held == devices:
         return Findings(devices=devices)
     why = (
-        f"{told}: {format_bytes(each)} are left for what is on each NVIDIA card, and what the "
-        "processor maps counts too. What to do: ulimit -v unlimited."
+        f"{found}: {format_bytes(each)} are left for each NVIDIA GPU, less what the process maps in RAM. "
+        "Fix: ulimit -v unlimited."
     )
     return Findings(devices=held, notes=(why,))
 
@@ -41,7 +41,7 @@ def within_address_space(devices: tuple[Accelerator, ...], host: HostMemory | No
 def _held(device: Accelerator, most_bytes: int) -> Accelerator:
     if device.free_bytes <= most_bytes:
         return device
-    if device.unified:  # there the host's memory is judged, and this share of it
+    if device.unified:  # its budget is the RAM, up to this limit
         device = replace(device, limit_bytes=most_bytes, limit_because=ADDRESS_SPACE)
     because = f"{device.because}, within {ADDRESS_SPACE}"
     return replace(device, free_bytes=most_bytes, basis=Basis.MODELLED, because=because)

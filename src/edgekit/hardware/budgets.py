@@ -267,7 +267,7 @@ def _ram(host: HostMemory, devices: tuple[Accelerator, ...], reserve: int, becau
     limits = [one.limit_bytes for one in shared.values() if one.limit_bytes is not None]
     own_bytes = sum(one.own_bytes for one in shared.values())
     return Budget(
-        name="unified memory" if shared else "host memory",
+        name="unified memory" if shared else "RAM",
         pools=frozenset({*shared, HOST}),
         total_bytes=host.whole_bytes + own_bytes,
         free_bytes=host.usable_bytes + own_bytes,

@@ -74,7 +74,7 @@ def read_calibration() -> Stored:
     try:
         return Stored(calibration=_read(folder / NAME))
     except (HeaderError, SourceError) as error:
-        return Stored(problem=f"{error}; what was measured is left out")
+        return Stored(problem=f"{error}; ignoring earlier measurements")
 
 
 def _read(path: Path) -> Calibration:
@@ -87,7 +87,9 @@ def _read(path: Path) -> Calibration:
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}") from error
     if len(raw) > MAX_FILE_BYTES:
-        raise HeaderError(f"more than {MAX_FILE_BYTES:,} bytes are no calibration", file=str(path))
+        raise HeaderError(
+            f"longer than {MAX_FILE_BYTES:,} bytes: not a calibration file", file=str(path)
+        )
     try:
         return _parsed(json.loads(raw), path)
     except (ValueError, TypeError, RecursionError) as error:
@@ -100,7 +102,7 @@ def _parsed(data: Any, path: Path) -> Calibration:
         raise ValueError("no schema")  # noqa: TRY004 - both are told as one
     if data["schema"] > SCHEMA:
         raise SourceError(
-            f"{path} is made by a newer EdgeKit (schema {data['schema']}, this one knows {SCHEMA}): upgrade"
+            f"{path} was made by a newer EdgeKit (schema {data['schema']}, this one knows {SCHEMA}): upgrade"
         )
     return Calibration(
         hosts=_rows(HostMeasured, data.get("hosts"), MOST_HOSTS),
@@ -221,7 +223,7 @@ def _kept_or_aside(path: Path) -> tuple[Calibration, str]:
             path.rename(aside)
         except OSError as why:
             raise SourceError(f"{path} cannot be moved aside: {why.strerror}") from why
-        return Calibration(), f"{error}: it is kept as {aside}"
+        return Calibration(), f"{error}: moved to {aside}"
 
 
 def _free_name(path: Path) -> Path:

@@ -70,9 +70,9 @@ def cgroup_limits(root: Path) -> tuple[tuple[MemoryLimit, ...], tuple[str, ...]]
     if len(groups) == 1 and not unseen and not limits and _is_cut(root, groups[0]):
         version, _, mount = groups[0]
         cut = (
-            f"This process sees a part of the control groups ({version.name} "
-            f"{printable(str(mount.point))}), and no memory limit in it: one above, of a pod or a "
-            "service around this container, cannot be seen."
+            f"This process sees only part of the control groups ({version.name} "
+            f"{printable(str(mount.point))}), and no memory limit there: a limit set further up, on a pod or "
+            "a service around this container, would not be visible."
         )
         notes = (*notes, cut)
     return limits, unseen + notes
@@ -86,8 +86,8 @@ def memory_groups(root: Path) -> tuple[tuple[Group, ...], tuple[str, ...]]:
         mount = _mount_of(root, version, mounts, path)
         if mount is None:
             notes.append(
-                f"This process is in a control group ({version.name} {printable(str(path))}), but "
-                "none is mounted here: a memory limit of a container cannot be seen."
+                f"This process is in a control group ({version.name} {printable(str(path))}) that is not "
+                "mounted here: a container's memory limit would not be visible."
             )
         else:
             groups.append(Group(version, path, mount))
@@ -205,7 +205,7 @@ def _read(
         limit_bytes = number_in(text)
         if limit_bytes is None:
             notes.append(
-                f"{folder / name} says {printable(text)!r}, which is no limit: it is not counted."
+                f"{folder / name} contains {printable(text)!r}, which is not a limit: ignored."
             )
             continue
         title = f"{version.name} {folder / name}"
@@ -213,7 +213,7 @@ def _read(
         limits.append(MemoryLimit(name=title, limit_bytes=limit_bytes, used_bytes=used_bytes or 0))
         if used_bytes is None:
             notes.append(
-                f"{folder / version.usage} cannot be read: nothing is counted as used of {title}."
+                f"{folder / version.usage} cannot be read: nothing counts as used in {title}."
             )
 
 

@@ -16,8 +16,8 @@ from edgekit.hardware.visible import Seen, hidden_note, visible
 _VULKAN = "GGML_VK_VISIBLE_DEVICES"
 _BY_VULKAN = (Vendor.AMD, Vendor.INTEL)
 _ORDER = (
-    f"{_VULKAN} is read in the order of the slots, AMD's cards first: vulkaninfo --summary tells "
-    "Vulkan's own."
+    f"{_VULKAN} is applied in the order of the PCI slots, AMD's GPUs first; vulkaninfo --summary shows "
+    "Vulkan's own order."
 )
 _OF_ROCM = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")  # the second counts what the first left
 
@@ -50,8 +50,8 @@ def _rocm_notes(
     if not any(device.vendor is Vendor.AMD for device in devices):
         return ()
     return tuple(
-        f"{name}={printable(environment[name])} holds for ROCm alone: through Vulkan, as counted here, "
-        f"llama.cpp sees every card. {_VULKAN} hides some there."
+        f"{name}={printable(environment[name])} applies to ROCm only: through Vulkan, as counted here, "
+        f"llama.cpp sees every GPU. {_VULKAN} hides some from Vulkan."
         for name in _OF_ROCM
         if name in environment
     )
@@ -66,4 +66,4 @@ def _cards_first(
     if not cards or not inside:
         return devices, ()
     left = ", ".join(device.name for device in inside)
-    return cards, (f"{left} is integrated: it is not counted beside {cards[0].name}.",)
+    return cards, (f"{left} is integrated and not used next to {cards[0].name}.",)

@@ -50,7 +50,7 @@ def drm_findings(
         device = device_of(here, card, name, index)
         note = closed_note(here.root, card, name)
         if note or device is None:
-            notes.append(note or f"{name} ({card.slot}) does not tell its memory: not counted.")
+            notes.append(note or f"{name} ({card.slot}) does not report its memory: not counted.")
         else:
             devices.append(device)
     return Findings(devices=tuple(devices), notes=tuple(notes))
@@ -81,11 +81,11 @@ def closed_note(root: Path, card: DrmCard, name: str) -> str:
     """
     node = f"/dev/dri/{card.render}"
     path = root / node.removeprefix("/")
-    what = f"{name} ({card.slot}) is in this machine and not counted:"
+    what = f"{name} ({card.slot}) is in this machine, but not counted:"
     if not card.render:
-        return f"{what} its driver ({card.driver or 'none'}) offers nothing to compute with."
+        return f"{what} its driver ({card.driver or 'none'}) has no render node."
     if not path.exists():
-        return f"{what} {node} is not here. What to do: give the container the device, --device /dev/dri."
+        return f"{what} {node} does not exist. Fix: pass the device to the container (--device /dev/dri)."
     if not os.access(path, os.R_OK | os.W_OK):
-        return f"{what} no permission to open {node}. What to do: join the groups render and video."
+        return f"{what} no permission to open {node}. Fix: join the groups render and video."
     return ""

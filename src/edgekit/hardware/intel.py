@@ -109,9 +109,9 @@ def _memory(card: DrmCard) -> tuple[int, str]:
     sizes = [size * GIB for size in _CARDS.get(card.device, ("", ()))[1]]
     if sizes:
         fits = [size for size in sizes if size <= window_bytes]
-        return max(fits, default=min(sizes)), "its PCI number"
+        return max(fits, default=min(sizes)), "its PCI id"
     if window_bytes >= _WHOLE_BAR_BYTES:
-        return window_bytes // 2, "half of its PCI window, the least it can be"
+        return window_bytes // 2, "half of its PCI window (BAR), the least it can have"
     return 0, ""
 
 

@@ -1,4 +1,4 @@
-"""A board with an NVIDIA chip whose GPU shares the processor's memory (Jetson) -> that device.
+"""A board with an NVIDIA chip whose GPU shares the RAM (Jetson) -> that device.
 
 Older Jetsons have no NVML: the device tree tells the board.
 """
@@ -28,7 +28,7 @@ def find_jetson(here: Surroundings) -> Answer:
     if here.system is not System.LINUX or chip is None:
         return Answer()
     if here.host is None:
-        why = "The GPU of this board shares the processor's memory, which could not be read."
+        why = "The GPU of this board shares the RAM, whose size could not be read."
         return Answer(notes=(why,))
     name = _board(here) or f"NVIDIA {chip}"
     device = Accelerator(
@@ -39,7 +39,7 @@ def find_jetson(here: Surroundings) -> Answer:
         unified=True,
         bandwidth_bytes_per_s=known_bandwidth(_sold_as(name), here.host.total_bytes),
         capability=_CAPABILITIES.get(chip),
-        because="it shares the processor's memory (device tree)",
+        because="shares the RAM (device tree)",
     )
     return Answer(seen=(Seen(device=device),))
 

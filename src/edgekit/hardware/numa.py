@@ -55,8 +55,8 @@ def without_gpu_memory(
         return host, ()
     free_bytes = sum(node.bytes_of(*_AVAILABLE) for node in cards)
     why = (
-        f"Linux counts {format_bytes(total_bytes)} of the card as the processor's memory (nodes "
-        "without processors): they are counted once, as the card's."
+        f"Linux reports {format_bytes(total_bytes)} of the GPU's memory as RAM (NUMA nodes without a CPU); "
+        "EdgeKit counts it once, as the GPU's."
     )
     rest = replace(
         host,

@@ -52,12 +52,12 @@ def _answer(here: Surroundings) -> Answer:
         answer = _within_deadline(here)
     except NvmlError as error:
         absent = error.code in {DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND} and not loaded
-        why = f"The NVIDIA driver does not answer, no card of it is counted: {told(error.code)}"
+        why = f"The NVIDIA driver does not answer, so no NVIDIA GPU is counted: {told(error.code)}"
         return Answer(notes=() if absent else (why,))
     if answer is None:
         why = (
-            f"The NVIDIA driver did not answer within {here.deadline_s:g} s, no card of it is "
-            "counted. What to do: try nvidia-smi; where that hangs too, reboot."
+            f"The NVIDIA driver did not answer within {here.deadline_s:g} s, so no NVIDIA GPU is "
+            "counted. Fix: try nvidia-smi; if that hangs too, reboot."
         )
         return Answer(notes=(why,))
     return answer
@@ -97,7 +97,7 @@ def _read_cards(here: Surroundings) -> Answer:
         try:
             cards.append(read_card(nvml, index, here.host, by_windows=_by_windows(here)))
         except (TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:
-            why = f"GPU {index} answers what cannot be understood ({type(error).__name__}): it is not counted."
+            why = f"GPU {index} gives an unreadable answer ({type(error).__name__}): not counted."
             cards.append(Answer(notes=(why,)))
     with suppress(NvmlError):
         nvml("nvmlShutdown")
@@ -115,9 +115,8 @@ def _spill_note(here: Surroundings, devices: tuple[Accelerator, ...]) -> tuple[s
     if not _by_windows(here) or not any(not device.unified for device in devices):
         return ()
     why = (
-        "Windows manages the memory of the NVIDIA cards, and keeps about 1 GiB of each. A model "
-        "that needs more is not refused: it spills into the processor's memory without a word, and "
-        "runs 2 to 6 times slower."
+        "Windows manages the memory of NVIDIA GPUs and keeps about 1 GiB of each. A model that needs "
+        "more still loads, but silently spills into RAM and runs 2 to 6 times slower."
     )
     return (why,)
 
@@ -128,8 +127,8 @@ def _closed_note(here: Surroundings, count: int) -> tuple[str, ...]:
     if cards <= count:
         return ()
     why = (
-        f"The NVIDIA driver has {cards} cards and shows {count}: the others are not given to this "
-        "container, or there is no permission to open them. What to do: look at ls -l /dev/nvidia*."
+        f"The NVIDIA driver has {cards} GPUs but shows {count}: the others were not passed to this "
+        "container, or you may not open them. Check ls -l /dev/nvidia*."
     )
     return (why,)
 
@@ -138,9 +137,7 @@ def _cards_without_driver(here: Surroundings) -> tuple[str, ...]:
     for device in sorted((here.root / "sys/bus/pci/devices").glob("*")):
         kind = (number_of(device / "class") or 0) >> 8
         if kind in _DISPLAYS and number_of(device / "vendor") == _VENDOR:
-            why = (
-                f"An NVIDIA card ({device.name}) is here and not counted: {told(DRIVER_NOT_LOADED)}"
-            )
+            why = f"An NVIDIA GPU ({device.name}) is in this machine, but not counted: {told(DRIVER_NOT_LOADED)}"
             return (why,)
     return ()
 
@@ -151,7 +148,7 @@ def _order_note(here: Surroundings, seen: tuple[Seen, ...]) -> tuple[str, ...]:
     if here.environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
         return ()
     why = (
-        "The NVIDIA cards differ: here they are numbered by their slots, but CUDA numbers the "
-        "fastest first. Set CUDA_DEVICE_ORDER=PCI_BUS_ID to make both the same."
+        "The NVIDIA GPUs differ: EdgeKit numbers them by PCI slot, CUDA by speed. Set "
+        "CUDA_DEVICE_ORDER=PCI_BUS_ID so that both agree."
     )
     return (why,)

@@ -59,7 +59,7 @@ class _Card:
 
     @property
     def title(self) -> str:
-        return f"NVIDIA card {self.index} ({self.name})"
+        return f"NVIDIA GPU {self.index} ({self.name})"
 
     @property
     def integrated(self) -> bool:
@@ -88,7 +88,7 @@ def read_card(
         mig, _ = card.ask("nvmlDeviceGetMigMode", handle, otherwise=(0, 0))
         return _slices(card) if mig else _whole(card)
     except NvmlError as error:
-        why = f"NVIDIA card {index} does not answer and is not counted: {told(error.code)}"
+        why = f"NVIDIA GPU {index} does not answer and is not counted: {told(error.code)}"
         return Answer(notes=(why,))
 
 
@@ -99,10 +99,7 @@ def _text(value: Any) -> str:
 def _whole(card: _Card) -> Answer:
     device = _shared(card) if card.integrated else _device(card, card.handle)
     if device is None:
-        why = (
-            f"{card.title} shares the memory of the processor, which could not be read: "
-            "it is not counted."
-        )
+        why = f"{card.title} shares the RAM, whose size could not be read: not counted."
         return Answer(notes=(why,))
     return Answer(seen=(Seen(device=device, uuids=(card.uuid(card.handle),)),))
 
@@ -115,10 +112,10 @@ def _slices(card: _Card) -> Answer:
         for device in (_device(card, handle, partition=_partition(card, handle)),)
     )
     why = (
-        f"{card.title} is cut into {len(seen)} MIG slices: one program gets one of them, the first "
+        f"{card.title} is split into {len(seen)} MIG slices: a program gets one of them, the first "
         f"unless CUDA_VISIBLE_DEVICES names another ({seen[0].uuids[0][:48] or 'MIG-...'} is the first)."
         if seen
-        else f"{card.title} is in MIG mode and has no slice: create one (nvidia-smi mig -cgi) or "
+        else f"{card.title} is in MIG mode but has no slice: create one (nvidia-smi mig -cgi) or "
         "switch the mode off (nvidia-smi -mig 0)."
     )
     return Answer(seen=seen, notes=(why,))
@@ -153,7 +150,7 @@ def _shared(card: _Card) -> Accelerator | None:
         bandwidth_bytes_per_s=known_bandwidth(card.name, card.host.total_bytes),
         capability=_aside(lambda: _capability(card), None),
         users=_aside(lambda: _users(card, card.handle), ()),
-        because="it shares the processor's memory",
+        because="shares the RAM",
     )
 
 

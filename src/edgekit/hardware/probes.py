@@ -24,9 +24,9 @@ T = TypeVar("T")
 _NO_NOTES: tuple[str, ...] = ()
 
 PROBES: tuple[tuple[str, Callable[[Surroundings], Findings]], ...] = (
-    ("NVIDIA cards", find_nvidia),
-    ("AMD cards", find_amd),
-    ("Intel cards", find_intel),
+    ("NVIDIA GPUs", find_nvidia),
+    ("AMD GPUs", find_amd),
+    ("Intel GPUs", find_intel),
     ("Apple chips", find_apple),
 )
 
@@ -81,7 +81,7 @@ def _host(here: Surroundings) -> tuple[HostMemory | None, tuple[str, ...]]:
     try:
         return find_host(here)
     except Exception as error:  # noqa: BLE001 - what a probe meets is a note, whatever it is
-        return None, (_failure("the memory of the processor", error),)
+        return None, (_failure("RAM", error),)
 
 
 def _settled(
@@ -111,8 +111,8 @@ def _tried(otherwise: T, ask: Callable[[], T]) -> T:
 def _failure(what: str, error: Exception) -> str:
     said = printable(f"{type(error).__name__}: {error}", 200)
     return (
-        f"Looking for {what} failed ({said}): none is counted. Please report it; until then give "
-        "the machine by --ram and --vram."
+        f"Detecting {what} failed ({said}), so none is counted. Please report this; until then describe "
+        "the machine with --ram and --vram."
     )
 
 
@@ -120,5 +120,5 @@ def _unseen_note(here: Surroundings) -> tuple[str, ...]:
     """Where we do not look, nothing found is no answer."""
     if here.system is System.MACOS or (here.system is System.LINUX and not in_wsl(here)):
         return ()
-    where = "Inside of Windows (WSL2)" if in_wsl(here) else f"On {here.system.value}"
-    return (f"{where} only NVIDIA's cards are looked for: give others by --vram.",)
+    where = "In WSL2" if in_wsl(here) else f"On {here.system.value}"
+    return (f"{where} only NVIDIA GPUs are detected: describe others with --vram.",)

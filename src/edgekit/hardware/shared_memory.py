@@ -1,4 +1,4 @@
-"""A GPU that shares the processor's memory -> notes on what the figures cannot hold: caches and containers."""
+"""A GPU that shares the RAM -> notes on what the figures leave out: file caches and containers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from edgekit.hardware.types import Accelerator, HostMemory, Vendor
 from edgekit.units import format_bytes
 
 _CACHE = (
-    "Memory that holds read files counts as free, but CUDA may not get it at once on a GPU that "
-    "shares the processor's. Where a model fails to load: sync; echo 3 | sudo tee /proc/sys/vm/drop_caches."
+    "The file cache counts as free memory, but on a GPU that shares the RAM CUDA may not get it at once. "
+    "If a model fails to load: sync; echo 3 | sudo tee /proc/sys/vm/drop_caches."
 )
 _HUGE_PAGES = (
-    "Huge pages are reserved here: on a GPU that shares the processor's memory llama.cpp takes the free ones "
-    "for all the memory there is. What to do: sysctl vm.nr_hugepages=0."
+    "Huge pages are reserved here: on a GPU that shares the RAM llama.cpp takes the free huge pages for all "
+    "the free memory. Fix: sysctl vm.nr_hugepages=0."
 )
 
 
@@ -35,17 +35,17 @@ def _loss_note(device: Accelerator) -> str:
     """RADV calls two thirds of the pool the device's own (radv_physical_device.c)."""
     safe_bytes = (device.limit_bytes or 0) * 2 // 3
     return (
-        f"Beyond {format_bytes(safe_bytes)}, two thirds of what {device.name} may take, some models "
-        "lose the device under Vulkan."
+        f"Beyond {format_bytes(safe_bytes)}, two thirds of what {device.name} may use, some models "
+        "crash with a lost Vulkan device."
     )
 
 
 def _container_note(host: HostMemory, device: Accelerator) -> tuple[str, ...]:
-    """We count the GPU's half against the limit; the kernel does not."""
+    """EdgeKit counts the GPU's part against the limit; the kernel does not."""
     if host.tightest is None or not host.tightest.name.startswith("cgroup"):
         return ()
     why = (
-        f"{host.tightest.name} does not hold what {device.name} takes of the shared memory: here it "
-        "is counted against the limit, but beyond it nothing stops cleanly, the whole machine runs short."
+        f"The kernel does not apply {host.tightest.name} to what {device.name} takes of the shared memory. "
+        "EdgeKit counts it against the limit all the same: beyond it the whole machine runs short of memory."
     )
     return (why,)

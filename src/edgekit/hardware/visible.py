@@ -59,4 +59,4 @@ def hidden_note(
     if wish is None or len(shown) == len(seen):
         return ()
     said = f"{variable}={printable(wish, 80)}" if wish else f"{variable} is set to nothing"
-    return (f"{said}: {len(shown)} of {len(seen)} devices count. Unset it to count all.",)
+    return (f"{said}: only {len(shown)} of {len(seen)} GPUs are counted. Unset it to use all.",)

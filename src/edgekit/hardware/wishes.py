@@ -34,9 +34,9 @@ _BETWEEN = re.compile(r",|(?<!max)\+", re.IGNORECASE)  # the Ryzen is called AI 
 _COUNT = re.compile(r"\s*(-?[0-9]+)\s*[x×*]\s*(?=\S)(.*)", re.IGNORECASE | re.DOTALL)  # noqa: RUF001 - people type it
 _SYSTEMS = {"linux": System.LINUX, "darwin": System.MACOS, "win32": System.WINDOWS}
 _FIRST_MACOS, _FIRST_MACOS_SINCE = 26, "2025-10"  # Macs from the M5 on run no older one
-_ALONE = "nothing else runs on it: all of its memory counts as free"
-_NO_RAM = "its RAM was not said: only the cards are judged; --ram adds it"
-_NO_GPU = "its processor is judged alone: no engine is modelled on its GPU"
+_ALONE = "assumes the machine is otherwise idle"
+_NO_RAM = "system RAM unknown, so no offloading was considered (add --ram 32G)"
+_NO_GPU = "runs on the CPU: no engine is modelled on this GPU"
 
 
 def wished_machine(
@@ -45,7 +45,7 @@ def wished_machine(
     """The machine that is described. Raises UsageError for what makes no sense, with the names that are near."""
     found = [device for wish in devices for device in _devices(wish)]
     if found and vram is not None:
-        raise UsageError("--device says which cards there are and --vram too: give one of them")
+        raise UsageError("--device and --vram both describe the GPUs: give one of them")
     ram_bytes = None if ram is None else _size("--ram", ram)
     if any(device.unified for device in found):
         return _whole(found, ram_bytes)
@@ -73,7 +73,7 @@ def _devices(wish: str) -> Iterator[Device]:
 
 def _parts(flag: str, wish: str) -> list[str]:
     if len(wish) > MAX_WISH_CHARS:
-        raise UsageError(f"{flag}: {wish[:40]!r}... is longer than a machine")
+        raise UsageError(f"{flag}: {wish[:40]!r}... is too long")
     return _BETWEEN.split(wish)
 
 
@@ -88,9 +88,9 @@ def _counted(flag: str, text: str) -> tuple[int, str]:
     found = _COUNT.fullmatch(text)
     count, name = (1, text) if found is None else (int(found[1]), found[2])
     if not name.strip():
-        raise UsageError(f"{flag}: it is empty, or ends with a comma")
+        raise UsageError(f"{flag} is empty, or ends with a comma")
     if not 1 <= count <= MAX_CARDS:
-        raise UsageError(f"{flag}: {text[:40]!r}: a machine has 1 to {MAX_CARDS} cards")
+        raise UsageError(f"{flag}: {text[:40]!r}: give 1 to {MAX_CARDS} GPUs")
     return count, name.strip()
 
 
@@ -100,10 +100,14 @@ def _size(flag: str, text: str) -> int:
     except UsageError as error:
         raise UsageError(f"{flag}: {error}") from error
     if size_bytes < SMALLEST_BYTES:
-        hint = f"; say {text.strip()}G for GiB" if text.strip().isdecimal() and size_bytes else ""
-        raise UsageError(f"{flag}: {text[:40]!r} is no machine's memory{hint}")
+        hint = (
+            f": needs a unit, such as {text.strip()}G"
+            if text.strip().isdecimal() and size_bytes
+            else ""
+        )
+        raise UsageError(f"{flag}: {text[:40]!r} is too small{hint}")
     if size_bytes > LARGEST_BYTES:
-        raise UsageError(f"{flag}: {text[:40]!r} is beyond any machine")
+        raise UsageError(f"{flag}: {text[:40]!r} is too large")
     return size_bytes
 
 
@@ -111,7 +115,7 @@ _BEFORE_VOLTA = (6, 0)  # or less: the table has capabilities from Volta on
 
 
 def _card(device: Device) -> Accelerator:
-    told = f"{device.name}: {device.memory_bytes // MIB:,} MiB by its driver"
+    reported = f"{device.name}: {device.memory_bytes // MIB:,} MiB by its driver"
     kept = device.memory_bytes - device.usable_bytes
     return Accelerator(
         name=device.name,
@@ -121,7 +125,7 @@ def _card(device: Device) -> Accelerator:
         bandwidth_bytes_per_s=device.bandwidth_bytes_per_s,
         capability=device.capability or (_BEFORE_VOLTA if device.vendor is Vendor.NVIDIA else None),
         basis=device.basis,
-        because=f"{told}, less {kept // MIB:,} MiB that it keeps" if kept else told,
+        because=f"{reported}, which keeps {kept // MIB:,} MiB for itself" if kept else reported,
     )
 
 
@@ -148,7 +152,7 @@ def _arm(devices: Sequence[Device]) -> bool:
 def _assembled(cards: Sequence[Accelerator], ram_bytes: int | None, *, arm: bool) -> Machine:
     """Cards, and a processor with memory of its own."""
     if len(cards) > MAX_CARDS:
-        raise UsageError(f"{len(cards)} cards: a machine has 1 to {MAX_CARDS} cards")
+        raise UsageError(f"{len(cards)} GPUs: give 1 to {MAX_CARDS}")
     host = None if ram_bytes is None else HostMemory(total_bytes=ram_bytes, free_bytes=ram_bytes)
     parts = _tally(card.name for card in cards)
     if ram_bytes is not None:
@@ -170,11 +174,11 @@ def _whole(devices: Sequence[Device], ram_bytes: int | None) -> Machine:
     device = devices[0]
     if len(devices) > 1:
         shared = next(one.name for one in devices if one.unified)
-        raise UsageError(f"{shared} is a whole machine: name it alone")
+        raise UsageError(f"{shared} is a whole machine: give it alone")
     if ram_bytes not in {None, device.memory_bytes, _sold_bytes(device)}:
         raise UsageError(
-            f"--ram: {device.name} has {_short(_sold_bytes(device))} for everything: "
-            "name the device with the memory you mean, or give --ram alone"
+            f"--ram: {device.name} has {_short(_sold_bytes(device))} of unified memory: "
+            "name the device with another size, or give --ram alone"
         )
     return Machine(
         name=device.name,
@@ -199,7 +203,7 @@ def _app_limits(device: Device) -> tuple[MemoryLimit, ...]:
     if found is None:
         return ()
     system = "iOS" if device.vendor is Vendor.APPLE else "Android"
-    name = f"what {system} gives one app"
+    name = f"the limit of {system} for one app"
     return (MemoryLimit(name=name, limit_bytes=found.app_bytes, used_bytes=0),)
 
 
@@ -213,10 +217,12 @@ def _app_words(limit: AppLimit, *, apple: bool) -> str:
     size = format_bytes(limit.app_bytes)
     known = " (assumed)" if limit.assumed else ""
     if not apple:
-        return f"Android leaves {size} of it to one app{known}; what other apps hold comes off that"
-    told = f"iOS kills an app that holds more than {size} of it{known}, with the increased-memory-limit entitlement"
+        return f"Android leaves {size} to one app{known}, less what other apps hold"
+    found = f"iOS kills an app that uses more than {size}{known} (with the increased-memory-limit entitlement)"
     return (
-        told if limit.plain_bytes is None else f"{told}; {format_bytes(limit.plain_bytes)} without"
+        found
+        if limit.plain_bytes is None
+        else f"{found}; {format_bytes(limit.plain_bytes)} without it"
     )
 
 

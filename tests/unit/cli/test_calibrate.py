@@ -215,7 +215,7 @@ def test_a_damaged_file_is_told_everywhere(data: Path, ask: Ask) -> None:
     assert "a damaged calibration" in " ".join(ask("hardware")[1].split())
     code, out, _ = ask("calibrate", "--remove")
     assert code == 0
-    assert "it is kept as" in out
+    assert "moved to" in out
     assert (data / "calibration.damaged-1.json").read_text() == "my notes"
 
 

@@ -114,7 +114,7 @@ def test_a_memory_that_is_not_cut(tmp_path: Path, said: str, parts: int) -> None
 def test_a_card_that_does_not_tell_its_memory_is_a_note(tmp_path: Path, garbage: str) -> None:
     seen = find_amd(machine(tmp_path, only(radeon(mem_info_vram_total=garbage), "card0")))
     assert seen.devices == ()
-    assert seen.notes[0].endswith("does not tell its memory: not counted.")
+    assert seen.notes[0].endswith("does not report its memory: not counted.")
 
 
 def test_a_container_that_was_not_given_the_card(tmp_path: Path) -> None:
@@ -122,12 +122,12 @@ def test_a_container_that_was_not_given_the_card(tmp_path: Path) -> None:
     tree = only(only(radeon(), "card0"), "/dev/dri")
     seen = find_amd(machine(tmp_path, tree))
     assert seen.devices == ()
-    assert "/dev/dri/renderD128 is not here" in seen.notes[0]
+    assert "/dev/dri/renderD128 does not exist" in seen.notes[0]
 
 
 def test_a_driver_that_does_not_compute(tmp_path: Path) -> None:
     tree = only(only(radeon(), "card0"), "renderD")
-    assert "offers nothing to compute with" in find_amd(machine(tmp_path, tree)).notes[0]
+    assert "has no render node" in find_amd(machine(tmp_path, tree)).notes[0]
 
 
 def test_not_on_other_systems(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_unified_memory_with_less_free_than_the_limit() -> None:
 def test_the_limit_of_the_gpu_does_not_apply_to_the_cpu_alone() -> None:
     (budget,) = llamacpp_budgets(mac(36, limit_gib=27), ())
     assert (budget.name, budget.available_bytes, budget.limit_bytes) == (
-        "host memory",
+        "RAM",
         35 * GIB,
         None,
     )

@@ -167,12 +167,12 @@ def test_a_damaged_file_is_told_left_out_and_kept_aside(folder: Path, content: b
     found = read_calibration()
     assert found.calibration == Calibration()
     assert found.problem.startswith(f"{path}: ")
-    assert found.problem.endswith("; what was measured is left out")
+    assert found.problem.endswith("; ignoring earlier measurements")
     assert found.problem.isprintable()
     assert path.read_bytes() == content
     after = change_calibration(lambda before: with_host(before, HOST))
     aside = folder / "calibration.damaged-1.json"
-    assert after.problem.endswith(f": it is kept as {aside}")
+    assert after.problem.endswith(f": moved to {aside}")
     assert aside.read_bytes() == content
     assert read_calibration() == Stored(calibration=Calibration(hosts=(HOST,)))
 
@@ -202,7 +202,7 @@ def test_every_damaged_file_is_kept(folder: Path) -> None:
 def test_a_damaged_file_is_moved_aside_where_all_is_removed(folder: Path) -> None:
     plant(folder, b"my notes")
     found = forget_calibration()
-    assert "it is kept as" in found.problem
+    assert "moved to" in found.problem
     assert (folder / "calibration.damaged-1.json").read_bytes() == b"my notes"
     assert not (folder / NAME).exists()
 
@@ -407,7 +407,7 @@ def test_nothing_measured_is_no_calibration(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_is_a_note(folder: Path) -> None:
     plant(folder, b"my notes")
     found = detect()
-    assert "what was measured is left out" in found.notes[-1]
+    assert "ignoring earlier measurements" in found.notes[-1]
     assert found.measured is None
 
 

@@ -182,7 +182,7 @@ def test_garbage_is_told_and_not_counted(tmp_path: Path, garbage: str) -> None:
     limits, notes = cgroup_limits(plant(tmp_path, {**told, **v2_group("/box", garbage)}))
     assert limits == ()
     assert len(notes) == 1
-    assert notes[0].startswith("/sys/fs/cgroup/box/memory.max says")
+    assert notes[0].startswith("/sys/fs/cgroup/box/memory.max contains")
 
 
 def test_a_limit_whose_use_cannot_be_read_still_holds(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_limit_whose_use_cannot_be_read_still_holds(tmp_path: Path) -> None:
 def test_groups_that_are_not_mounted_are_told(tmp_path: Path) -> None:
     limits, notes = cgroup_limits(plant(tmp_path, {"/proc/self/cgroup": "0::/box\n"}))
     assert limits == ()
-    assert "a memory limit of a container cannot be seen" in notes[0]
+    assert "a container's memory limit would not be visible" in notes[0]
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_limits_above_what_is_mounted_cannot_be_seen(
     said = {"/proc/self/cgroup": groups, "/proc/self/mountinfo": mounts}
     _, notes = cgroup_limits(plant(tmp_path, {**said, **files}))
     assert len(notes) == told
-    assert all("cannot be seen" in note for note in notes)
+    assert all("would not be visible" in note for note in notes)
 
 
 @given(groups=st.text(), mounts=st.text(), limit=st.text())

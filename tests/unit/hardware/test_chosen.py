@@ -40,7 +40,7 @@ def test_cards_first(devices: tuple[Accelerator, ...], chosen: list[Accelerator]
     found = choose(devices, {})
     assert list(found.devices) == chosen
     assert len(found.notes) == (len(chosen) < len(devices))
-    assert all(f"not counted beside {chosen[0].name}" in note for note in found.notes)
+    assert all(f"not used next to {chosen[0].name}" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(
@@ -68,5 +68,5 @@ def test_integrated_graphics_alone_by_the_variable() -> None:
 def test_the_variables_of_rocm_are_told_and_hide_nothing(name: str) -> None:
     found = choose((RADEON,), {name: ""})
     assert found.devices == (RADEON,)
-    assert found.notes[0].startswith(f"{name}= holds for ROCm alone")
+    assert found.notes[0].startswith(f"{name}= applies to ROCm only")
     assert choose((ARC,), {name: ""}).notes == ()

@@ -50,7 +50,9 @@ def test_windows_says_what_it_does_not_look_for(tmp_path: Path) -> None:
     said: dict[str, Any] = {"nvmlInit": {"": {"error": 12}}}
     found = detect(machine(tmp_path, tree, answers=said, system=System.WINDOWS))
     assert found.devices == ()
-    assert found.notes == ("On windows only NVIDIA's cards are looked for: give others by --vram.",)
+    assert found.notes == (
+        "On windows only NVIDIA GPUs are detected: describe others with --vram.",
+    )
 
 
 def test_inside_of_windows_too(tmp_path: Path) -> None:
@@ -60,7 +62,7 @@ def test_inside_of_windows_too(tmp_path: Path) -> None:
     found = detect(machine(tmp_path, tree, answers=said))
     assert (found.devices, found.notes) == (
         (),
-        ("Inside of Windows (WSL2) only NVIDIA's cards are looked for: give others by --vram.",),
+        ("In WSL2 only NVIDIA GPUs are detected: describe others with --vram.",),
     )
 
 
@@ -76,7 +78,7 @@ def test_the_memory_of_a_coherent_card_counts_once(tmp_path: Path) -> None:
     found = detect(machine(tmp_path, tree, answers=said))
     assert found.host is not None
     assert found.host.usable_bytes == 134_601_003_008 - 20 * GIB
-    assert "counted once, as the card's" in found.notes[0]
+    assert "counts it once, as the GPU's" in found.notes[0]
 
 
 def test_integrated_graphics_beside_a_card(tmp_path: Path) -> None:
@@ -85,7 +87,7 @@ def test_integrated_graphics_beside_a_card(tmp_path: Path) -> None:
     found = detect(machine(tmp_path, tree))
     assert [device.name for device in found.devices] == ["AMD Radeon RX 7900 XTX"]
     assert found.notes == (
-        "AMD GPU 164e is integrated: it is not counted beside AMD Radeon RX 7900 XTX.",
+        "AMD GPU 164e is integrated and not used next to AMD Radeon RX 7900 XTX.",
     )
 
 
@@ -99,14 +101,14 @@ def test_a_probe_that_fails_is_a_note_and_the_others_go_on(tmp_path: Path) -> No
     found = detect(replace(machine(tmp_path, tree), nvml=broken))
     assert [device.vendor for device in found.devices] == [Vendor.AMD]
     assert found.notes[0].startswith(
-        "Looking for NVIDIA cards failed (ImportError: pynvml is broken): none is counted."
+        "Detecting NVIDIA GPUs failed (ImportError: pynvml is broken), so none is counted."
     )
 
 
 def test_memory_that_cannot_be_read_is_a_note(tmp_path: Path) -> None:
     found = detect(machine(tmp_path, {}))  # a psutil without an answer
     assert found.host is None
-    assert "the memory of the processor" in found.notes[0]
+    assert "Detecting RAM failed" in found.notes[0]
 
 
 def test_this_machine() -> None:

@@ -63,7 +63,7 @@ def test_an_unknown_card_behind_a_small_window_is_a_note(tmp_path: Path) -> None
     tree["files"] = {path: text for path, text in tree["files"].items() if "card0" not in path}
     seen = find_intel(machine(tmp_path, tree))
     assert seen.devices == ()
-    assert seen.notes == ("Intel GPU ffff (0000:04:00.0) does not tell its memory: not counted.",)
+    assert seen.notes == ("Intel GPU ffff (0000:04:00.0) does not report its memory: not counted.",)
 
 
 def test_the_file_of_intels_own_i915(tmp_path: Path) -> None:

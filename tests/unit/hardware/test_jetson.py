@@ -57,4 +57,4 @@ def test_other_boards(tmp_path: Path, compatible: str) -> None:
 def test_a_board_whose_memory_could_not_be_read(tmp_path: Path) -> None:
     seen = find_nvidia(machine(tmp_path, recorded("synthetic_orin"), host=None))
     assert seen.devices == ()
-    assert "shares the processor's memory, which could not be read" in seen.notes[0]
+    assert "shares the RAM, whose size could not be read" in seen.notes[0]

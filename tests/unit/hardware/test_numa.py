@@ -89,7 +89,7 @@ def test_the_memory_of_a_card_is_not_the_hosts(tmp_path: Path, name: str) -> Non
     """Of 576 GiB 96 are the card's; of 550 free 94 and the 1 that holds files."""
     host, (note,) = without_gpu_memory(HOST, (card(name),), plant(tmp_path, GH200))
     assert (host.total_bytes, host.free_bytes) == (480 * GIB, 455 * GIB)
-    assert note.startswith("Linux counts 96.00 GiB of the card")
+    assert note.startswith("Linux reports 96.00 GiB of the GPU")
 
 
 @pytest.mark.parametrize(

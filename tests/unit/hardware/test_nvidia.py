@@ -99,7 +99,7 @@ def test_two_cards(tmp_path: Path) -> None:
 
 def test_different_cards_are_numbered_in_two_ways(tmp_path: Path) -> None:
     (note,) = found(tmp_path, answers(TWO)).notes
-    assert "CUDA numbers the fastest first" in note
+    assert "CUDA by speed" in note
     assert found(tmp_path, answers(TWO), CUDA_DEVICE_ORDER="PCI_BUS_ID").notes == ()
     alike = answers(TWO)
     alike["nvmlDeviceGetName"]["gpu1"] = alike["nvmlDeviceGetName"]["gpu0"]
@@ -142,7 +142,7 @@ def test_mig_slices(tmp_path: Path) -> None:
         9 * GIB,
     )
     assert device.bandwidth_bytes_per_s == 3_352 * 10**9 // 8
-    assert "is cut into 2 MIG slices" in seen.notes[0]
+    assert "is split into 2 MIG slices" in seen.notes[0]
     assert "MIG-00000000" in seen.notes[0]
 
 
@@ -157,7 +157,7 @@ def test_mig_without_slices(tmp_path: Path) -> None:
     said["nvmlDeviceGetMaxMigDeviceCount"]["gpu0"] = 0
     seen = found(tmp_path, said)
     assert seen.devices == ()
-    assert "is in MIG mode and has no slice" in seen.notes[0]
+    assert "is in MIG mode but has no slice" in seen.notes[0]
 
 
 def test_a_chip_that_shares_the_memory(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_shared_memory_that_could_not_be_read(tmp_path: Path) -> None:
     here = machine(tmp_path, DRIVER, answers=answers("synthetic_spark_nvml"), host=None)
     seen = find_nvidia(here)
     assert seen.devices == ()
-    assert "shares the memory of the processor, which could not be read" in seen.notes[0]
+    assert "shares the RAM, whose size could not be read" in seen.notes[0]
 
 
 @pytest.mark.parametrize("code", [3, 4, 15, 16, 18, 999, 4711])
@@ -184,8 +184,8 @@ def test_a_card_that_does_not_answer_is_a_note(tmp_path: Path, code: int) -> Non
         said[function][key] = {"error": code}
         seen = found(tmp_path, said)
         assert [device.index for device in seen.devices] == [1]
-        assert seen.notes[0].startswith("NVIDIA card 0 does not answer and is not counted:")
-        assert "What to do:" in seen.notes[0]
+        assert seen.notes[0].startswith("NVIDIA GPU 0 does not answer and is not counted:")
+        assert "Fix:" in seen.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_a_card_without_its_driver_is_told(tmp_path: Path) -> None:
     sound = "/sys/bus/pci/devices/0000:01:00.1"
     files = {f"{slot}/vendor": "0x10de\n", f"{slot}/class": "0x030000\n"}
     seen = find_nvidia(machine(tmp_path, {"files": files}))
-    assert "An NVIDIA card (0000:01:00.0) is here and not counted" in seen.notes[0]
+    assert "An NVIDIA GPU (0000:01:00.0) is in this machine, but not counted" in seen.notes[0]
     other = {f"{sound}/vendor": "0x10de\n", f"{sound}/class": "0x040300\n"}
     assert find_nvidia(machine(tmp_path / "sound", {"files": other})) == Findings()
 
@@ -246,7 +246,7 @@ def test_cards_that_may_not_be_opened_are_told(
     said["nvmlDeviceGetCount"][""] = count
     seen = find_nvidia(machine(tmp_path, tree, answers=said))
     assert (len(seen.devices), len(seen.notes)) == (count, told)
-    assert all("no permission to open them" in note for note in seen.notes)
+    assert all("you may not open them" in note for note in seen.notes)
 
 
 def test_a_driver_that_hangs_does_not_hold_us(tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ def test_windows_manages_the_memory(
     seen = find_nvidia(here)
     (device,) = seen.devices
     assert (device.total_bytes, device.free_bytes, device.basis) == (total, left, Basis.ASSUMED)
-    assert "spills into the processor's memory" in seen.notes[0]
+    assert "spills into RAM" in seen.notes[0]
 
 
 def test_more_free_than_there_is_counts_as_all(tmp_path: Path) -> None:

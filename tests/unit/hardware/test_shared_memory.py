@@ -16,7 +16,7 @@ CACHE, HUGE, LOSS, CONTAINER = (
     "drop_caches",
     "vm.nr_hugepages=0",
     "40.00 GiB",
-    "memory.max does not",
+    "memory.max to what",
 )
 
 

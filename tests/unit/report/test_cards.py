@@ -89,19 +89,19 @@ For chat on RTX 4090 + 64 GiB RAM: gemma-3-27b at Q4_K_M is the best that fits
 
 1  gemma-3-27b  ·  27B  ·  on RTX 4090  ·  released 2025-03  ·  licence gemma
    Tight  Q4_K_M, 16.48 GiB  32,768 tokens in q8_0  25 to 53 tokens a second
-   RTX 4090     [████████████████████████████████████████▓▓▓▓▓▓░░|·········]  18.6 of 22.5 GiB  83 %
+   RTX 4090  [█████████████████████████████████████████▓▓▓▓▓▓▓░░·|·········]  18.6 of 22.5 GiB  83 %
 
 2  qwen3-30b-a3b  ·  31B with 3.4B active  ·  all but the experts of 39 of 48 layers on RTX 3060
    Tight  Q4_K_M, 17.28 GiB  40,960 tokens in f16   1.4 to 8.2 tokens a second, slow
-   RTX 3060     [█████████████████████▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▒░░░░·|·········]   8.6 of 10.5 GiB  82 %
-   host memory  [█████████████···································|·········]  13.4 of 63.0 GiB  21 %
+   RTX 3060  [███████████████████████▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▒░░░░·|·········]   8.6 of 10.5 GiB  82 %
+   RAM       [█████████████······································|·········]  13.4 of 63.0 GiB  21 %
 
 █ model  ▓ context  ▒ compute  ░ other  ·  | 85 %: no load goes beyond
 
 Basis    memory modelled; speed modelled for 1, assumed for 2; order a rule of thumb from parameters
          and age
 
-Note     nothing else runs on it: all of its memory counts as free
+Note     assumes the machine is otherwise idle
          passed over on the way: 26 too large, 1 made for too short a context
 
 Next     edgekit plan gemma-3-27b --device 'RTX 4090' --ram 64G
@@ -115,7 +115,7 @@ gemma-3-27b comes nearest
    released 2025-03  -  licence gemma
    Does not fit  -  Q2_K, 9.78 GiB
    16,384 tokens  -  speed not known
-   host memory: 10.8 of 7.0 GiB, 155 %
+   RAM: 10.8 of 7.0 GiB, 155 %
    [#################|####]##########==+
 
 # model  = context  + compute  ~ other

@@ -34,11 +34,11 @@ tiny.gguf  ·  llama.cpp 1.0  ·  this machine, all of it on RTX 4090
 Context  judged for 32,768 tokens, as asked
          up to 74,240 fit, 59,392 recommended; the model was made for 131,072
 
-Memory   RTX 4090     [██████████████████▓▓▓▓▓▒▒░·················|········]  11.5 of 23.0 GiB  50 %
-         host memory  [████░░·····································|········]   1.5 of 15.0 GiB  10 %
+Memory   RTX 4090  [███████████████████▓▓▓▓▒▒▒░··················|·········]  11.5 of 23.0 GiB  50 %
+         RAM       [████░░·······································|·········]   1.5 of 15.0 GiB  10 %
          █ model 9.00 GiB  ▓ context 2.00 GiB  ▒ compute 1.00 GiB  ░ other 1.00 GiB  | 85 %
          RTX 4090: 24.00 GiB free less 1 GiB for everything else
-         host memory: 16.00 GiB free less 1 GiB for everything else
+         RAM: 16.00 GiB free less 1 GiB for everything else
 
 Later    up to 8.00 GiB of prompt cache may grow on the host, where 11.25 GiB are left
 
@@ -62,7 +62,7 @@ Context  judged for 32,768 tokens, the least that is of
            use
          no context fits; the model was made for 131,072
 
-Memory   host memory: 24.0 of 15.0 GiB, 160 %
+Memory   RAM: 24.0 of 15.0 GiB, 160 %
          [#########################|#####]##########========
          # model 20.00 GiB  = context 4.00 GiB  | 85 %
          16.00 GiB free less 1 GiB for everything else
@@ -148,7 +148,7 @@ def test_the_limit_of_a_container_is_named() -> None:
     assert MACHINE.host is not None
     limit = MemoryLimit(name="cgroup v2 /c/memory.max", limit_bytes=8 * GIB, used_bytes=GIB)
     told = check_text(made(on=replace(MACHINE, host=replace(MACHINE.host, limits=(limit,)))))
-    assert "host memory: 7.00 GiB free within cgroup v2 /c/memory.max, less 1 GiB" in told
+    assert "RAM: 7.00 GiB free within cgroup v2 /c/memory.max, less 1 GiB" in told
     assert "RTX 4090: 24.00 GiB free less 1 GiB" in told
 
 

@@ -37,7 +37,7 @@ ALONE = machine(card("RTX 4090", 24), ram_gib=None)
         (made(on=ALONE), "Fits: 11.5 of 23.0 GiB (50 %), up to 74,240 tokens"),
         (made(), "Fits: 11.5 of 23.0 GiB (50 %) in RTX 4090, up to 74,240 tokens"),
         # 1.5 of 16 - 1: the card has more, the host is nearer to its end
-        (made((*LINES, line(Component.WEIGHTS, 10 * GIB, HOST))), "Tight: 11.5 of 15.0 GiB (77 %) in host memory, up to 74,240 tokens"),
+        (made((*LINES, line(Component.WEIGHTS, 10 * GIB, HOST))), "Tight: 11.5 of 15.0 GiB (77 %) in RAM, up to 74,240 tokens"),
         (TOO_LARGE, "Does not fit: 24.0 of 15.0 GiB (160 %), no context fits"),
         (made((line(Component.WEIGHTS, 41 * GIB),), ALONE, max_context=4096), "Does not fit: 41.0 of 23.0 GiB (178 %), at most 4,096 tokens"),
         (made(on=ALONE, status=Status.FAILED, max_context=4096), "Does not fit: 11.5 of 23.0 GiB (50 %), but at most 4,096 tokens, too few to be of use"),

@@ -64,14 +64,14 @@ GPU 1    H100, MIG 1g.10gb, 10.00 GiB, 10.00 GiB free
 
 Usable   llama.cpp  17.00 GiB of RTX 4090: 18.00 GiB free less 1 GiB for everything else
                     9.00 GiB of H100: 10.00 GiB free less 1 GiB for everything else
-                    12.00 GiB of host memory: 13.00 GiB free within its limit, less 1 GiB for
-                    everything else
+                    12.00 GiB of RAM: 13.00 GiB free within its limit, less 1 GiB for everything
+                    else
          vllm       6.60 GiB of H100: 10.00 GiB free less 3.40 GiB beyond --gpu-memory-utilization
                     0.66 of 10.00 GiB
          mlx        MLX as modelled here runs on Apple silicon, and this machine has none (--device
                     asks about another machine)
-         stream     12.94 GiB of host memory: 13.00 GiB free within its limit, less 64.25 MiB for
-                    Python and its libraries (a vocabulary adds to it)
+         stream     12.94 GiB of RAM: 13.00 GiB free within its limit, less 64.25 MiB for Python and
+                    its libraries (a vocabulary adds to it)
 
 Note     GPU 2 does not answer
 """
@@ -93,8 +93,8 @@ Usable   llama.cpp  27.00 GiB of unified memory: 36.00 GiB free; macOS lets the 
                     about another machine)
          mlx        27.00 GiB of unified memory: 36.00 GiB free; macOS lets the GPU use 75 % of the
                     memory by default (iogpu.wired_limit_mb)
-         stream     35.94 GiB of host memory: 36.00 GiB free less 64.25 MiB for Python and its
-                    libraries (a vocabulary adds to it)
+         stream     35.94 GiB of RAM: 36.00 GiB free less 64.25 MiB for Python and its libraries (a
+                    vocabulary adds to it)
 """
 WISHED = """\
 4x T4: memory not known, 4x T4 with 16.00 of 16.00 GiB free

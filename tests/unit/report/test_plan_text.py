@@ -91,11 +91,11 @@ ONE_CARD = """\
 Tight: Q4_K_M with 32,768 tokens, all of it on RTX 4090, 25 to 53 tokens a second
 sample:gemma-3-27b  ·  llama.cpp 0.5.0-dev (0c1e570)  ·  RTX 4090 + 64 GiB RAM
 
-Memory   RTX 4090     [████████████████████████████████████▓▓▓▓▓▒░|········]  18.6 of 22.5 GiB  83 %
-         host memory  [█··········································|········]   1.1 of 63.0 GiB   2 %
+Memory   RTX 4090  [█████████████████████████████████████▓▓▓▓▓▓▒░|·········]  18.6 of 22.5 GiB  83 %
+         RAM       [█············································|·········]   1.1 of 63.0 GiB   2 %
          █ model 16.48 GiB  ▓ context 2.30 GiB  ▒ compute 387.35 MiB  ░ other 623.00 MiB  | 85 %
          RTX 4090: 23.48 GiB free less 1 GiB for everything else
-         host memory: 64.00 GiB free less 1 GiB for everything else
+         RAM: 64.00 GiB free less 1 GiB for everything else
 
 Plan     weights    Q4_K_M: the usual accuracy
          placement  all of it on RTX 4090, it fits as a whole: 18.64 GiB of 22.48 GiB in RTX 4090
@@ -113,7 +113,7 @@ Basis    exact: weights, kv cache, sliding kv cache, output, compute
          modelled, within 50 %: runtime
          modelled, within 5.0 %: prompt cache, checkpoints
 
-Note     nothing else runs on it: all of its memory counts as free
+Note     assumes the machine is otherwise idle
          as if it were a GGUF at Q4_K_M: 808 tensors of the file, each at the type Q4_K_M gives it
 """
 EXPERTS = """\
@@ -121,12 +121,12 @@ Tight: Q4_K_M with 40,960 tokens, all but the experts of 39 of 48 layers on RTX
 3060, 25 to 53 tokens a second
 sample:qwen3-30b-a3b  -  llama.cpp 0.5.0-dev (0c1e570)  -  RTX 3060 + 64 GiB RAM
 
-Memory   RTX 3060     [############===========+~~|.....]   8.6 of 10.5 GiB  82 %
-         host memory  [#######...................|.....]  13.4 of 63.0 GiB  21 %
+Memory   RTX 3060  [#############============+~~|......]   8.6 of 10.5 GiB  82 %
+         RAM       [########....................|......]  13.4 of 63.0 GiB  21 %
          # model 17.28 GiB  = context 3.75 GiB  + compute 305.52 MiB
          ~ other 709.32 MiB  | 85 %
          RTX 3060: 11.52 GiB free less 1 GiB for everything else
-         host memory: 64.00 GiB free less 1 GiB for everything else
+         RAM: 64.00 GiB free less 1 GiB for everything else
 
 Plan     weights    Q4_K_M: with more bits even less of it would lie on the
                       device
@@ -143,7 +143,7 @@ llama.cpp 0.5.0-dev (0c1e570)
 8 GiB RAM
 
 Memory
-  host memory: 10.8 of 7.0 GiB, 155 %
+  RAM: 10.8 of 7.0 GiB, 155 %
   [##################|####]##########==+
   # model 9.78 GiB  = context 886.50 MiB
   + compute 194.18 MiB  ~ other 4.00 MiB
@@ -157,10 +157,10 @@ Plan
 
 Why
   16,384 tokens need 10.84 GiB of the
-  7.00 GiB available in host memory
-  (154.8 %); weights and overhead alone
-  take 9.90 GiB of the 7.00 GiB
-  available in host memory (141.4 %)
+  7.00 GiB available in RAM (154.8 %);
+  weights and overhead alone take 9.90
+  GiB of the 7.00 GiB available in RAM
+  (141.4 %)
 
 To fit
   13.8 GiB of free memory, where 8.00
