@@ -404,7 +404,7 @@ def test_what_is_free_decides_and_of_a_phone_what_an_app_may_hold() -> None:
     assert memories_of(desk)[0].usable_bytes == 4 * GIB - 3 * GIB // 2
     (memory,) = memories_of(wished_machine(devices=["iPhone 15 Pro"]))
     assert memory.usable_bytes == 5722 * MIB  # 6 GB, less than 8 GiB without the system's 1.5
-    assert memory.notes == ("what iOS gives one app: 5.59 GiB of it",)
+    assert memory.notes == ("the limit of iOS for one app: 5.59 GiB of it",)
 
 
 @pytest.mark.parametrize(
