@@ -52,7 +52,7 @@ def default_working_set_bytes(total_bytes: int, *, macos: int = 0) -> int:
 
 
 def working_set_because(limit_bytes: int, total_bytes: int) -> str:
-    percent = 100 * limit_bytes // total_bytes
+    percent = round(100 * limit_bytes / total_bytes)
     return f"macOS lets the GPU use {percent} % of the memory by default (iogpu.wired_limit_mb)"
 
 
