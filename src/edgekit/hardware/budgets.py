@@ -119,6 +119,7 @@ def _gpu_share(budget: Budget) -> Budget:
         total_bytes=size,
         free_bytes=size,
         reserve_bytes=0,
+        has_default_reserve=False,
         because=budget.limit_because,
     )
 

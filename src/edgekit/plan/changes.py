@@ -10,6 +10,7 @@ from edgekit.engine import FROM_GGUF
 from edgekit.engine.types import Model
 from edgekit.errors import EdgekitError
 from edgekit.hardware.budgets import devices_for, together_bytes
+from edgekit.hardware.gpu_limit import raised_limit
 from edgekit.hardware.types import HostMemory, Machine
 from edgekit.memory.types import HOST, Load
 from edgekit.plan.caches import cache_choices, with_setup
@@ -18,7 +19,6 @@ from edgekit.plan.fitting import Fitting
 from edgekit.plan.placement import PLACED, ways_of
 from edgekit.plan.types import Change, ChangeKind, PreflightResult, Question, Start, Use
 from edgekit.plan.verdict import result_of
-from edgekit.plan.wiring import raised_limit
 from edgekit.units import GIB, MIB, format_bytes
 
 MLX_BITS = (3,)  # unquantised repositories are judged at 4 already
@@ -73,16 +73,12 @@ def _limit(question: Question, result: PreflightResult) -> Iterator[Change]:
     raised = raised_limit(question.machine)
     if raised is None:
         return
-    found = _judged(replace(question, machine=raised))
+    found = _judged(replace(question, machine=raised.machine))
     if found is not None:
-        limit = (
-            next(one.limit_bytes for one in raised.devices if one.limit_bytes is not None) // MIB
-        )
         yield Change(
             kind=ChangeKind.MEMORY,
-            value=f"iogpu.wired_limit_mb={limit}",
-            told=f"sudo sysctl iogpu.wired_limit_mb={limit}: lets the GPU use more until the next restart; "
-            f"fits at {found.context_tokens:,} tokens",
+            value=raised.setting or raised.how,
+            told=raised.sentence(f"fits at {found.context_tokens:,} tokens"),
             result=found,
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 from edgekit.engine import engine_named
 from edgekit.engine.llamacpp.context import MAX_TOKENS
 from edgekit.errors import CancelledError, RefusedError, UsageError
-from edgekit.hardware.budgets import Budget
+from edgekit.hardware.budgets import Budget, gpu_budgets
 from edgekit.memory.types import CACHES, HOST, Component, Load, MemoryEstimate, Pool
 from edgekit.plan.context import (
     DEFAULT_TOKENS,
@@ -58,7 +58,7 @@ class Fitting:
 
     def _divided(self, found: Weighed) -> Weighed:
         """Among several cards: as the engine divides its layers, or as they have room for them."""
-        if found.fits or not self.way.may_resplit or _devices(found) > 1:
+        if found.fits or not self.way.may_resplit or self._devices(found) > 1:
             return found  # what is too much for all of them together no division mends
         if self._division is not None:  # what another length was divided like often does
             found = self._better(found, [self._division])
@@ -115,8 +115,9 @@ class Fitting:
 
     def _use(self, budget: Budget, estimate: MemoryEstimate) -> Use:
         bound, assumed = estimate.bounds_in(budget.pools)
+        mapped = getattr(self.way.setup, "use_mmap", True)
         return Use(
-            budget=budget,
+            budget=budget.for_bill(estimate, mapped_weights=mapped),
             required_bytes=budget.required_bytes(estimate),
             bound_bytes=bound,
             assumed=assumed,
@@ -155,7 +156,7 @@ class Fitting:
         if not self._is_plain:
             return self.devices_share(tokens)
         held = self._held(tokens)
-        cards = [budget for budget in self.way.budgets if HOST not in budget.pools]
+        cards = gpu_budgets(self.way.budgets)
         required = sum(held.get(pool, 0) for budget in cards for pool in budget.pools)
         usable = sum(budget.available_bytes for budget in cards) * (self.question.max_use or 1.0)
         if not required:
@@ -175,17 +176,20 @@ class Fitting:
     @cached_property
     def _limits(self) -> tuple[tuple[frozenset[Pool], int], ...]:
         """Pools, and what is available in them. Layers that may be divided otherwise count against all cards."""
-        budgets = self.way.budgets
-        if not self.way.may_resplit:
-            return tuple((budget.pools, budget.available_bytes) for budget in budgets)
-        cards = [budget for budget in budgets if HOST not in budget.pools]
-        others = ((one.pools, one.available_bytes) for one in budgets if one not in cards)
-        pools = frozenset[Pool]().union(*(budget.pools for budget in cards))
-        return ((pools, sum(budget.available_bytes for budget in cards)), *others)
+        cards = [(one.pools, one.available_bytes) for one in gpu_budgets(self.way.budgets)]
+        if self.way.may_resplit:
+            pools = frozenset[Pool]().union(*(pools for pools, _ in cards))
+            cards = [(pools, sum(size for _, size in cards))]
+        with_ram = (one for one in self.way.budgets if HOST in one.pools)
+        return (*cards, *((one.pools, one.unreserved_bytes) for one in with_ram))
 
     def devices_share(self, tokens: int) -> float:
         """How full all devices are together, 1 being the most they hold; 0 where none is used."""
-        return _devices(self.price(tokens))
+        return self._devices(self.price(tokens))
+
+    def _devices(self, weighed: Weighed) -> float:
+        budgets = gpu_budgets(weighed.way.budgets)
+        return fullness(self._use(budget, weighed.estimate) for budget in budgets)
 
     @cached_property
     def native(self) -> int:
@@ -306,10 +310,6 @@ class Fitting:
             else:
                 bare = self.price(self.least).tightest
                 yield f"no context fits: weights and overhead alone need {format_bytes(bare.required_bytes)}"
-
-
-def _devices(weighed: Weighed) -> float:
-    return fullness(use for use in weighed.uses if HOST not in use.budget.pools)
 
 
 def _check_numbers(question: Question) -> None:

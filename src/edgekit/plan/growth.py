@@ -16,7 +16,7 @@ def growing_lines(result: PreflightResult) -> tuple[MemoryLine, ...]:
 def left_on_host(result: PreflightResult) -> int | None:
     """What is usable there and not required at the start; None where the RAM is not known."""
     left = [
-        use.budget.available_bytes - use.required_bytes
+        use.budget.unreserved_bytes - use.required_bytes
         for use in result.uses
         if HOST in use.budget.pools
     ]

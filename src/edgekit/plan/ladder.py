@@ -9,8 +9,7 @@ from typing import Any
 
 from edgekit.engine.llamacpp.types import ALL_LAYERS
 from edgekit.errors import RefusedError
-from edgekit.hardware.budgets import together_bytes
-from edgekit.memory.types import HOST
+from edgekit.hardware.budgets import gpu_budgets, together_bytes
 from edgekit.plan.context import longest
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.types import Question, Ways
@@ -64,7 +63,7 @@ class Ladder:
         if self._is_hopeless(tokens):
             return None
         first = self._first_held(tokens)
-        several = sum(HOST not in budget.pools for budget in self.top.way.budgets) > 1
+        several = len(gpu_budgets(self.top.way.budgets)) > 1
         further = LOOK_FURTHER if several or not first else 0
         seam = [self._seam] if self._wholes <= self._seam < first else []
         near = [*seam, *range(first, min(first + further, self.last) + 1), self.last]

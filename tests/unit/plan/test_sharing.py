@@ -12,6 +12,7 @@ from tests.unit.plan.wishes import LLAMA, billed, from_config, one_file
 
 from edgekit.hardware.types import Machine
 from edgekit.memory.types import Load
+from edgekit.plan.choice import at
 from edgekit.plan.making import make_plan, question_of
 from edgekit.plan.placement import ways_of
 from edgekit.plan.planned import Lever, Wish
@@ -96,5 +97,5 @@ def test_other_engines_are_asked_as_well(engine: str, machine: Machine) -> None:
     wish = from_config("qwen3-8b", machine, engine, 8192)
     count, _ = most_users(wish)
     assert count > 1
-    question = question_of(wish)
+    question = at(question_of(wish), make_plan(wish).variant)
     assert users_that_fit(question, 8192, ways_of(question)) == count
