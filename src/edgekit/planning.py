@@ -61,7 +61,7 @@ def plan_model(
     if reach is not None:
         wish = replace(wish, cancelled=reach.cancelled)
     check_wish(wish)
-    opened, _, choice = choose_file(named.opened(wish.engine), question_of(wish), reach)
+    *_, choice = choose_file(named.opened(wish.engine), question_of(wish), reach)
     return make_plan(wish, choice=choice, thorough=thorough)
 
 

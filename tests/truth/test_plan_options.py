@@ -86,8 +86,7 @@ def billed_again(plan: Plan) -> MemoryEstimate:
     asked = replace(setup, devices=planned.devices, mix=planned.mix)
     if planned.has_device:
         asked = replace(asked, backend=planned.backend)
-    bill = estimate(plan.variant.model, load, asked)
-    return bill
+    return estimate(plan.variant.model, load, asked)
 
 
 def flags_of(words: list[str]) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def _cache(question: Question, result: PreflightResult) -> Iterator[Change]:
         return
 
 
-def _limit(question: Question, result: PreflightResult) -> Iterator[Change]:
+def _limit(question: Question, _: PreflightResult) -> Iterator[Change]:
     """What the system lets the GPU use of a unified memory can be raised."""
     raised = raised_limit(question.machine)
     if raised is None:

@@ -229,7 +229,7 @@ class Fitting:
 
     @cached_property
     def minimum(self) -> int:
-        """The shortest context that is offered unasked: 16K or what the user says, the native window where it is shorter.
+        """The shortest context offered unasked: 16K or what the user says, the native window where that is shorter.
 
         A user who asks for more than 16K wants it of every model. The built-in engine is content with less.
         """
@@ -297,7 +297,7 @@ class Fitting:
         return cache_bytes(self.question.model, self.load(tokens), self.way.setup)
 
     def reasons(self, weighed: Weighed, longest_tokens: int) -> Iterator[str]:
-        """Why this load fails; `longest_tokens` is the longest context that fits in any placement, 0 where none does."""
+        """Why this load fails; `longest_tokens` is the longest context that fits in any placement, 0 for none."""
         blocked = [budget.blocked for budget in self.way.budgets if budget.blocked]
         yield from blocked
         if weighed.refused:

@@ -142,7 +142,8 @@ def _decisions(choice: Choice, found: Candidate, result: PreflightResult) -> Ite
         tried=tuple(_tried(choice.attempts, found)),
     )
     use = result.tightest
-    share = f"{format_bytes(use.required_bytes)} of {format_bytes(use.budget.available_bytes)} usable in {use.budget.name}"
+    usable = format_bytes(use.budget.available_bytes)
+    share = f"{format_bytes(use.required_bytes)} of {usable} usable in {use.budget.name}"
     placed = "as asked" if found.question.start.settled & PLACED else "the whole model fits there"
     if not result.way.whole and result.way.cards and found.step > 5:
         placed = "the whole model does not fit the GPU"

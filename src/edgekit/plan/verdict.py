@@ -92,9 +92,9 @@ def _longest_anywhere(found: Candidate) -> int:
 def _reasons(found: Candidate, longest_tokens: int) -> list[str]:
     top = found.held
     if top.asked is None and top.minimum > top.most:
+        length, wanted = top.most // top.streams, top.minimum // top.streams
         return [
-            f"its context length is {top.most // top.streams:,} tokens, and at least "
-            f"{top.minimum // top.streams:,} are wanted (--min-context)"
+            f"its context length is {length:,} tokens, and {wanted:,} are wanted (--min-context)"
         ]
     return list(top.reasons(found.weighed, longest_tokens))
 

@@ -15,7 +15,7 @@ from edgekit.hardware.types import Machine
 from edgekit.memory.types import Load
 from edgekit.plan.caches import plain_setup
 from edgekit.plan.planned import Drafter, Plan, Wish
-from edgekit.plan.types import Question, Start
+from edgekit.plan.types import Question, Start, Variant
 from edgekit.plan.verdict import judge
 from edgekit.source.types import Container, ModelFile, ModelFiles, Origin
 
