@@ -2,14 +2,14 @@
 
 import { bar, COMPONENTS, legend, occurring, sentence, verdict } from "./bar.js";
 import { el } from "./dom.js";
-import { bytes, short, tokens } from "./format.js";
+import { bytes, gib, tokens } from "./format.js";
+import { BARS, COMMON, MODEL } from "./texts.js";
 
 const WEAKEST = ["assumed", "modelled", "exact"];
-const UNKNOWN = "unknown";
 
 /** Bytes as people read them, the exact number for those who point. */
 export function size(n) {
-  return el("span", { title: `${tokens(n)} bytes`, text: bytes(n) });
+  return el("span", { title: COMMON.bytes(n), text: bytes(n) });
 }
 
 /** Pool of a line -> what its memory is called on this machine; bars and budgets stand in one order. */
@@ -19,29 +19,29 @@ export function poolNames(fit, check) {
   if (budgets.length === fit.bars.length) {
     budgets.forEach((budget, i) => budget.pools.forEach((pool) => names.set(pool, fit.bars[i].memory)));
   }
-  const plain = (pool) => pool.replace(/^device/, "GPU").replace(/^host$/, "host memory");
+  const plain = (pool) => pool.replace(/^device/, MODEL.gpu).replace(/^host$/, MODEL.hostMemory);
   return (pool) => names.get(pool) ?? plain(pool);
 }
 
 /** Why a check says no: also of a load that has room, and is of little use all the same. */
 function reasons(fit, check) {
   if (check.can_load || !check.reasons.length) return null;
-  if (fit.can_load) return el("p", { class: "caveat" }, el("strong", { text: "It has room, but edgekit check says no: " }), check.reasons.join("; "));
-  return el("div", { class: "why" }, el("h2", { class: "small", text: "Why" }), el("ul", { class: "notes" }, ...check.reasons.map((text) => el("li", { text }))));
+  if (fit.can_load) return el("p", { class: "caveat" }, el("strong", { text: MODEL.fitsBut }), check.reasons.join("; "));
+  return el("div", { class: "why" }, el("h2", { class: "small", text: MODEL.why }), el("ul", { class: "notes" }, ...check.reasons.map((text) => el("li", { text }))));
 }
 
 /** The verdict with its sentence, and the figures people look for; isOfIt: the check is of these settings too. */
 export function headline(fit, check, isOfIt) {
   const status = fit.refused ? "refused" : fit.status;
   const facts = [
-    ["Context", tokens(fit.context_tokens)],
-    ["Made for", fit.native_context === null ? UNKNOWN : tokens(fit.native_context)],
-    ["Largest that fits", check?.max_context ? tokens(check.max_context) : "none", "of-check"],
-    ["All in all", fit.estimate ? bytes(fit.estimate.total_bytes) : UNKNOWN],
+    [MODEL.context, tokens(fit.context_tokens)],
+    [MODEL.trainedContext, fit.native_context === null ? COMMON.unknown : tokens(fit.native_context)],
+    [MODEL.maxContext, check?.max_context ? tokens(check.max_context) : COMMON.none, "of-check"],
+    [MODEL.totalMemory, fit.estimate ? el("span", { title: COMMON.bytes(fit.estimate.total_bytes), text: gib(fit.estimate.total_bytes) }) : COMMON.unknown],
   ];
-  const pairs = facts.map(([name, text, className]) => el("div", { class: className }, el("dt", { text: name }), el("dd", { text })));
+  const pairs = facts.map(([name, value, className]) => el("div", { class: className }, el("dt", { text: name }), el("dd", {}, value)));
   return [
-    el("p", { class: "told" }, verdict(status), " ", el("span", { class: "sentence", text: sentence(fit.refused ?? fit.told, status) })),
+    el("p", { class: "told" }, verdict(status, fit.engine), " ", el("span", { class: "sentence", text: sentence(fit.refused ?? fit.told, status) })),
     isOfIt && reasons(fit, check),
     el("dl", { class: "figures" }, ...pairs),
   ].filter(Boolean);
@@ -69,18 +69,17 @@ function rowsOf(lines) {
 }
 
 const ORDER = new Map(COMPONENTS.map((one, i) => [one.name, i]));
-const LABELS = new Map(COMPONENTS.map((one) => [one.name, one.label]));
 const CLASSES = new Map(COMPONENTS.map((one) => [one.name, one.className]));
 
 function why(row) {
   const [first] = row.reasons;
-  return row.reasons.size > 1 ? `${first} (the first of ${row.lines} lines)` : first;
+  return row.reasons.size > 1 ? MODEL.moreLines(first, row.lines) : first;
 }
 
 /** "modelled, within 3.2 %", as the command line writes it. */
 function knownWords(basis, within) {
   if (within === null || basis === "exact") return basis;
-  return `${basis}, within ${(100 * within).toFixed(within < 0.1 ? 1 : 0)} %`;
+  return MODEL.within(basis, (100 * within).toFixed(within < 0.1 ? 1 : 0));
 }
 
 /** Lines of one component -> how well their sum is known: the weakest basis, and how far it may be off. */
@@ -102,14 +101,14 @@ function basisTold(lines) {
     names.set(words, [...(names.get(words) ?? []), name]);
   }
   const parts = [...names].map(([words, some]) => `${words}: ${some.join(", ")}`);
-  return `How well the numbers are known: ${parts.join("; ")}`;
+  return MODEL.basis(parts.join("; "));
 }
 
 function rowNode(row, nameOf) {
   return el(
     "tr",
     {},
-    el("th", { scope: "row" }, el("span", { class: `swatch ${CLASSES.get(row.component) ?? "c-other"}`, "aria-hidden": "true" }), ` ${LABELS.get(row.component) ?? row.component}${row.part ? ` (${row.part})` : ""}`),
+    el("th", { scope: "row" }, el("span", { class: `swatch ${CLASSES.get(row.component) ?? "c-other"}`, "aria-hidden": "true" }), ` ${BARS.components[row.component] ?? row.component}${row.part ? ` (${row.part})` : ""}`),
     el("td", { text: nameOf(row.pool) }),
     el("td", { class: "number" }, size(row.bytes), el("small", { class: "exact", text: tokens(row.bytes) })),
     el("td", { text: knownWords(row.basis, row.within || null) }),
@@ -121,7 +120,7 @@ function sumNode(name, pool, sum) {
   return el("tr", { class: "sum" }, el("th", { scope: "row", text: name }), el("td", { text: pool }), el("td", { class: "number" }, size(sum), el("small", { class: "exact", text: tokens(sum) })), el("td", {}), el("td", {}));
 }
 
-const HEADS = [["What", ""], ["Memory", ""], ["Size, exact bytes", "number"], ["Basis", ""], ["Why", ""]];
+const HEADS = ["part", "memory", "size", "basis", "why"];
 
 /** Every number of the bill, by memory and component; what comes later stands apart. */
 export function billTable(estimate, nameOf) {
@@ -132,14 +131,14 @@ export function billTable(estimate, nameOf) {
   const groups = pools.flatMap((pool) => {
     const own = kept.filter((row) => row.pool === pool);
     const sum = own.reduce((total, row) => total + row.bytes, 0);
-    return [...own.map((row) => rowNode(row, nameOf)), pools.length > 1 && sumNode("Together", nameOf(pool), sum)];
+    return [...own.map((row) => rowNode(row, nameOf)), pools.length > 1 && sumNode(MODEL.subtotal, nameOf(pool), sum)];
   });
   return el(
     "table",
     { class: "bill" },
-    el("thead", {}, el("tr", {}, ...HEADS.map(([text, name]) => el("th", { scope: "col", class: name, text })))),
-    el("tbody", {}, ...groups.filter(Boolean), sumNode("All", "", estimate.total_bytes)),
-    later.length > 0 && el("tbody", { class: "later" }, el("tr", {}, el("th", { colSpan: 5, scope: "rowgroup", text: "Later, while it runs (not part of the sum)" })), ...later.map((row) => rowNode(row, nameOf))),
+    el("thead", {}, el("tr", {}, ...HEADS.map((name) => el("th", { scope: "col", class: name === "size" && "number", text: MODEL.columns[name] })))),
+    el("tbody", {}, ...groups.filter(Boolean), sumNode(MODEL.total, "", estimate.total_bytes)),
+    later.length > 0 && el("tbody", { class: "later" }, el("tr", {}, el("th", { colSpan: 5, scope: "rowgroup", text: MODEL.later })), ...later.map((row) => rowNode(row, nameOf))),
   );
 }
 
@@ -147,11 +146,11 @@ export function billTable(estimate, nameOf) {
 export function notes(fit, check) {
   const estimate = fit.estimate;
   const native = fit.native_context;
-  const isTold = estimate?.notes.some((text) => text.startsWith("the model was made for"));
+  const isTold = native && estimate?.notes.some((text) => text.includes(tokens(native)));
   const each = Math.floor(fit.context_tokens / fit.streams);
   const beyond = native && each - native >= 256 && !isTold;
   const told = [
-    beyond && `${tokens(each)} tokens${fit.streams > 1 ? " for each sequence" : ""} are more than the ${tokens(native)} the model was made for (${short(native)}): answers beyond them are worse, or nonsense.`,
+    beyond && MODEL.beyondTrained(each, native, fit.streams > 1),
     estimate && basisTold(estimate.lines),
     ...(fit.notes ?? []),
     ...(estimate?.notes ?? []),

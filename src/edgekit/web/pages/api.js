@@ -1,5 +1,7 @@
 // Calls of the server, in its own words: /api/v1, errors as sentences, progress as events.
 
+import { ERRORS } from "./texts.js";
+
 const BASE = "/api/v1/";
 const READ = new Set(["hardware", "devices", "catalog", "openapi.json"]); // asked with GET
 const BEAT_MS = 5000; // while all is well
@@ -79,7 +81,7 @@ async function reach(url, options) {
   } catch (error) {
     if (error.name === "AbortError") throw error;
     connection.tell(true);
-    throw new ApiError("The server does not answer.", { type: "Unreachable" });
+    throw new ApiError(ERRORS.serverGone, { type: "Unreachable" });
   }
 }
 
@@ -88,7 +90,7 @@ async function answer(reply) {
   const body = await reply.json().catch(() => null);
   if (reply.ok && body !== null) return body;
   const { type, message } = body?.error ?? {};
-  const plain = message ?? `The server answered with status ${reply.status}.`;
+  const plain = message ?? ERRORS.status(reply.status);
   throw new ApiError(plain, { type: type ?? "Error", status: reply.status });
 }
 
@@ -141,7 +143,7 @@ async function* chunks(reader) {
     } catch (error) {
       if (error.name === "AbortError") throw error;
       connection.tell(true);
-      throw new ApiError("The server does not answer.", { type: "Unreachable" });
+      throw new ApiError(ERRORS.serverGone, { type: "Unreachable" });
     }
     if (step.done) return;
     yield step.value;
@@ -184,9 +186,9 @@ async function followed(path, onProgress, signal) {
     if (name === "progress") onProgress?.(data.line);
     if (name === "done") return data;
     if (name === "failed") throw new ApiError(data.error.message, data.error);
-    if (name === "cancelled") throw new DOMException("called off", "AbortError");
+    if (name === "cancelled") throw new DOMException(ERRORS.cancelled, "AbortError");
   }
-  throw new ApiError("The server stopped before it had an answer.", { type: "Unreachable" });
+  throw new ApiError(ERRORS.serverStopped, { type: "Unreachable" });
 }
 
 connection.watch();

@@ -3,21 +3,20 @@
 import { bar, verdict } from "./bar.js";
 import { el } from "./dom.js";
 import { isFitting } from "./filters.js";
-import { params, rate, tokens } from "./format.js";
+import { tokens } from "./format.js";
+import { CARD, COMMON, HOME } from "./texts.js";
 
 const BARS = 2; // memories shown on a card, the fullest ones
 const FACTS = [
-  ["Weights", (card) => card.variant && (card.is_good ? card.variant : `${card.variant}, coarse`)],
-  ["Context", context],
-  ["Cache", (card) => card.cache],
-  ["Speed", (card) => card.speed?.decode && rate(card.speed.decode)],
+  [CARD.quantization, (card) => card.variant && (card.is_good ? card.variant : CARD.lowQuality(card.variant))],
+  [CARD.context, (card) => card.context_tokens && tokens(card.context_tokens)],
+  [CARD.cache, (card) => card.cache],
+  [CARD.speed, (card) => card.speed?.decode && speed(card.speed.decode)],
 ];
-const UNKNOWN = "-";
 
-/** What can be used; of a load that does not fit, what it was tried with. */
-function context(card) {
-  if (!card.context_tokens) return null;
-  return isFitting(card) ? tokens(card.context_tokens) : `${tokens(card.context_tokens)} tried`;
+/** One figure to remember, its range in small. */
+function speed(range) {
+  return [CARD.speedValue(range), " ", el("small", { class: "muted", text: CARD.speedRange(range) })];
 }
 
 /** Family, size, tasks, licence: what is known without a machine. */
@@ -25,8 +24,8 @@ function what(model) {
   const isSparse = model.active_parameters && model.active_parameters < model.parameters;
   const said = [
     model.family !== model.id && model.family,
-    model.parameters && `${params(model.parameters)} parameters`,
-    isSparse && `${params(model.active_parameters)} active`,
+    model.parameters && COMMON.parameters(model.parameters),
+    isSparse && COMMON.active(model.active_parameters),
     model.kinds.join(", "),
     model.licence,
     model.released?.slice(0, 7),
@@ -49,19 +48,18 @@ function memories(bars) {
   const shown = decisive(bars).map((one) => bar(one));
   const left = bars.length - shown.length;
   if (left === 0) return shown;
-  const told = `and ${left} more ${left > 1 ? "memories" : "memory"}, less full`;
-  return [...shown, el("p", { class: "muted small", text: told })];
+  return [...shown, el("p", { class: "muted small", text: CARD.moreMemories(left) })];
 }
 
 function factRows() {
-  const values = FACTS.map(() => el("dd", { text: UNKNOWN }));
+  const values = FACTS.map(() => el("dd", { text: CARD.unknown }));
   const rows = FACTS.map(([label], at) => el("div", {}, el("dt", { text: label }), values[at]));
   return { list: el("dl", { class: "facts" }, rows), values };
 }
 
 function compareBox(model, onCompare) {
   const box = el("input", { type: "checkbox", onchange: () => onCompare(box.checked) });
-  const words = el("span", {}, "Compare", el("span", { class: "offscreen", text: ` ${model.id}` }));
+  const words = el("span", {}, HOME.compare, el("span", { class: "offscreen", text: ` ${model.id}` }));
   return { box, label: el("label", { class: "check compare-check" }, box, words) };
 }
 
@@ -84,8 +82,8 @@ export function makeCard(model, onCompare) {
   );
   const judge = (card) => {
     node.dataset.status = card.status;
-    badge.replaceChildren(verdict(card.status));
-    FACTS.forEach(([, valueOf], at) => (values[at].textContent = valueOf(card) || UNKNOWN));
+    badge.replaceChildren(verdict(card.status, card.engine));
+    FACTS.forEach(([, valueOf], at) => values[at].replaceChildren(...[valueOf(card) || CARD.unknown].flat()));
     room.replaceChildren(...memories(card.bars));
     told.textContent = isFitting(card) ? card.way || card.told : card.told; // the rest of it stands above
   };
@@ -93,7 +91,7 @@ export function makeCard(model, onCompare) {
     node.dataset.status = "working";
     badge.replaceChildren(working(text));
     room.replaceChildren(el("div", { class: "track empty" }, el("span", { class: "room" })));
-    for (const value of values) value.textContent = UNKNOWN;
+    for (const value of values) value.textContent = CARD.unknown;
     told.textContent = "";
   };
   return { node, link, box, judge, wait };

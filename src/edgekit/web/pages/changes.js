@@ -3,6 +3,7 @@
 import { cacheFlags } from "./cache_names.js";
 import { el } from "./dom.js";
 import { devices } from "./machine.js";
+import { MODEL } from "./texts.js";
 
 function weights(value, engine) {
   return engine === "mlx" ? { quantize: `q${parseInt(value, 10)}` } : { mix: value };
@@ -46,7 +47,7 @@ export function changeList(check, machine, onapply) {
     const flags = FLAGS[change.kind]?.(change.value, check.engine.name, change.told);
     const wished = flags ? null : machineFor(change, machine, check.machine);
     const apply = (event) => onapply(flags ? { flags } : { machine: wished }, event);
-    const button = (flags || wished) && el("button", { type: "button", text: "Apply", "aria-label": `Apply: ${change.told}`, onclick: apply });
+    const button = (flags || wished) && el("button", { type: "button", text: MODEL.apply, "aria-label": MODEL.applyNamed(change.told), onclick: apply });
     return el("li", {}, el("span", { text: change.told }), button);
   });
   return items.length ? el("ul", { class: "changes" }, ...items) : null;
@@ -54,5 +55,5 @@ export function changeList(check, machine, onapply) {
 
 /** What stands above the list. */
 export function changesTitle(check) {
-  return check.status === "failed" ? "What would make it fit" : "What would hold more";
+  return check.status === "failed" ? MODEL.changesFit : MODEL.changesMore;
 }

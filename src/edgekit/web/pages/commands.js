@@ -2,13 +2,13 @@
 
 import { call } from "./api.js";
 import { copy, el } from "./dom.js";
+import { COMMANDS, COMMON } from "./texts.js";
 
-const TITLES = { vllm: "vLLM", mlx: "mlx-lm", stream: "The built-in engine" };
 const RUNS = new Set(["llama.cpp", "stream"]); // engines that `edgekit run` starts
 const SERVES = new Set(["llama.cpp"]);
 
 function block({ name, text, notes = [] }) {
-  const button = el("button", { type: "button", class: "small", text: "Copy", "aria-label": `Copy: ${name}` });
+  const button = el("button", { type: "button", class: "small", text: COMMON.copy, "aria-label": COMMANDS.copyNamed(name) });
   button.addEventListener("click", () => copy(text, button));
   return el(
     "div",
@@ -26,12 +26,12 @@ function asVerb(command, verb) {
 
 function ofSettings(fit, isRunnable) {
   const rows = [];
-  if (fit.command) rows.push({ name: `${TITLES[fit.engine] ?? fit.engine}'s own command`, text: fit.command });
+  if (fit.command) rows.push({ name: COMMANDS.own(COMMANDS.programs[fit.engine] ?? fit.engine), text: fit.command });
   if (RUNS.has(fit.engine) && fit.can_load && isRunnable) {
-    rows.push({ name: "Run it inside this memory", text: asVerb(fit.estimate_command, "run") });
-    if (SERVES.has(fit.engine)) rows.push({ name: "Serve it to other programs", text: asVerb(fit.estimate_command, "serve") });
+    rows.push({ name: COMMANDS.run, text: asVerb(fit.estimate_command, "run") });
+    if (SERVES.has(fit.engine)) rows.push({ name: COMMANDS.serve, text: asVerb(fit.estimate_command, "serve") });
   }
-  rows.push({ name: "These numbers on the command line", text: fit.estimate_command });
+  rows.push({ name: COMMANDS.estimate, text: fit.estimate_command });
   return rows;
 }
 
@@ -50,7 +50,7 @@ export function commands(fields, { isRunnable, signal }) {
     drawn = now;
     own.replaceChildren(...rows.map(block));
   };
-  const hint = el("p", { class: "muted small", text: "llama-server, Ollama, LM Studio, Docker and others, as a plan for this machine chooses: it may take other weights than the settings above." });
+  const hint = el("p", { class: "muted small", text: COMMANDS.othersHint });
   return { node: el("div", {}, own, others.button, hint, others.place), show, follow: () => others.follow() };
 }
 
@@ -63,7 +63,7 @@ class Others {
   constructor(fields, signal) {
     this.#fields = fields;
     this.place = el("div", { class: "command-list", "aria-live": "polite" });
-    this.button = el("button", { type: "button", text: "Commands of every program", onclick: () => this.#plan() });
+    this.button = el("button", { type: "button", text: COMMANDS.others, onclick: () => this.#plan() });
     signal.addEventListener("abort", () => this.#control.abort());
   }
 
@@ -86,7 +86,7 @@ class Others {
     this.#of = JSON.stringify(fields);
     this.#control = new AbortController();
     const { signal } = this.#control;
-    this.#show(el("p", { class: "muted", text: "Planning ..." }));
+    this.#show(el("p", { class: "muted", text: COMMANDS.planning }));
     this.button.ariaBusy = "true";
     try {
       const found = await call("plan", fields, { signal });
@@ -98,6 +98,6 @@ class Others {
 }
 
 function planned(found) {
-  const why = found.decisions.map((one) => el("li", {}, el("strong", { text: `${one.lever}: ${one.value}` }), ` - ${one.because}`));
+  const why = found.decisions.map((one) => el("li", {}, el("strong", { text: COMMANDS.decision(one.lever, one.value) }), COMMANDS.because(one.because)));
   return [el("ul", { class: "decisions" }, ...why), ...found.commands.map((one) => block(one))];
 }

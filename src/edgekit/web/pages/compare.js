@@ -1,54 +1,56 @@
 // The compare page: two or three models, or engines, on one machine at one context.
 
 import { call, job } from "./api.js";
-import { bar, legend, occurring, sentence, VERDICTS, verdict } from "./bar.js";
+import { bar, legend, occurring, sentence, verdict } from "./bar.js";
 import { announce, copy, el, refill } from "./dom.js";
-import { COMPARED, ENGINE_NAMES, engineWords } from "./engines.js";
-import { bytes, params, rate, short, tokens } from "./format.js";
+import { COMPARED, engineWords } from "./engines.js";
+import { bytes, tokens } from "./format.js";
 import { machine, machinePicker } from "./machine.js";
 import { replaceQuery, route } from "./router.js";
+import { COMMON, COMPARE, ENGINE_NAMES, ERRORS, verdictWord } from "./texts.js";
 
 const LEAST_COLUMNS = 2;
 const MOST_COLUMNS = 3;
 const USUAL_CONTEXT = "8192"; // so that the columns say something about the same load
-const ENGINES = { "": "Auto", ...Object.fromEntries(COMPARED.map((name) => [name, ENGINE_NAMES[name]])) };
+const ENGINES = { "": COMMON.auto, ...Object.fromEntries(COMPARED.map((name) => [name, ENGINE_NAMES[name]])) };
 const CANNOT_RUN = new Set(["RefusedError", "HardwareError"]);
 const RANKS = { passed: 3, warning: 2, failed: 1, refused: 0 };
 const USUAL_MIX = "Q4_K_M"; // what llama.cpp's bill takes where the files are no GGUF
 const CACHE_AT = [8192, 32768];
+const LABELS = COMPARE.rows;
 
 // What a row shows of a column, and which value of it is the better one.
 const ROWS = [
-  { label: "Verdict", show: shownVerdict, value: (c) => RANKS[c.status], best: "most", word: "best" },
-  { label: "In words", show: inWords },
-  { label: "Engine", show: (c) => c.check && engineWords(c.check.engine) },
-  { label: "Memory", show: shownBars },
-  { label: "Weights", ...inBytes((c) => c.check?.estimate.model_bytes) },
-  { label: "Cache", ...inBytes((c) => cacheBytes(c.check?.estimate)) },
-  { label: "Compute", ...inBytes((c) => c.check?.estimate.compute_bytes) },
-  { label: "Total", ...inBytes((c) => c.check?.estimate.total_bytes) },
-  { label: "Largest context that fits", ...inTokens((c) => c.check?.max_context), show: shownLargest },
-  ...CACHE_AT.map((at) => ({ label: `Cache at ${short(at)}`, ...inBytes((c) => c.caches?.[at]) })),
-  { label: "Cache at the native context", ...inBytes((c) => c.caches?.native) },
-  { label: "Speed, one user", show: shownSpeed, value: (c) => c.plan?.speed?.decode[0], best: "most", word: "fastest" },
-  { label: "Quantisation", show: quantisation },
-  { label: "Parameters", show: shownParameters },
-  { label: "Native context", ...inTokens((c) => c.check?.native_context) },
-  { label: "How it is known", show: (c) => c.check?.basis },
-  { label: "Command", show: shownCommand },
+  { label: LABELS.verdict, show: shownVerdict, value: (c) => RANKS[c.status], best: "most", word: COMPARE.best.best },
+  { label: LABELS.summary, show: inWords },
+  { label: LABELS.engine, show: (c) => c.check && engineWords(c.check.engine) },
+  { label: LABELS.memory, show: shownBars },
+  { label: LABELS.weights, ...inBytes((c) => c.check?.estimate.model_bytes) },
+  { label: LABELS.cache, ...inBytes((c) => cacheBytes(c.check?.estimate)) },
+  { label: LABELS.compute, ...inBytes((c) => c.check?.estimate.compute_bytes) },
+  { label: LABELS.total, ...inBytes((c) => c.check?.estimate.total_bytes) },
+  { label: LABELS.maxContext, ...inTokens((c) => c.check?.max_context), show: shownLargest },
+  ...CACHE_AT.map((at) => ({ label: LABELS.cacheAt(at), ...inBytes((c) => c.caches?.[at]) })),
+  { label: LABELS.cacheNative, ...inBytes((c) => c.caches?.native) },
+  { label: LABELS.speed, show: shownSpeed, value: (c) => c.plan?.speed?.decode[0], best: "most", word: COMPARE.best.fastest },
+  { label: LABELS.quantization, show: quantization },
+  { label: LABELS.parameters, show: shownParameters },
+  { label: LABELS.native, ...inTokens((c) => c.check?.native_context) },
+  { label: LABELS.basis, show: (c) => c.check?.basis },
+  { label: LABELS.command, show: shownCommand },
 ];
 
-route("/compare", { title: "Compare", render });
+route("/compare", { title: COMPARE.title, render });
 
 function render(root, query, { signal }) {
   const page = { columns: columnsOf(query), signal, context: contextOf(query) };
   const grid = el("div", { class: "compare-columns" });
   page.grid = grid;
   page.scale = el("div", { class: "compare-scale" });
-  page.adder = el("button", { type: "button", text: "Add a column", onclick: () => addColumn(page) });
+  page.adder = el("button", { type: "button", text: COMPARE.add, onclick: () => addColumn(page) });
   root.append(
-    el("h1", { text: "Compare" }),
-    el("p", { class: "muted", text: "Two or three models, or one model on several engines: the same machine and the same context." }),
+    el("h1", { text: COMPARE.title }),
+    el("p", { class: "muted", text: COMPARE.lead }),
     settings(page),
     page.scale,
     grid,
@@ -81,13 +83,13 @@ function settings(page) {
   context.addEventListener("change", ask);
   const form = el(
     "form",
-    { class: "field", "aria-label": "The same for all columns", onsubmit: (event) => event.preventDefault() },
-    el("label", { for: "compare-context", text: "Context, in tokens" }),
+    { class: "field", "aria-label": COMPARE.shared, onsubmit: (event) => event.preventDefault() },
+    el("label", { for: "compare-context", text: COMPARE.context }),
     context,
-    el("small", { id: "compare-context-note", text: "8192 or 32k; empty: to each what it has room for" }),
+    el("small", { id: "compare-context-note", text: COMPARE.contextHint }),
   );
   const link = (event) => copy(location.href, event.currentTarget);
-  const buttons = el("div", { class: "buttons" }, page.adder, el("button", { type: "button", text: "Copy link", onclick: link }));
+  const buttons = el("div", { class: "buttons" }, page.adder, el("button", { type: "button", text: COMMON.copyLink, onclick: link }));
   return el("div", { class: "compare-settings panel" }, machinePicker(page.signal), form, buttons);
 }
 
@@ -126,13 +128,13 @@ function drawnColumn(page, column, at) {
 }
 
 function titleOf(column, at) {
-  return column.check?.model ?? (column.ref || `Column ${at + 1}`);
+  return column.check?.model ?? (column.ref || COMPARE.column(at + 1));
 }
 
 function editor(page, column, at) {
   const model = el("input", {
     id: `compare-model-${at}`, type: "text", value: column.ref, autocomplete: "off", autocapitalize: "off",
-    placeholder: "qwen3-8b, org/name, URL or file",
+    placeholder: COMPARE.modelExample,
   });
   model.spellcheck = false;
   const engine = el(
@@ -150,16 +152,16 @@ function editor(page, column, at) {
   model.addEventListener("change", ask);
   return el(
     "form",
-    { class: "compare-editor", "aria-label": `Column ${at + 1}`, onsubmit: (event) => { event.preventDefault(); ask(); } },
-    el("div", { class: "field" }, el("label", { for: model.id, text: "Model" }), model),
-    el("div", { class: "field" }, el("label", { for: engine.id, text: "Engine" }), engine),
+    { class: "compare-editor", "aria-label": COMPARE.column(at + 1), onsubmit: (event) => { event.preventDefault(); ask(); } },
+    el("div", { class: "field" }, el("label", { for: model.id, text: COMPARE.model }), model),
+    el("div", { class: "field" }, el("label", { for: engine.id, text: COMMON.engine }), engine),
     el("div", { class: "buttons" }, ...columnButtons(page, column, at)),
   );
 }
 
 function columnButtons(page, column, at) {
-  column.link = el("a", { class: "button", text: "Open the model page", hidden: true });
-  const remove = el("button", { type: "button", text: "Remove", "aria-label": `Remove column ${at + 1}`, onclick: () => removeColumn(page, column) });
+  column.link = el("a", { class: "button", text: COMPARE.open, hidden: true });
+  const remove = el("button", { type: "button", text: COMMON.remove, "aria-label": COMPARE.removeColumn(at + 1), onclick: () => removeColumn(page, column) });
   remove.hidden = page.columns.length <= LEAST_COLUMNS;
   return [column.link, remove];
 }
@@ -203,7 +205,7 @@ async function askColumn(page, column) {
   const asked = new AbortController();
   const signal = AbortSignal.any([asked.signal, page.signal]);
   Object.assign(column, { asked, check: null, fit: null, caches: null, plan: null, facts: null, error: null, status: null, isAsking: Boolean(column.ref) });
-  column.progress = column.ref ? "Reading the model" : null;
+  column.progress = column.ref ? COMPARE.reading : null;
   keepInAddress(page);
   const show = () => { showState(page, column); showRows(page); };
   show();
@@ -224,7 +226,8 @@ async function askColumn(page, column) {
   column.progress = null;
   column.isAsking = Boolean(column.check);
   show();
-  announce(`${titleOf(column, page.columns.indexOf(column))}: ${column.error ? column.error.message : VERDICTS[column.status].word}`);
+  const outcome = column.error ? column.error.message : verdictWord(column.status, column.check.engine.name);
+  announce(COMPARE.result(titleOf(column, page.columns.indexOf(column)), outcome));
   if (!column.check) return;
   await askFurther(column, fields, signal, show);
   if (signal.aborted) return;
@@ -304,23 +307,23 @@ function modelQuery(page, column) {
 }
 
 function stateNodes(page, column) {
-  if (!column.ref) return [el("p", { class: "muted", text: "Name a model above." })];
+  if (!column.ref) return [el("p", { class: "muted", text: COMPARE.empty })];
   if (column.progress) {
     const cancel = () => {
       column.asked.abort();
-      Object.assign(column, { progress: null, isAsking: false, error: new Error("Called off.") });
+      Object.assign(column, { progress: null, isAsking: false, error: new Error(ERRORS.cancelled) });
       showState(page, column);
       showRows(page);
     };
     return [
       el("p", { class: "progress", role: "status", text: column.progress }),
-      el("button", { type: "button", text: "Cancel", onclick: cancel }),
+      el("button", { type: "button", text: COMMON.cancel, onclick: cancel }),
     ];
   }
   if (column.error && column.status !== "refused") {
     return [
       el("p", { class: "error", role: "alert", text: column.error.message }),
-      el("button", { type: "button", text: "Try again", onclick: () => askColumn(page, column) }),
+      el("button", { type: "button", text: COMMON.tryAgain, onclick: () => askColumn(page, column) }),
     ];
   }
   return [];
@@ -359,16 +362,16 @@ function bestOf(row, values) {
 
 /** What is still asked for is not unknown, and of a model that cannot run there is nothing to know. */
 function emptyCell(column) {
-  const text = column.isAsking ? "..." : column.check ? "not known" : column.error ? "-" : "";
+  const text = column.isAsking ? COMPARE.pending : column.check ? COMPARE.notKnown : column.error ? COMPARE.noAnswer : "";
   return el("span", { class: "muted", text });
 }
 
 function inBytes(value) {
-  return { value, show: (column) => shownNumber(value(column), bytes), best: "least", word: "least" };
+  return { value, show: (column) => shownNumber(value(column), bytes), best: "least", word: COMPARE.best.lowest };
 }
 
 function inTokens(value) {
-  return { value, show: (column) => shownNumber(value(column), tokens), best: "most", word: "most" };
+  return { value, show: (column) => shownNumber(value(column), tokens), best: "most", word: COMPARE.best.highest };
 }
 
 function shownNumber(number, told) {
@@ -377,13 +380,13 @@ function shownNumber(number, told) {
 
 function shownVerdict(column) {
   if (!column.status) return null;
-  const shown = [verdict(column.status)];
+  const shown = [verdict(column.status, column.check?.engine.name)];
   if (column.status === "refused") shown.push(el("p", { text: column.error.message }));
   return shown;
 }
 
 function shownLargest({ check }) {
-  return check && (check.max_context ? tokens(check.max_context) : "none");
+  return check && (check.max_context ? tokens(check.max_context) : COMMON.none);
 }
 
 // Why it does not fit, where the load itself would; else what the load takes, without the word of the verdict.
@@ -408,41 +411,41 @@ function commonScale(page) {
 
 function showScale(page) {
   const bars = allBars(page);
-  const told = `All bars have one scale: their whole width is ${bytes(commonScale(page))}.`;
-  page.scale.replaceChildren(...(bars.length ? [legend(occurring(bars)), el("p", { class: "muted small", text: told })] : []));
+  page.scale.replaceChildren(...(bars.length ? [legend(occurring(bars)), el("p", { class: "muted small", text: COMPARE.scale(commonScale(page)) })] : []));
 }
 
 function shownSpeed(column) {
   const { plan } = column;
   if (!plan?.speed) return null;
-  const how = `as planned: ${plan.variant.name}, cache ${plan.cache.name}; ${plan.speed.basis}`;
-  return [rate(plan.speed.decode), el("p", { class: "muted", text: how })];
+  const { decode, basis } = plan.speed;
+  const how = COMPARE.speedBasis(decode, plan.variant.name, plan.cache.name, basis);
+  return [COMPARE.speed(decode), el("p", { class: "muted", text: how })];
 }
 
-function quantisation(column) {
+function quantization(column) {
   if (!column.check || !column.facts) return null;
   const named = column.check.engine.name === "llama.cpp" ? mixOf(column) : storedAs(column.facts);
   const parameters = column.facts.parameters;
-  const bits = parameters ? `${((column.check.estimate.model_bytes * 8) / parameters).toFixed(1)} bits per weight` : null;
+  const bits = parameters ? COMPARE.bitsPerWeight((column.check.estimate.model_bytes * 8) / parameters) : null;
   return [named, bits].filter(Boolean).join(", ");
 }
 
 function storedAs(facts) {
   const { method, format, bits } = facts.quantization ?? {};
-  return facts.mix ?? [method ?? format, bits && `${bits} bits`].filter(Boolean).join(" ");
+  return facts.mix ?? [method ?? format, bits && COMPARE.bits(bits)].filter(Boolean).join(" ");
 }
 
 function shownParameters(column) {
   const { parameters, active_parameters: active } = column.facts ?? {};
   if (!parameters) return null;
-  return active && active !== parameters ? `${params(parameters)}, ${params(active)} active` : params(parameters);
+  return COMPARE.parameters(parameters, active === parameters ? null : active);
 }
 
 function shownCommand(column) {
   const command = column.check?.command;
-  if (!command) return column.check ? "none: it does not load" : null;
+  if (!command) return column.check ? COMPARE.noCommand : null;
   return [
-    el("pre", { class: "command", tabindex: "0", "aria-label": "Command" }, el("code", { text: command })),
-    el("button", { type: "button", text: "Copy command", onclick: (event) => copy(command, event.currentTarget) }),
+    el("pre", { class: "command", tabindex: "0", "aria-label": COMPARE.commandLabel }, el("code", { text: command })),
+    el("button", { type: "button", text: COMPARE.copyCommand, onclick: (event) => copy(command, event.currentTarget) }),
   ];
 }

@@ -1,7 +1,8 @@
-// The context as a slider on a doubling scale, with a field for the exact number beside it.
+// The context as a slider on a log scale, next to a field for the exact number.
 
 import { el } from "./dom.js";
-import { short, tokens } from "./format.js";
+import { tokens } from "./format.js";
+import { COMMON, SETTINGS } from "./texts.js";
 
 const LEAST = 512;
 const STEPS = 240; // of the slider: about 3 % each
@@ -46,11 +47,11 @@ function mostOf(native, context) {
 /** The control; `show({context, native, largest, isAuto})` sets it. `onpick(tokens or null, event)`. */
 export function contextControl(onpick) {
   const state = { most: 2 * FALLBACK_MOST, marks: [] };
-  const slider = el("input", { type: "range", id: "context-slider", min: 0, max: STEPS, step: 1, "aria-label": "Context, on a doubling scale" });
+  const slider = el("input", { type: "range", id: "context-slider", min: 0, max: STEPS, step: 1, "aria-label": SETTINGS.contextSlider });
   const field = el("input", { id: "context", inputMode: "numeric", autocomplete: "off", maxLength: 12, "aria-describedby": "context-hint" });
   const hint = el("p", { id: "context-hint", class: "hint" });
   const ticks = el("div", { class: "ticks" });
-  const auto = el("button", { type: "button", class: "quiet small", text: "Auto", title: "As EdgeKit chooses", onclick: (event) => onpick(null, event) });
+  const auto = el("button", { type: "button", class: "quiet small", text: COMMON.auto, title: SETTINGS.contextAuto, onclick: (event) => onpick(null, event) });
   slider.addEventListener("input", (event) => {
     const count = nextTokens(Number(slider.value), state);
     field.value = tokens(count);
@@ -62,7 +63,7 @@ export function contextControl(onpick) {
   const node = el(
     "div",
     { class: "control wide" },
-    el("div", { class: "row" }, el("label", { htmlFor: "context", text: "Context, tokens" }), auto),
+    el("div", { class: "row" }, el("label", { htmlFor: "context", text: SETTINGS.context }), auto),
     el("div", { class: "row" }, slider, field),
     ticks,
     hint,
@@ -74,7 +75,7 @@ function typed(field, hint, accept) {
   const count = readTokens(field.value);
   field.setAttribute("aria-invalid", String(count === null));
   hint.classList.toggle("wrong", count === null);
-  if (count === null) hint.textContent = `${field.value.slice(0, 20) || "Nothing"} is no number of tokens: say 8192 or 32k`;
+  if (count === null) hint.textContent = SETTINGS.contextWrong(field.value.slice(0, 20));
   else {
     field.value = tokens(count); // as every other number of the page
     accept(count);
@@ -95,7 +96,7 @@ function tellHint(field, hint, text) {
 }
 
 function tell(slider, count) {
-  slider.setAttribute("aria-valuetext", `${tokens(count)} tokens`);
+  slider.setAttribute("aria-valuetext", COMMON.tokens(count));
 }
 
 function show(parts, { context, native, largest, isAuto, because }) {
@@ -108,7 +109,7 @@ function show(parts, { context, native, largest, isAuto, because }) {
   const isTyping = document.activeElement === field && field.getAttribute("aria-invalid") === "true";
   if (document.activeElement !== field) field.value = tokens(context);
   auto.setAttribute("aria-pressed", String(isAuto));
-  if (!isTyping) tellHint(field, hint, isAuto && because ? `Auto: ${because}` : "");
+  if (!isTyping) tellHint(field, hint, isAuto && because ? SETTINGS.contextBecause(because) : "");
   showTicks(parts, native, largest);
 }
 
@@ -118,16 +119,14 @@ function showTicks({ state, ticks, onpick }, native, largest) {
   if (ticks.dataset.drawn === wanted) return;
   ticks.dataset.drawn = wanted;
   const isOne = native && native === largest;
-  const rows = isOne
-    ? [[native, "native and largest that fits"]]
-    : [[native, "native"], [largest, "largest that fits"]];
-  ticks.replaceChildren(...rows.filter(([count]) => count).map(([count, word]) => tick(count, word, state.most, onpick)));
+  const rows = isOne ? [[native, "both"]] : [[native, "native"], [largest, "largest"]];
+  ticks.replaceChildren(...rows.filter(([count]) => count).map(([count, kind]) => tick(count, kind, state.most, onpick)));
 }
 
-function tick(count, word, most, onpick) {
+function tick(count, kind, most, onpick) {
+  const word = SETTINGS.ticks[kind];
   const mark = el("span", { class: "tick", "aria-hidden": "true" });
   mark.style.left = `${(100 * placeOf(count, most)) / STEPS}%`;
-  const label = `${word}: ${tokens(count)}`;
-  const button = el("button", { type: "button", class: "quiet small", title: tokens(count), text: `${word} ${short(count)}`, "aria-label": label, onclick: (event) => onpick(count, event) });
-  return el("div", { class: `tick-row ${word === "native" ? "native" : "largest"}` }, mark, button);
+  const button = el("button", { type: "button", class: "quiet small", title: tokens(count), text: SETTINGS.tick(word, count), "aria-label": SETTINGS.tickLabel(word, count), onclick: (event) => onpick(count, event) });
+  return el("div", { class: `tick-row ${kind === "native" ? "native" : "largest"}` }, mark, button);
 }

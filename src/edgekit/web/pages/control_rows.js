@@ -1,6 +1,6 @@
 // TABLE of the controls of each engine: one row, one control. Keys and values are those of the flags.
 
-import { ENGINE_NAMES } from "./engines.js";
+import { COMMON, ENGINE_NAMES, SETTINGS } from "./texts.js";
 
 export const LLAMACPP_CACHE = ["f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "bf16", "f32"];
 export const VLLM_CACHE = [
@@ -13,52 +13,52 @@ export const STREAM_CACHE = ["f16", "q8_0", "f32"];
 const MIXES = ["F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "IQ3_XXS", "Q2_K"];
 const MLX_WEIGHTS = ["bf16", "q8", "q6", "q5", "q4", "q3", "q2", "mxfp4"];
 
-/** Values and words; the first stands for what was not chosen. */
-export const ENGINES = [["", "Auto"], ...Object.entries(ENGINE_NAMES)];
+/** Values and names; the first leaves the choice to EdgeKit. */
+export const ENGINES = [["", COMMON.auto], ...Object.entries(ENGINE_NAMES)];
 
-const menu = (key, label, values, more = {}) => ({ key, label, kind: "menu", values, ...more });
-const number = (key, label, more = {}) => ({ key, label, kind: "number", least: 1, most: 2 ** 31 - 1, ...more });
+const menu = (key, values, more = {}) => ({ key, kind: "menu", values, ...more });
+const number = (key, more = {}) => ({ key, kind: "number", least: 1, most: 2 ** 31 - 1, ...more });
 
 const CACHE_PAIR = [
-  menu("type_k", "Cache of keys", LLAMACPP_CACHE, { own: "f16" }),
-  menu("type_v", "Cache of values", LLAMACPP_CACHE, { own: "f16" }),
+  menu("type_k", LLAMACPP_CACHE, { own: "f16" }),
+  menu("type_v", LLAMACPP_CACHE, { own: "f16" }),
   { key: "one_cache", kind: "note", need: "oneCache" },
 ];
 
 /** `fact` names what the engine took, in facts of the estimate; `need` what the model must have. */
 export const CONTROLS = {
   "llama.cpp": [
-    menu("mix", "Weights as if quantised", MIXES, { own: "Q4_K_M", need: "mixable", isWide: true }),
+    menu("mix", MIXES, { own: "Q4_K_M", need: "mixable", isWide: true }),
     ...CACHE_PAIR,
-    menu("flash_attn", "Flash attention", ["on", "off"], { own: "auto", fact: "flash_attn" }),
-    { key: "n_gpu_layers", label: "Layers on the GPU", kind: "layers", extra: 1, need: "gpu" },
-    { key: "n_cpu_moe", label: "Layers with experts on the CPU", kind: "layers", extra: 0, need: "experts" },
-    { key: "cpu_moe", label: "All experts on the CPU", kind: "switch", need: "experts" },
-    number("parallel", "Sequences", { fact: "n_seq_max" }),
-    number("batch", "Batch", { fact: "n_batch" }),
-    number("ubatch", "Micro-batch", { fact: "n_ubatch", least: 0 }),
+    menu("flash_attn", ["on", "off"], { own: "auto", fact: "flash_attn" }),
+    { key: "n_gpu_layers", kind: "layers", extra: 1, need: "gpu" },
+    { key: "n_cpu_moe", kind: "layers", extra: 0, need: "experts" },
+    { key: "cpu_moe", kind: "switch", need: "experts" },
+    number("parallel", { fact: "n_seq_max" }),
+    number("batch", { fact: "n_batch" }),
+    number("ubatch", { fact: "n_ubatch", least: 0 }),
   ],
   vllm: [
-    menu("kv_cache_dtype", "Cache type", VLLM_CACHE.slice(1), { own: "auto", isWide: true }),
-    menu("tensor_parallel_size", "GPUs that share each layer", ["1", "2", "4", "8"], { own: "auto", isWide: true }),
-    { key: "gpu_memory_utilization", label: "Share of the GPU's memory", kind: "share", own: 0.92 },
-    number("max_num_seqs", "Requests at once", { fact: "max_num_seqs" }),
-    number("max_num_batched_tokens", "Tokens computed at once", { fact: "max_num_batched_tokens" }),
+    menu("kv_cache_dtype", VLLM_CACHE.slice(1), { own: "auto", isWide: true }),
+    menu("tensor_parallel_size", ["1", "2", "4", "8"], { own: "auto", isWide: true }),
+    { key: "gpu_memory_utilization", kind: "share", own: 0.92 },
+    number("max_num_seqs", { fact: "max_num_seqs" }),
+    number("max_num_batched_tokens", { fact: "max_num_batched_tokens" }),
   ],
   mlx: [
-    menu("quantize", "Weights as if quantised", MLX_WEIGHTS, { own: "as stored, or 4 bit", need: "mixable", isWide: true }),
-    menu("kv_bits", "Bits of the cache", MLX_BITS, { own: "16" }),
-    menu("kv_group_size", "Numbers that share a scale", ["32", "64", "128"], { own: "64" }),
-    number("quantized_kv_start", "Quantised from token", { least: 0, own: 5000 }),
-    number("prefill_step_size", "Prompt tokens at once", { fact: "chunk_tokens" }),
-    number("max_tokens", "Tokens to generate", { least: 0, fact: "new_tokens" }),
+    menu("quantize", MLX_WEIGHTS, { own: SETTINGS.defaults.quantize, need: "mixable", isWide: true }),
+    menu("kv_bits", MLX_BITS, { own: "16" }),
+    menu("kv_group_size", ["32", "64", "128"], { own: "64" }),
+    number("quantized_kv_start", { least: 0, own: 5000 }),
+    number("prefill_step_size", { fact: "chunk_tokens" }),
+    number("max_tokens", { least: 0, fact: "new_tokens" }),
   ],
   stream: [
-    menu("type_k", "Cache of keys", STREAM_CACHE, { own: "f16" }),
-    menu("type_v", "Cache of values", STREAM_CACHE, { own: "f16" }),
-    menu("keep", "Weights that stay in memory", ["all", "none"], { own: "what there is room for", isWide: true }),
-    { key: "rolling", label: "A full window rolls on", kind: "switch" },
-    number("chunk", "Prompt tokens at once", { fact: "chunk_tokens" }),
-    number("threads", "Threads", { fact: "threads", most: 1024 }),
+    menu("type_k", STREAM_CACHE, { own: "f16" }),
+    menu("type_v", STREAM_CACHE, { own: "f16" }),
+    menu("keep", ["all", "none"], { own: SETTINGS.defaults.keep, isWide: true }),
+    { key: "rolling", kind: "switch" },
+    number("chunk", { fact: "chunk_tokens" }),
+    number("threads", { fact: "threads", most: 1024 }),
   ],
 };

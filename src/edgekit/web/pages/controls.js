@@ -3,8 +3,7 @@
 import { contextControl } from "./context_control.js";
 import { CONTROLS, ENGINES } from "./control_rows.js";
 import { el } from "./dom.js";
-import { ENGINE_NAMES } from "./engines.js";
-import { tokens } from "./format.js";
+import { COMMON, ENGINE_NAMES, SETTINGS } from "./texts.js";
 
 const KNOWN = new Set(["engine", "context", ...Object.values(CONTROLS).flat().map((row) => row.key)]);
 
@@ -17,7 +16,7 @@ function has(need, facts) {
 
 const own = (row, facts) => {
   const fact = row.fact ? facts.taken?.[row.fact] : undefined;
-  if (fact === true || fact === false) return `${row.own} (${fact ? "on" : "off"})`;
+  if (fact === true || fact === false) return SETTINGS.onOff(row.own, fact);
   return fact ?? row.own ?? "";
 };
 
@@ -29,7 +28,7 @@ function menu(row, onpick) {
   select.addEventListener("input", (event) => onpick(row.key, select.value || null, event));
   const show = (value, isAuto, facts) => {
     const engines = own(row, facts);
-    first.textContent = isAuto && value !== null && String(value) !== row.own ? `auto: ${value}` : String(engines);
+    first.textContent = isAuto && value !== null && String(value) !== row.own ? SETTINGS.valueAuto(value) : String(engines);
     select.value = isAuto || value === row.own ? "" : String(value);
     if (select.selectedIndex < 0) select.append(el("option", { value, text: value, selected: true }));
   };
@@ -40,7 +39,7 @@ function menu(row, onpick) {
 function number(row, onpick) {
   const hint = el("p", { id: `hint-${row.key}`, class: "hint wrong" });
   const input = el("input", { id: `set-${row.key}`, type: "number", min: row.least, max: row.most, step: 1, "aria-describedby": hint.id });
-  const accepted = `Not taken: a whole number from ${tokens(row.least)} to ${tokens(row.most)}, or nothing`;
+  const accepted = SETTINGS.wholeNumber(row.least, row.most);
   let inForce = "";
   input.addEventListener("input", (event) => {
     const { valid } = input.validity;
@@ -67,7 +66,7 @@ function number(row, onpick) {
 function share(row, onpick) {
   const input = el("input", { id: `set-${row.key}`, type: "range", min: 0.5, max: 1, step: 0.01 });
   const told = el("output", { htmlFor: input.id });
-  const say = (part, isAuto) => (told.textContent = `${Math.round(100 * Number(part))} %${isAuto ? ", usual" : ""}`);
+  const say = (part, isAuto) => (told.textContent = SETTINGS.percent(Math.round(100 * Number(part)), isAuto));
   input.addEventListener("input", (event) => {
     say(input.value, false);
     onpick(row.key, input.value, event);
@@ -92,7 +91,7 @@ function layers(row, onpick) {
   const told = el("output", { htmlFor: input.id });
   let most = 0;
   const word = (count) => (row.extra && count === most ? "all" : String(count));
-  const say = (count) => (told.textContent = `${count} of ${most}`);
+  const say = (count) => (told.textContent = SETTINGS.layers(count, most));
   input.addEventListener("input", (event) => {
     auto.checked = false;
     say(Number(input.value));
@@ -107,7 +106,7 @@ function layers(row, onpick) {
     auto.checked = isAuto;
     say(count);
   };
-  const choice = el("label", { class: "check small" }, auto, "Auto");
+  const choice = el("label", { class: "check small" }, auto, COMMON.auto);
   return { input, beside: told, above: choice, show };
 }
 
@@ -121,7 +120,7 @@ const KINDS = { note, menu, number, share, switch: toggle, layers };
 
 function framed(row, made) {
   if (made.node) return made.node;
-  const label = el("label", { htmlFor: made.input.id, text: row.label });
+  const label = el("label", { htmlFor: made.input.id, text: SETTINGS.labels[row.key] });
   if (made.isInline) return el("div", { class: "control inline" }, made.input, label);
   const head = el("div", { class: "row" }, label, made.above);
   const body = made.beside ? el("div", { class: "row" }, made.input, made.beside) : made.input;
@@ -133,8 +132,8 @@ function others(settings, onpick) {
   const keys = Object.keys(settings.chosen).filter((key) => !KNOWN.has(key));
   if (!keys.length) return null;
   const chip = (key) =>
-    el("li", {}, el("code", { text: `${key} = ${settings.chosen[key]}` }), el("button", { type: "button", class: "quiet small", text: "Remove", "aria-label": `Remove ${key}`, onclick: (event) => onpick(key, null, event) }));
-  return el("div", { class: "control wide" }, el("p", { class: "label", text: "Also asked for" }), el("ul", { class: "chips" }, ...keys.map(chip)));
+    el("li", {}, el("code", { text: `${key} = ${settings.chosen[key]}` }), el("button", { type: "button", class: "quiet small", text: COMMON.remove, "aria-label": COMMON.removeNamed(key), onclick: (event) => onpick(key, null, event) }));
+  return el("div", { class: "control wide" }, el("p", { class: "label", text: SETTINGS.fromLink }), el("ul", { class: "chips" }, ...keys.map(chip)));
 }
 
 /** {node, show(facts)}: onpick(key, value or null, event) hears every change. */
@@ -168,9 +167,9 @@ function engineMenu(onpick) {
   select.addEventListener("input", (event) => onpick("engine", select.value || null, event));
   const show = (settings, facts) => {
     const named = ENGINE_NAMES[facts.engine] ?? facts.engine;
-    select.options[0].textContent = settings.isAuto("engine") && named ? `Auto: ${named}` : "Auto";
+    select.options[0].textContent = settings.isAuto("engine") && named ? SETTINGS.engineAuto(named) : COMMON.auto;
     select.value = settings.chosen.engine ?? "";
   };
-  const node = el("div", { class: "control wide" }, el("label", { htmlFor: "set-engine", text: "Engine" }), select);
+  const node = el("div", { class: "control wide" }, el("label", { htmlFor: "set-engine", text: COMMON.engine }), select);
   return { node, select, show };
 }

@@ -3,22 +3,21 @@
 import { call } from "./api.js";
 import { copy, el, fault, scrollTable } from "./dom.js";
 import { route, show } from "./router.js";
+import { API_PAGE, COMMON } from "./texts.js";
 
 const METHODS = ["get", "post", "put", "delete"];
-const LEAD = "The same answers as the command line with --json, on this port. Fields are the command line's flags. ";
-const TYPES = { string: "text", integer: "whole number", number: "number", boolean: "true | false" };
 const SAMPLES = { model: "qwen3-8b", id: "qwen3-8b", job_id: "ID" };
 const OPEN_FIELDS = 8; // longer tables wait until they are opened
 const LOOPBACK = new Set(["127.0.0.1", "localhost", "[::1]"]); // elsewhere a token is needed
 const RAW = "/api/v1/openapi.json";
 
-route("/api/docs", { title: "API", render });
+route("/api/docs", { title: API_PAGE.title, render });
 
 async function render(root, _params, { signal }) {
-  const room = el("div", { class: "api" }, el("p", { class: "muted", text: "Reading the specification ..." }));
+  const room = el("div", { class: "api" }, el("p", { class: "muted", text: API_PAGE.loading }));
   root.append(
-    el("h1", { text: "API" }),
-    el("p", { class: "lead muted" }, LEAD, el("a", { href: RAW, text: "openapi.json" })),
+    el("h1", { text: API_PAGE.title }),
+    el("p", { class: "lead muted" }, API_PAGE.lead, el("a", { href: RAW, text: "openapi.json" })),
     room,
   );
   try {
@@ -49,7 +48,7 @@ const idOf = (one) => nameOf(one).toLowerCase().replace(/[^a-z0-9]+/g, "-");
 
 function contents(all) {
   const links = all.map((one) => el("li", {}, el("a", { href: `#${idOf(one)}`, text: nameOf(one) })));
-  return el("nav", { class: "panel api-contents", "aria-label": "Paths" }, el("ul", {}, links));
+  return el("nav", { class: "panel api-contents", "aria-label": API_PAGE.paths }, el("ul", {}, links));
 }
 
 /** A part of the specification that is only pointed to. */
@@ -79,15 +78,15 @@ function fieldsOf(one, spec) {
   return [...inQuery, ...inBody];
 }
 
-/** "text", "number | text", "a list of text": what may be given. */
+/** "text", "number | text", "list of text": what may be given. */
 function typeOf(schema, spec) {
   const plain = resolved(spec, schema) ?? {};
   if (plain.enum) return plain.enum.map(String).join(" | ");
   if (plain.const !== undefined) return String(plain.const);
   const several = plain.anyOf ?? plain.oneOf;
   if (several) return [...new Set(several.map((one) => typeOf(one, spec)))].filter((one) => one !== "null").join(" | ");
-  if (plain.type === "array") return `a list of ${typeOf(plain.items, spec)}`;
-  return TYPES[plain.type] ?? plain.type ?? "anything";
+  if (plain.type === "array") return API_PAGE.list(typeOf(plain.items, spec));
+  return API_PAGE.types[plain.type] ?? plain.type ?? API_PAGE.anything;
 }
 
 function fieldTable(fields, spec, title) {
@@ -100,17 +99,16 @@ function fieldTable(fields, spec, title) {
       el("td", { text: field.told ?? "" }),
     ),
   );
-  const columns = ["Field", "Takes", "What it says"];
-  return scrollTable(`Fields of ${title}`, "fields", columns, el("tbody", {}, rows));
+  return scrollTable(API_PAGE.fieldsOf(title), "fields", API_PAGE.columns, el("tbody", {}, rows));
 }
 
-const needed = () => el("small", { class: "muted", text: " needed" });
+const needed = () => el("small", { class: "muted", text: API_PAGE.required });
 
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
 /** A value to try a field with: the specification's own, or a known one. */
 function sample({ name, schema }) {
-  return schema?.examples?.[0] ?? schema?.example ?? SAMPLES[name] ?? "VALUE";
+  return schema?.examples?.[0] ?? schema?.example ?? SAMPLES[name] ?? API_PAGE.sample;
 }
 
 /** A curl command that works as it stands, where the fields have examples. */
@@ -128,7 +126,7 @@ function curl(one, fields) {
 }
 
 function commandLine(command) {
-  const button = el("button", { type: "button", text: "Copy", onclick: () => copy(command, button) });
+  const button = el("button", { type: "button", text: COMMON.copy, onclick: () => copy(command, button) });
   return el("div", { class: "command" }, el("pre", { tabIndex: 0, text: command }), button);
 }
 
@@ -145,7 +143,7 @@ function operation(one, spec) {
     fields.length > 0 && el(
       "details",
       { open: fields.length < OPEN_FIELDS },
-      el("summary", { text: `Fields (${fields.length})` }),
+      el("summary", { text: API_PAGE.fields(fields.length) }),
       fieldTable(fields, spec, nameOf(one)),
     ),
   );

@@ -1,5 +1,7 @@
 // Nodes from plain values: text is always text, never markup.
 
+import { COMMON } from "./texts.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 const READ_ONLY = new Set(["list", "form"]); // properties that only their attribute can set
 
@@ -41,7 +43,7 @@ export function scrollTable(label, className, columns, body) {
 
 /** What went wrong, and a way to try again. */
 export function fault(message, retry) {
-  const again = el("button", { type: "button", text: "Try again" });
+  const again = el("button", { type: "button", text: COMMON.tryAgain });
   again.addEventListener("click", () => {
     again.ariaBusy = "true"; // it stays until there is an answer
     retry();
@@ -81,7 +83,7 @@ export async function copy(text, button) {
   } catch {
     isDone = copyBySelection(text);
   }
-  const told = isDone ? "copied" : "not copied: select it by hand";
+  const told = isDone ? COMMON.copied : COMMON.copyFailed;
   announce(told);
   if (button) flash(button, told);
 }

@@ -1,9 +1,8 @@
-// What the engines are called, everywhere on the page.
+// The engines that are compared, and what an engine with its version is called.
 
-/** Names of the flags -> words; the last is EdgeKit's own. */
-export const ENGINE_NAMES = { "llama.cpp": "llama.cpp", vllm: "vLLM", mlx: "MLX", stream: "stream (built in)" };
+import { ENGINE_NAMES } from "./texts.js";
 
-/** Those that the catalog is planned for, and that are compared. */
+/** The engines that the catalog is checked for. */
 export const COMPARED = ["llama.cpp", "vllm", "mlx"];
 
 /** "llama.cpp 0.5.0", "mlx-lm 0.32.2 (MLX 0.32.4)": a version that names its program says it all. */

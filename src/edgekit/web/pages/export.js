@@ -1,8 +1,8 @@
 // Plot, bars and answer -> files: an SVG that needs nothing else, a PNG of it, and the JSON.
 
-import { COMPONENTS, VERDICTS } from "./bar.js";
+import { COMPONENTS } from "./bar.js";
 import { el, svg } from "./dom.js";
-import { bytes, tokens } from "./format.js";
+import { BARS, PICTURE, verdictWord } from "./texts.js";
 
 const STYLES = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linecap", "stroke-linejoin", "opacity", "font-size", "font-weight", "font-family", "paint-order"];
 const MARGIN = 20;
@@ -12,7 +12,6 @@ const HEAD = 62;
 const TITLE_LETTER = 11; // pixels, about
 const SCALE = 2; // dots of the PNG for each of the page
 const CLASS_OF = new Map(COMPONENTS.map((one) => [one.name, one.className]));
-const LABEL_OF = new Map(COMPONENTS.map((one) => [one.name, one.label]));
 
 /** "Qwen/Qwen3 8B" -> "Qwen-Qwen3-8B": safe in every file system. */
 function fileName(model, ending) {
@@ -63,7 +62,6 @@ function barNodes(bar, y, width) {
   const total = bar.total_bytes ?? bar.available_bytes + bar.reserve_bytes;
   const whole = Math.max(total, bar.required_bytes);
   const wide = (n) => (n / whole) * width;
-  const used = bar.share ? `, ${bar.share}` : "";
   let from = MARGIN;
   const parts = bar.parts.map((part) => {
     const node = svg("rect", { x: from, y: y + 8, width: Math.max(0.5, wide(part.bytes)), height: BAR, fill: colour(`--${CLASS_OF.get(part.component) ?? "others"}`) });
@@ -72,7 +70,7 @@ function barNodes(bar, y, width) {
   });
   const limit = MARGIN + wide(bar.available_bytes);
   return [
-    words(MARGIN, y, `${bar.memory}: ${bytes(bar.required_bytes)} of ${bytes(bar.available_bytes)} usable${used}`),
+    words(MARGIN, y, PICTURE.bar(bar)),
     svg("rect", { x: MARGIN, y: y + 8, width: wide(total), height: BAR, fill: colour("--track") }),
     ...parts,
     svg("line", { x1: limit, x2: limit, y1: y + 4, y2: y + 12 + BAR, stroke: colour("--ink"), "stroke-width": 2 }),
@@ -84,7 +82,7 @@ function legendNodes(bars, y, width) {
   const seen = COMPONENTS.filter(({ name }) => bars.some((bar) => bar.parts.some((part) => part.component === name)));
   let [x, row] = [MARGIN, y];
   return seen.flatMap(({ name, className }) => {
-    const label = LABEL_OF.get(name);
+    const label = BARS.components[name];
     const wide = 30 + label.length * 7.5;
     if (x + wide > width) [x, row] = [MARGIN, row + 18];
     const at = x;
@@ -93,18 +91,17 @@ function legendNodes(bars, y, width) {
   });
 }
 
-/** So much of a name as a line has room for. */
+/** As much of a name as fits on one line. */
 function cut(text, most) {
   const letters = [...text];
   return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : text;
 }
 
 function headNodes({ fit, check }, width) {
-  const word = VERDICTS[fit.refused ? "refused" : fit.status]?.word ?? fit.status;
-  const where = [fit.engine, check?.machine?.name].filter(Boolean).join(" on ");
+  const word = verdictWord(fit.refused ? "refused" : fit.status, fit.engine);
   return [
     words(MARGIN, 30, cut(fit.model, Math.floor(width / TITLE_LETTER)), { "font-size": 18, "font-weight": 700 }),
-    words(MARGIN, 52, `${word}: ${tokens(fit.context_tokens)} tokens of context, ${where}`, { fill: colour("--muted") }),
+    words(MARGIN, 52, PICTURE.context(word, fit.context_tokens, fit.engine, check?.machine?.name), { fill: colour("--muted") }),
   ];
 }
 
@@ -128,7 +125,7 @@ export function picture(answer, plot) {
     return svg(
       "svg",
       { xmlns: "http://www.w3.org/2000/svg", viewBox: `0 0 ${width} ${height}`, width, height, "font-family": "system-ui, sans-serif" },
-      svg("title", { text: `${answer.fit.model}: memory against context` }),
+      svg("title", { text: PICTURE.title(answer.fit.model) }),
       svg("rect", { width, height, fill: "#ffffff" }),
       ...headNodes(answer, inner),
       ...bars.flatMap((bar, i) => barNodes(bar, HEAD + 24 + i * ROW, inner)),

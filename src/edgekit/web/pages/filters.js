@@ -1,11 +1,10 @@
 // Which cards are shown, in which order; all of it in the address.
 
 import { el } from "./dom.js";
-import { COMPARED, ENGINE_NAMES } from "./engines.js";
-import { params as parameters } from "./format.js";
+import { COMPARED } from "./engines.js";
+import { COMMON, ENGINE_NAMES, HOME } from "./texts.js";
 
 const SIZES = [1e9, 2e9, 4e9, 8e9, 14e9, 32e9, 72e9, 130e9, 400e9];
-const KINDS = ["chat", "reasoning", "code", "vision", "embedding"];
 const FITTING = new Set(["passed", "warning"]);
 const ORDER = { passed: 0, warning: 1, failed: 2, refused: 3 }; // what is not judged yet comes after them
 
@@ -35,21 +34,20 @@ const first = (key) => (a, b) => Number(b.card?.[key] ?? 0) - Number(a.card?.[ke
 const MERITS = [fitFirst, first("is_good"), first("is_quick"), first("worth")]; // as `edgekit recommend` goes by them
 const byMerit = (a, b) => MERITS.reduce((found, merit) => found || merit(a, b), 0);
 
-/** Name in the address, words, and which of two comes first. */
+/** Name in the address -> which of two comes first. */
 const SORTS = {
-  best: ["Best first", (a, b) => byMerit(a, b) || place(a) - place(b)],
-  largest: ["Largest", (a, b) => sizeOf(b) - sizeOf(a)],
-  smallest: ["Smallest", (a, b) => sizeOf(a) - sizeOf(b)],
-  fastest: ["Fastest", (a, b) => speedOf(b) - speedOf(a)],
-  context: ["Longest context", (a, b) => contextOf(b) - contextOf(a)],
-  name: ["Name", byName],
-  newest: ["Newest", (a, b) => asText(dayOf(b), dayOf(a))],
+  best: (a, b) => byMerit(a, b) || place(a) - place(b),
+  largest: (a, b) => sizeOf(b) - sizeOf(a),
+  smallest: (a, b) => sizeOf(a) - sizeOf(b),
+  fastest: (a, b) => speedOf(b) - speedOf(a),
+  context: (a, b) => contextOf(b) - contextOf(a),
+  name: byName,
+  newest: (a, b) => asText(dayOf(b), dayOf(a)),
 };
 
 /** The order of the cards; what is equal goes by its name. */
 export function sorted(items, sort) {
-  const [, compare] = SORTS[sort];
-  return [...items].sort((a, b) => compare(a, b) || byName(a, b));
+  return [...items].sort((a, b) => SORTS[sort](a, b) || byName(a, b));
 }
 
 /** Whether a card is shown; "fits only" is asked apart, for the count. */
@@ -102,12 +100,12 @@ function searchField(state, onChange) {
     id: "filter-q",
     type: "search",
     value: state.q,
-    placeholder: "qwen 8b, vision, moe ...",
+    placeholder: HOME.searchExample,
     autocomplete: "off",
     maxLength: 200,
     oninput: () => ((state.q = field.value), onChange("q")),
   });
-  return el("div", { class: "field wide" }, el("label", { htmlFor: "filter-q", text: "Search" }), field);
+  return el("div", { class: "field wide" }, el("label", { htmlFor: "filter-q", text: HOME.search }), field);
 }
 
 function fitsOnly(state, onChange) {
@@ -117,27 +115,25 @@ function fitsOnly(state, onChange) {
     checked: Boolean(state.fits),
     onchange: () => ((state.fits = box.checked ? "1" : ""), onChange("fits")),
   });
-  return el("label", { class: "check" }, box, "Fits only");
+  return el("label", { class: "check" }, box, HOME.fitsOnly);
 }
 
 /** The controls; onChange(name) after state[name] was set. */
 export function controls(state, models, onChange) {
-  const sizes = SIZES.map((size) => [String(size), `up to ${parameters(size)}`]);
-  const kinds = KINDS.map((kind) => [kind, kind]);
-  const sorts = Object.entries(SORTS).map(([name, [text]]) => [name, text]);
+  const sizes = SIZES.map((size) => [String(size), HOME.upTo(size)]);
   return el(
     "form",
-    { class: "filters", "aria-label": "Filter and sort", onsubmit: (event) => event.preventDefault() },
+    { class: "filters", "aria-label": HOME.filters, onsubmit: (event) => event.preventDefault() },
     searchField(state, onChange),
-    choice(state, "kind", "Task", [["", "any"], ...kinds], onChange),
-    choice(state, "size", "Parameters", [["", "any"], ...sizes], onChange),
-    choice(state, "family", "Family", [["", "any"], ...families(models)], onChange),
-    choice(state, "sort", "Sort", sorts, onChange),
+    choice(state, "kind", HOME.task, [["", HOME.any], ...Object.entries(HOME.tasks)], onChange),
+    choice(state, "size", HOME.size, [["", HOME.any], ...sizes], onChange),
+    choice(state, "family", HOME.family, [["", HOME.any], ...families(models)], onChange),
+    choice(state, "sort", HOME.sort, Object.entries(HOME.sorts), onChange),
     fitsOnly(state, onChange),
   );
 }
 
 /** Which engine the verdicts are for. */
 export function engineChoice(state, onChange) {
-  return choice(state, "engine", "Engine", COMPARED.map((name) => [name, ENGINE_NAMES[name]]), onChange);
+  return choice(state, "engine", COMMON.engine, COMPARED.map((name) => [name, ENGINE_NAMES[name]]), onChange);
 }

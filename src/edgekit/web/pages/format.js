@@ -1,4 +1,4 @@
-// Numbers as people read them; bytes exactly as the command line writes them.
+// Numbers and their units as people read them; bytes exactly as the command line writes them.
 
 const STEPS = [
   [1024 ** 4, "TiB"],
@@ -13,6 +13,7 @@ const COUNTS = [
   [1e3, "K"],
 ];
 const grouped = new Intl.NumberFormat("en-US");
+const grouped1 = new Intl.NumberFormat("en-US", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
 
 /** Two places; exactly between two, the even one, as the command line rounds: 1.125 -> "1.12". */
 const twoPlaces = (x) => ((x * 8) % 4 === 1 ? x - 0.005 : x).toFixed(2);
@@ -23,15 +24,27 @@ export function bytes(n) {
   return found ? `${twoPlaces(n / found[0])} ${found[1]}` : `${n} B`;
 }
 
+/** 4703649792 -> "4.4 GiB": for headlines and bars; bytes() has the second decimal. */
+export function gib(n) {
+  if (n >= 1024 ** 3) return `${grouped1.format(n / 1024 ** 3)} GiB`;
+  return n >= 1024 ** 2 ? `${Math.round(n / 1024 ** 2)} MiB` : bytes(n);
+}
+
+/** (6549825126, 12348030976) -> "6.1 of 11.5 GiB"; a part too small for the unit has its own: "52 MiB of 11.5 GiB". */
+export function gibOf(part, whole) {
+  const isSmall = part < 0.1 * 1024 ** 3 || whole < 1024 ** 3;
+  return isSmall ? `${gib(part)} of ${gib(whole)}` : `${grouped1.format(part / 1024 ** 3)} of ${gib(whole)}`;
+}
+
 /** 32768 -> "32,768". */
 export function tokens(n) {
   return grouped.format(n);
 }
 
-/** 32768 -> "32k", 1048576 -> "1M"; what is not whole in 1024s stays as it is. */
+/** 32768 -> "32K", 1048576 -> "1M"; what is not whole in 1024s stays as it is. */
 export function short(n) {
   if (n >= 1024 ** 2 && n % 1024 ** 2 === 0) return `${n / 1024 ** 2}M`;
-  if (n >= 1024 && n % 1024 === 0) return `${n / 1024}k`;
+  if (n >= 1024 && n % 1024 === 0) return `${n / 1024}K`;
   return tokens(n);
 }
 
@@ -45,8 +58,14 @@ export function params(n) {
 
 const figure = (x) => (x >= 10 ? grouped.format(Math.round(x)) : String(Number(x.toPrecision(2))));
 
-/** [38.2, 61] -> "38-61 tokens/s". */
+/** [20, 80] -> "about 40 tokens/s": the geometric middle, one figure to remember. */
 export function rate([low, high]) {
+  const middle = `${figure(Math.sqrt(low * high))} tokens/s`;
+  return low === high ? middle : `about ${middle}`;
+}
+
+/** [20, 80] -> "20-80"; empty where the ends are the same. */
+export function rateRange([low, high]) {
   const [from, to] = [figure(low), figure(high)];
-  return `${from === to ? from : `${from}-${to}`} tokens/s`;
+  return from === to ? "" : `${from}-${to}`;
 }

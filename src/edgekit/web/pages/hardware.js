@@ -3,35 +3,22 @@
 import { call, isPassing } from "./api.js";
 import { budgetBar } from "./bar.js";
 import { el, fault, oncePerFrame, refill, scrollTable } from "./dom.js";
-import { ENGINE_NAMES } from "./engines.js";
-import { bytes, rate } from "./format.js";
-import { devices, grouped, machine, machinePicker, matching, shownLine } from "./machine.js";
+import { gib } from "./format.js";
+import { devices, grouped, machine, machinePicker, matching } from "./machine.js";
 import { route } from "./router.js";
+import { COMMON, ENGINE_NAMES, HARDWARE, MACHINE } from "./texts.js";
 
-const SYSTEMS = { linux: "Linux", macos: "macOS", windows: "Windows" };
-const KINDS = { gpu: "card", mac: "Mac", phone: "phone or tablet", board: "board", apu: "processor with a GPU" };
-const VENDORS = { nvidia: "NVIDIA", amd: "AMD", intel: "Intel", apple: "Apple" };
-const LEAD =
-  "What there is, and what each engine may use of it: what is free, less a reserve. " +
-  "Every verdict is a share of these figures.";
-const COLUMNS = [
-  "Device",
-  "Kind",
-  { text: "Memory", class: "number" },
-  { text: "Usable", class: "number" },
-  { text: "Read at", class: "number" },
-  "Since",
-  "What if",
-];
+const NUMBERS = new Set(["memory", "usable", "bandwidth"]);
+const COLUMNS = Object.entries(HARDWARE.columns).map(([name, text]) => (NUMBERS.has(name) ? { text, class: "number" } : text));
 const SHOWN = 60; // rows of the table at once: it has hundreds
 
-route("/hardware", { title: "Hardware", render });
+route("/hardware", { title: HARDWARE.title, render });
 
 function render(root, _params, { signal }) {
   const found = el("div", { class: "found", tabIndex: -1, "aria-live": "off" });
   root.append(
-    el("h1", { text: "Hardware" }),
-    el("p", { class: "lead muted", text: LEAD }),
+    el("h1", { text: HARDWARE.title }),
+    el("p", { class: "lead muted", text: HARDWARE.lead }),
     el("div", { class: "asked panel" }, machinePicker(signal)),
     found,
     deviceTable(signal),
@@ -59,10 +46,10 @@ async function showMachine(found, signal, again) {
 
 function parts({ machine: told, engines }) {
   return [
-    section(told.what_if ? `What if it were: ${told.name}` : "What was found", basics(told), deviceList(told)),
-    section("What is usable", usableTable(engines)),
+    section(told.what_if ? HARDWARE.whatIf(told.name) : HARDWARE.found, basics(told), deviceList(told)),
+    section(HARDWARE.usable, usableTable(engines)),
     told.calibration && measured(told.calibration),
-    told.notes.length > 0 && section("Notes", bullets(told.notes)),
+    told.notes.length > 0 && section(HARDWARE.notes, bullets(told.notes)),
   ].filter(Boolean);
 }
 
@@ -79,43 +66,43 @@ function pairs(rows) {
   return el("dl", { class: "pairs" }, nodes);
 }
 
-const perSecond = (n) => n && `${Math.round(n / 1e9).toLocaleString("en-US")} GB/s`;
+const perSecond = (n) => n && HARDWARE.perSecond(Math.round(n / 1e9));
 
-const freeOf = (one) => `${bytes(one.total_bytes)}, ${bytes(one.free_bytes)} free`;
+const freeOf = (one) => HARDWARE.free(one.total_bytes, one.free_bytes);
 
 function basics(told) {
   const { host } = told;
   const limits = host?.limits ?? [];
-  const cores = told.cores && `${told.cores} cores`;
+  const cores = told.cores && HARDWARE.cores(told.cores);
   return pairs([
-    ["System", SYSTEMS[told.system] ?? told.system],
-    ["Processor", [told.processor, cores].filter(Boolean).join(", ")],
-    ["Memory", host ? freeOf(host) : "not known: RAM says how much there is"],
-    ["Read at", host && perSecond(host.bandwidth_bytes_per_s)],
-    ["Measured", host?.bandwidth_because],
-    ["Swap", host?.swap_total_bytes > 0 && `${bytes(host.swap_total_bytes)}, never counted`],
-    ...limits.map((one) => ["Limit", `${one.name}: ${bytes(one.limit_bytes)}, ${bytes(one.left_bytes)} left`]),
+    [HARDWARE.system, HARDWARE.systems[told.system] ?? told.system],
+    [HARDWARE.processor, [told.processor, cores].filter(Boolean).join(", ")],
+    [HARDWARE.ram, host ? freeOf(host) : HARDWARE.ramUnknown],
+    [HARDWARE.bandwidth, host && perSecond(host.bandwidth_bytes_per_s)],
+    [HARDWARE.measured, host?.bandwidth_because],
+    [HARDWARE.swap, host?.swap_total_bytes > 0 && HARDWARE.swapSize(host.swap_total_bytes)],
+    ...limits.map((one) => [HARDWARE.limit, HARDWARE.limitSize(one.name, one.limit_bytes, one.left_bytes)]),
   ]);
 }
 
 function deviceList({ devices: found, what_if: isWish }) {
-  const none = `${isWish ? "No GPU" : "No GPU was found"}: the processor is judged alone.`;
-  if (!found.length) return el("p", { class: "muted", text: none });
+  if (!found.length) return el("p", { class: "muted", text: isWish ? HARDWARE.noGpu : HARDWARE.noGpuFound });
   return el("div", { class: "device-cards" }, grouped(found).map(deviceCard));
 }
 
 function deviceCard([one, count]) {
-  const users = one.users.map((user) => `${user.name ?? `process ${user.pid}`} ${bytes(user.used_bytes ?? 0)}`);
+  const users = one.users.map((user) => HARDWARE.processSize(user.name ?? HARDWARE.process(user.pid), user.used_bytes ?? 0));
   const rows = pairs([
-    ["Memory", one.unified ? `shares ${bytes(one.total_bytes)} with the processor` : freeOf(one)],
-    ["May take", one.limit_bytes && `${bytes(one.limit_bytes)}: ${one.limit_because ?? "its limit"}`],
-    ["Read at", perSecond(one.bandwidth_bytes_per_s)],
-    ["Compute capability", one.capability?.join(".")],
-    ["Slice", one.partition],
-    ["In use by", users.join(", ")],
-    ["Known", [one.basis, one.because].filter(Boolean).join(": ")],
+    [HARDWARE.memory, one.unified ? HARDWARE.shared(one.total_bytes) : freeOf(one)],
+    [HARDWARE.maxUse, one.limit_bytes && HARDWARE.maxUseSize(one.limit_bytes, one.limit_because)],
+    [HARDWARE.bandwidth, perSecond(one.bandwidth_bytes_per_s)],
+    [HARDWARE.capability, one.capability?.join(".")],
+    [HARDWARE.partition, one.partition],
+    [HARDWARE.usedBy, users.join(", ")],
+    [HARDWARE.basis, [one.basis, one.because].filter(Boolean).join(": ")],
   ]);
-  const title = el("h3", { text: [count > 1 && `${count}x`, VENDORS[one.vendor], one.name].filter(Boolean).join(" ") });
+  const name = [HARDWARE.vendors[one.vendor], one.name].filter(Boolean).join(" ");
+  const title = el("h3", { text: HARDWARE.counted(count, name) });
   return el("div", { class: "device-card" }, title, rows);
 }
 
@@ -123,22 +110,21 @@ function usableTable(engines) {
   const rows = Object.entries(engines).map(([name, usable]) =>
     el("tr", {}, el("th", { scope: "row", text: ENGINE_NAMES[name] ?? name }), el("td", {}, usableCell(usable))),
   );
-  const head = ["Engine", "May use"].map((text) => el("th", { scope: "col", text }));
+  const head = [COMMON.engine, HARDWARE.usableBy].map((text) => el("th", { scope: "col", text }));
   return el("table", { class: "usable" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows));
 }
 
-/** "23.50 GiB free less 1 GiB for everything else", as the command line says it. */
+/** "23.5 GiB free minus 1 GiB for everything else". */
 function reserveWords({ free_bytes: free, total_bytes: total, reserve_bytes: reserve, because, blocked }) {
-  if (blocked) return `${bytes(free)} of ${bytes(total)} free: ${blocked}`;
-  if (!reserve) return because || `${bytes(free)} free`;
-  const amount = /^\d/.test(because) ? "" : `${bytes(reserve)} `; // some reasons open with the amount themselves
-  return `${bytes(free)} free less ${amount}${because}`;
+  if (blocked) return HARDWARE.blocked(free, total, blocked);
+  if (!reserve) return because || HARDWARE.onlyFree(free);
+  return HARDWARE.reserved(free, /^\d/.test(because) ? null : reserve, because); // some reasons start with the amount
 }
 
 function usableCell(usable) {
   if (usable.error) return el("p", { class: "muted", text: usable.error.message });
   return grouped(usable.budgets).map(([one, count]) => {
-    const name = count > 1 ? `each of ${count} ${one.name}` : one.name;
+    const name = HARDWARE.counted(count, one.name);
     const why = el("p", { class: "muted small", text: reserveWords(one) });
     return el("div", { class: "budget-row" }, budgetBar({ ...one, name }), why);
   });
@@ -147,38 +133,34 @@ function usableCell(usable) {
 /** What calibrate and verify --load found on this machine. */
 function measured({ host, engines, differences }) {
   const speeds = engines.map((one) => {
-    const held = one.overhead_bytes === null ? "" : `: ${bytes(one.overhead_bytes)} beside its bill`;
-    const pace = one.pace ? `, ${rate([one.pace.decode_tokens_per_s, one.pace.decode_tokens_per_s])} with ${one.pace.label}` : "";
-    return `${one.engine} ${one.version} on ${one.device}${held}${pace}, ${one.date}`;
+    const { decode_tokens_per_s: speed, label: model } = one.pace ?? {};
+    return HARDWARE.engineMeasured({ ...one, overhead: one.overhead_bytes, speed, label: model });
   });
-  const outside = differences.map((one) => {
-    const found = `${bytes(one.predicted_bytes)} predicted, ${bytes(one.measured_bytes)}`;
-    return `outside its bounds: ${one.label}: ${one.part} ${found} in ${one.engine} ${one.version}, ${one.date}`;
-  });
-  const lines = [host?.date && `the machine was measured on ${host.date}`, ...speeds, ...outside].filter(Boolean);
-  return lines.length > 0 && section("Measured here", bullets(lines));
+  const outside = differences.map((one) => HARDWARE.outOfBounds({ ...one, predicted: one.predicted_bytes, measured: one.measured_bytes }));
+  const lines = [host?.date && HARDWARE.measuredOn(host.date), ...speeds, ...outside].filter(Boolean);
+  return lines.length > 0 && section(HARDWARE.measuredHere, bullets(lines));
 }
 
 /** The devices that can be asked about, to search in. */
 function deviceTable(signal) {
   const find = el("input", { id: "device-search", type: "search", autocomplete: "off", maxLength: 80 });
-  find.placeholder = "RTX, M4, phone, AMD ...";
-  const count = el("p", { class: "muted small", role: "status", text: "Reading the table ..." });
+  find.placeholder = HARDWARE.findExample;
+  const count = el("p", { class: "muted small", role: "status", text: HARDWARE.loading });
   const body = el("tbody");
   const draw = oncePerFrame(async () => {
     try {
       const found = matching(await devices(), find.value);
       if (signal.aborted) return;
       body.replaceChildren(...found.slice(0, SHOWN).map(deviceRow));
-      count.textContent = shownLine(found.length, SHOWN);
+      count.textContent = MACHINE.shown(found.length, SHOWN);
     } catch (error) {
       count.textContent = error.message;
     }
   });
   find.addEventListener("input", draw);
   draw();
-  const field = el("div", { class: "field" }, el("label", { htmlFor: "device-search", text: "Find a device" }), find);
-  return section("Devices to ask about", field, count, scrollTable("Devices", "devices", COLUMNS, body));
+  const field = el("div", { class: "field" }, el("label", { htmlFor: "device-search", text: HARDWARE.find }), find);
+  return section(HARDWARE.devicesTitle, field, count, scrollTable(HARDWARE.devices, "devices", COLUMNS, body));
 }
 
 function deviceRow(row) {
@@ -187,17 +169,16 @@ function deviceRow(row) {
     scrollTo(0, 0);
     document.querySelector(".machine > summary")?.focus({ preventScroll: true });
   };
-  const ask = el("button", { type: "button", class: "quiet ask", onclick: choose, text: "Ask" });
-  ask.setAttribute("aria-label", `Ask about ${row.name}`);
+  const ask = el("button", { type: "button", class: "quiet ask", onclick: choose, text: HARDWARE.use, "aria-label": HARDWARE.useNamed(row.name) });
   return el(
     "tr",
     {},
     el("th", { scope: "row", text: row.name }),
-    el("td", { text: [VENDORS[row.vendor], KINDS[row.kind] ?? row.kind].filter(Boolean).join(" ") }),
-    el("td", { class: "number", text: bytes(row.memory_bytes) }),
-    el("td", { class: "number", text: bytes(row.usable_bytes) }),
-    el("td", { class: "number", text: perSecond(row.bandwidth_bytes_per_s) ?? "-" }),
-    el("td", { text: row.released ?? "-" }),
+    el("td", { text: [HARDWARE.vendors[row.vendor], HARDWARE.kinds[row.kind] ?? row.kind].filter(Boolean).join(" ") }),
+    el("td", { class: "number", text: gib(row.memory_bytes) }),
+    el("td", { class: "number", text: gib(row.usable_bytes) }),
+    el("td", { class: "number", text: perSecond(row.bandwidth_bytes_per_s) ?? HARDWARE.unknown }),
+    el("td", { text: row.released ?? HARDWARE.unknown }),
     el("td", {}, ask),
   );
 }

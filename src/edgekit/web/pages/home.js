@@ -8,17 +8,15 @@ import { DEFAULTS, isFiltered, isFitting, matcher, queryOf, sorted, stateOf, tex
 import { controls, engineChoice } from "./filters.js";
 import { machine, machineName, machinePicker } from "./machine.js";
 import { replaceQuery, route, show } from "./router.js";
+import { COMMON, HOME, SHELL } from "./texts.js";
 
-const LEAD = "Every model of the catalog, planned for one machine: the best weights, context and cache that fit.";
-const WORKING = "working it out ...";
 const MOST_COMPARED = 3;
 const JUDGED_PER_FRAME = 16; // verdicts drawn in one frame, so that each stays short
 const REORDER_MS = 400; // while verdicts come in, cards change places no more often
-const LOST = "The server stopped before every model was judged.";
 const compared = new Set(); // kept while other pages are looked at
 let last = { asked: "", cards: new Map() }; // verdicts of the page before: who comes back sees them at once
 
-route("/", { title: "Home", render });
+route("/", { title: SHELL.pages.home, render });
 
 async function render(root, params, { signal }) {
   const page = newPage(stateOf(params), signal);
@@ -32,6 +30,7 @@ async function render(root, params, { signal }) {
     tellFault(page, error.message, () => show());
     return;
   }
+  page.lead.textContent = HOME.lead(catalog.models.length);
   for (const model of catalog.models) addItem(page, model);
   page.isChanged = true;
   page.filters.replaceChildren(controls(page.state, catalog.models, (name) => changed(page, name)));
@@ -60,14 +59,15 @@ function afterwards(f) {
 
 function drawFrame(root, page) {
   page.filters = el("div", { class: "filters-room" });
-  page.count = el("p", { class: "count", tabIndex: -1, text: "Reading the catalog ..." });
+  page.count = el("p", { class: "count", tabIndex: -1, text: HOME.loading });
   page.fault = el("div", { class: "error", role: "alert", hidden: true });
   page.empty = el("div", { class: "panel empty", hidden: true });
-  page.list = el("ul", { class: "cards", "aria-label": "Models" });
-  page.tray = el("div", { class: "tray", role: "region", "aria-label": "Compare", hidden: true });
+  page.list = el("ul", { class: "cards", "aria-label": HOME.models });
+  page.tray = el("div", { class: "tray", role: "region", "aria-label": HOME.compare, hidden: true });
+  page.lead = el("p", { class: "lead muted", text: HOME.lead(0) });
   root.append(
-    el("h1", { text: "What fits?" }),
-    el("p", { class: "lead muted", text: LEAD }),
+    el("h1", { text: HOME.title }),
+    page.lead,
     el("div", { class: "asked panel" }, machinePicker(page.signal), engineChoice(page.state, (name) => changed(page, name))),
     page.filters,
     page.fault,
@@ -80,7 +80,7 @@ function drawFrame(root, page) {
 
 /** What the colours and lines of the bars mean. */
 function key() {
-  return el("details", { class: "key" }, el("summary", { text: "What the bars mean" }), legend(COMPONENTS));
+  return el("details", { class: "key" }, el("summary", { text: HOME.legend }), legend(COMPONENTS));
 }
 
 function addItem(page, model) {
@@ -113,7 +113,7 @@ function judgeAll(page) {
     item.link.href = modelLink(page, item.model.id, {});
     const before = last.cards.get(item.model.id);
     if (before) judge(page, item, before);
-    else item.wait(WORKING);
+    else item.wait(HOME.checking);
   }
   page.draw();
   page.close = events("cards/events", fields, {
@@ -121,7 +121,7 @@ function judgeAll(page) {
     done: () => finish(page),
     failed: ({ error }) => stop(page, error),
     error: (error) => stop(page, error),
-    end: () => page.isDone || stop(page, new Error(LOST)),
+    end: () => page.isDone || stop(page, new Error(HOME.stopped)),
   });
 }
 
@@ -145,7 +145,7 @@ function finish(page) {
 }
 
 function stop(page, error) {
-  for (const item of page.items.values()) if (!item.card) item.wait("not judged");
+  for (const item of page.items.values()) if (!item.card) item.wait(HOME.notChecked);
   tellFault(page, error.message, () => {
     page.count.focus({ preventScroll: true }); // the button goes; the counts say what comes of it
     judgeAll(page);
@@ -216,31 +216,22 @@ function later(page) {
 function tellCounts(page, counts) {
   const all = page.items.size;
   const isWorking = (!page.isDone || page.waiting.length > 0) && counts.judged < all;
-  page.count.textContent = countWords(page, counts, isWorking);
+  page.count.textContent = HOME.counts({ ...counts, all, isFiltered: isFiltered({ ...page.state, fits: "" }), isWorking });
   page.list.setAttribute("aria-busy", String(isWorking));
   page.empty.hidden = counts.shown > 0 || !all;
   if (!page.empty.hidden) tellEmpty(page, counts, isWorking);
 }
 
-/** Of what was judged; what was not is never counted as if it did not fit. */
-function countWords(page, { matched, fit, judged, unknown }, isWorking) {
-  const all = page.items.size;
-  const of = isFiltered({ ...page.state, fits: "" }) ? `${matched} that match` : `${all}`;
-  if (isWorking) return `${fit} of ${of} fit so far; ${judged} of ${all} worked out`;
-  if (!unknown) return `${fit} of ${of} fit`;
-  return unknown === matched ? `${of} not judged` : `${fit} of ${matched - unknown} judged fit; ${unknown} not judged`;
-}
-
 /** No card is left: says why, and what to do. */
 function tellEmpty(page, { matched, unknown }, isWorking) {
   const why = !matched
-    ? "No model of the catalog matches. Another one can be opened by its id, URL or file in the box above."
+    ? HOME.noMatch
     : isWorking
-      ? "None of them is known to fit yet."
+      ? HOME.noneYet
       : unknown
-        ? `None of them is known to fit: ${unknown} were not judged.`
-        : `None of them fits on ${machineName().toLowerCase() === "this machine" ? "this machine" : machineName()}.`;
-  const clear = el("button", { type: "button", text: "Show all models", onclick: () => clearFilters(page) });
+        ? HOME.noneKnown(unknown)
+        : HOME.noneFits(machine.isThis ? HOME.thisMachine : machineName());
+  const clear = el("button", { type: "button", text: HOME.showAll, onclick: () => clearFilters(page) });
   page.empty.replaceChildren(el("p", { text: why }), clear);
 }
 
@@ -272,9 +263,9 @@ function drawTray(page) {
   page.tray.replaceChildren(
     el("p", { text: ids.join(", ") }),
     ids.length < 2
-      ? el("p", { class: "muted", text: "Choose one or two more to compare." })
-      : el("a", { class: "button primary", href: link, text: `Compare ${ids.length} models` }),
-    el("button", { type: "button", text: "Clear", onclick: () => clearCompared(page) }),
+      ? el("p", { class: "muted", text: HOME.compareMore })
+      : el("a", { class: "button primary", href: link, text: HOME.compareCount(ids.length) }),
+    el("button", { type: "button", text: COMMON.clear, onclick: () => clearCompared(page) }),
   );
 }
 

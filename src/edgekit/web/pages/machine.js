@@ -2,6 +2,7 @@
 
 import { call } from "./api.js";
 import { replaceQuery, travel } from "./router.js";
+import { MACHINE } from "./texts.js";
 
 export { machinePicker } from "./picker.js";
 
@@ -30,8 +31,8 @@ export const machine = new Chosen();
 
 /** What the chosen machine is called before the server has named it. */
 export function machineName({ device, ram, vram } = machine) {
-  const said = [...device, vram && `GPUs of ${vram}`, ram && `${ram} RAM`].filter(Boolean);
-  return said.length ? said.join(" + ") : "This machine";
+  const said = [...device, vram && MACHINE.gpus(vram), ram && MACHINE.ram(ram)].filter(Boolean);
+  return said.length ? said.join(" + ") : MACHINE.thisMachine;
 }
 
 travel({
@@ -106,9 +107,4 @@ export function grouped(rows) {
     found.set(said, [row, (found.get(said)?.[1] ?? 0) + 1]);
   }
   return [...found.values()];
-}
-
-/** How many devices were found, and how many of them are shown. */
-export function shownLine(count, most) {
-  return count > most ? `${most} of ${count} devices: type to find others` : `${count} devices`;
 }

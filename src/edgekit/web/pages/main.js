@@ -5,6 +5,7 @@ export { go, replaceQuery, route } from "./router.js";
 import { connection } from "./api.js";
 import { announce } from "./dom.js";
 import { go, listen, show } from "./router.js";
+import { SHELL } from "./texts.js";
 import "./machine.js";
 import "./home.js";
 
@@ -15,8 +16,6 @@ const LATER = {
   "/api/docs": () => import("./docs.js"),
 };
 const THEMES = ["auto", "light", "dark"];
-const LOST = "The server has stopped. Start `edgekit web` again; this page goes on by itself.";
-const BACK = "The server is back.";
 
 function keptTheme() {
   try {
@@ -29,9 +28,9 @@ function keptTheme() {
 function setTheme(theme, button) {
   if (theme === "auto") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = theme;
-  button.querySelector(".theme-name").textContent = theme;
+  button.querySelector(".theme-name").textContent = SHELL.themes[theme];
   button.dataset.theme = theme;
-  button.setAttribute("aria-label", `Theme: ${theme}`);
+  button.setAttribute("aria-label", SHELL.theme(SHELL.themes[theme]));
   try {
     localStorage.setItem("edgekit-theme", theme);
   } catch {
@@ -46,7 +45,7 @@ function startTheme() {
   button.addEventListener("click", () => {
     const next = THEMES[(THEMES.indexOf(button.dataset.theme) + 1) % THEMES.length];
     setTheme(next, button);
-    announce(`Theme: ${next}`);
+    announce(SHELL.theme(SHELL.themes[next]));
   });
 }
 
@@ -70,9 +69,9 @@ function tell(banner, text, kind) {
 /** Says that the server is gone, and draws the page again when it is back. */
 function startBanner() {
   const banner = document.getElementById("banner");
-  connection.addEventListener("lost", () => tell(banner, LOST, "lost"));
+  connection.addEventListener("lost", () => tell(banner, SHELL.serverStopped, "lost"));
   connection.addEventListener("back", () => {
-    tell(banner, BACK, "back");
+    tell(banner, SHELL.serverBack, "back");
     setTimeout(() => (banner.hidden = !connection.isLost), 4000);
     show();
   });

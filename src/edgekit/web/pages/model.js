@@ -8,12 +8,13 @@ import { ModelView } from "./model_view.js";
 import { failure, open } from "./opening.js";
 import { addressOf, go, route } from "./router.js";
 import { Settings } from "./settings.js";
+import { MODEL, SHELL } from "./texts.js";
 
 const EXAMPLES = [
-  ["A model of the catalog", ["qwen3-8b", "gemma-3-27b", "deepseek-v3"]],
-  ["A repository of a hub, with a quantisation where it has several", ["Qwen/Qwen3-8B", "bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M"]],
-  ["The address of a file", ["https://huggingface.co/Qwen/Qwen3-8B-GGUF/resolve/main/Qwen3-8B-Q4_K_M.gguf"]],
-  ["A recorded header that needs no network", ["sample:qwen3-30b-a3b"]],
+  [MODEL.welcome.catalog, ["qwen3-8b", "gemma-3-27b", "deepseek-v3"]],
+  [MODEL.welcome.repository, ["Qwen/Qwen3-8B", "bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M"]],
+  [MODEL.welcome.url, ["https://huggingface.co/Qwen/Qwen3-8B-GGUF/resolve/main/Qwen3-8B-Q4_K_M.gguf"]],
+  [MODEL.welcome.sample, ["sample:qwen3-30b-a3b"]],
 ];
 
 function linkTo(ref) {
@@ -22,12 +23,12 @@ function linkTo(ref) {
 
 /** The one box. */
 function box(ref) {
-  const input = el("input", { id: "ref", name: "ref", value: ref, required: true, maxLength: 2000, autocomplete: "off", autocapitalize: "off", spellcheck: false, placeholder: "qwen3-8b, org/name, https://..., model.gguf" });
+  const input = el("input", { id: "ref", name: "ref", value: ref, required: true, maxLength: 2000, autocomplete: "off", autocapitalize: "off", spellcheck: false, placeholder: MODEL.refExample });
   const form = el(
     "form",
-    { class: "ref-form", role: "search", "aria-label": "Model" },
-    el("label", { htmlFor: "ref", text: "Model id, URL or file" }),
-    el("div", { class: "row" }, input, el("button", { class: "primary", text: "Check" })),
+    { class: "ref-form", role: "search", "aria-label": MODEL.formLabel },
+    el("label", { htmlFor: "ref", text: MODEL.refLabel }),
+    el("div", { class: "row" }, input, el("button", { class: "primary", text: MODEL.check })),
   );
   form.addEventListener("submit", (event) => {
     event.preventDefault();
@@ -38,14 +39,15 @@ function box(ref) {
 }
 
 function welcome() {
+  const [before, command, after] = MODEL.welcome.file;
   const rows = EXAMPLES.map(([told, refs]) => el("li", {}, el("p", { text: told }), ...refs.map((ref) => el("a", { href: linkTo(ref) }, el("code", { text: ref })))));
   return el(
     "section",
     { class: "panel welcome", "aria-labelledby": "welcome-title" },
-    el("h2", { id: "welcome-title", text: "What can be asked about" }),
-    el("p", { text: "EdgeKit reads the header of a model, never its weights, and says what every byte of memory is for before anything is downloaded." }),
-    el("ul", { class: "examples" }, ...rows, el("li", {}, el("p", {}, "A file of this machine, where ", el("code", { text: "edgekit web --models-dir FOLDER" }), " was given: its name inside the folder"), el("code", { text: "model.gguf" }))),
-    el("p", {}, el("a", { href: "/", text: "All models of the catalog on this machine" })),
+    el("h2", { id: "welcome-title", text: MODEL.welcome.title }),
+    el("p", { text: MODEL.welcome.lead }),
+    el("ul", { class: "examples" }, ...rows, el("li", {}, el("p", {}, before, el("code", { text: command }), after), el("code", { text: "model.gguf" }))),
+    el("p", {}, el("a", { href: "/", text: MODEL.welcome.all })),
   );
 }
 
@@ -86,7 +88,7 @@ async function answer(place, settings, context, isAgain = false) {
     place.replaceChildren(view.node);
     if (isAgain) keepFocus(view.head);
     await view.begin(check);
-    if (!context.signal.aborted) announce(`${settings.name}: answered`);
+    if (!context.signal.aborted) announce(MODEL.answered(settings.name));
   } catch (error) {
     if (round.signal.aborted) return;
     document.documentElement.dataset.fit = "ready";
@@ -115,10 +117,10 @@ function render(root, params, context) {
   const settings = new Settings(params, machine);
   const place = el("div", { class: "answer-place" });
   if (settings.ref && settings.chosen.engine?.toLowerCase() === "all") return compare(settings);
-  const title = settings.name || "Does it fit?";
-  if (settings.name) document.title = `${settings.name} - EdgeKit`;
+  const title = settings.name || MODEL.title;
+  if (settings.name) document.title = SHELL.title(settings.name);
   root.append(
-    el("div", { class: "model-head" }, el("div", {}, el("h1", { text: title }), el("p", { class: "muted model-facts", text: settings.ref ? "" : "One model, every setting, each byte explained." })), machinePicker(context.signal)),
+    el("div", { class: "model-head" }, el("div", {}, el("h1", { text: title }), el("p", { class: "muted model-facts", text: settings.ref ? "" : MODEL.lead })), machinePicker(context.signal)),
     box(settings.ref),
     place,
   );
@@ -130,4 +132,4 @@ function render(root, params, context) {
   return answer(place, settings, context);
 }
 
-route("/model", { title: "Model", render });
+route("/model", { title: SHELL.pages.model, render });

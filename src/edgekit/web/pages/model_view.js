@@ -9,7 +9,6 @@ import { readTokens } from "./context_control.js";
 import { controls } from "./controls.js";
 import { announce, el, fault, refill, scrollRoom } from "./dom.js";
 import { engineWords } from "./engines.js";
-import { params, tokens } from "./format.js";
 import { machine } from "./machine.js";
 import { Plot } from "./plot.js";
 import { replaceQuery } from "./router.js";
@@ -17,12 +16,12 @@ import { Session } from "./session.js";
 import { ANEW } from "./settings.js";
 import { side } from "./side.js";
 import { Strip } from "./strip.js";
-import { VERDICTS, verdict } from "./bar.js";
+import { COMMON, MODEL, verdictWord } from "./texts.js";
+import { sentence, verdict } from "./bar.js";
 
 const SAID_MS = 900; // after the last change: a reader hears the verdict, not every step
 const SAVE_MS = 8000; // how long a file waits for the answers to the present settings
 const REFUSED = 422; // the engine says no
-const ONE_CACHE = "This model keeps one cache for keys and values: both change together.";
 const NOT_PLANNED = new Set(["parallel", "unified", "mmproj", "lora", "draft_model", "spec_type", "max_num_seqs", "job", "window_budget"]);
 
 function section(title, className, ...children) {
@@ -66,10 +65,10 @@ export class ModelView {
       signal,
     });
     this.strip = new Strip();
-    this.table = scrollRoom("The bill as a table");
+    this.table = scrollRoom(MODEL.breakdownTable);
     this.notes = el("ul", { class: "notes" });
     this.changeList = el("div");
-    this.changes = section("What would make it fit", "changes-panel", this.changeList);
+    this.changes = section(MODEL.changesFit, "changes-panel", this.changeList);
     this.changes.node.hidden = true;
     this.changes.heading.tabIndex = -1;
     this.controls = controls(this.#settings, (key, value, event) => this.#pick(key, value, event));
@@ -87,17 +86,17 @@ export class ModelView {
   }
 
   #layout(signal) {
-    const answer = el("section", { class: "panel answer", "aria-label": "Answer" }, this.head, this.fault, this.way, this.bars);
+    const answer = el("section", { class: "panel answer", "aria-label": MODEL.answer }, this.head, this.fault, this.way, this.bars);
     this.main = el(
       "div",
       { class: "model-main" },
       answer,
       this.changes.node,
-      section("Memory against context", "plot-panel", this.plot.node).node,
-      section("Layers", "strip-panel", this.strip.node).node,
-      section("The bill", "bill-panel", this.table).node,
-      section("Commands", "commands-panel", this.commands.node).node,
-      section("To know", "notes-panel", this.notes).node,
+      section(MODEL.plot, "plot-panel", this.plot.node).node,
+      section(MODEL.layers, "strip-panel", this.strip.node).node,
+      section(MODEL.breakdown, "bill-panel", this.table).node,
+      section(MODEL.commands, "commands-panel", this.commands.node).node,
+      section(MODEL.notes, "notes-panel", this.notes).node,
     );
     const column = side(this.controls.node, { onreset: () => this.#reset(), onlink: () => replaceQuery(this.#settings.query()), onsave: (f) => this.#save(f), signal });
     return el("div", { class: "model-grid" }, this.main, column);
@@ -109,13 +108,13 @@ export class ModelView {
     await this.#session.rested(SAVE_MS);
     const answer = this.#session.present();
     if (!answer.fit?.estimate) {
-      this.#tellFault("There is no answer to these settings that could be saved.");
+      this.#tellFault(MODEL.nothingToSave);
       return;
     }
     try {
       await f(answer, this.plot.svg);
     } catch (error) {
-      this.#tellFault(`It could not be saved: ${error.message}`);
+      this.#tellFault(MODEL.saveFailed(error.message));
     }
   }
 
@@ -144,7 +143,7 @@ export class ModelView {
     this.#picked = null;
     this.#session.change();
     this.#leave();
-    announce(`${ONE_CACHE} They are ${value ?? "f16"} now.`);
+    announce(MODEL.oneCacheNow(value ?? "f16"));
     return true;
   }
 
@@ -277,7 +276,7 @@ export class ModelView {
     if (what === "check" && isPassing(error) && this.#session.isPresent("fit")) return; // the numbers are those of the settings
     this.#setStale(true);
     this.head.classList.toggle("present", isRefused);
-    if (isRefused) this.head.replaceChildren(el("p", { class: "told" }, verdict("refused"), " ", el("span", { class: "sentence", text: error.message })));
+    if (isRefused) this.head.replaceChildren(el("p", { class: "told" }, verdict("refused", this.#settings.engine), " ", el("span", { class: "sentence", text: error.message })));
     else if (what === "check") this.head.replaceChildren(); // the verdict of other settings does not stand beside it
     if (what === "check") this.#showUnanswered();
     clearTimeout(this.#timer);
@@ -312,7 +311,7 @@ export class ModelView {
       gpu: (check?.machine?.devices ?? []).length > 0,
       experts: this.#facts.experts,
       mixable: this.#facts.mixable,
-      oneCache: this.#isOneCache && ONE_CACHE,
+      oneCache: this.#isOneCache && MODEL.oneCache,
     });
   }
 
@@ -325,15 +324,15 @@ export class ModelView {
   #showFacts() {
     const { told } = this.#facts;
     if (!told) return;
-    const active = this.#facts.experts && told.active_parameters ? `${params(told.active_parameters)} active` : null;
-    const parts = [told.architecture, told.parameters && `${params(told.parameters)} parameters`, active, told.mix, told.native_context && `made for ${tokens(told.native_context)} tokens`, told.licence];
+    const active = this.#facts.experts && told.active_parameters ? COMMON.active(told.active_parameters) : null;
+    const parts = [told.architecture, told.parameters && COMMON.parameters(told.parameters), active, told.mix, told.native_context && MODEL.trainedFor(told.native_context), told.licence];
     const line = document.querySelector(".model-facts");
     if (line) line.textContent = parts.filter(Boolean).join(" · ");
   }
 
   #sayLater(fit) {
     clearTimeout(this.#timer);
-    const word = VERDICTS[fit.refused ? "refused" : fit.status]?.word ?? fit.status;
-    this.#timer = setTimeout(() => announce(`${word}. ${fit.refused ?? fit.told}`), SAID_MS);
+    const word = verdictWord(fit.refused ? "refused" : fit.status, fit.engine);
+    this.#timer = setTimeout(() => announce(MODEL.spoken(word, sentence(fit.refused ?? fit.told, fit.status))), SAID_MS);
   }
 }

@@ -2,12 +2,12 @@
 
 import { call } from "./api.js";
 import { announce, el } from "./dom.js";
-import { bytes } from "./format.js";
-import { counted, devices, grouped, machine, machineName, matching, shownLine } from "./machine.js";
+import { gib } from "./format.js";
+import { counted, devices, grouped, machine, machineName, matching } from "./machine.js";
 import { MOST_OF_ONE, namedBy, wishesOf } from "./machine.js";
+import { COMMON, MACHINE } from "./texts.js";
 
 const SHOWN = 12; // devices in the list at once
-const UNKNOWN = "No device is called so: give its memory below.";
 const COUNTS = [1, 2, 3, 4, 5, 6, 7, 8]; // in the menu, beside one that is there already
 const SIZES = ["8G", "16G", "32G", "64G", "96G", "128G", "192G", "256G", "512G"];
 
@@ -16,11 +16,14 @@ const wishOf = ([name, count]) => (count > 1 ? `${count}x ${name}` : name);
 /** What may be used of a machine, by the first engine that can: one line. */
 function toldOf(answer) {
   const budgets = Object.values(answer.engines).find((one) => one.budgets?.length)?.budgets ?? [];
-  const told = grouped(budgets).map(([one, count]) => {
-    const name = count > 1 ? `each of ${count} ${one.name}` : one.name;
-    return `${bytes(one.available_bytes)} of ${name}`;
-  });
-  return told.length ? `usable: ${told.join(", ")}` : "";
+  return MACHINE.usable(grouped(budgets).map(([one, count]) => MACHINE.memory(one.available_bytes, kindOf(one), count)));
+}
+
+/** A budget is the memory of a card, of the host, or one that both share. */
+function kindOf({ pools }) {
+  const isHost = pools.includes("host");
+  if (isHost && pools.length > 1) return MACHINE.kinds.unified;
+  return isHost ? MACHINE.kinds.ram : MACHINE.kinds.vram;
 }
 
 function labelled(text, control, hint) {
@@ -36,29 +39,28 @@ function chosenRow(wished, name, remove) {
   const counts = [...new Set([...COUNTS, present])].sort((a, b) => a - b);
   const pick = el(
     "select",
-    { "aria-label": `How many ${name}`, onchange: () => wished.set(name, Number(pick.value)) },
-    counts.map((count) => el("option", { value: count, text: `${count}x`, selected: count === present })),
+    { "aria-label": MACHINE.howMany(name), onchange: () => wished.set(name, Number(pick.value)) },
+    counts.map((count) => el("option", { value: count, text: MACHINE.count(count), selected: count === present })),
   );
   return el(
     "li",
     {},
     pick,
     el("span", { text: name }),
-    el("button", { type: "button", class: "quiet", "aria-label": `Remove ${name}`, onclick: remove, text: "Remove" }),
+    el("button", { type: "button", class: "quiet", "aria-label": COMMON.removeNamed(name), onclick: remove, text: COMMON.remove }),
   );
 }
 
 /** A device of the table that can be added. */
 function offeredRow(row, add) {
-  const size = bytes(row.usable_bytes ?? row.memory_bytes);
   return el(
     "li",
     {},
     el(
       "button",
-      { type: "button", class: "offer", "aria-label": `Add ${row.name}, ${size}`, onclick: add },
+      { type: "button", class: "offer", "aria-label": MACHINE.addNamed(row.name, row.usable_bytes ?? row.memory_bytes), onclick: add },
       el("span", { text: row.name }),
-      el("small", { text: size }),
+      el("small", { text: gib(row.usable_bytes ?? row.memory_bytes) }),
     ),
   );
 }
@@ -66,9 +68,9 @@ function offeredRow(row, add) {
 /** Chosen devices above, the table below. */
 class DevicePart {
   wished = new Map(); // name -> how many
-  #chosen = el("ul", { class: "chosen", "aria-label": "Chosen devices" });
-  #offered = el("ul", { class: "offers", "aria-label": "Devices" });
-  #find = el("input", { type: "search", placeholder: "RTX 4090, 2x RTX 3090 ...", autocomplete: "off", maxLength: 80 });
+  #chosen = el("ul", { class: "chosen", "aria-label": MACHINE.chosen });
+  #offered = el("ul", { class: "offers", "aria-label": MACHINE.devices });
+  #find = el("input", { type: "search", placeholder: MACHINE.deviceExample, autocomplete: "off", maxLength: 80 });
   #more = el("p", { class: "muted small", role: "status" });
 
   constructor() {
@@ -78,7 +80,7 @@ class DevicePart {
       event.preventDefault(); // it would take the machine as it stands
       this.#offered.querySelector("button")?.click();
     });
-    this.node = [this.#chosen, labelled("Add a device", this.#find), this.#offered, this.#more];
+    this.node = [this.#chosen, labelled(MACHINE.addDevice, this.#find), this.#offered, this.#more];
   }
 
   /** The devices of an address, each once with how many they are. */
@@ -97,7 +99,7 @@ class DevicePart {
     const row = namedBy(await devices(), counted(typed)[0]);
     if (row) this.#add(row.name);
     else this.#find.focus();
-    return row ? null : `"${typed}" is not the name of one device: choose one of the list.`;
+    return row ? null : MACHINE.notOneDevice(typed);
   }
 
   #add(name) {
@@ -109,7 +111,7 @@ class DevicePart {
     this.#redraw();
     this.#list();
     if (isLeft) this.#find.focus();
-    announce(`${wishOf([name, this.wished.get(name)])} added`);
+    announce(MACHINE.added(wishOf([name, this.wished.get(name)])));
   }
 
   #remove(name) {
@@ -127,7 +129,7 @@ class DevicePart {
     try {
       const found = matching(await devices(), counted(this.#find.value)[0]);
       this.#offered.replaceChildren(...found.slice(0, SHOWN).map((row) => offeredRow(row, () => this.#add(row.name))));
-      this.#more.textContent = found.length ? shownLine(found.length, SHOWN) : UNKNOWN;
+      this.#more.textContent = found.length ? MACHINE.shown(found.length, SHOWN) : MACHINE.unknownDevice;
     } catch (error) {
       this.#more.textContent = error.message;
     }
@@ -160,7 +162,7 @@ function wishForm(close) {
     fault.hidden = true;
   };
   const sizes = el("datalist", { id: "machine-sizes" }, SIZES.map((size) => el("option", { value: size })));
-  const reset = el("button", { type: "button", text: "This machine", onclick: () => (machine.set(), close()) });
+  const reset = el("button", { type: "button", text: MACHINE.thisMachine, onclick: () => (machine.set(), close()) });
   const form = el(
     "form",
     { class: "machine-form", onsubmit: use },
@@ -168,12 +170,12 @@ function wishForm(close) {
     el(
       "div",
       { class: "pair" },
-      labelled("RAM", ram, "of its processor"),
-      labelled("Memory of GPUs", vram, "where no name is known"),
+      labelled(MACHINE.systemRam, ram, MACHINE.systemRamHint),
+      labelled(MACHINE.vram, vram, MACHINE.vramHint),
     ),
     sizes,
     fault,
-    el("div", { class: "buttons" }, el("button", { type: "submit", class: "primary", text: "Use" }), reset),
+    el("div", { class: "buttons" }, el("button", { type: "submit", class: "primary", text: MACHINE.use }), reset),
   );
   return { form, fill };
 }
@@ -212,7 +214,7 @@ export function machinePicker(signal) {
     summary.focus();
   };
   const { form, fill } = wishForm(close);
-  const summary = el("summary", {}, el("span", { class: "muted", text: "Machine" }), name);
+  const summary = el("summary", {}, el("span", { class: "muted", text: MACHINE.label }), name);
   const picker = el("details", { class: "machine", ontoggle: () => picker.open && fill() }, summary, form);
   const control = el("div", { class: "machine-picker" }, picker, told);
   picker.addEventListener("keydown", (event) => event.key === "Escape" && picker.open && close());

@@ -2,16 +2,16 @@
 
 import { isPassing } from "./api.js";
 import { el, fault, oncePerFrame, refill, scrollRoom, svg } from "./dom.js";
-import { bytes, tokens } from "./format.js";
+import { bytes } from "./format.js";
 import { axes, crosshair, lines, marker, rules } from "./plot_draw.js";
 import { PlotLegend, plotTable } from "./plot_legend.js";
 import { bytesSpan, contextSpan, scales } from "./plot_scale.js";
+import { COMMON, PLOT } from "./texts.js";
 
 const HEIGHT = 340;
 const NARROW = 480;
 const COLOURS = 9;
 const LETTER = 7; // pixels of a name, about
-const PLACED = "Each line keeps the layers where they lie now; a longer context may fit with more of them on the CPU.";
 
 /** Room for the axis on the left, and for the names of the lines on the right. */
 function boxOf(width, curves) {
@@ -50,7 +50,7 @@ export class Plot {
   #index = null; // of the crosshair
   #view = null;
   #width = 720;
-  #why = [el("p", { text: "The lines are on their way ..." })]; // why there is none
+  #why = [el("p", { text: PLOT.loading })]; // why there is none
   #onpick;
   #onagain;
 
@@ -60,7 +60,7 @@ export class Plot {
     this.svg = svg("svg", { class: "plot", "aria-hidden": "true" });
     this.legend = new PlotLegend({ onwant, onchange: () => this.#redraw() });
     this.tip = el("div", { class: "plot-tip", hidden: true });
-    this.table = scrollRoom("The plot as a table");
+    this.table = scrollRoom(PLOT.tableLabel);
     this.memories = el("select", { id: "plot-memory", oninput: () => this.#choose(this.memories.value) });
     this.#build();
     this.#listen(signal);
@@ -71,18 +71,18 @@ export class Plot {
     this.beyond = el("p", { class: "hint" });
     this.placed = el("p", { class: "hint" });
     this.none = el("div", { class: "plot-none muted" }, ...this.#why);
-    this.picker = el("label", { class: "row", hidden: true }, "Memory", this.memories);
-    this.stage = el("div", { class: "plot-stage", tabIndex: 0, role: "slider", "aria-label": "Contexts of the plot: arrow keys move, Enter takes one", "aria-valuemin": 0, "aria-valuemax": 0, "aria-valuenow": 0 }, this.svg, this.tip);
+    this.picker = el("label", { class: "row", hidden: true }, PLOT.memory, this.memories);
+    this.stage = el("div", { class: "plot-stage", tabIndex: 0, role: "slider", "aria-label": PLOT.stage, "aria-valuemin": 0, "aria-valuemax": 0, "aria-valuenow": 0 }, this.svg, this.tip);
     this.node = el(
       "div",
       {},
-      el("div", { class: "row spread" }, this.picker, el("label", { class: "check small" }, log, "doubling scale")),
+      el("div", { class: "row spread" }, this.picker, el("label", { class: "check small" }, log, PLOT.logScale)),
       el("div", { class: "plot-room" }, this.stage, this.none),
       this.beyond,
       this.placed,
       this.legend.drawn,
       this.legend.more,
-      el("details", { class: "unfold", ontoggle: () => this.#tabulate() }, el("summary", { text: "The plot as a table" }), this.table),
+      el("details", { class: "unfold", ontoggle: () => this.#tabulate() }, el("summary", { text: PLOT.table }), this.table),
     );
   }
 
@@ -110,15 +110,15 @@ export class Plot {
   }
 
   #whyNone(failure) {
-    if (!failure) return [el("p", { text: "No line is drawn." })];
-    const told = `No line can be drawn: ${failure.message}`;
+    if (!failure) return [el("p", { text: PLOT.empty })];
+    const told = PLOT.failed(failure.message);
     return isPassing(failure) ? fault(told, () => this.#onagain()) : [el("p", { text: told })];
   }
 
   /** The marker, and which line is the present one. */
   move(fit, present) {
     this.#fit = fit;
-    this.placed.textContent = isMovable(fit) ? PLACED : "";
+    this.placed.textContent = isMovable(fit) ? PLOT.placement : "";
     const isSame = present === this.#present && this.#view && this.#spans();
     this.#present = present;
     if (isSame) this.#mark();
@@ -218,9 +218,8 @@ export class Plot {
   #tellBeyond() {
     const { curves, native } = this.#view;
     const last = curves[0].points.at(-1)[0];
-    const why = last === native ? ", what the model was made for" : "";
     const isBeyond = (this.#fit?.context_tokens ?? 0) > last;
-    this.beyond.textContent = isBeyond ? `The lines end at ${tokens(last)} tokens${why}: beyond them none is drawn.` : "";
+    this.beyond.textContent = isBeyond ? PLOT.beyond(last, last === native) : "";
   }
 
   #nearest(event) {
@@ -242,14 +241,14 @@ export class Plot {
     const count = curves[0].points[index][0];
     const rows = curves.filter((curve) => curve.points[index]).map((curve) => [curve, curve.points[index][1]]);
     const list = rows.map(([curve, size]) =>
-      el("li", {}, el("span", { class: `k${curve.colour}`, text: curve.cache }), el("span", { title: `${tokens(size)} bytes`, text: bytes(size) })),
+      el("li", {}, el("span", { class: `k${curve.colour}`, text: curve.cache }), el("span", { title: COMMON.bytes(size), text: bytes(size) })),
     );
-    this.tip.replaceChildren(el("strong", { text: `${tokens(count)} tokens` }), el("ul", {}, ...list));
+    this.tip.replaceChildren(el("strong", { text: COMMON.tokens(count) }), el("ul", {}, ...list));
     const isRight = scale.x(count) > box.left + box.width / 2;
     this.tip.style.left = isRight ? "" : `${scale.x(count) + 12}px`;
     this.tip.style.right = isRight ? `${this.#width - scale.x(count) + 12}px` : "";
     this.stage.setAttribute("aria-valuenow", index);
-    this.stage.setAttribute("aria-valuetext", `${tokens(count)} tokens: ${rows.map(([curve, size]) => `${curve.cache} ${bytes(size)}`).join(", ")}`);
+    this.stage.setAttribute("aria-valuetext", PLOT.pointed(count, rows.map(([curve, size]) => [curve.cache, size])));
   }
 
   #key(event) {

@@ -1,12 +1,11 @@
 // Curves and a scale -> the nodes of the plot: axes, lines with their names, budget, native, marker.
 
 import { svg } from "./dom.js";
-import { bytes, short, tokens } from "./format.js";
+import { short } from "./format.js";
 import { byteTicks, contextTicks, spread, visibleEnd } from "./plot_scale.js";
+import { PLOT } from "./texts.js";
 
 const GIB = 1024 ** 3;
-const NEAR = 0.85; // of the budget: what needs more is not tried; from 0.7 to here it is tight
-const NARROW = 380; // pixels between the axes, where words are short
 const LABEL_GAP = 14;
 const LETTER = 7.4; // pixels, about
 
@@ -29,8 +28,8 @@ export function axes({ box, scale, contexts, sizes, isLog }) {
     { class: "axes" },
     ...rows,
     ...columns,
-    text("axis-text", box.left - 8, box.top - 10, "GiB", "end"),
-    text("axis-text", box.left + box.width, bottom + 34, "tokens of context", "end"),
+    text("axis-text", box.left - 8, box.top - 10, PLOT.unit, "end"),
+    text("axis-text", box.left + box.width, bottom + 34, PLOT.axis, "end"),
   );
 }
 
@@ -52,25 +51,21 @@ function calmerEnd({ box, scale, curves }, words, baseline) {
   return crossed(right - wide) < crossed(left) ? { x: right, anchor: "end" } : { x: left, anchor: "start" };
 }
 
-/** The budget, 85 % of it, and what the model was made for. */
+/** What is usable, and the context that the model was trained for. */
 export function rules({ box, scale, sizes, contexts, curves, budget, native }) {
   const right = box.left + box.width;
   const nodes = [];
-  const level = (size, className, words, down) => {
-    if (size > sizes[1]) return;
-    const y = scale.y(size);
-    const { x, anchor } = calmerEnd({ box, scale, curves }, words, y + down);
-    nodes.push(line(className, box.left, y, right, y), text(`${className}-text`, x, y + down, words, anchor));
-  };
-  level(budget, "budget", `usable ${bytes(budget)}`, -5);
-  const apart = scale.y(NEAR * budget) - scale.y(budget);
-  const down = apart > 2 * LABEL_GAP ? -5 : 13; // above it, where there is room: lines rise from below
-  level(NEAR * budget, "near", box.width < NARROW ? "fits to 85 %" : "fits up to here (85 %)", down);
+  if (budget <= sizes[1]) {
+    const y = scale.y(budget);
+    const words = PLOT.usable(budget);
+    const { x, anchor } = calmerEnd({ box, scale, curves }, words, y - 5);
+    nodes.push(line("budget", box.left, y, right, y), text("budget-text", x, y - 5, words, anchor));
+  }
   if (native && native >= contexts[0] && native <= contexts[1]) {
     const x = scale.x(native);
     const isRight = x > box.left + box.width / 2;
     nodes.push(line("native", x, box.top, x, box.top + box.height));
-    nodes.push(text("native-text", x + (isRight ? -6 : 6), box.top + box.height - 8, `native ${short(native)}`, isRight ? "end" : "start"));
+    nodes.push(text("native-text", x + (isRight ? -6 : 6), box.top + box.height - 8, PLOT.trained(native), isRight ? "end" : "start"));
   }
   return svg("g", { class: "rules" }, ...nodes);
 }
@@ -110,7 +105,7 @@ function names({ box, scale, sizes, curves, present }) {
 export function marker({ box, scale, contexts, sizes }, { context, size }) {
   const x = scale.x(Math.min(contexts[1], Math.max(contexts[0], context)));
   const y = Math.max(box.top, scale.y(Math.min(size, sizes[1])));
-  const words = `${tokens(context)}: ${bytes(size)}`;
+  const words = PLOT.point(context, size);
   const half = (words.length * LETTER) / 2;
   const middle = Math.min(box.left + box.width - half, Math.max(box.left + half, x));
   return svg(

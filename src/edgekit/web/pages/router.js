@@ -1,6 +1,7 @@
 // Which page an address means: History API, links of this site, one page at a time.
 
 import { findPlace, keepPlace, watchPlace } from "./place.js";
+import { SHELL } from "./texts.js";
 
 const routes = new Map();
 const travellers = []; // what goes along from page to page: {enter(params), write(params)}
@@ -57,7 +58,7 @@ export function show({ isNavigation = false } = {}) {
   const root = document.getElementById("main");
   const isInside = root.contains(document.activeElement); // who was in the page begins at the heading of the new one
   root.replaceChildren();
-  document.title = `${page.title} - EdgeKit`;
+  document.title = SHELL.title(page.title);
   mark(location.pathname);
   const { signal } = leaving;
   new Promise((done) => done(page.render(root, params, { signal }))).catch(report(root));

@@ -3,6 +3,7 @@
 import { call, isPassing } from "./api.js";
 import { cacheFlags, cacheName } from "./cache_names.js";
 import { replaceQuery } from "./router.js";
+import { PLOT } from "./texts.js";
 
 const PAUSE_MS = 150; // after a change that comes alone
 const RUN_PAUSE_MS = 450; // after one of several: the next one must not wait behind a check
@@ -229,7 +230,7 @@ export class Session extends EventTarget {
     const { engine } = this.#settings;
     const of = this.#of.curves;
     let added = [];
-    let told = { why: `${engine} refuses ${name} for this model`, isFinal: true };
+    let told = { why: PLOT.refuses(engine, name), isFinal: true };
     try {
       const fields = { ...this.#settings.curveFields(), ...cacheFlags(name, engine), points: CURVE_POINTS };
       const found = await call("curves", fields, { signal });

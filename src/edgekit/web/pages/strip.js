@@ -1,7 +1,7 @@
 // The layers of a model as a strip: colour and height say the kind, the band below where each lies.
 
 import { el, svg } from "./dom.js";
-import { bytes } from "./format.js";
+import { LAYERS } from "./texts.js";
 
 const KINDS = 6; // colours and heights in model.css
 const TALL = [22, 15, 19, 11, 17, 13]; // of kind 0, 1, ...
@@ -24,19 +24,6 @@ function bandOf(pools) {
   return isGpu ? "gpu" : "cpu";
 }
 
-const BANDS = { gpu: "on the GPU", cpu: "on the CPU", both: "on both: experts on the CPU" };
-
-/** One layer in words. */
-function layerWords(layer, count, nameOf) {
-  const parts = [
-    layer.model && `weights ${bytes(layer.model)}`,
-    layer.context && `cache ${bytes(layer.context)}`,
-    layer.compute && `compute ${bytes(layer.compute)}`,
-  ].filter(Boolean);
-  const where = layer.pools.map(nameOf).join(" and ");
-  return `Layer ${layer.layer} of ${count}: ${layer.kind}. ${parts.join(", ") || "nothing of its own"}${where ? `, in ${where}` : ""}`;
-}
-
 export class Strip {
   #layers = [];
   #drawn = "";
@@ -46,8 +33,8 @@ export class Strip {
   constructor() {
     this.svg = svg("svg", { class: "strip", preserveAspectRatio: "none", "aria-hidden": "true" });
     this.legend = el("ul", { class: "legend strip-legend" });
-    this.told = el("p", { class: "muted small strip-told", text: "Point at a layer, or use the arrow keys." });
-    this.stage = el("div", { class: "strip-stage", tabIndex: 0, role: "slider", "aria-label": "Layers", "aria-valuemin": 0, "aria-valuemax": 0, "aria-valuenow": 0 }, this.svg);
+    this.told = el("p", { class: "muted small strip-told", text: LAYERS.hint });
+    this.stage = el("div", { class: "strip-stage", tabIndex: 0, role: "slider", "aria-label": LAYERS.label, "aria-valuemin": 0, "aria-valuemax": 0, "aria-valuenow": 0 }, this.svg);
     this.node = el("div", {}, this.stage, this.told, this.legend);
     this.stage.addEventListener("pointermove", (event) => this.#point(this.#at(event)));
     this.stage.addEventListener("pointerleave", () => this.#point(null));
@@ -96,11 +83,11 @@ export class Strip {
     this.#index = index;
     const layer = this.#layers[index];
     if (!layer) {
-      this.told.textContent = "Point at a layer, or use the arrow keys.";
+      this.told.textContent = LAYERS.hint;
       return;
     }
     this.svg.children[index].classList.add("now");
-    this.told.textContent = layerWords(layer, this.#layers.length, this.#nameOf);
+    this.told.textContent = LAYERS.layer({ ...layer, index: layer.layer, count: this.#layers.length, memories: layer.pools.map(this.#nameOf) });
     this.stage.setAttribute("aria-valuenow", index);
     this.stage.setAttribute("aria-valuetext", this.told.textContent);
   }
@@ -119,11 +106,11 @@ function column(layer, i, place, gap) {
 
 function kindEntry({ kind, count, place }) {
   const picture = svg("svg", { width: 12, height: 22, "aria-hidden": "true", class: `kind${place}` }, svg("rect", { class: "body", x: 1, y: 22 - TALL[place], width: 10, height: TALL[place] }));
-  return el("li", {}, picture, `${count} ${kind}`);
+  return el("li", {}, picture, LAYERS.entry(count, kind));
 }
 
 function bandEntry(band, layers) {
   const count = layers.filter((layer) => bandOf(layer.pools) === band).length;
   const picture = svg("svg", { width: 18, height: 8, "aria-hidden": "true" }, svg("rect", { class: `band ${band}`, x: 0.5, y: 0.5, width: 17, height: 7 }));
-  return el("li", {}, picture, `${count} ${BANDS[band]}`);
+  return el("li", {}, picture, LAYERS.entry(count, LAYERS.bands[band]));
 }
