@@ -24,7 +24,7 @@ STEPS = 60
 RUNS = 5
 WITHIN_MS = 300_000
 MODELS = ("sample:qwen3-30b-a3b", "catalog:qwen3-8b", "catalog:deepseek-v3")
-CONTROLS = ("Context, on a doubling scale", "Layers on the GPU")
+CONTROLS = ("Context, log scale", "Layers on the GPU")
 MODEL = f"/model?ref={{}}&engine=llama.cpp&context=8192&n_gpu_layers=20&{MACHINE}"
 READY = "html[data-fit=ready]"
 CARD = "li[data-id]"

@@ -54,7 +54,7 @@ def assert_tab_reaches(page: Page, wanted: set[str]) -> None:
     for name in wanted:
         expect(page.locator(f"#{name}")).to_be_visible()
     page.keyboard.press("Tab")
-    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
     assert _reached(page, wanted) == wanted
     ring = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
     assert ring != "none"

@@ -16,7 +16,7 @@ from tests.web.conftest import Site
 
 from edgekit.cli import main
 
-COMMAND = "These numbers on the command line"
+COMMAND = "This estimate on the command line"
 # Numbers and command in one look: they are of one answer.
 _READ = """(command) => {
   const sizes = {};
@@ -24,7 +24,7 @@ _READ = """(command) => {
     const [what, , size] = row.cells;
     const bytes = Number(size.querySelector("[title]").title.replace(/\\D/g, ""));
     const name = what.textContent.trim();
-    if (!row.classList.contains("sum") || name === "All") sizes[name] = (sizes[name] ?? 0) + bytes;
+    if (!row.classList.contains("sum") || name === "Total") sizes[name] = (sizes[name] ?? 0) + bytes;
   }
   return [document.querySelector(`pre[aria-label="${command}"]`).textContent, sizes];
 }"""
@@ -35,7 +35,7 @@ class Shown:
     """What the bill and the commands of a page say."""
 
     command: str
-    sizes: dict[str, int]  # component -> bytes, all memories together; "All"
+    sizes: dict[str, int]  # component -> bytes, all memories together; "Total"
 
 
 def ready(page: Page) -> Page:
@@ -83,11 +83,11 @@ def estimated(
 def assert_same(shown: Shown, answer: dict[str, Any]) -> None:
     """To the byte."""
     sizes = shown.sizes
-    assert sizes["All"] == answer["total_bytes"]
+    assert sizes["Total"] == answer["total_bytes"]
     assert sizes.get("Weights", 0) == answer["model_bytes"]
     assert sizes.get("KV cache", 0) == answer["kv_bytes"]
-    assert sizes.get("Sliding KV cache", 0) == answer["kv_swa_bytes"]
-    assert sizes.get("Compute", 0) == answer["compute_bytes"]
+    assert sizes.get("Sliding-window KV cache", 0) == answer["kv_swa_bytes"]
+    assert sizes.get("Compute buffer", 0) == answer["compute_bytes"]
 
 
 def until(page: Page, waiting: Sequence[object]) -> None:

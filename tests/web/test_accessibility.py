@@ -12,7 +12,7 @@ from tests.web.conftest import DENSE, MACHINE, Visitor
 FILE = ".".join((*DENSE, "gguf"))
 # A page, and what is there once it is complete.
 FULLEST = {
-    f"/model?ref={FILE}&{MACHINE}&context=8192": "html[data-fit=ready] [aria-label^='Cache types'] button",
+    f"/model?ref={FILE}&{MACHINE}&context=8192": "html[data-fit=ready] [aria-label^='KV cache types'] button",
     f"/compare?ref=qwen3-8b&ref=qwen3-32b&ref=missing.gguf&{MACHINE}": "main section:nth-of-type(2) [role=img]",
 }
 PAGES = FULLEST | {

@@ -252,7 +252,7 @@ def test_two_gpus(address: str) -> None:
         ("ram=lots", "--ram"),
         ("engine=stream", "plan"),
         ("engine=nonsense", "nonsense"),
-        ("context=5", "no such field"),
+        ("context=5", "unknown field"),
         ("ram=8G&vram=-1", "--vram"),
     ],
 )

@@ -131,7 +131,7 @@ class TestOverHttp:
     def test_fields_are_read_before_a_job_is_made(self, server: str) -> None:
         answer = ask(server, "/api/v1/jobs/inspect", {"modle": "x"})
         assert (answer.status, answer.error["type"]) == (400, "UsageError")
-        assert "modle: no such field" in answer.error["message"]
+        assert "modle: unknown field" in answer.error["message"]
         answer = ask(server, "/api/v1/jobs/dance", {})
         assert (answer.status, answer.error["type"]) == (404, "NotFoundError")
         assert "inspect" in answer.error["message"]
@@ -140,7 +140,7 @@ class TestOverHttp:
         ("body", "told"),
         [
             (b"", "the body is missing"),
-            (b"[]", "the body is no JSON object"),
+            (b"[]", "the body must be a JSON object"),
             (b"{", "the body is not JSON"),
             (b"[" * 60_000, "the body cannot be read as JSON"),
             (b'{"model": ' + b"9" * 60_000 + b"}", "the body cannot be read as JSON"),

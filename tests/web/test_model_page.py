@@ -26,21 +26,20 @@ from tests.web.model_pages import (
 )
 
 from edgekit.cli import main
-from edgekit.units import format_bytes
 
 FILE, SPARSE = ".".join((*DENSE, "gguf")), ".".join((*EXPERTS, "gguf"))
 
 # What is set, and how the shown command says it.
 STEPS = (
-    ("Context, tokens", "16,384", "-c 16384"),
-    ("Cache of keys", "q8_0", "-ctk q8_0"),
-    ("Cache of values", "q4_0", "-ctv q4_0"),
-    ("Sequences", "3", "-np 3"),
+    ("Context (tokens)", "16,384", "-c 16384"),
+    ("KV cache (K)", "q8_0", "-ctk q8_0"),
+    ("KV cache (V)", "q4_0", "-ctv q4_0"),
+    ("Parallel requests", "3", "-np 3"),
     ("Layers on the GPU", "12", "-ngl 12"),
-    ("Micro-batch", "256", "-ub 256"),
-    ("Cache of values", "", "^(?!.*-ctv)"),
+    ("Micro-batch size", "256", "-ub 256"),
+    ("KV cache (V)", "", "^(?!.*-ctv)"),
     ("Flash attention", "off", "-fa off"),
-    ("Context, tokens", "40k", "-c 40960"),
+    ("Context (tokens)", "40k", "-c 40960"),
 )
 
 
@@ -67,9 +66,11 @@ def test_every_step_is_what_the_command_line_says(
         set_to(page, label, value)
         shown = read(page, words)
         assert_same(shown, estimated(shown.command, site, monkeypatch, capsys))
-        total = format_bytes(shown.sizes["All"])
-        expect(page.get_by_role("region", name="Answer")).to_contain_text(total)
-        seen.add(shown.sizes["All"])
+        total = page.get_by_role("region", name="Answer").get_by_title(
+            f"{shown.sizes['Total']:,} bytes"
+        )
+        expect(total).to_have_text(f"{shown.sizes['Total'] / (1 << 30):.1f} GiB")
+        seen.add(shown.sizes["Total"])
     assert len(seen) == len(STEPS)
     # How long a step takes is a figure of benchmarks/web_page.py, which finds it under this name.
     assert page.evaluate("performance.getEntriesByName('fit').length") >= len(STEPS)
@@ -112,7 +113,7 @@ def test_from_the_hub_by_its_id_and_by_its_address(
 ) -> None:
     """Typed into the one box; the page goes to an address of its own."""
     page = visitor().open(f"/model?{MACHINE}")
-    page.get_by_role("main").get_by_label("Model id, URL or file").fill("acme/tiny-GGUF:Q8_0")
+    page.get_by_role("main").get_by_label("Model ID, URL or file").fill("acme/tiny-GGUF:Q8_0")
     page.get_by_role("button", name="Check", exact=True).click()
     page.wait_for_url(re.compile("ref=acme"))
     shown = read(ready(page))
@@ -120,7 +121,7 @@ def test_from_the_hub_by_its_id_and_by_its_address(
     expect(page.get_by_role("heading", level=1)).to_have_text("acme/tiny-GGUF:Q8_0")
     assert any("tiny-Q8_0.gguf" in line for line in site.hub.log("cdn"))
     address = f"{site.hub.cdn}/acme/tiny-GGUF/tiny-Q8_0.gguf"
-    page.get_by_role("main").get_by_label("Model id, URL or file").fill(address)
+    page.get_by_role("main").get_by_label("Model ID, URL or file").fill(address)
     page.get_by_role("button", name="Check", exact=True).click()
     assert address in read(page, re.escape(address)).command
 
@@ -128,7 +129,7 @@ def test_from_the_hub_by_its_id_and_by_its_address(
 def test_arrow_keys_move_the_context(visitor: Visitor) -> None:
     """Also where a step of the scale is less than the 256 tokens of a cell."""
     page = ready(visitor().open(f"/model?ref={FILE}&{MACHINE}&context=1024"))
-    slider = page.get_by_label("Context, on a doubling scale")
+    slider = page.get_by_label("Context, log scale")
     slider.focus()
     for key, compare in (("ArrowRight", int.__gt__), ("ArrowLeft", int.__lt__)):
         before = read(page)
@@ -144,27 +145,25 @@ def test_the_link_restores_everything(visitor: Visitor) -> None:
         set_to(page, label, value)
         shown = read(page, words)
     page.get_by_role("button", name="Copy link").click()
-    expect(page.get_by_role("button", name="copied")).to_be_visible()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
     link: str = page.evaluate("navigator.clipboard.readText()")
     other = ready(visit.open(link.removeprefix(visit.origin)))
     again = read(other, "-ngl 12")
     assert again == shown
-    expect(other.get_by_label("Sequences")).to_have_value("3")
-    expect(other.get_by_label("Cache of keys")).to_have_value("q8_0")
+    expect(other.get_by_label("Parallel requests")).to_have_value("3")
+    expect(other.get_by_label("KV cache (K)")).to_have_value("q8_0")
 
 
 def test_what_is_taken_along(visitor: Visitor, tmp_path: Path) -> None:
     """The command on the clipboard, and the answer as files."""
     page = ready(visitor().open(f"/model?ref={FILE}&{MACHINE}&context=4096"))
-    name = "llama.cpp's own command"
+    name = "llama.cpp command"
     page.get_by_role("button", name=f"Copy: {name}").click()
     copied: str = page.evaluate("navigator.clipboard.readText()")
     assert copied == page.get_by_label(name, exact=True).inner_text()
     assert copied.startswith("llama-server")
     assert "-c 4096" in copied
-    expect(
-        page.get_by_label("Cache types that are drawn").get_by_role("button").first
-    ).to_be_visible()
+    expect(page.get_by_label("KV cache types shown").get_by_role("button").first).to_be_visible()
     shown = read(page)
     saved = {}
     for kind in ("PNG", "SVG", "JSON"):
@@ -179,7 +178,7 @@ def test_what_is_taken_along(visitor: Visitor, tmp_path: Path) -> None:
     assert ET.fromstring(picture).tag == "{http://www.w3.org/2000/svg}svg"
     assert "RTX 4090" in picture
     answer = json.loads(saved["JSON"].read_text(encoding="utf-8"))
-    assert answer["fit"]["estimate"]["total_bytes"] == shown.sizes["All"]
+    assert answer["fit"]["estimate"]["total_bytes"] == shown.sizes["Total"]
     assert answer["link"] == page.url
     words = "".join(ET.fromstring(picture).itertext())
     assert all(f"usable, {bar['share']}" in words for bar in answer["fit"]["bars"])
@@ -195,7 +194,7 @@ def test_what_would_make_it_fit_is_done(visitor: Visitor) -> None:
     expect(answer).to_contain_text("Does not fit")
     before = read(page)
     page.get_by_role("button", name=re.compile("^Apply")).first.click()
-    assert another(page, before).sizes["All"] != before.sizes["All"]
+    assert another(page, before).sizes["Total"] != before.sizes["Total"]
 
 
 def held(page: Page, call: str) -> list[Route]:
@@ -223,12 +222,12 @@ def test_late_answers_are_dropped(visitor: Visitor) -> None:
     answer = page.get_by_role("region", name="Answer")
     grid = page.locator(".model-grid")
     waiting = held(page, "fit")
-    page.get_by_label("Share of the GPU's memory").fill("0.7")
+    page.get_by_label("GPU memory utilization").fill("0.7")
     until(page, waiting)
     expect(page.locator("output[for=set-gpu_memory_utilization]")).to_have_text("70 %")
     let_go(page, "fit", waiting)
     read(page, "--gpu-memory-utilization 0.7")
-    field = page.get_by_label("Context, tokens")
+    field = page.get_by_label("Context (tokens)")
     waiting = held(page, "fit")
     field.fill("16k")
     field.press("Enter")
@@ -260,20 +259,20 @@ def test_what_was_said_of_cards_goes_with_them(visitor: Visitor) -> None:
 def test_commands_of_programs_go_with_the_settings(visitor: Visitor) -> None:
     page = ready(visitor().open(f"/model?ref={FILE}&{MACHINE}&context=4096"))
     ask, decisions = (
-        page.get_by_role("button", name="Commands of every program"),
+        page.get_by_role("button", name="Show commands for other programs"),
         page.locator(".decisions"),
     )
     ask.click()
     expect(decisions).to_be_visible()
-    set_to(page, "Sequences", "2")  # what a plan is not asked with
+    set_to(page, "Parallel requests", "2")  # what a plan is not asked with
     read(page, "-np 2")
     expect(decisions).to_be_visible()
-    set_to(page, "Context, tokens", "8192")
+    set_to(page, "Context (tokens)", "8192")
     expect(decisions).to_be_hidden()
     waiting = held(page, "plan")
     ask.click()
     until(page, waiting)
-    set_to(page, "Context, tokens", "16384")
+    set_to(page, "Context (tokens)", "16384")
     expect(ask).to_be_enabled()
     let_go(page, "plan", waiting)
     read(page, "-c 16384")
@@ -292,16 +291,16 @@ def test_a_file_is_of_one_state(visitor: Visitor) -> None:
     waiting = held(page, "curves")
     ready(page)
     until(page, waiting)
-    expect(page.get_by_text("The lines are on their way")).to_be_visible()
+    expect(page.get_by_text("Loading the curves")).to_be_visible()
     button = page.get_by_role("button", name="Save as SVG")
     with page.expect_download() as coming:
         button.click()
         expect(button).to_have_attribute("aria-busy", "true")
         let_go(page, "curves", waiting)
     picture = coming.value.path().read_text(encoding="utf-8")
-    assert "fits up to here (85 %)" in picture
+    assert "usable 22.5 GiB" in picture
     assert "stroke-dasharray" in picture
-    set_to(page, "Batch", "1024")
+    set_to(page, "Batch size", "1024")
     answer = json.loads(saved(page, "JSON"))
     assert "batch=1024" in answer["link"]
     assert answer["fit"]["flags"]["batch"] == answer["check"]["flags"]["batch"] == "1024"
@@ -310,16 +309,14 @@ def test_a_file_is_of_one_state(visitor: Visitor) -> None:
         "**/api/v1/curves",
         lambda route: route.fulfill(status=503, json={"error": {"type": "E", "message": "no"}}),
     )
-    set_to(page, "Batch", "512")
+    set_to(page, "Batch size", "512")
     picture = saved(page, "SVG")
-    assert "line" not in re.sub("<[^>]*>", "", picture)  # none is spoken of
-    expect(page.get_by_text("No line can be drawn: no")).to_be_visible()
+    assert "context (tokens)" not in picture
+    expect(page.get_by_text("Can't draw the curves: no")).to_be_visible()
     assert "curves" not in json.loads(saved(page, "JSON"))
     page.unroute("**/api/v1/curves")
     page.get_by_role("button", name="Try again").press("Enter")
-    expect(
-        page.get_by_label("Cache types that are drawn").get_by_role("button").first
-    ).to_be_visible()
+    expect(page.get_by_label("KV cache types shown").get_by_role("button").first).to_be_visible()
     expect(page.locator(".plot-stage")).to_be_focused()  # the button went
 
 
@@ -330,15 +327,14 @@ def test_a_model_that_does_not_fit(visitor: Visitor, capsys: pytest.CaptureFixtu
     answer = page.get_by_role("region", name="Answer")
     expect(answer.get_by_role("heading", name="Why")).to_be_visible()
     expect(answer).to_contain_text("all 40,960 that the model was made for fit")
-    known = page.get_by_role("region", name="To know")
+    known = page.get_by_role("region", name="Notes")
     assert main(shlex.split(read(page).command)[1:]) == 0
     basis = re.search(r"^Basis +(.*?)\n\n", capsys.readouterr().out, re.DOTALL | re.MULTILINE)
     assert basis is not None
     expect(known).to_contain_text("; ".join(row.strip() for row in basis[1].splitlines()))
     expect(known).not_to_contain_text("read from the file")
-    plot = page.get_by_role("region", name="Memory against context")
-    expect(plot).to_contain_text("The lines end at 40,960 tokens")
-    expect(plot).to_contain_text("fits up to here (85 %)")
+    plot = page.get_by_role("region", name="Memory vs context")
+    expect(plot).to_contain_text("The curves end at 40,960 tokens")
     changes = page.locator(".changes li")
     memory = changes.filter(has_text="GiB of free memory")
     expect(memory).to_be_visible()
@@ -354,8 +350,8 @@ def test_numbers_that_are_not_taken(visitor: Visitor) -> None:
     page = ready(visitor(size=(1280, 560)).open(f"/model?ref={FILE}&{MACHINE}&job=6000%2B800"))
     expect(page.locator("#context-hint")).to_contain_text("6,000 of prompt + 800 new")
     assert "-c 6864" in read(page).command
-    field = page.get_by_label("Sequences")
-    set_to(page, "Sequences", "4")
+    field = page.get_by_label("Parallel requests")
+    set_to(page, "Parallel requests", "4")
     before = read(page, "-np 4")
     for odd in ("0", "2.5", "99999999999"):
         field.fill(odd)
@@ -363,16 +359,16 @@ def test_numbers_that_are_not_taken(visitor: Visitor) -> None:
         expect(field).to_have_accessible_description(re.compile("from 1 to 2,147,483,647"))
         field.press("Tab")
         expect(field).to_have_value("4")
-    context = page.get_by_label("Context, tokens")
+    context = page.get_by_label("Context (tokens)")
     context.fill("many")
     context.press("Enter")
-    expect(context).to_have_accessible_description(re.compile("many is no number of tokens"))
+    expect(context).to_have_accessible_description(re.compile("is not a number of tokens"))
     context.press("Tab")
     expect(context).to_have_value("6,864")
     assert read(page) == before
     side = page.locator(".side")
     expect(side).to_have_class(re.compile("more"))
-    page.get_by_label("Micro-batch").focus()  # nothing is left under the buttons
+    page.get_by_label("Micro-batch size").focus()  # nothing is left under the buttons
     bottom, top = (
         page.evaluate(
             "([one, edge]) => document.querySelector(one).getBoundingClientRect()[edge]", pair
@@ -391,8 +387,8 @@ def test_two_tabs_do_not_disturb_each_other(visitor: Visitor) -> None:
     ]
     for sizes in ((5120, 9216), (6144, 10240), (7168, 11264)):
         for tab, size in zip(tabs, sizes, strict=True):
-            tab.get_by_label("Context, tokens").fill(str(size))
-            tab.get_by_label("Context, tokens").press("Enter")
+            tab.get_by_label("Context (tokens)").fill(str(size))
+            tab.get_by_label("Context (tokens)").press("Enter")
     first, second = read(tabs[0], "-c 7168"), read(tabs[1], "-c 11264")
     per_token = 32 * 8 * (128 + 128) * 2  # layers, heads, key and value, 16 bits
     assert first.sizes["KV cache"] == 7168 * per_token
@@ -402,10 +398,10 @@ def test_two_tabs_do_not_disturb_each_other(visitor: Visitor) -> None:
 def test_what_is_pointed_at_in_the_plot_follows_the_lines(visitor: Visitor) -> None:
     """Numbers of other settings do not stay beside new lines, nor one of a line that was hidden."""
     page = ready(visitor().open(f"/model?ref={FILE}&{MACHINE}&context=4096"))
-    lines = page.get_by_label("Cache types that are drawn")
+    lines = page.get_by_label("KV cache types shown")
     expect(lines.get_by_role("button").first).to_be_visible()
     tip = page.locator(".plot-tip")
-    page.get_by_role("slider", name=re.compile("^Contexts of the plot")).press("End")
+    page.get_by_role("slider", name=re.compile("^Context: use the arrow keys")).press("End")
     expect(tip).to_contain_text("131,072 tokens")
     page.mouse.move(0, 0)
     page.locator(".plot-stage").hover()
@@ -423,7 +419,7 @@ def test_what_is_pointed_at_in_the_plot_follows_the_lines(visitor: Visitor) -> N
 def test_only_what_an_engine_can_do_is_promised(visitor: Visitor) -> None:
     """Layers of MLX and vLLM do not move to the CPU, and its heading does not look like a link."""
     page = ready(visitor(size=(1280, 560)).open(f"/model?ref=qwen3-8b&{MACHINE}&context=4096"))
-    placed = page.get_by_text("with more of them on the CPU")
+    placed = page.get_by_text("with more layers on the CPU")
     expect(placed).to_be_visible()
     expect(page.locator(".side")).to_have_class(re.compile("more"))
     heading, ink = (
@@ -443,21 +439,21 @@ def test_no_verdict_stands_beside_an_error(visitor: Visitor) -> None:
             "/model?ref=qwen3-8b&engine=mlx&context=8192&device=M3+Max+64GB"
         )
     )
-    expect(page.get_by_text("with more of them on the CPU")).to_have_count(0)
+    expect(page.get_by_text("with more layers on the CPU")).to_have_count(0)
     expect(page.locator(".way")).to_contain_text("· mlx-lm")  # and not "mlx mlx-lm"
     answer = page.get_by_role("region", name="Answer")
     expect(answer).to_contain_text("Fits")
-    set_to(page, "Tokens to generate", "9000")
+    set_to(page, "Max new tokens", "9000")
     expect(answer.get_by_role("alert")).to_contain_text("leaves no prompt")
     expect(answer).not_to_contain_text("Fits")
     page.goto(
         page.url.replace("max_tokens=9000", "max_tokens=1").replace("qwen3-8b", "minicpm3-4b")
     )
     ready(page)
-    page.get_by_text("More cache types").click()
+    page.get_by_text("More KV cache types").click()
     refused = page.locator('.entry[data-cache="6 bit"]')
     refused.click()
-    plot = page.get_by_role("region", name="Memory against context")
+    plot = page.get_by_role("region", name="Memory vs context")
     expect(plot.get_by_role("status")).to_contain_text("6 bit: ")
     expect(refused).to_be_focused()
 
@@ -481,9 +477,9 @@ def test_what_fails_in_passing_can_be_asked_again(visitor: Visitor) -> None:
     alert, again = answer.get_by_role("alert"), answer.get_by_role("button", name="Try again")
     expect(html).to_have_attribute("data-check", "ready")
     busy(page, "check", 429)
-    set_to(page, "Sequences", "2")
+    set_to(page, "Parallel requests", "2")
     expect(alert).to_contain_text("check: not now")
-    expect(answer.get_by_text("Largest that fits")).to_be_visible()
+    expect(answer.get_by_text("Max context")).to_be_visible()
     expect(html).to_have_attribute("data-check", "old")
     assert "-np 2" in read(page).command
     page.unroute("**/api/v1/check")
@@ -496,7 +492,7 @@ def test_what_fails_in_passing_can_be_asked_again(visitor: Visitor) -> None:
     expect(html).to_have_attribute("data-check", "ready")
     expect(page.locator(".headline")).to_be_focused()
     busy(page, "fit", 429, times=1)  # the check that follows finds the server again
-    set_to(page, "Sequences", "3")
+    set_to(page, "Parallel requests", "3")
     read(page, "-np 3")
     expect(alert).to_be_empty()
     page.route("**/api/v1/check", lambda route: route.abort(), times=1)
@@ -511,18 +507,18 @@ def test_keys_and_values_of_one_cache_change_together(visitor: Visitor) -> None:
         f"/model?ref=deepseek-v2-lite&engine=llama.cpp&{MACHINE}&context=4096&type_k=q8_0"
     )
     expect(page.get_by_role("alert")).to_contain_text("different K (q8_0) and V (f16)")
-    page.get_by_role("link", name="Ask with f16 for both").click()
+    page.get_by_role("link", name="Use f16 for both").click()
     ready(page)
-    keys, values = page.get_by_label("Cache of keys"), page.get_by_label("Cache of values")
+    keys, values = page.get_by_label("KV cache (K)"), page.get_by_label("KV cache (V)")
     page.locator(".headline").evaluate(
         "one => new MutationObserver(() => (window.told = (window.told ?? '') + one.textContent))"
         ".observe(one, { childList: true })"
     )
-    set_to(page, "Cache of keys", "q8_0")
+    set_to(page, "KV cache (K)", "q8_0")
     read(page, "-ctk q8_0 -ctv q8_0")
     expect(values).to_have_value("q8_0")
-    expect(page.locator(".side").get_by_text("one cache for keys and values")).to_be_visible()
-    set_to(page, "Cache of values", "q4_0")
+    expect(page.locator(".side").get_by_text("one KV cache between K and V")).to_be_visible()
+    set_to(page, "KV cache (V)", "q4_0")
     read(page, "-ctk q4_0 -ctv q4_0")
     expect(keys).to_have_value("q4_0")
     assert "Cannot run" not in page.evaluate("window.told")
@@ -534,7 +530,7 @@ def test_a_page_that_was_left_says_nothing(visitor: Visitor) -> None:
     page = ready(visit.open(f"/model?ref={FILE}&{MACHINE}&context=4096"))
     page.clock.run_for(1200)  # a verdict is said a moment after the last change
     expect(page.locator("#announcer")).to_contain_text("Fits")
-    set_to(page, "Context, tokens", "8192")
+    set_to(page, "Context (tokens)", "8192")
     read(page, "-c 8192")
     page.get_by_role("link", name="API").click()
     page.locator("#announcer").evaluate("one => (one.textContent = '')")

@@ -19,14 +19,14 @@ from tests.web.serving import ask, start_process
 
 
 def box(page: Page) -> Locator:
-    return page.get_by_role("main").get_by_label("Model id, URL or file")
+    return page.get_by_role("main").get_by_label("Model ID, URL or file")
 
 
 REFUSED = (
     ("acme/no-such-model", "acme/no-such-model"),
     ("no-such-model-at-all", "no-such-model-at-all"),
     ("../../etc/passwd", "--models-dir"),
-    ("/etc/passwd", "outside the folders given with --models-dir"),
+    ("/etc/passwd", "outside the --models-dir folders"),
     ("file:///etc/passwd", "only http:// and https://"),
     ("missing.gguf", "missing.gguf"),
     ("broken.gguf", "broken.gguf"),
@@ -49,9 +49,9 @@ def test_names_that_cannot_be_opened(visitor: Visitor) -> None:
 ODD_SETTINGS = (
     ("context=NaN", "--ctx-size"),
     ("context=99999999999999999999", "--ctx-size"),
-    (f"context={'1' * 5000}", "context: more than 4,096 characters"),
-    ("foo=bar", "foo: no such field"),
-    ("cpu_moe=banana", "cpu_moe: say true or false"),
+    (f"context={'1' * 5000}", "context: must have at most 4,096 characters"),
+    ("foo=bar", "foo: unknown field"),
+    ("cpu_moe=banana", "cpu_moe: must be true or false"),
     ("context=4096&job=6000%2B800", "a context and a job"),
     ("device=nonsense", "unknown device 'nonsense'"),
     ("device=m3-max-36&ram=64G", "M3 Max 36GB has 36 GiB for everything"),
@@ -65,8 +65,8 @@ def test_settings_that_mean_nothing_are_told(visitor: Visitor) -> None:
     for said, told in ODD_SETTINGS:
         go(page, f"/model?ref=qwen3-8b&{said}")
         expect(page.get_by_role("alert")).to_contain_text(told)
-        expect(page.get_by_role("main")).not_to_contain_text("Look at the spelling")
-        page.get_by_role("button", name="Ask without these settings").click()
+        expect(page.get_by_role("main")).not_to_contain_text("Check the spelling")
+        page.get_by_role("button", name="Continue without these settings").click()
         page.wait_for_url(f"{visit.origin}/model?ref=qwen3-8b")
     ready(page)
     go(page, "/model?ref=qwen3-8b&device=nonsense")
@@ -85,10 +85,10 @@ def test_engines_that_cannot_answer_lead_to_others(visitor: Visitor) -> None:
         f"/model?ref=qwen3-8b&engine=banana&context=4096&type_k=q8_0&{MACHINE}"
     )
     expect(page.get_by_role("alert")).to_contain_text("unknown engine 'banana'")
-    page.get_by_role("link", name="Ask MLX").click()
+    page.get_by_role("link", name="Use MLX").click()
     expect(page.get_by_role("alert")).to_contain_text("Apple silicon")
-    expect(page.get_by_role("link", name="Ask MLX")).to_be_hidden()
-    page.get_by_role("link", name="Ask llama.cpp").click()
+    expect(page.get_by_role("link", name="Use MLX")).to_be_hidden()
+    page.get_by_role("link", name="Use llama.cpp").click()
     assert "-c 4096" in read(page).command  # what every engine has is kept
     page.goto(page.url.replace("engine=llama.cpp", "engine=all"))
     page.wait_for_url(re.compile("/compare"))
@@ -139,7 +139,7 @@ def test_a_column_of_compare_is_called_off(visitor: Visitor, silent: RawServer) 
     columns = page.get_by_role("main").locator("section")
     expect(columns.nth(0)).to_contain_text("Fits")
     columns.nth(1).get_by_role("button", name="Cancel").press("Enter")
-    expect(columns.nth(1).get_by_role("alert")).to_contain_text("Called off")
+    expect(columns.nth(1).get_by_role("alert")).to_contain_text("Cancelled")
     columns.nth(1).get_by_role("button", name="Try again").press("Enter")
     expect(columns.nth(1).get_by_role("button", name="Cancel")).to_be_focused()
 
@@ -170,7 +170,7 @@ def test_a_private_address_stays_shut_and_a_server_that_comes_back(
 
 
 def set_context(page: Page, text: str) -> None:
-    field = page.get_by_label("Context, tokens")
+    field = page.get_by_label("Context (tokens)")
     field.fill(text)
     field.press("Enter")
 
@@ -206,13 +206,13 @@ def test_a_catalog_that_does_not_come_is_asked_for_again(visitor: Visitor) -> No
     page.route("**/api/v1/catalog", lambda route: route.fulfill(status=503, json=told))
     page.get_by_role("link", name="Home").click()
     expect(page.get_by_role("alert")).to_contain_text("too busy")
-    expect(page.get_by_role("main")).not_to_contain_text("Reading the catalog")
+    expect(page.get_by_role("main")).not_to_contain_text("Loading the catalog")
     page.unroute("**/api/v1/catalog")
     page.route("**/api/v1/cards/events*", lambda route: route.fulfill(status=503, json=told))
     again = page.get_by_role("button", name="Try again")
     again.press("Enter")
     expect(page.get_by_role("list", name="Models").locator("> li").first).to_be_visible()
-    expect(page.get_by_role("heading", name="What fits?")).to_be_focused()
+    expect(page.get_by_role("heading", name="What can I run?")).to_be_focused()
     expect(page.get_by_role("alert")).to_contain_text("too busy")  # of the verdicts now
     again.press("Enter")
     expect(again).to_be_focused()
@@ -224,7 +224,7 @@ def test_a_catalog_that_does_not_come_is_asked_for_again(visitor: Visitor) -> No
 
 def test_a_late_fault_is_not_told_of_another_machine(visitor: Visitor) -> None:
     page = visitor(forgiven=(r"status of 503",)).open("/hardware")
-    found = page.get_by_role("region", name=re.compile("^What"))
+    found = page.get_by_role("region", name=re.compile("^(This|Checked) machine"))
     expect(found.first).to_be_visible()
     waiting: list[Route] = []
     page.route("**/api/v1/hardware?device=H100*", lambda route: waiting.append(route))  # noqa: PLW0108 - Playwright writes into it
@@ -244,7 +244,7 @@ def test_a_late_fault_is_not_told_of_another_machine(visitor: Visitor) -> None:
     page.route("**/api/v1/hardware*", lambda route: route.fulfill(status=503, json=busy), times=2)
     choose_machine(page, device=["H100"])
     page.get_by_role("button", name="Try again").press("Enter")
-    expect(page.get_by_role("region", name="What if it were: H100")).to_be_visible()
+    expect(page.get_by_role("region", name="Checked machine: H100")).to_be_visible()
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
@@ -256,13 +256,13 @@ def test_what_is_asked_for_is_not_unknown(visitor: Visitor) -> None:
     go(page, "/compare?ref=qwen3-32b&ref=qwen3-8b&engine=llama.cpp,mlx&device=RTX+3060+12GB&ram=8G")
     until(page, waiting)
     columns = page.get_by_role("main").locator("section")
-    expect(row(columns.nth(0), "Speed, one user")).to_have_text("...")
-    expect(row(columns.nth(0), "Largest context that fits")).to_contain_text("none")
+    expect(row(columns.nth(0), "Speed (one request)")).to_have_text("...")
+    expect(row(columns.nth(0), "Max context")).to_contain_text("None")
     expect(columns.nth(1)).to_contain_text("Cannot run")
-    expect(columns.nth(1)).not_to_contain_text("not known")
+    expect(columns.nth(1)).not_to_contain_text("Unknown")
     for route in waiting:
         route.fulfill(status=503, json={"error": {"type": "E", "message": "no"}})
-    expect(row(columns.nth(0), "Speed, one user")).to_have_text("not known")
+    expect(row(columns.nth(0), "Speed (one request)")).to_have_text("Unknown")
 
 
 def row(column: Locator, label: str) -> Locator:
@@ -291,7 +291,7 @@ def test_a_very_long_name_is_blamed_itself(visitor: Visitor) -> None:
     name = "acme/" + "no-end-to-this-name-" * 20
     visit = visitor(size=PHONE, forgiven=(r"status of 400",))
     page = visit.open(f"/model?ref={name}&{MACHINE}")
-    expect(page.get_by_role("main")).to_contain_text("Look at the spelling")
-    expect(page.get_by_role("button", name="Ask without these settings")).to_have_count(0)
+    expect(page.get_by_role("main")).to_contain_text("Check the spelling")
+    expect(page.get_by_role("button", name="Continue without these settings")).to_have_count(0)
     expect(box(page)).to_be_in_viewport()
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE[0]

@@ -20,6 +20,7 @@ from edgekit.cli import main
 from edgekit.units import format_bytes
 
 WORDS = {"passed": "Fits", "warning": "Tight", "failed": "Does not fit", "refused": "Cannot run"}
+VLLM_WORDS = WORDS | {"passed": "Starts", "failed": "Does not start"}
 ON_A_4090 = ("--device", "RTX 4090", "--ram", "64G", "--json")
 
 
@@ -76,12 +77,13 @@ def test_every_model_has_a_card_with_a_verdict(
         expect(card).to_contain_text(WORDS[plan["status"]])
         expect(card).to_contain_text(plan["variant"]["name"])
         expect(card).to_contain_text(f"{plan['context_tokens']:,}")
-    expect(page.get_by_role("main").get_by_text(f"of {len(known)} fit")).to_be_visible()
+    expect(page.get_by_role("main").get_by_text(f"of {len(known)} models fit")).to_be_visible()
     expect(cards(page).filter(has_text="<1 %").first).to_be_visible()  # as the command line says it
     page.get_by_text("What the bars mean").click()
-    expect(page.get_by_text("fits up to here (85 %)")).to_be_visible()
-    bar = page.get_by_role("img", name=re.compile(r"^RTX 4090.*Fits up to 19\.11 GiB \(85 %\)"))
+    expect(page.get_by_text("Usable limit")).to_be_visible()
+    bar = page.get_by_role("img", name=re.compile(r"^RTX 4090: \d+\.\d of 22\.5 GiB usable"))
     expect(bar.first).to_be_visible()
+    expect(bar.first.locator(".mark")).to_have_count(1)  # at what is usable, not at a share of it
 
 
 def test_home_is_for_everyone(visitor: Visitor) -> None:
@@ -114,7 +116,7 @@ def test_filters_and_order_stand_in_the_address(visitor: Visitor) -> None:
     page = home(visitor)
     everything = shown(page)
     page.get_by_label("Search").fill("qwen3 coder")
-    expect(page.get_by_role("main").get_by_text("that match")).to_be_visible()
+    expect(page.get_by_role("main").get_by_text(re.compile(r"of \d+ match"))).to_be_visible()
     found = shown(page)
     assert found
     assert all("qwen3" in one for one in found)
@@ -122,9 +124,9 @@ def test_filters_and_order_stand_in_the_address(visitor: Visitor) -> None:
     assert query_of(page)["q"] == ["qwen3 coder"]
     page.get_by_label("Search").fill("")
     page.get_by_label("Task").select_option("embedding")
-    page.get_by_label("Sort", exact=True).select_option("smallest")
+    page.get_by_label("Sort by", exact=True).select_option("smallest")
     page.get_by_label("Fits only").check()
-    expect(page.get_by_role("main").get_by_text("that match")).to_be_visible()
+    expect(page.get_by_role("main").get_by_text(re.compile(r"of \d+ match"))).to_be_visible()
     embedders = shown(page)
     assert query_of(page)["kind"] == ["embedding"]
     page.reload()
@@ -151,8 +153,8 @@ def test_another_machine_gives_other_verdicts(visitor: Visitor) -> None:
     page.get_by_label("Add a device").fill("h200")
     page.get_by_role("button", name=re.compile("^Add H200")).first.click()
     page.get_by_label("How many").select_option("2")
-    page.get_by_label("RAM", exact=True).fill("2T")
-    page.get_by_role("button", name="Use", exact=True).click()
+    page.get_by_label("System RAM", exact=True).fill("2T")
+    page.get_by_role("button", name="Check this machine", exact=True).click()
     page.wait_for_url(re.compile("device=2x"))
     fits = re.compile("passed|warning")
     expect(large).to_have_attribute("data-status", fits)
@@ -162,8 +164,8 @@ def test_another_machine_gives_other_verdicts(visitor: Visitor) -> None:
 def test_a_machine_that_means_nothing_is_told(visitor: Visitor) -> None:
     page = visitor(forgiven=(r"status of 400",)).open("/hardware")
     page.locator("summary", has_text="Machine").click()
-    page.get_by_label("RAM", exact=True).fill("much")
-    page.get_by_role("button", name="Use", exact=True).click()
+    page.get_by_label("System RAM", exact=True).fill("much")
+    page.get_by_role("button", name="Check this machine", exact=True).click()
     expect(page.get_by_role("alert").filter(has_text="much")).to_be_visible()
 
 
@@ -182,7 +184,7 @@ def test_from_cards_to_compare_and_to_the_model(visitor: Visitor) -> None:
     last.scroll_into_view_if_needed()
     top = top_of(last)
     name, status = last.get_attribute("data-id"), last.get_attribute("data-status")
-    tokens = last.locator("dd").nth(1).inner_text().removesuffix(" tried")
+    tokens = last.locator("dd").nth(1).inner_text()
     last.get_by_role("link").click()
     expect(page.get_by_role("heading", level=1)).to_contain_text(str(name))
     expect(page.get_by_role("region", name="Answer")).to_contain_text(WORDS[str(status)])
@@ -212,13 +214,13 @@ def test_a_machine_is_read_from_the_address_and_from_the_box(visitor: Visitor) -
     expect(box).to_be_focused()
     box.fill("2x rtx 4090")
     expect(page.get_by_role("button", name=re.compile("^Add RTX 4090,"))).to_be_visible()
-    page.get_by_role("button", name="Use", exact=True).click()
+    page.get_by_role("button", name="Check this machine", exact=True).click()
     page.wait_for_url(re.compile("device=3x"))
     assert query_of(page)["device"] == ["3x RTX 3090", "2x RTX 4090"]
     machine.click()
     box.fill("RTX 30")
-    page.get_by_role("button", name="Use", exact=True).click()
-    expect(page.get_by_role("alert").filter(has_text="choose one of the list")).to_be_visible()
+    page.get_by_role("button", name="Check this machine", exact=True).click()
+    expect(page.get_by_role("alert").filter(has_text="Pick one from the list")).to_be_visible()
     expect(box).to_be_focused()
     assert query_of(page)["device"] == ["3x RTX 3090", "2x RTX 4090"]
     box.fill("2x 5090")
@@ -232,15 +234,19 @@ def test_what_was_not_judged_is_not_counted_as_if_it_did_not_fit(
 ) -> None:
     page = visitor(forgiven=(r"status of 400",)).open("/?device=nonsense&fits=1")
     count = len(read_catalog().entries)
-    expect(page.get_by_role("main").get_by_text(f"{count} not judged", exact=True)).to_be_visible()
+    expect(
+        page.get_by_role("main").get_by_text(f"{count} models, not checked", exact=True)
+    ).to_be_visible()
     expect(page.get_by_role("alert").filter(has_text="unknown device 'nonsense'")).to_be_visible()
-    expect(page.get_by_role("main")).to_contain_text(f"known to fit: {count} were not judged")
+    expect(page.get_by_role("main")).to_contain_text(f"known to fit: {count} could not be checked")
     with start_process("--offline") as server:
         visit = new_visit(browser, server.address)
         page = visit.open("/?ram=8G")
         page.locator("li[data-status=passed], li[data-status=warning]").first.wait_for()
         server.process.kill()
-        told = page.get_by_role("main").get_by_text(re.compile("judged fit; .* not judged"))
+        told = page.get_by_role("main").get_by_text(
+            re.compile("checked models fit; .* not checked")
+        )
         expect(told).to_be_visible()
         fit, of, left = map(int, re.findall(r"\d+", told.inner_text()))
         assert 0 < fit <= of == count - left
@@ -268,20 +274,19 @@ def test_engines_side_by_side(visitor: Visitor, capsys: pytest.CaptureFixture[st
         words = ("--engine", engine, "-c", "8192", "--device", "H100 PCIe", "--ram", "64G")
         check = told(capsys, "check", "qwen3-8b", *words, "--json")
         bill, column = check["estimate"], columns.nth(at)
-        expect(cell(column, "Verdict")).to_contain_text(WORDS[check["status"]])
+        words_of = VLLM_WORDS if engine == "vllm" else WORDS
+        expect(cell(column, "Verdict")).to_contain_text(words_of[check["status"]])
         expect(cell(column, "Weights")).to_contain_text(format_bytes(bill["model_bytes"]))
-        expect(cell(column, "Cache")).to_contain_text(format_bytes(bill["kv_bytes"]))
-        expect(cell(column, "Total")).to_contain_text(format_bytes(bill["total_bytes"]))
-        expect(cell(column, "Largest context that fits")).to_contain_text(
-            f"{check['max_context']:,}"
-        )
+        expect(cell(column, "KV cache")).to_contain_text(format_bytes(bill["kv_bytes"]))
+        expect(cell(column, "Total memory")).to_contain_text(format_bytes(bill["total_bytes"]))
+        expect(cell(column, "Max context")).to_contain_text(f"{check['max_context']:,}")
         expect(cell(column, "Command").locator("code")).to_have_text(check["command"])
         expect(column.get_by_role("img").first).to_be_visible()
     refused = cell(columns.nth(2), "Verdict")
     expect(refused).to_contain_text("Cannot run")
     expect(refused).to_contain_text("Apple silicon")
-    expect(cell(columns.nth(0), "Weights")).to_contain_text("least")
-    expect(cell(columns.nth(1), "Weights")).not_to_contain_text("least")
+    expect(cell(columns.nth(0), "Weights")).to_contain_text("lowest")
+    expect(cell(columns.nth(1), "Weights")).not_to_contain_text("lowest")
 
 
 def test_bars_of_all_columns_have_one_scale(visitor: Visitor) -> None:
@@ -305,34 +310,33 @@ def test_one_column_fails_alone_and_is_mended(visitor: Visitor, site: Site) -> N
     columns = page.get_by_role("main").locator("section")
     expect(columns.nth(1).get_by_role("alert")).to_contain_text("acme/no-such-model")
     expect(cell(columns.nth(0), "Verdict")).to_contain_text("Fits")
-    columns.nth(1).get_by_label("Model").fill("acme/tiny-GGUF:Q8_0")
-    columns.nth(1).get_by_label("Model").press("Enter")
+    columns.nth(1).get_by_label("Model", exact=True).fill("acme/tiny-GGUF:Q8_0")
+    columns.nth(1).get_by_label("Model", exact=True).press("Enter")
     expect(cell(columns.nth(1), "Verdict")).to_contain_text("Fits")
     expect(columns.nth(1).get_by_role("alert")).to_have_count(0)
     assert query_of(page)["ref"] == ["qwen3-8b", "acme/tiny-GGUF:Q8_0"]
     page.get_by_role("button", name="Add a column").click()
     expect(columns).to_have_count(3)
-    columns.nth(2).get_by_label("Model").fill("gemma-3-4b")
+    columns.nth(2).get_by_label("Model", exact=True).fill("gemma-3-4b")
     columns.nth(2).get_by_label("Engine").select_option("llama.cpp")
     expect(cell(columns.nth(2), "Verdict")).to_contain_text("Fits")
-    page.get_by_label("Context, in tokens").fill("4096")
-    page.get_by_label("Context, in tokens").press("Enter")
+    page.get_by_label("Context (tokens)").fill("4096")
+    page.get_by_label("Context (tokens)").press("Enter")
     page.wait_for_url(re.compile("context=4096"))
     expect(cell(columns.nth(2), "Command")).to_contain_text("-c 4096")
     page.get_by_role("button", name="Copy link").click()
     link: str = page.evaluate("navigator.clipboard.readText()")
     assert link == page.url
-    page.get_by_role("button", name="Remove column 1").click()
+    page.get_by_role("button", name="Remove model 1").click()
     expect(columns).to_have_count(2)
-    expect(columns.nth(0).get_by_label("Model")).to_have_value("acme/tiny-GGUF:Q8_0")
+    expect(columns.nth(0).get_by_label("Model", exact=True)).to_have_value("acme/tiny-GGUF:Q8_0")
 
 
 def test_hardware_says_what_is_usable(visitor: Visitor) -> None:
     page = visitor().open(f"/hardware?{MACHINE}")
     expect(page.get_by_role("main")).to_contain_text("RTX 4090")
-    expect(page.get_by_role("main")).to_contain_text(
-        format_bytes(24142413824)
-    )  # 1 GiB is held back
+    usable = 24142413824 / (1 << 30)  # 1 GiB is reserved
+    expect(page.get_by_role("main")).to_contain_text(f"{usable:.1f} of 23.5 GiB usable")
 
 
 def test_the_api_is_described(visitor: Visitor) -> None:

@@ -134,7 +134,7 @@ class TestPages:
     def test_that_are_not_there_are_told_as_a_page(self, server: str) -> None:
         answer = ask(server, "/nowhere?ref=<script>")
         assert answer.status == 404
-        assert b"There is nothing at this address." in answer.body
+        assert b"Address not found." in answer.body
         assert b"<script" not in answer.body
 
     def test_that_are_not_there_are_told_as_json_among_the_calls(self, server: str) -> None:

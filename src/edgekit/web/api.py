@@ -25,15 +25,15 @@ from edgekit.web.types import Watch
 ROOT = "/api/v1"
 JSON = "application/json"
 _SAID = {
-    400: "What was asked makes no sense",
-    403: "It may not be named, or not be reached",
-    404: "There is no such model",
-    409: "It was called off",
-    413: "The body is too large",
-    422: "The engine refuses it, nothing here runs it, or its file cannot be read",
-    429: "Too many at once",
-    502: "Another server failed",
-    504: "It took too long",
+    400: "Invalid request",
+    403: "Not allowed to open this model",
+    404: "Model not found",
+    409: "Cancelled",
+    413: "Request body too large",
+    422: "The engine refuses the model, no hardware here can run it, or its file is unreadable",
+    429: "Too many requests",
+    502: "A remote server failed",
+    504: "Timed out",
 }
 FAILURES: dict[int | str, dict[str, Any]] = {
     code: {"model": Failure, "description": told} for code, told in _SAID.items()
@@ -43,7 +43,7 @@ FAILURES: dict[int | str, dict[str, Any]] = {
 def _answers(where: str, name: str, kind: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
     """The description of an answer by the field that each such answer has, and where the others stand."""
     shape = {"type": "object", "properties": {name: kind}, "required": [name]}
-    told = f"The command line's JSON ({where})"
+    told = f"The same JSON as the command line ({where})"
     return {200: {"description": told, "content": {JSON: {"schema": shape}}}}
 
 
@@ -112,7 +112,7 @@ for _name, _call in LISTS.items():
 
 @router.get(
     "/catalog/{id:path}",
-    summary="Everything about one known model",
+    summary="One model of the catalog, in full",
     response_class=Response,
     responses=ENTRY,
 )

@@ -33,16 +33,16 @@ PAGES = ("/", "/model", "/compare", "/hardware", DOCS)
 OPENAPI = "/api/v1/openapi.json"
 
 _DESCRIPTION = """\
-Will this model run on my machine, and how? The same questions as on the command line, and the same answers: each
-call takes the fields of its command's flags, as a query or as a JSON object, and answers what `--json` prints.
-What goes wrong is told as `{"error": {"type", "message"}}`.
+Will this model run on my machine, and how? Each call answers what the command of the same name prints with `--json`.
+Its fields are the command's flags, sent as a query or as a JSON object.
+Errors are `{"error": {"type", "message"}}`.
 """
 _FAILURES: dict[int | str, dict[str, Any]] = {
     "4XX": {
         "model": Failure,
-        "description": "What was asked for is wrong, not allowed or not there",
+        "description": "The request is invalid, not allowed, or names something that does not exist",
     },
-    "5XX": {"model": Failure, "description": "Another server failed, or was too slow"},
+    "5XX": {"model": Failure, "description": "A remote server failed or timed out"},
 }
 # Whatever the environment says: nobody else is told what was asked for, and an address may have the token in it.
 _NO_TELEMETRY: TelemetryConfig = {
@@ -68,7 +68,7 @@ def create_app(settings: Settings) -> FastAPI:
     app = FastAPI(
         title="EdgeKit",
         version=__version__,
-        summary="See the fit before you load.",
+        summary="Check whether a model fits before you load it.",
         description=_DESCRIPTION,
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
         openapi_url=None,  # as below: theirs takes half a second, and everybody waits meanwhile
@@ -101,7 +101,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         state.close()
 
 
-@plain.get(HEALTH, summary="Whether the server answers")
+@plain.get(HEALTH, summary="Health check")
 async def health() -> Health:
     return Health(status="ok", version=__version__)
 
@@ -143,9 +143,9 @@ async def _unreadable(_: Request, error: RequestValidationError) -> Response:
 
 
 _WORDS = {
-    400: ("UsageError", "the body cannot be read as JSON"),
-    404: ("NotFoundError", "there is nothing at this address"),
-    405: ("MethodError", "this address does not answer that method"),
+    400: ("UsageError", "the body is not valid JSON"),
+    404: ("NotFoundError", "address not found"),
+    405: ("MethodError", "method not allowed for this address"),
 }
 
 

@@ -144,7 +144,7 @@ def _catalog(state: State, asked: Any, _watch: Watch) -> Json:
     known = read_catalog()
     kinds = [kind.value for kind in Kind]
     if asked.kind is not None and asked.kind not in kinds:
-        raise UsageError(f"kind: {asked.kind[:40]!r} is not one of {', '.join(kinds)}")
+        raise UsageError(f"kind: {asked.kind[:40]!r} must be one of {', '.join(kinds)}")
     found = listed(known, kind=asked.kind, family=asked.family)
     return catalog_json([shown_entry(one, state.settings) for one in found], known)
 
@@ -153,41 +153,41 @@ CALLS: dict[str, Call] = {
     "inspect": Call(
         request=requests.INSPECT,
         answer=_inspect,
-        summary="What a model is, from its header alone",
+        summary="Describe a model from its header",
         is_long=True,
     ),
     "estimate": Call(
         request=requests.ESTIMATE,
         answer=_estimate,
-        summary="The memory an engine will allocate, and how each number is known",
+        summary="Estimate the memory an engine allocates, with the basis of each number",
     ),
     "check": Call(
         request=requests.CHECK,
         answer=_check,
-        summary="Will it fit on this machine, or on another?",
+        summary="Check whether a model fits this machine, or another one",
         is_long=True,
     ),
     "plan": Call(
         request=requests.PLAN,
         answer=_plan,
-        summary="How to run it: everything chosen, with reasons and ready commands",
+        summary="Plan how to run a model: settings with reasons, and ready commands",
         is_long=True,
     ),
     "recommend": Call(
         request=requests.RECOMMEND,
         answer=_recommend,
-        summary="The best models for this machine, or for another",
+        summary="Recommend models for this machine, or for another one",
         is_long=True,
     ),
     "fit": Call(
         request=requests.FIT,
         answer=_fit,
-        summary="One load, as it is asked for, against a machine",
+        summary="Check one set of settings against a machine",
     ),
     "curves": Call(
         request=requests.CURVES,
         answer=_curves,
-        summary="Memory against context, for every way to keep the cache",
+        summary="Memory vs context, for each KV cache type",
     ),
 }
 
@@ -195,12 +195,14 @@ LISTS: dict[str, Call] = {
     "hardware": Call(
         request=requests.HARDWARE,
         answer=_hardware,
-        summary="What a machine has, and what each engine may use of it",
+        summary="Show a machine's hardware and how much memory each engine can use",
     ),
     "devices": Call(
         request=requests.DEVICES,
         answer=_devices,
-        summary="The devices that are known by their names",
+        summary="List the known devices",
     ),
-    "catalog": Call(request=requests.CATALOG, answer=_catalog, summary="The known models"),
+    "catalog": Call(
+        request=requests.CATALOG, answer=_catalog, summary="List the models of the catalog"
+    ),
 }

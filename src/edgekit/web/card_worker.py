@@ -164,7 +164,7 @@ def _started(connection: Connection, *, settings: Settings) -> BaseProcess | Non
         with _undisturbed():
             process.start()
     except (OSError, AssertionError, RuntimeError) as error:
-        _log.warning("the cards are made in a thread, for no process could be started: %s", error)
+        _log.warning("no process could be started; checking the models in a thread: %s", error)
         return None
     return process
 

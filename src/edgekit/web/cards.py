@@ -37,7 +37,7 @@ KEPT_MACHINES = 8  # with an engine each; 300 cards have some 400 KB
 MOST_FOLLOWED = 16
 KEPT_S = 3600.0  # what the user added may have changed
 MOST_STARTS = 3  # of a worker, for one machine: whatever ends it ends it again
-_LOST = "the process that makes the cards was ended again and again; load the page anew to try once more"
+_LOST = "the process that checks the models keeps stopping; reload the page to try again"
 _CLOSED = "the server was stopped"
 
 _log = logging.getLogger("edgekit.web")
@@ -117,9 +117,7 @@ class Cards:
             deck = self._decks.get(key)
             if deck is None or deck.fault or time.monotonic() - deck.begun_s > KEPT_S:
                 if len(self._followed) >= MOST_FOLLOWED:
-                    raise TooManyError(
-                        "too many machines are being looked at; try again in a moment"
-                    )
+                    raise TooManyError("too many machines are being checked; try again in a moment")
                 self._numbers += 1
                 order = Order(machine=machine, engine=engine)
                 deck = Deck(number=self._numbers, order=order, count=len(entries))
@@ -188,7 +186,7 @@ class Cards:
             try:
                 self._hand_over(deck)
             except OSError as error:
-                deck.fault = f"nothing can be started to make the cards: {error}"
+                deck.fault = f"cannot start the process that checks the models: {error}"
         if deck.fault:
             deck.ring()
 
@@ -218,7 +216,7 @@ class Cards:
                 self._worker = None
             for deck in self._followed:
                 if deck.is_begun and not deck.has_ended:
-                    _log.warning("the process that makes the cards is gone; another goes on")
+                    _log.warning("the process that checks the models died; starting another")
                     deck.is_begun = False
                     deck.starts += 1
                     self._begin(deck)
@@ -239,11 +237,11 @@ def _asked(cards: Cards, words: Words) -> Deck:
 @router.get(
     "/api/v1/cards/events",
     response_class=StreamingResponse,
-    summary="The known models on a machine, one after the other",
+    summary="Check every model of the catalog on a machine",
     responses={
         200: {
             "content": {"text/event-stream": {"schema": {"type": "string"}}},
-            "description": "`machine`, a `card` for each model, the most worth seeing first, then `done` or `failed`",
+            "description": "`machine`, a `card` for each model, best candidates first, then `done` or `failed`",
         }
     },
 )

@@ -22,7 +22,7 @@ from edgekit.errors import (
     UsageError,
 )
 
-UNEXPECTED = "something went wrong inside EdgeKit; the terminal that runs edgekit web says more"
+UNEXPECTED = "internal error in EdgeKit; see the terminal that runs edgekit web"
 RETRY_AFTER_S = 2
 
 
@@ -83,12 +83,12 @@ def error_answer(error: EdgekitError, told: dict[str, Any], *, network: bool) ->
 
 
 def unreadable_answer(faults: Sequence[Mapping[str, Any]]) -> JSONResponse:
-    """For pydantic's list of faults: each field named, and what is wrong with it."""
+    """From pydantic's list of errors: each field by name, and what is wrong with it."""
     told = "; ".join(_fault(fault) for fault in faults[:5])
-    return JSONResponse(failure_json("UsageError", told or "the request cannot be read"), 400)
+    return JSONResponse(failure_json("UsageError", told or "invalid request"), 400)
 
 
-# Where a field stands is no business of who reads the message; which part of an "either, or" failed is none either.
+# Not shown: where in the request the field is.
 _PLACES = frozenset({"body", "query", "path"})
 
 
@@ -99,29 +99,29 @@ def _fault(fault: Mapping[str, Any]) -> str:
         case "json_invalid":
             return "the body is not JSON"
         case "model_attributes_type" | "model_type" | "dict_type" if not name:
-            return "the body is no JSON object: send one, with Content-Type: application/json"
+            return "the body must be a JSON object, sent with Content-Type: application/json"
         case "extra_forbidden":
-            return f"{name}: no such field"
+            return f"{name}: unknown field"
         case "missing":
-            return f"{name}: missing" if name else "the body is missing: a JSON object of fields"
+            return f"{name}: required" if name else "the body is missing: send a JSON object"
     what = _in_words(fault)
     return f"{name}: {what}" if name else what
 
 
-# pydantic's kinds of faults that our fields can have -> what to say instead; {ge} and such are the limits.
+# pydantic's error types that our fields can raise -> our message; {ge} and the like are the limits.
 _WORDS = {
-    "bool_parsing": "say true or false",
-    "bool_type": "say true or false",
-    "int_parsing": "say a whole number",
-    "int_type": "say a whole number",
-    "int_from_float": "say a whole number",
-    "int_parsing_size": "the number is beyond any machine",
-    "greater_than_equal": "say at least {ge}",
-    "less_than_equal": "say at most {le}",
-    "too_long": "say at most {max_length} of them",
-    "too_short": "it is empty",
-    "finite_number": "say a whole number",
-    "list_type": "say one, or a list of them",
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "int_parsing": "must be a whole number",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "int_parsing_size": "number out of range",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "too_long": "must have at most {max_length} entries",
+    "too_short": "must not be empty",
+    "finite_number": "must be a whole number",
+    "list_type": "must be one value or a list",
 }
 
 
@@ -129,4 +129,4 @@ def _in_words(fault: Mapping[str, Any]) -> str:
     words = _WORDS.get(str(fault.get("type")))
     if words is not None:
         return words.format_map(fault.get("ctx") or {})
-    return str(fault.get("msg", "cannot be read")).removeprefix("Value error, ")[:200]
+    return str(fault.get("msg", "invalid")).removeprefix("Value error, ")[:200]

@@ -75,16 +75,18 @@ for _name in _CALLS:
 
 @router.post("/{call}", include_in_schema=False)
 def refuse(call: str) -> Response:
-    raise NotFoundError(f"no such call: {call[:60]!r}; there are {', '.join(_CALLS)}")
+    raise NotFoundError(f"unknown call {call[:60]!r}; available: {', '.join(_CALLS)}")
 
 
-@router.get("/{job_id}", response_model=JobTold, summary="What became of a job", operation_id="job")
+@router.get(
+    "/{job_id}", response_model=JobTold, summary="State and result of a job", operation_id="job"
+)
 def look(request: Request, job_id: str) -> JSONResponse:
     return JSONResponse(state_of(request).jobs.named(job_id).as_json())
 
 
 @router.delete(
-    "/{job_id}", response_model=JobTold, summary="Call a job off", operation_id="job_cancel"
+    "/{job_id}", response_model=JobTold, summary="Cancel a job", operation_id="job_cancel"
 )
 def cancel(request: Request, job_id: str) -> JSONResponse:
     jobs = state_of(request).jobs

@@ -107,7 +107,7 @@ class Jobs:
         with self._lock:
             self._tidy()
             if self._closed or not self._has_room(client):
-                raise TooManyError("too many questions are being worked on; try again in a moment")
+                raise TooManyError("too many jobs are running; try again in a moment")
             deadline_s = time.monotonic() + self._timeout_s
             job = Job(call=call, work=work, client=client, deadline_s=deadline_s)
             self._jobs[job.id] = job
@@ -122,7 +122,7 @@ class Jobs:
             job = self._jobs.get(job_id)
         if job is None:
             raise NotFoundError(
-                "no such job: it ended more than ten minutes ago, or the server was started anew; ask again"
+                "job not found: it ended more than ten minutes ago, or the server was restarted; start it again"
             )
         return job
 
@@ -238,7 +238,7 @@ class Jobs:
         for job in list(self._jobs.values()):
             if job.state is JobState.RUNNING and time.monotonic() > job.deadline_s:
                 job.watch.cancelled.set()
-                late = DeadlineError(f"not done after {self._timeout_s:g} s; it was called off")
+                late = DeadlineError(f"timed out after {self._timeout_s:g} s")
                 self._end(job, JobState.FAILED, error_json(late))
         ended = [job for job in self._jobs.values() if job.ended_s is not None]
         for job in _surplus(ended, most=KEPT_JOBS - 1 - (len(self._jobs) - len(ended))):

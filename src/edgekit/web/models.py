@@ -153,7 +153,7 @@ class OpenedModels:
         if not far:
             return nullcontext()
         return self._waiting.taken(
-            watch.client, "too many models are being opened: ask again in a moment"
+            watch.client, "too many models are being opened; try again in a moment"
         )
 
     def _found(self, wanted: str) -> KeptNamed | None:
@@ -177,7 +177,7 @@ class OpenedModels:
         try:
             while not flight.done.wait(LOOKS_S):
                 if watch.cancelled.is_set():
-                    raise CancelledError(f"{_short(wanted)} was called off")
+                    raise CancelledError(f"{_short(wanted)}: cancelled")
                 if time.monotonic() > end:
                     raise DeadlineError(
                         f"{_short(wanted)} could not be opened within {self._settings.timeout_s:g} s"

@@ -63,7 +63,7 @@ def allowed(reference: str, settings: Settings) -> str:
 def _address(text: str) -> str:
     scheme = text.partition("://")[0].lower()
     if scheme not in ADDRESSES:
-        raise NotAllowedError(f"{text[:80]!r}: only http:// and https:// addresses are opened")
+        raise NotAllowedError(f"{text[:80]!r}: only http:// and https:// URLs can be opened")
     return text
 
 
@@ -76,8 +76,7 @@ def _refuse_escapes(text: str) -> None:
         or ".." in _SEPARATORS.split(text)
     ):
         raise NotAllowedError(
-            f"{text[:80]!r} is not opened: name a file inside a folder given with --models-dir, "
-            "without ~, .. or \\"
+            f"{text[:80]!r} is not allowed: give a file inside a --models-dir folder, without ~, .. or \\"
         )
 
 
@@ -107,14 +106,14 @@ def _below(text: str, folder: Path, root: Path) -> Path | None:
 
 
 def _check_inside(real: Path, said: str, settings: Settings) -> None:
-    """Raises NotAllowedError for what a link leads out to, and for what is neither a file nor a folder."""
+    """Raises NotAllowedError for what a link leads out to, and for what is not a file or a folder."""
     if not any(real.is_relative_to(folder.resolve()) for folder in settings.models_dirs):
         raise NotAllowedError(
-            f"{said[:80]!r} is a link that leads out of the folders given with --models-dir"
+            f"{said[:80]!r} is a link to a place outside the --models-dir folders"
         )
     mode = real.stat().st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise NotAllowedError(f"{said[:80]!r} is neither a file nor a folder")
+        raise NotAllowedError(f"{said[:80]!r} is not a file or a folder")
 
 
 def _is_path(text: str) -> bool:
@@ -126,12 +125,12 @@ def _is_path(text: str) -> bool:
 def _outside(text: str, settings: Settings) -> UsageError | NotFoundError:
     if not settings.models_dirs:
         return NotAllowedError(
-            f"{text[:80]!r} is a path: start edgekit web with --models-dir FOLDER to open files of that folder"
+            f"{text[:80]!r} is a path: to open local files, start edgekit web with --models-dir FOLDER"
         )
     folders = settings.models_dirs
     if Path(text).is_absolute() and not any(_below(text, one, one.resolve()) for one in folders):
-        return NotAllowedError(f"{text[:80]!r} is outside the folders given with --models-dir")
-    return NotFoundError(f"there is no {text[:80]!r} in the folders given with --models-dir")
+        return NotAllowedError(f"{text[:80]!r} is outside the --models-dir folders")
+    return NotFoundError(f"{text[:80]!r} not found in the --models-dir folders")
 
 
 def _check_own(name: str, settings: Settings) -> None:
@@ -139,7 +138,7 @@ def _check_own(name: str, settings: Settings) -> None:
     entry = _own_entry(name)
     if entry is not None and not may_open(entry, settings):
         raise NotAllowedError(
-            f"{entry.id} was added to the catalog from a file outside the folders given with --models-dir"
+            f"{entry.id} was added to the catalog from a file outside the --models-dir folders"
         )
 
 
@@ -271,7 +270,7 @@ def _adapters(text: str, settings: Settings) -> str:
     """Several are divided by commas, so none may have one in its path."""
     found = [_file(one, settings) for one in text.split(",") if one]
     if any("," in one for one in found):
-        raise UsageError("lora: the path of an adapter has a comma in it: rename its folder")
+        raise UsageError("lora: the path of an adapter must not contain a comma")
     return ",".join(found)
 
 

@@ -41,11 +41,11 @@ Fields = dict[str, Any]
 def _word(value: object) -> str:
     """A number or a text as it would be typed."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise PydanticCustomError("word", "give a text or a number")
+        raise PydanticCustomError("word", "must be text or a number")
     if isinstance(value, str):
         return _checked_text(value)
     if not -LARGEST_NUMBER <= value <= LARGEST_NUMBER:  # neither is what is no number
-        raise PydanticCustomError("word", "the number is beyond any machine")
+        raise PydanticCustomError("word", "number out of range")
     whole = isinstance(value, float) and value.is_integer()
     return str(int(value) if whole else value)
 
@@ -53,10 +53,10 @@ def _word(value: object) -> str:
 def _checked_text(text: str) -> str:
     if len(text) > MAX_WORD_CHARS:
         raise PydanticCustomError(
-            "word", "more than {most} characters", {"most": f"{MAX_WORD_CHARS:,}"}
+            "word", "must have at most {most} characters", {"most": f"{MAX_WORD_CHARS:,}"}
         )
     if _ODD.search(text):
-        raise PydanticCustomError("word", "it holds control characters: type it again")
+        raise PydanticCustomError("word", "must not contain control characters")
     return text
 
 
@@ -120,7 +120,7 @@ class Request(BaseModel):
             instead = None if name in cls.model_fields else _instead_of(name, cls.model_fields)
             if instead is not None:
                 words = {"name": name[:40], "instead": instead}
-                raise PydanticCustomError("field", "{name}: no such field; say {instead}", words)
+                raise PydanticCustomError("field", "{name}: unknown field; use {instead}", words)
         return said
 
     def words(self) -> Words:
@@ -176,38 +176,41 @@ def _model(told: str, *examples: str) -> Fields:
     return {"model": (Name, Field(description=told, examples=list(examples)))}
 
 
-_HUB = "a hub id (unsloth/Qwen3-8B-GGUF:Q4_K_M), an address"
+_HUB = "a Hugging Face ID (unsloth/Qwen3-8B-GGUF:Q4_K_M), a URL"
 _MODEL = _model(
-    f"{_HUB}, the name of a known model, sample:NAME, or a file inside a --models-dir",
+    f"{_HUB}, a catalog name, sample:NAME, or a file in a --models-dir folder",
     "qwen3-8b",
     "sample:gemma-3-27b",
 )
 _MODEL_FILES = _model(
-    f"{_HUB}, sample:NAME, or a file inside a --models-dir; names of the catalog have no file to read",
+    f"{_HUB}, sample:NAME, or a file in a --models-dir folder; catalog names have no file to inspect",
     "sample:gemma-3-27b",
 )
 _ENGINE: Fields = {
-    "engine": _said(Word, f"{', '.join(OPTIONS)} (default: the one the files are for)")
+    "engine": _said(Word, f"{', '.join(OPTIONS)} (default: the engine for this file format)")
 }
 _MACHINE: Fields = {
     "device": _said(
-        Devices, 'a device of another machine by its name: "RTX 4090", "2x RTX 3090", m3-max-64'
+        Devices,
+        'device of the machine to check: "RTX 4090", "2x RTX 3090", m3-max-64 (default: this machine)',
     ),
-    "ram": _said(Word, "memory of its processor: 32G"),
-    "vram": _said(Word, "memory of its GPUs, NVIDIA's: 24G,24G"),
     "max_use": _said(Word, "refuse what needs more than this share of the usable memory: 85%"),
     "reserve": _said(Word, "memory to leave free on every card and in RAM: 512M, 0"),
+    "ram": _said(Word, "system RAM: 32G"),
+    "vram": _said(Word, "VRAM of each GPU (NVIDIA), for a GPU without a known name: 24G,24G"),
 }
 _LEAST: Fields = {
-    "min_context": _said(Word, "accept no less (default 16k, or the model's own window)")
+    "min_context": _said(
+        Word, "smallest context to accept (default 16k, or the trained context if shorter)"
+    )
 }
 _CHECK: Fields = _LEAST | {
-    "job": _said(Word, "size the context for a prompt of P tokens and N new ones: 6000+800"),
-    "window_budget": _said(Word, "cache of a run that names no context (default 4G)"),
+    "job": _said(Word, "size the context for a prompt of P tokens and N new tokens: 6000+800"),
+    "window_budget": _said(Word, "size the context by its KV cache when none is given: 4G"),
 }
 _WISHES: Fields = _LEAST | {
-    "users": _said(Word, "so many at the same time, each with a context of their own"),
-    "prefer_accurate_kv": _said(bool, "an accurate cache before a long context"),
+    "users": _said(Word, "number of parallel users, each with their own context"),
+    "prefer_accurate_kv": _said(bool, "prefer an accurate KV cache to a longer context"),
 }
 _CHECKED = _engine_fields(OPTIONS, without=OF_THE_MACHINE)
 _EVERY = _engine_fields(OPTIONS)
@@ -228,12 +231,16 @@ INSPECT = _made(
     {
         "layers": _said(bool, "list every layer"),
         "tensors": _said(bool, "list every tensor"),
-        "keys": _said(bool, "list every key of the header"),
-        "light": _said(bool, "stop at the architecture: fewer bytes of a remote file"),
+        "keys": _said(bool, "list every metadata key"),
+        "light": _said(bool, "read only the architecture keys: fewer bytes from a remote file"),
     },
 )
 ESTIMATE = _made(
-    "EstimateRequest", _MODEL, _ENGINE, _EVERY, {"per_layer": _said(bool, "what each layer takes")}
+    "EstimateRequest",
+    _MODEL,
+    _ENGINE,
+    _EVERY,
+    {"per_layer": _said(bool, "list the memory of each layer")},
 )
 CHECK = _made("CheckRequest", _MODEL, _ENGINE, _CHECKED, _CHECK, _MACHINE)
 PLAN = _made(
@@ -243,8 +250,8 @@ PLAN = _made(
     _engine_fields(PLANNED, without=OF_THE_MACHINE),
     _WISHES,
     {
-        "nodes": _said(Word, "machines like this one, joined by Ray (vLLM)"),
-        "no_drafter": _said(bool, "do not look for a drafter that speeds it up"),
+        "nodes": _said(Word, "number of identical machines joined by Ray (vLLM)"),
+        "no_drafter": _said(bool, "do not look for a draft model"),
     },
     _MACHINE,
 )
@@ -255,8 +262,8 @@ RECOMMEND = _made(
     _engine_fields(()),
     _WISHES,
     {
-        "limit": _said(Word, "how many (default 5)"),
-        "all_sizes": _said(bool, "several models of one family, not the best of each"),
+        "limit": _said(Word, "number of models (default 5)"),
+        "all_sizes": _said(bool, "list several models of a family, not only the best"),
     },
     _MACHINE,
 )
@@ -268,7 +275,7 @@ CURVES = _made(
     _CHECKED,
     _CHECK,
     _MACHINE,
-    {"points": _said(int, "of each curve (default 16)", ge=2, le=MOST_POINTS)},
+    {"points": _said(int, "number of points per curve (default 16)", ge=2, le=MOST_POINTS)},
 )
 HARDWARE = _made("HardwareRequest", _MACHINE)
 CARDS = _made("CardsRequest", {"engine": _said(Word, "llama.cpp (default), vllm or mlx")}, _MACHINE)
@@ -276,7 +283,9 @@ DEVICES = _made("DevicesRequest")
 CATALOG = _made(
     "CatalogRequest",
     {
-        "kind": _said(Word, "only those for this: chat, code, reasoning, embedding or vision"),
-        "family": _said(Word, "only those of it: qwen3, llama-3.1, gemma"),
+        "kind": _said(
+            Word, "only models for this task: chat, code, reasoning, embedding or vision"
+        ),
+        "family": _said(Word, "only models of this family: qwen3, llama-3.1, gemma"),
     },
 )

@@ -52,9 +52,7 @@ _OWN_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _OWN_SITES = frozenset({b"same-origin", b"none"})
 _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE"})
 _ALLOW = (b"allow", b"GET, HEAD, POST, DELETE")
-_WHERE_IT_IS = (
-    "The terminal that runs edgekit web shows an address with a token in it: open that one."
-)
+_WHERE_IT_IS = "Open the address that edgekit web printed in its terminal: it contains the token."
 
 _log = logging.getLogger("edgekit.web")
 
@@ -103,28 +101,26 @@ _CLOSE = ((b"connection", b"close"),)
 TOO_MANY_AT_ONCE = Refusal(
     status=429,
     kind="TooManyError",
-    message="too many requests from this address are being answered; wait for some of them",
+    message="too many requests in progress from this address; wait for some of them to finish",
     headers=((b"retry-after", b"2"),),
 )
 BUSY = Refusal(
     status=503,
     kind="BusyError",
-    message="too many are connected to this server; try again in a moment",
+    message="too many connections to this server; try again in a moment",
     headers=((b"retry-after", b"5"), *_CLOSE),
 )
-MALFORMED = Refusal(
-    status=400, kind="UsageError", message="this is no HTTP request", headers=_CLOSE
-)
+MALFORMED = Refusal(status=400, kind="UsageError", message="not an HTTP request", headers=_CLOSE)
 TOO_LARGE = Refusal(
     status=413,
     kind="TooLargeError",
-    message=f"the body is larger than {MAX_BODY_BYTES:,} bytes; a request is some names and numbers",
+    message=f"the request body is larger than {MAX_BODY_BYTES:,} bytes",
     headers=_CLOSE,
 )
 TOO_SLOW = Refusal(
     status=408,
     kind="TooSlowError",
-    message="the body did not come in time; send it at once",
+    message="the request body took too long to arrive",
     headers=_CLOSE,
 )
 
@@ -276,7 +272,7 @@ def _refusal_body(refusal: Refusal, asked: Asked) -> tuple[bytes, bytes]:
 def long_query(asked: Asked) -> Refusal | None:
     if len(asked.query) <= MAX_QUERY_BYTES:
         return None
-    message = f"the address is too long: {MAX_QUERY_BYTES:,} bytes after the question mark at most"
+    message = f"the query string is too long: at most {MAX_QUERY_BYTES:,} bytes"
     return Refusal(status=414, kind="TooLongError", message=message)
 
 
@@ -284,7 +280,7 @@ def long_head(asked: Asked) -> Refusal | None:
     """h11 counts only what is not there yet: a head that came in one piece would pass."""
     if asked.head_bytes <= MAX_HEAD_BYTES:
         return None
-    message = f"the head of the request is too long: {MAX_HEAD_BYTES:,} bytes at most"
+    message = f"the request headers are too long: at most {MAX_HEAD_BYTES:,} bytes"
     return Refusal(status=400, kind="TooLongError", message=message, headers=_CLOSE)
 
 
@@ -292,7 +288,7 @@ def other_method(asked: Asked) -> Refusal | None:
     """No answer to OPTIONS: no other site may ask, so none needs to know what it may."""
     if asked.method in _METHODS:
         return None
-    message = f"{asked.method[:20]} is not answered here"
+    message = f"method {asked.method[:20]} not allowed"
     return Refusal(status=405, kind="MethodError", message=message, headers=(_ALLOW,))
 
 
@@ -304,7 +300,7 @@ def foreign_name(settings: Settings) -> Gate:
         name = _without_port(asked.headers.get(b"host", b"").decode("latin-1")).lower()
         if name in names:
             return None
-        message = "this page is for this machine only: open it as localhost or 127.0.0.1"
+        message = "this server answers only this machine: open it as localhost or 127.0.0.1"
         return Refusal(status=421, kind="WrongHostError", message=message)
 
     return gate
@@ -324,7 +320,7 @@ def foreign_site(asked: Asked) -> Refusal | None:
     own = site is None or site in _OWN_SITES
     if own and (origin is None or origin.rpartition(b"://")[2] == asked.headers.get(b"host")):
         return None
-    message = "pages of other sites may not ask here"
+    message = "requests from other sites are not allowed"
     return Refusal(status=403, kind="CrossSiteError", message=message)
 
 
@@ -348,7 +344,7 @@ class Token:
             return None
         said, has_cookie = self._said(asked), self._has_cookie(asked)
         if said is None:
-            return None if has_cookie else _no_token(asked, "a token is needed")
+            return None if has_cookie else _no_token(asked, "a token is required")
         if not has_cookie:
             refusal = self._weighed(said, asked)
             if refusal is not None:
@@ -378,7 +374,7 @@ class Token:
     def _let_in(self, asked: Asked) -> Refusal:
         cookie = f"{self._cookie}={self._value}; Path=/; HttpOnly; SameSite=Strict"
         headers = ((b"location", _same_place(asked).encode()), (b"set-cookie", cookie.encode()))
-        return Refusal(status=303, kind="", message="The token is right.", headers=headers)
+        return Refusal(status=303, kind="", message="Token accepted.", headers=headers)
 
     @staticmethod
     def _is_bearer(asked: Asked) -> bool:
@@ -400,7 +396,9 @@ def _same_place(asked: Asked) -> str:
 
 def _no_token(asked: Asked, what: str) -> Refusal:
     if asked.is_call:
-        message = f"{what}: send it as Authorization: Bearer TOKEN; edgekit web printed it"
+        message = (
+            f"{what}: send Authorization: Bearer TOKEN with the token that edgekit web printed"
+        )
         bearer = ((b"www-authenticate", b"Bearer"),)
         return Refusal(status=401, kind="TokenError", message=message, headers=bearer)
     message = f"{what.capitalize()}. {_WHERE_IT_IS}"

@@ -53,7 +53,7 @@ def listen(host: str, port: int | None) -> socket.socket:
             return _listening(host, candidate)
     last = DEFAULT_PORT + TRIED_PORTS - 1
     raise UsageError(
-        f"all ports from {DEFAULT_PORT} to {last} of {host} are taken; say --port 0 for any that is free"
+        f"ports {DEFAULT_PORT} to {last} on {host} are all in use; use --port 0 to pick any free port"
     )
 
 
@@ -71,7 +71,7 @@ def _listening(host: str, port: int) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise _TakenError(str(in_use(host, port))) from error
         raise UsageError(
-            f"nothing can listen on port {port} of {host}: {error.strerror}; 127.0.0.1 is this machine itself"
+            f"cannot listen on {host} port {port}: {error.strerror}; for this machine only, use 127.0.0.1"
         ) from error
 
 

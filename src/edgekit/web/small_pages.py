@@ -1,4 +1,4 @@
-"""One sentence as a page of its own: where there is nothing else to show, and no style may be had."""
+"""A page that holds one message, without style sheets: for answers sent before the real page can be."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ _PAGE = """\
 """
 
 
-def small_page(title: str, text: str, *, link: str = "/", link_text: str = "To the page") -> str:
+def small_page(
+    title: str, text: str, *, link: str = "/", link_text: str = "Back to EdgeKit"
+) -> str:
     return _PAGE.format(
         title=escape(title), text=escape(text), link=escape(link), link_text=escape(link_text)
     )

@@ -53,7 +53,7 @@ class Watch:
     def check(self) -> None:
         """Raises CancelledError where nobody waits any more."""
         if self.cancelled.is_set():
-            raise CancelledError("it was called off")
+            raise CancelledError("cancelled")
 
 
 @lru_cache(maxsize=8)
