@@ -116,7 +116,7 @@ def test_what_goes_wrong_with_one_model_does_not_end_the_others(
     monkeypatch.setattr("edgekit.web.card_making.wish_of", break_down)
     told = [(card["status"], card["told"]) for card in maker.cards(order, entries)]
     assert [status for status, _ in told] == ["refused", "refused"]
-    assert "inside EdgeKit" in told[0][1]
+    assert "internal error in EdgeKit" in told[0][1]
 
 
 def test_cards_that_are_there_are_not_made_again() -> None:
@@ -467,7 +467,7 @@ def test_one_that_is_killed_again_and_again_is_given_up() -> None:
         last = asyncio.run(listen(cards))
         assert not deck_of(cards).fault  # who asks again is not told of it for ever
     assert last.name == "failed"
-    assert "again and again" in json.loads(last.data)["error"]["message"]
+    assert "keeps stopping" in json.loads(last.data)["error"]["message"]
 
 
 def test_closing_tells_who_listens_and_leaves_no_process() -> None:

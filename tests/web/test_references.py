@@ -149,7 +149,7 @@ def test_beside(folder: Path) -> None:
     settings = Settings(models_dirs=(folder,))
     other = folder.parent / "other"
     for path in (other, *other.iterdir(), other / "nothing.gguf", Path(f"{folder}-more/x.gguf")):
-        with pytest.raises(NotAllowedError, match="outside the folders"):
+        with pytest.raises(NotAllowedError, match="outside the --models-dir folders"):
             allowed(str(path), settings)
 
 

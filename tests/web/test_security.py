@@ -247,7 +247,7 @@ class TestToken:
         assert call.error["type"] == "TokenError"
         assert "Bearer" in call.error["message"]
         assert call.headers["www-authenticate"] == "Bearer"
-        assert b"The terminal that runs edgekit web shows" in page.body
+        assert b"Open the address that edgekit web printed" in page.body
         assert b'href="/model?ref=a%22b"' in page.body
 
     def test_in_an_address_becomes_a_cookie(self, guarded: str) -> None:
@@ -421,7 +421,7 @@ class TestHeads:
         long = {name.format(n): "a" * (MAX_HEAD_BYTES // count) for n in range(count)}
         answer = ask(server, path, headers=long)
         assert answer.status == 400
-        assert b"32,768 bytes at most" in answer.body
+        assert b"at most 32,768 bytes" in answer.body
         assert answer.headers["connection"] == "close"
 
     def test_within_the_limit_are_read(self, server: str) -> None:
