@@ -99,7 +99,7 @@ class TestItsPort:
         with listen("127.0.0.1", 0) as taken:
             monkeypatch.setattr(serving, "DEFAULT_PORT", taken.getsockname()[1])
             monkeypatch.setattr(serving, "TRIED_PORTS", 1)
-            with pytest.raises(UsageError, match="say --port 0 for any that is free"):
+            with pytest.raises(UsageError, match="use --port 0 to pick any free port"):
                 listen("127.0.0.1", None)
 
     def test_that_was_asked_for_and_is_taken_is_an_error(
@@ -121,7 +121,7 @@ class TestItsPort:
             (("--port", "-1"), 2, "--port: -1 is not between 0 and 65,535"),
             (("--port", "9" * 5000), 2, "--port"),
             (("--host", "no.such.host.invalid"), 2, "no.such.host.invalid"),
-            (("--host", "192.0.2.1"), 2, "127.0.0.1 is this machine itself"),
+            (("--host", "192.0.2.1"), 2, "for this machine only, use 127.0.0.1"),
             (("--rate", "0"), 2, "--rate: 0 is not between 1 and 1,000,000"),
             (("--rate", "x"), 2, "--rate: 'x' is not a whole number from 1 to 1,000,000"),
             (("--models-dir", "a" * 300), 4, "is longer than a path can be"),

@@ -59,9 +59,9 @@ export function params(n) {
 const figure = (x) => (x >= 10 ? grouped.format(Math.round(x)) : String(Number(x.toPrecision(2))));
 
 /** [20, 80] -> "about 40 tokens/s": the geometric middle, one figure to remember. */
-export function rate([low, high]) {
+export function rate([low, high], about = "about ") {
   const middle = `${figure(Math.sqrt(low * high))} tokens/s`;
-  return low === high ? middle : `about ${middle}`;
+  return low === high ? middle : about + middle;
 }
 
 /** [20, 80] -> "20-80"; empty where the ends are the same. */

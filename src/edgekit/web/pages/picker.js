@@ -162,7 +162,7 @@ function wishForm(close) {
     fault.hidden = true;
   };
   const sizes = el("datalist", { id: "machine-sizes" }, SIZES.map((size) => el("option", { value: size })));
-  const reset = el("button", { type: "button", text: MACHINE.thisMachine, onclick: () => (machine.set(), close()) });
+  const reset = el("button", { type: "button", text: MACHINE.reset, onclick: () => (machine.set(), close()) });
   const form = el(
     "form",
     { class: "machine-form", onsubmit: use },

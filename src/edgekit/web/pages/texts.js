@@ -90,6 +90,7 @@ export const MACHINE = {
   vram: "Or VRAM per GPU",
   vramHint: "if the GPU is not in the list",
   use: "Check this machine",
+  reset: "Back to my machine",
   unknownDevice: "No device with this name. Enter its memory below instead.",
   notOneDevice: (typed) => `"${typed}" does not match one device. Pick one from the list.`,
   shown: (count, most) => (count > most ? `${most} of ${plural(count, "device")}: type to narrow the list` : plural(count, "device")),
@@ -142,7 +143,7 @@ export const CARD = {
   unknown: "-",
   lowQuality: (name) => `${name}, low quality`,
   moreMemories: (count) => `+ ${count} more, less full`,
-  speedValue: (range) => rate(range),
+  speedValue: (range) => rate(range, "~"),
   speedRange: (range) => rateRange(range),
 };
 
