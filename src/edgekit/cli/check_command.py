@@ -68,7 +68,12 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "models", metavar="MODEL", nargs="+", help="path, folder, hub id, URL, name or -"
     )
     parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
-    parser.add_argument("--quiet", action="store_true", help="the verdict alone")
+    parser.add_argument("--quiet", action="store_true", help="print the headline only")
+    parser.add_argument(
+        "--why",
+        action="store_true",
+        help="add the memory breakdown, the reasons and how each figure is known",
+    )
     parser.add_argument(
         "--exact",
         action="store_true",
@@ -221,7 +226,13 @@ def _as_text(answers: Sequence[Answer], arguments: argparse.Namespace) -> str:
         return check_table(answers, width=width, glyphs=glyphs)
     if arguments.quiet:
         return quiet_text(answers[0])
-    return check_text(answers[0], width=width, colour=is_terminal(sys.stdout), glyphs=glyphs)
+    return check_text(
+        answers[0],
+        width=width,
+        colour=is_terminal(sys.stdout),
+        glyphs=glyphs,
+        why=arguments.why,
+    )
 
 
 def _glyphs() -> Glyphs:

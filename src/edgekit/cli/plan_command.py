@@ -65,7 +65,9 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
     parser.add_argument(
-        "--why", action="store_true", help="everything that was tried, and what came of it"
+        "--why",
+        action="store_true",
+        help="add every decision, what was tried, and how each figure is known",
     )
     parser.add_argument(
         "--for",

@@ -66,6 +66,9 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="among the five tiers of the context-scaling memo (docs/tiers.md)",
     )
     parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
+    parser.add_argument(
+        "--why", action="store_true", help="add each model's headline, bars, release and licence"
+    )
     add_wishes(parser)
     add_flags(parser, COMMON, "load", (CONTEXT,))
     add_device_options(parser)
@@ -113,6 +116,7 @@ def _told(best: Best, arguments: argparse.Namespace) -> str:
         width=screen_width(),
         colour=is_terminal(sys.stdout),
         glyphs=glyphs_for(getattr(sys.stdout, "encoding", None)),
+        why=arguments.why,
     )
 
 

@@ -27,7 +27,7 @@ from edgekit.plan.types import Job
 from edgekit.report.bars import glyphs_for
 from edgekit.report.check import Check
 from edgekit.report.check_text import check_text
-from edgekit.report.check_words import verdict
+from edgekit.report.headline import headline
 from edgekit.resolver import ResolvedModel, resolve_model
 from edgekit.source.types import Container, Origin, Reach
 from edgekit.units import parse_size
@@ -69,7 +69,7 @@ class DoesNotFitError(EdgekitError):
 
     def __init__(self, check: Check) -> None:
         self.check = check
-        super().__init__(verdict(check.result))
+        super().__init__(headline(check.result))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,8 +277,7 @@ def refuse_or_warn(judged: Judged, told: Told) -> None:
     if not judged.order.force:
         raise DoesNotFitError(judged.check)
     told.warn(
-        f"{verdict(result)}. Started all the same (--force): it may swap until nothing else moves, fail to allocate,"
-        " or be killed with whatever else runs here"
+        f"{headline(result)}. Starting anyway (--force): it may swap, fail to allocate, or be killed"
     )
 
 

@@ -44,10 +44,17 @@ def _context(question: Question, result: PreflightResult) -> Iterator[Change]:
     yield Change(
         kind=ChangeKind.CONTEXT,
         value=f"{tokens}",
-        told=f"-c {tokens}: fits with a {found.cache} cache, {found.way.because}",
+        told=f"-c {tokens}: fits{_changed(found, question)}",
         max_context=tokens,
         result=found,
     )
+
+
+def _changed(found: PreflightResult, question: Question) -> str:
+    """What else than the context is not as it would be with more memory."""
+    own = cache_choices(question)[0].name
+    cache = "" if found.cache == own else f" with a {found.cache} cache"
+    return cache if found.way.whole else f"{cache}, {found.way.because}"
 
 
 def _cache(question: Question, result: PreflightResult) -> Iterator[Change]:
@@ -61,7 +68,8 @@ def _cache(question: Question, result: PreflightResult) -> Iterator[Change]:
         yield Change(
             kind=ChangeKind.CACHE,
             value=choice.name,
-            told=f"{choice.flags}: up to {found.max_context:,} tokens",
+            told=f"{choice.flags}{' (8-bit cache)' if choice.is_eight_bit else ''}: up to "
+            f"{found.max_context:,} tokens",
             max_context=found.max_context,
             result=found,
         )
@@ -92,7 +100,7 @@ def _weights(question: Question, result: PreflightResult) -> Iterator[Change]:
             yield Change(
                 kind=ChangeKind.WEIGHTS,
                 value=value,
-                told=f"{told} ({size} of weights): fits, up to {found.max_context:,} tokens",
+                told=f"{told} ({size}): fits, up to {found.max_context:,} tokens",
                 max_context=found.max_context,
                 result=found,
             )
@@ -163,7 +171,7 @@ def _placement(question: Question, _: PreflightResult) -> Iterator[Change]:
     yield Change(
         kind=ChangeKind.PLACEMENT,
         value=found.way.because,
-        told=f"{found.way.because}: fits beside {_free_for(host_use)} of free RAM (--ram)",
+        told=f"{_free_for(host_use)} of free RAM (--ram): fits with {found.way.because}",
         result=found,
     )
 
@@ -191,9 +199,9 @@ def _memory(question: Question, result: PreflightResult) -> Iterator[Change]:
         return
     needed = _free_for(min((use, *_other_uses(question, result)), key=_free_bytes))
     limit = host.tightest
-    told = f"{needed} of free memory, where {format_bytes(use.budget.free_bytes)} are"
+    told = f"{needed} of free RAM; {format_bytes(use.budget.free_bytes)} are free now"
     if limit is not None:
-        told += f": {limit.name} holds it down"
+        told += f", because of {limit.name}"
     yield Change(kind=ChangeKind.MEMORY, value=needed, told=told)
 
 
@@ -220,7 +228,7 @@ def _engine(question: Question, _: PreflightResult) -> Iterator[Change]:
         yield Change(
             kind=ChangeKind.ENGINE,
             value="llama.cpp",
-            told=f"--engine llama.cpp, as a GGUF at Q4_K_M, {found.way.because}: fits, up to "
+            told=f"--engine llama.cpp: fits as a Q4_K_M GGUF, {found.way.because}, up to "
             f"{found.max_context:,} tokens",
             max_context=found.max_context,
             result=found,
@@ -238,7 +246,7 @@ def _built_in(question: Question, _: PreflightResult) -> Iterator[Change]:
         yield Change(
             kind=ChangeKind.ENGINE,
             value="stream",
-            told=f"the built-in engine (edgekit run --engine stream), {found.way.because}: slow, fits, up to "
+            told=f"--engine stream: the built-in engine holds it, slowly: {found.way.because}, up to "
             f"{found.max_context:,} tokens",
             max_context=found.max_context,
             result=found,
@@ -260,7 +268,7 @@ def _device(question: Question, result: PreflightResult) -> Iterator[Change]:
         held = _smallest(machines, lambda one: _holds(question, one, tokens))
         if held is not None:
             what = "GPU" if kind is Kind.GPU else "Mac"
-            told = f"{held.name}: the smallest of today's {what}s that holds it whole with {tokens:,} tokens"
+            told = f"{held.name}: the smallest current {what} that holds all of it at {tokens:,} tokens"
             yield Change(kind=ChangeKind.DEVICE, value=held.name, told=told)
 
 
@@ -281,7 +289,7 @@ def _more_cards(question: Question, result: PreflightResult) -> Iterator[Change]
         several = replace(machine, devices=tuple(replace(cards[0], index=i) for i in range(count)))
         if _holds(question, several, tokens):
             name = f"{count}x {cards[0].name}"
-            told = f"{name}: hold it whole with {tokens:,} tokens"
+            told = f"{name}: hold all of it at {tokens:,} tokens"
             yield Change(kind=ChangeKind.DEVICE, value=name, told=told)
             return
 

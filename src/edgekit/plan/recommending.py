@@ -26,7 +26,7 @@ SHOWN = 5
 QUICK_TOKENS_PER_S = 5.0  # to expect: about as fast as people read. Slower ones come last.
 DIVIDED_SHARE = 0.5
 OF_A_ROOT = 2  # models of one line, however many families it has
-TOO_LARGE, SLOW = "too large", "too slow to read along"
+TOO_LARGE, SLOW = "too large", "slower than reading speed"
 READ_SHARE = 0.75  # of the weights that work on a token, at least: of the embedding one row is read
 
 
@@ -208,7 +208,7 @@ class _Search:
             self.passed_over["not run by the engine"] += 1
             return None
         except EdgekitError:
-            self.passed_over["damaged or not known well enough"] += 1
+            self.passed_over["damaged or incomplete"] += 1
             return None
         if plan is None:
             self.passed_over[TOO_LARGE] += 1
@@ -227,9 +227,9 @@ class _Search:
         if ask.context_tokens is None and ask.min_context is None:
             least = MINIMUM_TOKENS
         if ask.task is not Kind.EMBEDDING and entry.native_context is None:
-            return "made for nobody knows how long a context"
+            return "with an unknown context length"
         if ask.task is not Kind.EMBEDDING and (entry.native_context or 0) < least:
-            return "made for too short a context"
+            return "with too short a context"
         if smallest_bytes(entry) > self._room_bytes:
             return TOO_LARGE
         return ""

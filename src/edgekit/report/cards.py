@@ -1,30 +1,28 @@
-"""A recommendation -> fit cards: the answer in one line, a card for each model, who was passed over, what is next."""
+"""A recommendation -> a table of the best few, which models were skipped, and the command to go on with."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from edgekit.basis import Basis
 from edgekit.catalog.types import Kind
 from edgekit.hardware.types import Accelerator, Machine
-from edgekit.memory.types import Component
 from edgekit.plan.planned import Lever, Plan
 from edgekit.plan.recommending import Ask, Recommendation, Suggestion
-from edgekit.plan.types import PreflightResult
-from edgekit.report.bars import BLOCKS, PARTS, Glyphs
+from edgekit.report.answer_lines import change_lines
+from edgekit.report.bars import BLOCKS, Glyphs, memories
 from edgekit.report.check_memory import bar_lines, painted
-from edgekit.report.check_words import VERDICTS
-from edgekit.report.lines import printable
-from edgekit.report.plan_text import weights_words
-from edgekit.report.screen import command_rows, folded, joined, placed, row_width, section, within
-from edgekit.report.speed_words import is_slow, rate_words
-from edgekit.units import GIB, format_bytes
+from edgekit.report.check_table import shortened
+from edgekit.report.check_words import context_words
+from edgekit.report.headline import cache_words as cache_changed
+from edgekit.report.headline import headline, is_divided
+from edgekit.report.lines import figures, printable
+from edgekit.report.screen import command_rows, folded, placed, section, within
+from edgekit.report.speed_words import is_slow, typical_figure
+from edgekit.units import GIB
 
-UNKNOWN = "speed not known"
-_INDENT = 3  # columns: what belongs to a number stands to the right of it
-_WORTH_A_BAR = 0.05  # of a memory: what takes less of it and is not the tightest says nothing
+_LEAST_NAME = 12  # columns; where fewer are left for the name, a model takes two lines
 _TASKS = {
     Kind.CHAT: "chat",
     Kind.CODE: "code",
@@ -32,6 +30,7 @@ _TASKS = {
     Kind.EMBEDDING: "embeddings",
     Kind.VISION: "vision",
 }
+_HEAD = ("", "model", "weights", "context", "GiB used", "tokens/s", "runs on")
 
 
 def cards_text(
@@ -42,48 +41,44 @@ def cards_text(
     glyphs: Glyphs = BLOCKS,
     words: str = "",
     problems: Sequence[str] = (),
+    why: bool = False,
 ) -> str:
     """The screen. `words` are those of the command line that the next command needs as well: --device, --ram.
 
-    `problems` of the catalog are told; `colour` only decorates: every word stands there without it.
+    `problems` of the catalog are shown; `why` adds each model's headline and bars; `colour` only decorates.
     """
     width = within(width)
-    lines = _answer_lines(found, width, colour=colour)
     shown = found.suggestions or tuple(filter(None, (found.nearest,)))
-    lines += _cards(shown, found.ask, width, glyphs, colour=colour)
+    top = folded(cards_answer(found), width)
+    lines = [f"\x1b[1m{line}\x1b[0m" for line in top] if colour else top
     if shown:
-        lines += ["", *joined(_legend(glyphs), width, glyphs.between)]
-    for label, rows in _sections(found, problems):
-        lines += section(label, rows, width)
+        first = shown[0].plan.result
+        sentence = folded(headline(first), width)
+        lines += [painted(line, first.status) for line in sentence] if colour else sentence
+    if found.suggestions:
+        lines += ["", *_table_lines(found.suggestions, width)]
+    elif found.nearest is not None:
+        lines += change_lines(found.nearest.plan.result, found.nearest.plan.to_fit, width)
+    if why:
+        lines += _details(shown, width, glyphs, colour=colour)
+    skipped = ", ".join(f"{count} {reason}" for reason, count in found.passed_over)
+    lines += ["", *folded(f"skipped: {skipped}", width)] if skipped else []
+    lines += section("Note", [*(found.ask.machine.notes if why else ()), *problems], width)
     if shown:
-        lines += _next(shown[0], words, width)
+        lines += _next(shown[0], found.ask, words, width)
     return "\n".join(lines) + "\n"
 
 
 def cards_answer(found: Recommendation) -> str:
     """The whole of it in one line."""
     task, machine = _task_words(found.ask), machine_words(found.ask.machine)
-    return printable(f"For {task} on {machine}: {_best(found)}")
-
-
-def _answer_lines(found: Recommendation, width: int, *, colour: bool) -> list[str]:
-    lines = folded(cards_answer(found), width)
-    return [f"\x1b[1m{line}\x1b[0m" for line in lines] if colour else lines
-
-
-def _best(found: Recommendation) -> str:
-    if not found.suggestions:
-        if found.nearest is None:
-            return f"no known model that {found.ask.engine} runs"
-        return f"nothing fits; {found.nearest.entry.id} comes nearest"
-    first = found.suggestions[0]
-    slow = ", but it is slow" if is_slow(first.plan) else ""
-    return f"{first.entry.id}{_at(first.plan)} is the best that fits{slow}"
-
-
-def _at(plan: Plan) -> str:
-    words = weights_words(plan)
-    return f" at {words}" if words == plan.variant.name else ""
+    if found.suggestions:
+        first = found.suggestions[0]
+        slow = ", but slower than reading speed" if is_slow(first.plan) else ""
+        return printable(f"Best for {task} on {machine}: {first.entry.id}{slow}")
+    if found.nearest is None:
+        return printable(f"No known model for {task} runs with {found.ask.engine} on {machine}")
+    return printable(f"Nothing fits for {task} on {machine}; nearest: {found.nearest.entry.id}")
 
 
 def _task_words(ask: Ask) -> str:
@@ -91,11 +86,11 @@ def _task_words(ask: Ask) -> str:
     if ask.context_tokens is not None:
         task += f" with {ask.context_tokens:,} tokens"
         return f"{task} for each of {ask.users} users" if ask.users else task
-    return f"{task} of {ask.users} users at once" if ask.users else task
+    return f"{task} with {ask.users} users at once" if ask.users else task
 
 
 def machine_words(machine: Machine) -> str:
-    """'RTX 4090 + 64 GiB RAM' as it was wished for; one that was found with what is free in it."""
+    """'RTX 4090 + 64 GiB RAM' as it was asked for; one that was found with what is free in it."""
     if machine.what_if:
         return machine.name
     parts = list(_device_words(machine.devices))
@@ -108,35 +103,100 @@ def machine_words(machine: Machine) -> str:
 
 
 def _device_words(devices: Sequence[Accelerator]) -> Iterator[str]:
-    """Unified memory is told once, as the host's."""
+    """Unified memory is counted once, as the host's."""
     for device in devices:
         free = "" if device.unified else f" with {device.free_bytes / GIB:.1f} GiB free"
         yield f"{device.name}{free}"
 
 
-def _cards(
-    shown: Sequence[Suggestion], ask: Ask, width: int, glyphs: Glyphs, *, colour: bool
-) -> list[str]:
-    room = width - _INDENT
-    results = [_worth_bars(one.plan.result) for one in shown]
-    bars = bar_lines(results, room, glyphs, colour=colour) if shown else []
-    facts = _fact_lines(shown, ask, room, glyphs.between, colour=colour)
-    lines: list[str] = []
-    for number, (one, told, drawn) in enumerate(zip(shown, facts, bars, strict=True), start=1):
-        head, *more = joined(_head(one), room, glyphs.between)
-        title = f"{number if one.plan.fits else '':<{_INDENT}}{head}"
-        lines += ["", f"\x1b[1m{title}\x1b[0m" if colour else title]
-        lines += [f"{' ' * _INDENT}{line}".rstrip() for line in (*more, *told, *drawn)]
-    return lines
+def _table_lines(shown: Sequence[Suggestion], width: int) -> list[str]:
+    """One row a model; names give way to the width. On a narrow screen a model takes two lines."""
+    rows = [_row(number, one) for number, one in enumerate(shown, start=1)]
+    table = figures(_HEAD, rows, words=3)
+    over = max(map(len, table)) - width
+    if over <= 0:
+        return table
+    room = max(len(row[1]) for row in rows) - over
+    if room >= _LEAST_NAME:
+        short = [(row[0], shortened(row[1], room), *row[2:]) for row in rows]
+        return figures(_HEAD, short, words=3)
+    return [line for row in rows for line in _stacked(row, width)]
 
 
-def _head(one: Suggestion) -> Iterator[str]:
-    """What the model is, and where it lies."""
+def _stacked(row: tuple[str, ...], width: int) -> list[str]:
+    number, name, weights, context, used, speed, where = row
+    second = f"{weights}, {context}, {used} GiB, {speed} tokens/s, {where}"
+    return [
+        *folded(f"{number} {name}", width),
+        *(f"  {line}" for line in folded(second, width - 2)),
+    ]
+
+
+def _row(number: int, one: Suggestion) -> tuple[str, ...]:
+    plan, entry = one.plan, one.entry
+    size = _short_count(entry.parameters) if entry.parameters is not None else ""
+    return (
+        str(number),
+        printable(entry.id),
+        " ".join(filter(None, (size, printable(plan.variant.name)))),
+        _window(plan),
+        _used(plan),
+        _speed(one),
+        _where(plan),
+    )
+
+
+def _window(plan: Plan) -> str:
+    """'32K', '32K q8_0' where the cache is not the engine's own, '4 x 16K' of several users."""
+    users = plan.wish.users or 1
+    each = context_words(plan.context_tokens).removesuffix(" tokens")
+    tokens = f"{users} x {each}" if users > 1 else each
+    return f"{tokens} {plan.result.cache}" if cache_changed(plan.result) else tokens
+
+
+def _used(plan: Plan) -> str:
+    """Of the fullest memory that the model computes in."""
+    found = memories(plan.result)
+    devices = [one for one in found if not one.is_ram] if plan.result.way.cards else []
+    fullest = max(devices or found, key=lambda one: (one.use.fullness, one.required_bytes))
+    return f"{fullest.required_bytes / GIB:,.1f} of {fullest.usable_bytes / GIB:,.1f}"
+
+
+def _speed(one: Suggestion) -> str:
+    """An embedding model writes nothing: how fast it reads."""
+    speed = one.plan.speed
+    rates = None if speed is None else speed.decode
+    if speed is not None and Kind.EMBEDDING in one.entry.kinds:
+        rates = speed.prefill
+    return "?" if rates is None else typical_figure(rates)
+
+
+def _where(plan: Plan) -> str:
+    cards = plan.result.way.cards
+    if not cards:
+        return "CPU"
+    gpus = "GPU" if len(cards) == 1 else f"{len(cards)} GPUs"
+    return f"{gpus} + RAM" if is_divided(plan.result) else gpus
+
+
+def _details(
+    shown: Sequence[Suggestion], width: int, glyphs: Glyphs, *, colour: bool
+) -> Iterator[str]:
+    """Each model with its headline and bars, and how well the figures are known."""
+    for one in shown:
+        yield ""
+        facts = ", ".join(_facts(one))
+        yield from folded(f"{one.entry.id} ({facts})" if facts else one.entry.id, width)
+        yield from folded(headline(one.plan.result), width)
+        yield from bar_lines(memories(one.plan.result), width, glyphs, colour=colour)
+    if shown:
+        yield from section("Basis", list(_basis_rows(shown)), width)
+
+
+def _facts(one: Suggestion) -> Iterator[str]:
     entry = one.entry
-    yield entry.id
     if entry.parameters is not None:
         yield parameters_words(entry.parameters, entry.active_parameters)
-    yield one.plan.result.way.because.removeprefix("all of it ")
     if entry.released:
         yield f"released {entry.released[:7]}"  # the day may be that of a paper
     if entry.licence:
@@ -160,55 +220,6 @@ def _short_count(count: int) -> str:
     return f"{number:.1f}{unit}" if unit and number < 9.95 else f"{number:.0f}{unit}"
 
 
-def _fact_lines(
-    shown: Sequence[Suggestion], ask: Ask, room: int, between: str, *, colour: bool
-) -> list[list[str]]:
-    """Verdict, weights, window, speed: in columns over all cards, where the screen is wide enough for it."""
-    rows = [_facts(one.plan, ask) for one in shown]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    beside = sum(widths) + 2 * (len(widths) - 1) <= room
-    found: list[list[str]] = []
-    for one, row in zip(shown, rows, strict=True):
-        cells = (f"{cell:<{size}}" for cell, size in zip(row, widths, strict=True))
-        first, *more = ["  ".join(cells)] if beside else joined(row, room, between)
-        if colour:
-            word = painted(row[0], one.plan.result.status, "1;")
-            first = f"{word}{first.removeprefix(row[0])}"
-        found.append([first, *more])
-    return found
-
-
-def _facts(plan: Plan, ask: Ask) -> tuple[str, ...]:
-    weights = f"{plan.variant.name}, {format_bytes(_weights_bytes(plan))}{_share(plan)}"
-    return (
-        VERDICTS[plan.result.status],
-        printable(weights),
-        printable(_window(plan)),
-        _speed(plan, ask),
-    )
-
-
-def _weights_bytes(plan: Plan) -> int:
-    """Of the model itself, wherever they lie."""
-    return plan.result.estimate.total(
-        lambda line: line.component is Component.WEIGHTS and not line.part
-    )
-
-
-def _share(plan: Plan) -> str:
-    """A bill of vLLM is that of one card, and each holds the same."""
-    return " a card" if plan.wish.engine == "vllm" and len(plan.result.way.cards) > 1 else ""
-
-
-def _window(plan: Plan) -> str:
-    users = plan.wish.users
-    tokens = f"{plan.context_tokens:,} tokens"
-    if users is not None and users > 1:
-        tokens = f"{users} x {tokens}"
-    kept = cache_words(plan)
-    return f"{tokens} in {kept}" if kept else tokens
-
-
 def cache_words(plan: Plan) -> str:
     """The type of the cache; '' of a model that keeps none."""
     cache = plan.decision(Lever.CACHE)
@@ -218,46 +229,8 @@ def cache_words(plan: Plan) -> str:
     return str(facts.get("dtype", cache.value)) if cache.value == "auto" else cache.value
 
 
-def _speed(plan: Plan, ask: Ask) -> str:
-    """Of an embedder how fast it reads: it writes nothing."""
-    speed = plan.speed
-    if speed is None:
-        return UNKNOWN
-    if ask.task is Kind.EMBEDDING:
-        return UNKNOWN if speed.prefill is None else f"reads {rate_words(speed.prefill)}"
-    return f"{rate_words(speed.decode)}{', slow' if is_slow(plan) else ''}"
-
-
-def _worth_bars(result: PreflightResult) -> PreflightResult:
-    """The verdict with the memories that say something about it."""
-    tightest = result.tightest
-    uses = tuple(use for use in result.uses if use == tightest or use.utilization >= _WORTH_A_BAR)
-    return replace(result, uses=uses)
-
-
-def _legend(glyphs: Glyphs) -> Iterator[str]:
-    parts = zip(glyphs.parts, PARTS, strict=True)
-    yield "  ".join(f"{glyph} {part}" for glyph, part in parts)
-    yield f"{glyphs.mark} usable"
-
-
-def _sections(found: Recommendation, problems: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    if not found.suggestions and found.nearest is not None:
-        plan = found.nearest.plan
-        yield "Why", list(plan.result.reasons)
-        yield "To fit", [change.told for change in plan.to_fit]
-    yield "Basis", list(_basis_rows(found.suggestions))
-    notes = [*found.ask.machine.notes, *problems]
-    if found.passed_over:
-        told = ", ".join(f"{count} {why}" for why, count in found.passed_over)
-        notes.append(f"passed over on the way: {told}")
-    yield "Note", notes
-
-
 def _basis_rows(shown: Sequence[Suggestion]) -> Iterator[str]:
-    """How well it is known: by the numbers of the cards where they differ."""
-    if not shown:
-        return
+    """How well it is known: by the numbers of the models where they differ."""
     memory = _by_basis([one.plan.result.estimate.basis for one in shown])
     speed = _by_basis([one.plan.speed.basis if one.plan.speed else None for one in shown])
     yield f"memory {memory}; speed {speed}; order a rule of thumb from parameters and age"
@@ -278,10 +251,14 @@ def _listed(words: Sequence[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _next(first: Suggestion, words: str, width: int) -> list[str]:
-    command = f"edgekit plan {shlex.quote(first.entry.id)} {words}".strip()
-    told = "the whole plan of a model: reasons, and commands to paste"
+def _next(first: Suggestion, ask: Ask, words: str, width: int) -> list[str]:
+    """What to type next: run it here, or look at the plan of a machine that is only asked about."""
+    name = shlex.quote(first.entry.id)
+    plan = f"edgekit plan {name} {words}".strip()
     if not first.plan.fits:
-        command, told = f"{command} --why", "what was tried, and what would help"
-    rows = [*command_rows(command, width), *folded(told, row_width(width))]
-    return placed("Next", rows, width)
+        return placed("Next", command_rows(f"{plan} --why", width), width)
+    lines = []
+    if not ask.machine.what_if and ask.task is not Kind.EMBEDDING:
+        run = f"edgekit run {name} {words}".strip()
+        lines += command_rows(run, width)
+    return placed("Next", [*lines, *command_rows(plan, width)], width)

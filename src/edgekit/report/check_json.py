@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from edgekit.plan.types import Change, Use
+from edgekit.plan.types import Change, Speed, Use
 from edgekit.report.bill_json import SCHEMA, bill_json
 from edgekit.report.check import Check, Unanswered
 from edgekit.report.check_table import counts
 from edgekit.report.hardware_json import budget_json, machine_json
+from edgekit.report.headline import headline
 
 
 def check_json(check: Check) -> dict[str, Any]:
@@ -20,6 +21,7 @@ def check_json(check: Check) -> dict[str, Any]:
         "schema": SCHEMA,
         "model": bill.label,
         "reference": bill.reference,
+        "headline": headline(result, from_name=check.is_assumed),
         "status": result.status.value,
         "can_load": result.can_load,
         "context_tokens": result.context_tokens,
@@ -29,6 +31,10 @@ def check_json(check: Check) -> dict[str, Any]:
         "way_context": result.way_context,
         "recommended_context": result.recommended_context,
         "native_context": result.native_context,
+        "quantization": result.quantization or None,
+        "cache": result.cache or None,
+        "step": result.step,
+        "speed": None if result.speed is None else speed_json(result.speed),
         "required_bytes": result.required_bytes,
         "available_bytes": result.available_bytes,
         "utilization": _share(result.utilization),
@@ -85,4 +91,16 @@ def change_json(change: Change) -> dict[str, Any]:
         "value": change.value,
         "told": change.told,
         "max_context": change.max_context,
+    }
+
+
+def speed_json(speed: Speed) -> dict[str, Any]:
+    """Tokens per second: a typical value, and the ranges from slow to fast."""
+    prefill = speed.prefill
+    return {
+        "typical": round(speed.typical, 2),
+        "decode": [round(rate, 2) for rate in speed.decode],
+        "prefill": None if prefill is None else [round(rate, 2) for rate in prefill],
+        "basis": speed.basis.value,
+        "because": speed.because,
     }

@@ -228,7 +228,7 @@ def _cells(row: Row) -> dict[str, str]:
         "engine": row.engine,
         "memory": row.memory,
         "used": row.share,
-        "context": row.context,
+        "max context": row.context,
     }
 
 

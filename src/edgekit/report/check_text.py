@@ -1,15 +1,17 @@
-"""A verdict -> one screen of text: the answer, the memory as bars, why not, what would change it, what to run."""
+"""A verdict -> one screen of text: the answer, a bar per memory, what to run, what would change it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from edgekit.plan.types import PreflightResult
+from edgekit.report.answer_lines import MORE, change_lines, headline_lines, top_lines
 from edgekit.report.bars import BLOCKS, Glyphs
 from edgekit.report.bill_text import basis_rows
 from edgekit.report.check import Check
-from edgekit.report.check_memory import memory_lines, painted
-from edgekit.report.check_words import answer, is_beyond, is_blocked
+from edgekit.report.check_memory import memory_lines
+from edgekit.report.check_words import is_beyond
+from edgekit.report.headline import embeds, headline
 from edgekit.report.later import later_rows
 from edgekit.report.screen import (
     command_rows,
@@ -20,76 +22,82 @@ from edgekit.report.screen import (
     section,
     within,
 )
-
-_LESS = {"vllm": "more cards", "stream": "fewer weights in memory"}
+from edgekit.report.speed_words import speed_row
 
 
 def check_text(
-    check: Check, *, width: int = 100, colour: bool = False, glyphs: Glyphs = BLOCKS
+    check: Check,
+    *,
+    width: int = 100,
+    colour: bool = False,
+    glyphs: Glyphs = BLOCKS,
+    why: bool = False,
 ) -> str:
-    """The screen. `colour` only decorates: every word stands there without it."""
-    result, width = check.result, within(width)
-    lines = [
-        *_answer_lines(check, width, colour=colour),
-        *joined(_title(check), width, glyphs.between),
-    ]
+    """The screen. `why` adds the breakdown, the reasons and the notes; `colour` only decorates."""
+    width = within(width)
+    run = placed("Run", command_rows(check.bill.command, width), width)
+    if not check.result.can_load or not check.bill.command:
+        run = []
+    lines = _why_lines(check, width, glyphs, run, colour=colour) if why else []
+    if not why:
+        lines = top_lines(
+            check.result,
+            (check.bill.label, check.result.engine),
+            width=width,
+            colour=colour,
+            glyphs=glyphs,
+            from_name=check.is_assumed,
+        )
+        lines += [*run, *change_lines(check.result, check.changes, width)]
+        lines += section("More", [MORE], width)
+    return "\n".join(lines) + "\n"
+
+
+def quiet_text(check: Check) -> str:
+    """The answer alone."""
+    return f"{headline(check.result, from_name=check.is_assumed)}\n"
+
+
+def _why_lines(
+    check: Check, width: int, glyphs: Glyphs, run: list[str], *, colour: bool
+) -> list[str]:
+    result = check.result
+    lines = headline_lines(result, width=width, colour=colour, from_name=check.is_assumed)
+    way, machine = result.way.because, result.machine.name
+    where = way if machine in way else f"{machine}, {way}"
+    lines += joined((check.bill.label, check.bill.engine_title, where), width, glyphs.between)
     lines += folded(check.bill.asked, width)
     lines += section("Context", _context_rows(result), width)
     shown = memory_lines(result, row_width(width), glyphs, colour=colour)
     lines += placed("Memory", list(shown), width)
     for label, rows in _sections(check):
         lines += section(label, rows, width)
-    if result.can_load and check.bill.command:
-        lines += placed("Run", command_rows(check.bill.command, width), width)
-    return "\n".join(lines) + "\n"
-
-
-def quiet_text(check: Check) -> str:
-    """The answer alone."""
-    return f"{answer(check)}\n"
-
-
-def _answer_lines(check: Check, width: int, *, colour: bool) -> list[str]:
-    lines = folded(answer(check), width)
-    return [painted(line, check.result.status, "1;") for line in lines] if colour else lines
-
-
-def _title(check: Check) -> tuple[str, ...]:
-    way, machine = check.result.way.because, check.result.machine.name
-    where = way if machine in way else f"{machine}, {way}"
-    return check.bill.label, check.bill.engine_title, where
+    return [*lines, *run]
 
 
 def _context_rows(result: PreflightResult) -> Iterator[str]:
-    why = result.window or "as asked"
-    yield f"judged for {result.context_tokens:,} tokens, {why}"
+    yield f"checked at {result.context_tokens:,} tokens: {result.window or 'as asked'}"
     native = result.native_context
-    made = f"the model was made for {native:,}" if native else "the model does not say its own"
-    yield f"{_longest(result)}; {made}"
+    trained = f"the model's own is {native:,}" if native else "the model does not state its own"
+    yield f"{_longest(result)}; {trained}"
 
 
 def _longest(result: PreflightResult) -> str:
     if is_beyond(result):
-        return f"so many fit, {result.recommended_context:,} recommended"
+        return f"recommended {result.recommended_context:,}"
     if not result.max_context:
         return "no context fits"
-    fit = "would fit" if is_blocked(result) else "fit"
-    most = f"up to {result.max_context:,}{_each(result)} {fit}"
-    if result.can_load and result.way_context < result.max_context:
-        less = _LESS.get(result.engine, "less on the devices")
-        most = f"up to {result.way_context:,} {fit} so, up to {result.max_context:,} with {less}"
-    return f"{most}, {result.recommended_context:,} recommended"
-
-
-def _each(result: PreflightResult) -> str:
-    if result.streams == 1:
-        return ""
-    return f" ({result.max_context // result.streams:,} for each of {result.streams})"
+    each = ""
+    if result.streams > 1:
+        each = f" ({result.max_context // result.streams:,} for each of {result.streams})"
+    return f"max context {result.max_context:,}{each}, recommended {result.recommended_context:,}"
 
 
 def _sections(check: Check) -> Iterator[tuple[str, list[str]]]:
     result, bill = check.result, check.bill
     yield "Why", list(result.reasons)
+    speed = speed_row(result.speed, embeds=embeds(result))
+    yield "Speed", [speed] if result.speed is not None else []
     yield "Later", list(later_rows(result)) if result.can_load else []
     yield "To fit" if result.failed else "Or", [change.told for change in check.changes]
     yield "Basis", basis_rows(result.estimate)

@@ -1,4 +1,4 @@
-"""A verdict -> what may grow on the host after the start, and what keeps it within what is left there."""
+"""A verdict -> what may grow in RAM after the start, and the flags that keep it within what is left."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FLAGS = {"cache_ram": "--cache-ram", "ctx_checkpoints": "--ctx-checkpoints"}
 
 
 def later_rows(result: PreflightResult) -> Iterator[str]:
-    """A line where something may grow: with what is left, and where that is too little, the flags that hold it."""
+    """One row where something may grow: what is left, and the flags that limit it where that is too little."""
     lines = growing_lines(result)
     if not lines:
         return
@@ -20,9 +20,9 @@ def later_rows(result: PreflightResult) -> Iterator[str]:
     grows, left = f"up to {' and '.join(parts)} may grow", left_on_host(result)
     limits = growth_limits(result)
     if left is None:
-        yield f"{grows} on the host, whose memory is not known"
+        yield f"{grows} in RAM, whose size is unknown"
     elif not limits:
-        yield f"{grows} on the host, where {format_bytes(left)} are left"
+        yield f"{grows} in RAM, where {format_bytes(left)} are left"
     else:
         words = " ".join(f"{_FLAGS[name]} {number}" for name, number in limits.items())
-        yield f"{grows} on the host, where only {format_bytes(left)} are left: {words} to stay within that"
+        yield f"{grows} in RAM, where only {format_bytes(left)} are left: {words} keeps it within that"

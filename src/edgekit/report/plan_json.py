@@ -10,8 +10,9 @@ from edgekit.memory.cache_types import CacheType
 from edgekit.plan.planned import Decision, Drafter, Lever, Plan
 from edgekit.plan.types import PreflightResult, Speed, Variant
 from edgekit.report.bill_json import SCHEMA, answer_json, bill_json
-from edgekit.report.check_json import change_json, use_json
+from edgekit.report.check_json import change_json, speed_json, use_json
 from edgekit.report.hardware_json import machine_json
+from edgekit.report.headline import headline
 from edgekit.report.plan_bill import bill_of
 from edgekit.report.plan_run import by_program, program_of
 
@@ -41,6 +42,7 @@ def plan_fields(plan: Plan) -> dict[str, Any]:
     result, wish = plan.result, plan.wish
     return {
         "model": wish.label,
+        "headline": headline(result),
         "status": result.status.value,
         "can_load": plan.fits,
         "engine": {"name": wish.engine, "version": rules_version(wish.engine, result.way.setup)},
@@ -48,6 +50,8 @@ def plan_fields(plan: Plan) -> dict[str, Any]:
         "context_tokens": plan.context_tokens,
         "context_asked": wish.load.context_tokens is not None,
         "native_context": result.native_context,
+        "max_context": result.max_context,
+        "step": result.step,
         **_together(plan),
         "cache": _cache(plan),
         "way": result.way.because,
@@ -121,15 +125,8 @@ def _drafter(drafter: Drafter) -> dict[str, Any]:
 
 
 def _speed(speed: Speed, steady: float | None) -> dict[str, Any]:
-    """Tokens a second, from slow to fast, and the one number that plans are compared by."""
-    prefill = speed.prefill
-    return {
-        "decode": [round(rate, 2) for rate in speed.decode],
-        "prefill": None if prefill is None else [round(rate, 2) for rate in prefill],
-        "steady": None if steady is None else round(steady, 2),
-        "basis": speed.basis.value,
-        "because": speed.because,
-    }
+    """With the one number that plans are compared by."""
+    return {**speed_json(speed), "steady": None if steady is None else round(steady, 2)}
 
 
 def _ready(one: Ready) -> dict[str, Any]:

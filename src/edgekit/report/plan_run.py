@@ -50,10 +50,10 @@ def run_lines(ready: Sequence[Ready], system: System, width: int) -> list[str]:
         return []
     main, *others = programs
     lines = placed("Run", list(_full(programs[main], system, row_width(width))), width)
-    named = [f"--for {name}" for name in others if name != LIMIT]
+    named = [name for name in others if name != LIMIT]
     if named:
-        told = f"{', '.join(named)}: the same plan for that program"
-        lines += placed("Or", folded(told, row_width(width)), width)
+        words = f"--for {' | '.join(named)}: the same for another program"
+        lines += placed("Also", folded(words, row_width(width)), width)
     return lines
 
 

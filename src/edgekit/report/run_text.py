@@ -6,20 +6,16 @@ from collections.abc import Sequence
 
 from edgekit.engine.llamacpp.versions import answered_version, version_name
 from edgekit.report.check import Check
-from edgekit.report.check_words import verdict
-from edgekit.report.lines import printable
+from edgekit.report.headline import headline
 from edgekit.report.verify_text import beside_lines
 from edgekit.runtime.talking import Written
 from edgekit.verify.types import Row
 
 
 def verdict_text(check: Check) -> str:
-    """What was promised, in two lines."""
+    """What was promised, and why this context."""
     result = check.result
-    why = result.window or "as asked"
-    return printable(verdict(result)) + (
-        f"\nwindow of {result.context_tokens:,} tokens ({why}), {result.way.because}"
-    )
+    return f"{headline(result)}\ncontext {result.context_tokens:,} tokens: {result.window or 'as asked'}"
 
 
 def beside_text(rows: Sequence[Row], version: str) -> str:

@@ -1,4 +1,4 @@
-"""A speed that is expected -> its words: a range, and no more digits than it deserves."""
+"""A modelled speed -> its words: a typical value, the range in brackets, and no more digits than it deserves."""
 
 from __future__ import annotations
 
@@ -6,20 +6,34 @@ import math
 
 from edgekit.plan.planned import Plan
 from edgekit.plan.recommending import QUICK_TOKENS_PER_S
+from edgekit.plan.types import Speed
 
-_LEAST = 0.05  # less is told as nothing: tokens that take half a minute each
+LEAST_TOKENS_PER_S = 0.05  # shown as less than 0.1
+
+
+def about_words(rates: tuple[float, float]) -> str:
+    """(24, 60) -> 'about 38 tokens/s': the geometric middle."""
+    middle = math.sqrt(math.prod(rates))
+    if middle < LEAST_TOKENS_PER_S:
+        return "less than 0.1 tokens/s"
+    return f"about {_figure(middle)} tokens/s"
+
+
+def range_words(rates: tuple[float, float]) -> str:
+    """'24 to 60'; '' where the ends look alike."""
+    slow, fast = map(_figure, rates)
+    return f"{slow} to {fast}" if slow != fast else ""
 
 
 def rate_words(rates: tuple[float, float]) -> str:
-    """(34.6, 61.2) -> '35 to 61 tokens a second'."""
-    return f"{_range(rates)} tokens a second"
+    """'about 38 tokens/s (24 to 60)'."""
+    between = range_words(rates)
+    return f"{about_words(rates)} ({between})" if between else about_words(rates)
 
 
-def _range(rates: tuple[float, float]) -> str:
-    if rates[1] < _LEAST:
-        return "less than 0.1"
-    slow, fast = map(_figure, rates)
-    return f"{slow} to {fast}" if slow != fast else f"about {fast}"
+def typical_figure(rates: tuple[float, float]) -> str:
+    """'38'."""
+    return about_words(rates).removeprefix("about ").removesuffix(" tokens/s")
 
 
 def _figure(rate: float) -> str:
@@ -30,26 +44,20 @@ def _figure(rate: float) -> str:
     return f"{rounded:,.1f}" if rounded < 10 else f"{rounded:,.0f}"
 
 
-def embeds(plan: Plan) -> bool:
-    """Whether it is started to hand over embeddings: then nothing is answered."""
-    return bool(getattr(plan.result.way.setup, "embeddings", False))
-
-
 def is_slow(plan: Plan) -> bool:
-    """Whether people read faster than is to be expected. Of what is not known nobody says so."""
+    """Whether it is expected to be slower than people read. An unknown speed is not called slow."""
     pace = plan.steady_tokens_per_s
     return pace is not None and pace < QUICK_TOKENS_PER_S
 
 
-def speed_row(plan: Plan) -> str:
-    """The whole of it: answers, prompts, how that is known, and why."""
-    speed = plan.speed
+def speed_row(speed: Speed | None, *, embeds: bool = False, is_slow: bool = False) -> str:
+    """Answers, prompts, how that is known, and why."""
     if speed is None:
         return "not known"
-    if embeds(plan):
-        read = "not known" if speed.prefill is None else f"reads {rate_words(speed.prefill)}"
-        return f"{read}; {speed.basis.value}: {speed.because}"
-    slow = ", slower than people read" if is_slow(plan) else ""
-    prompts = f", prompts at {_range(speed.prefill)}" if speed.prefill is not None else ""
-    told = f"{rate_words(speed.decode)}{slow}{prompts}; {speed.basis.value}"
-    return f"{told}: {speed.because}" if speed.because else told
+    prompts = "" if speed.prefill is None else rate_words(speed.prefill)
+    if embeds:
+        return f"reads {prompts or 'at a speed that is not known'}; {speed.basis.value}: {speed.because}"
+    words = rate_words(speed.decode)
+    words += ", slower than reading speed" if is_slow else ""
+    words += f"; prompts {prompts}" if prompts else ""
+    return f"{words}; {speed.basis.value}{f': {speed.because}' if speed.because else ''}"

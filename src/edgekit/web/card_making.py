@@ -24,7 +24,7 @@ from edgekit.plan.room import room_bytes
 from edgekit.planning import Wanted, plan_model, wish_of
 from edgekit.report.cards import cache_words
 from edgekit.report.cards_json import card_entry_json
-from edgekit.report.check_words import VERDICTS, verdict
+from edgekit.report.headline import headline
 from edgekit.report.lines import printable
 from edgekit.report.plan_json import plan_fields
 from edgekit.resolver import CATALOG, ResolvedModel, resolve_model
@@ -166,7 +166,7 @@ def _planned(entry: Entry, plan: Plan) -> Card:
     suggestion = Suggestion(entry=entry, plan=plan, rank=rank_of(entry))
     return {
         "status": result.status.value,
-        "told": _short(_told(plan)),
+        "told": _short(headline(result)),
         "variant": plan.variant.name,
         "is_good": plan.variant.is_good,
         "is_quick": suggestion.is_quick,
@@ -178,15 +178,6 @@ def _planned(entry: Entry, plan: Plan) -> Card:
         "bars": bars_json(result.uses, result.estimate),
         "flags": plan_flags(plan),
     }
-
-
-def _told(plan: Plan) -> str:
-    """The verdict, and what is opened: how much longer a window could be is not looked at."""
-    result = plan.result
-    if not plan.fits:
-        return verdict(result)
-    tokens = f"{plan.variant.name} with {plan.context_tokens:,} tokens"
-    return f"{VERDICTS[result.status]}: {tokens}, {result.way.because}"
 
 
 def _short(told: str) -> str:

@@ -161,7 +161,7 @@ def test_a_window_that_is_too_short() -> None:
     short = entry("qwen3-8b", native_context=4096)
     found = recommend([short], Ask(machine=CARD))
     assert ids(found) == []
-    assert over(found) == {"made for too short a context": 1}
+    assert over(found) == {"with too short a context": 1}
     wanted = asked(Ask(machine=CARD, context_tokens=100_000))
     assert set(ids(wanted)) <= {"llama-3.1-8b", "llama-3.2-1b", "gemma-3-27b"}
 

@@ -13,7 +13,7 @@ from edgekit.engine.types import Model
 from edgekit.geometry import read_geometry
 from edgekit.hardware.types import Machine
 from edgekit.memory.types import Load
-from edgekit.plan.caches import plain_setup
+from edgekit.plan.caches import cache_choices, plain_setup
 from edgekit.plan.planned import Drafter, Plan, Wish
 from edgekit.plan.types import Question, Start, Variant
 from edgekit.plan.verdict import judge
@@ -75,6 +75,7 @@ def planned(
         wish=wish,
         variant=variant,
         load=replace(load, context_tokens=result.context_tokens),
+        choice=cache_choices(asked)[0],
         result=result,
         decisions=decisions,
         drafter=drafter,

@@ -5,23 +5,40 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.report.verdicts import recorded
 
 from edgekit.hardware.budgets import Budget
 from edgekit.memory.types import DEVICE, HOST, Component, MemoryEstimate, MemoryLine
 from edgekit.plan.types import Status, Use
-from edgekit.report.bars import ASCII, BLOCKS, MOST_CELLS, PARTS, bar, glyphs_for, parts_of
+from edgekit.report.bars import (
+    ASCII,
+    BLOCKS,
+    MOST_CELLS,
+    PARTS,
+    Memory,
+    bar,
+    glyphs_for,
+    memories,
+    parts_of,
+)
+from edgekit.units import GIB
 
 
-def use(required: int, available: int) -> Use:
+def use(required: int, available: int, reserve: int = 0) -> Use:
     budget = Budget(
         name="a card",
         pools=frozenset({DEVICE}),
-        total_bytes=available,
-        free_bytes=available,
-        reserve_bytes=0,
+        total_bytes=available + reserve,
+        free_bytes=available + reserve,
+        reserve_bytes=reserve,
         because="",
     )
     return Use(budget=budget, required_bytes=required)
+
+
+def memory(sizes: tuple[int, ...], available: int, reserve: int = 0) -> Memory:
+    held = use(sum(sizes), available, reserve)
+    return Memory(name="a card", use=held, whole_bytes=available + reserve, parts=parts(*sizes))
 
 
 def parts(*sizes: int) -> dict[str, int]:
@@ -29,42 +46,65 @@ def parts(*sizes: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "available", "drawn"),
+    ("sizes", "available", "reserve", "drawn"),
     [
-        ((8, 4, 2, 1), 20, "[########====++~..|...]"),  # 15 of 20: 75 %, the mark at 17
-        ((8, 4, 2, 3), 20, "[########====++~~~|...]"),  # 85 % is within
-        ((8, 4, 2, 4), 20, "[########====++~~~|~..]"),
-        ((20, 0, 0, 0), 20, "[#################|###]"),
-        ((30, 10, 0, 0), 20, "[########|##]#####====="),  # twice: half of it is outside
-        ((0, 0, 0, 0), 20, "[.................|...]"),
-        ((0, 0, 0, 1), 10**9, "[~................|...]"),  # a little is not nothing
-        ((1, 0, 0, 0), 0, "[|]####################"),
-        ((0, 0, 0, 0), 0, "[.................|...]"),
+        ((8, 4, 2, 1), 17, 3, "[########====++~..|...]"),  # one cell a byte: 17 of 20 are usable
+        ((8, 4, 2, 3), 17, 3, "[########====++~~~|...]"),  # all that is usable
+        ((8, 4, 2, 4), 17, 3, "[########====++~~~|~..]"),  # into the reserve: it does not fit
+        ((20, 0, 0, 0), 17, 3, "[#################|###]"),
+        ((30, 10, 0, 0), 17, 3, "[########|##]#####====="),  # twice what is free: half is outside
+        ((10, 0, 0, 0), 20, 0, "[##########..........|]"),  # without a reserve the mark is the end
+        ((0, 0, 0, 0), 17, 3, "[.................|...]"),
+        ((0, 0, 0, 1), 17 * 10**9, 3 * 10**9, "[~................|...]"),  # a little is not nothing
+        ((1, 0, 0, 0), 0, 0, "[|]####################"),
     ],
 )
-def test_bars(sizes: tuple[int, ...], available: int, drawn: str) -> None:
-    assert bar(use(sum(sizes), available), parts(*sizes), 23, ASCII) == drawn
+def test_bar(sizes: tuple[int, ...], available: int, reserve: int, drawn: str) -> None:
+    assert bar(memory(sizes, available, reserve), 23, ASCII, in_parts=True) == drawn
 
 
-def test_a_bar_is_no_longer_than_one_can_read() -> None:
-    assert len(bar(use(5, 10), parts(5, 0, 0, 0), 500)) == MOST_CELLS + 3
+def test_bar_without_parts_has_one_kind_of_cell() -> None:
+    assert bar(memory((8, 4, 2, 1), 17, 3), 23, ASCII) == "[###############..|...]"
+
+
+def test_bar_is_no_longer_than_one_can_read() -> None:
+    assert len(bar(memory((5, 0, 0, 0), 10), 500)) == MOST_CELLS + 3
 
 
 sizes = st.integers(0, 2**45)
 
 
-@given(st.tuples(sizes, sizes, sizes, sizes), sizes, st.integers(18, 100))
-def test_laws(taken: tuple[int, ...], available: int, width: int) -> None:
-    held = use(sum(taken), available)
-    drawn = bar(held, parts(*taken), width, ASCII)
+@given(st.tuples(sizes, sizes, sizes, sizes), sizes, sizes, st.integers(18, 100))
+def test_bar_laws(taken: tuple[int, ...], available: int, reserve: int, width: int) -> None:
+    held = memory(taken, available, reserve)
+    drawn = bar(held, width, ASCII, in_parts=True)
     assert len(drawn) == min(width, MOST_CELLS + 3)
     inside, outside = drawn[1:].split("]")
     beyond = inside.split("|")[1] + outside
     assert any(c in ASCII.parts for c in beyond) is (held.status is Status.FAILED)
-    assert bool(outside.strip(".")) is (held.required_bytes > available)
+    if outside.strip("."):
+        assert held.required_bytes > held.whole_bytes
     used = drawn.replace("[", "").replace("|", "").replace("]", "")
     assert used.rstrip(".") == "".join(sorted(used.rstrip("."), key=ASCII.parts.index))
-    assert bool(used.rstrip(".")) is bool(held.required_bytes)
+    assert not used.rstrip(".") or held.required_bytes
+
+
+def test_memories_of_a_mac_are_one_with_the_limit_of_its_gpu() -> None:
+    # 36 GiB of unified memory, of which macOS lets the GPU use 27: the limit decides, the bar is the memory
+    (found,) = memories(recorded("mac").result)
+    assert (found.name, found.usable_bytes, found.whole_bytes) == (
+        "unified memory",
+        27 * GIB,
+        36 * GIB,
+    )
+
+
+def test_memories_of_alike_cards_are_numbered() -> None:
+    assert [one.name for one in memories(recorded("fits").result)] == [
+        "RTX 3090 #0",
+        "RTX 3090 #1",
+        "RAM",
+    ]
 
 
 def test_parts_are_those_of_the_pool_and_of_the_start() -> None:

@@ -10,13 +10,15 @@ import pytest
 from tests.unit.report.verdicts import LINES, RECORDED, TOO_LARGE, made, recorded
 
 from edgekit.errors import NotFoundError
+from edgekit.plan.types import Speed
 from edgekit.report.check import Unanswered
 from edgekit.report.check_json import check_json, checks_json, unanswered_json
 from edgekit.units import GIB
 
 NAMES = [
-    "schema", "model", "reference", "status", "can_load", "context_tokens", "context_asked", "context_because",
-    "max_context", "way_context", "recommended_context", "native_context", "required_bytes", "available_bytes", "utilization",
+    "schema", "model", "reference", "headline", "status", "can_load", "context_tokens", "context_asked", "context_because",
+    "max_context", "way_context", "recommended_context", "native_context",
+    "quantization", "cache", "step", "speed", "required_bytes", "available_bytes", "utilization",
     "engine", "machine", "budgets", "way", "flags", "reasons", "changes", "basis", "estimate", "command", "notes",
 ]  # fmt: skip
 BUDGET = {
@@ -51,6 +53,19 @@ def test_the_figures_of_the_tightest_memory() -> None:
     assert told["estimate"]["total_bytes"] == sum(one.size_bytes for one in LINES if one.reserved)
 
 
+def test_the_headline_and_what_was_chosen() -> None:
+    speed = Speed(decode=(24.0, 60.0), prefill=(900.0, 3600.0), because="a token reads 8 GiB")
+    told = check_json(made(speed=speed, quantization="Q4_K_M", cache="q8_0", step=2))
+    assert told["headline"].startswith("Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 32K")
+    assert (told["quantization"], told["cache"], told["step"]) == ("Q4_K_M", "q8_0", 2)
+    assert told["speed"] == {
+        "typical": 37.95, "decode": [24.0, 60.0], "prefill": [900.0, 3600.0], "basis": "modelled",
+        "because": "a token reads 8 GiB",
+    }  # fmt: skip
+    bare = check_json(made())
+    assert (bare["quantization"], bare["cache"], bare["speed"]) == (None, None, None)
+
+
 def test_every_budget_with_what_is_taken_of_it() -> None:
     card, host = check_json(made())["budgets"]
     assert set(card) == BUDGET
@@ -62,8 +77,8 @@ def test_every_budget_with_what_is_taken_of_it() -> None:
 def test_one_that_does_not_fit_has_reasons_and_no_command() -> None:
     told = check_json(TOO_LARGE)
     assert (told["status"], told["can_load"], told["command"]) == ("failed", False, None)
-    assert told["reasons"] == ["32,768 tokens need 24.00 GiB of the 15.00 GiB available"]
-    assert told["context_because"] == "the least that is of use"
+    assert told["reasons"] == ["32,768 tokens need 24.00 GiB of RAM, where 15.00 GiB are usable"]
+    assert told["context_because"] == "the default minimum"
     assert told["changes"] == [
         {
             "kind": "cache",

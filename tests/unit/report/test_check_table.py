@@ -24,7 +24,7 @@ from edgekit.report.check_table import (
 )
 from edgekit.units import GIB
 
-TIGHT = made((*LINES, line(Component.WEIGHTS, 10 * GIB, HOST)))
+TIGHT = made((*LINES, line(Component.WEIGHTS, 12 * GIB, HOST)))
 
 
 def named(check: Check, name: str, engine: str = "llama.cpp") -> Check:
@@ -47,12 +47,12 @@ MANY: tuple[Found, ...] = (
 TABLE = """\
 llama.cpp 1.0  ·  this machine
 
-              model                    memory   used    context
-fits          one.gguf       11.5 of 23.0 GiB   50 %     74,240
-fits          two-Q8_0.gguf  11.5 of 23.0 GiB   50 %  1,048,576
-tight         three.gguf     11.5 of 15.0 GiB   77 %     74,240
-does not fit  four.gguf      24.0 of 15.0 GiB  160 %          -
-not read      ./five.gguf                   -                 -
+              model                    memory   used  max context
+fits          one.gguf       11.5 of 23.0 GiB   50 %       74,240
+fits          two-Q8_0.gguf  11.5 of 23.0 GiB   50 %    1,048,576
+tight         three.gguf     13.5 of 15.0 GiB   90 %       74,240
+does not fit  four.gguf      24.0 of 15.0 GiB  160 %            -
+not read      ./five.gguf                   -                   -
 
 ./five.gguf: it breaks off
 
@@ -66,10 +66,10 @@ ENGINES: tuple[Found, ...] = (
 ALL_ENGINES = """\
 one.gguf  ·  this machine
 
-            engine               memory  used  context
-fits        llama.cpp  11.5 of 23.0 GiB  50 %   74,240
-cannot run  vllm                      -              -
-cannot run  mlx                       -              -
+            engine               memory  used  max context
+fits        llama.cpp  11.5 of 23.0 GiB  50 %       74,240
+cannot run  vllm                      -                  -
+cannot run  mlx                       -                  -
 
 vllm: vLLM loads no GGUF
 mlx: no Apple silicon here
@@ -152,7 +152,7 @@ def test_a_later_row_of_another_engine_names_it() -> None:
 def test_a_long_name_keeps_its_ends() -> None:
     rows = (named(made(), "meta-llama-3.1-70b-instruct-Q4_K_M.gguf"), MANY[0])
     told = check_table(rows, width=70).splitlines()
-    assert told[3] == "fits  meta-llama-3.1...ct-Q4_K_M.gguf  11.5 of 23.0 GiB  50 %   74,240"
+    assert told[3] == "fits  meta-llama-3...-Q4_K_M.gguf  11.5 of 23.0 GiB  50 %       74,240"
     assert max(map(len, told)) == 70
 
 
@@ -210,7 +210,7 @@ def test_counts() -> None:
     assert check_table(()) == "no models\n"
     assert (
         check_table([unread("x")])
-        == "          model  memory  context\nnot read  x           -        -\n\nx: it breaks off\n\n1 could not be read\n"
+        == "          model  memory  max context\nnot read  x           -            -\n\nx: it breaks off\n\n1 could not be read\n"
     )
 
 

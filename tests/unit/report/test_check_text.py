@@ -17,30 +17,58 @@ from tests.unit.report.verdicts import (
     machine,
     made,
     recorded,
+    with_change,
 )
 
 from edgekit.hardware.types import MemoryLimit
 from edgekit.memory.types import Component
+from edgekit.plan.types import ChangeKind, Speed
 from edgekit.report.bars import ASCII, BLOCKS
 from edgekit.report.check import Check
 from edgekit.report.check_text import check_text, quiet_text
 from edgekit.units import GIB
 
 FITS = """\
-Fits: 11.5 of 23.0 GiB (50 %) in RTX 4090, up to 74,240 tokens
+Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 32K, about 38 tokens/s
+tiny.gguf  ·  llama.cpp  ·  max context 74,240  ·  24 to 60 tokens/s
+
+RTX 4090  [████████████████████████······················|···]  11.5 of 23.0 GiB
+RAM       [█████········································|····]   1.5 of 15.0 GiB
+
+Run      llama-server -m tiny.gguf -c 32768 -ngl all
+
+More     --why: the memory breakdown, the reasons, how each figure is known
+"""
+DOES_NOT_FIT = """\
+Does not fit your RAM at 32K: needs 24.0 GiB, 15.0 usable
+tiny.gguf  -  llama.cpp
+
+RAM  [#####################|#]############  24.0 of 15.0 GiB
+
+To fit   -c 4096: fits
+         -ctk q8_0 -ctv q8_0: fits, up to 131,072 tokens
+         32.0 GiB of free RAM; 16.00 GiB are free now
+
+More     --why: the memory breakdown, the reasons, how each
+         figure is known
+"""
+WHY = """\
+Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 32K, about 38 tokens/s
 tiny.gguf  ·  llama.cpp 1.0  ·  this machine, all of it on RTX 4090
 32,768 tokens of context for 1 sequence
 
-Context  judged for 32,768 tokens, as asked
-         up to 74,240 fit, 59,392 recommended; the model was made for 131,072
+Context  checked at 32,768 tokens: as asked
+         max context 74,240, recommended 59,392; the model's own is 131,072
 
-Memory   RTX 4090  [███████████████████▓▓▓▓▒▒▒░··················|·········]  11.5 of 23.0 GiB  50 %
-         RAM       [████░░·······································|·········]   1.5 of 15.0 GiB  10 %
-         █ model 9.00 GiB  ▓ context 2.00 GiB  ▒ compute 1.00 GiB  ░ other 1.00 GiB  | 85 %
+Memory   RTX 4090  [████████████████████▓▓▓▓▓▒▒▒░····························|···]  11.5 of 23.0 GiB
+         RAM       [████░░··················································|····]   1.5 of 15.0 GiB
+         █ model 9.00 GiB  ▓ context 2.00 GiB  ▒ compute 1.00 GiB  ░ other 1.00 GiB  | usable
          RTX 4090: 24.00 GiB free less 1 GiB for everything else
          RAM: 16.00 GiB free less 1 GiB for everything else
 
-Later    up to 8.00 GiB of prompt cache may grow on the host, where 11.25 GiB are left
+Speed    about 38 tokens/s (24 to 60); modelled
+
+Later    up to 8.00 GiB of prompt cache may grow in RAM, where 13.50 GiB are left
 
 Basis    exact: weights, kv cache, output
          modelled, within 10 %: compute
@@ -52,18 +80,6 @@ Note     a note of the model
 
 Run      llama-server -m tiny.gguf -c 32768 -ngl all
 """
-DOES_NOT_FIT = """\
-Does not fit: 24.0 of 15.0 GiB (160 %), no context fits
-tiny.gguf  -  llama.cpp 1.0
-this machine, all of it on the CPU
-32,768 tokens of context for 1 sequence
-
-Context  judged for 32,768 tokens, the least that is of
-           use
-         no context fits; the model was made for 131,072
-
-Memory   RAM: 24.0 of 15.0 GiB, 160 %
-         [#########################|#####]##########========
          # model 20.00 GiB  = context 4.00 GiB  | 85 %
          16.00 GiB free less 1 GiB for everything else
 
@@ -81,27 +97,59 @@ NARROW = """\
 Does not fit: 24.0 of 15.0 GiB (160 %),
 no context fits
 """
+=======
+SPEED = Speed(decode=(24.0, 60.0), prefill=None, because="")
+HOPELESS = with_change(
+    with_change(
+        with_change(
+            with_change(TOO_LARGE, "--engine stream: holds it, slowly", ChangeKind.ENGINE),
+            "RTX 5090: the smallest current GPU that holds all of it",
+            ChangeKind.DEVICE,
+        ),
+        "32.0 GiB of free RAM; 16.00 GiB are free now",
+        ChangeKind.MEMORY,
+    ),
+    "-c 4096: fits",
+    ChangeKind.CONTEXT,
+)
 
 
-def test_the_answer_first_then_the_memory_then_the_command() -> None:
-    assert check_text(made(), width=100) == FITS
+def test_check_text_is_the_answer_the_bars_the_command_and_no_more() -> None:
+    assert check_text(made(speed=SPEED), width=80) == FITS
 
 
-def test_why_it_does_not_fit_and_what_would_without_a_command() -> None:
-    assert check_text(TOO_LARGE, width=60, glyphs=ASCII) == DOES_NOT_FIT
-    assert check_text(TOO_LARGE, width=40).startswith(NARROW)
+def test_check_text_of_what_does_not_fit_has_the_three_cheapest_changes_and_no_command() -> None:
+    assert check_text(HOPELESS, width=60, glyphs=ASCII) == DOES_NOT_FIT
 
 
-def test_quiet_is_the_answer_alone() -> None:
-    assert quiet_text(made()) == FITS.splitlines()[0] + "\n"
-    assert quiet_text(TOO_LARGE) == DOES_NOT_FIT.splitlines()[0] + "\n"
+def test_check_text_with_why_has_everything() -> None:
+    assert check_text(made(speed=SPEED), width=100, why=True) == WHY
+    whole = check_text(HOPELESS, why=True)
+    assert "Why      32,768 tokens need 24.00 GiB of RAM" in whole
+    assert all(change.told in whole for change in HOPELESS.changes)
+
+
+def test_check_text_on_a_narrow_screen_has_the_bar_below_its_figures() -> None:
+    lines = check_text(TOO_LARGE, width=40).splitlines()
+    assert lines[:2] == ["Does not fit your RAM at 32K: needs 24.0", "GiB, 15.0 usable"]
+    place = lines.index("RAM: 24.0 of 15.0 GiB")
+    assert len(lines[place + 1]) == 40
+
+
+def test_quiet_text_is_the_headline() -> None:
+    assert quiet_text(made(speed=SPEED)) == FITS.splitlines()[0] + "\n"
+    assert quiet_text(replace(made(), is_assumed=True)).endswith(
+        " (rough estimate from the name alone)\n"
+    )
 
 
 @pytest.mark.parametrize("width", [1, 20, 40, 60, 80, 100, 200])
 @pytest.mark.parametrize("name", RECORDED)
-def test_nothing_is_wider_than_the_screen(name: str, width: int) -> None:
-    text = check_text(recorded(name), width=width)
-    page, _, command = text.partition("Run")
+@pytest.mark.parametrize("why", [False, True])
+def test_nothing_is_wider_than_the_screen(name: str, width: int, why: bool) -> None:  # noqa: FBT001 - a table
+    text = check_text(recorded(name), width=width, why=why)
+    page, _, command = text.partition("\nRun")
+    command = command.partition("\n\n")[0]
     assert max(map(len, page.splitlines())) <= min(max(width, 20), 100)
     assert "".join(text.split()).startswith("".join(quiet_text(recorded(name)).split()))
     given = recorded(name).bill.command
@@ -136,40 +184,45 @@ def test_names_do_not_steer_the_terminal() -> None:
     assert quiet_text(replace(check, bill=bill)).count("\n") == 1
 
 
-def test_a_host_that_is_not_known_is_not_judged() -> None:
-    told = check_text(made(on=machine(card("RTX 4090", 24), ram_gib=None)), width=100)
-    assert told.startswith("Fits: 11.5 of 23.0 GiB (50 %), up to")
-    assert "1.50 GiB on the host are not judged: its memory is not known (--ram)" in told
-    assert "█ model 8.00 GiB  ▓ context 2.00 GiB" in told  # of the card alone
-    assert "up to 8.00 GiB of prompt cache may grow on the host, whose memory is not known" in told
+def test_ram_of_unknown_size_is_not_judged() -> None:
+    check = made(on=machine(card("RTX 4090", 24), ram_gib=None))
+    assert "RAM" not in check_text(check, width=100)
+    why = check_text(check, width=100, why=True)
+    assert "1.50 GiB are kept in system RAM, which is unknown and not checked" in why
+    assert "█ model 8.00 GiB  ▓ context 2.00 GiB" in why  # of the card alone
+    assert "up to 8.00 GiB of prompt cache may grow in RAM, whose size is unknown" in why
 
 
 def test_the_limit_of_a_container_is_named() -> None:
     assert MACHINE.host is not None
     limit = MemoryLimit(name="cgroup v2 /c/memory.max", limit_bytes=8 * GIB, used_bytes=GIB)
-    told = check_text(made(on=replace(MACHINE, host=replace(MACHINE.host, limits=(limit,)))))
-    assert "RAM: 7.00 GiB free within cgroup v2 /c/memory.max, less 1 GiB" in told
-    assert "RTX 4090: 24.00 GiB free less 1 GiB" in told
+    check = made(on=replace(MACHINE, host=replace(MACHINE.host, limits=(limit,))))
+    why = check_text(check, why=True)
+    assert "RAM: 7.00 GiB free within cgroup v2 /c/memory.max, less 1 GiB" in why
+    assert "RTX 4090: 24.00 GiB free less 1 GiB" in why
 
 
 def test_cards_of_one_name_are_told_apart_only_where_they_differ() -> None:
-    alike = check_text(made(on=machine(card("T4", 24), card("T4", 24))))
+    alike = check_text(made(on=machine(card("T4", 24), card("T4", 24))), why=True)
     assert "T4 #0  " in alike
     assert "T4 #1  " in alike
     assert "         T4: 24.00 GiB free less 1 GiB for everything else" in alike
-    unlike = check_text(made(on=machine(card("T4", 24), card("T4", 24, free_bytes=20 * GIB))))
+    unlike = check_text(
+        made(on=machine(card("T4", 24), card("T4", 24, free_bytes=20 * GIB))), why=True
+    )
     assert "         T4 #0: 24.00 GiB free less" in unlike
     assert "         T4 #1: 20.00 GiB free less" in unlike
 
 
 def test_what_the_model_was_made_for_may_be_unknown() -> None:
-    assert "recommended; the model does not say its own" in check_text(made(native_context=None))
+    text = check_text(made(native_context=None), why=True)
+    assert "recommended 59,392; the model does not state its own" in text
 
 
 def test_nothing_is_said_of_later_where_it_does_not_load() -> None:
     small = made((*LINES, line(Component.WEIGHTS, 40 * GIB)))
     assert small.result.failed
-    assert "Later" not in check_text(small)
+    assert "Later" not in check_text(small, why=True)
 
 
 def test_a_check_without_changes_or_notes_has_no_empty_sections() -> None:
@@ -178,12 +231,13 @@ def test_a_check_without_changes_or_notes_has_no_empty_sections() -> None:
     check = Check(
         bill=replace(bare.bill, notes=(), command="", estimate=estimate), result=bare.result
     )
-    labels = [row.split()[0] for row in check_text(check).splitlines()[4:] if row[:1].isalpha()]
+    labels = [
+        row.split()[0] for row in check_text(check, why=True).splitlines()[4:] if row[:1].isalpha()
+    ]
     assert labels == ["Context", "Memory", "Basis"]
 
 
-def test_a_context_beyond_the_models_own_that_fits() -> None:
-    told = check_text(
-        made(context_tokens=262_144, max_context=131_072, recommended_context=104_857)
-    )
-    assert "so many fit, 104,857 recommended; the model was made for 131,072" in told
+def test_a_context_beyond_the_models_own_has_no_maximum() -> None:
+    check = made(context_tokens=262_144, max_context=131_072, recommended_context=104_857)
+    assert "max context" not in check_text(check)
+    assert "recommended 104,857; the model's own is 131,072" in check_text(check, why=True)

@@ -330,9 +330,9 @@ def test_vllm_on_two_machines() -> None:
     assert not line[0].startswith("CUDA")
 
 
-def test_one_of_two_machines_is_enough() -> None:
+def test_all_machines_are_used_from_the_start() -> None:
     plan = planned(qwen(), cards(24), engine="vllm", nodes=2, load=Load(context_tokens=8192))
-    assert list(ready(plan)) == ["vllm serve"]
+    assert list(ready(plan))[0] == "ray, on the first machine"
 
 
 def test_vllm_serves_as_many_as_there_are_users() -> None:
@@ -367,7 +367,7 @@ def test_the_server_holds_no_more_than_was_planned() -> None:
     assert (after("--decode-concurrency", line), after("--prompt-concurrency", line)) == ("2", "2")
     kept = int(after("--prompt-cache-bytes", line))
     tightest = plan.result.tightest
-    most = tightest.budget.available_bytes * 85 // 100
+    most = tightest.budget.available_bytes
     assert kept == plan.result.estimate.kv_cache_bytes + most - tightest.required_bytes
 
 

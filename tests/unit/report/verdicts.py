@@ -109,7 +109,11 @@ def made(
         "reasons": (),
         "window": "",
         "way": Way(
-            setup=LlamaCppSetup(mode=Mode.SERVER), budgets=held, because="all of it on RTX 4090"
+            setup=LlamaCppSetup(mode=Mode.SERVER),
+            budgets=held,
+            because="all of it on RTX 4090",
+            cards=on.devices,
+            whole=True,
         ),
         "machine": on,
     }
@@ -125,9 +129,9 @@ def made(
     return Check(bill=bill, result=PreflightResult(**{**plain, **more}))
 
 
-def with_change(check: Check, told: str) -> Check:
-    change = Change(kind=ChangeKind.CACHE, value="q8_0", told=told, max_context=131_072)
-    return replace(check, changes=(change,))
+def with_change(check: Check, told: str, kind: ChangeKind = ChangeKind.CACHE) -> Check:
+    change = Change(kind=kind, value="q8_0", told=told, max_context=131_072)
+    return replace(check, changes=(*check.changes, change))
 
 
 # 20 GiB of weights and 4 of cache where 15 are available.
@@ -138,9 +142,9 @@ TOO_LARGE = with_change(
         max_context=0,
         recommended_context=0,
         asked=False,
-        window="the least that is of use",
-        reasons=("32,768 tokens need 24.00 GiB of the 15.00 GiB available",),
-        way=Way(setup=None, budgets=(), because="all of it on the CPU"),
+        window="the default minimum",
+        reasons=("32,768 tokens need 24.00 GiB of RAM, where 15.00 GiB are usable",),
+        way=Way(setup=None, budgets=(), because="all of it on the CPU", whole=True),
     ),
     "-ctk q8_0 -ctv q8_0: fits, up to 131,072 tokens",
 )

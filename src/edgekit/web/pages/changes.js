@@ -35,7 +35,7 @@ function hasRamOfItsOwn(machine, { devices: found }) {
 /** What gives the machine that a change asks for; null where the page cannot ask for one. */
 function machineFor(change, machine, found) {
   if (change.kind === "device") return () => withDevice(change.value, machine);
-  const needed = { placement: /beside ([\d.]+) GiB/.exec(change.told)?.[1], memory: change.value }[change.kind];
+  const needed = { placement: /^([\d.]+) GiB of free RAM/.exec(change.told)?.[1], memory: change.value }[change.kind];
   if (!needed || !hasRamOfItsOwn(machine, found)) return null;
   const { device, vram } = machine;
   return async () => ({ device, vram, ram: gib(needed) });

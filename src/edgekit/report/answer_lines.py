@@ -1,0 +1,62 @@
+"""What the screens of check and plan share: the headline, one bar per memory, what would change the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from edgekit.plan.types import Change, ChangeKind, PreflightResult
+from edgekit.report.bars import Glyphs, memories
+from edgekit.report.check_memory import bar_lines, painted
+from edgekit.report.headline import embeds, headline
+from edgekit.report.screen import folded, joined, section
+from edgekit.report.speed_words import range_words
+
+MOST_CHANGES = 3
+MORE = "--why: the memory breakdown, the reasons, how each figure is known"
+# What is asked of the user first: what is cheapest to do.
+_FIRST = (
+    ChangeKind.CONTEXT, ChangeKind.CACHE, ChangeKind.MEMORY, ChangeKind.WEIGHTS, ChangeKind.PLACEMENT,
+    ChangeKind.DEVICE, ChangeKind.ENGINE,
+)  # fmt: skip
+
+
+def headline_lines(
+    result: PreflightResult, *, width: int, colour: bool, from_name: bool = False
+) -> list[str]:
+    lines = folded(headline(result, from_name=from_name), width)
+    return [painted(line, result.status, "1;") for line in lines] if colour else lines
+
+
+def top_lines(
+    result: PreflightResult,
+    title: Sequence[str],
+    *,
+    width: int,
+    colour: bool,
+    glyphs: Glyphs,
+    from_name: bool = False,
+) -> list[str]:
+    """The headline, what it is about, the bars."""
+    lines = headline_lines(result, width=width, colour=colour, from_name=from_name)
+    lines += joined((*title, *_figures(result)), width, glyphs.between)
+    return [*lines, "", *bar_lines(memories(result), width, glyphs, colour=colour)]
+
+
+def change_lines(
+    result: PreflightResult, changes: Sequence[Change], width: int, *, more: Sequence[str] = ()
+) -> list[str]:
+    """The first few things that would change the answer."""
+    by_use = sorted(changes, key=lambda change: _FIRST.index(change.kind))
+    words = [*(change.told for change in by_use), *more][:MOST_CHANGES]
+    return section("To fit" if result.failed else "Or", words, width)
+
+
+def _figures(result: PreflightResult) -> Iterator[str]:
+    """Those beside the headline's: the longest context, the range of the speed."""
+    if result.failed:
+        return
+    if result.max_context > result.context_tokens:
+        yield f"max context {result.max_context // result.streams:,}"
+    if result.speed is not None and not embeds(result):
+        between = range_words(result.speed.decode)
+        yield f"{between} tokens/s" if between else ""

@@ -1,0 +1,252 @@
+"""A verdict -> the headline: one sentence with the answer and the figures that decide it (SPEC A5).
+
+Every command, the page and the Python examples show this sentence, so that they cannot disagree.
+"""
+
+from __future__ import annotations
+
+from edgekit.hardware.budgets import together_bytes
+from edgekit.plan.types import PreflightResult, Use
+from edgekit.report.bars import Memory, memories
+from edgekit.report.check_words import (
+    card_names,
+    context_words,
+    is_blocked,
+    rounded_context_words,
+    sizes_words,
+)
+from edgekit.report.lines import printable
+from edgekit.report.speed_words import about_words
+from edgekit.units import GIB
+
+_OWN_CACHES = frozenset({"", "f16", "bf16", "16 bit", "auto"})
+_EIGHT_BIT, _FOUR_BIT = "an 8-bit", "a 4-bit"
+_CACHE_WORDS = {
+    "q8_0": _EIGHT_BIT,
+    "8 bit": _EIGHT_BIT,
+    "fp8": _EIGHT_BIT,
+    "q4_0": _FOUR_BIT,
+    "4 bit": _FOUR_BIT,
+}
+_CUT = "cut to the model's context length"  # plan/context.py: of a job that is longer
+
+
+def headline(result: PreflightResult, *, from_name: bool = False) -> str:
+    """The answer. `from_name`: no file was read, the size and quantisation are those of the name."""
+    if result.failed:
+        text = _fails(result)
+    elif result.engine == "vllm":
+        text = _starts(result)
+    else:
+        text = _runs(result)
+    if from_name:
+        text += " (rough estimate from the name alone)"
+    elif any(use.assumed for use in result.uses):
+        text += " (rough estimate)"
+    return printable(text)
+
+
+def cache_words(result: PreflightResult) -> str:
+    """'an 8-bit cache'; '' for the engine's own type, and for a model that keeps no cache."""
+    if result.cache in _OWN_CACHES or not result.estimate.kv_cache_bytes:
+        return ""
+    return f"{_CACHE_WORDS.get(result.cache, f'a {result.cache}')} cache"
+
+
+def quantization_words(result: PreflightResult) -> str:
+    """The weights where we chose them: 'Q4_K_M', '4-bit'; '' for a file that was named."""
+    chosen = result.variant is not None and bool(result.variant.changes)
+    return result.quantization.replace(" bit", "-bit") if chosen else ""
+
+
+def embeds(result: PreflightResult) -> bool:
+    """Whether the engine is started to return embeddings."""
+    return bool(getattr(result.way.setup, "embeddings", False))
+
+
+def concurrency(result: PreflightResult) -> float | None:
+    """How many requests of this length vLLM's pool holds at once; None where that is not known."""
+    facts = dict(result.estimate.facts)
+    block_bytes, blocks = facts.get("bytes_per_block"), facts.get("blocks_per_group")
+    if not isinstance(block_bytes, int) or not isinstance(blocks, tuple) or not sum(blocks):
+        return None
+    use = result.tightest
+    pool = use.budget.available_bytes - use.required_bytes + result.estimate.kv_cache_bytes
+    return max(0, pool // block_bytes) / sum(blocks)
+
+
+def _runs(result: PreflightResult) -> str:
+    verb = "Embeds" if embeds(result) else "Runs"
+    just = ", just" if result.warning else ""
+    speed = ""
+    if result.speed is not None and not embeds(result):
+        speed = f", {about_words(result.speed.decode)}"
+    start = f"{verb} {_place(result)}{_at_weights(result)}{just}"
+    return f"{start}: {_used(result)} at {_window(result)}{_with_cache(result)}{_limits(result)}{speed}"
+
+
+def _starts(result: PreflightResult) -> str:
+    users = result.load.sequences or 1
+    told = f"Starts on your {card_names(result.way.cards)}{_at_weights(result)}"
+    told += f" for {users:,} users" if users > 1 else ""
+    times = concurrency(result)
+    context = context_words(result.context_tokens).removesuffix(" tokens")
+    if times is None:
+        told += f": {_used(result)} at {_window(result)}"
+    else:
+        told += f": {context} tokens fit {_times(times)} at once"
+    speed = "" if result.speed is None else f", {about_words(result.speed.decode)}"
+    return f"{told}{_with_cache(result)}{_limits(result)}{speed}"
+
+
+def _times(times: float) -> str:
+    """Rounded down: what is promised has to fit."""
+    return f"{int(times * 10) / 10:,.1f} times" if times < 100 else f"{int(times):,} times"
+
+
+def _place(result: PreflightResult) -> str:
+    """'fully on your RTX 4090', 'with 40 of 81 layers on your RTX 4090', 'on the CPU'."""
+    way, machine = result.way, result.machine
+    if result.engine == "stream":
+        return f"on the built-in engine{'' if way.whole else f', {way.because}'}"
+    if not way.cards:
+        return f"on your {machine.name}" if machine.is_phone else "on the CPU"
+    cards = f"your {card_names(way.cards)}"
+    experts = layers = None
+    if result.engine == "llama.cpp":
+        experts, layers = _experts_in_ram(result), _layers_on_cards(result)
+    if layers is not None:
+        return f"with {layers} on {cards}{f', {experts} in RAM' if experts else ''}"
+    if experts:
+        return f"with {experts} in RAM"
+    if not getattr(way.setup, "offload_kqv", True):
+        return f"on {cards} with the cache in RAM"
+    return f"on {cards}" if result.warning else f"fully on {cards}"
+
+
+def _experts_in_ram(result: PreflightResult) -> str:
+    setup = result.way.setup
+    if setup.cpu_moe:
+        return "all experts"
+    return f"the experts of {setup.n_cpu_moe} layers" if setup.n_cpu_moe else ""
+
+
+def _layers_on_cards(result: PreflightResult) -> str | None:
+    """'40 of 81 layers'; None where all of them are on the devices."""
+    count = result.way.setup.n_gpu_layers
+    every = None if result.variant is None else len(result.variant.model.geometry.layers) + 1
+    if every is None or count >= every:
+        return None
+    return f"{count} of {every} layers"
+
+
+def _at_weights(result: PreflightResult) -> str:
+    weights = quantization_words(result)
+    return f" at {weights}" if weights else ""
+
+
+def _with_cache(result: PreflightResult) -> str:
+    cache = cache_words(result)
+    return f" with {cache}" if cache else ""
+
+
+def _window(result: PreflightResult) -> str:
+    if result.streams == 1:
+        return context_words(result.context_tokens)
+    each = context_words(result.context_tokens // result.streams)
+    return f"{each} for each of {result.streams} users"
+
+
+def _limits(result: PreflightResult) -> str:
+    """What is unusual about the context."""
+    native = result.native_context
+    if _CUT in result.window:
+        return " (the model's limit, shorter than the job)"
+    if native and result.context_tokens // result.streams > native:
+        return f" (beyond the model's own {context_words(native)})"
+    return ""
+
+
+def _used(result: PreflightResult) -> str:
+    """'18.4 of 22.5 GiB': of the memory that is fullest, or of both that the model is divided between."""
+    found = memories(result)
+    cards, ram = [one for one in found if not one.is_ram], [one for one in found if one.is_ram]
+    fullest = max(found, key=lambda one: (one.use.fullness, one.required_bytes))
+    if not cards or not result.way.cards:
+        return _sizes(fullest)
+    card = max(cards, key=lambda one: (one.use.fullness, one.required_bytes))
+    words = _sizes(card)
+    if len(cards) > 1:
+        words += f" on the {'fuller' if len(cards) == 2 else 'fullest'} card"
+    if ram and (fullest.is_ram or is_divided(result)):
+        words += f" VRAM and {_sizes(ram[0])} RAM"
+    return words
+
+
+def is_divided(result: PreflightResult) -> bool:
+    """Whether layers or experts are kept in RAM next to the devices."""
+    is_llamacpp = result.engine == "llama.cpp"
+    return (
+        is_llamacpp
+        and bool(result.way.cards)
+        and bool(_experts_in_ram(result) or _layers_on_cards(result))
+    )
+
+
+def _sizes(memory: Memory) -> str:
+    return sizes_words(memory.required_bytes, memory.usable_bytes)
+
+
+def _fails(result: PreflightResult) -> str:
+    verb = "Does not start on" if result.engine == "vllm" else "Does not fit"
+    cards = result.way.cards
+    where = f"your {card_names(cards)}" if cards else f"your {_machine(result)}"
+    start = f"{verb} {where}{_at_weights(result)}"
+    failed = [use for use in result.uses if use.fullness > 1]
+    if is_blocked(result) or not failed:
+        reason = "".join(result.reasons[:1]).removeprefix("vLLM does not start: ")
+        return f"{start}: {reason}"
+    cache, context = cache_words(result), _window(result)
+    if cache and not result.asked:
+        start += f", even at {context} with {cache}"
+    else:
+        start += f" {'and' if quantization_words(result) else 'at'} {context}"
+        start += f", even with {cache}" if cache else ""
+    needs = _needs(result, max(failed, key=lambda use: (use.fullness, use.required_bytes)))
+    return f"{start}: {needs}{_would_fit(result)}"
+
+
+def _machine(result: PreflightResult) -> str:
+    name = result.machine.name
+    return "RAM" if name == "this machine" else name
+
+
+def _needs(result: PreflightResult, use: Use) -> str:
+    """'needs 9.0 GiB, 6.5 usable', or the rule that refuses it although that much is usable."""
+    required, usable = use.required_bytes, use.budget.available_bytes
+    found = memories(result)
+    everywhere = sum(one.required_bytes for one in found)
+    in_all = together_bytes(one.budget for one in result.uses)
+    if len(found) > 1 and everywhere > in_all:
+        return f"needs {_gib_pair(everywhere, in_all)} usable in all"
+    if required > usable:
+        return f"needs {_gib_pair(required, usable)} usable"
+    if use.max_use is not None and required > usable * use.max_use:
+        return f"needs {_gib_pair(required, int(usable * use.max_use))} allowed by --max-use"
+    if use.assumed:
+        return f"needs about {_gib_pair(required, usable)} usable, and an estimate may take 85 % of that"
+    most = required + use.bound_bytes
+    return f"may need {_gib_pair(most, use.budget.free_bytes)} free"
+
+
+def _gib_pair(required: int, usable: int) -> str:
+    """'9.0 GiB, 6.5'; with a second digit where the first does not tell them apart."""
+    digits = 1 if round(required / GIB, 1) != round(usable / GIB, 1) else 2
+    return f"{required / GIB:,.{digits}f} GiB, {usable / GIB:,.{digits}f}"
+
+
+def _would_fit(result: PreflightResult) -> str:
+    if not 0 < result.max_context < result.context_tokens:
+        return ""
+    each = rounded_context_words(result.max_context // result.streams)
+    return f"; fits up to {each}"

@@ -1,0 +1,201 @@
+"""The one sentence that answers: one form for every verdict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.unit.report.plans import gguf
+from tests.unit.report.verdicts import (
+    LINES,
+    MACHINE,
+    RECORDED,
+    TOO_LARGE,
+    card,
+    judged,
+    line,
+    machine,
+    made,
+    recorded,
+)
+
+from edgekit.engine.llamacpp.types import LlamaCppSetup, Mode
+from edgekit.memory.types import DEVICE, HOST, Component, Load
+from edgekit.plan.types import PreflightResult, Speed, Variant, Way
+from edgekit.report.headline import concurrency, headline
+from edgekit.units import GIB
+
+ALONE = machine(card("RTX 4090", 24), ram_gib=None)
+SPEED = Speed(decode=(24.0, 60.0), prefill=None, because="")  # the geometric middle is 37.9
+CHOSEN = Variant(name="IQ4_XS", model=gguf("qwen3-30b-a3b"), accuracy=425, changes={"mix": "IQ4_XS"})  # fmt: skip
+MOE_LAYERS = 48  # and the output: 49 in llama.cpp's count
+
+
+def result(lines: tuple[Any, ...] = LINES, on: Any = ALONE, **more: Any) -> PreflightResult:
+    return made(lines, on, **more).result
+
+
+def placed(**setup: Any) -> PreflightResult:
+    """11.5 of 23 GiB on the card and 1.5 of 15 in RAM, with these flags."""
+    found = result(on=MACHINE, variant=CHOSEN)
+    way = replace(found.way, setup=LlamaCppSetup(mode=Mode.SERVER, **setup), whole=False)
+    return replace(found, way=way)
+
+
+def weights(gib: float) -> tuple[Any, ...]:
+    return (line(Component.WEIGHTS, int(gib * GIB)),)
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        (result(), "Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 32K"),
+        (result(speed=SPEED), "Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 32K, about 38 tokens/s"),
+        (result(weights(20)), "Runs on your RTX 4090, just: 20.0 of 23.0 GiB at 32K"),
+        (result(cache="q8_0"), "Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 32K with an 8-bit cache"),
+        (result(cache="8 bit"), "Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 32K with an 8-bit cache"),
+        (result(cache="q8_0 + q4_0"), "Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 32K with a q8_0 + q4_0 cache"),
+        (result(weights(1), cache="q8_0"), "Runs fully on your RTX 4090: 1.0 of 23.0 GiB at 32K"),  # it keeps none
+        (result(variant=CHOSEN, quantization="IQ4_XS"), "Runs fully on your RTX 4090 at IQ4_XS: 11.5 of 23.0 GiB at 32K"),
+        (result(variant=replace(CHOSEN, changes={}), quantization="IQ4_XS"), "Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 32K"),
+        (result(context_tokens=12_345), "Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 12,345 tokens"),
+        (result(streams=4), "Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 8K for each of 4 users"),
+        (result(context_tokens=262_144), "Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 256K (beyond the model's own 128K)"),
+        (result(on=machine(card("T4", 24), card("T4", 24), ram_gib=None)), "Runs fully on your 2x T4: 11.5 of 23.0 GiB on the fuller card at 32K"),
+        (result((*LINES, line(Component.WEIGHTS, 12 * GIB, HOST)), MACHINE), "Runs on your RTX 4090, just: 11.5 of 23.0 GiB VRAM and 13.5 of 15.0 GiB RAM at 32K"),
+        (placed(n_cpu_moe=28), "Runs with the experts of 28 layers in RAM: 11.5 of 23.0 GiB VRAM and 1.5 of 15.0 GiB RAM at 32K"),
+        (placed(cpu_moe=True), "Runs with all experts in RAM: 11.5 of 23.0 GiB VRAM and 1.5 of 15.0 GiB RAM at 32K"),
+        (placed(n_gpu_layers=40), "Runs with 40 of 49 layers on your RTX 4090: 11.5 of 23.0 GiB VRAM and 1.5 of 15.0 GiB RAM at 32K"),
+        (placed(n_gpu_layers=40, cpu_moe=True), "Runs with 40 of 49 layers on your RTX 4090, all experts in RAM: 11.5 of 23.0 GiB VRAM and 1.5 of 15.0 GiB RAM at 32K"),
+        (placed(n_gpu_layers=99), "Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 32K"),
+        (placed(offload_kqv=False), "Runs on your RTX 4090 with the cache in RAM: 11.5 of 23.0 GiB at 32K"),
+        (placed(embeddings=True), "Embeds fully on your RTX 4090: 11.5 of 23.0 GiB at 32K"),
+    ],
+)  # fmt: skip
+def test_headline_of_what_runs(found: PreflightResult, sentence: str) -> None:
+    found = found if "IQ4_XS" in sentence else replace(found, quantization="")
+    if found.variant is not None and "IQ4_XS" not in sentence:
+        found = replace(found, variant=replace(found.variant, changes={}))
+    assert headline(found) == sentence
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        (TOO_LARGE.result, "Does not fit your RAM at 32K: needs 24.0 GiB, 15.0 usable"),
+        (result(weights(41), max_context=0), "Does not fit your RTX 4090 at 32K: needs 41.0 GiB, 23.0 usable"),
+        (result(weights(41), max_context=22_784), "Does not fit your RTX 4090 at 32K: needs 41.0 GiB, 23.0 usable; fits up to 22K"),
+        (result((*weights(41), LINES[1]), max_context=0, cache="q8_0"), "Does not fit your RTX 4090 at 32K, even with an 8-bit cache: needs 43.0 GiB, 23.0 usable"),
+        (result((*weights(41), LINES[1]), max_context=0, cache="q8_0", asked=False), "Does not fit your RTX 4090, even at 32K with an 8-bit cache: needs 43.0 GiB, 23.0 usable"),
+        (result(weights(41), max_context=0, variant=CHOSEN, quantization="IQ4_XS"), "Does not fit your RTX 4090 at IQ4_XS and 32K: needs 41.0 GiB, 23.0 usable"),
+        # 39 of 38 GiB in both memories together, and 25 of 23 on the card where the RAM has room for the rest
+        (result((*weights(37), line(Component.WEIGHTS, 2 * GIB, HOST)), MACHINE, max_context=0), "Does not fit your RTX 4090 at 32K: needs 39.0 GiB, 38.0 usable in all"),
+        (result(weights(25), MACHINE, max_context=0), "Does not fit your RTX 4090 at 32K: needs 25.0 GiB, 23.0 usable"),
+        (result(weights(23.01), max_context=0), "Does not fit your RTX 4090 at 32K: needs 23.01 GiB, 23.00 usable"),
+    ],
+)  # fmt: skip
+def test_headline_of_what_does_not_fit(found: PreflightResult, sentence: str) -> None:
+    assert found.failed
+    assert headline(found) == sentence
+
+
+def limited(**more: Any) -> PreflightResult:
+    """20 of 23 GiB with a further rule."""
+    found = result(weights(20))
+    uses = tuple(replace(use, **more) for use in found.uses)
+    return replace(found, uses=uses, status=max((use.status for use in uses), key=_order), max_context=0)  # fmt: skip
+
+
+def _order(status: Any) -> int:
+    return ("passed", "warning", "failed").index(status.value)
+
+
+@pytest.mark.parametrize(
+    ("rule", "sentence"),
+    [
+        ({"max_use": 0.5}, "needs 20.0 GiB, 11.5 allowed by --max-use"),
+        ({"assumed": True}, "needs about 20.0 GiB, 23.0 usable, and an estimate may take 85 % of that (rough estimate)"),
+        ({"bound_bytes": 5 * GIB}, "may need 25.0 GiB, 24.0 free"),
+    ],
+)  # fmt: skip
+def test_headline_names_the_rule_where_less_than_usable_is_refused(
+    rule: dict[str, Any], sentence: str
+) -> None:
+    assert headline(limited(**rule)) == f"Does not fit your RTX 4090 at 32K: {sentence}"
+
+
+def test_headline_says_that_a_job_was_cut_to_the_models_context() -> None:
+    window = (
+        "prompt 60,000 + 800 new tokens + 64 spare, cut to the model's context length of 32,768"
+    )
+    assert headline(result(window=window)).endswith("at 32K (the model's limit, shorter than the job)")  # fmt: skip
+
+
+def test_headline_of_a_name_says_that_it_is_an_estimate() -> None:
+    assert headline(result(), from_name=True).endswith("at 32K (rough estimate from the name alone)")  # fmt: skip
+
+
+def test_headline_of_the_cpu_and_of_a_phone() -> None:
+    on = machine(ram_gib=16)
+    found = result((line(Component.WEIGHTS, 9 * GIB, HOST),), on)
+    assert headline(found) == "Runs on the CPU: 9.0 of 15.0 GiB at 32K"
+
+
+def test_headline_of_the_built_in_engine_says_how_weights_are_read() -> None:
+    on = machine(ram_gib=16)
+    found = result((line(Component.WEIGHTS, GIB, HOST),), on, engine="stream")
+    way = Way(setup=None, budgets=(), because="weights read from the file for every token")
+    sentence = "Runs on the built-in engine, weights read from the file for every token: 1.0 of 15.0 GiB at 32K"
+    assert headline(replace(found, way=way)) == sentence
+
+
+def test_headline_of_vllm_says_how_often_the_context_fits() -> None:
+    found = recorded("vllm").result
+    times = concurrency(found)
+    assert times is not None
+    assert 1.0 <= times < 1.2
+    assert headline(found).startswith("Starts on your RTX 4090: 36K tokens fit 1.0 times at once")
+    users = replace(found, load=Load(context_tokens=32_768, sequences=8))
+    assert headline(users).startswith("Starts on your RTX 4090 for 8 users: 36K tokens fit 1.0")
+
+
+def test_concurrency_is_what_vllm_would_print() -> None:
+    found = recorded("vllm").result
+    from edgekit.engine import engine_named
+
+    setup = found.way.setup
+    pool = replace(setup, gpu=replace(setup.gpu, memory_bytes=found.way.budgets[0].total_bytes))
+    model = found.variant.model if found.variant is not None else None
+    facts = dict(engine_named("vllm").estimate(model, found.load, pool).facts)
+    assert concurrency(found) == pytest.approx(facts["max_concurrency"], rel=0.001)
+
+
+def test_headline_of_a_vllm_that_is_blocked_has_the_reason() -> None:
+    sentence = headline(recorded("vllm blocked").result)
+    assert sentence.startswith("Does not start on your RTX 4090: it asks for 22.08 GiB of RTX 4090")
+
+
+def test_headline_of_too_short_a_native_context_has_the_reason() -> None:
+    short = judged(gguf("qwen3-30b-a3b"), MACHINE).result
+    found = replace(result(), status=TOO_LARGE.result.status, reasons=("its context is 4,096",))
+    assert short.status  # a real one is judged as well
+    assert headline(found) == "Does not fit your RTX 4090: its context is 4,096"
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_headline_has_one_form_for_every_verdict(name: str) -> None:
+    found = recorded(name).result
+    sentence = headline(found)
+    assert sentence.startswith(
+        ("Does not fit ", "Does not start ") if found.failed else ("Runs ", "Starts ", "Embeds ")
+    )
+    assert (", just:" in sentence) is found.warning
+    assert "\n" not in sentence
+
+
+def test_headline_figures_are_those_of_the_fullest_of_alike_cards() -> None:
+    second = replace(DEVICE, index=1)
+    lines = (line(Component.WEIGHTS, 4 * GIB), line(Component.WEIGHTS, 9 * GIB, second))
+    found = result(lines, machine(card("T4", 16), card("T4", 16), ram_gib=None))
+    assert headline(found) == "Runs fully on your 2x T4: 9.0 of 15.0 GiB on the fuller card at 32K"
