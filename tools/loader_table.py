@@ -56,7 +56,7 @@ def block_after(text: str, start: int) -> str:
     raise ValueError("unbalanced braces")
 
 
-def statements(  # noqa: C901, PLR0912, PLR0915 - one scanner, read from top to bottom
+def statements(  # noqa: PLR0912, PLR0915 - one scanner, read from top to bottom
     text: str, around: tuple[str, ...] = ()
 ) -> Iterator[Statement]:
     """Every statement with the conditions and loops around it."""
@@ -308,7 +308,7 @@ def shapes(text: str, local: dict[str, str]) -> Iterator[str]:
         yield ANY_SHAPE if value == UNKNOWN else value
 
 
-def read_keys(  # noqa: C901 - one rule for each way a field is set
+def read_keys(
     text: str, keys: dict[str, str], defaults: dict[str, str], loader: Loader
 ) -> None:
     for around, statement in statements(text):

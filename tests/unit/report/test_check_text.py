@@ -80,24 +80,6 @@ Note     a note of the model
 
 Run      llama-server -m tiny.gguf -c 32768 -ngl all
 """
-         # model 20.00 GiB  = context 4.00 GiB  | 85 %
-         16.00 GiB free less 1 GiB for everything else
-
-Why      32,768 tokens need 24.00 GiB of the 15.00 GiB
-         available
-
-To fit   -ctk q8_0 -ctv q8_0: fits, up to 131,072 tokens
-
-Basis    exact: weights, kv cache
-
-Note     a note of the model
-         a note of the bill
-"""
-NARROW = """\
-Does not fit: 24.0 of 15.0 GiB (160 %),
-no context fits
-"""
-=======
 SPEED = Speed(decode=(24.0, 60.0), prefill=None, because="")
 HOPELESS = with_change(
     with_change(

@@ -49,7 +49,7 @@ def test_examples_are_real(
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) == 6
+    assert len(EXAMPLES) == 7
 
 
 def _names(value: Any, *, without: frozenset[str]) -> Iterator[str]:

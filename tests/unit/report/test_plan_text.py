@@ -264,7 +264,7 @@ def test_steps_of_one_program_follow_each_other() -> None:
 
 
 def test_a_limit_of_the_system_is_not_what_runs_the_model() -> None:
-    limit = Ready(name="GPU memory limit", kind="command", text="sudo sysctl x=1")
+    limit = Ready(name="wired limit of the GPU", kind="command", text="sudo sysctl x=1")
     server = Ready(name="mlx_lm.server", kind="command", text="mlx_lm.server --model x")
     text = plan_text(one_mlx(), ready=(limit, server))
     assert commands_in(text).strip() == server.text
