@@ -332,7 +332,7 @@ def test_vllm_on_two_machines() -> None:
 
 def test_all_machines_are_used_from_the_start() -> None:
     plan = planned(qwen(), cards(24), engine="vllm", nodes=2, load=Load(context_tokens=8192))
-    assert list(ready(plan))[0] == "ray, on the first machine"
+    assert next(iter(ready(plan))) == "ray, on the first machine"
 
 
 def test_vllm_serves_as_many_as_there_are_users() -> None:
