@@ -119,7 +119,7 @@ class HeaderLimitError(HeaderError):
     ) -> None:
         self.value = value
         self.limit = limit
-        told = f"{value:,}" if value < 10**30 else "a number of more than 30 digits"
+        told = f"{value:,}" if value < 10**30 else "a number with more than 30 digits"
         super().__init__(f"{what}: {told} is over the limit of {limit:,}", file=file, offset=offset)
 
 

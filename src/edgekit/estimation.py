@@ -120,5 +120,7 @@ def open_config(config: Mapping[str, Any], *, label: str = "config.json") -> Ope
 def _model(header: ModelHeader) -> Model:
     other = not_a_language_model(header)
     if other is not None:
-        raise UsageError(f"{header.name} is {other}; only a language model has a bill")
+        raise UsageError(
+            f"{header.name} is {other}; memory can only be estimated for a language model"
+        )
     return Model(header=header, geometry=read_geometry(header))

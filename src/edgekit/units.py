@@ -62,5 +62,5 @@ def _parsed(text: str, wanted: str) -> tuple[int, bool]:
     scaled = int(before + after) * KIB ** _POWERS[found[2].lower()]
     number, rest = divmod(scaled, 10 ** len(after))
     if number > LARGEST:
-        raise UsageError(f"{text[:40]!r} is beyond any machine")
+        raise UsageError(f"{text[:40]!r} is too large")
     return number, rest == 0

@@ -172,7 +172,7 @@ BOMBS: dict[str, tuple[Build, str | None]] = {
     ),
     "a tensor of more than all elements": (
         lambda: gguf([], [entry(TABLE, [2**33, 2**33], F32, 0)], data_bytes=MB),
-        "more than an int64 counts",
+        "overflow.* an int64",
     ),
 }
 
@@ -372,7 +372,7 @@ def test_a_header_that_changes_between_two_windows(tmp_path: Path) -> None:
                 os.truncate(path, 90_000)
             return super().read(offset, length, ahead=ahead)
 
-    with Changing(path, Limits()) as file, pytest.raises(SourceError, match="became shorter"):
+    with Changing(path, Limits()) as file, pytest.raises(SourceError, match="was truncated while"):
         walk(file)
 
 

@@ -288,7 +288,7 @@ def test_offline_a_kept_header_is_served_without_asking(hub: Hub, kept: str, rea
     offline = replace(fresh(reach), network=False)
     file = HttpFile(Transport(offline), kept, name="the file")
     assert file.read(0, 1_000_000) == HEADER[:1_000_000]
-    with pytest.raises(RemoteInspectError, match="the network is switched off"):
+    with pytest.raises(RemoteInspectError, match="the network is off"):
         file.read(0, 1_500_000)
     file.close()
     assert offline.traffic.requests == 0

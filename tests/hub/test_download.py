@@ -153,7 +153,7 @@ def test_where_ranges_fail_the_chosen_files_are_downloaded(
     assert links(hub_cache) == names
     assert (found.origin, found.reference) == (Origin.HUB_CACHE, reference)
     assert found.notes[-1].startswith("downloaded in full (")
-    assert found.notes[-1].endswith(f": the light inspection failed ({why})")
+    assert found.notes[-1].endswith(f": the header alone was not enough ({why})")
     assert read_header(found).tensors
     (ref,) = hub_cache.glob("models--*/refs/main")
     assert ref.read_text() == COMMIT  # so other programs find it offline, too
@@ -186,13 +186,13 @@ def test_it_is_announced_and_shows_the_files_name(
         (
             "edgekit",
             logging.WARNING,
-            f"light inspection failed (no ranges here); downloading 1.00 MiB to {hub_cache}",
+            f"the header alone was not enough (no ranges here); downloading 1.00 MiB to {hub_cache}",
         )
     ]
     bar = capsys.readouterr().err
     assert "whole-Q4_K_M.gguf: 100%" in bar
     assert SIGNATURE.partition("=")[2] not in bar
-    assert lines == ["acme/whole-GGUF:Q4_K_M: asking how large its files are", ""]
+    assert lines == ["acme/whole-GGUF:Q4_K_M: looking up file sizes", ""]
 
 
 def test_a_refused_download_is_the_first_error_with_a_word_about_it(
@@ -201,8 +201,8 @@ def test_a_refused_download_is_the_first_error_with_a_word_about_it(
     with pytest.raises(RangeNotSupportedError) as caught:
         download_model("acme/whole-GGUF", WHY, confirm=lambda _: False, reach=reach)
     assert str(caught.value) == (
-        "no ranges here. The full download of 1.00 MiB may answer it and was not allowed: "
-        "--download-up-to SIZE allows it for one model at a time, and allow_download=True"
+        "no ranges here. The full download of 1.00 MiB may be enough, but was not allowed: "
+        "--download-up-to SIZE allows it for one model, allow_download=True in Python"
     )
     assert not hub_cache.exists()
 
@@ -267,7 +267,7 @@ def test_a_gated_model_says_how_to_log_in_before_anybody_is_asked(
         download_model("acme/gated-GGUF", why, confirm=never, reach=reach)
     assert str(caught.value) == (
         f"acme/gated-GGUF/gated-Q4_K_M.gguf: the model is gated ({hub.endpoint[7:]} answered 401); "
-        "accept its terms on its page, then log in with `hf auth login`, or set HF_TOKEN"
+        "accept its terms on the model's page, then log in with `hf auth login`, or set HF_TOKEN"
     )
     assert not hub_cache.exists()
 
@@ -289,7 +289,9 @@ def test_what_is_in_the_cache_is_neither_asked_about_nor_fetched(
     download_model("acme/whole-split-GGUF", WHY, confirm=yes, reach=reach)
     hub.clear_logs()
     found = download_model("acme/whole-split-GGUF", WHY, confirm=never, reach=reach)
-    assert found.notes == ("read from the hub cache: the light inspection failed (no ranges here)",)
+    assert found.notes == (
+        "read from the hub cache: the header alone was not enough (no ranges here)",
+    )
     assert hub.log("cdn") == []
 
 
@@ -336,9 +338,9 @@ def test_the_disk_is_looked_at_first(
     with pytest.raises(SourceError) as caught:
         download_model("acme/whole-GGUF", WHY, confirm=never, reach=reach)
     assert str(caught.value) == (
-        "acme/whole-GGUF:Q4_K_M: the full download needs 1.00 MiB and 256.00 MiB to spare, and the disk of "
-        f"{hub_cache} has 257.00 MiB free: make room, or set HF_HUB_CACHE to a folder on another disk. "
-        "The light inspection failed: no ranges here"
+        "acme/whole-GGUF:Q4_K_M: the full download needs 1.00 MiB plus 256.00 MiB to spare, and the disk with "
+        f"{hub_cache} has 257.00 MiB free: free some space, or set HF_HUB_CACHE to a folder on another disk. "
+        "The header alone was not enough: no ranges here"
     )
     assert asked_at == [hub_cache, hub_cache.parent]
     assert not hub_cache.exists()
@@ -389,7 +391,9 @@ def test_endless_cuts_end_and_leave_nothing(
         say(sent(asked, CONTENT, until=until))
 
     server = raw_hub(hub_of({"a.gguf": CONTENT}, script))
-    with pytest.raises(RemoteInspectError, match=r"^acme/raw/a.gguf: 127.0.0.1:\d+ broke off; try"):
+    with pytest.raises(
+        RemoteInspectError, match=r"^acme/raw/a.gguf: 127.0.0.1:\d+ closed the connection; try"
+    ):
         download_model("acme/raw", WHY, confirm=yes, reach=reach)
     assert len(gets(server)) == fetch.MAX_TRIES * 6  # the library: once, and five times to resume
     assert (blobs(hub_cache), links(hub_cache)) == ([], [])
@@ -405,7 +409,7 @@ def test_a_server_that_always_starts_again_is_left(
         say(sent(asked, CONTENT, until=3 * PIECE))
 
     server = raw_hub(hub_of({"a.gguf": CONTENT}, script))
-    with pytest.raises(RemoteChangedError, match="broke off 4 times, and the server cannot go on"):
+    with pytest.raises(RemoteChangedError, match="was lost 4 times, and this server cannot resume"):
         download_model("acme/raw", WHY, confirm=yes, reach=reach)
     assert len(gets(server)) == 5
     assert blobs(hub_cache) == []
@@ -424,7 +428,7 @@ def test_a_finished_shard_stays_for_the_next_run(
         say(sent(asked, CONTENT, until=0 if is_lost else None))
 
     server = raw_hub(hub_of(SHARDS, script))
-    with pytest.raises(RemoteInspectError, match=r"00002-of-00002.gguf: .* broke off"):
+    with pytest.raises(RemoteInspectError, match=r"00002-of-00002.gguf: .* closed the connection"):
         download_model("acme/raw", WHY, confirm=yes, reach=reach)
     first, second = SHARDS
     assert (blobs(hub_cache), links(hub_cache)) == ([f"{first}-1"], [first])
@@ -451,7 +455,7 @@ def test_a_failed_update_leaves_the_old_version_usable(
     raw_hub(
         hub_of({"a.gguf": CONTENT}, lambda asked, say: say(sent(asked, CONTENT, until=PIECE + 1)))
     )
-    with pytest.raises(RemoteInspectError, match="broke off"):
+    with pytest.raises(RemoteInspectError, match="closed the connection"):
         download_model("acme/raw", WHY, confirm=yes, reach=reach)
     kept = locate("acme/raw", reach=replace(reach, network=False))
     assert kept.weights[0].size_bytes == len(HEADER) + 1024
@@ -483,7 +487,7 @@ def test_a_listing_that_understates_is_found_out_before_anybody_is_asked(
 ) -> None:
     raw_hub(hub_of({"a.gguf": CONTENT}, lambda *_: None, listed={"a.gguf": 10}))
     with pytest.raises(
-        RemoteChangedError, match=f"listed with 10 bytes but served with {len(CONTENT):,}"
+        RemoteChangedError, match=f"listed with 10 bytes, but the server sends {len(CONTENT):,}"
     ):
         download_model("acme/raw", WHY, confirm=never, reach=reach)
     assert not hub_cache.exists()
@@ -517,7 +521,7 @@ def test_a_hub_whose_names_are_no_names(
         say(answer("200 OK", said))
 
     raw_hub(script)
-    with pytest.raises(RemoteInspectError, match="does not name the commit and the content"):
+    with pytest.raises(RemoteInspectError, match="does not report the commit and hash"):
         download_model("acme/raw", WHY, confirm=never, reach=reach)
     assert not hub_cache.exists()
 
@@ -546,7 +550,7 @@ def test_a_hub_that_is_busy_for_a_moment(
 
 def test_a_folder_that_cannot_be_written_to(hub: Hub, reach: Reach, hub_cache: Path) -> None:
     hub_cache.write_bytes(b"a file")
-    with pytest.raises(SourceError, match=r"cannot be written to .* set HF_HUB_CACHE"):
+    with pytest.raises(SourceError, match=r"cannot write to .* set HF_HUB_CACHE"):
         download_model("acme/whole-GGUF", WHY, confirm=yes, reach=reach)
     assert hub_cache.read_bytes() == b"a file"
 
@@ -586,8 +590,8 @@ def test_a_disk_that_fills_up_on_the_way(raw_hub: Server, hub_cache: Path) -> No
     process = child("limited")
     printed, _ = process.communicate(timeout=PATIENCE_S)
     assert printed == (
-        f"acme/raw/model.safetensors: the disk of {hub_cache} became full (or this user's share of it); what was "
-        "not finished is removed: make room, or set HF_HUB_CACHE to a folder on another disk\n"
+        f"acme/raw/model.safetensors: the disk with {hub_cache} is full, or your quota on it is used up; unfinished "
+        "files were removed: free some space, or set HF_HUB_CACHE to a folder on another disk\n"
     )
     assert (blobs(hub_cache), links(hub_cache)) == (["config.json-1"], ["config.json"])
 
@@ -643,10 +647,10 @@ def test_a_signature_is_in_no_log(
 @pytest.mark.parametrize(
     ("error", "kind", "sentence"),
     [
-        (OSError(errno.ENOSPC, "No space left"), SourceError, "the disk of .* became full"),
-        (OSError(errno.EDQUOT, "Quota"), SourceError, "became full .or this user's share"),
-        (RuntimeError("No space left on device"), SourceError, "became full"),
-        (PermissionError(errno.EACCES, "Denied", "/x"), SourceError, "/x cannot be written to"),
+        (OSError(errno.ENOSPC, "No space left"), SourceError, "the disk with .* is full"),
+        (OSError(errno.EDQUOT, "Quota"), SourceError, "is full, or your quota"),
+        (RuntimeError("No space left on device"), SourceError, "is full"),
+        (PermissionError(errno.EACCES, "Denied", "/x"), SourceError, "cannot write to /x"),
         (OSError("Consistency check failed: size 3"), RemoteInspectError, "Consistency check"),
         (httpx2.ConnectError("refused"), RemoteInspectError, "cannot reach 127.0.0.1:9 .refused."),
         (httpx2.ReadTimeout("slow"), RemoteInspectError, "127.0.0.1:9 stopped sending"),

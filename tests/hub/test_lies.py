@@ -62,7 +62,7 @@ def test_a_later_content_range_that_lies(raw_server: Server, reach: Reach, place
         say(ranged(CONTENT, asked) if asked.number == 1 else lie)
 
     file = open_file(raw_server(script).address + "/a.gguf", reach)
-    with pytest.raises(RemoteInspectError, match="was asked for bytes 524288-786431 and says"):
+    with pytest.raises(RemoteInspectError, match="was asked for bytes 524288-786431 and announced"):
         file.read(524_288, 8)
     assert file.read(0, 524_288) == FIRST
     file.close()
@@ -73,7 +73,7 @@ def test_a_body_longer_than_promised(raw_server: Server, reach: Reach) -> None:
     place = {"Content-Range": "bytes 0-524287/1048576", "Content-Length": ""}
     said = answer("206 Partial Content", place, CONTENT * 8)
     server = raw_server(lambda _, say: say(said))
-    with pytest.raises(RemoteInspectError, match="sent more than the 524,288 bytes it promised"):
+    with pytest.raises(RemoteInspectError, match="sent more than the 524,288 bytes it announced"):
         open_file(server.address + "/a.gguf", reach)
     assert reach.traffic.received_bytes < 524_288 + 2 * 65_536  # at most a socket buffer more
 
@@ -100,7 +100,7 @@ def test_gzip_is_refused_unread(raw_server: Server, reach: Reach) -> None:
     place = f"bytes 0-{len(body) - 1}/1048576"
     headers = {"Content-Range": place, "Content-Encoding": "gzip"}
     server = raw_server(lambda _, say: say(answer("206 Partial Content", headers, body)))
-    with pytest.raises(RemoteInspectError, match="sends it compressed though asked not to"):
+    with pytest.raises(RemoteInspectError, match="sends the file compressed although"):
         open_file(server.address + "/a.gguf", reach)
     assert server.asked[0].headers["accept-encoding"] == "identity"
     assert reach.traffic.received_bytes == 0
@@ -144,7 +144,7 @@ def test_an_answer_that_makes_no_sense(raw_server: Server, reach: Reach, said: b
 )
 def test_what_is_not_http(raw_server: Server, reach: Reach, said: bytes) -> None:
     server = raw_server(lambda _, say: say(said))
-    with pytest.raises(RemoteInspectError, match=r"broke the connection off .* 4 times"):
+    with pytest.raises(RemoteInspectError, match=r"closed the connection .* .4 attempts"):
         open_file(server.address + "/a.gguf", reach)
     assert len(server.asked) == 4
 

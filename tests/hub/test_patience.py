@@ -85,7 +85,7 @@ def test_it_waits_before_it_tries_again(
 
 
 def test_it_is_tried_four_times_and_no_more(hub: Hub, reach: Reach) -> None:
-    with pytest.raises(RemoteInspectError, match=r"answered 500, 4 times; try again later"):
+    with pytest.raises(RemoteInspectError, match=r"answered 500 .4 attempts.; try again later"):
         open_file(f"{hub.cdn}/broken.gguf", reach)
     assert reach.traffic.requests == len(hub.log("cdn")) == 4
 
@@ -158,7 +158,7 @@ def test_a_connection_that_always_breaks_is_given_up(raw_server: Server, reach: 
         say(head + blank)
 
     server = raw_server(script)
-    with pytest.raises(RemoteInspectError, match=r"broke the connection off after .* 4 times"):
+    with pytest.raises(RemoteInspectError, match=r"closed the connection after .* .4 attempts"):
         open_file(server.address + "/a.gguf", reach)
     assert len(server.asked) == 4
     assert reach.traffic.received_bytes < 4 * 2000
@@ -200,7 +200,7 @@ def test_a_server_that_drips_ends_with_the_total_time(
 ) -> None:
     reach = replace(reach, total_timeout_s=1.0)
     server = raw_server(script)
-    with pytest.raises(RemoteInspectError, match=r"not done after 1 s on the network .*too slow"):
+    with pytest.raises(RemoteInspectError, match=r"timed out after 1 s .*too slow"):
         open_file(server.address + "/a.gguf", reach)
     assert reach.traffic.requests == 1
     assert reach.traffic.received_bytes < 1000
@@ -216,7 +216,7 @@ def test_the_thread_of_a_dripping_head_ends_too(raw_server: Server, reach: Reach
 
 def test_a_silent_server_is_tried_twice(raw_server: Server, reach: Reach) -> None:
     server = raw_server(lambda asked, _: asked.hang())
-    with pytest.raises(RemoteInspectError, match=r"stopped sending after 0 bytes, 2 times"):
+    with pytest.raises(RemoteInspectError, match=r"stopped sending after 0 bytes .2 attempts"):
         open_file(server.address + "/a.gguf", replace(reach, read_timeout_s=0.3))
     wait_until(lambda: len(server.asked) == 2)
 
@@ -249,7 +249,7 @@ def test_the_total_time_is_for_all_files_of_a_reference(raw_server: Server, reac
         for number in range(100):
             HttpFile(transport, f"{server.address}/{number}.gguf", name="a shard").close()
 
-    with pytest.raises(RemoteInspectError, match="not done after 1 s"):
+    with pytest.raises(RemoteInspectError, match="timed out after 1 s"):
         open_shards()
     assert len(server.asked) <= 4  # each takes 0.3 s
 
@@ -312,13 +312,15 @@ def test_what_the_reader_does_meanwhile_is_not_counted(
 def test_a_wait_that_would_not_fit_is_not_begun(raw_server: Server, reach: Reach) -> None:
     said = answer("503 Service Unavailable", {"Retry-After": "8"})
     server = raw_server(lambda _, say: say(said))
-    with pytest.raises(RemoteInspectError, match="not done after 7 s"):
+    with pytest.raises(RemoteInspectError, match="timed out after 7 s"):
         open_file(server.address + "/a.gguf", replace(reach, total_timeout_s=7.0))
     assert len(server.asked) == 1
 
 
 def test_nobody_listens(reach: Reach) -> None:
-    with pytest.raises(RemoteInspectError, match=r"cannot reach 127\.0\.0\.1:9 .*4 times; no netw"):
+    with pytest.raises(
+        RemoteInspectError, match=r"cannot reach 127\.0\.0\.1:9 .*.4 attempts.; check the netw"
+    ):
         open_file("http://127.0.0.1:9/a.gguf", reach)
 
 
@@ -329,7 +331,7 @@ def test_a_host_that_does_not_exist(reach: Reach, monkeypatch: pytest.MonkeyPatc
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    with pytest.raises(RemoteInspectError, match=r"cannot reach models\.invalid .* wrong host"):
+    with pytest.raises(RemoteInspectError, match=r"cannot reach models\.invalid .* the host name"):
         open_file("https://models.invalid/a.gguf", reach)
 
 
@@ -337,6 +339,6 @@ def test_a_name_server_that_never_answers(reach: Reach, monkeypatch: pytest.Monk
     """No time-out of a client reaches into the system's resolver."""
     with (
         never_answers(monkeypatch),
-        pytest.raises(RemoteInspectError, match=r"not done after 0\.5"),
+        pytest.raises(RemoteInspectError, match=r"timed out after 0\.5"),
     ):
         open_file("https://models.invalid/a.gguf", replace(reach, total_timeout_s=0.5))

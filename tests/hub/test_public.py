@@ -33,7 +33,7 @@ from edgekit.source.types import Reach
 Server = Callable[[Script], RawServer]
 CONTENT = bytes(range(256)) * 4096  # 1 MiB
 PUBLIC = "93.184.215.14"
-REFUSED = "is an address of this machine or of a private network, or leads to one"
+REFUSED = "is, or resolves to, an address of this machine or a private network"
 
 
 def honest(asked: Asked, say: Say) -> None:
@@ -99,7 +99,7 @@ def test_a_server_on_this_machine_hears_nothing(
 ) -> None:
     server = raw_server(honest)
     url = f"http://{host}:{server.port}/a.gguf"
-    with pytest.raises(PrivateAddressError, match=f"^the file: .* {REFUSED}; .*--allow-private"):
+    with pytest.raises(PrivateAddressError, match=f"^the file: .* {REFUSED}, .*--allow-private"):
         open_file(url, public)
     assert (server.connections, public.traffic.received_bytes) == (0, 0)
     open_file(url, replace(public, public_only=False)).close()  # the form does lead there
@@ -147,7 +147,7 @@ def test_other_private_addresses(host: str, public: Reach) -> None:
 @pytest.mark.parametrize("host", ["a..example", "a" * 64 + ".example", "\u2460\u2461.example"])
 def test_a_host_that_can_be_none(host: str, reach: Reach, public: Reach) -> None:
     for one in (reach, public):
-        with pytest.raises(RemoteInspectError, match="not an address that can be asked for"):
+        with pytest.raises(RemoteInspectError, match="invalid address"):
             open_file(f"http://{host}/a.gguf", one)
 
 
@@ -190,7 +190,7 @@ def test_a_name_that_means_nothing_is_said_as_before(public: Reach) -> None:
 def test_a_name_server_that_never_answers(public: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         never_answers(monkeypatch),
-        pytest.raises(RemoteInspectError, match=r"not done after 0\.4 s"),
+        pytest.raises(RemoteInspectError, match=r"timed out after 0\.4 s"),
     ):
         open_file("https://models.example/a.gguf", replace(public, total_timeout_s=0.4))
 
@@ -322,7 +322,7 @@ def test_not_the_hubs_cache(
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     reach = replace(public, read_timeout_s=0.5)
-    assert "the hub did not show it" in locate("acme/raw", reach=reach).notes[-1]
+    assert "could not read it from Hugging Face" in locate("acme/raw", reach=reach).notes[-1]
     chosen = raw_server(lambda _, say: say(answer("302 Found", {"Location": "http://10.0.0.1/"})))
     monkeypatch.setenv("HF_ENDPOINT", chosen.address)
     for look in (locate, inspect_model_remote):
@@ -351,7 +351,7 @@ def test_the_librarys_own_requests_are_not_made(
     said = answer("200 OK", {"Content-Type": "application/octet-stream"}, b"x" * 1_000_000)
     chosen = raw_server(hub_of({"raw.gguf": b"x" * 1_000_000}, lambda _, say: say(said)))
     monkeypatch.setenv("HF_ENDPOINT", chosen.address)
-    with pytest.raises(RemoteInspectError, match="A full download may answer it and was not all"):
+    with pytest.raises(RemoteInspectError, match="A full download may be enough, but was not all"):
         open_or_download("acme/raw", reach=public, confirm=lambda _: True)
     assert not [asked.line for asked in chosen.asked if asked.line.startswith("HEAD")]
 
@@ -403,7 +403,7 @@ def called_off(once: Callable[[], bool]) -> Iterator[threading.Event]:
 
     waiting = threading.Thread(target=give_up)
     waiting.start()
-    with pytest.raises(CancelledError, match=r"^called off$"):
+    with pytest.raises(CancelledError, match=r"^cancelled$"):
         yield event
     waiting.join()
 
@@ -428,7 +428,7 @@ SLOW: dict[str, Script] = {
     "silent": lambda asked, _: asked.hang(),
     "head byte by byte": drip,
     "body stalls": stalled,
-    "asks to wait": lambda _, say: say(answer("503 Busy", {"Retry-After": "8"})),
+    "asked us to wait": lambda _, say: say(answer("503 Busy", {"Retry-After": "8"})),
 }
 
 
@@ -513,5 +513,5 @@ def test_shards_that_are_read_side_by_side_are_called_off_together(
 def test_an_event_that_is_never_set_changes_nothing(raw_server: Server, reach: Reach) -> None:
     reach = replace(reach, cancelled=threading.Event())
     open_file(f"{raw_server(honest).address}/a.gguf", reach).close()
-    with pytest.raises(RemoteInspectError, match=r"not done after 0\.5 s"):
+    with pytest.raises(RemoteInspectError, match=r"timed out after 0\.5 s"):
         open_file(f"{raw_server(drip).address}/a.gguf", replace(reach, total_timeout_s=0.5))

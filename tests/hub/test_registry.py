@@ -46,7 +46,7 @@ def test_the_registry_is_asked_for_a_manifest_and_redirects_to_its_blobs(
 @pytest.mark.parametrize("model", [OllamaModel(name="tinny"), OllamaModel(name="tiny", tag="7b")])
 def test_a_model_that_is_not_there(hub: Hub, reach: Reach, model: OllamaModel) -> None:
     with pytest.raises(
-        RemoteNotFoundError, match=f"^{model.name}:{model.tag}: no such model or tag"
+        RemoteNotFoundError, match=f"^{model.name}:{model.tag}: .* has no such model or tag"
     ):
         locate_ollama(model, reach)
 

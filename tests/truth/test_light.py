@@ -83,7 +83,7 @@ def test_it_errs_on_the_large_side(how: str) -> None:
 def test_without_a_mix_and_a_size_more_is_needed() -> None:
     header = replace(light_header(0, names_mix=False, name="model.gguf"), file_bytes=None)
     model = Model(header=header, geometry=read_geometry(header))
-    with pytest.raises(HeaderError, match="tensor directory is needed"):
+    with pytest.raises(HeaderError, match="read its whole header"):
         llamacpp.estimate(model, Load(context_tokens=512), LlamaCppSetup())
 
 

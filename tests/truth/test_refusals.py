@@ -133,7 +133,7 @@ ONE_LIE: list[tuple[Callable[[Lie], object], str]] = [
     (put("rope.dimension_count", 127), "GGML_ASSERT(n_embd_head == n_rot) failed"),
     (put("rope.dimension_count", 4096), "GGML_ASSERT(n_embd_head == n_rot) failed"),
     (put("attention.layer_norm_rms_epsilon", NAN), ""), (put("attention.layer_norm_rms_epsilon", -1.0), ""),
-    (put("expert_count", 8), "0 of 8 experts are used"),
+    (put("expert_count", 8), "invalid expert counts: 0 used of 8"),
     (put("attention.sliding_window", 1), ""), (put("attention.causal", False, 7), ""), (put("pooling_type", 3), ""),
     (put("rope.scaling.type", "bogus", STRING), "rope_scaling_type_train != LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED"),
     (put("rope.scaling.factor", 0.0, FLOAT32), ""),

@@ -113,7 +113,7 @@ def test_without_a_quantisation_q4_k_m_then_q8_0_then_the_first(
 
 
 def test_a_quantisation_that_is_absent_names_those_that_are_there() -> None:
-    with pytest.raises(NotFoundError, match="no Q5_K_S in org/name") as caught:
+    with pytest.raises(NotFoundError, match="org/name has no Q5_K_S") as caught:
         choose(*QUANTS, quant="Q5_K_S")
     assert set(caught.value.candidates) == {"Q2_K", "Q4_K_M", "Q8_0", "UD-Q4_K_XL", "F16"}
 
@@ -132,13 +132,13 @@ def test_shards_are_one_model_in_order() -> None:
 
 def test_a_missing_shard_is_named() -> None:
     listing = [name for name in shards("m-Q4_K_M", 5) if "00003-of" not in name]
-    with pytest.raises(NotFoundError, match=r"lacks 1 of its shards \(00003\)"):
+    with pytest.raises(NotFoundError, match=r"is missing 1 of its shards \(00003\)"):
         choose(*listing)
 
 
 def test_a_set_that_claims_a_million_shards_costs_nothing() -> None:
     tracemalloc.start()
-    with pytest.raises(NotFoundError, match="lacks 999,998 of its shards"):
+    with pytest.raises(NotFoundError, match="is missing 999,998 of its shards"):
         choose("m-000001-of-999999.gguf")
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -284,7 +284,7 @@ def test_a_config_alone_is_a_geometry() -> None:
 def test_pickled_weights_are_not_read_and_the_config_still_is() -> None:
     found = choose(*SIDE, "pytorch_model.bin")
     assert found.container is Container.CONFIG
-    assert "pytorch_model.bin is not read" in found.notes[0]
+    assert "pytorch_model.bin was not read" in found.notes[0]
 
 
 def test_a_partly_cached_model_is_its_config() -> None:
@@ -358,7 +358,7 @@ def test_a_file_that_was_named_is_taken_with_its_set(filename: str, weights: lis
 
 @pytest.mark.parametrize("filename", ["m-Q4_K_S.gguf", "nothing.gguf"])
 def test_a_file_that_is_not_there_names_the_nearest(filename: str) -> None:
-    with pytest.raises(NotFoundError, match=f"no {filename} in org/name") as caught:
+    with pytest.raises(NotFoundError, match=f"org/name has no file {filename}") as caught:
         choose("m-Q4_K_M.gguf", "README.md", filename=filename)
     assert caught.value.candidates == ("m-Q4_K_M.gguf",)
 

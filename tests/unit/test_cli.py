@@ -90,7 +90,7 @@ def test_one_screen_for_a_person(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert len(out.splitlines()) <= 24
     assert "10 short convolution, 6 full attention" in out
     assert "128,000 tokens of context" in out
-    assert "nothing over the network" in out
+    assert "no network used" in out
     assert "\x1b" not in out  # not a terminal
 
 

@@ -227,10 +227,13 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "version 0": (gguf(version=0), "version 0 is no longer supported"),
     "version 4": (
         gguf(version=4),
-        "version 4 is newer than this version knows .3.; upgrade edgekit",
+        "version 4 is newer than the newest version that edgekit knows .3.; upgrade edgekit",
     ),
-    "version 4, big-endian": (gguf(version=4, order=">"), "newer than this version knows"),
-    "version 2, big-endian": (gguf(version=2, order=">"), "big-endian GGUF exists from version 3"),
+    "version 4, big-endian": (
+        gguf(version=4, order=">"),
+        "newer than the newest version that edgekit knows",
+    ),
+    "version 2, big-endian": (gguf(version=2, order=">"), "big-endian GGUF needs version 3"),
     "zip": (b"PK\x03\x04" + bytes(40), "not a GGUF file: it looks like a zip archive.*PyTorch"),
     "pickle": (b"\x80\x02}q\x00" + bytes(40), "pickle.*PyTorch"),
     "old ggml": (b"tjgg" + bytes(40), "from before GGUF"),
@@ -239,7 +242,7 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "safetensors": (struct.pack("<Q", 90) + b'{"a":' + bytes(90), "a safetensors file"),
     "json": (b'{"model_type": "llama"}', "JSON text"),
     "zeros": (bytes(64), "nothing but zeros"),
-    "noise": (b"\x13\x37" * 20, "it begins with"),
+    "noise": (b"\x13\x37" * 20, "it starts with"),
     "too many keys": (gguf(key_count=10_001), "number of keys: 10,001 is over the limit of 10,000"),
     "2^63 keys": (gguf(key_count=2**63), "number of keys"),
     "2^63 tensors": (gguf(tensor_count=2**63), "number of tensors"),
@@ -258,7 +261,7 @@ WRONG: dict[str, tuple[bytes, str]] = {
         gguf([text("a") + struct.pack("<IIQ", ARRAY, ARRAY, 1)]),
         "arrays of arrays are not supported",
     ),
-    "bool of 2": (gguf([text("a") + struct.pack("<IB", BOOL, 2)]), "2 is no bool"),
+    "bool of 2": (gguf([text("a") + struct.pack("<IB", BOOL, 2)]), "2 is not a bool"),
     "string of 2^60": (gguf([text("a") + struct.pack("<IQ", STRING, HUGE)]), "truncated"),
     "array of 2^60 numbers": (
         gguf([text("a") + struct.pack("<IIQ", ARRAY, UINT8, HUGE)]),
@@ -279,8 +282,8 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "tensor name of 300": (gguf([], [entry("n" * 300, [32], F32, 0)]), "tensor's name: 300"),
     "tensor name not UTF-8": (gguf([], [entry(b"\xff", [32], F32, 0)]), "is not UTF-8"),
     "5 dimensions": (gguf([], [entry("t", [1] * 5, F32, 0)]), "dimensions: 5 is over"),
-    "product overflows": (gguf([], [entry("t", [2**32, 2**32], F32, 0)]), "more than an int64"),
-    "dimension overflows": (gguf([], [entry("t", [2**63, 0], F32, 0)]), "more than an int64"),
+    "product overflows": (gguf([], [entry("t", [2**32, 2**32], F32, 0)]), "overflow an int64"),
+    "dimension overflows": (gguf([], [entry("t", [2**63, 0], F32, 0)]), "overflow an int64"),
     "half a block": (gguf([], [entry("t", [128], Q4_K, 0)]), "128 elements are not a multiple"),
     "unaligned": (gguf([], [entry("t", [8], F32, 8)], data_bytes=99), "multiple of 32"),
     "overlap": (
@@ -368,21 +371,23 @@ def test_shards_are_one_model(tmp_path: Path) -> None:
 
 
 def test_one_shard_alone_says_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(HeaderError, match="shard 1 of 3, but 1 of them are here"):
+    with pytest.raises(HeaderError, match="shard 1 of 3, but 1 were found"):
         read_split(shards(tmp_path)[0])
 
 
 def test_a_shard_given_twice_or_in_the_wrong_place(tmp_path: Path) -> None:
     a, b, c = shards(tmp_path)
-    with pytest.raises(HeaderError, match=r"2\.gguf: stands in place 3 .* says it is shard 2"):
+    with pytest.raises(
+        HeaderError, match=r"2\.gguf: shard 3 was expected here, but the file is shard 2"
+    ):
         read_split(a, b, b)
-    with pytest.raises(HeaderError, match="stands in place 2"):
+    with pytest.raises(HeaderError, match="shard 2 was expected here"):
         read_split(a, c, b)
 
 
 def test_a_whole_file_among_shards(tmp_path: Path) -> None:
     a, b, _ = shards(tmp_path)
-    with pytest.raises(HeaderError, match="says it is no shard"):
+    with pytest.raises(HeaderError, match="but the file is not a shard"):
         read_split(a, b, gguf(ARCHITECTURE))
 
 
@@ -403,7 +408,7 @@ def split_keys(number: int, *, count: int = 2, tensors: int = 2) -> list[bytes]:
             "another model: general.architecture is 'qwen3'",
         ),
         (gguf(split_keys(1), [ONE], data_bytes=128), "tensor 't' is in two shards"),
-        (gguf(split_keys(1)), "the shards hold 1 tensors, the first says 2"),
+        (gguf(split_keys(1)), "the shards have 1 tensors, but the first shard lists 2"),
     ],
 )
 def test_shards_that_do_not_belong_together(second: bytes, sentence: str) -> None:

@@ -208,7 +208,7 @@ def test_a_window_wider_than_the_context_holds_no_more_than_the_context(tmp_path
     (tmp_path / "config.json").write_text(json.dumps(config))
     text = inspection_text(inspect_model(tmp_path))
     assert "2 sliding window 4,096" in text
-    assert "2.00 KiB at most" in text  # 64 tokens x 2 layers x (4 + 4) elements x 2 bytes
+    assert "at most 2.00 KiB" in text  # 64 tokens x 2 layers x (4 + 4) elements x 2 bytes
 
 
 def test_an_encoder_says_how_it_pools() -> None:

@@ -73,7 +73,7 @@ def test_a_name_that_is_nearly_right_is_offered() -> None:
 
 
 def test_an_unknown_name() -> None:
-    with pytest.raises(EdgekitError, match="there is no file no-such-model"):
+    with pytest.raises(EdgekitError, match="model not found: no-such-model"):
         resolve_model("no-such-model")
 
 
@@ -121,7 +121,7 @@ def test_an_unknown_engine() -> None:
 
 
 def test_what_an_engine_cannot_load() -> None:
-    with pytest.raises(RefusedError, match="known by the header of a GGUF alone"):
+    with pytest.raises(RefusedError, match="the catalog has only the GGUF header"):
         wish_of(resolve_model("llama-2-7b"), Wanted(machine=cards(24), engine="vllm"))
 
 

@@ -122,7 +122,7 @@ def test_verify_asks_the_engine_about_a_catalog_name(
 ) -> None:
     told = ask_json(capsys, "verify", name, "-c", "4k")
     assert told["within"]
-    assert told["notes"] == ["a header generated from the catalog, at Q4_K_M"]
+    assert told["notes"] == ["header generated from the catalog, at Q4_K_M"]
 
 
 # --- generated headers
@@ -147,5 +147,5 @@ def test_generated_files_have_the_tensors_and_keys_of_the_model() -> None:
 
 def test_generated_files_need_the_keys_of_a_gguf() -> None:
     opened = resolve_model("gpt-oss-120b").as_file("llama.cpp")
-    with pytest.raises(UsageError, match=r"known by its config\.json alone"):
+    with pytest.raises(UsageError, match=r"the catalog has only the config\.json"):
         generated_files(opened.model.header, label="gpt-oss-120b")

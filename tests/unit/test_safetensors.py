@@ -116,12 +116,15 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "not an object": (raw(b"[1,2]"), "begins with '{'"),
     "blank before the brace": (raw(b" {}"), "begins with '{'"),
     "not JSON": (raw(b'{"a" 1}'), "expected ':'"),
-    "breaks off": (raw(b'{"a":{"dtype":"F32"'), "breaks off"),
+    "breaks off": (raw(b'{"a":{"dtype":"F32"'), "is cut off"),
     "no last brace": (raw(b'{"a":' + ENTRY, 24), "expected '}'"),
-    "something behind": (raw(b'{"a":' + ENTRY + b"}x", 24), "follows the header's last brace"),
+    "something behind": (raw(b'{"a":' + ENTRY + b"}x", 24), "after the header's last brace"),
     "trailing comma": (raw(b'{"a":' + ENTRY + b",}", 24), "not a string"),
     "not UTF-8": (raw(b'{"\xff":' + ENTRY + b"}", 24), "not UTF-8"),
-    "half a surrogate": (raw(b'{"\\ud800":' + ENTRY + b"}", 24), "is not Unicode|not valid JSON"),
+    "half a surrogate": (
+        raw(b'{"\\ud800":' + ENTRY + b"}", 24),
+        "is not valid Unicode|not valid JSON",
+    ),
     "NaN": (raw(b'{"a":NaN}'), "not valid JSON"),
     "entry is a list": (safetensors({"a": [1]}), "has no shape"),
     "no dtype": (
@@ -130,23 +133,23 @@ WRONG: dict[str, tuple[bytes, str]] = {
     ),
     "no offsets": (safetensors({"a": {"dtype": "F32", "shape": []}}), "no data_offsets"),
     "shape is a number": (one(shape=6), "has no shape"),
-    "negative dimension": (one(shape=[-2, -3]), "shape holds -2"),
+    "negative dimension": (one(shape=[-2, -3]), "shape contains -2"),
     "dimension is a float": (one(shape=[2.0, 3]), "shape holds 2.0"),
     "dimension is true": (one(shape=[True, 6]), "shape holds True"),
-    "dimension of 2^63": (one(shape=[2**63]), "which is no count"),
-    "product overflows": (one(shape=[2**32, 2**32]), "more than an int64 counts"),
+    "dimension of 2^63": (one(shape=[2**63]), "which is not a valid count"),
+    "product overflows": (one(shape=[2**32, 2**32]), "overflow.* an int64"),
     "65 dimensions": (one(shape=[1] * 64 + [6]), "dimensions: 65 is over"),
-    "three offsets": (one(data_offsets=[0, 8, 24]), "not a begin and an end"),
-    "offsets backwards": (one(data_offsets=[24, 0]), "not a begin and an end"),
-    "wrong span": (one(data_offsets=[0, 23]), "takes 24 bytes, its data_offsets span 23"),
+    "three offsets": (one(data_offsets=[0, 8, 24]), "must be a start and an end"),
+    "offsets backwards": (one(data_offsets=[24, 0]), "must be a start and an end"),
+    "wrong span": (one(data_offsets=[0, 23]), "takes 24 bytes, but its data_offsets span 23"),
     "odd F4": (one(dtype="F4", shape=[3], data_offsets=[0, 1]), "3 elements are not a multiple"),
     "hole": (
         safetensors({"a": tensor("U8", [4], 0, 4), "b": tensor("U8", [4], 8, 12)}, data_bytes=12),
-        "tensor 'b' leaves a hole before it",
+        "tensor 'b' leaves a gap before it",
     ),
     "hole at the start": (
         safetensors({"a": tensor("U8", [4], 4, 8)}, data_bytes=8),
-        "leaves a hole",
+        "leaves a gap",
     ),
     "overlap": (
         safetensors({"a": tensor("U8", [4], 0, 4), "b": tensor("U8", [4], 2, 6)}, data_bytes=6),
@@ -271,11 +274,11 @@ def test_a_file_that_the_index_does_not_list_is_not_part_of_the_model() -> None:
 
 def test_what_is_wrong_between_index_and_shards() -> None:
     one, two = shard("m-1.safetensors", "a"), shard("m-2.safetensors", "a")
-    with pytest.raises(HeaderError, match=r"into 'm-9\.safetensors', which is missing"):
+    with pytest.raises(HeaderError, match=r"in 'm-9\.safetensors', which is missing"):
         read_model(one, index=index({"a": "m-9.safetensors"}))
     with pytest.raises(HeaderError, match=r"tensor 'b' is not in 'm-1\.safetensors'"):
         read_model(one, index=index({"b": one.name}))
-    with pytest.raises(HeaderError, match=r"tensor 'a' is in m-1\.safetensors too"):
+    with pytest.raises(HeaderError, match=r"tensor 'a' is also in m-1\.safetensors"):
         read_model(one, two)
     with pytest.raises(HeaderError, match="lists no tensors"):
         read_model(one, index=BytesSource(b"{}", name="index"))

@@ -233,10 +233,10 @@ def test_what_goes_wrong_is_told_as_the_command_line_tells_it(
 @pytest.mark.parametrize(
     ("error", "network", "status"),
     [
-        (SourceError("a.gguf may not be read by this user"), True, 422),
-        (SourceError("a.gguf may not be read by this user"), False, 422),
+        (SourceError("a.gguf cannot be read by this user"), True, 422),
+        (SourceError("a.gguf cannot be read by this user"), False, 422),
         (RemoteInspectError("the hub broke off"), True, 502),
-        (RemoteInspectError("the network is switched off"), False, 404),
+        (RemoteInspectError("the network is off"), False, 404),
         (RemoteAccessError("gated"), True, 403),
         (RemoteTimeoutError("too long"), True, 504),
     ],
@@ -264,7 +264,7 @@ def test_a_file_that_may_not_be_read_is_told_of(
         for call in ("inspect", "estimate"):
             answer = ask(address, f"/api/v1/{call}", {"model": "shut.gguf"})
             assert answer.status == 422
-            assert "may not be read by this user" in answer.error["message"]
+            assert "cannot be read by this user" in answer.error["message"]
 
 
 @pytest.mark.parametrize(

@@ -443,8 +443,8 @@ def test_no_verdict_stands_beside_an_error(visitor: Visitor) -> None:
     expect(page.locator(".way")).to_contain_text("· mlx-lm")  # and not "mlx mlx-lm"
     answer = page.get_by_role("region", name="Answer")
     expect(answer).to_contain_text("Fits")
-    set_to(page, "Max new tokens", "9000")
-    expect(answer.get_by_role("alert")).to_contain_text("leaves no prompt")
+    set_to(page, "Tokens to generate", "9000")
+    expect(answer.get_by_role("alert")).to_contain_text("leaves no room for a prompt")
     expect(answer).not_to_contain_text("Fits")
     page.goto(
         page.url.replace("max_tokens=9000", "max_tokens=1").replace("qwen3-8b", "minicpm3-4b")

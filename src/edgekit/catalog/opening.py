@@ -31,8 +31,8 @@ def opened_entry(entry: Entry, engine: str) -> Opened:
         return Opened(label=entry.id, model=_as_gguf(entry), repository=entry.repository or "")
     if not entry.config:
         raise RefusedError(
-            f"{entry.id} is known by the header of a GGUF alone, which {wanted} does not load: "
-            "give its safetensors repository, or its config.json"
+            f"the catalog has only the GGUF header of {entry.id}, which {wanted} cannot "
+            "load: give its safetensors repository or its config.json"
         )
     found = open_config(entry.config, label=entry.id)
     return replace(found, repository=entry.repository or "")

@@ -17,7 +17,7 @@ def packaged_entries(path: Path = PATH) -> Iterator[Entry | str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        yield f"{path.name}: the packaged catalog cannot be read: {error}"
+        yield f"{path.name}: the built-in catalog cannot be read: {error}"
         return
     for number, line in enumerate(lines, 1):
         try:

@@ -63,7 +63,7 @@ def record_of(entry: Entry) -> str:
     try:
         return json.dumps(kept, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except ValueError as error:  # infinity, or not a number
-        raise HeaderError(f"a value of its header is no number: {error}", file=entry.id) from error
+        raise HeaderError(f"a header value is not a number: {error}", file=entry.id) from error
 
 
 def _sources_raw(sources: Mapping[str, Source]) -> list[Any]:
@@ -84,9 +84,9 @@ def read_record(line: object, *, where: str) -> Entry:
 
 def _parsed(line: object) -> object:
     if not isinstance(line, str):
-        raise TypeError(f"a {type(line).__name__} stands where a line of JSON should")
+        raise TypeError(f"expected a line of JSON, found a {type(line).__name__}")
     if len(line) > MAX_RECORD_CHARS:
-        raise ValueError(f"{len(line):,} characters are over the limit of {MAX_RECORD_CHARS:,}")
+        raise ValueError(f"{len(line):,} characters; the limit is {MAX_RECORD_CHARS:,}")
     try:
         return json.loads(line, parse_constant=_no_number)
     except RecursionError as error:
@@ -96,7 +96,7 @@ def _parsed(line: object) -> object:
 
 
 def _no_number(word: str) -> object:
-    raise ValueError(f"{word} is no number")
+    raise ValueError(f"{word} is not a number")
 
 
 def _entry(raw: Mapping[str, Any]) -> Entry:
@@ -104,7 +104,7 @@ def _entry(raw: Mapping[str, Any]) -> Entry:
     keys = _at(raw, "keys", _keys, MappingProxyType({}))
     config = _at(raw, "config", _config, MappingProxyType({}))
     if not keys and not config:
-        raise ValueError("neither keys nor config: there is nothing to rebuild the model from")
+        raise ValueError("neither keys nor config: the model cannot be rebuilt from this")
     return Entry(
         id=name,
         repository=_at(raw, "repository", _text, None),
@@ -144,23 +144,23 @@ def _at(raw: Mapping[str, Any], name: str, read: Callable[[Any], T], default: An
 
 def _object(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise TypeError(f"a {type(value).__name__} stands where an object should")
+        raise TypeError(f"expected an object, found a {type(value).__name__}")
     if len(value) > MAX_ITEMS:
-        raise ValueError(f"{len(value):,} items are over the limit of {MAX_ITEMS:,}")
+        raise ValueError(f"{len(value):,} items; the limit is {MAX_ITEMS:,}")
     return value
 
 
 def _list(value: Any, lengths: tuple[int, ...] = ()) -> list[Any]:
     if not isinstance(value, list) or (lengths and len(value) not in lengths):
-        raise ValueError(f"{value!r:.60} is not the list that is expected")
+        raise ValueError(f"{value!r:.60} is not a list")
     if len(value) > MAX_ITEMS:
-        raise ValueError(f"{len(value):,} items are over the limit of {MAX_ITEMS:,}")
+        raise ValueError(f"{len(value):,} items; the limit is {MAX_ITEMS:,}")
     return value
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value or len(value) > MAX_TEXT_CHARS:
-        raise ValueError(f"{value!r:.60} is not a text of up to {MAX_TEXT_CHARS:,} characters")
+        raise ValueError(f"{value!r:.60} is not a string of up to {MAX_TEXT_CHARS:,} characters")
     return value
 
 
@@ -199,7 +199,7 @@ def _speeds(value: Any) -> tuple[MeasuredSpeed, ...]:
     for one in _list(value):
         device, rate, setting, source = _list(one, (4,))
         if type(rate) not in (int, float) or not 0 < rate < 1e9:
-            raise ValueError(f"{rate!r:.40} is not a number of tokens a second")
+            raise ValueError(f"{rate!r:.40} is not a number of tokens per second")
         speed = MeasuredSpeed(
             device=_text(device),
             tokens_per_s=float(rate),
@@ -235,7 +235,7 @@ def _scalar(value: Any) -> Any:
         return value[:MAX_TEXT_CHARS]
     if isinstance(value, (bool, float)) or (type(value) is int and abs(value) <= MAX_NUMBER):
         return value
-    raise ValueError(f"{value!r:.40} is not a value of a GGUF")
+    raise ValueError(f"{value!r:.40} is not a valid GGUF value")
 
 
 def _config(value: Any) -> Mapping[str, Any]:
@@ -246,5 +246,5 @@ def _config(value: Any) -> Mapping[str, Any]:
 def _tensors(value: Any) -> tuple[str, ...]:
     for one in _list(value):
         if not isinstance(one, str) or not RUN.fullmatch(one):
-            raise ValueError(f"{one!r:.80} is not a line such as blk.*.attn_q.weight 64x64 F16 0-1")
+            raise ValueError(f"{one!r:.80} is not a line like blk.*.attn_q.weight 64x64 F16 0-1")
     return tuple(value)

@@ -39,7 +39,7 @@ def runs_of(tensors: Iterable[Tensor | LaidTensor]) -> tuple[str, ...]:
 def _line(name: str, shape: tuple[int, ...], type_: str, blocks: list[int]) -> str:
     line = " ".join((name, "x".join(map(str, shape)), type_, ranges_text(_stretches(blocks))))
     if not RUN.fullmatch(line.rstrip()):
-        raise HeaderError(f"tensor {name!r:.80} cannot be kept: its name or shape is unusual")
+        raise HeaderError(f"tensor {name!r:.80} cannot be stored: unusual name or shape")
     return line.rstrip()
 
 
@@ -71,7 +71,7 @@ def tensors_of(runs: Iterable[str], *, name: str) -> tuple[Tensor, ...]:
 
 def _tensors(run: str, file: str) -> Iterator[Tensor]:
     if not RUN.fullmatch(run):
-        raise HeaderError(f"{run!r:.80} is not a line of tensors", file=file)
+        raise HeaderError(f"{run!r:.80} is not a valid line of tensors", file=file)
     name, lengths, type_, *ranges = run.split(" ")
     shape = tuple(map(int, lengths.split("x")))
     laid = LaidTensor(name=name, shape=shape, type=by_name(type_))
@@ -91,5 +91,5 @@ def _read_ranges(text: str, file: str) -> Blocks:
     """'0-2,7' -> ((0, 2), (7, 7))."""
     pairs = [(int(a), int(b or a)) for a, _, b in (one.partition("-") for one in text.split(","))]
     if len(pairs) > MAX_LAYERS or any(not a <= b < MAX_LAYERS for a, b in pairs):
-        raise HeaderError(f"{text!r:.60}: blocks run from 0 to {MAX_LAYERS - 1:,}", file=file)
+        raise HeaderError(f"{text!r:.60}: block numbers go from 0 to {MAX_LAYERS - 1:,}", file=file)
     return tuple(pairs)

@@ -39,13 +39,13 @@ def stored_entries() -> Iterator[Entry | str]:
     try:
         rows = _rows(path)
     except (HeaderError, SourceError) as error:
-        yield f"{error}; what you added is left out"
+        yield f"{error}; the models you added are left out"
         return
     for name, record in rows:
         try:
             yield _read(name, record, path)
         except HeaderError as error:
-            yield f"{error}; `edgekit catalog remove` takes it out"
+            yield f"{error}; `edgekit catalog remove` deletes it"
 
 
 def _read(name: object, record: object, path: Path) -> Entry:
@@ -54,9 +54,7 @@ def _read(name: object, record: object, path: Path) -> Entry:
         raise HeaderError(f"more than {MAX_RECORD_CHARS:,} characters", file=where)
     entry = read_record(record, where=where)
     if entry.id != name or not entry.reference:
-        raise HeaderError(
-            "its row has another name, or does not say what it was read from", file=where
-        )
+        raise HeaderError("its row has a different name, or no source", file=where)
     return entry
 
 
@@ -77,7 +75,7 @@ def save_entry(entry: Entry) -> bool:
     """
     record = record_of(entry)
     if len(record) > MAX_RECORD_CHARS:
-        raise HeaderError(f"{entry.id}: its header is too long to be kept")
+        raise HeaderError(f"{entry.id}: its header is too long to store")
     with _writing() as database:
         ask = "SELECT id, entry FROM entries WHERE id = ?"
         old = database.execute(ask, (entry.id,)).fetchone()
@@ -94,7 +92,8 @@ def _check_same(old: tuple[object, object] | None, entry: Entry) -> None:
         return
     if known is not None and known.reference != entry.reference:
         raise UsageError(
-            f"{entry.id} is there already, from {known.reference}: --id gives this one another name"
+            f"{entry.id} already exists, from {known.reference}: use --id to give this "
+            "one another name"
         )
 
 
@@ -124,7 +123,10 @@ def _version(database: sqlite3.Connection, path: Path) -> int:
     (version,) = database.execute("PRAGMA user_version").fetchone()
     if version > SCHEMA:
         raise HeaderError(
-            f"made by a newer EdgeKit (schema {version}, this one knows {SCHEMA}): upgrade",
+            (
+                f"created by a newer EdgeKit (schema {version}, this one supports {SCHEMA}): "
+                "upgrade edgekit"
+            ),
             file=str(path),
         )
     return int(version)
@@ -136,7 +138,7 @@ def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
     import sqlite3
 
     if os.path.lexists(path) and not path.is_file():  # a pipe in its place would never end
-        raise SourceError(f"{path} is not a file: move it away")
+        raise SourceError(f"{path} is not a regular file: move it away")
     try:
         where = f"{path.absolute().as_uri()}?mode={mode}"
         with contextlib.closing(
@@ -148,5 +150,6 @@ def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
         raise SourceError(f"{path} cannot be used: {error}") from error
     except (sqlite3.Error, OverflowError, UnicodeError) as error:
         raise HeaderError(
-            f"a damaged catalog ({error}): move it away, and add your models again", file=str(path)
+            f"the catalog is damaged ({error}): move the file away and add your models again",
+            file=str(path),
         ) from error

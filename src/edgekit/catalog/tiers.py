@@ -84,7 +84,7 @@ def find_tier(text: str) -> Tier:
         if name.lower() == plain:
             return tier
     names = ", ".join(tier.name for tier in tiers())
-    raise UsageError(f"unknown tier {text[:40]!r}; there are {names}")
+    raise UsageError(f"unknown tier {text[:40]!r}; choose one of {names}")
 
 
 def layouts() -> tuple[Layout, ...]:
@@ -106,7 +106,7 @@ def find_layout(text: str) -> Layout:
     found = _table().layouts.get(_SHORT_NAMES.get(plain, plain))
     if found is None:
         names = ", ".join(one.name for one in layouts())
-        raise UsageError(f"unknown cache layout {text[:40]!r}; there are {names}")
+        raise UsageError(f"unknown cache layout {text[:40]!r}; choose one of {names}")
     return found
 
 
@@ -119,12 +119,14 @@ def check_engine(engine: str, layout: Layout) -> None:
     """Raises RefusedError where the engine lacks the layout: another is never taken in its place."""
     held = _table().engines.get(engine)
     if held is None:
-        raise UsageError(f"unknown engine {engine[:40]!r}; there are {', '.join(_table().engines)}")
+        raise UsageError(
+            f"unknown engine {engine[:40]!r}; choose one of {', '.join(_table().engines)}"
+        )
     if layout.name not in held:
-        only = " (only the what-if engine of the tiers has it)" if "qjl" in layout.name else ""
+        only = " (only the what-if engine for tiers has it)" if "qjl" in layout.name else ""
         raise RefusedError(
-            f"{engine} has no cache of the layout {layout.name}{only}; "
-            f"ask for one that it has: {', '.join(held)}"
+            f"{engine} does not have the cache layout {layout.name}{only}; choose one of "
+            f"{', '.join(held)}"
         )
 
 
@@ -136,7 +138,9 @@ def ladder(kind: str) -> tuple[Tier, ...]:
     """Of 'small' or 'large' texts, in the order in which they are tried."""
     found = _table().ladders.get(kind)
     if found is None:
-        raise UsageError(f"unknown ladder {kind[:40]!r}; there are {', '.join(_table().ladders)}")
+        raise UsageError(
+            f"unknown ladder {kind[:40]!r}; choose one of {', '.join(_table().ladders)}"
+        )
     return tuple(find_tier(name) for name in found)
 
 

@@ -54,9 +54,9 @@ def _answer(row: Mapping[str, Any], models: BatchModels) -> dict[str, Any]:
     asked, backend = row.get("engine"), row.get("backend")
     options = row.get("options") or {}
     if not isinstance(options, Mapping):
-        raise UsageError("options are not an object")
+        raise UsageError("options must be an object")
     if not isinstance(asked, str | None) or not isinstance(backend, str | None):
-        raise UsageError("engine and backend are not names")
+        raise UsageError("engine and backend must be strings")
     wanted = None if asked is None else engine_name(asked)
     _check_keys(row, wanted)
     engine, model = models.of_row(row, wanted)
@@ -91,7 +91,7 @@ def _read_options(engine: str, options: Mapping[str, Any], backend: str | None) 
 def _row(line: bytes | None) -> Mapping[str, Any]:
     """Counted before anything is built, like a config.json."""
     if line is None:
-        raise UsageError(f"a row of more than {ROW_BYTES:,} bytes")
+        raise UsageError(f"a row longer than {ROW_BYTES:,} bytes")
     for what, count, limit in (
         ("lists and objects", line.count(b"[") + line.count(b"{"), limits.CONFIG_CONTAINERS),
         ("values", line.count(b","), limits.CONFIG_VALUES),
@@ -101,7 +101,7 @@ def _row(line: bytes | None) -> Mapping[str, Any]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"the row is not JSON: {error}"[:300]) from error
+        raise UsageError(f"the row is not valid JSON: {error}"[:300]) from error
     if not isinstance(row, dict):
         raise UsageError(f"the row is a {type(row).__name__}, not an object")
     return row

@@ -15,9 +15,9 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.report.calibrate_text import Kept
 
 _DESCRIPTION = """\
-Measures on this machine, and remembers: how fast its memory and its disk for temporary files are, what llama.cpp
-really holds beside its bill, how fast it decodes and reads prompts. With a MODEL that is on this machine llama.cpp
-is started with that, else with a made-up one of 409 MiB that is gone afterwards. It takes about half a minute.
+Measures this machine and saves the results: memory bandwidth, the speed of the disk for temporary files, llama.cpp's
+memory overhead, and its speed. llama.cpp runs with MODEL, which must be on this machine, or else with a generated
+test model of 409 MiB that is deleted afterwards. Takes about half a minute.
 """
 _EXAMPLES = """
 examples:
@@ -27,24 +27,24 @@ examples:
   edgekit calibrate --list
   edgekit calibrate --remove
 
-Results are saved and used for this machine from then on, never for another one asked about with --device: speeds use
-the measured memory bandwidth, llama.cpp's bills get a line for its measured overhead, `edgekit hardware` shows both.
+Results are used for this machine from then on, never for another one given with --device: speeds use the measured
+memory bandwidth, llama.cpp's estimates get a line for its measured overhead, and `edgekit hardware` shows both.
 Close other programs first: speeds measured on a busy machine are shown but not saved. The engine is xllamacpp (pip
 install 'edgekit-models[llama]'); memory and disk speed need numpy (pip install 'edgekit-models[embed]'). What is not
 installed is skipped, and the report says so. llama.cpp's overhead is saved only for models with a vocabulary of 100,000
 tokens or more; the generated model has one.
 
-exit codes: 0 measured (what could not be is told), 2 usage, 4 no such model on this machine, or the result cannot be
-written, 5 MODEL is unreadable, or llama.cpp is not here or died with it (with its last words), 130 interrupted
+exit codes: 0 measured (notes say what could not be), 2 usage, 4 no such model on this machine, or the result cannot be
+written, 5 MODEL is damaged, or llama.cpp is not installed or crashed (its last output is shown), 130 interrupted
 
-environment: EDGEKIT_DATA names the folder it is kept in; TMPDIR the folder for temporary files
+environment: EDGEKIT_DATA is the folder for the results, TMPDIR the folder for temporary files
 """
 
 
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "calibrate",
-        help="measure this machine with the real llama.cpp, and remember",
+        help="measure this machine with the real llama.cpp, and save the results",
         usage="edgekit calibrate [MODEL] [--json] | --list [--json] | --remove [--json]",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
@@ -57,16 +57,20 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         nargs="?",
         help="a GGUF model on this machine: path, hub id or name",
     )
-    parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
-    parser.add_argument("--list", action="store_true", help="what is kept, of every machine")
-    parser.add_argument("--remove", action="store_true", help="forget all of it")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON for programs (docs/json.md)"
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="list everything that was measured, on every machine"
+    )
+    parser.add_argument("--remove", action="store_true", help="delete everything that was measured")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> str:
     """The answer as text."""
     if sum(map(bool, (arguments.model, arguments.list, arguments.remove))) > 1:
-        raise UsageError("calibrate: give one of MODEL, --list and --remove")
+        raise UsageError("calibrate: give only one of MODEL, --list and --remove")
     if arguments.list or arguments.remove:
         return _told(arguments)
     return _measured(arguments)

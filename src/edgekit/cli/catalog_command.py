@@ -25,8 +25,9 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
 
 KINDS = ("chat", "code", "reasoning", "embedding", "vision")
 _DESCRIPTION = (
-    "Models that EdgeKit knows without reading anything, with the source of every fact, and those that you add. "
-    "Yours are kept in the user's data folder, or in EDGEKIT_DATA."
+    "The models that EdgeKit knows without downloading anything, with the source of "
+    "every fact, and the models that you add. Yours are stored in your data folder, or "
+    "in EDGEKIT_DATA."
 )
 _EXAMPLES = """\
 examples:
@@ -49,7 +50,7 @@ examples:
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "catalog",
-        help="known models, with the source of every fact; add yours",
+        help="list the known models with the source of every fact, or add your own",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -78,45 +79,51 @@ def _action(
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--json", action="store_true", help="for programs (docs/catalog.md)")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON for programs (docs/catalog.md)"
+    )
     parser.set_defaults(run=run)
     return parser
 
 
 def _add_list(actions: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = _action(actions, "list", "the models, a line each", run_list)
-    parser.add_argument("--kind", choices=KINDS, help="only those for this")
+    parser = _action(actions, "list", "list the models, one per line", run_list)
+    parser.add_argument("--kind", choices=KINDS, help="only models for this purpose")
     parser.add_argument(
-        "--family", metavar="NAME", help="only those of it: qwen3, llama-3.1, gemma"
+        "--family", metavar="NAME", help="only models of this family, e.g. qwen3, llama-3.1, gemma"
     )
     whose = parser.add_mutually_exclusive_group()
-    whose.add_argument("--user", action="store_true", help="only what you added")
-    whose.add_argument("--packaged", action="store_true", help="only what came with EdgeKit")
+    whose.add_argument("--user", action="store_true", help="only models that you added")
+    whose.add_argument("--packaged", action="store_true", help="only models that came with EdgeKit")
 
 
 def _add_show(actions: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = _action(actions, "show", "everything about one model, and from where", run_show)
-    parser.add_argument("id", metavar="ID", help="its id, or its repository on the hub")
+    parser = _action(actions, "show", "show everything about one model, with sources", run_show)
+    parser.add_argument(
+        "id", metavar="ID", help="id of the model, or its repository on Hugging Face"
+    )
 
 
 def _add_add(actions: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    told = "read the header of models, wherever they are, and keep what it says"
+    told = "add models to the catalog, from their headers"
     epilog = MODEL_FORMS + _ADD_EXAMPLES + ENVIRONMENT
     parser = _action(actions, "add", told, run_add, epilog)
-    parser.add_argument("models", metavar="MODEL", nargs="+", help="path, hub id, URL or name")
-    parser.add_argument("--id", metavar="NAME", help="what to call it (one model only)")
+    parser.add_argument(
+        "models", metavar="MODEL", nargs="+", help="models to add: path, hub id, URL or name"
+    )
+    parser.add_argument("--id", metavar="NAME", help="id for the model (one model only)")
     add_reach_options(parser)
 
 
 def _add_remove(actions: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = _action(actions, "remove", "forget a model that you added", run_remove)
+    parser = _action(actions, "remove", "remove a model that you added", run_remove)
     parser.add_argument("id", metavar="ID")
 
 
 def _add_update(actions: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    told = "read the headers of what you added again, and tell what changed"
+    told = "read the headers of the models that you added again, and show what changed"
     parser = _action(actions, "update", told, run_update)
-    parser.add_argument("id", metavar="ID", nargs="?", help="only this one")
+    parser.add_argument("id", metavar="ID", nargs="?", help="update only this model")
     add_reach_options(parser)
 
 
@@ -162,9 +169,11 @@ def run_add(arguments: argparse.Namespace) -> tuple[str, int]:
     from edgekit.catalog.records import is_id
 
     if arguments.id is not None and len(arguments.models) > 1:
-        raise UsageError("--id names one model, and there are several")
+        raise UsageError("--id works with one model only")
     if arguments.id is not None and not is_id(arguments.id):
-        raise UsageError(f"{arguments.id[:60]!r}: an id is letters, digits and . _ : + @ -")
+        raise UsageError(
+            f"{arguments.id[:60]!r}: an id may contain letters, digits and . _ : + @ -"
+        )
     added: list[tuple[Entry, bool]] = []
     failed: list[tuple[str, EdgekitError]] = []
     for reference in arguments.models:
@@ -217,11 +226,11 @@ def run_remove(arguments: argparse.Namespace) -> str:
         catalog = read_catalog()
         own = Catalog(entries=tuple(one for one in catalog.entries if one.is_users))
         if any(name.lower() == one.id for one in catalog.entries if not one.is_users):
-            raise UsageError(f"{name} came with EdgeKit: only what you added can be removed")
+            raise UsageError(f"{name} came with EdgeKit: only models that you added can be removed")
         try:
             name = find_entry(name, own).id
         except NotFoundError as error:
-            told = f"you added no model {name[:80]!r}"
+            told = f"you have not added a model {name[:80]!r}"
             raise NotFoundError(told, candidates=error.candidates) from error
         forget_entry(name)
     if arguments.json:
@@ -277,5 +286,5 @@ def _told_changes(
     from edgekit.report.catalog_text import changes_text, lines_text
 
     lines = [changes_text(name, changes) for name, changes in changed]
-    lines += [f"{name}: kept as it was: {error}" for name, error in failed]
-    return lines_text(lines or ["you added no models yet"], width=screen_width()), code
+    lines += [f"{name}: not updated: {error}" for name, error in failed]
+    return lines_text(lines or ["you have not added any models yet"], width=screen_width()), code

@@ -23,11 +23,11 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.embed.opening import Choices
 
 _DESCRIPTION = """\
-Vectors of texts, from a GGUF model of any size, inside the memory that is given: weights are read from the disk
-as they are needed. A few texts, or a file of millions in one go that can be interrupted and gone on with.
+Computes embeddings with a GGUF model of any size within a memory budget: weights are read from disk as needed.
+Give a few texts, or a file with millions of them; an interrupted job can be continued.
 """
 _EPILOG = """
-MODEL is a GGUF file, a name in Ollama's or LM Studio's store on this machine, or a hub id (org/name:Q8_0).
+MODEL is a GGUF file, a model in Ollama or LM Studio on this machine, or a hub id (org/name:Q8_0).
 
 examples:
   edgekit embed model.gguf "What is a panda?" "A bear of China."
@@ -38,10 +38,10 @@ examples:
   edgekit embed model.gguf --plan --budget 100M
   edgekit embed model.gguf --stdio
 
-A job that was killed goes on when the same command is run again, and gives what it would have given in one go.
+To continue a job that was interrupted, run the same command again; the result is the same as in one go.
 
 exit codes: 0 done, 1 the output could not be written, 2 usage or a text or row that cannot be embedded, 3 does not
-fit the memory, 4 not found or not readable, 5 unreadable or unsupported model, 130 interrupted
+fit in memory, 4 not found or not readable, 5 damaged or unsupported model, 130 interrupted
 """
 _PREFIXES = ("query", "document")
 
@@ -49,7 +49,7 @@ _PREFIXES = ("query", "document")
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "embed",
-        help="vectors of texts, inside the memory that is given",
+        help="compute embeddings of texts within a memory budget",
         usage="edgekit embed MODEL [TEXT ...] [--input FILE --output FILE] [--budget SIZE] [options]",
         description=_DESCRIPTION,
         epilog=_EPILOG + "\n" + ENVIRONMENT,
@@ -60,17 +60,21 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "models",
         metavar="MODEL [TEXT ...]",
         nargs="+",
-        help="the model, and texts to embed (docs/embed-bulk.md)",
+        help="the model, then the texts to embed (docs/embed-bulk.md)",
     )
-    parser.add_argument("--json", action="store_true", help="for programs (docs/embed-bulk.md)")
-    parser.add_argument("-q", "--quiet", action="store_true", help="no progress, no summary")
     parser.add_argument(
-        "--plan", action="store_true", help="what would be held in memory; embeds nothing"
+        "--json", action="store_true", help="print JSON for programs (docs/embed-bulk.md)"
+    )
+    parser.add_argument(
+        "-q", "--quiet", action="store_true", help="show no progress and no summary"
+    )
+    parser.add_argument(
+        "--plan", action="store_true", help="show the memory it would use, and embed nothing"
     )
     parser.add_argument(
         "--stdio",
         action="store_true",
-        help="serve requests as lines of JSON (docs/embed-stdio.md)",
+        help="read requests as lines of JSON from standard input (docs/embed-stdio.md)",
     )
     _add_memory(parser)
     _add_vectors(parser)
@@ -86,40 +90,65 @@ def _add_memory(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--budget",
         metavar="SIZE",
-        help="of the whole process: 200M (default: a quarter of what is free, or what is of use)",
+        help=(
+            "memory budget of the whole process, e.g. 200M (default: as much as is useful, "
+            "up to a quarter of the free memory)"
+        ),
     )
-    group.add_argument("--threads", metavar="N", help="default: one for each core, at most 8")
-    group.add_argument("--engine", metavar="NAME", help="edgekit (default), or llama.cpp")
+    group.add_argument(
+        "--threads", metavar="N", help="number of threads (default: one per core, at most 8)"
+    )
+    group.add_argument(
+        "--engine", metavar="NAME", help="engine to use: edgekit (default) or llama.cpp"
+    )
     group.add_argument(
         "--tokenizer-cache",
         metavar="FOLDER",
-        help="keep the tokenizer there: the next start is faster and takes less memory",
+        help=(
+            "store the tokenizer in this folder, so that the next start is faster and needs "
+            "less memory"
+        ),
     )
-    group.add_argument("--max-file", metavar="SIZE", help="refuse a larger model (default 5 GB)")
+    group.add_argument(
+        "--max-file", metavar="SIZE", help="refuse models larger than this (default 5 GB)"
+    )
 
 
 def _add_vectors(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("vectors")
     group.add_argument(
-        "--mode", metavar="NAME", help="encoder (default), or tokens: the mean of token rows"
+        "--mode",
+        metavar="NAME",
+        help=(
+            "encoder (default), or tokens: the mean of the token embeddings, without running "
+            "the model"
+        ),
     )
     group.add_argument(
-        "--pooling", metavar="NAME", help="mean, cls or last (default: as the file says)"
+        "--pooling", metavar="NAME", help="pooling: mean, cls or last (default: as the file states)"
     )
     group.add_argument(
-        "--dimensions", metavar="N", help="the first N of each vector, for Matryoshka models"
+        "--dimensions",
+        metavar="N",
+        help="keep only the first N dimensions of each vector, for Matryoshka models",
     )
-    group.add_argument("--no-normalize", action="store_true", help="do not scale to length 1")
-    group.add_argument("--truncate", action="store_true", help="cut texts that are too long")
     group.add_argument(
-        "--max-tokens", metavar="N", help="of one text (default 2048, or the model's window)"
+        "--no-normalize", action="store_true", help="do not scale vectors to length 1"
+    )
+    group.add_argument("--truncate", action="store_true", help="truncate texts that are too long")
+    group.add_argument(
+        "--max-tokens",
+        metavar="N",
+        help="maximum tokens per text (default 2048, or the model's context)",
     )
     prefix = group.add_mutually_exclusive_group()
     for name in _PREFIXES:
         prefix.add_argument(
-            f"--{name}", action="store_true", help=f"with the model's own words before a {name}"
+            f"--{name}",
+            action="store_true",
+            help=f"put the model's own {name} prefix before each text",
         )
-    prefix.add_argument("--prefix", metavar="TEXT", help="these words before each text")
+    prefix.add_argument("--prefix", metavar="TEXT", help="put this prefix before each text")
 
 
 def _add_files(parser: argparse.ArgumentParser) -> None:
@@ -127,38 +156,50 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--input",
         metavar="FILE",
-        help="txt (a text a line), jsonl, csv, tsv (also .gz), parquet; - for standard input",
+        help=(
+            "input file: txt (one text per line), jsonl, csv, tsv (also .gz) or parquet; - "
+            "for standard input"
+        ),
     )
     group.add_argument(
         "--format",
         metavar="NAME",
-        help="of the input: txt, jsonl, csv, tsv or parquet (default: by its name)",
+        help="input format: txt, jsonl, csv, tsv or parquet (default: from the file name)",
     )
     group.add_argument(
-        "--field", metavar="NAME", default="text", help="where the text is (default text)"
+        "--field",
+        metavar="NAME",
+        default="text",
+        help="field or column with the text (default text)",
     )
-    group.add_argument("--id-field", metavar="NAME", help="what to name a vector by")
     group.add_argument(
-        "--output", metavar="FILE", help="npy, jsonl or parquet; - for JSON lines on stdout"
+        "--id-field",
+        metavar="NAME",
+        help="field or column with the id, which is copied to the output",
     )
     group.add_argument(
-        "--batch", metavar="N", default="auto", help="texts at a time (default auto: by tokens)"
+        "--output",
+        metavar="FILE",
+        help="output file: npy, jsonl or parquet; - for JSON lines on standard output",
+    )
+    group.add_argument(
+        "--batch", metavar="N", default="auto", help="texts per batch (default auto: by tokens)"
     )
     group.add_argument(
         "--skip-bad",
         action="store_true",
-        help="pass over rows that cannot be embedded, and list them (default: stop at the first)",
+        help="skip rows that cannot be embedded, and list them (default: stop at the first)",
     )
     again = group.add_mutually_exclusive_group()
     again.add_argument(
         "--resume",
         action="store_true",
-        help="only go on with an unfinished job (default: go on, or begin)",
+        help="continue an unfinished job, and fail if there is none (default: continue or start)",
     )
     again.add_argument(
         "--overwrite",
         action="store_true",
-        help="begin anew: replaces an existing output when the new one is whole",
+        help="start over; an existing output is replaced once the new one is complete",
     )
 
 
@@ -169,10 +210,12 @@ def _add_ray(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         nargs="?",
         const="local",
-        help="embed on a Ray cluster, or on workers started here; needs --budget, for each worker",
+        help=(
+            "embed on a Ray cluster, or on local Ray workers; needs --budget, which is per worker"
+        ),
     )
     group.add_argument(
-        "--workers", metavar="N", help="how many (default: as many as there are CPUs)"
+        "--workers", metavar="N", help="number of Ray workers (default: one per CPU)"
     )
 
 
@@ -197,11 +240,11 @@ def _check_together(asked: Asked, arguments: argparse.Namespace) -> None:
     """UsageError for what cannot be meant."""
     texts, files = bool(asked.texts), arguments.input is not None
     wrong = {
-        "texts come from the command line or from --input, not from both": texts and files,
-        "name texts, or a file of them with --input, or serve with --stdio": not (
+        "give texts on the command line or with --input, not both": texts and files,
+        "give texts on the command line, a file with --input, or use --stdio": not (
             texts or files or arguments.stdio or arguments.plan
         ),
-        "--stdio takes its texts from requests: no TEXT, --input, --output, --json or --ray": (
+        "--stdio reads texts from requests: leave out TEXT, --input, --output, --json and --ray": (
             arguments.stdio
             and (texts or files or arguments.output or arguments.json or asked.cluster)
         ),
@@ -211,18 +254,18 @@ def _check_together(asked: Asked, arguments: argparse.Namespace) -> None:
         "standard output is closed": (
             sys.stdout is None and (arguments.stdio or arguments.output == "-")
         ),
-        "--input needs an --output: a file, or - for lines of JSON": (
+        "--input needs an --output: a file, or - for JSON lines": (
             files and arguments.output is None and not arguments.plan
         ),
-        "--json is for the summary, and standard output has the vectors": (
+        "--json prints a summary, but standard output is used for the vectors (--output -)": (
             arguments.json and arguments.output == "-"
         ),
-        "--ray reads a file: --input FILE --output FILE": (
+        "--ray needs files: --input FILE --output FILE": (
             asked.cluster is not None and (not files or arguments.input == "-")
         ),
-        "--ray needs a --budget, for each worker": asked.cluster is not None
+        "--ray needs a --budget, which is per worker": asked.cluster is not None
         and asked.choices.get("memory_budget") is None,
-        "--workers are Ray's: add --ray": arguments.workers is not None and asked.cluster is None,
+        "--workers only works with --ray": arguments.workers is not None and asked.cluster is None,
     }
     for why, is_so in wrong.items():
         if is_so:

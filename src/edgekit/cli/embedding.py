@@ -281,7 +281,7 @@ class _Job(NamedTuple):
                 resume=arguments.resume,
             )
         if arguments.resume:
-            raise UsageError("what is written to a pipe cannot be gone on with: leave out --resume")
+            raise UsageError("output to a pipe cannot be resumed: leave out --resume")
         if sys.stdout is None:
             raise UsageError("standard output is closed")
         return StreamOutput(sys.stdout.buffer, form, _tell_bad)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
 _DESCRIPTION = (
-    "The memory and the devices of this machine, who limits and who uses them, and what llama.cpp, vLLM and MLX "
-    "may use: what is free, less a reserve."
+    "Shows the memory and GPUs of this machine, what limits and uses them, and how much "
+    "llama.cpp, vLLM and MLX may use: what is free, minus a reserve."
 )
 _EXAMPLES = """
 examples:
@@ -31,15 +31,17 @@ examples:
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "hardware",
-        help="what this machine has, and what each engine may use of it",
+        help="show this machine's memory and GPUs, and how much of them each engine may use",
         description=_DESCRIPTION,
         epilog=DEVICE_FORMS + _EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
     parser.add_argument(
-        "--devices", action="store_true", help="the devices that --device knows, as a table"
+        "--json", action="store_true", help="print JSON for programs (docs/json.md)"
+    )
+    parser.add_argument(
+        "--devices", action="store_true", help="list all devices that --device knows"
     )
     add_device_options(parser)
     parser.set_defaults(run=run)
@@ -67,7 +69,8 @@ def _devices(arguments: argparse.Namespace) -> str:
     """All that are known, whatever this machine has."""
     if arguments.device or arguments.ram or arguments.vram:
         raise UsageError(
-            "--devices lists what is known, --device, --ram and --vram describe a machine: give one"
+            "--devices lists all known devices; it cannot be combined with --device, "
+            "--ram or --vram"
         )
     if arguments.json:
         from edgekit.report.as_json import json_text

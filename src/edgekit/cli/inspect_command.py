@@ -20,7 +20,8 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.inspection import Inspection
 
 _DESCRIPTION = (
-    "What a model is, from its header alone: layers, cache cost, context, where its bytes are."
+    "Shows what a model is, from its header alone: layers, KV cache size, context "
+    "length, and where its bytes are."
 )
 _EXAMPLES = """
 examples:
@@ -35,22 +36,24 @@ examples:
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "inspect",
-        help="what a model is, from its header alone",
+        help="show what a model is, from its header alone",
         description=_DESCRIPTION,
         epilog=MODEL_FORMS + _EXAMPLES + ENVIRONMENT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("model", metavar="MODEL", help="path, hub id, URL or name")
-    parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
+    parser.add_argument("model", metavar="MODEL", help="the model: path, hub id, URL or name")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON for programs (docs/json.md)"
+    )
     parser.add_argument("--layers", action="store_true", help="list every layer")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument("--keys", action="store_true", help="list every key of the header")
     parser.add_argument(
         "--light",
         action="store_true",
-        help="stop at the architecture: one ranged request for a remote GGUF, config and index for "
-        "safetensors",
+        help="read only the architecture: one range request for a remote GGUF; config.json "
+        "and the index for safetensors",
     )
     add_reach_options(parser)
     parser.set_defaults(run=run)

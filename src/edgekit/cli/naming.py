@@ -23,7 +23,7 @@ def references(words: Sequence[str]) -> tuple[str, ...]:
             if len(found) > MAX_MODELS:
                 raise UsageError(f"more than {MAX_MODELS:,} models at once")
     if not found:
-        raise UsageError("no model is named")
+        raise UsageError("no model given")
     return tuple(found)
 
 

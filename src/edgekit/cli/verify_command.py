@@ -40,9 +40,9 @@ _UNASKED = llamacpp_options.COMPANIONS | {
 _FLAGS = tuple(flag for flag in llamacpp_options.FLAGS if flag.key not in _UNASKED)
 
 _DESCRIPTION = """\
-The prediction for a model beside what the real llama.cpp on this machine would allocate. Only the model's
-header is read: the engine gets a file of the same length with a hole for the weights, and works its buffers
-out without making room for them.
+Compares the prediction for a model with what the real llama.cpp on this machine would allocate. Only the
+model's header is read: the engine gets a sparse file of the same length without the weights, and computes its
+buffer sizes without allocating them.
 """
 _EXAMPLES = """
 examples:
@@ -50,37 +50,39 @@ examples:
   edgekit verify unsloth/gemma-3-27b-it-GGUF:Q4_K_M -c 64k -ctk q8_0 -ctv q8_0
   edgekit verify model.gguf --load
 
-The engine is xllamacpp (pip install 'edgekit-models[llama]'; --mode server, the default), or llama-fit-params of
-llama.cpp on the PATH (--mode library, or where xllamacpp is not installed).
+The engine is xllamacpp (pip install 'edgekit-models[llama]'; --mode server, the default), or llama.cpp's
+llama-fit-params on the PATH (--mode library, or if xllamacpp is not installed).
 
 exit codes: 0 within bounds, 1 outside, 2 usage or refused by the engine's rules, 4 not found or no access,
-5 unreadable, no engine on this machine, or the engine died (with its last words)
+5 damaged or unsupported model, no engine on this machine, or the engine crashed (its last output is shown)
 """
 
 
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "verify",
-        help="the prediction beside the real llama.cpp on this machine",
-        usage="edgekit verify MODEL [-c N] [flags of llama.cpp] [options]",
+        help="compare the prediction with the real llama.cpp on this machine",
+        usage="edgekit verify MODEL [-c N] [llama.cpp flags] [options]",
         description=_DESCRIPTION,
         epilog=MODEL_FORMS + _EXAMPLES + ENVIRONMENT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("model", metavar="MODEL", help="path, hub id, URL or name of a GGUF model")
-    parser.add_argument("--json", action="store_true", help="for programs (docs/verify.md)")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON for programs (docs/verify.md)"
+    )
     parser.add_argument(
         "--load",
         action="store_true",
-        help="load the model too, decode a few tokens, tell the memory the process really held, and remember "
-        "what of it is beside the bill (edgekit calibrate)",
+        help="also load the model, decode a few tokens, show the memory the process really "
+        "used, and save llama.cpp's overhead for later estimates (edgekit calibrate)",
     )
     parser.add_argument(
         "--engine-timeout",
         metavar="SECONDS",
         type=seconds,
-        help="how long the engine may take (default 60, with --load 600)",
+        help="time limit for the engine (default 60, with --load 600)",
     )
     add_reach_options(parser)
     add_flags(parser, COMMON, "context", (CONTEXT,))
@@ -107,7 +109,7 @@ def _remembered(found: Verification) -> Verification:
     try:
         told = remembered_words(remember_load(found, detect()))
     except EdgekitError as error:
-        told = (f"not remembered for later bills: {error}",)
+        told = (f"not saved for later estimates: {error}",)
     return replace(found, notes=(*found.notes, *told))
 
 
@@ -145,7 +147,7 @@ def _files(reference: str, reach: Reach) -> ModelFiles:
     known = ResolvedModel(name=found.name, catalog=found.catalog, entry=found.entry)
     opened = known.as_file(_ENGINE)
     files = generated_files(opened.model.header, label=opened.label)
-    return replace(files, notes=(f"a header generated from the catalog, at {opened.mix}",))
+    return replace(files, notes=(f"header generated from the catalog, at {opened.mix}",))
 
 
 def _render(found: Verification, asked: str, arguments: argparse.Namespace) -> str:

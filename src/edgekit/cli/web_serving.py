@@ -88,8 +88,9 @@ def _token(typed: str | None, surrounding: str | None) -> str | None:
     if _TOKEN.fullmatch(text) and LEAST_TOKEN_CHARS <= len(text) <= MOST_TOKEN_CHARS:
         return text
     raise UsageError(
-        f"{name}: {LEAST_TOKEN_CHARS} to {MOST_TOKEN_CHARS} letters, digits and any of . _ ~ - are needed; "
-        f"where {name} is not said and others can reach the port a good one is made up"
+        f"{name} needs {LEAST_TOKEN_CHARS} to {MOST_TOKEN_CHARS} characters: letters, "
+        f"digits and . _ ~ -; without {name} a random token is generated if other "
+        "machines can reach the port"
     )
 
 
@@ -103,7 +104,7 @@ def _folder(text: str) -> Path:
         pass  # said below
     except OSError as error:
         raise SourceError(f"--models-dir: {trouble(error, folder)}") from error
-    raise NotFoundError(f"--models-dir: there is no folder {text[:200]!r}")
+    raise NotFoundError(f"--models-dir: no such folder: {text[:200]!r}")
 
 
 def _files_of(path: Path) -> tuple[Path, ...]:

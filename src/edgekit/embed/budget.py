@@ -250,8 +250,8 @@ def _thread_lines(
     yield _exact(
         "tiles",
         threads * each,
-        f"{threads} threads x ({tile_bytes:,} packed + {side_floats:,} x 4 beside the gate"
-        f" + {scratch_floats:,} x 4 unpacked)",
+        f"{threads} threads x ({tile_bytes:,} packed + {side_floats:,} x 4 for the gate + "
+        f"{scratch_floats:,} x 4 unpacked)",
     )
     yield PlanLine(
         what="threads",
@@ -270,7 +270,7 @@ def _fixed_lines(model: Model, text_tokens: int, pass_tokens: int) -> Iterator[P
         yield _exact(
             "rotary tables",
             rows * rotary * FLOAT_BYTES,
-            f"({text_tokens:,} places + {pass_tokens:,} tokens) x {rotary} x 4",
+            f"({text_tokens:,} positions + {pass_tokens:,} tokens) x {rotary} x 4",
         )
     count = sum(len(layer) for layer in model.layers) + len(model.outside)
     yield PlanLine(
@@ -335,9 +335,9 @@ _FEWER_TOKENS = 256
 def _below_floor(asked: _Asked, budget_bytes: int) -> str:
     floor = _floor(asked)
     told = (
-        f"a budget of {format_bytes(budget_bytes)} is too small for this model: it needs at least"
-        f" {rounded_up(floor)} with {asked.threads} threads and texts of up to"
-        f" {asked.text_tokens:,} tokens"
+        f"a budget of {format_bytes(budget_bytes)} is too small for this model: it needs "
+        f"at least {rounded_up(floor)} with {asked.threads} threads and texts of up to "
+        f"{asked.text_tokens:,} tokens"
     )
     fewer = min(_FEWER_TOKENS, asked.text_tokens)
     ways = {
@@ -416,7 +416,7 @@ def _weight_lines(
 
 def _text_tokens(model: Model, limits: Limits, file: str) -> tuple[int, str]:
     if limits.tokens < 1:
-        raise UsageError(f"a limit of {limits.tokens} tokens lets no text through")
+        raise UsageError(f"the token limit must be at least 1 (got {limits.tokens})")
     context_tokens = model.dimensions.context_tokens
     if context_tokens < limits.tokens:
         tokens, because = context_tokens, "the model's context length"
@@ -425,8 +425,9 @@ def _text_tokens(model: Model, limits: Limits, file: str) -> tuple[int, str]:
     window = model.window_tokens
     if window is not None and window < tokens:
         raise HeaderError(
-            f"the model attends to the last {window:,} tokens only, which the built-in encoder does"
-            f" not do: it is right for texts of up to {window:,} tokens (--max-tokens {window})",
+            f"this model uses a sliding window of {window:,} tokens, which the built-in "
+            "encoder does not support: its results are only correct for texts of up to "
+            f"{window:,} tokens (--max-tokens {window})",
             file=file,
         )
     return tokens, because

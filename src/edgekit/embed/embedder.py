@@ -85,7 +85,7 @@ class Embedder:
         prefixes = self._ready.prefixes()
         found = {"query": prefixes.query, "document": prefixes.document}.get(task)
         if found is None:
-            raise UsageError(f"a prefix is for a query or a document, not for {task[:40]!r}")
+            raise UsageError(f"a prefix is for a query or a document, not {task[:40]!r}")
         return found
 
     def embed(
@@ -217,7 +217,9 @@ class Embedder:
         progress: Progress | None,
     ) -> Job:
         if deadline_s is not None and not (_is_number(deadline_s) and math.isfinite(deadline_s)):
-            raise UsageError(f"a deadline of {str(deadline_s)[:40]!r} is no number of seconds")
+            raise UsageError(
+                f"the deadline must be a number of seconds (got {str(deadline_s)[:40]!r})"
+            )
         held: list[Reservation] = []
 
         def make_room() -> Floats:
@@ -253,13 +255,13 @@ class Embedder:
     def _tokens(self, texts: Sequence[str], index: int, prefix: str) -> Sequence[int]:
         ready, text = self._ready, texts[index]
         if not isinstance(text, str):
-            raise TextError(f"it is of the type {type(text).__name__}, no text", index=index)
+            raise TextError(f"it is of type {type(text).__name__}, not a string", index=index)
         if not text.strip():
             raise TextError("it is empty", index=index)
         most = ready.limits.text_bytes
         if len(text) > most and not ready.truncate:  # a character has at least one byte
             raise TextError(
-                f"{len(text):,} characters are over the limit of {most:,} (Limits.text_bytes)",
+                f"{len(text):,} characters; the limit is {most:,} (Limits.text_bytes)",
                 index=index,
             )
         try:
@@ -275,14 +277,16 @@ class Embedder:
             raise TextError("it has no tokens", index=index)
         if len(tokens) > most:
             raise TextError(
-                f"{len(tokens):,} tokens are over the limit of {most:,}"
-                f" ({self._ready.plan.text_tokens_because})",
+                f"{len(tokens):,} tokens; the limit is {most:,} "
+                f"({self._ready.plan.text_tokens_because})",
                 index=index,
             )
         count = self._ready.vocabulary
         for token in tokens:
             if not (_is_whole(token) and 0 <= token < count):
-                raise TextError(f"{str(token)[:40]!r} is none of the {count:,} tokens", index=index)
+                raise TextError(
+                    f"{str(token)[:40]!r} is not a valid token (0 to {count - 1:,})", index=index
+                )
         return tokens
 
     def _finish(self, row: Floats, into: Floats) -> None:
@@ -300,7 +304,7 @@ def _is_whole(token: object) -> bool:
 
 def _checked_prefix(prefix: object) -> str:
     if not isinstance(prefix, str):
-        raise UsageError(f"a prefix is a text, not {str(prefix)[:40]!r}")
+        raise UsageError(f"a prefix must be a string (got {str(prefix)[:40]!r})")
     return prefix
 
 
@@ -311,5 +315,5 @@ def _checked(texts: str | Iterable[str]) -> Sequence[str]:
 
 def _in_loop(loop: AbstractEventLoop, progress: Progress, share: float) -> None:
     if loop.is_closed():
-        raise CancelledError("nobody waits: its event loop is closed")
+        raise CancelledError("cancelled, because its event loop is closed")
     loop.call_soon_threadsafe(progress, share)

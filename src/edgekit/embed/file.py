@@ -81,9 +81,9 @@ class WeightFile:
             self.read_into(offset + filled, rest, what=what)
             return
         raise SourceError(
-            f"{self.name} ends before byte {offset + buffer.nbytes:,}, inside {what}; it had"
-            f" {self.size_bytes:,} bytes when it was opened: it was truncated while in use. Restore"
-            " the file and open it again"
+            f"{self.name} ends before byte {offset + buffer.nbytes:,}, inside {what}; it "
+            f"had {self.size_bytes:,} bytes when it was opened, so it was truncated while "
+            "in use. Restore the file and open it again"
         )
 
     def read_ahead(self, offset: int, length: int) -> None:
@@ -100,7 +100,7 @@ class WeightFile:
         if (now.st_size, now.st_mtime_ns) != (self.size_bytes, self._status.st_mtime_ns):
             raise self._changed("written to")
         if not os.path.samestat(look_up(self._path), self._status):
-            raise self._changed("replaced by another file of its name")
+            raise self._changed("replaced by another file with the same name")
 
     def _changed(self, how: str) -> SourceError:
         return SourceError(

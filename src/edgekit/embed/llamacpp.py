@@ -79,7 +79,7 @@ def width_of(walked: Walked) -> int:
     """Floats in a vector; HeaderError where the file does not say."""
     found = _number(walked, "embedding_length_out") or _number(walked, "embedding_length")
     if not found:
-        raise HeaderError("has no embedding_length, or none that is a number", file=walked.name)
+        raise HeaderError("embedding_length is missing or not a number", file=walked.name)
     return found
 
 
@@ -167,7 +167,7 @@ class _Child:
                 start_new_session=True,  # Ctrl-C reaches us alone
             )
         except OSError as error:
-            raise EngineError(f"no process can be started for {ENGINE}: {error}") from error
+            raise EngineError(f"cannot start a process for {ENGINE}: {error}") from error
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._words: deque[bytes] = deque(maxlen=64)
         self._threads = [
@@ -201,12 +201,12 @@ class _Child:
                 checkpoint(share)
                 waited_s += _POLL_S
                 if patience_s is not None and waited_s > patience_s:
-                    raise self._failed(f"did not start in {patience_s:,.0f} s") from None
+                    raise self._failed(f"did not start within {patience_s:,.0f} s") from None
         if not line:
-            raise self._failed(f"ended ({self._process.wait()})")
+            raise self._failed(f"exited (code {self._process.wait()})")
         told: dict[str, Any] = json.loads(line)
         if "error" in told:
-            raise self._failed(f"refused: {told['error']}")
+            raise self._failed(f"failed: {told['error']}")
         return told
 
     def end(self) -> None:
@@ -222,7 +222,7 @@ class _Child:
     def _failed(self, how: str) -> EngineError:
         self.end()  # all that it said is heard
         words = b"".join(self._words)[-_LAST_WORDS_BYTES:].decode(errors="replace").strip()
-        return EngineError(f"{ENGINE} {how}" + (f"; its last words:\n{words}" if words else ""))
+        return EngineError(f"{ENGINE} {how}" + (f"; its last output:\n{words}" if words else ""))
 
     def _hear(self, stream: IO[bytes]) -> None:
         for line in stream:
@@ -278,11 +278,13 @@ def _parts(texts: Sequence[Sequence[int]], most_tokens: int) -> Iterator[Sequenc
 def _put(told: Mapping[str, Any], texts: Sequence[Sequence[int]], into: Floats) -> None:
     vectors = told["vectors"]
     if len(vectors) != len(texts):
-        raise EngineError(f"{ENGINE} gave {len(vectors)} vectors for {len(texts)} texts")
+        raise EngineError(f"{ENGINE} returned {len(vectors)} vectors for {len(texts)} texts")
     for row, vector in zip(into, vectors, strict=True):
         floats = np.frombuffer(base64.b64decode(vector), dtype="<f4")
         if floats.shape != row.shape:
-            raise EngineError(f"{ENGINE} gave {len(floats)} numbers where the file says {len(row)}")
+            raise EngineError(
+                f"{ENGINE} returned {len(floats)} numbers, but the file says {len(row)}"
+            )
         row[:] = floats
 
 

@@ -32,9 +32,9 @@ _COST_SHARE = 0.02  # and longer where measuring is slow: never more than this s
 
 # What to do about a limit, by how its name begins.
 _ADVICE = (
-    (RESIDENT, "raise the budget, or ask for less in a process that holds less"),
+    (RESIDENT, "raise the budget, or use a process that holds less memory"),
     (BUDGET, "raise the budget, or embed fewer or shorter texts at a time"),
-    ("cgroup", "raise the limit of the container or service, or end what else runs in it"),
+    ("cgroup", "raise the memory limit of the container or service, or stop other programs in it"),
     ("RLIMIT_AS", "raise it (ulimit -v), or lower the memory budget"),
     ("RLIMIT_DATA", "raise it (ulimit -d), or lower the memory budget"),
 )
@@ -231,18 +231,18 @@ class Monitor:
     def _over_the_limit(self, what: str, size_bytes: int, limit: MemoryLimit) -> str:
         most = usable_bytes(limit.limit_bytes, self._percent)
         return (
-            f"{_asked(what, size_bytes)}{format_bytes(limit.used_bytes)} of the"
-            f" {format_bytes(limit.limit_bytes)} of {limit.name} are in use, of which"
-            f" {format_bytes(self._reserved_bytes)} are reserved here, and no more than {self._percent} %"
-            f" ({format_bytes(most)}) may be; {_advice(limit.name)}"
+            f"{_asked(what, size_bytes)}{format_bytes(limit.used_bytes)} of the "
+            f"{format_bytes(limit.limit_bytes)} of {limit.name} are in use "
+            f"({format_bytes(self._reserved_bytes)} reserved here), and the safety limit "
+            f"is {self._percent} % ({format_bytes(most)}); {_advice(limit.name)}"
         )
 
     def _too_little_left(self, what: str, size_bytes: int, available_bytes: int) -> str:
         return (
-            f"{_asked(what, size_bytes)}the machine has {format_bytes(available_bytes)} of memory"
-            f" available, and {format_bytes(self._critical_bytes)} are kept for its other programs"
-            f" ({format_bytes(self._reserved_bytes)} are reserved here); end some of them, or use a"
-            " smaller memory budget"
+            f"{_asked(what, size_bytes)}the machine has {format_bytes(available_bytes)} "
+            f"of memory available, and {format_bytes(self._critical_bytes)} must stay "
+            f"free for other programs ({format_bytes(self._reserved_bytes)} reserved "
+            "here); close some of them, or use a smaller memory budget"
         )
 
 

@@ -163,16 +163,16 @@ def _check(choices: Mapping[str, object]) -> None:
         if name not in known:
             near = get_close_matches(name, known)
             raise UsageError(
-                f"there is no option {name[:40]!r}" + (f": did you mean {near[0]}?" if near else "")
+                f"unknown option {name[:40]!r}" + (f": did you mean {near[0]}?" if near else "")
             )
         kinds = _KINDS.get(name)
         if value is None or kinds is None:
             continue
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             told = " or ".join(kind.__name__ for kind in kinds)
-            raise UsageError(f"{name} is {str(value)[:40]!r}, not {told}")
+            raise UsageError(f"{name} must be {told} (got {str(value)[:40]!r})")
         if name in ("threads", "batch_tokens") and isinstance(value, int) and value < 1:
-            raise UsageError(f"{value} {name.replace('_', ' ')} cannot work")
+            raise UsageError(f"{name} must be at least 1 (got {value})")
 
 
 def _wish(choices: Choices) -> _Wish:
@@ -206,7 +206,7 @@ def _chosen(what: str, choices: Mapping[str, _Choice], wish: _Choice | str) -> _
     for name, choice in choices.items():
         if wish == choice or (isinstance(wish, str) and wish.lower() == name):
             return choice
-    raise UsageError(f"there is no {what} {str(wish)[:40]!r}: it is {' or '.join(choices)}")
+    raise UsageError(f"unknown {what} {str(wish)[:40]!r}: choose {' or '.join(choices)}")
 
 
 # --- what it will cost
@@ -296,7 +296,7 @@ def _process_lines() -> tuple[PlanLine, ...]:
     import tokenizers  # noqa: F401 - measured with all that will be loaded
 
     resident = int(psutil.Process().memory_info().rss) + _PROCESS_SPARE_BYTES
-    because = "the interpreter and its libraries, as measured now, rounded up"
+    because = "Python and its libraries, as measured now, rounded up"
     size_bytes = -(-resident // _PROCESS_STEP_BYTES) * _PROCESS_STEP_BYTES
     return (PlanLine(what="process", size_bytes=size_bytes, basis=Basis.MODELLED, because=because),)
 
@@ -304,7 +304,7 @@ def _process_lines() -> tuple[PlanLine, ...]:
 def _input_lines(wish: _Wish) -> tuple[PlanLine, ...]:
     if not wish.input_bytes:
         return ()
-    because = "rows of the input, as bytes and as texts, at most"
+    because = "upper bound for rows of the input, as bytes and as text"
     return (
         PlanLine(what="input", size_bytes=wish.input_bytes, basis=Basis.MODELLED, because=because),
     )
@@ -315,7 +315,10 @@ def _tokenizer_lines(wish: _Wish, walked: Walked) -> tuple[PlanLine, ...]:
         return ()
     resident_bytes, peak_bytes = tokenizer_cost_bytes(walked)
     tokens = walked.arrays.get("tokenizer.ggml.tokens")
-    because = f"{0 if tokens is None else tokens.count:,} tokens; {format_bytes(peak_bytes)} while it is built"
+    because = (
+        f"{(0 if tokens is None else tokens.count):,} tokens; {format_bytes(peak_bytes)} "
+        "while it is being built"
+    )
     return (
         PlanLine(
             what="tokenizer", size_bytes=resident_bytes, basis=Basis.MODELLED, because=because
@@ -341,7 +344,9 @@ def _row_lines(width: int, mode: Mode) -> tuple[PlanLine, PlanLine]:
     return (
         _exact("vectors of a pass", rows * width * 4, told),
         _exact(
-            "answers", rows * width * 4, f"{told}: what callers wait for; more where there is room"
+            "answers",
+            rows * width * 4,
+            f"{told}: results that callers have not collected yet; more if there is memory",
         ),
     )
 
@@ -353,10 +358,10 @@ def _exact(what: str, size_bytes: int, because: str) -> PlanLine:
 def _token_way(asked: _Asked) -> _Way:
     wish, walked = asked.wish, asked.walked
     if wish.engine != BUILT_IN or wish.pooling is not None:
-        raise UsageError("the mean of token rows has no engine and no pooling to choose")
+        raise UsageError("mode tokens has neither an engine nor a pooling to choose")
     size_bytes = token_mean_bytes(walked)
     width = _width(walked)
-    buffers = _exact("buffers", size_bytes, "packed bytes and floats of a part of one row")
+    buffers = _exact("buffers", size_bytes, "packed bytes and floats for part of one row")
     lines = (*asked.others, buffers, *_row_lines(width, wish.mode))
     return _Way(
         width=width,
@@ -427,7 +432,7 @@ def _engine_way(asked: _Asked) -> _Way:
         what=llamacpp.ENGINE,
         size_bytes=llamacpp.needed_bytes(walked, settings),
         basis=Basis.MODELLED,
-        because="all of the file, its cache and its compute buffers, in a process of its own",
+        because="the whole file, its KV cache and its compute buffers, in a separate process",
     )
     lines = (*asked.others, *_row_lines(width, wish.mode), engine)
     return _Way(
@@ -464,9 +469,9 @@ def _budget_for(asked: _Asked, lines: tuple[PlanLine, ...]) -> int:
     if usable_bytes(asked.budget_bytes) < total:
         varying = _PROCESS_STEP_BYTES if asked.wish.own_process else 0
         raise MemoryPressureError(
-            f"a budget of {format_bytes(asked.budget_bytes)} is too small: {format_bytes(total)} are"
-            f" needed, and no more than {BREAKER_PERCENT} % of a budget is used; at least"
-            f" {rounded_up(budget_for(total + varying))} would do"
+            f"a budget of {format_bytes(asked.budget_bytes)} is too small: "
+            f"{format_bytes(total)} are needed, and at most {BREAKER_PERCENT} % of a "
+            f"budget is used; use at least {rounded_up(budget_for(total + varying))}"
         )
     return asked.budget_bytes
 
@@ -476,7 +481,7 @@ def _plan(found: Found, asked: _Asked, way: _Way) -> EmbedPlan:
     dimensions = way.width if wish.dimensions is None else wish.dimensions
     if not 0 < dimensions <= way.width:
         raise UsageError(
-            f"{dimensions:,} dimensions cannot be had: the vectors of this model have {way.width:,}"
+            f"dimensions must be between 1 and {way.width:,} for this model (got {dimensions:,})"
         )
     return EmbedPlan(
         label=found.label,
@@ -500,10 +505,10 @@ def _plan(found: Found, asked: _Asked, way: _Way) -> EmbedPlan:
 def _budget_because(asked: _Asked) -> str:
     wished = asked.wish.budget_bytes
     if wished is None:
-        return "what is of use, at most a quarter of the memory that is free"
+        return "as much as is useful, up to a quarter of the free memory"
     if asked.budget_bytes == wished:
-        return "as asked"
-    return f"{format_bytes(wished)} were asked for, a limit of this process leaves less"
+        return "as requested"
+    return f"{format_bytes(wished)} were requested, but a limit of this process allows less"
 
 
 # --- what is built

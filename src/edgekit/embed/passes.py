@@ -58,7 +58,7 @@ class Job:
         if self.done.done():
             return True
         if self.cancel.is_set():
-            self.fail(CancelledError("called off"))
+            self.fail(CancelledError("cancelled"))
         elif self.ends_at is not None and now > self.ends_at:
             self.fail(DeadlineError("not finished in time"))
         return self.done.done()
@@ -115,11 +115,14 @@ class Passes:
         """Puts it in the line. UsageError where it would wait for ever."""
         if os.getpid() != self._process:
             raise UsageError(
-                "this embedder was opened before the process was forked, and its threads are not"
-                " here: open it in the process that uses it"
+                "this embedder was opened before the process was forked, so its threads "
+                "are not here: open it in the process that uses it"
             )
         if threading.current_thread() is self._thread:
-            raise UsageError("progress is told by the thread that embeds: it cannot wait for more")
+            raise UsageError(
+                "a progress callback runs in the embedding thread, so it cannot embed "
+                "anything itself"
+            )
         with self._changed:
             if self._closing:
                 raise CancelledError("the embedder is closed")

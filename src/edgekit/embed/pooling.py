@@ -27,17 +27,18 @@ def choose_pooling(keys: Mapping[str, Value], architecture: str, wish: Pooling |
     told = keys.get(key)
     if told == _RANK and type(told) is int:
         raise UnknownArchitectureError(
-            f"this is a reranker ({key} is {_RANK}): it scores pairs of texts and makes no vectors"
+            f"this is a reranker ({key} is {_RANK}): it scores pairs of texts and does "
+            "not produce embeddings"
         )
     if wish is not None:
         return wish
     if told is None or (type(told) is int and told == _NONE):
-        said = "says nothing of pooling" if told is None else f"says no pooling ({key} is {_NONE})"
-        raise UsageError(f"the file {said}: choose {_CHOICES}, as the model's card says")
+        said = "does not state a pooling" if told is None else f"says no pooling ({key} is {_NONE})"
+        raise UsageError(f"the file {said}: set {_CHOICES}, as the model card says")
     for pooling in Pooling:
         if type(told) is int and told == pooling.value:
             return pooling
-    raise HeaderError(f"{key} is {quoted(told)}, which no pooling has: choose {_CHOICES}")
+    raise HeaderError(f"{key} is {quoted(told)}, which is not a known pooling: set {_CHOICES}")
 
 
 def pool(rows: Floats, pooling: Pooling, into: Floats) -> None:
@@ -71,7 +72,7 @@ def _length(row: Floats) -> float:
     length = float(np.sqrt(np.vdot(wide, wide)))
     if not np.isfinite(length):
         raise WeightsError(
-            "the model's output is not a finite number: its weights are damaged, or were converted"
-            " to a type that cannot hold them"
+            "the model's output is not a finite number: its weights are damaged, or were "
+            "converted to a type that cannot represent them"
         )
     return length

@@ -64,7 +64,7 @@ def prefixes_of(keys: Mapping[str, object]) -> Prefixes:
             return prefixes
     told = f"'{names[0][:60]}'" if names else "a model without a name"
     raise UsageError(
-        f"nothing is known about the prefixes of {told}: look into its card and give --prefix TEXT"
-        " (prefix=), which may be empty, instead of --query or --document; the table is"
-        " embed/prefixes.py"
+        f"the prefixes of {told} are unknown: look at its model card and use --prefix "
+        "TEXT (prefix=), which may be empty, instead of --query or --document; the table "
+        "is embed/prefixes.py"
     )

@@ -151,7 +151,7 @@ class _Server:
             reading.result()
         await self._call_off(reading)
         if self._writer.fault is not None:
-            raise OutputError(f"standard output cannot be written: {self._writer.fault.strerror}")
+            raise OutputError(f"cannot write to standard output: {self._writer.fault.strerror}")
         return code
 
     def _first_line(self) -> bytes:
@@ -214,7 +214,7 @@ class _Server:
         try:
             answer: Answer = _vector_line(asked, await self._vectors(asked))
         except asyncio.CancelledError:
-            answer = [_error_line(asked.id, CancelledError("called off"))]
+            answer = [_error_line(asked.id, CancelledError("cancelled"))]
         except Exception as error:  # noqa: BLE001 - a fault of ours in one request must not cost the others theirs
             answer = [_error_line(asked.id, error)]
         del self._running[asked.id]
@@ -367,7 +367,7 @@ class _Writer:
 def read_line(line: bytes | _TooLong, *, most_texts: int) -> Request | Cancel | None:
     """What a line asks for; None for an empty one. RequestError says what is wrong with it."""
     if isinstance(line, _TooLong):
-        raise RequestError(f"a line of more than {line.limit_bytes:,} bytes")
+        raise RequestError(f"a line longer than {line.limit_bytes:,} bytes")
     if not line.strip():
         return None
     try:
@@ -394,7 +394,8 @@ def _identity(told: Mapping[str, Any]) -> Id:
     if isinstance(found, int) and not isinstance(found, bool) and abs(found) < 2**53:
         return found  # whole in every language's JSON
     raise RequestError(
-        f"a request has an id: a text of up to {ID_CHARACTERS} characters, or a whole number below 2**53"
+        f"a request needs an id: a string of up to {ID_CHARACTERS} characters, or a whole "
+        "number below 2**53"
     )
 
 
@@ -407,7 +408,7 @@ def _cancel(told: Mapping[str, Any], identity: Id) -> Cancel:
 def _request(told: Mapping[str, Any], identity: Id, most_texts: int, line_bytes: int) -> Request:
     if unknown := sorted(told.keys() - _FIELDS):
         raise UsageError(
-            f"unknown field {unknown[0][:40]!r}; there are {', '.join(sorted(_FIELDS))}"
+            f"unknown field {unknown[0][:40]!r}; choose from {', '.join(sorted(_FIELDS))}"
         )
     texts = _texts(told.get("texts"), most_texts)
     return Request(
@@ -422,9 +423,9 @@ def _request(told: Mapping[str, Any], identity: Id, most_texts: int, line_bytes:
 
 def _texts(found: object, most: int) -> tuple[str, ...]:
     if not isinstance(found, list):
-        raise UsageError(f"texts are a list of texts, not {kind_of(found)}")
+        raise UsageError(f"texts must be a list of strings, not {kind_of(found)}")
     if not 0 < len(found) <= most:
-        raise UsageError(f"{len(found):,} texts; a request has 1 to {most:,}")
+        raise UsageError(f"{len(found):,} texts; a request may have 1 to {most:,}")
     for index, text in enumerate(found):
         if not isinstance(text, str):
             raise UsageError(f"text {index} is {kind_of(text)}")
@@ -436,7 +437,7 @@ def _optional_text(found: object, what: str) -> str | None:
     if found is None:
         return None
     if not isinstance(found, str) or broken_character(found) is not None:
-        raise UsageError(f"{what} is no text of whole characters")
+        raise UsageError(f"{what} is not a valid string")
     return found
 
 
@@ -444,13 +445,13 @@ def _ends_at(found: object) -> float | None:
     if found is None:
         return None
     if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found <= _DAY_MS:
-        raise UsageError("deadline_ms is a number of milliseconds up to a day")
+        raise UsageError("deadline_ms must be a number of milliseconds, up to one day")
     return time.monotonic() + found / 1000
 
 
 def _encoding(found: object) -> str:
     if found not in (FLOAT, BASE64):
-        raise UsageError(f"encoding is {FLOAT!r} or {BASE64!r}")
+        raise UsageError(f"encoding must be {FLOAT!r} or {BASE64!r}")
     return str(found)
 
 

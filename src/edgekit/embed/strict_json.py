@@ -23,18 +23,18 @@ def read_object(line: bytes) -> dict[str, Any]:
         ("values", line.count(b","), VALUES),
     ):
         if count > limit:
-            raise NotJsonError(f"up to {count:,} {what} are over the limit of {limit:,}")
+            raise NotJsonError(f"up to {count:,} {what}; the limit is {limit:,}")
     text = decoded(line)
     try:
         found = json.loads(text)
     except RecursionError as error:
-        raise NotJsonError("no JSON: it is nested too deeply") from error
+        raise NotJsonError("not valid JSON: nested too deeply") from error
     except json.JSONDecodeError as error:
-        raise NotJsonError(f"no JSON: {error}") from error
+        raise NotJsonError(f"not valid JSON: {error}") from error
     except ValueError as error:  # a number of 5,000 digits
-        raise NotJsonError(f"no JSON: {error}"[:300]) from error
+        raise NotJsonError(f"not valid JSON: {error}"[:300]) from error
     if not isinstance(found, dict):
-        raise NotJsonError(f"{kind_of(found)}, not an object with fields")
+        raise NotJsonError(f"expected an object with fields, found {kind_of(found)}")
     return found
 
 
@@ -46,7 +46,7 @@ def decoded(data: bytes) -> str:
 
 
 def kind_of(value: object) -> str:
-    return _KINDS.get(type(value), "a number" if isinstance(value, int | float) else "a text")
+    return _KINDS.get(type(value), "a number" if isinstance(value, int | float) else "a string")
 
 
 def broken_character(text: str) -> int | None:

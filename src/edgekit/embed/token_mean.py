@@ -66,7 +66,7 @@ class TokenMean:
         with np.errstate(over="ignore"):  # whoever scales the vector finds out, and says so
             for place, tokens in enumerate(texts):
                 if not len(tokens):
-                    raise TextError("has no tokens, and so no mean", index=place)
+                    raise TextError("has no tokens, so it has no mean", index=place)
                 self._mean(tokens, into[place], pause)
         self._file.check_unchanged()
 
@@ -80,7 +80,8 @@ class TokenMean:
     def _add(self, token: int, vector: Floats) -> None:
         if not 0 <= token < self._rows:
             raise self._broken(
-                f"there is no row {token:,} in its {self._rows:,}: the vocabulary is of another model"
+                f"token {token:,} has no row ({self._rows:,} rows): the vocabulary "
+                "belongs to another model"
             )
         begin = self._table.offset + token * self._row_bytes
         for piece in self._pieces:
@@ -90,7 +91,9 @@ class TokenMean:
                     self._kernels.dequantize(self._table.type, tile.packed, tile.floats)
                 except BlockError as error:
                     at = begin + tile.at_bytes + error.block * self._table.type.block_bytes
-                    raise self._broken(f"row {token:,} holds no finite numbers", at) from error
+                    raise self._broken(
+                        f"row {token:,} contains numbers that are not finite", at
+                    ) from error
                 part = vector[tile.columns]
                 np.add(part, tile.floats, out=part)
 
@@ -123,7 +126,7 @@ def _find_table(walked: Walked) -> Tensor:
         seen = ", ".join(map(quoted, walked.names_seen))
         there = f"it has {walked.tensor_count:,}: {seen}, ..." if seen else "it has none"
         raise WeightsError(
-            f"tensor {TABLE} is missing ({there}); give a model that reads text", file=walked.name
+            f"tensor {TABLE} is missing ({there}); use a text model", file=walked.name
         )
     if len(table.shape) != 2 or not all(table.shape):
         raise _misfit(walked, f"has the shape {list(table.shape)}, not rows x width")
@@ -134,10 +137,10 @@ def _find_table(walked: Walked) -> Tensor:
         )
     told = walked.keys.get(f"{walked.keys.get('general.architecture')}.embedding_length", width)
     if told != width:
-        raise _misfit(walked, f"has rows of {width:,}, embedding_length is {quoted(told)}")
+        raise _misfit(walked, f"has rows of {width:,}, but embedding_length is {quoted(told)}")
     words = walked.arrays.get(VOCABULARY)
     if words is not None and words.count > rows:
-        raise _misfit(walked, f"has {rows:,} rows, the vocabulary {words.count:,} tokens")
+        raise _misfit(walked, f"has {rows:,} rows, but the vocabulary has {words.count:,} tokens")
     return table
 
 

@@ -133,8 +133,8 @@ def _check_whole(cursor: Cursor, shelf: Shelf) -> None:
     count = shelf.keys.get("split.count", 1)
     if count not in (0, 1):
         raise HeaderError(
-            f"is one of {quoted(count)} shards, and the embedder reads single files; join them:"
-            " llama-gguf-split --merge FIRST-SHARD.gguf WHOLE.gguf",
+            f"is one of {quoted(count)} shards, and the embedder reads single files; "
+            "merge them: llama-gguf-split --merge FIRST-SHARD.gguf WHOLE.gguf",
             file=cursor.name,
         )
 
@@ -154,5 +154,5 @@ class _Picker:
         if self._wanted is not None and not self._wanted(name):
             return False
         self._kept += 1
-        self._cursor.check_limit("number of tensors to keep", self._kept, KEPT_TENSORS)
+        self._cursor.check_limit("number of tensors to store", self._kept, KEPT_TENSORS)
         return True

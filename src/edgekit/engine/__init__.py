@@ -46,7 +46,7 @@ def engine_name(name: str) -> str:
     wanted = name.lower()
     wanted = _ALIASES.get(wanted, wanted)
     if wanted not in ENGINES:
-        raise UsageError(f"unknown engine {name[:40]!r}; there are {', '.join(ENGINES)}")
+        raise UsageError(f"unknown engine {name[:40]!r}; choose one of {', '.join(ENGINES)}")
     return wanted
 
 

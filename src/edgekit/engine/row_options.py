@@ -89,7 +89,7 @@ def whole(options: Mapping[str, Any], name: str) -> int | None:
 def text(options: Mapping[str, Any], name: str) -> str | None:
     value = options.get(name)
     if value is not None and not isinstance(value, str):
-        raise UsageError(f"{name} {value!r:.60} is not a word")
+        raise UsageError(f"{name} {value!r:.60} is not a string")
     return value
 
 

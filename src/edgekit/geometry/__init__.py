@@ -82,7 +82,9 @@ def read_geometry(header: ModelHeader) -> ModelGeometry:
     count = stated - (mtp if hyper.gguf else 0)  # GGUF counts them in, configs do not
     count *= known.sublayers
     if count < 1:
-        raise HeaderError(f"{count} layers besides {mtp} for prediction", file=header.name)
+        raise HeaderError(
+            f"{count} layers are left after {mtp} for token prediction (MTP)", file=header.name
+        )
     words = known.arrange(hyper, count)
     vocabulary = vocabulary_of(hyper)
     if row is None:
@@ -177,7 +179,10 @@ def _share(hyper: Hyper, row: Architecture, mixers: tuple[LayerKind, ...]) -> tu
         shared = max(len(mixers) - row.gguf_cache_owners, 0)
     owners = len(mixers) - shared
     if owners < 1:
-        raise HeaderError("every layer shares a cache and none owns one", file=hyper.header.name)
+        raise HeaderError(
+            "every layer shares another layer's KV cache, and none has its own",
+            file=hyper.header.name,
+        )
     source = {m.label: i for i, m in enumerate(mixers[:owners])}
     return mixers[:owners] + tuple(_reader(mixer, source) for mixer in mixers[owners:])
 
@@ -234,26 +239,28 @@ def _refuse_unreadable(hyper: Hyper, words: tuple[Word, ...]) -> None:
 
 def _no_recurrence(hyper: Hyper) -> UnknownArchitectureError:
     return UnknownArchitectureError(
-        f"{hyper.header.name}: architecture {hyper.architecture!r} has layers of a kind that are not "
-        "described yet: add a row to geometry/architectures.py"
+        f"{hyper.header.name}: unknown architecture: {hyper.architecture!r} has a kind of "
+        "layer that edgekit does not know yet; upgrade edgekit, or add a row to "
+        "geometry/architectures.py"
     )
 
 
 def _how_known(hyper: Hyper, row: Architecture | None) -> tuple[Basis, str]:
     if row is None:
         return Basis.ASSUMED, (
-            f"architecture {hyper.architecture!r} is not in geometry/architectures.py; "
-            "read by its standard keys"
+            f"unknown architecture {hyper.architecture!r}: read by its standard keys (no "
+            "row in geometry/architectures.py)"
         )
     if hyper.gguf and hyper.number("mtp_layers") and hyper.header.tensors is None:
         return Basis.MODELLED, (
-            "whether the blocks for token prediction are in the file was not read: one layer more or less"
+            "not checked whether the file includes the layers for token prediction "
+            "(MTP): the layer count may be off by one"
         )
     defaulted = sorted(hyper.defaulted - row.config_defaults.keys())
     if defaulted and not hyper.gguf:
         return Basis.MODELLED, (
-            f"config.json does not state {', '.join(defaulted)}: the library's defaults for "
-            f"{hyper.architecture} stand in"
+            f"config.json does not state {', '.join(defaulted)}: used the library's "
+            f"defaults for {hyper.architecture}"
         )
     return Basis.EXACT, ""
 

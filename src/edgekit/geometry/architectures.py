@@ -200,7 +200,9 @@ TABLE = (
 # What people also point EdgeKit at, and why it has no language model's geometry.
 NOT_LANGUAGE_MODELS = MappingProxyType(
     {
-        "clip": "a vision or audio projector (mmproj): it goes beside a language model",
+        "clip": (
+            "a vision or audio projector (mmproj), which is loaded together with a language model"
+        ),
         "wavtokenizer-dec": "an audio decoder, not a language model",
         "qwen3tts": "a speech synthesiser, not a language model",
         "pockettts": "a speech synthesiser, not a language model",
@@ -211,15 +213,15 @@ NOT_LANGUAGE_MODELS = MappingProxyType(
         "bart": "an encoder-decoder model: its cross-attention cache is not modelled",
         "albert": "an encoder that runs one layer's weights many times: not modelled",
         "vit": "a vision encoder, not a language model",
-        "clip_text_model": "the text half of a picture matcher, not a language model",
+        "clip_text_model": "the text half of an image-text matching model, not a language model",
         "clip_vision_model": "a vision encoder, not a language model",
-        "siglip": "a picture matcher, not a language model",
-        "siglip_text_model": "the text half of a picture matcher, not a language model",
+        "siglip": "an image-text matching model, not a language model",
+        "siglip_text_model": "the text half of an image-text matching model, not a language model",
         "siglip_vision_model": "a vision encoder, not a language model",
         "whisper": "a speech recogniser (encoder-decoder), not a language model",
-        "eagle3": "a speculative draft head: it runs only beside its target model",
-        "dflash": "a speculative draft head: it runs only beside its target model",
-        "gemma4-assistant": "a speculative draft head: it runs only beside its target model",
+        "eagle3": "a speculative draft head, which only runs together with its target model",
+        "dflash": "a speculative draft head, which only runs together with its target model",
+        "gemma4-assistant": "a speculative draft head, which only runs together with its target model",
         "flux": "an image generator, not a language model",
         "sd3": "an image generator, not a language model",
         "sdxl": "an image generator, not a language model",

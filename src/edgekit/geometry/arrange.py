@@ -55,7 +55,10 @@ def stated(hyper: Hyper, layers: int) -> tuple[Word, ...] | None:
     unknown = [name for name in listed if not _is_stated(name)]
     if unknown:
         raise HeaderError(
-            f"layer type {unknown[0]!r:.60} is not known: add it to geometry/arrange.py",
+            (
+                f"unknown layer type {unknown[0]!r:.60}: upgrade edgekit, or add it to "
+                "geometry/arrange.py"
+            ),
             file=hyper.header.name,
         )
     return tuple(_STATED[name] for name in listed)
@@ -135,7 +138,7 @@ def _pattern(hyper: Hyper, layers: int, period: int, *, full_first: bool) -> tup
 def _spelled_out(hyper: Hyper, text: str, layers: int) -> tuple[Word, ...]:
     if not text or not set(text) <= {"L", "G"}:
         raise HeaderError(
-            f"sliding_window_pattern {text!r:.40}: only L (local) and G (global) are known",
+            f"sliding_window_pattern {text!r:.40}: only L (local) and G (global) are supported",
             file=hyper.header.name,
         )
     return tuple(Word.WINDOW if text[i % len(text)] == "L" else Word.FULL for i in range(layers))
@@ -299,7 +302,7 @@ def griffin(hyper: Hyper, layers: int) -> tuple[Word, ...]:
     listed = hyper.items("layer_types") or ("recurrent", "recurrent", "attention")
     words = {"recurrent": Word.RECURRENT, "attention": Word.WINDOW}
     if not set(map(repr, listed)) <= set(map(repr, words)):
-        raise HeaderError(f"block_types {listed!r:.60} are not known", file=hyper.header.name)
+        raise HeaderError(f"unknown block_types {listed!r:.60}", file=hyper.header.name)
     return tuple(words[listed[i % len(listed)]] for i in range(layers))
 
 

@@ -120,7 +120,8 @@ def _attention(
     heads, kv_heads = _counts(hyper, layer, word, counts)
     if heads == 0 or kv_heads == 0 or heads % kv_heads:
         raise HeaderError(
-            f"{heads} heads do not share {kv_heads} KV heads evenly", file=hyper.header.name
+            f"{heads} attention heads cannot be divided evenly among {kv_heads} KV heads",
+            file=hyper.header.name,
         )
     sliding_heads = hyper.number("window_heads") if word is Word.WINDOW else None
     key_dim, value_dim = _head_dims(hyper, layer, word, heads=sliding_heads or counts[0])
@@ -197,7 +198,7 @@ def _grouped(hyper: Hyper, block: Any, heads: int) -> int:
         return heads
     if not isinstance(group, int) or group <= 0 or heads % group:
         raise HeaderError(
-            f"block_configs: groups of {group!r:.20} do not divide {heads} heads",
+            f"block_configs: {heads} heads cannot be divided into groups of {group!r:.20}",
             file=hyper.header.name,
         )
     return heads // group
@@ -228,7 +229,10 @@ def latent(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...
     narrow = next((x for x in layers if x is not None and x.key_dim < x.rope_dim), None)
     if narrow is not None:
         raise HeaderError(
-            f"a key of {narrow.key_dim} is narrower than its rotary part of {narrow.rope_dim}",
+            (
+                f"the key dimension {narrow.key_dim} is smaller than its rotary part "
+                f"({narrow.rope_dim})"
+            ),
             file=hyper.header.name,
         )
     return layers

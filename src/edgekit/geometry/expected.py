@@ -89,7 +89,7 @@ def _family(geometry: ModelGeometry, config: Mapping[str, Any] | None) -> Family
     if geometry.vocabulary is None or geometry.tied_embeddings is None:
         missing = "vocabulary" if geometry.vocabulary is None else "output head"
         raise UnknownArchitectureError(
-            f"the {missing} is not known: read the tensor directory, or give a config.json"
+            f"the {missing} is unknown: read the whole header, or give a config.json"
         )
     return Family(
         name=geometry.architecture,

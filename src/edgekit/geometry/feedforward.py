@@ -64,7 +64,7 @@ def _experts(hyper: Hyper, rule: WidthRule, *, gated: bool) -> Experts | None:
         return None
     used = hyper.number("experts_used") or 0
     if not 0 < used <= count:
-        raise HeaderError(f"{used} of {count} experts are used", file=hyper.header.name)
+        raise HeaderError(f"invalid expert counts: {used} used of {count}", file=hyper.header.name)
     width = _count_of(hyper, "expert_feed_forward") or hyper.number("feed_forward") or rule(hyper)
     if not width:
         raise hyper.missing("expert_feed_forward")

@@ -65,7 +65,7 @@ class Hyper:
                 if (value := keys.get(name)) is not None:
                     return value
                 if name in self.header.arrays or name in self.header.long_strings:
-                    raise HeaderError(f"{name} is too long to be kept", file=self.header.name)
+                    raise HeaderError(f"{name} is too long to store", file=self.header.name)
         return None
 
     def top(self, spelling: str) -> Any:
@@ -83,7 +83,7 @@ class Hyper:
         if isinstance(value, (list, tuple)):
             if len(set(map(repr, value))) != 1:
                 raise HeaderError(
-                    f"{self.named(word)} is a list where one number is needed",
+                    f"{self.named(word)} is a list, but must be a single number",
                     file=self.header.name,
                 )
             value = value[0]
@@ -109,7 +109,7 @@ class Hyper:
         items = self.items(word)
         if items is not None and len(items) < layers:
             raise HeaderError(
-                f"{self.named(word)} lists {len(items)} layers, the model has {layers}",
+                f"{self.named(word)} lists {len(items)} layers, but the model has {layers}",
                 file=self.header.name,
             )
         return None if items is None else items[:layers]
@@ -140,8 +140,9 @@ class Hyper:
 
     def missing(self, word: str) -> UnknownArchitectureError:
         return UnknownArchitectureError(
-            f"{self.header.name}: architecture {self.architecture!r} does not state its {word} "
-            f"({self.spelled(word)}). If it spells it differently, add the word to geometry/keys.py"
+            f"{self.header.name}: architecture {self.architecture!r} does not state its "
+            f"{word} ({self.spelled(word)}). If it uses another key for it, add that key "
+            "to geometry/keys.py"
         )
 
     def named(self, word: str) -> str:
@@ -211,7 +212,8 @@ def _identify(header: ModelHeader) -> tuple[str, Mapping[str, Any]]:
         name = header.keys.get("general.architecture")
         if not isinstance(name, str) or not name:
             raise HeaderError(
-                "no general.architecture key: not a model, or a damaged file", file=header.name
+                "no general.architecture key: the file is not a model, or it is damaged",
+                file=header.name,
             )
         return _checked_name(name, header), {}
     section = text_section(header.config)
@@ -224,15 +226,15 @@ def _identify(header: ModelHeader) -> tuple[str, Mapping[str, Any]]:
     if "dim" in section and "n_layers" in section:  # Meta's and Mistral's own params.json
         return "deepseek_v3" if "kv_lora_rank" in section else SUPER_ARCHITECTURE, section
     raise UnknownArchitectureError(
-        f"{header.name}: config.json names no model_type and no architectures: "
-        "not the config of a model"
+        f"{header.name}: config.json has neither model_type nor architectures, so it is "
+        "not a model's config"
     )
 
 
 def _checked_name(name: str, header: ModelHeader) -> str:
     """The name of an architecture is in many messages: one with escape sequences, which no engine has, is refused."""
     if not name.isprintable():
-        raise HeaderError(f"{quoted(name)} is not the name of an architecture", file=header.name)
+        raise HeaderError(f"{quoted(name)} is not a valid architecture name", file=header.name)
     return name
 
 

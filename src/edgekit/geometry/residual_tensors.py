@@ -40,7 +40,7 @@ def ngram_tables(geometry: ModelGeometry, family: Family) -> Rows:
     rows = family.number("ngram_vocab_size_ratio", 78) * (geometry.vocabulary or 0)
     count = parts * max(longest - 1, 0)
     if count > min(MAX_TABLES, family.hidden):
-        raise HeaderError(f"{count} tables of token groups", file="config.json")
+        raise HeaderError(f"{count} n-gram tables are more than the limit", file="config.json")
     for index in range(count):
         width = family.hidden // count
         yield array(TensorRole.NGRAM, TensorKind.EMBEDDING, rows + 2 * index + 1, width)

@@ -19,7 +19,8 @@ def recurrent(kind: Recurrent, family: Family) -> Rows:
 
 def _undescribed(kind: Recurrent) -> UnknownArchitectureError:
     return UnknownArchitectureError(
-        f"the tensors of {kind.label} layers are not described: add rows to geometry/state_tensors.py"
+        f"the tensors of {kind.label} layers are not known yet: upgrade edgekit, or add "
+        "rows to geometry/state_tensors.py"
     )
 
 

@@ -35,7 +35,7 @@ class Family:
         value = self.section.get(word, default)
         if value is None:
             raise UnknownArchitectureError(
-                f"the tensors of {self.name!r} need {word}, which only its config.json states"
+                f"the tensors of {self.name!r} depend on {word}, which only its config.json states"
             )
         return _width(word, value)
 
@@ -47,7 +47,9 @@ class Family:
 
 def _width(word: str, value: Any) -> int:
     if not isinstance(value, int) or not 0 <= value <= MAX_NUMBER:
-        raise HeaderError(f"{word} is {value!r:.60}, not a width", file="config.json")
+        raise HeaderError(
+            f"{word} is {value!r:.60}, which is not a valid width", file="config.json"
+        )
     return value
 
 

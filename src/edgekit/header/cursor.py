@@ -134,8 +134,8 @@ class Cursor:
         end = self.position + length
         if end > self._end:
             raise self.error(
-                f"file is truncated: the header goes on to byte {end:,} or further, the file has"
-                f" {self._end:,} (an interrupted download?)"
+                f"file is truncated: the header continues to byte {end:,} or beyond, but "
+                f"the file has {self._end:,} bytes (an interrupted download?)"
             )
         if end > limits.HEADER_BYTES:
             raise HeaderLimitError(

@@ -66,7 +66,7 @@ def _entries(
         entry = _read_entry(cursor, name)
         if entry.offset % alignment:
             raise cursor.error(
-                f"tensor {quoted(name)} does not begin on a multiple of {alignment}", offset=offset
+                f"tensor {quoted(name)} does not start on a multiple of {alignment}", offset=offset
             )
         yield name, entry
 
@@ -105,7 +105,7 @@ def _size_bytes(kind: TensorType, shape: list[int]) -> int:
         rows *= dimension
     row = shape[0] if shape else 1
     if max(row, 1) * rows > limits.ELEMENTS or max(shape, default=0) > limits.ELEMENTS:
-        raise HeaderError(f"{' x '.join(map(str, shape))} elements are more than an int64 counts")
+        raise HeaderError(f"{' x '.join(map(str, shape))} elements overflow an int64")
     return kind.row_bytes(row) * rows
 
 
@@ -129,6 +129,6 @@ def _check_layout(cursor: Cursor, tensors: tuple[Tensor, ...], file_bytes: int) 
 def _check_end(cursor: Cursor, name: str, end: int, file_bytes: int) -> None:
     if end > file_bytes:
         raise cursor.error(
-            f"file is truncated: tensor {quoted(name)} ends at byte {end:,}, the file has"
-            f" {file_bytes:,} (an interrupted download?)"
+            f"file is truncated: tensor {quoted(name)} ends at byte {end:,}, but the file "
+            f"has {file_bytes:,} bytes (an interrupted download?)"
         )

@@ -172,5 +172,5 @@ def by_name(name: str) -> TensorType:
 
 def _unknown(what: str) -> UnknownDtypeError:
     return UnknownDtypeError(
-        f"{what} is not in the table of header/dtype.py; upgrade edgekit, or add its row there"
+        f"{what} is unknown to this version of edgekit; upgrade it, or add a row to header/dtype.py"
     )

@@ -114,16 +114,16 @@ def _read_version(cursor: Cursor, source: ByteSource) -> tuple[int, bool]:
 def _check_version(cursor: Cursor, version: int, *, big_endian: bool) -> None:
     if version > NEWEST_VERSION:
         raise cursor.error(
-            f"GGUF version {version} is newer than this version knows ({NEWEST_VERSION});"
-            " upgrade edgekit"
+            f"GGUF version {version} is newer than the newest version that edgekit knows "
+            f"({NEWEST_VERSION}); upgrade edgekit"
         )
     if version < 2:
         raise cursor.error(
-            f"GGUF version {version} is no longer supported, by llama.cpp neither; convert the"
-            " model again"
+            f"GGUF version {version} is no longer supported, not even by llama.cpp; "
+            "convert the model again"
         )
     if big_endian and version < 3:
-        raise cursor.error("big-endian GGUF exists from version 3 on, this file says 2")
+        raise cursor.error("big-endian GGUF needs version 3 or newer, but this file is version 2")
 
 
 def read_keys(cursor: Cursor, start: Start, shelf: Shelf) -> None:

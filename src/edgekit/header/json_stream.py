@@ -123,7 +123,7 @@ class JsonStream:
                 f"{what}: length", value=length, limit=limit, file=self._source.name
             ) from broken
         if broken and not self._more():
-            raise self.error(f"{what} breaks off") from broken
+            raise self.error(f"{what} is cut off") from broken
 
     def _more(self) -> bool:
         """Decodes at least as much again behind what is left; False when there is nothing more."""
@@ -167,7 +167,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 _DECODE = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant).raw_decode

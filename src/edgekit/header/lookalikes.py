@@ -26,7 +26,7 @@ _BYTES: tuple[tuple[bytes, str], ...] = (
 _TEXTS: tuple[tuple[bytes, str], ...] = (
     (
         b"version https://git-lfs",
-        "a Git LFS pointer that stands for the model; run `git lfs pull` to get the model",
+        "a Git LFS pointer instead of the model itself; run `git lfs pull` to get the model",
     ),
     (b"<!doctype", _WEB_PAGE),
     (b"<html", _WEB_PAGE),
@@ -38,7 +38,7 @@ _TEXTS: tuple[tuple[bytes, str], ...] = (
 def describe(first: bytes) -> str:
     """'it looks like a web page ...', for the end of a sentence. `first`: up to LOOK_BYTES."""
     what = _look(first)
-    return f"it looks like {what}" if what else f"it begins with {first[:8]!r}"
+    return f"it looks like {what}" if what else f"it starts with {first[:8]!r}"
 
 
 def _look(first: bytes) -> str:

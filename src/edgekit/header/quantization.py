@@ -56,9 +56,12 @@ def effective_bits(bits: int, group_size: int, mode: str = "affine") -> float:
     """Bits per weight with its share of the group's scale: (64 x 4 + 32) / 64 = 4.5."""
     row = _MODES.get(mode)
     if row is None:
-        raise HeaderError(f"quantisation mode {mode!r} is not in header/quantization.py")
+        raise HeaderError(
+            f"unknown quantisation mode {mode!r}: upgrade edgekit, or add it to "
+            "header/quantization.py"
+        )
     if bits < 1 or group_size < 1:
-        raise HeaderError(f"{bits} bits in groups of {group_size} make no sense")
+        raise HeaderError(f"invalid quantisation: {bits} bits in groups of {group_size}")
     return (group_size * bits + row[2]) / group_size
 
 

@@ -37,7 +37,7 @@ def read_safetensors(source: ByteSource, *, shard: int = 0) -> SafetensorsFile:
     header_bytes = _read_length(source)
     stream = JsonStream(source, start=_LENGTH_BYTES, end=header_bytes)
     if source.read(_LENGTH_BYTES, 1) != b"{":
-        raise stream.error("a safetensors header begins with '{'")
+        raise stream.error("a safetensors header must start with '{'")
     tensors: dict[str, Tensor] = {}
     written_by = None
     for name in stream.pairs():
@@ -48,7 +48,7 @@ def read_safetensors(source: ByteSource, *, shard: int = 0) -> SafetensorsFile:
             entry = stream.value(f"tensor {quoted(name)}", limits.ENTRY_BYTES)
             tensors[name] = _tensor(source.name, name, entry, header_bytes, shard)
     if stream.peek():
-        raise stream.error("something follows the header's last brace")
+        raise stream.error("unexpected data after the header's last brace")
     ordered = tuple(sorted(tensors.values(), key=_place))
     _check_layout(source, ordered, header_bytes)
     return SafetensorsFile(
@@ -74,8 +74,8 @@ def _read_length(source: ByteSource) -> int:
         raise HeaderError(f"not a safetensors file: {describe(first)}", file=source.name)
     if end > size_bytes:
         raise HeaderError(
-            f"file is truncated: its header should end at byte {end:,}, the file has"
-            f" {size_bytes:,} (an interrupted download?)",
+            f"file is truncated: its header should end at byte {end:,}, but the file has "
+            f"{size_bytes:,} bytes (an interrupted download?)",
             file=source.name,
         )
     raise HeaderLimitError(
@@ -106,7 +106,7 @@ def _check_name(stream: JsonStream, name: str, tensors: dict[str, Tensor]) -> No
     try:
         length = len(name.encode())
     except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair
-        raise stream.error(f"tensor name {quoted(name)} is not Unicode") from error
+        raise stream.error(f"tensor name {quoted(name)} is not valid Unicode") from error
     if length > limits.NAME_BYTES:  # the words cost more than the check
         stream.check_limit(f"length of tensor name {quoted(name)}", length, limits.NAME_BYTES)
 
@@ -122,8 +122,8 @@ def _tensor(file: str, name: str, entry: Any, header_bytes: int, shard: int) -> 
         raise HeaderError(f"tensor {quoted(name)}: {error.what}", file=file) from error
     if end - begin != size_bytes:
         raise HeaderError(
-            f"tensor {quoted(name)}: {kind.name} of shape {list(shape)} takes {size_bytes:,} bytes,"
-            f" its data_offsets span {end - begin:,}",
+            f"tensor {quoted(name)}: {kind.name} of shape {list(shape)} takes "
+            f"{size_bytes:,} bytes, but its data_offsets span {end - begin:,}",
             file=file,
         )
     return Tensor(
@@ -139,7 +139,7 @@ def _tensor(file: str, name: str, entry: Any, header_bytes: int, shard: int) -> 
 def _field(entry: Any, key: str, kind: type) -> Any:
     value = entry.get(key) if type(entry) is dict else None
     if type(value) is not kind:
-        raise HeaderError(f"its entry has no {key}, or one of the wrong kind")
+        raise HeaderError(f"its entry has no valid {key}")
     return value
 
 
@@ -147,14 +147,14 @@ def _numbers(entry: Any, key: str) -> tuple[int, ...]:
     values: list[Any] = _field(entry, key, list)
     for value in values:
         if type(value) is not int or not 0 <= value <= limits.ELEMENTS:
-            raise HeaderError(f"{key} holds {quoted(value)}, which is no count")
+            raise HeaderError(f"{key} contains {quoted(value)}, which is not a valid count")
     return tuple(values)
 
 
 def _offsets(entry: Any) -> tuple[int, int]:
     values = _numbers(entry, "data_offsets")
     if len(values) != 2 or values[0] > values[1]:
-        raise HeaderError("data_offsets are not a begin and an end")
+        raise HeaderError("data_offsets must be a start and an end")
     return values[0], values[1]
 
 
@@ -165,7 +165,7 @@ def _elements(shape: tuple[int, ...]) -> int:
     for dimension in shape:
         count *= dimension
     if count > limits.ELEMENTS:
-        raise HeaderError("the product of its shape is more than an int64 counts")
+        raise HeaderError("the product of its shape overflows an int64")
     return count
 
 
@@ -178,14 +178,14 @@ def _check_layout(source: ByteSource, tensors: tuple[Tensor, ...], header_bytes:
     end = header_bytes
     for tensor in tensors:
         if tensor.offset != end:
-            how = "overlaps the one before" if tensor.offset < end else "leaves a hole before it"
+            how = "overlaps the one before" if tensor.offset < end else "leaves a gap before it"
             what = f"tensor {quoted(tensor.name)} {how}"
             raise HeaderError(what, file=source.name, offset=tensor.offset)
         end += tensor.size_bytes
         if end > source.size_bytes:
             raise HeaderError(
-                f"file is truncated: tensor {quoted(tensor.name)} ends at byte {end:,}, the file has"
-                f" {source.size_bytes:,} (an interrupted download?)",
+                f"file is truncated: tensor {quoted(tensor.name)} ends at byte {end:,}, "
+                f"but the file has {source.size_bytes:,} bytes (an interrupted download?)",
                 file=source.name,
             )
     if end != source.size_bytes:

@@ -118,7 +118,7 @@ def _check_index(
     def check(name: str, file: str) -> None:
         number = numbers.get(base_of(file))
         if number is None:
-            what = f"the index puts tensor {quoted(name)} into {quoted(file)}, which is missing"
+            what = f"the index lists tensor {quoted(name)} in {quoted(file)}, which is missing"
             raise HeaderError(what, file=source.name)
         if name not in holdings[number]:
             raise HeaderError(f"tensor {quoted(name)} is not in {quoted(file)}", file=source.name)
@@ -134,6 +134,6 @@ def _check_unique(shards: Mapping[int, SafetensorsFile]) -> None:
     for shard in shards.values():
         for tensor in shard.tensors:
             if tensor.name in seen:
-                what = f"tensor {quoted(tensor.name)} is in {seen[tensor.name]} too"
+                what = f"tensor {quoted(tensor.name)} is also in {seen[tensor.name]}"
                 raise HeaderError(what, file=shard.name)
             seen[tensor.name] = shard.name

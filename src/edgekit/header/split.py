@@ -51,8 +51,8 @@ def check_count(first: GgufFile, given: int) -> None:
         number = first.keys.get(_NUMBER)
         which = f"shard {number + 1}" if isinstance(number, int) else "a file"
         raise HeaderError(
-            f"says that it is {which} of {quoted(count)}, but {given} of them are here; put all shards in"
-            " one folder and name the first",
+            f"this is {which} of {quoted(count)}, but {given} were found; put all shards "
+            "in one folder and name the first",
             file=first.name,
         )
 
@@ -60,16 +60,22 @@ def check_count(first: GgufFile, given: int) -> None:
 def _check_shard(first: GgufFile, shard: GgufFile, index: int) -> None:
     number = shard.keys.get(_NUMBER)
     if number != index:
-        said = f"shard {number + 1}" if isinstance(number, int) else "no shard"
+        said = f"shard {number + 1}" if isinstance(number, int) else "not a shard"
         raise HeaderError(
-            f"stands in place {index + 1} of the shards, but says it is {said}; was one given twice?",
+            (
+                f"shard {index + 1} was expected here, but the file is {said}; was one shard "
+                "given twice?"
+            ),
             file=shard.name,
         )
     for key in _SAME_MODEL:
         mine, theirs = first.keys.get(key), shard.keys.get(key)
         if theirs is not None and theirs != mine:
             raise HeaderError(
-                f"is of another model: {key} is {quoted(theirs)}, in the first shard {quoted(mine)}",
+                (
+                    f"belongs to another model: {key} is {quoted(theirs)}, but {quoted(mine)} "
+                    "in the first shard"
+                ),
                 file=shard.name,
             )
 
@@ -87,6 +93,6 @@ def _check_tensors(first: GgufFile, names: list[str]) -> None:
     stated = first.keys.get(_TENSORS, len(names))
     if stated != len(names):
         raise HeaderError(
-            f"the shards hold {len(names):,} tensors, the first says {quoted(stated)}",
+            f"the shards have {len(names):,} tensors, but the first shard lists {quoted(stated)}",
             file=first.name,
         )

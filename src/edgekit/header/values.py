@@ -126,7 +126,7 @@ def _read_numbers(cursor: Cursor, key: str, value_type: int, count: int) -> tupl
         return values
     for value in values:
         if value not in (0, 1):
-            raise cursor.error(f"{quoted(key)}: {value} is no bool", offset=offset)
+            raise cursor.error(f"{quoted(key)}: {value} is not a bool", offset=offset)
     return tuple(bool(value) for value in values)
 
 
@@ -134,7 +134,8 @@ def _number(cursor: Cursor, key: str, value_type: int) -> tuple[str, str, int]:
     row = _NUMBERS.get(value_type)
     if row is None:
         raise cursor.error(
-            f"{quoted(key)}: value type {value_type} is none of GGUF's 13", offset=cursor.position
+            f"{quoted(key)}: value type {value_type} is not one of the 13 that GGUF has",
+            offset=cursor.position,
         )
     return row
 

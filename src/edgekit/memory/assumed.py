@@ -53,7 +53,7 @@ def from_name(reference: str, *, mix: str | None = None) -> AssumedModel:
         parameters=named.parameters,
         has_experts=named.has_experts,
         bits_per_weight=16.0 if bits is None else bits,
-        mix=mix or named.mix or "16 bits, as nothing else is said",
+        mix=mix or named.mix or "16 bits, the default",
     )
 
 
@@ -64,7 +64,8 @@ def from_config(
     width = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")
     if mix is None and (config.get("quantization_config") or config.get("quantization")):
         raise UsageError(
-            f"{name or 'this config'} speaks of packed weights: name a mix, or ask an engine"
+            f"{name or 'this config'} describes quantised weights: choose a quantisation, "
+            "or an engine"
         )
     return AssumedModel(
         name=name or geometry.architecture,
@@ -81,7 +82,7 @@ def assumed_estimate(
 ) -> MemoryEstimate:
     """Weights, cache where the geometry is known, overhead. Its basis is ASSUMED throughout."""
     if not 0 < model.parameters <= MAX_PARAMETERS:
-        raise UsageError(f"{model.parameters:,} parameters make no sense")
+        raise UsageError(f"invalid parameter count: {model.parameters:,}")
     cache = _cache_lines(model.geometry, load) if model.geometry is not None else ()
     notes = () if model.geometry is not None else (_NO_CACHE,)
     return MemoryEstimate(
@@ -94,8 +95,8 @@ def assumed_estimate(
 
 
 _NO_CACHE = (
-    "the KV cache is not in this total: a name does not say how many layers and heads there are."
-    " Give the model's files or its config.json"
+    "the KV cache is not included: a name alone does not give the number of layers and "
+    "heads. Give the model's files or its config.json"
 )
 
 
@@ -112,7 +113,7 @@ def _overhead(model: AssumedModel, *, mlx: bool) -> MemoryLine:
     tier = next((gib for below, gib in _TIERS if model.parameters < below), _LARGEST_TIER)
     told = f"{format_count(model.parameters)} parameters: {float(tier):g} GiB"
     if model.has_experts:
-        tier, told = _EXPERTS_TIER, "experts, whatever the size: 3 GiB"
+        tier, told = _EXPERTS_TIER, "MoE models of any size: 3 GiB"
     if mlx:
         tier, told = tier * _WIRING_FACTOR, told + " x 1.15 for wiring"
     size = tier * GIB
@@ -132,7 +133,7 @@ def _cache_lines(geometry: ModelGeometry, load: Load) -> tuple[MemoryLine, ...]:
             kept,
             f"{tokens:,} tokens in {len(geometry.layers)} layers, {k.name}/{v.name}",
         ),
-        (Component.STATE, held, f"{states:,} numbers a sequence x {_STATE_BYTES} bytes"),
+        (Component.STATE, held, f"{states:,} state values per sequence x {_STATE_BYTES} bytes"),
     )
     return tuple(
         _line(component, size, f"{told}: {format_bytes(size)}")

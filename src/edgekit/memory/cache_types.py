@@ -60,5 +60,5 @@ def cache_type(name: str) -> CacheType:
     """The row of that name. Raises UsageError with the names there are."""
     row = _BY_NAME.get(name.lower())
     if row is None:
-        raise UsageError(f"unknown cache type {name[:40]!r}; there are {', '.join(_BY_NAME)}")
+        raise UsageError(f"unknown cache type {name[:40]!r}; choose one of {', '.join(_BY_NAME)}")
     return row

@@ -92,7 +92,7 @@ def mix_row(mix: str) -> MixRow:
     name = mix.upper()
     row = BY_NAME.get(SHORT_MIXES.get(name, name))
     if row is None:
-        raise UsageError(f"unknown mix {mix[:40]!r}; there are {', '.join(BY_NAME)}")
+        raise UsageError(f"unknown quantisation {mix[:40]!r}; choose one of {', '.join(BY_NAME)}")
     return row
 
 
@@ -130,7 +130,7 @@ def facts_of_geometry(geometry: ModelGeometry, architecture: str) -> MixFacts:
 def laid_tensors(header: ModelHeader) -> tuple[LaidTensor, ...]:
     """The directory of a GGUF. UsageError when it was not read, or is none."""
     if header.tensors is None or not header.keys:
-        raise UsageError(f"{header.name}: not a GGUF whose tensor directory was read")
+        raise UsageError(f"{header.name}: needs a GGUF file with its whole header")
     return tuple(
         LaidTensor(name=tensor.name, shape=tensor.shape or (1,), type=tensor.type)
         for tensor in header.tensors
@@ -244,8 +244,8 @@ def _fitting(name: str, tensor: LaidTensor) -> TensorType:
         return wanted
     if name not in STAND_INS and wanted.block_elements > 32:
         raise RefusedError(
-            f"llama-quantize has nothing to stand in for {name} in {unquoted(tensor.name)}: rows of {row:,}"
-            f" are no multiple of {wanted.block_elements}"
+            f"llama-quantize has no fallback for {name} in {unquoted(tensor.name)}: rows "
+            f"of {row:,} are not a multiple of {wanted.block_elements}"
         )
     stand_in = by_name(STAND_INS.get(name, name))
     return by_name("F16") if row % stand_in.block_elements else stand_in

@@ -72,7 +72,7 @@ def bits_of(mix: str) -> float:
     if (plain := _MLX_BITS.fullmatch(mix)) is not None:
         return effective_bits(int(plain[1]), 64)
     raise UsageError(
-        f"how many bits a weight takes at {mix[:40]!r} is not known: no such mix in header/mixes.py"
+        f"unknown quantisation {mix[:40]!r}: its bits per weight are not in header/mixes.py"
     )
 
 
@@ -93,15 +93,15 @@ def _bits(name: str, tag: str) -> tuple[str | None, float | None]:
             return f"{found[1]}bit", effective_bits(int(found[1]), 64)
         if (opaque := _OPAQUE.search(part)) is not None:
             raise UsageError(
-                f"{opaque[1]} packs some weights and not others: a name does not say how many."
-                " Give the model's files or its config.json"
+                f"{opaque[1]} quantises only some of the weights, and a name does not say "
+                "how many. Give the model's files or its config.json"
             )
     return None, None
 
 
 def _no_size(reference: str, partial: list[str]) -> str:
-    told = f" ({', '.join(partial)} counts only a part of them)" if partial else ""
+    told = f" ({', '.join(partial)} counts only some of them)" if partial else ""
     return (
-        f"{reference[:80]!r} does not say how many parameters it has{told}: give the model's files, its config.json,"
-        " or a name with its size, such as Qwen3-8B-Q4_K_M"
+        f"{reference[:80]!r} does not state the number of parameters{told}: give the "
+        "model's files, its config.json, or a name with its size, such as Qwen3-8B-Q4_K_M"
     )

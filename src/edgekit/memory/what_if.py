@@ -75,14 +75,14 @@ def lay(header: ModelHeader, geometry: ModelGeometry) -> Laid:
     """
     if header.keys and header.tensors:
         laid = laid_tensors(header)
-        told = f"{len(laid):,} tensors of the file, each at the type {{}} gives it"
+        told = f"{len(laid):,} tensors, with the types that llama-quantize assigns"
         return Laid(
             met=in_order(laid), facts=facts_of_header(header), basis=Basis.EXACT, because=told
         )
     laid = _counted(geometry, config_words(header), header.tensor_count if header.keys else None)
     facts = facts_of_geometry(geometry, _IN_GGUF.get(geometry.architecture, geometry.architecture))
     named = geometry.architecture.replace("{", "{{").replace("}", "}}")
-    told = f"{len(laid):,} tensors that a {named} has, at {{}}"
+    told = f"{len(laid):,} tensors of a {named} model, with the types that llama-quantize assigns"
     return Laid(met=in_order(laid), facts=facts, basis=Basis.MODELLED, because=told)
 
 

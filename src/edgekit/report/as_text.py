@@ -118,7 +118,7 @@ def _layer_rows(geometry: ModelGeometry) -> Iterator[str]:
     yield _experts(geometry)
     yield _rope(geometry)
     if geometry.mtp_layers:
-        yield f"{geometry.mtp_layers} more for multi-token prediction (not loaded unless asked for)"
+        yield f"{geometry.mtp_layers} more for multi-token prediction (not loaded by default)"
 
 
 def _widths(geometry: ModelGeometry) -> str:
@@ -180,32 +180,35 @@ def _rope(geometry: ModelGeometry) -> str:
 
 def _cache_rows(found: Inspection) -> Iterator[str]:
     if not found.cache and not found.state_elements:
-        yield "none: the whole input is in the batch"
+        yield "none: the model processes the whole input at once"
     for part in found.cache:
         yield _cache_row(part, found.geometry.native_context if found.geometry else None)
     if found.state_elements:
-        yield f"{format_bytes(found.state_bytes)} of states for each sequence (32 bit), however long it is"
+        yield (
+            f"{format_bytes(found.state_bytes)} of recurrent state per sequence (32 bit), at "
+            "any length"
+        )
     if found.full_context_bytes:
         size = format_bytes(found.full_context_bytes)
-        yield f"{size} for one sequence that fills the context, before an engine's padding"
+        yield f"{size} for one sequence that fills the context, before the engine's padding"
 
 
 def _cache_row(part: CachePart, context: int | None) -> str:
     each = format_bytes(part.elements_per_row * CACHE_ELEMENT_BYTES)
     per = "token" if part.tokens_per_row == 1 else f"{part.tokens_per_row} tokens"
-    text = f"{each} for each {per} (16 bit), {part.layers} layers"
+    text = f"{each} per {per} (16 bit), {part.layers} layers"
     if part.span is Span.ALL:
         return text
     most = format_bytes(part.held_bytes(min(part.span_tokens, context or part.span_tokens)))
-    which = "the last" if part.span is Span.WINDOW else "those of a chunk of"
-    return f"{text}, {which} {part.span_tokens:,} only: {most} at most"
+    which = "the last" if part.span is Span.WINDOW else "a chunk of"
+    return f"{text}, only {which} {part.span_tokens:,} tokens: at most {most}"
 
 
 def _share_rows(found: Inspection) -> Iterator[str]:
     if found.header.tensors is None:
         size = found.header.tensor_bytes or found.header.file_bytes
         if size is not None:
-            yield f"{format_bytes(size)}; the tensor directory was not read"
+            yield f"{format_bytes(size)}; the list of tensors was not read"
         return
     left = _column(found.by_role, found.header.tensor_bytes or 0)
     right = _column(found.by_type, found.header.tensor_bytes or 0)
@@ -241,9 +244,9 @@ def _beside_rows(found: Inspection) -> Iterator[str]:
 def _read_rows(found: Inspection) -> Iterator[str]:
     traffic, header = found.traffic, found.header
     size = format_bytes(header.header_bytes) if header.header_bytes is not None else None
-    what = f"{size} of header" if size else "what was needed"
+    what = f"{size} of header" if size else "the header"
     if not traffic.requests:
-        yield f"{what}, nothing over the network"
+        yield f"{what}, no network used"
         return
     count = f"{traffic.requests} request{'s' if traffic.requests != 1 else ''}"
     saved = f", {format_bytes(traffic.cached_bytes)} from the cache" if traffic.cached_bytes else ""
@@ -256,11 +259,14 @@ def _notes(found: Inspection) -> Iterator[str]:
     if geometry is not None and geometry.because:
         yield f"{geometry.basis.name}: {geometry.because}"
     if found.header.container is Container.CONFIG:
-        yield "the weights are not here: what is known of them comes from config.json"
+        yield "no weights found: everything here comes from config.json"
     if weights is not None and weights.basis is not Basis.EXACT:
-        yield f"{weights.basis.name}: parameters counted from the geometry, not from tensors"
+        yield (
+            f"{weights.basis.name}: parameter count computed from the layer sizes, not from "
+            "the tensors"
+        )
     if not found.header.complete:
-        yield "only the architecture was read: without --light the tensors are listed too"
+        yield "only the architecture was read; leave out --light to list the tensors too"
 
 
 def layers_text(geometry: ModelGeometry) -> str:
@@ -298,7 +304,7 @@ def keys_text(found: Inspection) -> str:
     header = found.header
     rows = [(key, _short(value)) for key, value in (*header.keys.items(), *header.config.items())]
     rows += [(key, f"{fact.count:,} x {fact.element}") for key, fact in header.arrays.items()]
-    rows += [(key, f"a text of {size:,} bytes") for key, size in header.long_strings.items()]
+    rows += [(key, f"a string of {size:,} bytes") for key, size in header.long_strings.items()]
     return table(("key", "value"), rows)
 
 

@@ -46,6 +46,7 @@ COLUMNS: tuple[tuple[str, frozenset[Component]], ...] = (
     ("context", CACHES),
     ("compute", frozenset({Component.COMPUTE})),
 )
+RAM = "RAM"
 _COLUMN_OF = {component: name for name, parts in COLUMNS for component in parts}
 
 
@@ -66,12 +67,10 @@ def pool_sums(estimate: MemoryEstimate) -> dict[Pool, dict[str, int]]:
 
 
 def pool_names(estimate: MemoryEstimate) -> dict[Pool, str]:
-    """'device' and 'host'; 'device 0', 'device 1' where there are several."""
+    """'GPU' and 'RAM'; 'GPU 0', 'GPU 1' if there are several."""
     devices = [pool for pool in estimate.pools if pool.kind is PoolKind.DEVICE]
-    return {
-        pool: f"device {pool.index}" if len(devices) > 1 and pool in devices else pool.label
-        for pool in estimate.pools
-    }
+    gpu = {pool: f"GPU {pool.index}" if len(devices) > 1 else "GPU" for pool in devices}
+    return {pool: gpu.get(pool, RAM) for pool in estimate.pools}
 
 
 def later_lines(estimate: MemoryEstimate) -> tuple[MemoryLine, ...]:

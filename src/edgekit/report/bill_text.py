@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from edgekit.basis import Basis
 from edgekit.memory.types import Component, MemoryEstimate, MemoryLine
-from edgekit.report.bill import Bill, column_of, how_known, later_lines, pool_names, pool_sums
+from edgekit.report.bill import RAM, Bill, column_of, how_known, later_lines, pool_names, pool_sums
 from edgekit.report.lines import figures
 from edgekit.report.screen import (
     MOST_WIDTH,
@@ -50,14 +50,17 @@ def percent(part: float) -> str:
 def _answer(estimate: MemoryEstimate) -> str:
     total, names = format_bytes(estimate.total_bytes), pool_names(estimate)
     parts = [
-        f"{format_bytes(sum(row.values()))} on {_the(names[pool])}"
+        f"{format_bytes(sum(row.values()))} {_where(names[pool])}"
         for pool, row in pool_sums(estimate).items()
     ]
     return f"{total}: {', '.join(parts)}" if len(parts) > 1 else "".join(parts) or total
 
 
-def _the(pool: str) -> str:
-    return pool if " " in pool else f"the {pool}"
+def _where(pool: str) -> str:
+    """'in RAM', 'on the GPU', 'on GPU 0'."""
+    if pool == RAM:
+        return "in RAM"
+    return f"on {pool}" if " " in pool else f"on the {pool}"
 
 
 def _title(bill: Bill) -> tuple[str, ...]:
@@ -97,7 +100,7 @@ def _is_other(line: MemoryLine) -> bool:
 def _told(line: MemoryLine, pool: str) -> str:
     most = "" if line.reserved else "up to "
     what = f"{line.part} {line.component.value}" if line.part else line.component.value
-    return f"{most}{format_bytes(line.size_bytes)} {what} on {_the(pool)}: {line.because}"
+    return f"{most}{format_bytes(line.size_bytes)} {what} {_where(pool)}: {line.because}"
 
 
 def basis_rows(estimate: MemoryEstimate) -> list[str]:

@@ -52,76 +52,80 @@ def calibrated_text(
     if found.engine is not None:
         lines += section("Engine", engine_rows(found.engine), width)
     if found.verification is not None:
-        lines += section("Bill", (_bill(found.verification),), width)
+        lines += section("Estimate", (_bill(found.verification),), width)
     lines += section("Note", found.notes, width)
     if found.is_kept:
-        lines += section("Kept", _kept_rows(path), width)
+        lines += section("Saved", _kept_rows(path), width)
     return "\n".join(lines) + "\n"
 
 
 def _answer(found: Calibrated) -> str:
-    return f"Measured: {', '.join(_answers(found)) or 'nothing that can be kept'}"
+    return f"Measured: {', '.join(_answers(found)) or 'nothing that can be saved'}"
 
 
 def _answers(found: Calibrated) -> Iterator[str]:
     host, engine = found.host, found.engine
     if host.bandwidth_bytes_per_s:
-        yield f"memory is read at {gigabytes(host.bandwidth_bytes_per_s)}"
+        yield f"memory bandwidth {gigabytes(host.bandwidth_bytes_per_s)}"
     if host.disk is not None:
-        yield f"the disk at {gigabytes(host.disk.read_bytes_per_s)}"
+        yield f"disk {gigabytes(host.disk.read_bytes_per_s)}"
     if engine is not None and engine.overhead_bytes is not None:
-        yield f"llama.cpp holds {format_bytes(engine.overhead_bytes)} beside its bill"
+        yield f"llama.cpp overhead {format_bytes(engine.overhead_bytes)}"
     if engine is not None and engine.pace is not None:
-        yield f"llama.cpp decodes {_rate(engine.pace.decode_tokens_per_s)} tokens a second"
+        yield f"llama.cpp speed {_rate(engine.pace.decode_tokens_per_s)} tokens/s"
     if found.differs:
-        yield "a bill outside its bounds"
+        yield "a prediction outside its bounds"
 
 
 def _memory_rows(host: HostMeasured) -> Iterator[str]:
     if host.bandwidth_bytes_per_s:
         told = gigabytes(host.bandwidth_bytes_per_s)
-        yield f"{told} by all cores, {host.date}"
+        yield f"{told} with all cores, {host.date}"
 
 
 def _disk_rows(disk: Disk | None) -> Iterator[str]:
     if disk is not None:
         read, written = gigabytes(disk.read_bytes_per_s), gigabytes(disk.write_bytes_per_s)
-        yield f"{disk.folder}: read at {read}, written at {written}, {disk.date}"
+        yield f"{disk.folder}: read {read}, write {written}, {disk.date}"
 
 
 def _bill(found: Verification) -> str:
     if found.within:
-        return "within bounds: the engine made room for what was predicted"
+        return "within bounds: the engine allocated what was predicted"
     outside = [row for row in found.rows if not row.within]
     told = ", ".join(f"{row.part} {row.difference_bytes:+,} B" for row in outside)
-    return f"outside bounds, and remembered: {told}"
+    return f"outside bounds, and saved: {told}"
 
 
 def _kept_rows(path: str) -> Iterator[str]:
     yield path
-    yield "`edgekit hardware` shows it, check and plan use it, `edgekit calibrate --remove` forgets it"
+    yield (
+        "`edgekit hardware` shows it, check and plan use it, `edgekit calibrate --remove` "
+        "deletes it"
+    )
 
 
 def engine_rows(engine: EngineMeasured) -> Iterator[str]:
     yield f"{engine.engine} ({engine.through} {engine.version}) on {engine.device}"
     if engine.overhead_bytes is not None:
-        most = f", the most with {engine.overhead_label}" if engine.overhead_label else ""
+        most = f", highest with {engine.overhead_label}" if engine.overhead_label else ""
         runs = f"{counted(engine.samples, 'run')}, {engine.date}{most}"
-        yield f"{format_bytes(engine.overhead_bytes)} on the host beside its bill ({runs})"
+        yield f"{format_bytes(engine.overhead_bytes)} of RAM besides the estimate ({runs})"
     if engine.pace is not None:
         yield _pace_row(engine.pace)
 
 
 def _pace_row(pace: Pace) -> str:
     prompt = (
-        f"a prompt of {counted(pace.prompt_tokens, 'token')} at {_rate(pace.prefill_tokens_per_s)}"
+        f"{_rate(pace.prefill_tokens_per_s)} tokens/s for a prompt of "
+        f"{counted(pace.prompt_tokens, 'token')}"
     )
     expected = ""
     if pace.expected_decode is not None:
-        expected = f"; {_rate(pace.expected_decode)} was the middle of what was expected"
+        expected = f"; expected about {_rate(pace.expected_decode)}"
     return (
-        f"{_rate(pace.decode_tokens_per_s)} tokens a second, {prompt}: {pace.label}, "
-        f"{format_bytes(pace.bytes_per_token)} for a token, {pace.date}{expected}"
+        f"{_rate(pace.decode_tokens_per_s)} tokens/s, {prompt}: {pace.label}, "
+        f"{format_bytes(pace.bytes_per_token)} per token, {pace.date}{expected}"
     )
 
 
@@ -152,7 +156,7 @@ def measured_rows(measured: Measured) -> Iterator[str]:
     yield from (f"outside its bounds: {difference_row(one)}" for one in reversed(shown))
     more = len(measured.differences) - len(shown)
     if more > 0:
-        yield f"and {more} more that engines did not keep to: `edgekit calibrate --list`"
+        yield f"and {more} more predictions outside their bounds: `edgekit calibrate --list`"
 
 
 def remembered_words(kept: Remembered) -> tuple[str, ...]:
@@ -161,12 +165,13 @@ def remembered_words(kept: Remembered) -> tuple[str, ...]:
     if kept.engine is not None and kept.engine.overhead_bytes is not None:
         held = format_bytes(kept.engine.overhead_bytes)
         words.append(
-            f"Remembered for this machine: {held} on the host beside the bill, which check and plan count from now on "
-            "where it is the most so far (`edgekit calibrate --list`, `--remove`)."
+            f"Saved for this machine: {held} of RAM for llama.cpp's overhead; check and "
+            "plan use the highest value measured so far (`edgekit calibrate --list`, "
+            "`--remove`)."
         )
     if kept.differences:
         parts = ", ".join(one.part for one in kept.differences)
-        words.append(f"Remembered as outside its bounds: {parts} (`edgekit calibrate --list`).")
+        words.append(f"Saved as outside its bounds: {parts} (`edgekit calibrate --list`).")
     if kept.left_out:
         words.append(f"{kept.left_out}.")
     return (*words, kept.problem) if kept.problem else tuple(words)
@@ -188,7 +193,7 @@ def list_text(kept: Kept, *, width: int = MOST_WIDTH) -> str:
 
 def _listed(found: Calibration, path: str) -> str:
     if found == Calibration():
-        return "Nothing was measured yet: `edgekit calibrate` does"
+        return "Nothing measured yet: run `edgekit calibrate`"
     parts = (
         counted(len(found.hosts), "machine"),
         counted(len(found.engines), "engine"),
@@ -201,5 +206,5 @@ def removed_text(kept: Kept) -> str:
     found = kept.stored.calibration
     told = [f"Removed: {_listed(found, kept.path)}"]
     if kept.is_empty:
-        told = ["There was nothing to remove"]
+        told = ["Nothing to remove"]
     return "\n".join([*told, *filter(None, (kept.stored.problem,))]) + "\n"

@@ -115,19 +115,19 @@ def _answer(entry: Entry) -> str:
 
 def _facts(entry: Entry) -> Iterator[str]:
     yield f"family {entry.family}, architecture {entry.architecture}"
-    yield f"repository {entry.repository or 'not known'}"
+    yield f"repository {entry.repository or 'unknown'}"
     yield f"vocabulary {_tokens(entry.vocabulary)}"
-    yield f"released {_when(entry)}, licence {entry.licence or 'not known'}"
+    yield f"released {_when(entry)}, licence {entry.licence or 'unknown'}"
     if entry.reference:
         yield f"you added it from {entry.reference}"
 
 
 def _engines(entry: Entry) -> Iterator[str]:
     if entry.keys:
-        yield "llama.cpp, by the header of its GGUF"
+        yield "llama.cpp, from its GGUF header"
     if entry.config:
-        engines = "vLLM and MLX" if entry.keys else "llama.cpp, vLLM and MLX, where they have it"
-        yield f"{engines}, by its config.json"
+        engines = "vLLM and MLX" if entry.keys else "llama.cpp, vLLM and MLX, if they support it"
+        yield f"{engines}, from its config.json"
 
 
 def _sizes(entry: Entry, width: int) -> list[str]:
@@ -166,12 +166,12 @@ def _sources(entry: Entry) -> Iterator[str]:
 
 def added_text(entry: Entry, *, new: bool, shadows: bool) -> str:
     first = f"{'added' if new else 'read again'}: {_answer(entry)}"
-    return f"{first}\nit stands before the packaged entry of that name" if shadows else first
+    return f"{first}\nit replaces the built-in entry with the same name" if shadows else first
 
 
 def changes_text(name: str, changes: Mapping[str, tuple[Any, Any]]) -> str:
     if not changes:
-        return f"{name}: as before"
+        return f"{name}: unchanged"
     told = (f"  {field.replace('_', ' ')}: {_both(*pair)}" for field, pair in changes.items())
     return "\n".join((f"{name}: changed", *told))
 
@@ -185,7 +185,7 @@ def _both(old: Any, new: Any) -> str:
 
 def _plain(value: int | str | None) -> str:
     if value is None:
-        return "not known"
+        return "unknown"
     return f"{value:,}" if isinstance(value, int) else value
 
 
@@ -203,4 +203,4 @@ def _folded(line: str, width: int) -> list[str]:
 def _when(entry: Entry) -> str:
     if entry.released is None and entry.not_before is not None:
         return f"not before {entry.not_before}"
-    return entry.released or "not known when"
+    return entry.released or "unknown"

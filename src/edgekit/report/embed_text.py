@@ -22,7 +22,10 @@ _BAR = 20
 def plan_text(plan: EmbedPlan, *, width: int, bold: bool = False) -> str:
     """The verdict first, then the bill."""
     width = within(width)
-    verdict = f"{format_bytes(plan.total_bytes)} in memory, of a budget of {format_bytes(plan.budget_bytes)}"
+    verdict = (
+        f"{format_bytes(plan.total_bytes)} of memory, with a budget of "
+        f"{format_bytes(plan.budget_bytes)}"
+    )
     lines = [f"\x1b[1m{verdict}\x1b[0m" if bold else verdict]
     lines += [*folded(_title(plan), width), ""]
     lines += figures(
@@ -36,13 +39,13 @@ def plan_text(plan: EmbedPlan, *, width: int, bold: bool = False) -> str:
 def _plan_notes(plan: EmbedPlan) -> Iterator[str]:
     yield f"Budget: {plan.budget_because}."
     read = (
-        f"{format_bytes(plan.read_bytes)} are read from the file"
+        f"{format_bytes(plan.read_bytes)} of the weights are read from the file"
         if plan.read_bytes
-        else "none is read"
+        else "no weights are read"
     )
     yield (
-        f"A pass holds {counted(plan.pass_tokens, 'token')}; a text may have {plan.text_tokens:,}"
-        f" ({plan.text_tokens_because}). Of the weights {read} in every pass."
+        f"A pass processes up to {counted(plan.pass_tokens, 'token')}; a text may have "
+        f"{plan.text_tokens:,} ({plan.text_tokens_because}). In every pass, {read}."
     )
     for line in plan.lines:
         yield f"{line.what}: {line.because}"
@@ -50,7 +53,7 @@ def _plan_notes(plan: EmbedPlan) -> Iterator[str]:
 
 
 def _title(plan: EmbedPlan) -> str:
-    how = "mean of token rows" if plan.pooling is None else f"{plan.pooling.label} pooling"
+    how = "mean of token embeddings" if plan.pooling is None else f"{plan.pooling.label} pooling"
     size, threads = counted(plan.dimensions, "dimension"), counted(plan.threads, "thread")
     return f"{plan.label}  ·  {size}, {how}  ·  {threads}, {plan.kernels} kernels"
 
@@ -70,9 +73,9 @@ def vectors_text(
     for place, (text, count, vector) in enumerate(zip(texts, tokens, vectors, strict=True)):
         said = [counted(count, "token"), f"norm {_norm(vector):.4f}"]
         if place:
-            said.append(f"cosine to the first {_cosine(first, vector):.4f}")
+            said.append(f"cosine similarity to the first {_cosine(first, vector):.4f}")
         lines += [_quoted(text, width), f"  {', '.join(said)}", f"  {_beginning(vector)}"]
-    lines += ["", "All numbers: --json, or --output FILE (.npy, .jsonl, .parquet)."]
+    lines += ["", "For all numbers use --json, or --output FILE (.npy, .jsonl, .parquet)."]
     return "\n".join(lines) + "\n"
 
 
@@ -105,9 +108,9 @@ def done_text(found: Finished, *, width: int) -> str:
         f"{counted(here, 'row')}, {counted(tokens, 'token')} in {_time(done.seconds)}{_rate(here, done.seconds)}",
     ]
     if done.begun.number:
-        told.append(f"went on after row {done.begun.number:,} of an unfinished job")
+        told.append(f"continued an unfinished job after row {done.begun.number:,}")
     if done.mark.skipped:
-        where = "" if found.skipped is None else f": {found.skipped} says which and why"
+        where = "" if found.skipped is None else f", listed in {found.skipped}"
         told.append(f"{counted(done.mark.skipped, 'row')} could not be embedded{where}")
     return "\n".join(line for one in told for line in folded(one, width)) + "\n"
 
@@ -122,7 +125,7 @@ def progress_line(status: Status, *, width: int) -> str:
     parts = [counted(mark.number, "row"), f"{(mark.number - begun.number) / seconds:,.1f} rows/s"]
     parts.append(f"{(mark.tokens - begun.tokens) / seconds:,.0f} tokens/s")
     if mark.skipped:
-        parts.append(f"{mark.skipped:,} bad")
+        parts.append(f"{mark.skipped:,} skipped")
     if status.share is not None:
         parts.insert(0, _bar(status.share))
         parts.extend(_left(status))

@@ -49,7 +49,7 @@ def _answer(machine: Machine) -> str:
     """Memory and devices in one line, with what is free now."""
     host = machine.host
     parts = [
-        "memory not known"
+        "memory unknown"
         if host is None
         else f"{_of(host.usable_bytes, host.whole_bytes)} of memory free"
     ]
@@ -90,7 +90,7 @@ def _title(machine: Machine) -> Iterator[str]:
 def _host_rows(machine: Machine) -> Iterator[str]:
     host = machine.host
     if host is None:
-        yield "not known: --ram says how much there is"
+        yield "unknown: set it with --ram"
         return
     yield f"{format_bytes(host.total_bytes)}, {format_bytes(host.free_bytes)} free"
     yield from _limit_rows(host)
@@ -105,7 +105,7 @@ def _limit_rows(host: HostMemory) -> Iterator[str]:
     """Every limit; the one that leaves least decides, where it leaves less than is free."""
     for limit in host.limits:
         told = f"limit {format_bytes(limit.limit_bytes)}, {format_bytes(limit.left_bytes)} left"
-        decides = " (this decides)" if limit is host.tightest else ""
+        decides = " (this one applies)" if limit is host.tightest else ""
         yield f"{told}: {limit.name}{decides}"
 
 

@@ -10,7 +10,7 @@ from edgekit.report.screen import MOST_WIDTH, folded
 from edgekit.units import format_bytes
 from edgekit.verify.types import Resident, Row, Verification
 
-_HEAD = ("", "predicted", "engine", "known to", "difference", "", "")
+_HEAD = ("", "precision", "engine", "known to", "difference", "", "")
 
 
 def verification_text(found: Verification, *, asked: str, bold: bool = False) -> str:
@@ -33,7 +33,7 @@ def beside_lines(rows: Iterable[Row]) -> list[str]:
 
 def _verdict(found: Verification) -> str:
     if found.within:
-        return "Within bounds: the engine makes room for what was predicted"
+        return "Within bounds: the engine allocates what was predicted"
     outside = ", ".join(row.part for row in found.rows if not row.within)
     return f"OUTSIDE BOUNDS: {outside}"
 
@@ -41,8 +41,8 @@ def _verdict(found: Verification) -> str:
 def _title(found: Verification) -> str:
     answer = found.answer
     return (
-        f"{found.label}  ·  predicted for llama.cpp {found.rules_version}  ·  measured through "
-        f"{answer.through} {answer.version} in {answer.seconds:.1f} s"
+        f"{found.label}  ·  predicted for llama.cpp {found.rules_version}  ·  measured "
+        f"with {answer.through} {answer.version} in {answer.seconds:.1f} s"
     )
 
 
@@ -65,7 +65,7 @@ def _signed(share: float) -> str:
 
 def _resident_table(rows: tuple[Resident, ...]) -> list[str]:
     return figures(
-        ("the process really held", "resident", "its own", "mapped files"),
+        ("memory of the process", "resident", "its own", "mapped files"),
         (
             (
                 row.when,
@@ -84,12 +84,13 @@ def _known(size_bytes: int | None) -> str:
 
 def _notes(found: Verification) -> Iterator[str]:
     yield (
-        "Bounds: weights, caches and output as exactly as the engine's log tells them, compute within "
-        "a tenth, or 4 MiB where that is more (its graph changes from version to version)."
+        "Bounds: weights, caches and output must match to the precision of the engine's "
+        "log; compute within 10 %, or 4 MiB if that is more (the graph changes between "
+        "versions)."
     )
     if not found.within:
         yield (
-            f"The rules follow llama.cpp {found.rules_version}: what differs with another version may be a "
-            "change of that version."
+            f"The rules follow llama.cpp {found.rules_version}; a difference in another "
+            "version may come from a change in that version."
         )
     yield from found.notes

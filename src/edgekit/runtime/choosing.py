@@ -71,10 +71,10 @@ class Chooser:
         number = int(logits.argmax())  # the first that is not a number, where one is not
         top = float(logits[number])
         if not math.isfinite(top):
-            said = "none of its logits is above -inf" if top == -math.inf else f"a logit is {top}"
+            said = "all logits are -inf" if top == -math.inf else f"a logit is {top}"
             raise WeightsError(
-                f"the model's output is no choice of tokens ({said}): its weights are damaged, or were"
-                " converted to a type that cannot hold them"
+                f"the model's output cannot be sampled ({said}): its weights are damaged, "
+                "or were converted to a type that cannot represent them"
             )
         return number, top
 

@@ -91,9 +91,10 @@ def _left_out(found: Verification) -> str:
     if found.beside_bytes is None or found.vocabulary >= LEAST_VOCABULARY:
         return ""
     return (
-        f"llama.cpp held {format_bytes(found.beside_bytes)} on the host beside its bill, which is not kept: "
-        f"{found.label} has {found.vocabulary:,} tokens of vocabulary, and with more of them it holds more; "
-        "`edgekit calibrate` without a model measures it"
+        f"llama.cpp's memory overhead was {format_bytes(found.beside_bytes)}, which was "
+        f"not saved: {found.label} has a vocabulary of only {found.vocabulary:,} tokens, "
+        "and a larger one takes more memory; run `edgekit calibrate` without a model to "
+        "measure it"
     )
 
 

@@ -39,7 +39,7 @@ class Sampling:
         for name, (flag, holds, wanted) in _RULES.items():
             value = getattr(self, name)
             if not holds(value):
-                raise UsageError(f"{name} (--{flag}) is {quoted(value)}: it must be {wanted}")
+                raise UsageError(f"{name} (--{flag}) must be {wanted} (got {quoted(value)})")
 
     @property
     def is_greedy(self) -> bool:
@@ -67,15 +67,15 @@ def _seed(value: Any) -> bool:
 
 _PENALTY = 1e-6, 1e6  # 1.0 to 1.5 in use; a logit of 1,000 is a number still, however it is scaled
 _RULES: dict[str, tuple[str, Callable[[Any], bool], str]] = {
-    "temperature": ("temp", _number(0, math.inf), "a number, 0 or above"),
-    "top_k": ("top-k", _whole(2**31 - 1), "a whole number of tokens, or 0 for all"),
-    "top_p": ("top-p", _number(0, 1), "a number from 0 to 1; 1 is all"),
-    "min_p": ("min-p", _number(0, 1), "a number from 0 to 1; 0 is all"),
-    "repeat_penalty": ("repeat-penalty", _number(*_PENALTY), "a number above 0; 1 is none"),
+    "temperature": ("temp", _number(0, math.inf), "a number of at least 0"),
+    "top_k": ("top-k", _whole(2**31 - 1), "a whole number of tokens, 0 for all"),
+    "top_p": ("top-p", _number(0, 1), "a number from 0 to 1, 1 for all tokens"),
+    "min_p": ("min-p", _number(0, 1), "a number from 0 to 1, 0 for all tokens"),
+    "repeat_penalty": ("repeat-penalty", _number(*_PENALTY), "a number above 0, 1 for no penalty"),
     "repeat_last": (
         "repeat-last-n",
         _whole(RECENT_TOKENS),
-        f"a whole number of tokens up to {RECENT_TOKENS:,}; 0 is none",
+        f"a whole number of tokens up to {RECENT_TOKENS:,}, 0 for none",
     ),
     "seed": ("seed", _seed, f"a whole number below {RANDOM_SEED:,}"),
 }

@@ -102,19 +102,23 @@ def fit_prompt(
             return Fitted(tokens=tuple(tokens), max_tokens=max_tokens)
         note = ""
         if max_tokens is not None:
-            note = f"{max_tokens:,} new tokens were asked for, and the window has room for {room:,}"
+            note = (
+                f"{max_tokens:,} new tokens were requested, but the context has room for only "
+                f"{room:,}"
+            )
         return Fitted(tokens=tuple(tokens), max_tokens=room, note=note)
     if not rolling:
         raise ContextTooLargeError(
-            f"the prompt has {len(tokens):,} tokens and the window {window_tokens:,}, with room for a new one: ask for"
-            f" a longer window (-c {len(tokens) + (max_tokens or 512)}), or let the oldest leave it"
-            " (--rolling --sinks 4)"
+            f"the prompt has {len(tokens):,} tokens, which leaves no room in a context of "
+            f"{window_tokens:,}: use a longer context (-c "
+            f"{len(tokens) + (max_tokens or 512)}), or a rolling window (--rolling "
+            "--sinks 4)"
         )
     kept = max(sinks + 1, window_tokens // 2)  # as llama.cpp: half of what may leave does
     last = max(1, kept - sinks)
     short = (*tokens[:sinks], *tokens[len(tokens) - last :])
     note = (
-        f"the prompt has {len(tokens):,} tokens and the window {window_tokens:,}: the first {sinks:,} and the last"
-        f" {last:,} are read"
+        f"the prompt has {len(tokens):,} tokens and the context {window_tokens:,}: only "
+        f"the first {sinks:,} and the last {last:,} tokens are used"
     )
     return Fitted(tokens=short, max_tokens=max_tokens, note=note)

@@ -72,7 +72,7 @@ def _with_local_names(error: RemoteInspectError, text: str) -> RemoteInspectErro
     near = names_near(path) if "/" in text and path.parent.is_dir() else ()
     if not near:
         return error
-    return type(error)(f"{error}. On this machine there is: {', '.join(near)}")
+    return type(error)(f"{error}. Similar names on this machine: {', '.join(near)}")
 
 
 def hub_hosts() -> frozenset[str]:
@@ -177,8 +177,8 @@ def _kept_offline(model: HubModel, reach: Reach, cache: Path) -> ModelFiles | No
 
 def _switched_off(model: HubModel, cache: Path) -> RemoteInspectError:
     return RemoteInspectError(
-        f"{model.repo} is not in the hub's cache ({cache}), and the network is switched off "
-        "(--offline or HF_HUB_OFFLINE): switch it on, or download the model first"
+        f"{model.repo} is not in the Hugging Face cache ({cache}), and the network is off "
+        "(--offline or HF_HUB_OFFLINE): turn it on, or download the model first"
     )
 
 
@@ -201,7 +201,9 @@ def _cached_in_need(model: HubModel, error: RemoteInspectError) -> ModelFiles | 
         return None  # the network's error says more
     if found is None:
         return None
-    note = f"the hub did not show it, so these are the files in its cache ({error})"
+    note = (
+        f"could not read it from Hugging Face, so the files in the local cache were used ({error})"
+    )
     return replace(found, notes=(*found.notes, note))
 
 
@@ -212,7 +214,7 @@ def _locate_ollama(model: OllamaModel, reach: Reach) -> ModelFiles:
 
 
 def _from_registry(model: OllamaModel, reach: Reach) -> ModelFiles:
-    _require_network(reach, f"{model.name}:{model.tag}, which is not in Ollama's store,")
+    _require_network(reach, f"{model.name}:{model.tag}")
     from edgekit.source.registry import locate_ollama
 
     return locate_ollama(model, reach)
@@ -232,10 +234,10 @@ def _locate_bare(wanted: BareName, reach: Reach) -> ModelFiles:
     except PrivateAddressError:
         raise
     except (UsageError, RemoteNotFoundError, RemoteAccessError) as error:
-        raise _unknown_name(name, cache, "and not in Ollama's registry") from error
+        raise _unknown_name(name, cache, "or in Ollama's registry") from error
     except RemoteInspectError as error:
-        raise _unknown_name(name, cache, "and Ollama's registry cannot be asked") from error
-    raise _unknown_name(name, cache, "and the network is switched off")
+        raise _unknown_name(name, cache, "and Ollama's registry cannot be reached") from error
+    raise _unknown_name(name, cache, "and the network was not searched")
 
 
 def _unknown_name(name: str, cache: Path, network: str) -> NotFoundError:
@@ -245,12 +247,13 @@ def _unknown_name(name: str, cache: Path, network: str) -> NotFoundError:
 
     known = (*known_names(cache), *(f"sample:{sample}" for sample in sample_names()))
     return NotFoundError(
-        f"there is no file {name}, and no model of that name with Ollama, in LM Studio or in the "
-        f"hub's cache on this machine, {network}: give a path, org/name or name:tag",
+        f"model not found: {name} is not a file, and it is not in Ollama, LM Studio or "
+        f"the Hugging Face cache on this machine, {network}: give a path, org/name or "
+        "name:tag",
         candidates=close_names(name, known),
     )
 
 
 def _require_network(reach: Reach, what: str) -> None:
     if not reach.network:
-        raise RemoteInspectError(f"{what} is on the network, which is switched off: allow it")
+        raise RemoteInspectError(f"{what} is not on this machine, and --offline is set")

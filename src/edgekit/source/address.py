@@ -69,15 +69,16 @@ def redirect_target(source: str, location: str, *, name: str) -> str:
         here, there = site_of(source), site_of(target)
     except ValueError as error:
         message = f"{name}: {host_of(source)} redirects to something that is not a web address"
-        raise RemoteInspectError(f"{message}; nothing was read, check the address") from error
+        raise RemoteInspectError(f"{message}; nothing was downloaded, check the address") from error
     if here[0] == "https" and there[0] == "http":
         raise RemoteInspectError(
-            f"{name}: {host_of(source)} redirects from https to plain http ({host_of(target)}); "
-            "not followed, ask for the file where it is served over https"
+            f"{name}: {host_of(source)} redirects from https to plain http "
+            f"({host_of(target)}), which is not followed; use an https address"
         )
     # A stranger must not be able to point us at a service that only this machine can see.
     if is_loopback(there) and not is_loopback(here):
         raise PrivateAddressError(
-            f"{name}: {host_of(source)} redirects to this machine ({host_of(target)}); not followed"
+            f"{name}: {host_of(source)} redirects to this machine ({host_of(target)}), "
+            "which is not followed"
         )
     return target

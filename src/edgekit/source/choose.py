@@ -71,7 +71,7 @@ def choose_files(
         return _choose_named(listing, filename, request)
     models = [one for one in group_shards(listing, ".gguf") if not one.is_companion]
     if quant is not None and not models:
-        raise NotFoundError(f"{label} holds no GGUF files, so no {quant}: leave the tag away")
+        raise NotFoundError(f"{label} has no GGUF files, so there is no {quant}: leave out the tag")
     root = [file for file in listing if "/" not in file.name]
     if models and (quant is not None or not _is_whole(root)):
         return _choose_gguf(models, listing, request)
@@ -89,7 +89,7 @@ def _choose_gguf(
     chosen = _pick(models, request)
     found = _gguf_files(chosen, models, listing, request)
     if request.quant is None and found.alternatives and chosen.tag != DEFAULT_QUANTS[0]:
-        note = f"there is no {DEFAULT_QUANTS[0]} in {request.label}: {chosen.title} was taken"
+        note = f"{request.label} has no {DEFAULT_QUANTS[0]}, so {chosen.title} was used"
         return replace(found, notes=(note,))
     return found
 
@@ -112,13 +112,13 @@ def _no_such_quant(quant: str, models: list[FileSet], label: str) -> NotFoundErr
     titles = [one.title for one in models]
     # All of them: there are few, and which exist is what the reader wants to know.
     ranked = tuple(dict.fromkeys((*close_names(quant, titles), *titles)))
-    return NotFoundError(f"there is no {quant} in {label}", candidates=ranked[: 4 * SHOWN])
+    return NotFoundError(f"{label} has no {quant}", candidates=ranked[: 4 * SHOWN])
 
 
 def _refuse_several(models: list[FileSet], label: str) -> None:
     if len({one.model for one in models}) > 1:
         raise NotFoundError(
-            f"{label} holds {len(models)} GGUF files of different models: name one of them",
+            f"{label} has {len(models)} GGUF files of different models: name one of them",
             candidates=tuple(one.files[0].name for one in models[: 2 * SHOWN]),
         )
 
@@ -188,8 +188,10 @@ def _choose_safetensors(
     pickles = [file.name for file in root if file.name.lower().endswith(PICKLE_SUFFIXES)]
     if config is None or any(file.name.startswith("adapter_") for file in root):
         raise _nothing_usable(listing, pickles, request.label)
-    notes = [f"{pickles[0]} is not read (unpickling runs code): no weights"] if pickles else []
-    notes += ["only some of the weights are in the cache: no weights"] if partial else []
+    notes = (
+        [f"{pickles[0]} was not read, because unpickling runs code: no weights"] if pickles else []
+    )
+    notes += ["the cache has only part of the weights: no weights"] if partial else []
     found = _safetensors_files(root, request, ())
     return replace(found, container=Container.CONFIG, notes=tuple(notes))
 
@@ -197,15 +199,21 @@ def _choose_safetensors(
 def _nothing_usable(listing: Sequence[ModelFile], pickles: list[str], label: str) -> EdgekitError:
     names = [file.name for file in listing]
     if any(name.startswith("adapter_") for name in names):
-        return HeaderError("an adapter (LoRA), not a model: give the base model", file=label)
+        return HeaderError("this is a LoRA adapter, not a model: give the base model", file=label)
     if pickles:
-        return HeaderError(f"{pickles[0]} is not read (unpickling runs code)", file=label)
+        return HeaderError(
+            (
+                f"{pickles[0]} is a pickle, which is never read because unpickling runs code: use "
+                "a safetensors or GGUF version"
+            ),
+            file=label,
+        )
     if not names:
-        return NotFoundError(f"{label} is empty: no GGUF, no safetensors, no config.json")
+        return NotFoundError(f"{label} is empty: it has no GGUF, safetensors or config.json")
     folders = [folder_of(name) for name in names if base_of(name) == CONFIG_NAME]
     shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
     return NotFoundError(
-        f"{label} holds no GGUF, no safetensors and no config.json, only {shown}",
+        f"{label} has no GGUF, safetensors or config.json, only {shown}",
         candidates=tuple(folders[:SHOWN]),
     )
 
@@ -248,7 +256,9 @@ def _choose_named(listing: Sequence[ModelFile], filename: str, request: _Request
         models = [one for one in sets if not one.is_companion]
         return _gguf_files(chosen, models, listing, request)
     if base.startswith("adapter_"):
-        raise HeaderError("an adapter (LoRA), not a model: give the base model", file=file.name)
+        raise HeaderError(
+            "this is a LoRA adapter, not a model: give the base model", file=file.name
+        )
     if base.endswith(INDEX_SUFFIX):
         return _choose_safetensors(folder, listing, request)
     if base.endswith(".safetensors"):
@@ -274,7 +284,7 @@ def _find(listing: Sequence[ModelFile], filename: str, label: str) -> ModelFile:
             return found[0]
     names = [file.name for file in listing if file.name.lower().endswith((".gguf", ".safetensors"))]
     near = close_names(filename, names) or tuple(names[:SHOWN])
-    raise NotFoundError(f"there is no {filename} in {label}", candidates=near)
+    raise NotFoundError(f"{label} has no file {filename}", candidates=near)
 
 
 def _file_called(base: str, folder: Sequence[ModelFile]) -> ModelFile | None:

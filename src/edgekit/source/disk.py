@@ -109,7 +109,7 @@ def read_exactly(descriptor: int, path: Path, offset: int, length: int) -> bytes
         except OSError as error:
             raise trouble(error, path) from error
         if not piece:
-            raise SourceError(f"{path} became shorter while it was read: try again")
+            raise SourceError(f"{path} was truncated while it was being read: try again")
         pieces.append(piece)
         offset += len(piece)
         length -= len(piece)
@@ -160,14 +160,14 @@ def trouble(error: OSError, path: Path) -> SourceError:
     if error.errno == errno.ENOENT:
         if path.is_symlink():
             target = ascii(str(path.readlink()))
-            return NotFoundError(f"{path} is a link to {target}, which is not there")
+            return NotFoundError(f"{path} is a link to {target}, which does not exist")
         return NotFoundError(f"no such file or folder: {path}", candidates=names_near(path))
     reasons = {
-        errno.ELOOP: "is a link that leads back to itself: remove or repair it",
-        errno.EACCES: "may not be read by this user: check its permissions and its folder's",
-        errno.EPERM: "may not be read by this user: check its permissions and its folder's",
-        errno.ENOTDIR: "is not there: a part of the path is a file, not a folder",
-        errno.ENAMETOOLONG: "is longer than a path can be",
+        errno.ELOOP: "is a symbolic link that points to itself: remove or repair it",
+        errno.EACCES: "cannot be read by this user: check the permissions of the file and its folder",
+        errno.EPERM: "cannot be read by this user: check the permissions of the file and its folder",
+        errno.ENOTDIR: "does not exist: part of the path is a file, not a folder",
+        errno.ENAMETOOLONG: "is too long for a path",
         errno.EISDIR: "is a folder, not a file",
     }
     reason = reasons.get(error.errno or 0, f"cannot be read: {error.strerror or error}")
@@ -213,8 +213,8 @@ def _walk(
         count += 1
         if count + len(todo) > MAX_FOLDER_ENTRIES:
             raise SourceError(
-                f"{root} holds more than {MAX_FOLDER_ENTRIES:,} files and folders: "
-                "name the model's own folder or file"
+                f"{root} has more than {MAX_FOLDER_ENTRIES:,} files and folders: give the "
+                "model's own folder or file"
             )
         hidden = entry.name.startswith(".") or _leads_out(entry, within)
         status = None if hidden else _status(entry.path)

@@ -32,7 +32,7 @@ from edgekit.source.types import ModelFiles, Reach
 from edgekit.units import MIB, format_bytes
 
 SPARE_BYTES = 256 * MIB  # on a disk with less than this, other programs begin to fail
-LIGHT_FAILED = "the light inspection failed"
+LIGHT_FAILED = "the header alone was not enough"
 LISTING_TIMEOUT_S = 20.0  # the hub was asked a moment ago: not another two minutes
 
 
@@ -72,8 +72,8 @@ def download_model(
     if model is None or is_missing or not reach.network or is_offline():
         raise because
     if reach.within is not None:  # whoever asks does not sit at this machine
-        by_hand = f"download them there (hf download {model.repo}), and ask again"
-        _refuse(because, f"Its files may answer it: {by_hand}")
+        by_hand = f"download it on that machine (hf download {model.repo}), and try again"
+        _refuse(because, f"Its full files may be enough: {by_hand}")
     if confirm is None or reach.public_only:  # the library follows redirects to wherever they lead
         _refuse(because, _not_allowed("A full download"))
     choice = locate_hub(model, _for_listing(reach))
@@ -113,8 +113,8 @@ def _refuse(because: EdgekitError, told: str) -> NoReturn:
 
 def _not_allowed(what: str) -> str:
     return (
-        f"{what} may answer it and was not allowed: --download-up-to SIZE allows it for one model "
-        "at a time, and allow_download=True"
+        f"{what} may be enough, but was not allowed: --download-up-to SIZE allows it for "
+        "one model, allow_download=True in Python"
     )
 
 
@@ -123,7 +123,7 @@ def _describe(model: HubModel, choice: ModelFiles, reach: Reach) -> list[HubFile
     beside = filter(None, (choice.config, choice.index, choice.quantization))
     first, *rest = {file.name: file for file in (*beside, *choice.weights)}.values()
     if reach.progress is not None:
-        reach.progress(f"{choice.label}: asking how large its files are")
+        reach.progress(f"{choice.label}: looking up file sizes")
     described = describe_file(model, first, reach)
     more = side_by_side(lambda file: describe_file(described.model, file, reach), rest)
     return [described, *more]
@@ -133,9 +133,10 @@ def _require_room(download: Download) -> None:
     free_bytes = _free_bytes(download.folder)
     if free_bytes is not None and free_bytes < download.size_bytes + SPARE_BYTES:
         raise SourceError(
-            f"{download.label}: the full download needs {format_bytes(download.size_bytes)} and "
-            f"{format_bytes(SPARE_BYTES)} to spare, and the disk of {download.folder} has "
-            f"{format_bytes(free_bytes)} free: make room, or set HF_HUB_CACHE to a folder on another disk. "
+            f"{download.label}: the full download needs "
+            f"{format_bytes(download.size_bytes)} plus {format_bytes(SPARE_BYTES)} to "
+            f"spare, and the disk with {download.folder} has {format_bytes(free_bytes)} "
+            "free: free some space, or set HF_HUB_CACHE to a folder on another disk. "
             f"{download.lacking.capitalize()}: {download.because}"
         )
 
@@ -153,7 +154,7 @@ def _announce(download: Download, reach: Reach) -> None:
         reach.progress("")  # the library's bar takes over the terminal
     logging.getLogger("edgekit").warning(
         "%s (%s); downloading %s to %s",
-        download.lacking.removeprefix("the "),
+        download.lacking,
         download.because,
         format_bytes(download.size_bytes),
         download.folder,
@@ -176,7 +177,9 @@ def _name_commit(model: HubModel, files: list[HubFile], folder: Path) -> None:
 def _found(reference: str, choice: ModelFiles, pinned: HubModel, download: Download) -> ModelFiles:
     found = find_hub_cached(pinned, download.folder)
     if found is None:
-        raise SourceError(f"{download.folder} lost what was just downloaded to it: try again")
+        raise SourceError(
+            f"{download.folder} no longer has the files that were just downloaded: try again"
+        )
     how = f"downloaded in full ({format_bytes(download.size_bytes)})"
     note = f"{how if download.files else 'read from the hub cache'}: {download.lacking}"
     return replace(

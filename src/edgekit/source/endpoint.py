@@ -25,7 +25,8 @@ def hub_library() -> ModuleType:
         from huggingface_hub import constants  # noqa: F401 - reads its settings when it is imported
     except ValueError as error:
         raise UsageError(
-            f"a setting of huggingface_hub cannot be read ({error}): check HF_ENDPOINT and the HF_HUB_... variables"
+            f"invalid huggingface_hub setting ({error}): check HF_ENDPOINT and the "
+            "HF_HUB_... variables"
         ) from error
     return huggingface_hub
 
@@ -39,7 +40,7 @@ def hub_client() -> httpx2.Client:
     except Exception as error:  # a factory may raise anything; the words may hold a password
         said = "" if "@" in str(error) else f": {error}"
         raise UsageError(
-            f"the network cannot be set up ({type(error).__name__}{said}); check HTTP_PROXY, "
+            f"cannot set up the network ({type(error).__name__}{said}); check HTTP_PROXY, "
             "HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE"
         ) from error
     return client
@@ -90,13 +91,13 @@ def hub_token() -> str | None:
         token: str | None = library.get_token()
     except Exception as error:  # a login provider failed: its errors share no class but this
         raise RemoteAccessError(
-            f"the token for the hub cannot be had ({type(error).__name__}): "
-            "log in again with `hf auth login`, or set HF_TOKEN"
+            f"cannot get the Hugging Face token ({type(error).__name__}): log in again "
+            "with `hf auth login`, or set HF_TOKEN"
         ) from error
     if token is not None and not (token.isascii() and token.isprintable()):
         raise RemoteAccessError(
-            "the token for the hub (HF_TOKEN or `hf auth login`) holds characters that no token "
-            "has: set it again"
+            "the Hugging Face token (HF_TOKEN or `hf auth login`) has characters that no "
+            "token contains: set it again"
         )
     return token
 

@@ -37,7 +37,7 @@ WANTED_STATUSES = frozenset({*range(200, 300), 304, 416})
 # Other bodies are read to their end so that the connection can be used again, up to this size.
 MAX_DRAINED_BYTES = 16 * 1024
 
-CALLED_OFF = "called off"
+CALLED_OFF = "cancelled"
 _LOOK_EVERY_S = 0.05  # for somebody who gave up
 
 
@@ -135,7 +135,7 @@ class Exchange:
         except (httpx2.InvalidURL, UnicodeError) as error:  # UnicodeError: no host has such a name
             # Without the client's own words: they quote the parts, and one may be a password.
             raise RemoteInspectError(
-                f"{self._name}: this is not an address that can be asked for; check its spelling"
+                f"{self._name}: invalid address; check its spelling"
             ) from error
 
     def _send(self, client: httpx2.Client, token: str | None) -> httpx2.Response:

@@ -27,14 +27,16 @@ if TYPE_CHECKING:
 PASSING_STATUSES = frozenset({429, 500, 502, 503, 504})
 
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
-_NO_ACCESS = "the token that was sent has no access: ask for it on the model's page, or use another"
+_NO_ACCESS = (
+    "the token has no access to it: request access on the model's page, or use another token"
+)
 
 # The hub's X-Error-Code says more than its status: it answers 401 for a repository that does not
 # exist. Names from huggingface_hub/utils/_http.py, hf_raise_for_status @ 2.4.0.
 _MISSING = {
-    "RepoNotFound": "no such repository (or a private one)",
-    "RevisionNotFound": "the repository has no such revision",
-    "EntryNotFound": "the repository has no such file",
+    "RepoNotFound": "model not found (no such repository, or a private one)",
+    "RevisionNotFound": "no such revision in the repository",
+    "EntryNotFound": "no such file in the repository",
 }
 
 
@@ -68,27 +70,27 @@ def status_error(answer: Answer, *, name: str) -> RemoteInspectError:
     if answer.status in {404, 410}:
         return _missing(answer, "not found", name=name)
     return RemoteInspectError(
-        f"{name}: {host_of(answer.url)} answered {answer.status}, which is no model file; "
-        "check the address, or download the file and give its path"
+        f"{name}: {host_of(answer.url)} answered {answer.status} instead of sending a "
+        "model file; check the address, or download the file and give its path"
     )
 
 
 def _missing(answer: Answer, what: str, *, name: str) -> RemoteNotFoundError:
     advice = "check the spelling"
     if "private" in what:
-        no_access = "the token that was sent has no access to it"
+        no_access = "your token has no access to it"
         advice += f"; if it is private, {no_access if answer.token_sent else _LOG_IN}"
     return RemoteNotFoundError(f"{name}: {what} on {host_of(answer.url)}; {advice}")
 
 
 def _refused(answer: Answer, *, gated: bool, name: str) -> RemoteAccessError:
-    what = "the model is gated" if gated else "private or gated"
+    what = "the model is gated" if gated else "the model is private or gated"
     where = f"{name}: {what} ({host_of(answer.url)} answered {answer.status})"
     if answer.token_sent:
         return RemoteAccessError(f"{where}; {_NO_ACCESS}")
     if is_hub(answer.url):
-        return RemoteAccessError(f"{where}; accept its terms on its page, then {_LOG_IN}")
-    return RemoteAccessError(f"{where}; no token was sent: tokens go to the hub only")
+        return RemoteAccessError(f"{where}; accept its terms on the model's page, then {_LOG_IN}")
+    return RemoteAccessError(f"{where}; no token was sent, because tokens only go to Hugging Face")
 
 
 def status_trouble(answer: Answer) -> Trouble | None:
@@ -119,7 +121,7 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 
 def lost(url: str, received_bytes: int, *, timed_out: bool = False) -> Trouble:
-    how = "stopped sending" if timed_out else "broke the connection off"
+    how = "stopped sending" if timed_out else "closed the connection"
     return Trouble(what=f"{host_of(url)} {how} after {received_bytes:,} bytes", timed_out=timed_out)
 
 
@@ -127,8 +129,8 @@ def unreachable(url: str, reason: str) -> Trouble:
     printable = "".join(letter for letter in reason if letter.isprintable())[:120]
     return Trouble(
         what=f"cannot reach {host_of(url)} ({printable or 'no reason given'})",
-        advice="no network, a wrong host, or a proxy is needed (HTTPS_PROXY); "
-        "models that are already on this machine still work",
+        advice="check the network, the host name and whether a proxy is needed (HTTPS_PROXY); "
+        "models already on this machine still work",
     )
 
 
@@ -158,15 +160,18 @@ def library_error(
                 return _again(unreachable(_asked(cause, url), str(cause)), name=name)
             case httpx2.TransportError():
                 how = (
-                    "stopped sending" if isinstance(cause, httpx2.TimeoutException) else "broke off"
+                    "stopped sending"
+                    if isinstance(cause, httpx2.TimeoutException)
+                    else "closed the connection"
                 )
                 return _again(Trouble(what=f"{host_of(_asked(cause, url))} {how}"), name=name)
             case OSError() if cause.errno in _NO_ROOM:
                 return _no_room(folder, name=name)
             case OSError() if folder is not None and cause.errno is not None:
                 return SourceError(
-                    f"{name}: {cause.filename or folder} cannot be written to ({cause.strerror}); "
-                    "check its permissions, or set HF_HUB_CACHE to another folder"
+                    f"{name}: cannot write to {cause.filename or folder} "
+                    f"({cause.strerror}); check its permissions, or set HF_HUB_CACHE to "
+                    "another folder"
                 )
     text = str(error)
     if "No space left" in text:  # hf_xet has words only
@@ -177,8 +182,9 @@ def library_error(
 
 def _no_room(folder: Path | None, *, name: str) -> SourceError:
     return SourceError(
-        f"{name}: the disk of {folder} became full (or this user's share of it); what was not finished is "
-        "removed: make room, or set HF_HUB_CACHE to a folder on another disk"
+        f"{name}: the disk with {folder} is full, or your quota on it is used up; "
+        "unfinished files were removed: free some space, or set HF_HUB_CACHE to a folder "
+        "on another disk"
     )
 
 
@@ -212,26 +218,29 @@ def _answered(response: httpx2.Response, *, name: str, token_sent: bool) -> Remo
     )
     trouble = status_trouble(answer)
     if trouble is None and not is_hub(url) and answer.status in {401, 403}:
-        trouble = Trouble(what=f"{host_of(url)} answered {answer.status}: its link has expired")
+        trouble = Trouble(
+            what=f"{host_of(url)} answered {answer.status}: the download link has expired"
+        )
     return status_error(answer, name=name) if trouble is None else _again(trouble, name=name)
 
 
 def bad_certificate(url: str, *, name: str) -> RemoteInspectError:
     return RemoteInspectError(
-        f"{name}: the certificate of {host_of(url)} is not trusted here; "
-        "set SSL_CERT_FILE to the certificate authority's file if you trust it"
+        f"{name}: the certificate of {host_of(url)} is not trusted; if you trust it, set "
+        "SSL_CERT_FILE to the file of its certificate authority"
     )
 
 
 def encoded(answer: Answer, *, name: str) -> RemoteInspectError:
     return RemoteInspectError(
-        f"{name}: {host_of(answer.url)} sends it compressed though asked not to, so no offset in "
-        "it is right; download the file and give its path"
+        f"{name}: {host_of(answer.url)} sends the file compressed although we asked for "
+        "it uncompressed, so byte offsets in it cannot be used; download the file and "
+        "give its path"
     )
 
 
 def offline(*, name: str) -> RemoteInspectError:
     return RemoteInspectError(
-        f"{name}: not on this machine, and the network is switched off (HF_HUB_OFFLINE); "
-        "switch it on, or give a path"
+        f"{name}: not on this machine, and the network is off (HF_HUB_OFFLINE); turn it "
+        "on, or give a path"
     )

@@ -72,16 +72,18 @@ def describe_file(model: HubModel, file: ModelFile, reach: Reach) -> HubFile:
     is_other = is_commit(model.revision) and commit != model.revision
     if not is_commit(commit) or is_other or not _BLOB_NAME.fullmatch(told.etag or ""):
         raise RemoteInspectError(
-            f"{name}: {hub_endpoint()} does not name the commit and the content that it serves, so nothing can be "
-            "downloaded from it; check HF_ENDPOINT"
+            f"{name}: {hub_endpoint()} does not report the commit and hash of its files, "
+            "so nothing can be downloaded from it; check HF_ENDPOINT"
         )
     size_bytes = file.size_bytes if told.size is None else told.size
     if size_bytes is None or not 0 <= size_bytes <= MAX_FILE_BYTES:
-        raise RemoteInspectError(f"{name}: the hub does not say how large it is; not downloaded")
+        raise RemoteInspectError(
+            f"{name}: not downloaded, because Hugging Face does not report its size"
+        )
     if file.size_bytes not in {None, size_bytes}:
         raise RemoteChangedError(
-            f"{name}: listed with {file.size_bytes:,} bytes but served with {size_bytes:,}; "
-            "it is being replaced, try again later"
+            f"{name}: listed with {file.size_bytes:,} bytes, but the server sends "
+            f"{size_bytes:,}; it may be being replaced, try again later"
         )
     return HubFile(
         model=replace(model, revision=commit),
@@ -143,8 +145,8 @@ def fetch_file(file: HubFile, hub_cache: Path) -> None:
         size_bytes = Path(path).stat().st_size
     if size_bytes != file.size_bytes:
         raise RemoteChangedError(
-            f"{path} has {size_bytes:,} bytes where the hub lists {file.size_bytes:,}: "
-            "remove it, and try again"
+            f"{path} has {size_bytes:,} bytes, but Hugging Face lists "
+            f"{file.size_bytes:,}: delete it and try again"
         )
 
 
@@ -164,13 +166,14 @@ def _bounded_bar(file: HubFile) -> type:
             self._restarts += (n or 0) < 0  # taken back: the server starts again from byte 0
             if self._left_bytes < 0:
                 raise RemoteChangedError(
-                    f"{file.name}: the server sends more than the {file.size_bytes:,} bytes it is listed with; "
-                    "nothing of it is kept, try again later"
+                    f"{file.name}: the server sends more than the {file.size_bytes:,} "
+                    "bytes it lists; nothing was saved, try again later"
                 )
             if self._restarts > MAX_RESTARTS:
                 raise RemoteChangedError(
-                    f"{file.name}: the connection broke off {self._restarts} times, and the server cannot go on "
-                    "from the middle; nothing of it is kept, try again on a better line"
+                    f"{file.name}: the connection was lost {self._restarts} times, and "
+                    "this server cannot resume a download; nothing was saved, try again "
+                    "on a better connection"
                 )
             return super().update(n)
 

@@ -16,7 +16,7 @@ from edgekit.source.types import Container, ModelFiles, Origin, Reach
 if TYPE_CHECKING:
     from edgekit.source.download import Download
 
-_WITHOUT_WEIGHTS = {Origin.SAMPLE: "a shipped sample is a header without weights"}
+_WITHOUT_WEIGHTS = {Origin.SAMPLE: "a built-in sample is only a header, without weights"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,17 +42,18 @@ def find_weights(
     reach = reach or Reach()
     files = _on_this_machine(text, reach, confirm)
     if (why := _WITHOUT_WEIGHTS.get(files.origin)) is not None:
-        raise UsageError(f"{text}: {why}, there is nothing to run")
+        raise UsageError(f"{text}: {why}, so there is nothing to run")
     if files.container is not Container.GGUF or not files.weights:
         raise HeaderError(
-            "a GGUF file is wanted, and this is none: convert it"
-            " (convert_hf_to_gguf.py FOLDER --outtype f16), or name a GGUF repository",
+            "this is not a GGUF file, which is needed here: convert it "
+            "(convert_hf_to_gguf.py FOLDER --outtype f16), or name a GGUF repository",
             file=files.label,
         )
     if len(files.weights) > 1 and not several:
         raise UsageError(
-            f"{files.label} lies in {len(files.weights)} files: join them"
-            f" (llama-gguf-split --merge {files.weights[0].name} MODEL.gguf) and name the result"
+            f"{files.label} is split into {len(files.weights)} files: merge them "
+            f"(llama-gguf-split --merge {files.weights[0].name} MODEL.gguf) and give the "
+            "result"
         )
     with closing(files.weights[0].open()) as opened:
         path = Path(opened.name)
@@ -65,8 +66,14 @@ def _on_this_machine(
     try:
         files = locate(text, reach=replace(reach, network=False))
     except SourceError as error:
-        if not reach.network or hub_model_of(text) is None:
+        if not reach.network:
             raise
+        if hub_model_of(text) is None:
+            if not isinstance(error, RemoteInspectError):
+                raise
+            raise RemoteInspectError(
+                f"{text} is not on this machine: download the file and give its path"
+            ) from error
         missing: SourceError = error
     else:
         if not files.origin.is_remote:
@@ -75,7 +82,9 @@ def _on_this_machine(
         missing = RemoteInspectError(f"{files.label} is not on this machine")
     from edgekit.source.download import download_model
 
-    because = RemoteInspectError(f"the weights of {text} are needed and are not on this machine")
+    because = RemoteInspectError(
+        f"the weights of {text} are needed, but they are not on this machine"
+    )
     because.__cause__ = missing
     return download_model(
         text, because, confirm=confirm, reach=reach, lacking="the weights are needed"

@@ -73,8 +73,10 @@ def locate_kept(model: HubModel, reach: Reach, because: RemoteInspectError) -> M
 
 def _kept_note(kept_at: int, reach: Reach, because: RemoteInspectError) -> str:
     day = time.strftime("%Y-%m-%d", time.localtime(kept_at))
-    silent = f"the hub did not answer ({because})" if Transport(reach).is_online else "offline"
-    return f"{silent}: this is the answer kept from {day}, not checked against the hub since"
+    silent = (
+        f"could not reach Hugging Face ({because})" if Transport(reach).is_online else "offline"
+    )
+    return f"{silent}: using the answer cached on {day}, which may be out of date"
 
 
 def _kept_header(model: HubModel, filename: str) -> int | None:
@@ -112,7 +114,7 @@ def _check_repo(model: HubModel) -> None:
     try:
         file_url(model, "config.json")
     except HFValidationError as error:
-        raise UsageError(f"{model.repo} cannot be a repository on the hub: {error}") from error
+        raise UsageError(f"{model.repo} is not a valid repository name: {error}") from error
 
 
 def _spelt(model: HubModel) -> str:
@@ -210,13 +212,13 @@ def _tree_entries(url: str, model: HubModel, transport: Transport) -> Iterator[F
         target = redirect_target(url, following[1], name=name)
         if site_of(target) != site_of(url):
             raise RemoteInspectError(
-                f"{name}: the listing goes on at another host ({host_of(target)}); not followed, "
-                "name a file of the repository instead"
+                f"{name}: the file list continues on another host ({host_of(target)}), "
+                "which is not followed; give one file of the repository instead"
             )
         url = target
     raise RemoteInspectError(
-        f"{name}: the listing has more than {MAX_PAGES} pages or {MAX_ENTRIES:,} files; "
-        "name a file of the repository instead"
+        f"{name}: the file list has more than {MAX_PAGES} pages or {MAX_ENTRIES:,} files; "
+        "give one file of the repository instead"
     )
 
 
@@ -227,8 +229,8 @@ def _json_list(body: bytes | bytearray, url: str, *, name: str) -> list[Any]:
         items = None
     if not isinstance(items, list):
         raise RemoteInspectError(
-            f"{name}: {host_of(url)} answered with something that is no listing; "
-            "check HF_ENDPOINT, or name a file of the repository"
+            f"{name}: {host_of(url)} did not answer with a file list; check HF_ENDPOINT, "
+            "or give one file of the repository"
         )
     return items
 

@@ -65,7 +65,9 @@ def _locate_folder(folder: Path, reference: str, within: Within) -> ModelFiles:
     if _is_cached_repository(folder):
         snapshot = snapshot_folder(folder)
         if snapshot is None:
-            raise NotFoundError(f"{folder} is a cache without a snapshot: download the model again")
+            raise NotFoundError(
+                f"{folder} is a cache folder without a snapshot: download the model again"
+            )
         label = folder.name.removeprefix("models--").replace("--", "/")
         files, origin = list_folder(snapshot, within=within), Origin.HUB_CACHE
     else:
@@ -113,9 +115,11 @@ def _locate_unnamed(path: Path, reference: str) -> ModelFiles:
     if start[8:] == b"{" and int.from_bytes(start[:8], "little") <= size_bytes - 8:
         return replace(found, container=Container.SAFETENSORS)
     if path.name.lower().endswith(PICKLE_SUFFIXES):
-        raise HeaderError("not read (unpickling runs code): give its config.json", file=str(path))
+        raise HeaderError(
+            "not read, because unpickling runs code: give its config.json", file=str(path)
+        )
     what = f"starts with {start[:4]!r}" if start else "is empty"
-    raise HeaderError(f"neither GGUF nor safetensors: it {what}", file=str(path))
+    raise HeaderError(f"neither GGUF nor safetensors: the file {what}", file=str(path))
 
 
 def snapshot_folder(repository: Path, revision: str | None = None) -> Path | None:

@@ -60,7 +60,7 @@ def files_of_manifest(
     weights, configs = files("model"), files("json", "config.json")
     tensors = [one for one in layers if one.kind == "tensor"]
     if not weights and not (tensors and configs):
-        raise NotFoundError(f"{label} has no weights: it runs on somebody else's machine only")
+        raise NotFoundError(f"{label} has no weights to download: it only runs in Ollama's cloud")
     return ModelFiles(
         reference=reference,
         label=label,
@@ -76,7 +76,7 @@ def files_of_manifest(
 def _tensor_note(tensors: list[Layer]) -> str:
     """Each tensor is a blob of its own: its header would take a request, or a file, of its own."""
     size = format_bytes(sum(layer.size_bytes for layer in tensors))
-    return f"the weights are {len(tensors):,} blobs of {size} together, which were not read"
+    return f"the weights are {len(tensors):,} separate blobs ({size} in total), which were not read"
 
 
 def _layers(body: bytes, label: str) -> list[Layer]:
@@ -84,7 +84,10 @@ def _layers(body: bytes, label: str) -> list[Layer]:
         return [_layer(item) for item in json.loads(body)["layers"]]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise HeaderError(
-            "not an Ollama manifest (layers with sha256 digests and sizes): check the name",
+            (
+                "not an Ollama manifest (a list of layers with sha256 digests and sizes): "
+                "check the name"
+            ),
             file=label,
         ) from error
 

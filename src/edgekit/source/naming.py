@@ -80,8 +80,8 @@ class FileSet:
             more = ", ..." if self.missing_count > len(self.missing) else ""
             numbers = ", ".join(f"{number:05d}" for number in self.missing)
             raise NotFoundError(
-                f"{label}: {base_of(self.stem)} lacks {self.missing_count:,} of its shards "
-                f"({numbers}{more}): fetch the rest"
+                f"{label}: {base_of(self.stem)} is missing {self.missing_count:,} of its "
+                f"shards ({numbers}{more}): download them too"
             )
 
 
@@ -153,7 +153,7 @@ def safetensors_set(folder: Sequence[ModelFile], label: str) -> FileSet | None:
     if variants := [one for one in sets if _VARIANT.fullmatch(base_of(one.stem))]:
         return variants[0]
     raise NotFoundError(
-        f"{label} holds {len(sets)} safetensors files and no index that joins them: name one",
+        f"{label} has {len(sets)} safetensors files and no index that lists them: name one",
         candidates=tuple(one.files[0].name for one in sets[: 2 * SHOWN]),
     )
 

@@ -31,12 +31,12 @@ def made_data_folder(what: str) -> Path:
     """The same, there to be written to. Raises SourceError, with the way out."""
     folder = data_folder()
     if folder is None:
-        raise SourceError(f"there is no home folder: EDGEKIT_DATA says where to keep {what}")
+        raise SourceError(f"no home folder found: set EDGEKIT_DATA to a folder for {what}")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise SourceError(
-            f"{folder} cannot be made ({error.strerror}): EDGEKIT_DATA names another folder"
+            f"cannot create {folder} ({error.strerror}): set EDGEKIT_DATA to another folder"
         ) from error
     return folder
 

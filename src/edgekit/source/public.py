@@ -142,8 +142,9 @@ class Guard:
     def _refusal(self) -> PrivateAddressError:
         host = f"[{self._host}]" if ":" in self._host else self._host
         return PrivateAddressError(
-            f"{self._name}: {host} is an address of this machine or of a private network, or leads to one; it was not "
-            "asked for (edgekit web --allow-private allows it)"
+            f"{self._name}: {host} is, or resolves to, an address of this machine or a "
+            "private network, which is not allowed (edgekit web --allow-private allows "
+            "it)"
         )
 
 

@@ -74,7 +74,7 @@ def first_piece(answer: Answer, *, asked_bytes: int, whole_bytes: int, name: str
         return _ranged_piece(answer, start=0, asked_bytes=asked_bytes, name=name)
     length = answer.headers.get("content-length", "")
     if answer.status != 200:
-        raise _odd(answer, f"answered {answer.status} to a range", name=name)
+        raise _odd(answer, f"answered {answer.status} to a range request", name=name)
     if _LENGTH.fullmatch(length) and int(length) <= whole_bytes:
         return Piece(version=_version(answer.headers, int(length)), length=int(length))
     raise _no_ranges(answer, name=name)
@@ -94,17 +94,17 @@ def next_piece(answer: Answer, *, start: int, asked_bytes: int, known: Version, 
         raise _no_ranges(answer, name=name)
     if answer.status in {200, 416}:  # If-Range did not match, or the file is shorter now
         raise changed(name=name)
-    raise _odd(answer, f"answered {answer.status} to a range", name=name)
+    raise _odd(answer, f"answered {answer.status} to a range request", name=name)
 
 
 def changed(*, name: str) -> RemoteChangedError:
     return RemoteChangedError(
-        f"{name}: the file on the server changed while it was read; nothing was mixed, try again"
+        f"{name}: the file on the server changed while it was being read; try again"
     )
 
 
 def sent_too_much(answer: Answer, piece: Piece, *, name: str) -> RemoteInspectError:
-    return _odd(answer, f"sent more than the {piece.length:,} bytes it promised", name=name)
+    return _odd(answer, f"sent more than the {piece.length:,} bytes it announced", name=name)
 
 
 def _ranged_piece(answer: Answer, *, start: int, asked_bytes: int, name: str) -> Piece:
@@ -113,12 +113,10 @@ def _ranged_piece(answer: Answer, *, start: int, asked_bytes: int, name: str) ->
     match = _CONTENT_RANGE.fullmatch(text.strip())
     if match is None:
         stated = f"Content-Range {text[:60]!r}" if text else "no Content-Range"
-        raise _odd(answer, f"answered a range with {stated}", name=name)
+        raise _odd(answer, f"answered a range request with {stated}", name=name)
     first, last, total_bytes = (int(number) for number in match.groups())
     if not (first == start <= last < min(start + asked_bytes, total_bytes)):
-        what = (
-            f"was asked for bytes {start}-{start + asked_bytes - 1} and says it sends {text[:60]!r}"
-        )
+        what = f"was asked for bytes {start}-{start + asked_bytes - 1} and announced {text[:60]!r}"
         raise _odd(answer, what, name=name)
     stated_length = answer.headers.get("content-length", str(last - first + 1))
     if stated_length != str(last - first + 1):
@@ -143,7 +141,7 @@ def usable_validator(text: str | None) -> str | None:
 
 def _empty_file(answer: Answer, *, name: str) -> Piece:
     if answer.headers.get("content-range", "").strip() != "bytes */0":
-        raise _odd(answer, "says that the file has no first byte (416)", name=name)
+        raise _odd(answer, "reports an empty file (416)", name=name)
     return Piece(version=_version(answer.headers, 0), length=0)
 
 
@@ -158,8 +156,8 @@ def _refuse_web_page(answer: Answer, *, name: str) -> None:
 
 def _no_ranges(answer: Answer, *, name: str) -> RangeNotSupportedError:
     return RangeNotSupportedError(
-        f"{name}: {host_of(answer.url)} sends only whole files (it ignored Range), and this one "
-        "was not read; download it and give its path"
+        f"{name}: {host_of(answer.url)} only sends whole files (it ignores Range), so the "
+        "header could not be read; download the file and give its path"
     )
 
 

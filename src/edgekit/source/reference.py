@@ -109,19 +109,15 @@ def clean_text(text: str) -> str:
     """Without the blanks around it; UsageError for what no name, path or address can be."""
     text = text.strip()
     if not text:
-        raise UsageError("no model was named: give a path, org/name, name:tag or an address")
+        raise UsageError("no model given: give a path, org/name, name:tag or an address")
     if len(text) > MAX_TEXT_CHARS:
         raise UsageError(
-            f"a model name of {len(text):,} characters is over the limit of {MAX_TEXT_CHARS:,}"
+            f"the model name has {len(text):,} characters; the limit is {MAX_TEXT_CHARS:,}"
         )
     if any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise UsageError(
-            f"{text[:80]!r} is not valid UTF-8; a file with such a name has to be renamed first"
-        )
+        raise UsageError(f"{text[:80]!r} is not valid UTF-8; rename the file first")
     if _ODD.search(text):
-        raise UsageError(
-            f"{text[:80]!r} holds control characters; a file with such a name has to be renamed first"
-        )
+        raise UsageError(f"{text[:80]!r} contains control characters; rename the file first")
     return text
 
 
@@ -159,7 +155,8 @@ def _parse_url(text: str, hub_hosts: frozenset[str]) -> Reference:
     host, _, path = place.partition("/")
     if not host or not path.strip("/") or " " in text:
         raise UsageError(
-            f"{text!r} names no file: give the address of a .gguf, .safetensors or config.json"
+            f"{text!r} does not point to a file: give the address of a .gguf, "
+            ".safetensors or config.json"
         )
     return WebFile(url=text.partition("#")[0])
 
@@ -190,7 +187,7 @@ def _parse_hub_id(body: str, text: str) -> HubModel:
     match = _HUB_ID.fullmatch(body.strip("/"))
     if match is None:
         raise UsageError(
-            f"{text!r} is not a model on the hub: write org/name or org/name@revision:Q4_K_M"
+            f"{text!r} is not a Hugging Face model: write org/name or org/name@revision:Q4_K_M"
         )
     found: dict[str, str] = {}
     tail = match["tail"]
@@ -198,7 +195,7 @@ def _parse_hub_id(body: str, text: str) -> HubModel:
         kind, value, tail = _take_part(tail)
         if kind in found or not value:
             raise UsageError(
-                f"{text!r} has an empty or doubled {kind}: write org/name@revision:Q4_K_M"
+                f"{text!r} has an empty or repeated {kind}: write org/name@revision:Q4_K_M"
             )
         found[kind] = value
     quant, filename = found.get("tag"), found.get("path")
@@ -206,7 +203,7 @@ def _parse_hub_id(body: str, text: str) -> HubModel:
         quant, filename = None, filename or quant
     if filename is not None and not filename.lower().endswith(MODEL_SUFFIXES):
         raise UsageError(
-            f"{text!r}: {filename!r} after org/name is no .gguf, .safetensors or .json file"
+            f"{text!r}: {filename!r} after org/name is not a .gguf, .safetensors or .json file"
         )
     return _hub_model(
         text, repo=match["repo"], quant=quant, revision=found.get("revision"), filename=filename
@@ -260,8 +257,9 @@ def _check_repo(repo: str, text: str) -> None:
     whole = _REPO_PART.fullmatch(owner) and _REPO_PART.fullmatch(name)
     if not whole or "--" in repo or ".." in repo or repo.endswith(".git"):
         raise UsageError(
-            f"{text[:200]!r} is not a model on the hub: org and name are up to 96 letters, digits, "
-            "'-', '_' and '.' each, without '--', '..' or an end in '.git'"
+            f"{text[:200]!r} is not a Hugging Face model: org and name may have up to 96 "
+            "letters, digits, '-', '_' and '.' each, without '--' or '..', and may not "
+            "end in '.git'"
         )
 
 
@@ -302,9 +300,7 @@ def ollama_model(name: BareName) -> OllamaModel:
 def _checked_name(name: str, text: str) -> str:
     name = name.strip()
     if not name or len(name) > MAX_NAME_CHARS or _escapes(name):
-        raise UsageError(
-            f"{text[:80]!r} is not the name of a model: give a path, org/name or name:tag"
-        )
+        raise UsageError(f"{text[:80]!r} is not a model name: give a path, org/name or name:tag")
     return name
 
 

@@ -37,8 +37,9 @@ def locate_ollama(model: OllamaModel, reach: Reach) -> ModelFiles:
     except (RemoteNotFoundError, RemoteAccessError) as error:
         # A registry does not tell a stranger whether a private model exists.
         raise type(error)(
-            f"{label}: no such model or tag at {host_of(registry)}, or a private one; "
-            "look it up at ollama.com/search, or `ollama pull` it and give the same name again"
+            f"{label}: {host_of(registry)} has no such model or tag, or it is private; "
+            "look it up at ollama.com/search, or `ollama pull` it and use the same name "
+            "again"
         ) from error
 
     def opener(layer: Layer) -> Callable[[], HttpFile]:

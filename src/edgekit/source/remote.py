@@ -158,14 +158,14 @@ class HttpFile:
     def _check_size(self, expected_bytes: int | None) -> None:
         if expected_bytes is not None and expected_bytes != self.size_bytes:
             raise RemoteChangedError(
-                f"{self._name}: listed with {expected_bytes:,} bytes but served with "
-                f"{self.size_bytes:,}; it is being replaced, try again later"
+                f"{self._name}: listed with {expected_bytes:,} bytes, but the server "
+                f"sends {self.size_bytes:,}; it may be being replaced, try again later"
             )
 
     def _grow(self, end: int, ahead: int) -> None:
         if end > MAX_HEADER_BYTES:
             raise HeaderLimitError(
-                "bytes needed from the start of the file",
+                "bytes to read from the start of the file",
                 value=end,
                 limit=MAX_HEADER_BYTES,
                 file=self._name,
@@ -256,8 +256,8 @@ class HttpFile:
             self._prefix.write(reply.body)
         except OSError as error:  # a long prefix lies in a temporary file
             raise SourceError(
-                f"{self._name}: no room for its header in the folder for temporary files "
-                f"({error.strerror}); set TMPDIR to a folder with space"
+                f"{self._name}: no space for its header in the folder for temporary files "
+                f"({error.strerror}); set TMPDIR to a folder with free space"
             ) from error
         self._available_bytes += len(reply.body)
         return is_complete
@@ -267,9 +267,9 @@ class HttpFile:
         self._transport.count(ranges=1)
         if self._ranges > MAX_RANGES:
             raise RemoteInspectError(
-                f"{self._name}: the server sends so little at a time that {MAX_RANGES} ranges were "
-                f"not enough ({self._available_bytes:,} bytes so far); download the file and give "
-                "its path"
+                f"{self._name}: the server sends so little per request that {MAX_RANGES} "
+                f"requests were not enough ({self._available_bytes:,} bytes so far); "
+                "download the file and give its path"
             )
 
 

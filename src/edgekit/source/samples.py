@@ -41,7 +41,7 @@ class HeaderOnly:
         if offset < 0 or length < 0:
             raise ValueError(f"read of {length} bytes at {offset}")
         if length and len(self._data) <= offset < self._size_bytes:
-            raise SourceError(f"{self._name} holds a header only: byte {offset:,} is not shipped")
+            raise SourceError(f"{self._name} is only a header: byte {offset:,} is not included")
         return self._data[offset : offset + length]
 
     def close(self) -> None:
@@ -58,7 +58,7 @@ def locate_sample(name: str) -> ModelFiles:
     wanted = name.lower()
     if wanted not in index:
         near = close_names(wanted, index) or tuple(index)
-        raise NotFoundError(f"there is no sample {name!r}", candidates=near)
+        raise NotFoundError(f"no such sample: {name!r}", candidates=near)
     entry = index[wanted]
     file, size_bytes = str(entry["file"]), int(entry["size_bytes"])
     title = file.removesuffix(".head.gz")
@@ -81,7 +81,9 @@ def _open(file: str, title: str, size_bytes: int) -> HeaderOnly:
     with (_folder() / file).open("rb") as packed, gzip.GzipFile(fileobj=packed) as plain:
         data = plain.read(MAX_SAMPLE_BYTES + 1)
     if len(data) > MAX_SAMPLE_BYTES:
-        raise SourceError(f"the sample {file} is over {MAX_SAMPLE_BYTES:,} bytes: install again")
+        raise SourceError(
+            f"the sample {file} has more than {MAX_SAMPLE_BYTES:,} bytes: reinstall edgekit"
+        )
     return HeaderOnly(data, name=title, size_bytes=size_bytes)
 
 

@@ -85,7 +85,7 @@ def _ollama_files(model: OllamaModel, store: Path, manifest: bytes) -> ModelFile
         # The digest was checked to be hexadecimal: this path stays in the store.
         path = store / "blobs" / layer.digest.replace(":", "-")
         if not is_regular(path):
-            raise NotFoundError(f"{path} is not there, though Ollama lists {label}: pull it again")
+            raise NotFoundError(f"{path} is missing, although Ollama lists {label}: pull it again")
         return partial(LocalFile, path)
 
     return files_of_manifest(

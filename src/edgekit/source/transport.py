@@ -110,7 +110,7 @@ class Transport:
             url = redirect_target(url, answer.headers.get("location", ""), name=name)
             if url in seen:
                 raise RemoteInspectError(
-                    f"{name}: {host_of(url)} redirects in a circle; check the address"
+                    f"{name}: {host_of(url)} redirects in a loop; check the address"
                 )
             seen.add(url)
         raise RemoteInspectError(
@@ -128,8 +128,8 @@ class Transport:
                 continue
             if reply.overrun:
                 raise RemoteInspectError(
-                    f"{name}: {host_of(url)} sent more than {limit_bytes:,} bytes where a short "
-                    "document was expected; check the address"
+                    f"{name}: {host_of(url)} sent more than {limit_bytes:,} bytes where a "
+                    "small document was expected; check the address"
                 )
             return reply
 
@@ -203,9 +203,10 @@ class Transport:
 
     def _too_slow(self, name: str) -> RemoteTimeoutError:
         return RemoteTimeoutError(
-            f"{name}: not done after {self.reach.total_timeout_s:g} s on the network "
-            f"({self.reach.traffic.requests} requests); the server or the line is too slow: "
-            "allow more time (--timeout), or download the file and give its path"
+            f"{name}: timed out after {self.reach.total_timeout_s:g} s "
+            f"({self.reach.traffic.requests} requests), because the server or the "
+            "connection is too slow: allow more time (--timeout), or download the file "
+            "and give its path"
         )
 
 
@@ -228,11 +229,11 @@ class Patience:
         self._timeouts += trouble.timed_out
         if asked_s > MAX_RETRY_AFTER_S:
             raise RemoteInspectError(
-                f"{self._name}: {trouble.what} and asks to wait; try again in {asked_s:.0f} s"
+                f"{self._name}: {trouble.what} and asked us to wait; try again in {asked_s:.0f} s"
             )
         if self._retries >= MAX_RETRIES or self._timeouts > MAX_TIMEOUT_RETRIES:
             raise RemoteInspectError(
-                f"{self._name}: {trouble.what}, {self._retries + 1} times; {trouble.advice}"
+                f"{self._name}: {trouble.what} ({self._retries + 1} attempts); {trouble.advice}"
             )
         pause_s = max(FIRST_PAUSE_S * 2**self._retries, asked_s)
         self._retries += 1

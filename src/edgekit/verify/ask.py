@@ -23,7 +23,8 @@ def ask_engine(way: Way, question: Question, limits: Limits) -> EngineAnswer:
     devices = tuple(child.log.devices)
     if question.setup.has_device and not devices:
         raise EngineError(
-            f"the llama.cpp of {way.name} finds no GPU here, so only --backend cpu can be verified"
+            f"the llama.cpp in {way.name} finds no GPU on this machine, so only --backend "
+            "cpu can be verified"
         )
     return EngineAnswer(
         through=way.name,
@@ -80,8 +81,8 @@ def _end_of(child: Child, limits: Limits) -> str:
     if child.timed_out:
         return f"llama.cpp did not answer within {limits.timeout_s:g} s (--engine-timeout)"
     code, allowed = child.exit_code or 0, limits.memory_bytes
-    how = f"died of {signal_name(-code)}" if code < 0 else f"gave up (exit code {code})"
-    limit = "" if allowed is None else f"; it was allowed {format_bytes(allowed)} of address space"
+    how = f"died of {signal_name(-code)}" if code < 0 else f"exited (code {code})"
+    limit = "" if allowed is None else f" (its limit was {format_bytes(allowed)} of address space)"
     return f"llama.cpp {how}{limit}"
 
 

@@ -37,7 +37,7 @@ def request(question: Question) -> dict[str, Any]:
     """What the child process is told: plain parameters, and enums by their names."""
     load, setup = question.load, question.setup
     if load.output_rows is not None:
-        raise UsageError("llama-server decides itself how many rows of logits it keeps")
+        raise UsageError("llama-server chooses the number of output rows itself")
     return {
         "way": NAME,
         "model": str(question.path),

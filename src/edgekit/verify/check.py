@@ -99,7 +99,8 @@ def verify_model(
             asked, estimate = answered, predicted(model, load, answered)
         except RefusedError as error:
             raise PredictionError(
-                f"{error}; but {answer.version} loads it, so the prediction is wrong: please report it"
+                f"{error}; but {answer.version} loads it, so EdgeKit's prediction is "
+                "wrong: please report this"
             ) from error
     resident: tuple[Resident, ...] = ()
     paced: Paced | None = None
@@ -162,7 +163,7 @@ def _notes(estimate: MemoryEstimate, answer: EngineAnswer) -> list[str]:
     """Where the engine understood the options otherwise, every number may differ for it."""
     facts = {name: str(value) for name, value in estimate.facts}
     return [
-        f"the engine has {name} = {answer.resolved[name]}, the prediction {facts[name]}"
+        f"the engine uses {name} = {answer.resolved[name]}, the prediction {facts[name]}"
         for name in ("n_ctx", "n_ctx_seq", "n_seq_max", "n_batch", "n_ubatch")
         if name in facts and answer.resolved.get(name, facts[name]) != facts[name]
     ]
@@ -176,8 +177,9 @@ def _dry_memory(estimate: MemoryEstimate, setup: LlamaCppSetup) -> int | None:
     available = available_bytes()
     if available is not None and real > available:
         raise UsageError(
-            f"llama.cpp makes room for states and output even in a dry run: {format_bytes(real)}, "
-            f"and {format_bytes(available)} are available; ask for fewer sequences (-np)"
+            "llama.cpp allocates states and output even in a dry run: "
+            f"{format_bytes(real)}, but only {format_bytes(available)} are available; use "
+            "fewer sequences (-np)"
         )
     return _CHILD_BYTES + 2 * real
 
@@ -194,7 +196,8 @@ def _require_room(estimate: MemoryEstimate) -> None:
     available, needed = available_bytes(), estimate.total_bytes
     if available is not None and needed > available:
         raise UsageError(
-            f"not loaded: it would take {format_bytes(needed)}, and {format_bytes(available)} are available"
+            f"not loaded: it would need {format_bytes(needed)}, but only "
+            f"{format_bytes(available)} are available"
         )
 
 

@@ -79,7 +79,7 @@ def _start(request: dict[str, Any]) -> None:
     try:
         parameters = make_parameters(xllamacpp, request)
     except (AttributeError, TypeError, ValueError) as error:
-        _fail(f"this xllamacpp does not take a parameter that it should: {error}")
+        _fail(f"this version of xllamacpp does not accept a parameter that it should: {error}")
     _tell(version=llama_version(xllamacpp), **_memory("started"))
     try:
         server = xllamacpp.Server(parameters)

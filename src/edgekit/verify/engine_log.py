@@ -165,8 +165,8 @@ class EngineLog:
         told = {kind for context in contexts for kind in context.parts}
         if not self._weights or not {Component.COMPUTE, Component.OUTPUT} <= told:
             raise EngineError(
-                "this llama.cpp's log is not understood: it does not tell its buffers; an update of "
-                f"edgekit may know this version ({self.last_words()})"
+                "cannot parse this llama.cpp's log: it does not list its buffers; a "
+                f"newer edgekit may support this version ({self.last_words()})"
             )
         weights = _sum(size for _, size in self._weights)
         parts = {
@@ -182,7 +182,7 @@ class EngineLog:
     def parts(self) -> dict[Component, Measured]:
         """Every part of the answer of a dry run. EngineError when the log is not what we know."""
         if not self._breakdown or not {Component.COMPUTE, Component.OUTPUT} <= self._parts.keys():
-            raise EngineError(f"llama.cpp did not come to an answer: {self.last_words()}")
+            raise EngineError(f"llama.cpp did not finish its answer: {self.last_words()}")
         model, context, compute = (
             _sum(row[i] for row in self._breakdown.values()) for i in range(3)
         )
@@ -199,14 +199,14 @@ class EngineLog:
     def _check(self, what: str, lines: Measured, breakdown: Measured) -> None:
         if not lines.meets(breakdown):
             raise EngineError(
-                f"this llama.cpp's log is not understood: its {what} lines add up to "
-                f"{lines.middle_bytes:,} bytes, its breakdown says {breakdown.low_bytes:,}; "
-                "an update of edgekit may know this version"
+                f"cannot parse this llama.cpp's log: its {what} lines add up to "
+                f"{lines.middle_bytes:,} bytes, but its breakdown says "
+                f"{breakdown.low_bytes:,}; a newer edgekit may support this version"
             )
 
     def last_words(self) -> str:
         """Its complaints, of which the first says most; the last lines where there is none."""
-        return " | ".join(self._complaints or self._last) or "it said nothing"
+        return " | ".join(self._complaints or self._last) or "no output"
 
 
 def _sum(sizes: Iterable[Measured]) -> Measured:

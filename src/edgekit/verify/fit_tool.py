@@ -50,10 +50,10 @@ def _require_askable(question: Question) -> None:
     """It knows the flags that all of llama.cpp's tools share, not those of llama-server."""
     load = question.load
     refused = {
-        "really load a model": question.really,
-        "be asked for embeddings": question.setup.embeddings,
+        "load a model for real": question.really,
+        "report on embeddings": question.setup.embeddings,
         "share one cache among sequences": load.unified and (load.sequences or 1) > 1,
-        "be told how many rows of logits are kept": load.output_rows is not None,
+        "take a number of output rows": load.output_rows is not None,
     }
     for what, wanted in refused.items():
         if wanted:

@@ -23,7 +23,8 @@ def generated_files(header: ModelHeader, *, label: str) -> ModelFiles:
     architecture = header.keys.get("general.architecture")
     if architecture is None or header.tensors is None:
         raise UsageError(
-            f"{label} is known by its config.json alone, and llama.cpp reads GGUF files: name a GGUF of it"
+            f"the catalog has only the config.json of {label}, and llama.cpp needs a "
+            "GGUF: name a GGUF of it"
         )
     raw, size_bytes = _gguf(header, str(architecture))
     file = HollowFile(name=f"{label}.gguf", header=raw, size_bytes=size_bytes)

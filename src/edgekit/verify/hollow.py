@@ -43,7 +43,8 @@ def hollow_out(files: ModelFiles) -> tuple[HollowFile, ...]:
     """The headers of all shards, read once; of a remote file nothing else is fetched."""
     if files.container is not Container.GGUF:
         raise UsageError(
-            f"{files.label} is {files.container.value}: verify asks llama.cpp, which reads GGUF files"
+            f"{files.label} is {files.container.value}, but verify runs llama.cpp, which "
+            "only reads GGUF files"
         )
     if not files.weights:
         raise HeaderError("there is no GGUF file to read", file=files.label)
@@ -79,8 +80,8 @@ def on_disk(hollow: Sequence[HollowFile]) -> Iterator[Path]:
             path = _write_all(Path(folder), hollow)
         except OSError as error:
             raise EngineError(
-                f"the header cannot be written to {tempfile.gettempdir()}: {error.strerror or error}; "
-                "set TMPDIR to a folder with room"
+                f"cannot write the header to {tempfile.gettempdir()}: "
+                f"{error.strerror or error}; set TMPDIR to a folder with free space"
             ) from error
         yield path
 
@@ -109,8 +110,8 @@ def _write_all(folder: Path, hollow: Sequence[HollowFile]) -> Path:
     total = sum(file.size_bytes for file in hollow)
     if total > _SMALL_BYTES and not _keeps_holes(folder):
         raise EngineError(
-            f"{folder.parent} is on a file system without sparse files: the copy would take "
-            f"{format_bytes(total)}; set TMPDIR to a folder elsewhere"
+            f"{folder.parent} is on a file system without sparse files, so the copy would "
+            f"take {format_bytes(total)}; set TMPDIR to another folder"
         )
     paths = [folder / name for name in _names(len(hollow))]
     for path, file in zip(paths, hollow, strict=True):

@@ -85,7 +85,7 @@ def _process(environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]
             start_new_session=True,
         )
     except OSError as error:
-        raise EngineError(f"no process can be started for the engine: {error}") from error
+        raise EngineError(f"cannot start a process for the engine: {error}") from error
     try:
         yield process
     finally:

@@ -49,6 +49,6 @@ def choose_way(mode: Mode | None = None, *, really: bool = False) -> Way:
             return way
     who = "" if mode is None else f" as a {mode.value}"
     raise EngineError(
-        f"there is no llama.cpp on this machine to ask{who}: "
+        f"no llama.cpp found on this machine to run{who}: "
         + ", or ".join(way.install for way in fitting)
     )

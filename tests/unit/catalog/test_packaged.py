@@ -156,7 +156,7 @@ def test_a_name_that_is_none(name: str) -> None:
 def test_a_header_alone_is_not_for_engines_that_load_safetensors() -> None:
     entry = find_entry("llama-2-7b")
     assert open_entry(entry, "llama.cpp").header.keys
-    with pytest.raises(RefusedError, match="which vllm does not load"):
+    with pytest.raises(RefusedError, match="which vllm cannot load"):
         open_entry(entry, "vllm")
     with pytest.raises(UsageError, match="unknown engine"):
         open_entry(entry, "ollama-rs")

@@ -65,11 +65,11 @@ def broken(**changes: Any) -> str:
     [
         ("", "not JSON"),
         ("{", "not JSON"),
-        ("[]", "a list stands where an object should"),
+        ("[]", "expected an object, found a list"),
         ("[" * 100_000, "nested too deeply"),
         ('{"id": NaN}', "NaN is no number"),
-        (None, "a NoneType stands where a line of JSON should"),
-        (b"{}", "a bytes stands where a line of JSON should"),
+        (None, "expected a line of JSON, found a NoneType"),
+        (b"{}", "expected a line of JSON, found a bytes"),
         (" " * (MAX_RECORD_CHARS + 1), "over the limit of 1,048,576"),
         ("{}", "id: None is not a name"),
         (broken(id="../x y"), "id: '../x y' is not a name"),
@@ -80,17 +80,17 @@ def broken(**changes: Any) -> str:
         (broken(parameters=-1), "parameters: -1 is not a whole number"),
         (broken(native_context=2**63), "native_context: 9223372036854775808 is not a whole"),
         (broken(kinds=["poetry"]), "kinds: 'poetry' is not a valid Kind"),
-        (broken(kinds="chat"), "kinds: 'chat' is not the list"),
+        (broken(kinds="chat"), "kinds: 'chat' is not a list"),
         (broken(sizes={"F16": 7}), "sizes: "),
         (broken(sizes={"F16": [7, "sure"]}), "sizes: 'sure' is not one of exact, modelled, assumed"),
-        (broken(speeds=[["GPU", -1, "x", "y"]]), "speeds: -1 is not a number of tokens a second"),
-        (broken(keys=[]), "keys: a list stands where an object should"),
-        (broken(keys={"a": {}}), "keys: {} is not a value of a GGUF"),
-        (broken(keys={}, config={}), "nothing to rebuild the model from"),
+        (broken(speeds=[["GPU", -1, "x", "y"]]), "speeds: -1 is not a number of tokens per second"),
+        (broken(keys=[]), "keys: expected an object, found a list"),
+        (broken(keys={"a": {}}), "keys: {} is not a valid GGUF value"),
+        (broken(keys={}, config={}), "the model cannot be rebuilt from this"),
         (broken(tensors=["x 1x1x1x1x1 F16"]), "tensors: 'x 1x1x1x1x1 F16' is not a line"),
-        (broken(tensors=["x 1 F16 all"]), "is not a line such as"),
-        (broken(tensors=["x -1 F16"]), "is not a line such as"),
-        (broken(tensors=[["x", [1], "F16"]]), "is not a line such as"),
+        (broken(tensors=["x 1 F16 all"]), "is not a line like"),
+        (broken(tensors=["x -1 F16"]), "is not a line like"),
+        (broken(tensors=[["x", [1], "F16"]]), "is not a line like"),
         (broken(sources=[["x", "exact"]]), "sources: "),
     ],
 )  # fmt: skip
@@ -147,9 +147,9 @@ def test_a_line_is_tensors(line: str, names: list[str]) -> None:
     [
         ("x 1 Q9_9", UnknownDtypeError, "Q9_9"),
         ("x 7 Q8_0", HeaderError, "not a multiple"),
-        ("x 1 F16 9-1", HeaderError, "small: '9-1': blocks run from 0 to 511"),
-        ("x 1 F16 0-512", HeaderError, "blocks run from 0 to 511"),
-        ("x", HeaderError, "small: 'x' is not a line of tensors"),
+        ("x 1 F16 9-1", HeaderError, "small: '9-1': block numbers go from 0 to 511"),
+        ("x 1 F16 0-512", HeaderError, "block numbers go from 0 to 511"),
+        ("x", HeaderError, "small: 'x' is not a valid line of tensors"),
     ],
 )
 def test_a_line_of_no_tensor(line: str, error: type[HeaderError], told: str) -> None:
@@ -164,7 +164,7 @@ def test_too_many_tensors() -> None:
 
 def test_a_tensor_that_cannot_be_written_down() -> None:
     (tensor,) = tensors_of(("x 1 F32",), name="small")
-    with pytest.raises(HeaderError, match="cannot be kept"):
+    with pytest.raises(HeaderError, match="cannot be stored"):
         runs_of((replace(tensor, name="a b"),))
 
 

@@ -103,11 +103,11 @@ def is_left_out(told: str) -> str:
 def test_not_a_database(data_folder: Path) -> None:
     data_folder.mkdir()
     (data_folder / NAME).write_bytes(b"my notes, not a database at all" * 100)
-    problem = is_left_out("a damaged catalog (file is not a database): move it away")
+    problem = is_left_out("the catalog is damaged (file is not a database): move the file away")
     assert problem.startswith(str(data_folder / NAME))
-    with pytest.raises(HeaderError, match="damaged catalog"):
+    with pytest.raises(HeaderError, match="catalog is damaged"):
         save_entry(OWN)
-    with pytest.raises(HeaderError, match="damaged catalog"):
+    with pytest.raises(HeaderError, match="catalog is damaged"):
         forget_entry("own")
 
 
@@ -118,7 +118,7 @@ def test_a_database_with_a_torn_page(data_folder: Path) -> None:
     pages = bytearray(path.read_bytes())
     pages[4096 : len(pages)] = b"\xff" * (len(pages) - 4096)
     path.write_bytes(pages)
-    is_left_out("damaged catalog")
+    is_left_out("catalog is damaged")
 
 
 def test_a_database_cut_short(data_folder: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_newer_schema_is_neither_read_nor_written(data_folder: Path) -> None:
     with sqlite3.connect(data_folder / NAME) as database:
         database.execute("PRAGMA user_version = 2")
     database.close()
-    is_left_out("made by a newer EdgeKit (schema 2, this one knows 1): upgrade")
+    is_left_out("created by a newer EdgeKit (schema 2, this one supports 1): upgrade")
     with pytest.raises(HeaderError, match="newer EdgeKit"):
         save_entry(OWN)
 
@@ -165,9 +165,9 @@ def test_a_table_that_never_ends(data_folder: Path, monkeypatch: pytest.MonkeyPa
     [
         (("own", "{"), "not JSON"),
         (("own", b"\x00\xff"), "a bytes stands where"),
-        (("own", 7), "a int stands where"),
+        (("own", 7), "expected an object, found a int"),
         (("own", "x" * (MAX_RECORD_CHARS + 1)), "more than 1,048,576 characters"),
-        (("other", None), "its row has another name"),
+        (("other", None), "its row has a different name"),
         ((b"own", "{}"), "id: None is not a name"),
         (("own\x1b[2J", "{}"), "id: None is not a name"),
     ],
@@ -193,11 +193,11 @@ def test_a_damaged_row_is_named_and_the_others_stay(
 
 def test_a_folder_or_a_pipe_in_its_place(data_folder: Path) -> None:
     (data_folder / NAME).mkdir(parents=True)
-    is_left_out("is not a file: move it away")
+    is_left_out("is not a regular file: move it away")
     (data_folder / NAME).rmdir()
     os.mkfifo(data_folder / NAME)
-    is_left_out("is not a file: move it away")
-    with pytest.raises(SourceError, match="is not a file"):
+    is_left_out("is not a regular file: move it away")
+    with pytest.raises(SourceError, match="is not a regular file"):
         save_entry(OWN)
 
 
@@ -223,7 +223,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EDGEKIT_DATA", str(tmp_path / "file" / "data"))
     assert own_ids() == []
-    with pytest.raises(SourceError, match="EDGEKIT_DATA names another folder"):
+    with pytest.raises(SourceError, match="set EDGEKIT_DATA to another folder"):
         save_entry(OWN)
 
 

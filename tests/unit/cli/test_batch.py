@@ -109,25 +109,25 @@ def test_recorded_rows_of_the_gpu(capsys: pytest.CaptureFixture[str], tmp_path: 
 @pytest.mark.parametrize(
     ("row", "sentence"),
     [
-        ("nonsense", "not JSON"),
+        ("nonsense", "not valid JSON"),
         ("[1, 2]", "is a list, not an object"),
         ("12", "is a int"),
-        ('{"model": ', "not JSON"),
-        ("[" * 30_000, "not JSON"),
-        ("1" * 6_000, "not JSON"),
+        ('{"model": ', "not valid JSON"),
+        ("[" * 30_000, "not valid JSON"),
+        ("1" * 6_000, "not valid JSON"),
         ('{"a": [' + "[]," * 40_000 + "1]}", "over the limit"),
-        ({}, "neither a model"),
-        ({"model": 7}, "neither a model"),
-        ({"model": ""}, "neither a model"),
+        ({}, "needs a model"),
+        ({"model": 7}, "needs a model"),
+        ({"model": ""}, "needs a model"),
         ({"model": "no/such/folder/x.gguf"}, "x.gguf"),
         ({"model": "a\0b"}, ""),
-        ({"config": [1]}, "config is not an object"),
+        ({"config": [1]}, "config must be an object"),
         ({"config": {}, "engine": "vllm"}, ""),
         (SAMPLE | {"engine": "tgi"}, "unknown engine"),
-        (SAMPLE | {"engine": ["vllm"]}, "not names"),
-        (SAMPLE | {"backend": {"a": 1}}, "not names"),
+        (SAMPLE | {"engine": ["vllm"]}, "must be strings"),
+        (SAMPLE | {"backend": {"a": 1}}, "must be strings"),
         (SAMPLE | {"backend": "tpu"}, "tpu"),
-        (SAMPLE | {"options": "n_ctx=4096"}, "options are not an object"),
+        (SAMPLE | {"options": "n_ctx=4096"}, "options must be an object"),
         (SAMPLE | {"options": {"n_ctx": "many"}}, "n_ctx"),
         (SAMPLE | {"options": {"n_ctx": -1}}, "context -1"),
         (SAMPLE | {"options": {"n_ctx": 10**40}}, "n_ctx 1"),
@@ -170,7 +170,7 @@ def test_a_row_that_is_too_long_is_skipped(
     long = SAMPLE | {"comment": "x" * 5000}
     found = answers(capsys, tmp_path, [SAMPLE, long, SAMPLE])
     assert ["error" in answer for answer in found] == [False, True, False]
-    assert "more than 1,000 bytes" in found[1]["error"]
+    assert "longer than 1,000 bytes" in found[1]["error"]
 
 
 def test_names_of_rows_are_echoed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -101,8 +101,8 @@ def test_it_measures_tells_and_remembers(
     code, out, err = ask("calibrate")
     assert code == 0
     first, *_ = out.splitlines()
-    assert re.fullmatch(r"Measured: memory is read at .* GB/s, llama\.cpp holds .* beside its.*", first)  # fmt: skip
-    for label in ("\nMachine  ", "\nMemory   ", "\nEngine   llama.cpp (xllamacpp ", "\nBill     "):  # fmt: skip
+    assert re.fullmatch(r"Measured: memory bandwidth .* GB/s, llama\.cpp overhead .*", first)  # fmt: skip
+    for label in ("\nMachine  ", "\nMemory   ", "\nEngine   llama.cpp (xllamacpp ", "\nEstimate "):  # fmt: skip
         assert label in out
     assert str(data / NAME) in "".join(out.split())
     assert [line.split(":")[0] for line in err.splitlines()] == ["edgekit"] * len(err.splitlines())
@@ -118,7 +118,9 @@ def test_for_a_program(data: Path, tmp_path: Path, ask: Ask) -> None:
     assert set(found) == MEASURED
     assert found["path"] == str(data / NAME)
     assert found["engine"]["overhead_bytes"] is None  # of 260 words it says nothing of other models
-    assert "which is not kept: small.gguf has 260 tokens" in found["notes"][-1]
+    assert (
+        "which was not saved: small.gguf has a vocabulary of only 260 tokens" in found["notes"][-1]
+    )
     assert found["engine"]["pace"]["label"] == "small.gguf"
     assert found["within"] is all(row["within"] for row in found["parts"])
     assert found["parts"][0]["difference_bytes"] == 0
@@ -148,8 +150,8 @@ def test_nothing_measured_is_not_said_to_be_kept(
     monkeypatch.setattr(host_room, "_filesystem", lambda _: "ext4")
     code, out, err = ask("calibrate")
     assert (code, err) == (0, "")
-    assert out.startswith("Measured: nothing that can be kept\n")
-    assert "\nKept" not in out
+    assert out.startswith("Measured: nothing that can be saved\n")
+    assert "\nSaved" not in out
     assert "No module named" not in out
     assert not data.exists()
 
@@ -157,11 +159,11 @@ def test_nothing_measured_is_not_said_to_be_kept(
 def test_a_disk_alone_is_something(data: Path) -> None:
     """And what llama.cpp did is told in whole words, where what it holds besides is not kept."""
     found = Calibrated(machine=detect(), host=replace(HOST, bandwidth_bytes_per_s=None))
-    assert calibrated_text(found, "there").startswith("Measured: the disk at 2 GB/s\n")
-    assert "\nKept     there\n" in calibrated_text(found, "there")
+    assert calibrated_text(found, "there").startswith("Measured: disk 2 GB/s\n")
+    assert "\nSaved    there\n" in calibrated_text(found, "there")
     paced = replace(found, engine=replace(ENGINE, overhead_bytes=None))
     first = calibrated_text(paced, "there").splitlines()[0]
-    assert first == "Measured: the disk at 2 GB/s, llama.cpp decodes 3.5 tokens a second"
+    assert first == "Measured: disk 2 GB/s, llama.cpp speed 3.5 tokens/s"
 
 
 def test_what_is_kept_is_listed(kept: Calibration, data: Path, ask: Ask) -> None:
@@ -169,10 +171,10 @@ def test_what_is_kept_is_listed(kept: Calibration, data: Path, ask: Ask) -> None
     assert (code, err) == (0, "")
     words = " ".join(out.split())
     assert words.startswith(f"1 machine, 1 engine, 1 difference in {data / NAME}")
-    assert "18 GB/s by all cores, 2026-11-16" in words
-    assert "/tmp: read at 2 GB/s, written at 1 GB/s" in words
-    assert "90.00 MiB on the host beside its bill (1 run, 2026-11-16, the most with a model)" in words  # fmt: skip
-    assert "3.5 tokens a second, a prompt of 512 tokens at 40.2: a model, 4.00 GiB for a token" in words  # fmt: skip
+    assert "18 GB/s with all cores, 2026-11-16" in words
+    assert "/tmp: read 2 GB/s, write 1 GB/s" in words
+    assert "90.00 MiB of RAM besides the estimate (1 run, 2026-11-16, highest with a model)" in words  # fmt: skip
+    assert "3.5 tokens/s, 40.2 tokens/s for a prompt of 512 tokens: a model, 4.00 GiB per token" in words  # fmt: skip
     assert "a model: compute 10.00 MiB predicted, 20.00 MiB in llama.cpp 0.6.0" in words
 
 
@@ -188,8 +190,8 @@ def test_the_list_for_a_program(kept: Calibration, ask: Ask) -> None:
 def test_an_empty_list(data: Path, ask: Ask) -> None:
     code, out, err = ask("calibrate", "--list")
     assert (code, err) == (0, "")
-    assert out == "Nothing was measured yet: `edgekit calibrate` does\n"
-    assert ask("calibrate", "--remove") == (0, "There was nothing to remove\n", "")
+    assert out == "Nothing measured yet: run `edgekit calibrate`\n"
+    assert ask("calibrate", "--remove") == (0, "Nothing to remove\n", "")
     assert json.loads(ask("calibrate", "--remove", "--json")[1])["removed"] is False
     assert not data.exists()
 
@@ -222,10 +224,10 @@ def test_a_damaged_file_is_told_everywhere(data: Path, ask: Ask) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        (("model.gguf", "--list"), 2, "give one of MODEL, --list and --remove"),
-        (("--list", "--remove"), 2, "give one of MODEL, --list and --remove"),
+        (("model.gguf", "--list"), 2, "give only one of MODEL, --list and --remove"),
+        (("--list", "--remove"), 2, "give only one of MODEL, --list and --remove"),
         (("/nowhere.gguf",), 4, "no such file"),
-        (("sample:gemma-3-27b",), 2, "a header without weights"),
+        (("sample:gemma-3-27b",), 2, "only a header, without weights"),
     ],
 )
 def test_errors_have_their_code(
@@ -314,7 +316,7 @@ def test_hardware_shows_it(kept: Calibration, ask: Ask) -> None:
     out = " ".join(ask("hardware")[1].split())
     assert "18 GB/s, measured here on 2026-11-16" in out
     assert "Measured llama.cpp (xllamacpp 2026.10) on" in out
-    assert "90.00 MiB on the host beside its bill" in out
+    assert "90.00 MiB of RAM besides the estimate" in out
     assert "outside its bounds: a model: compute 10.00 MiB predicted" in out
     found = json.loads(ask("hardware", "--json")[1])["machine"]
     assert found["host"]["bandwidth_because"] == "measured here on 2026-11-16"
@@ -351,12 +353,12 @@ def test_verify_load_feeds_it(data: Path, tmp_path: Path, ask: Ask) -> None:
     assert "Remembered" not in out
     assert not data.exists()
     _, out, _ = ask("verify", model, "--load")
-    assert "Remembered for this machine: " in out
+    assert "Saved for this machine: " in out
     (row,) = read_calibration().calibration.engines
     assert (row.overhead_label, row.samples) == ("large.gguf", 1)
     found = json.loads(ask("verify", model, "--load", "--json")[1])
     assert found["beside_bytes"] > 10 * MIB
-    assert any(note.startswith("Remembered for this machine") for note in found["notes"])
+    assert any(note.startswith("Saved for this machine") for note in found["notes"])
     (row,) = read_calibration().calibration.engines
     assert row.samples == 2
     assert row.overhead_bytes is not None
@@ -369,7 +371,7 @@ def test_verify_load_of_few_words_is_told_and_not_kept(
     pytest.importorskip("xllamacpp")
     _, out, _ = ask("verify", str(small_model.write_model(tmp_path)), "--load")
     words = " ".join(out.split())
-    assert "which is not kept: small.gguf has 260 tokens of vocabulary" in words
+    assert "which was not saved: small.gguf has a vocabulary of only 260 tokens" in words
     assert "Remembered" not in words
     assert not data.exists()
 
@@ -385,4 +387,4 @@ def test_verify_load_goes_on_where_nothing_can_be_kept(
     write_made_up(model, QUICK.shape)
     code, out, _ = ask("verify", str(model), "--load")
     assert code == 0
-    assert "not remembered for later bills: " in " ".join(out.split())
+    assert "not saved for later estimates: " in " ".join(out.split())

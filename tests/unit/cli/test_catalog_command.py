@@ -99,7 +99,7 @@ def test_one_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert out.startswith(
         "qwen3-30b-a3b: 30.53 B parameters, 3.35 B of them active, 40,960 tokens, for chat, reasoning\n"
     )
-    assert "licence not known" in out
+    assert "licence unknown" in out
     assert re.search(r"Q4_K_M +17\.28 GiB +18,550,716,416 bytes +exact", out)
     assert "Sources  " in out
 
@@ -131,7 +131,7 @@ def test_added_shown_updated_removed(tmp_path: Path, capsys: pytest.CaptureFixtu
     added = find_entry("small")
     assert (added.parameters, added.reference) == (parameters, str(path))
     assert added.sizes[0].tensor_bytes == 4 * parameters
-    assert ask(capsys, "update") == (0, "small: as before\n", "")
+    assert ask(capsys, "update") == (0, "small: unchanged\n", "")
     small_model(path, context=1024)
     code, out, _ = ask(capsys, "update", "small")
     assert (code, out) == (0, "small: changed\n  native context: 512 -> 1,024\n  keys: changed\n")
@@ -147,7 +147,7 @@ def test_a_relative_path_is_found_again_from_elsewhere(
     monkeypatch.chdir(tmp_path)
     ask(capsys, "add", "small.gguf")
     monkeypatch.chdir("/")
-    assert ask(capsys, "update")[:2] == (0, "small: as before\n")
+    assert ask(capsys, "update")[:2] == (0, "small: unchanged\n")
 
 
 def test_what_cannot_be_read_again_stays(
@@ -160,8 +160,8 @@ def test_what_cannot_be_read_again_stays(
     code, out, _ = ask(capsys, "update")
     assert code == 5
     first, second, *_ = out.splitlines()
-    assert first == "other: as before"
-    assert second.startswith("small: kept as it was:")
+    assert first == "other: unchanged"
+    assert second.startswith("small: not updated:")
     assert find_entry("small").parameters is not None
     told = json.loads(ask(capsys, "update", "--json")[1])
     assert [one["id"] for one in told["read"]] == ["other"]
@@ -186,7 +186,7 @@ def test_two_models_of_one_name(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert ask(capsys, "add", str(tmp_path / "a/small.gguf"))[1].startswith("read again: small: ")
     code, out, err = ask(capsys, "add", str(tmp_path / "b/small.gguf"))
     assert (code, out) == (2, "")
-    assert "--id gives this one another name" in err
+    assert "use --id to give this one another name" in err
     assert ask(capsys, "add", str(tmp_path / "b/small.gguf"), "--id", "second")[0] == 0
     assert find_entry("second").parameters == find_entry("small").parameters
 
@@ -196,7 +196,7 @@ def test_a_name_of_the_packaged_ones_is_said(
 ) -> None:
     path = small_model(tmp_path / "small.gguf")
     _, out, _ = ask(capsys, "add", str(path), "--id", "qwen3-8b")
-    assert "stands before the packaged entry" in out
+    assert "replaces the built-in entry" in out
 
 
 def test_a_value_that_is_no_number_is_not_kept(
@@ -206,19 +206,19 @@ def test_a_value_that_is_no_number_is_not_kept(
     path = small_model(tmp_path / "small.gguf", more=(strange,))
     code, out, err = ask(capsys, "add", str(path))
     assert (code, out) == (5, "")
-    assert "no number" in err
+    assert "is not a number" in err
 
 
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
         (("show", "qwen3-9b"), 4, "no model 'qwen3-9b' in the catalog. Did you mean: "),
-        (("remove", "nothing"), 4, "you added no model 'nothing'"),
-        (("remove", "Qwen3-8B"), 2, "came with EdgeKit: only what you added can be removed"),
+        (("remove", "nothing"), 4, "you have not added a model 'nothing'"),
+        (("remove", "Qwen3-8B"), 2, "came with EdgeKit: only models that you added can be removed"),
         (("update", "qwen3-8b"), 4, "no model 'qwen3-8b'"),
         (("add", "./no.gguf"), 4, "no such file or folder"),
-        (("add", "a", "b", "--id", "c"), 2, "--id names one model"),
-        (("add", "a", "--id", "c/d"), 2, "an id is letters"),
+        (("add", "a", "b", "--id", "c"), 2, "--id works with one model only"),
+        (("add", "a", "--id", "c/d"), 2, "an id may contain letters"),
     ],
 )
 def test_errors(
@@ -235,13 +235,13 @@ def test_a_damaged_store_is_a_note(data_folder: Path, capsys: pytest.CaptureFixt
     (data_folder / "catalog.db").write_text("not a database" * 100)
     code, out, err = ask(capsys, "list")
     assert (code, err) == (0, "")
-    assert "what you added is left out" in " ".join(out.split())
+    assert "the models you added are left out" in " ".join(out.split())
     assert ask(capsys, "show", "qwen3-8b")[0] == 0
     assert ask(capsys, "add", "sample:gemma-3-27b")[0] == 5
 
 
 def test_nothing_added_yet(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ask(capsys, "update") == (0, "you added no models yet\n", "")
+    assert ask(capsys, "update") == (0, "you have not added any models yet\n", "")
 
 
 @pytest.mark.parametrize("action", ["", "list", "show", "add", "remove", "update"])

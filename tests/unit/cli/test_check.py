@@ -482,7 +482,7 @@ def test_devices(
 # --- what a person reads when it cannot be done
 
 ERRORS = [
-    (["{llama}", "--engine", "tgi"], 2, "unknown engine 'tgi'; there are llama.cpp, vllm, mlx"),
+    (["{llama}", "--engine", "tgi"], 2, "unknown engine 'tgi'; choose one of llama.cpp, vllm, mlx"),
     (["{llama}", "--engine", ""], 2, "unknown engine ''"),
     (["{llama}", "--engine", "mlx", "-ngl", "3"], 2, "is a flag of llama.cpp: the engine is mlx"),
     (["{llama}", "-tp", "2", "-ngl", "3"], 2, "choose an --engine"),
@@ -513,21 +513,21 @@ ERRORS = [
     (["{llama}", "--device", "RTX 4090", "--engine", "vllm"], 2, "does not load GGUF"),
     (["{llama}", "--device", "m3-max-64", "--engine", "mlx"], 2, "mlx-lm loads safetensors"),
     (["{folder}", "--device", "RTX 4090", "-tp", "2"], 3, "asked to use 2 GPUs, and RTX 4090 has 1"),
-    ([""], 2, "no model was named"),
-    ([" "], 2, "no model was named"),
+    ([""], 2, "no model given"),
+    ([" "], 2, "no model given"),
     (["a\x1b[31mred"], 2, "control characters"),
-    (["a" * 5000], 2, "is not the name of a model"),
+    (["a" * 5000], 2, "is not a model name"),
     (["sample:nope"], 4, "Did you mean: gemma-3-27b, qwen3-30b-a3b?"),
     (["{bad}/llama-3.1-8B.Q4_K_M.gguf"], 4, "no such file or folder"),
     (["{near}/llama-3.1-8b.Q4_K_S.gguf"], 4, "Did you mean: {llama}"),
-    (["{bad}/empty"], 4, "no GGUF, no safetensors, no config.json"),
+    (["{bad}/empty"], 4, "no GGUF, safetensors or config.json"),
     (["{bad}/page.gguf"], 5, "it looks like a web page"),
     (["{bad}/zero.gguf"], 5, "the file is empty"),
     (["{bad}/cut.gguf"], 5, "file is truncated"),
-    (["{bad}/v4.gguf"], 5, "GGUF version 4 is newer than this version knows"),
-    (["{bad}/unknown.gguf"], 2, "has no architecture 'zzz'; a newer version may have it"),
+    (["{bad}/v4.gguf"], 5, "GGUF version 4 is newer than the newest version that edgekit knows"),
+    (["{bad}/unknown.gguf"], 2, "does not support architecture 'zzz'; a newer version may"),
     (["{bad}/bare.gguf"], 5, "zzz"),
-    (["{bad}/clip.gguf"], 2, "only a language model has a bill"),
+    (["{bad}/clip.gguf"], 2, "memory can only be estimated for a language model"),
     (["/dev/null"], 4, "is a device, not a file"),
 ]  # fmt: skip
 
@@ -805,5 +805,5 @@ def test_a_name_with_a_nul_does_not_end_the_list(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(f"~a\0b\n{llama}\n".encode())))
     code, out, _ = ask(capsys, "-", "--ram", "64G")
     assert code == 2
-    assert "holds control characters" in out
+    assert "contains control characters" in out
     assert "fits" in out

@@ -103,9 +103,9 @@ def test_the_worst_code_counts(
     [
         ("page.gguf", 5, "not read", "it looks like a web page"),
         ("none.gguf", 4, "not read", "no such file or folder: none.gguf"),
-        ("", 2, "not read", "no model was named"),
+        ("", 2, "not read", "no model given"),
         ("no\0thing", 2, "not read", "control characters"),
-        ("sample:nope", 4, "not read", "there is no sample 'nope'"),
+        ("sample:nope", 4, "not read", "no such sample: 'nope'"),
     ],
 )
 def test_one_broken_among_good_ones(
@@ -212,7 +212,7 @@ def test_an_empty_folder(home: Path, capsys: pytest.CaptureFixture[str]) -> None
     (home / "empty").mkdir()
     code, out, err = ask(capsys, "empty", "--ram", "8G")
     assert (code, out) == (4, "")
-    assert err == "edgekit: empty is empty: no GGUF, no safetensors, no config.json\n"
+    assert err == "edgekit: empty is empty: it has no GGUF, safetensors or config.json\n"
 
 
 def test_a_folder_and_a_model_in_it(
@@ -256,7 +256,7 @@ def test_nothing_on_standard_input(
     text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say(monkeypatch, text)
-    assert ask(capsys, "-", "--ram", "8G") == (2, "", "edgekit: no model is named\n")
+    assert ask(capsys, "-", "--ram", "8G") == (2, "", "edgekit: no model given\n")
 
 
 def test_a_closed_standard_input(

@@ -106,7 +106,7 @@ def test_a_model_that_cannot_be_read_is_a_row(capsys: pytest.CaptureFixture[str]
     code, out, err = ask(capsys, A, "sample:none", *CARD)
     assert (code, err) == (0, "")
     assert rows(out)[2][:4] == ["not", "read", "sample:none", "-"]
-    assert "sample:none: there is no sample 'none'" in out
+    assert "sample:none: no such sample: 'none'" in out
     assert out.endswith("1 is tight, 1 could not be read\n")
     _, out, _ = ask(capsys, A, "sample:none", *CARD, "--json")
     assert json.loads(out)["models"][1]["error"]["type"] == "NotFoundError"
@@ -115,7 +115,7 @@ def test_a_model_that_cannot_be_read_is_a_row(capsys: pytest.CaptureFixture[str]
 def test_where_none_can_be_read_it_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = ask(capsys, "sample:none", "sample:nothing", "--ram", "8G")
     assert (code, out) == (4, "")
-    assert "there is no sample 'none'" in err
+    assert "no such sample: 'none'" in err
 
 
 def test_without_a_context_each_has_16k_or_its_own_window(

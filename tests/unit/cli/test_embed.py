@@ -76,7 +76,7 @@ def test_a_look_at_vectors(ask: Any, model: Path) -> None:
     vectors = embedded(model, ["hello world", "other text"])
     assert "64 dimensions, mean pooling" in out
     assert " ".join(f"{x:+.4f}" for x in vectors[0][:6]) in out
-    assert f"cosine to the first {vectors[0] @ vectors[1]:.4f}" in out
+    assert f"cosine similarity to the first {vectors[0] @ vectors[1]:.4f}" in out
     assert "norm 1.0000" in out
     assert "\x1b" not in out
 
@@ -116,7 +116,7 @@ def test_the_plan_embeds_nothing(ask: Any) -> None:
     )
     code, out, _ = ask("--plan")
     assert code == 0
-    assert re.match(r"[\d.]+ [MG]iB in memory, of a budget of 4.00 GiB\n", out)
+    assert re.match(r"[\d.]+ [MG]iB of memory, with a budget of 4.00 GiB\n", out)
 
 
 def test_token_mode(ask: Any, model: Path) -> None:
@@ -131,22 +131,22 @@ def test_token_mode(ask: Any, model: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ((), "name texts, or a file of them"),
-        (("a", "--input", "x.txt"), "not from both"),
+        ((), "give texts on the command line, a file"),
+        (("a", "--input", "x.txt"), "not both"),
         (("--input", "x.txt"), "--input needs an --output"),
-        (("a", "--stdio"), "--stdio takes its texts from requests"),
-        (("--input", "x.txt", "--output", "-", "--json"), "standard output has the vectors"),
-        (("a", "--ray", "local", "--output", "x.npy"), "--ray reads a file"),
-        (("--workers", "2", "a"), "add --ray"),
+        (("a", "--stdio"), "--stdio reads texts from requests"),
+        (("--input", "x.txt", "--output", "-", "--json"), "standard output is used for the vectors"),
+        (("a", "--ray", "local", "--output", "x.npy"), "--ray needs files"),
+        (("--workers", "2", "a"), "--workers only works with --ray"),
         (("a", "--pooling", "max"), "--pooling: 'max' is not one of mean, cls, last"),
         (("a", "--threads", "0"), "--threads: 0 is not between"),
         (("a", "--max-file", "big"), "--max-file: 'big' is not a size"),
         (("a", "--batch", "many", "--output", "x.npy"), "--batch: 'many'"),
         (("a", "--format", "xml", "--output", "x.npy"), "--format: 'xml' is not one of txt"),
-        (("a", "--output", "x.csv"), "vectors are written as"),
+        (("a", "--output", "x.csv"), "choose one of the output formats"),
         (("a", "--output", "-", "--resume"), "leave out --resume"),
-        (("a", "--query"), "nothing is known about the prefixes"),
-        (("a", "--dimensions", "65"), "65 dimensions cannot be had"),
+        (("a", "--query"), "the prefixes of "),
+        (("a", "--dimensions", "65"), "for this model (got 65)"),
         (("a", " "), "text 2: it is empty"),
     ],
 )  # fmt: skip
@@ -267,8 +267,8 @@ def test_bad_rows_stop_it_or_are_listed(ask: Any, tmp_path: Path) -> None:
     out = tmp_path / "out.npy"
     code, told, err = ask("--input", source, "--output", out)
     assert (code, told) == (2, "")
-    assert f"{source}, row 2: 'text' is null, not a text (--skip-bad passes over such rows)" in err
-    assert "0 vectors are saved, and the same command goes on there" in err
+    assert f"{source}, row 2: 'text' is null, not a string (--skip-bad skips such rows)" in err
+    assert "0 vectors are saved; run the same command again to continue" in err
     assert not out.exists()
     code, told, err = ask("--input", source, "--output", out, "--skip-bad", "--json")
     assert (code, err) == (0, "")
@@ -347,7 +347,7 @@ def test_no_rows_are_made_up_behind_a_record_that_is_too_long(ask: Any, tmp_path
     for _ in range(2):  # and not when it goes on
         code, _, err = ask(*words)
         assert code == 2
-        assert "in.csv, row 2 (from byte 16 on): a record of more than 8,000,000 bytes" in err
+        assert "in.csv, row 2 (from byte 16 on): a record longer than 8,000,000 bytes" in err
         assert not (tmp_path / "out.npy").exists()
 
 
@@ -408,7 +408,7 @@ def test_long_rows_stay_inside_the_budget(
     assert int(found.stdout) * 1024 < budget_mib * 1024**2
     listed = (tmp_path / "out.npy.skipped.jsonl").read_text().splitlines()
     assert len(listed) == (18 if kind == "parquet" else 6)
-    over = f"the limit of a row with a budget of {budget_mib}.00 MiB"
+    over = f"the row limit for a budget of {budget_mib}.00 MiB"
     assert all((over in line) == (size > 2_700_000) for line in listed)
 
 
@@ -428,8 +428,8 @@ def test_a_parquet_page_far_over_the_limit_is_2(
     assert out == ""
     assert re.search(
         rf"in\.parquet: a page of row group 2 unpacks to {most_bytes // 10**6},\d{{3}},\d{{3}} bytes,"
-        rf" and {most_bytes:,} may be held \(3 x {limit_bytes:,} bytes, the limit of a row with a budget of"
-        r" [\d.]+ [MG]iB\): give a larger --budget, or write the file with smaller pages",
+        rf" but only {most_bytes:,} are allowed \(3 x {limit_bytes:,} bytes, the row limit for a budget of"
+        r" [\d.]+ [MG]iB\): use a larger --budget, or write the file with smaller pages",
         err,
     )
     assert [path.name for path in tmp_path.iterdir()] == ["in.parquet"]
@@ -440,11 +440,11 @@ def test_a_job_goes_on_with_the_limit_of_its_rows(model: Path, tmp_path: Path) -
     run = [sys.executable, "-m", "edgekit", "embed", str(model), "--input", str(source)]
     run += ["--output", str(out), "-q"]
     first = subprocess.run([*run, "--budget", SMALL_BUDGET], capture_output=True, check=False)
-    assert (first.returncode, b"row 1: a line of more than 1,572,864" in first.stderr) == (2, True)
+    assert (first.returncode, b"row 1: a line longer than 1,572,864" in first.stderr) == (2, True)
     rest = subprocess.run([*run, "--skip-bad"], capture_output=True, check=False)
     assert (rest.returncode, rest.stderr) == (0, b"")
     listed = (tmp_path / "out.npy.skipped.jsonl").read_text()
-    assert listed.count("a line of more than 1,572,864 bytes") == 2
+    assert listed.count("a line longer than 1,572,864 bytes") == 2
 
 
 # A mark after every batch. Once it vouches for more rows than that, the job stays where it is until it is ended.
@@ -555,7 +555,7 @@ def test_interrupted_and_changed_in_between(
     code, told, err = finish(process)
     assert (code, told) == (130, b"")
     assert re.fullmatch(
-        rb"edgekit: interrupted\. [\d,]+ vectors are saved, and the same command goes on there\n",
+        rb"edgekit: interrupted\. [\d,]+ vectors are saved; run the same command again to continue\n",
         err,
     )
     for more, changed in (
@@ -601,7 +601,7 @@ def test_standard_input_goes_on_when_it_begins_the_same(
         finish(process)
     code, _, err = ask_with(b"x" + data, "--output", out)
     assert code == 4
-    assert "does not begin as it did" in err
+    assert "differs from the input of the unfinished job" in err
     code, _, err = ask_with(data[:1000], "--output", out)
     assert code == 4
     assert "standard input ends after 1,000 bytes" in err
@@ -664,7 +664,7 @@ def test_a_disk_that_fills_up(ask: Any, model: Path, some_rows: Path, tmp_path: 
     )
     assert full.returncode == 1
     assert re.search(
-        rb"out\.npy cannot be written: File too large\. [\d,]+ vectors are saved: make room",
+        rb"out\.npy cannot be written: File too large\. [\d,]+ vectors are saved: free some space",
         full.stderr,
     )
     assert not out.exists()
@@ -675,7 +675,7 @@ def test_a_disk_that_fills_up(ask: Any, model: Path, some_rows: Path, tmp_path: 
 def test_outputs_that_cannot_be(ask: Any, tmp_path: Path) -> None:
     code, _, err = ask("one", "--output", tmp_path / "nowhere" / "out.npy")
     assert code == 1
-    assert "there is no folder" in err
+    assert "does not exist: create it first" in err
     (tmp_path / "out.npy").mkdir()
     code, _, err = ask("one", "--output", tmp_path / "out.npy")
     assert code == 2
@@ -689,7 +689,7 @@ def test_outputs_that_cannot_be(ask: Any, tmp_path: Path) -> None:
         tmp_path / "x.npy",
     )
     assert code == 2
-    assert "no place for ids" in err
+    assert "cannot store ids" in err
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")

@@ -48,16 +48,14 @@ def test_one_screen_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = ask(capsys, SAMPLE, "-c", "32k", "-ngl", "all")
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert re.fullmatch(
-        r"[0-9.]+ GiB: [0-9.]+ GiB on the device, [0-9.]+ GiB on the host", lines[0]
-    )
+    assert re.fullmatch(r"[0-9.]+ GiB: [0-9.]+ GiB on the GPU, [0-9.]+ GiB in RAM", lines[0])
     assert lines[1].startswith("gemma-3-27b.Q4_K_M.gguf  ·  llama.cpp 0.5.0")
     assert lines[2].startswith("32,768 tokens of context shared by 4 sequences, cache f16")
     assert lines[4].split() == ["model", "context", "compute", "other", "total"]
-    assert re.match(r"device +15\.40 GiB +4\.33 GiB ", lines[5])
+    assert re.match(r"GPU +15\.40 GiB +4\.33 GiB ", lines[5])
     assert lines[-1] == "Run      llama-server -m gemma-3-27b.Q4_K_M.gguf -c 32768 -ngl all"
     assert "exact: weights, kv cache, sliding kv cache, output" in out
-    assert "up to 8.00 GiB prompt cache on the host" in out
+    assert "up to 8.00 GiB prompt cache in RAM" in out
     assert max(map(len, lines)) <= 100
     assert "\x1b" not in out
 
@@ -187,7 +185,7 @@ def test_the_command_says_what_was_asked(
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
-        ([SAMPLE, "--engine", "tgi"], 2, "there are llama.cpp, vllm, mlx"),
+        ([SAMPLE, "--engine", "tgi"], 2, "choose one of llama.cpp, vllm, mlx"),
         ([SAMPLE, "--engine", "vllm", "-ngl", "3"], 2, "--gpu-layers is a flag of llama.cpp: the engine is vllm"),
         ([SAMPLE, "--engine", "mlx", "-tp", "2", "-fa"], 2, "of vllm; --flash-attn is a flag of llama.cpp"),
         ([SAMPLE, "-tp", "2", "-ngl", "3"], 2, "choose an --engine"),
@@ -206,9 +204,9 @@ def test_the_command_says_what_was_asked(
         ([SAMPLE, "--lora", SAMPLE], 2, "is not an adapter"),
         (["../no/such/file.gguf"], 4, "no/such/file.gguf"),
         (["{folder}/page.gguf"], 5, "web page"),
-        ([], 2, "a MODEL is needed"),
-        ([SAMPLE, "--batch", "rows.jsonl"], 2, "name their own model"),
-        (["--batch", "rows.jsonl", "-c", "4k"], 2, "name their own model"),
+        ([], 2, "give a MODEL, or --batch"),
+        ([SAMPLE, "--batch", "rows.jsonl"], 2, "model, engine and options from its rows"),
+        (["--batch", "rows.jsonl", "-c", "4k"], 2, "model, engine and options from its rows"),
         (["--batch", "{folder}/none.jsonl"], 4, "cannot be read"),
         (["--batch", "{folder}"], 4, "cannot be read"),
     ],

@@ -124,7 +124,7 @@ def test_mlx_with_a_quantised_cache(capsys: pytest.CaptureFixture[str], folder: 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--engine", "vllm", "--kv-cache-dtype", "q8_0"], "vLLM has auto"),
+        (["--engine", "vllm", "--kv-cache-dtype", "q8_0"], "choose one of auto"),
         (["--engine", "vllm", "-tp", "3"], "cannot be divided"),
         (["--engine", "vllm", "--gpu", "Voodoo 2"], "--gpu: unknown device 'Voodoo 2'; there are"),
         (["--engine", "vllm", "--gpu", "a100"], "several sizes: say A100 40GB, A100 80GB"),
@@ -133,7 +133,7 @@ def test_mlx_with_a_quantised_cache(capsys: pytest.CaptureFixture[str], folder: 
         (["--engine", "vllm", "-tp", "0"], "is not between 1"),
         (["--engine", "mlx", "--quantize", "q17"], "unknown quantisation"),
         (["--engine", "mlx", "--kv-bits", "99"], "is not between"),
-        (["--engine", "llama.cpp", "--mix", "Q17"], "unknown mix 'Q17'"),
+        (["--engine", "llama.cpp", "--mix", "Q17"], "unknown quantisation 'Q17'"),
     ],
 )
 def test_errors(
@@ -157,14 +157,14 @@ def test_choices_follow_the_card(
     name: str, card: str, capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
     notes = ask_json(capsys, str(folder), "--engine", "vllm", "--gpu", name)["notes"]
-    assert f"choices as on {card}" in notes
+    assert f"settings for {card}" in notes
 
 
 def test_llama_cpp_before_the_conversion(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     answer = ask_json(capsys, str(folder), "--engine", "llama.cpp", "-c", "4k", "-np", "1")
     assert answer["kv_bytes"] == 4096 * TOKEN
     assert answer["basis"] == "modelled"
-    assert any("as if it were a GGUF at Q4_K_M" in note for note in answer["notes"])
+    assert any("sizes computed for a Q4_K_M GGUF" in note for note in answer["notes"])
     assert shlex.split(answer["command"])[:3] == ["llama-server", "-m", "tiny-Q4_K_M.gguf"]
     larger = ask_json(capsys, str(folder), "--mix", "F16", "-c", "4k", "-np", "1")
     assert larger["engine"] == "llama.cpp"
@@ -227,4 +227,4 @@ def test_a_name_alone(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert answer["basis"] == "assumed"
     assert main(["estimate", "something", "--assume"]) == 2
-    assert "does not say how many parameters" in capsys.readouterr().err
+    assert "does not state the number of parameters" in capsys.readouterr().err

@@ -70,19 +70,19 @@ BILL = Bill(
 )
 
 TEXT = """\
-6.88 GiB: 6.09 GiB on the device, 816.00 MiB on the host
+6.88 GiB: 6.09 GiB on the GPU, 816.00 MiB in RAM
 tiny.gguf  ·  llama.cpp 1.0  ·  cuda
 4,096 tokens of context for 1 sequence, cache f16
 
-             model     context     compute       other       total
-device    5.00 GiB  512.00 MiB  100.00 MiB  500.00 MiB    6.09 GiB
-host    512.00 MiB           -  300.00 MiB    4.00 MiB  816.00 MiB
-total     5.50 GiB  512.00 MiB  400.00 MiB  504.00 MiB    6.88 GiB
+            model     context     compute       other       total
+GPU      5.00 GiB  512.00 MiB  100.00 MiB  500.00 MiB    6.09 GiB
+RAM    512.00 MiB           -  300.00 MiB    4.00 MiB  816.00 MiB
+total    5.50 GiB  512.00 MiB  400.00 MiB  504.00 MiB    6.88 GiB
 
-Other    4.00 MiB output on the host: 1 sequence x 1048576 logits x 4 bytes
-         500.00 MiB runtime on the device: a context
+Other    4.00 MiB output in RAM: 1 sequence x 1048576 logits x 4 bytes
+         500.00 MiB runtime on the GPU: a context
 
-Later    up to 8.00 GiB prompt cache on the host: old prompts
+Later    up to 8.00 GiB prompt cache in RAM: old prompts
 
 Basis    exact: weights, kv cache, output
          modelled, within 4.0 %: compute
@@ -96,36 +96,36 @@ Run      llama-server -m './a folder/tiny.gguf' -c 4096
 
 EXPLAINED = """\
 weights: 5.50 GiB, exact
-  device: 2 x 2,147,483,648 bytes = 4,294,967,296 (4.00 GiB)
+  GPU: 2 x 2,147,483,648 bytes = 4,294,967,296 (4.00 GiB)
     = 9 tensors
     layers 0-1
-  device: 1,073,741,824 bytes (1.00 GiB)
+  GPU: 1,073,741,824 bytes (1.00 GiB)
     = 8 tensors
     layer 2
-  host: 536,870,912 bytes (512.00 MiB)
+  RAM: 536,870,912 bytes (512.00 MiB)
     = 1 tensor
 
 kv cache: 512.00 MiB, exact
-  device: 2 x 268,435,456 bytes = 536,870,912 (512.00 MiB)
+  GPU: 2 x 268,435,456 bytes = 536,870,912 (512.00 MiB)
     = 4096 cells x (K f16 + V f16)
     layers 0, 2
 
 output: 4.00 MiB, exact
-  host: 4,194,304 bytes (4.00 MiB)
+  RAM: 4,194,304 bytes (4.00 MiB)
     = 1 sequence x 1048576 logits x 4 bytes
 
 compute: 400.00 MiB, modelled, within 4.0 %
-  device: 104,857,600 bytes (100.00 MiB), modelled, within 10 %
+  GPU: 104,857,600 bytes (100.00 MiB), modelled, within 10 %
     = the widest layer
-  host: 314,572,800 bytes (300.00 MiB), modelled, within 2.0 %
+  RAM: 314,572,800 bytes (300.00 MiB), modelled, within 2.0 %
     = the head
 
 runtime: 500.00 MiB, assumed
-  device: 524,288,000 bytes (500.00 MiB)
+  GPU: 524,288,000 bytes (500.00 MiB)
     = a context
 
 prompt cache: 8.00 GiB, modelled
-  host: 8,589,934,592 bytes (8.00 GiB)
+  RAM: 8,589,934,592 bytes (8.00 GiB)
     = old prompts
 
 what llama.cpp resolved:
@@ -137,11 +137,11 @@ what llama.cpp resolved:
 """
 
 LAYERS = """\
-layer    kind                  weights        cache         rest           pool
-0        full attention  2,147,483,648  268,435,456            -         device
-1        full attention  2,147,483,648            -            -         device
-2        full attention  1,073,741,824  268,435,456            -         device
-outside                    536,870,912            -  947,912,704  device + host
+layer    kind                  weights        cache         rest       pool
+0        full attention  2,147,483,648  268,435,456            -        GPU
+1        full attention  2,147,483,648            -            -        GPU
+2        full attention  1,073,741,824  268,435,456            -        GPU
+outside                    536,870,912            -  947,912,704  GPU + RAM
 """
 
 
@@ -196,10 +196,8 @@ def test_several_devices_are_told_apart() -> None:
     second = Pool(PoolKind.DEVICE, 1)
     estimate = replace(ESTIMATE, lines=(*LINES, line(Component.WEIGHTS, GIB, second, layer=1)))
     told = bill_text(replace(BILL, estimate=estimate)).splitlines()
-    assert told[0] == (
-        "7.88 GiB: 6.09 GiB on device 0, 1.00 GiB on device 1, 816.00 MiB on the host"
-    )
-    assert [row.split("  ")[0] for row in told[5:9]] == ["device 0", "device 1", "host", "total"]
+    assert told[0] == ("7.88 GiB: 6.09 GiB on GPU 0, 1.00 GiB on GPU 1, 816.00 MiB in RAM")
+    assert [row.split("  ")[0] for row in told[5:9]] == ["GPU 0", "GPU 1", "RAM", "total"]
     pools = answer_json(estimate)["pools"]
     assert pools["device"]["model"] == 6 * GIB
     assert [device["model"] for device in pools["devices"]] == [5 * GIB, GIB]
@@ -208,8 +206,8 @@ def test_several_devices_are_told_apart() -> None:
 def test_a_bill_of_one_pool_has_no_total_row() -> None:
     estimate = replace(ESTIMATE, lines=tuple(one for one in LINES if one.pool is HOST))
     told = bill_text(replace(BILL, estimate=estimate)).splitlines()
-    assert told[0] == "816.00 MiB on the host"
-    assert sum(row.startswith(("host", "total", "device")) for row in told) == 1
+    assert told[0] == "816.00 MiB in RAM"
+    assert sum(row.startswith(("RAM", "total", "GPU")) for row in told) == 1
 
 
 def test_the_bound_of_a_sum_is_weighed_by_its_lines() -> None:

@@ -67,7 +67,7 @@ def test_the_table_of_devices(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = ask(capsys, "--devices")
     lines = out.splitlines()
     assert (code, err) == (0, "")
-    assert lines[0].startswith(f"{len(all_devices())} devices, the first ")
+    assert lines[0].startswith(f"{len(all_devices())} devices; the first ")
     assert any(line.startswith("RTX 4090 ") and " 1,008 GB/s " in line for line in lines)
     assert len(lines) == len(all_devices()) + 4  # a title, a head, and two empty lines
 
@@ -104,4 +104,4 @@ def test_every_device_of_the_table_can_be_asked_for(capsys: pytest.CaptureFixtur
 def test_the_table_is_not_asked_about_a_machine(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = ask(capsys, "--devices", "--ram", "32G")
     assert (code, out) == (2, "")
-    assert "give one" in err
+    assert "cannot be combined with" in err

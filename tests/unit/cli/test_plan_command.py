@@ -216,7 +216,7 @@ def test_contradictions(
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        (["-tp", "3", "--engine", "vllm", "--device", "4x RTX 4090"], 2, "cannot be divided by tensor parallel size 3"),
+        (["-tp", "3", "--engine", "vllm", "--device", "4x RTX 4090"], 2, "not divisible by tensor parallel size 3"),
         (["-tp", "8", "--engine", "vllm", "--device", "4x RTX 4090"], 3, "asked to use 8 GPUs"),
         (["--engine", "vllm", "--ram", "64G"], 3, "NVIDIA"),
         (["--engine", "mlx", "--device", "RTX 4090"], 3, "Apple"),
@@ -234,7 +234,7 @@ def test_engines_and_machines_that_do_not_go_together(
 @pytest.mark.parametrize(
     ("name", "code", "told"),
     [
-        ("no-such-model", 4, "there is no file no-such-model"),
+        ("no-such-model", 4, "model not found: no-such-model"),
         ("catalog:no-such-model", 4, "in the catalog"),
         ("acme/no-such-model", 4, "cannot reach"),
     ],

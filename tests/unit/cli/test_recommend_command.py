@@ -181,7 +181,7 @@ def test_tiers_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert ask_json(capsys, "--tiers", "--ram", "16G")["tier"]["name"] == "9B"
 
 
-# --- a damaged catalog
+# --- a catalog is damaged
 
 
 def test_what_cannot_be_read_of_the_users_catalog_is_told(

@@ -151,7 +151,7 @@ def test_a_port_that_is_taken_is_told_before_anything_is_loaded(
     port = server["address"].rpartition(":")[2]
     assert main(("serve", str(model), "--port", port)) == 2
     assert (
-        f"port {port} of 127.0.0.1 is in use by a model that edgekit runs"
+        f"port {port} of 127.0.0.1 is already in use by a model that edgekit already runs"
         in capsys.readouterr().err
     )
     with socket.socket() as other:
@@ -159,7 +159,7 @@ def test_a_port_that_is_taken_is_told_before_anything_is_loaded(
         other.listen(1)
         taken = str(other.getsockname()[1])
         assert main(("serve", str(model), "--port", taken)) == 2
-        assert f"port {taken} of 127.0.0.1 is in use" in capsys.readouterr().err
+        assert f"port {taken} of 127.0.0.1 is already in use" in capsys.readouterr().err
 
 
 def test_a_killed_engine_is_noticed_and_told(model: Path) -> None:
@@ -207,7 +207,7 @@ def test_it_serves_other_machines_where_that_is_asked_for_and_ends_when_asked_to
         (("--host", "[192.0.2.1]"), "of 192.0.2.1: "),
         (("--engine", "stream"), "does not serve"),
         (("--engine", "vllm"), "edgekit plan MODEL --engine vllm"),
-        (("--host", "no.such.host.invalid"), "is no address of this machine"),
+        (("--host", "no.such.host.invalid"), "is not an address of this machine"),
         (("--sinks", "9999", "-c", "512"), "sinks"),
         (("--host", "0.0.0.0"), "give --api-key, or --insecure"),
         (("--host", "::"), "give --api-key, or --insecure"),

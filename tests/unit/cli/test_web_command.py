@@ -109,7 +109,7 @@ class TestItsPort:
             port = str(taken.getsockname()[1])
             assert main(("web", "--no-browser", "--port", port, "--json")) == 2
         out, error = capsys.readouterr()
-        assert f"port {port} of 127.0.0.1 is in use" in error
+        assert f"port {port} of 127.0.0.1 is already in use" in error
         assert json.loads(out)["error"]["type"] == "UsageError"
 
     @pytest.mark.parametrize(
@@ -124,19 +124,19 @@ class TestItsPort:
             (("--host", "192.0.2.1"), 2, "for this machine only, use 127.0.0.1"),
             (("--rate", "0"), 2, "--rate: 0 is not between 1 and 1,000,000"),
             (("--rate", "x"), 2, "--rate: 'x' is not a whole number from 1 to 1,000,000"),
-            (("--models-dir", "a" * 300), 4, "is longer than a path can be"),
-            (("--models-dir", "a\0b"), 4, "--models-dir: there is no folder 'a\\x00b'"),
-            (("--models-dir", __file__), 4, "--models-dir: there is no folder"),
-            (("a" * 300 + ".gguf",), 4, "is longer than a path can be"),
-            (("./a\0b.gguf",), 2, "holds control characters"),
+            (("--models-dir", "a" * 300), 4, "is too long for a path"),
+            (("--models-dir", "a\0b"), 4, "--models-dir: no such folder: 'a\\x00b'"),
+            (("--models-dir", __file__), 4, "--models-dir: no such folder"),
+            (("a" * 300 + ".gguf",), 4, "is too long for a path"),
+            (("./a\0b.gguf",), 2, "contains control characters"),
             (("--timeout", "nan"), 2, "--timeout"),
-            (("--models-dir", "nowhere"), 4, "--models-dir: there is no folder 'nowhere'"),
+            (("--models-dir", "nowhere"), 4, "--models-dir: no such folder: 'nowhere'"),
             (("./nowhere.gguf",), 4, "nowhere.gguf"),
-            (("--token", "short"), 2, "--token: 8 to 200 letters"),
+            (("--token", "short"), 2, "--token needs 8 to 200 characters"),
             (("--token", "with a space in it"), 2, "--token"),
-            (("--token", ""), 2, "--token: 8 to 200 letters"),
-            (("--models-dir", ""), 4, "--models-dir: there is no folder ''"),
-            (("--models-dir", "~no-such-user/x"), 4, "--models-dir: there is no folder '~no-such"),
+            (("--token", ""), 2, "--token needs 8 to 200 characters"),
+            (("--models-dir", ""), 4, "--models-dir: no such folder: ''"),
+            (("--models-dir", "~no-such-user/x"), 4, "--models-dir: no such folder: '~no-such"),
             (("--port", "0", "a", "b"), 2, "unrecognized arguments: b"),
         ],
     )
@@ -168,7 +168,7 @@ class TestItsPort:
 
         monkeypatch.setattr(os, "stat", refuse)
         assert main(("web", "--no-browser", "--port", "0", *words)) == 4
-        assert "may not be read by this user" in capsys.readouterr().err
+        assert "cannot be read by this user" in capsys.readouterr().err
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk that is full")
     def test_that_cannot_be_told_ends_it_with_one_sentence(self) -> None:
@@ -209,8 +209,8 @@ class TestItsToken:
     @pytest.mark.parametrize(
         ("words", "surrounding", "told"),
         [
-            ((), "short", "EDGEKIT_WEB_TOKEN: 8 to 200"),
-            (("--token", "brief"), "long-enough", "--token: 8 to 200"),
+            ((), "short", "EDGEKIT_WEB_TOKEN needs 8 to 200"),
+            (("--token", "brief"), "long-enough", "--token needs 8 to 200"),
         ],
     )
     def test_that_is_no_good_is_told_by_where_it_stands(

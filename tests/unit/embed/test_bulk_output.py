@@ -138,12 +138,14 @@ def test_parquet_row_groups_have_one_size(tmp_path: Path) -> None:
 
 
 def test_ids_have_no_place_in_npy() -> None:
-    with pytest.raises(UsageError, match=r"no place for ids: write \.jsonl or \.parquet"):
+    with pytest.raises(UsageError, match=r"cannot store ids: use \.jsonl or \.parquet"):
         form("npy", ids=True)
 
 
 def test_other_endings() -> None:
-    with pytest.raises(UsageError, match=r"out\.csv: vectors are written as \.npy, \.jsonl"):
+    with pytest.raises(
+        UsageError, match=r"out\.csv: choose one of the output formats \.npy, \.jsonl"
+    ):
         output_format("out.csv")
     assert output_format("-") == "jsonl"
 
@@ -271,7 +273,7 @@ def test_a_kill_while_it_is_finished(
 def test_an_output_is_never_replaced_unasked(tmp_path: Path) -> None:
     path = tmp_path / "out.npy"
     path.write_bytes(b"precious")
-    with pytest.raises(UsageError, match=r"out\.npy exists: --overwrite"):
+    with pytest.raises(UsageError, match=r"out\.npy already exists: --overwrite"):
         opened(path)
     assert names(tmp_path) == {"out.npy"}
     found = opened(path, overwrite=True)
@@ -287,7 +289,7 @@ def test_an_output_is_never_replaced_unasked(tmp_path: Path) -> None:
 def test_a_list_of_skipped_rows_is_part_of_the_output(tmp_path: Path) -> None:
     listed = tmp_path / "out.npy.skipped.jsonl"
     listed.write_bytes(b"precious")
-    with pytest.raises(UsageError, match=r"skipped\.jsonl exists"):
+    with pytest.raises(UsageError, match=r"skipped\.jsonl already exists"):
         opened(tmp_path / "out.npy")
     found = opened(tmp_path / "out.npy", overwrite=True)
     found.finish()
@@ -299,7 +301,7 @@ def test_an_output_that_appears_meanwhile(tmp_path: Path) -> None:
     found = opened(path)
     add(found, batch_of(1))
     path.write_bytes(b"precious")
-    with pytest.raises(UsageError, match="has appeared in the meantime"):
+    with pytest.raises(UsageError, match="was created by something else in the meantime"):
         found.finish()
     found.close()
     assert path.read_bytes() == b"precious"
@@ -410,7 +412,7 @@ def test_a_partial_output_that_was_cut(tmp_path: Path) -> None:
     add(found, batch_of(2))
     found.close()
     os.truncate(tmp_path / "out.npy.partial", 130)
-    with pytest.raises(UsageError, match=r"has 130 bytes where its journal vouches for 168"):
+    with pytest.raises(UsageError, match=r"has 130 bytes, but its journal recorded 168"):
         opened(tmp_path / "out.npy")
 
 
@@ -440,7 +442,7 @@ def test_two_jobs_on_one_output(tmp_path: Path) -> None:
 
 
 def test_places_that_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="there is no folder"):
+    with pytest.raises(OutputError, match="does not exist: create it first"):
         opened(tmp_path / "nowhere" / "out.npy")
     (tmp_path / "folder.npy").mkdir()
     with pytest.raises(UsageError, match="is a folder"):
@@ -450,7 +452,7 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such devices")
 def test_a_device_is_no_place() -> None:
-    with pytest.raises(UsageError, match="--output - writes to standard output"):
+    with pytest.raises(UsageError, match="use --output - for standard output"):
         FileOutput(Path("/dev/null"), form("npy"), JOB)
 
 
@@ -532,7 +534,7 @@ def test_rows_are_limited_by_the_budget() -> None:
     assert found == [8_000_000, 256 * 1024, 2**20, 8_000_000]
     assert RowLimit.of(128 * 2**20).held_characters == 2**19
     assert str(RowLimit.of(128 * 2**20)) == (
-        "1,048,576 bytes, the limit of a row with a budget of 128.00 MiB"
+        "1,048,576 bytes, the row limit for a budget of 128.00 MiB"
     )
     assert str(RowLimit()) == "8,000,000 bytes"
 
@@ -541,7 +543,7 @@ def test_rows_are_limited_by_the_budget() -> None:
 def test_what_lies_there_without_a_journal_is_somebody_elses(tmp_path: Path, ending: str) -> None:
     path, strange = tmp_path / "out.npy", tmp_path / f"out.npy{ending}"
     strange.write_bytes(b"precious")
-    with pytest.raises(UsageError, match="no journal says whose it is"):
+    with pytest.raises(UsageError, match="exists without a journal"):
         opened(path)
     assert (names(tmp_path), strange.read_bytes()) == ({strange.name}, b"precious")
     found = opened(path, overwrite=True)

@@ -89,14 +89,14 @@ def test_jsonl_is_strict_about_types(tmp_path: Path) -> None:
         b'{"id": 8, "text": "\\u00fc"}',
     ]
     path = write(tmp_path, "a.jsonl", b"\n".join(rows) + b"\n\n")
-    wanted = "not a text or a whole number of 64 bits"
+    wanted = "not a string or a 64-bit integer"
     found = read(path, WITH_ID)
     assert found[:2] == [(1, (7, "fine")), (3, ("a", "also"))]
     assert found[2:13] == [
         (4, ["no field 'text'; it has 'id'"]),
-        (5, ["'text' is null, not a text"]),
-        (6, ["'text' is a number, not a text"]),
-        (7, ["'text' is a list, not a text"]),
+        (5, ["'text' is null, not a string"]),
+        (6, ["'text' is a number, not a string"]),
+        (7, ["'text' is a list, not a string"]),
         (8, ["the text is empty"]),
         (9, ["text is not UTF-8 at character 0"]),
         (10, [f"'id' is true or false, {wanted}"]),
@@ -105,10 +105,10 @@ def test_jsonl_is_strict_about_types(tmp_path: Path) -> None:
         (13, ["the id is empty"]),
         (14, ["no field 'id'; it has 'text'"]),
     ]
-    assert found[13] == (15, ["a list, not an object with fields"])
-    assert found[14][1][0].startswith("no JSON: Unterminated string")
+    assert found[13] == (15, ["expected an object with fields, found a list"])
+    assert found[14][1][0].startswith("not valid JSON: Unterminated string")
     assert found[15] == (17, ["not UTF-8 at byte 10 of the line"])
-    assert found[16] == (18, ["no JSON: it is nested too deeply"])
+    assert found[16] == (18, ["not valid JSON: nested too deeply"])
     assert found[17] == (19, (8, "ü"))
     assert len(found) == 18
 
@@ -118,8 +118,8 @@ def test_jsonl_that_would_unpack_to_too_much(tmp_path: Path) -> None:
     values = b'{"text": "a", "b": [' + b"1," * 1_000_001 + b"1]}"
     found = read(write(tmp_path, "a.jsonl", lists + b"\n" + values))
     assert found == [
-        (1, ["up to 200,002 lists and objects are over the limit of 200,000"]),
-        (2, ["up to 1,000,002 values are over the limit of 1,000,000"]),
+        (1, ["up to 200,002 lists and objects; the limit is 200,000"]),
+        (2, ["up to 1,000,002 values; the limit is 1,000,000"]),
     ]
 
 
@@ -155,14 +155,14 @@ CSV = (
 def test_csv_records(tmp_path: Path) -> None:
     assert read(write(tmp_path, "a.csv", CSV), WITH_ID) == [
         (1, ("1", "two\nlines")),
-        (3, ["no CSV: ',' expected after '\"'"]),
-        (4, ["3 fields where the header names 2"]),
-        (5, ["1 field where the header names 2"]),
+        (3, ["not valid CSV: ',' expected after '\"'"]),
+        (4, ["3 fields, but the header has 2"]),
+        (5, ["1 field, but the header has 2"]),
         (6, ["the text is not UTF-8 at character 0"]),
         (7, ["the text is empty"]),
         (8, ["the id is empty"]),
         (9, ("9", 'say "hi"')),
-        (10, ["no CSV: unexpected end of data"]),
+        (10, ["not valid CSV: unexpected end of data"]),
     ]
 
 
@@ -175,7 +175,7 @@ def test_tsv(tmp_path: Path) -> None:
     [
         (b"", "is empty"),
         (b"id,body\n", "no column is named 'text'; it has 'id', 'body'"),
-        (b"text,text\n", "2 column is named 'text'"),
+        (b"text,text\n", "2 columns are named 'text'"),
         (b'"text"x\n', "no header"),
         (b",".join([b"text", *[b"x"] * 10_000]), "too many columns"),
     ],
@@ -186,7 +186,7 @@ def test_csv_headers_that_are_none(tmp_path: Path, head: bytes, why: str) -> Non
 
 
 SHORT = RowLimit(row_bytes=100, budget_bytes=6400)
-LONG = "more than 100 bytes, the limit of a row with a budget of 6.25 KiB"
+LONG = "longer than 100 bytes, the row limit for a budget of 6.25 KiB"
 
 
 @pytest.fixture
@@ -200,13 +200,13 @@ def test_long_lines_are_bad_rows(tmp_path: Path) -> None:
     assert read(write(tmp_path, "a.txt", data), limit=SHORT) == [
         (1, "x" * 99),
         (2, "y" * 100),
-        (3, [f"a line of {LONG}"]),
+        (3, [f"a line {LONG}"]),
         (4, "z"),
-        (5, [f"a line of {LONG}"]),
+        (5, [f"a line {LONG}"]),
     ]
     plain = b"id,text\n1," + b"a" * 200 + b"\n2,b\n"
     assert read(write(tmp_path, "a.csv", plain), WITH_ID, limit=SHORT) == [
-        (1, [f"no CSV: a line of {LONG}"]),
+        (1, [f"not valid CSV: a line {LONG}"]),
         (2, ("2", "b")),
     ]
 
@@ -228,7 +228,7 @@ def test_a_record_that_a_quote_holds_open_is_not_passed_over(tmp_path: Path, rec
     assert _told(next(rows)) == (1, ("1", "first"))
     with pytest.raises(TextError) as caught:
         next(rows)
-    assert f"row 2 (from byte 16 on): a record of {LONG}" in str(caught.value)
+    assert f"row 2 (from byte 16 on): a record {LONG}" in str(caught.value)
     source.close()
 
 
@@ -238,9 +238,9 @@ def test_gzip(tmp_path: Path) -> None:
     assert read(path) == [(1, "one"), (2, "two"), (3, "three")]
     assert read(path, start=Place(number=2, position=8)) == [(3, "three")]
     cut = write(tmp_path, "b.txt.gz", gzip.compress(data * 1000)[:-20])
-    with pytest.raises(SourceError, match=r"b\.txt\.gz cannot be read on: Compressed file ended"):
+    with pytest.raises(SourceError, match=r"b\.txt\.gz failed: Compressed file ended"):
         read(cut)
-    with pytest.raises(SourceError, match="cannot be read on: Not a gzipped file"):
+    with pytest.raises(SourceError, match="failed: Not a gzipped file"):
         read(write(tmp_path, "c.txt.gz", b"plain text"))
 
 
@@ -292,8 +292,8 @@ def test_parquet_with_bytes_that_are_no_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "fields", "why"),
     [
-        ({"body": ["a"]}, Fields(), "no one column is named 'text'; it has 'body'"),
-        ({"text": [1]}, Fields(), "the column 'text' holds int64, not texts"),
+        ({"body": ["a"]}, Fields(), "expected exactly one column named 'text'; it has 'body'"),
+        ({"text": [1]}, Fields(), "the column 'text' holds int64, not text"),
         ({"text": ["a"], "id": [1.5]}, WITH_ID, "the column 'id' holds double"),
     ],
 )
@@ -315,7 +315,7 @@ def test_parquet_that_is_none(tmp_path: Path) -> None:
     )
     raw = bytearray(good.read_bytes())
     raw[10:5000] = bytes(4990)
-    with pytest.raises(HeaderError, match="cannot be read on"):
+    with pytest.raises(HeaderError, match="reading it failed"):
         read(write(tmp_path, "c.parquet", bytes(raw)))
 
 
@@ -396,7 +396,7 @@ def test_parquet_rows_that_are_too_long_never_become_texts(tmp_path: Path) -> No
     for kept in (texts, texts.cast(pa.large_string()), texts.dictionary_encode()):
         pq.write_table(pa.table({"text": kept}), path, write_batch_size=1, data_page_size=1)
         limit = RowLimit(row_bytes=100)
-        long = ["a row of more than 100 bytes"]
+        long = ["a row longer than 100 bytes"]
         assert read(path, limit=limit) == [(1, "a" * 100), (2, long), (3, "é" * 50), (4, long)]
 
 
@@ -406,7 +406,9 @@ def test_parquet_pages_are_measured_before_they_are_unpacked(tmp_path: Path, ver
     table = pa.table({"other": ["x" * 10_000] * 9, "text": ["a" * 90, "b" * 90, "c" * 90] * 3})
     how: dict[str, Any] = {"data_page_version": version, "compression": "zstd", "row_group_size": 4}
     pq.write_table(table, path, use_dictionary=False, **how)
-    with pytest.raises(UsageError, match=r"a page of row group 1 unpacks to 3\d\d bytes, and 300"):
+    with pytest.raises(
+        UsageError, match=r"a page of row group 1 unpacks to 3\d\d bytes, but only 300"
+    ):
         read(path, limit=SHORT)
     assert len(read(path)) == 9  # without a budget
     pq.write_table(table, path, use_dictionary=False, write_batch_size=1, data_page_size=1, **how)
@@ -463,7 +465,7 @@ def test_formats_by_name(name: str, form: str) -> None:
 
 
 def test_inputs_that_cannot_be(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="say --format"):
+    with pytest.raises(UsageError, match="add --format"):
         read(tmp_path / "a.json")
     with pytest.raises(NotFoundError, match="No such file"):
         read(tmp_path / "a.txt")
@@ -473,9 +475,9 @@ def test_inputs_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "b.parquet").mkdir()
     with pytest.raises(UsageError, match="is a folder"):
         read(tmp_path / "b.parquet")
-    with pytest.raises(UsageError, match="has no id"):
+    with pytest.raises(UsageError, match="have no ids"):
         read(write(tmp_path, "c.txt", b"a"), WITH_ID)
-    with pytest.raises(UsageError, match="needs a plain file"):
+    with pytest.raises(UsageError, match="needs a regular file"):
         open_source("-", form="parquet", fields=Fields())
 
 
@@ -544,7 +546,7 @@ def test_a_file_that_changes_is_found_out(tmp_path: Path) -> None:
     source = open_source(str(path), form=None, fields=Fields())
     source.check_unchanged()
     path.write_bytes(b"one\ntwo\n")
-    with pytest.raises(SourceError, match="was written to while it was read"):
+    with pytest.raises(SourceError, match="changed while it was being read"):
         source.check_unchanged()
     source.close()
 

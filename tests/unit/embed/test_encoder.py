@@ -265,7 +265,7 @@ def test_an_encoder_that_was_closed_says_so(tmp_path: Path) -> None:
         ([], "text 1: it has no tokens"),
         ([1_000_000], "text 1: token 1000000 is not one of the model's"),
         ([-1], "text 1: token -1"),
-        ([5] * 513, r"text 1: 513 tokens are over the limit of 512 \(the model's context length\)"),
+        ([5] * 513, r"text 1: 513 tokens; the limit is 512 \(the model's context length\)"),
     ],
 )
 def test_texts_that_cannot_be_run(text: list[int], said: str, tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_texts_that_cannot_be_run(text: list[int], said: str, tmp_path: Path) ->
 
 
 def test_a_text_over_the_limit_names_the_limit(tmp_path: Path) -> None:
-    with pytest.raises(TextError, match=r"9 tokens are over the limit of 8 \(Limits.tokens\)"):
+    with pytest.raises(TextError, match=r"9 tokens; the limit is 8 \(Limits.tokens\)"):
         encoded(written(tmp_path, "bert"), [[5] * 9], limits=Limits(tokens=8))
 
 

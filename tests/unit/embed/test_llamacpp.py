@@ -128,7 +128,7 @@ def test_a_file_that_was_cut_off_since_its_header_was_read(qwen: Path, tmp_path:
     header = walked(path)
     os.truncate(path, path.stat().st_size // 2)
     settings = Settings(pooling=Pooling.LAST, threads=1, pass_tokens=64)
-    with pytest.raises(EngineError, match="last words"):
+    with pytest.raises(EngineError, match="last output"):
         LlamaCppEncoder(path, header, settings, monitor=Monitor())
 
 
@@ -164,7 +164,7 @@ def test_an_engine_that_dies(qwen: Path) -> None:
     with opened(qwen) as encoder:
         assert encoder._child is not None
         os.kill(encoder._child._process.pid, signal.SIGSEGV)
-        with pytest.raises(EngineError, match="ended"):
+        with pytest.raises(EngineError, match="exited"):
             encode(encoder, TEXTS)
         assert encode(encoder, TEXTS).any()
 

@@ -39,8 +39,8 @@ def test_the_file_says_how(told: int) -> None:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({}, r"says nothing of pooling: choose pooling= \(--pooling\) mean, cls or last"),
-        ({"bert.pooling_type": 0}, r"says no pooling \(bert.pooling_type is 0\): choose"),
+        ({}, r"does not state a pooling: set pooling= \(--pooling\) mean, cls or last"),
+        ({"bert.pooling_type": 0}, r"says no pooling \(bert.pooling_type is 0\): set"),
     ],
 )
 def test_a_file_that_does_not_say_is_not_guessed_at(keys: dict[str, int], said: str) -> None:
@@ -52,7 +52,9 @@ def test_a_file_that_does_not_say_is_not_guessed_at(keys: dict[str, int], said: 
 @pytest.mark.parametrize("told", [9, True, "mean"])
 def test_a_pooling_that_there_is_not(told: Value) -> None:
     keys = {"bert.pooling_type": told}
-    with pytest.raises(HeaderError, match=f"is {told!r}, which no pooling has: choose") as caught:
+    with pytest.raises(
+        HeaderError, match=f"is {told!r}, which is not a known pooling: set"
+    ) as caught:
         choose_pooling(keys, "bert", None)
     assert caught.value.exit_code == 5
     assert choose_pooling(keys, "bert", Pooling.LAST) is Pooling.LAST

@@ -95,10 +95,10 @@ def test_on_ray_it_is_what_it_is_here(model: Path, tmp_path: Path) -> None:
 
 def test_a_worker_without_the_model(model: Path) -> None:
     with pytest.raises(
-        NotFoundError, match=r"none\.gguf is not on .*must lie under the same path on each"
+        NotFoundError, match=r"none\.gguf is not on .*must be at the same path on each"
     ):
         Opening(model=str(model.with_name("none.gguf")), size_bytes=1).open()
-    with pytest.raises(NotFoundError, match=r"tiny\.gguf on .* is another file than here"):
+    with pytest.raises(NotFoundError, match=r"tiny\.gguf on .* is not the same file as here"):
         Opening(model=str(model), size_bytes=1).open()
 
 
@@ -126,7 +126,7 @@ def test_an_error_of_nobody_knows_what_kind() -> None:
         (
             lambda exceptions: exceptions.RayActorError(error_msg="gone\n\tclass_name: _Worker"),
             EngineError,
-            "a worker of Ray was lost: gone class_name: _Worker",
+            "a Ray worker was lost: gone class_name: _Worker",
         ),
         (
             lambda exceptions: exceptions.RayTaskError(
@@ -166,7 +166,7 @@ def test_workers_by_cpus() -> None:
 
 def test_ray_needs_a_budget(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     assert main(("embed", str(model), "--input", "x.txt", "--output", "x.npy", "--ray")) == 2
-    assert "--ray needs a --budget, for each worker" in capsys.readouterr().err
+    assert "--ray needs a --budget, which is per worker" in capsys.readouterr().err
 
 
 def test_without_ray(

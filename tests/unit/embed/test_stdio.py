@@ -201,21 +201,21 @@ def test_vectors_are_those_of_the_library(model: Path, served: Served) -> None:
 
 
 WRONG: list[tuple[object, object, str]] = [
-    (b"nonsense", None, "no JSON"),
+    (b"nonsense", None, "not valid JSON"),
     (b"[" * 50_000, None, "nested too deeply"),
     (b"\xff", None, "not UTF-8"),
     ([1], None, "a list, not an object"),
-    ({"texts": ["a"]}, None, "has an id"),
-    ({"id": True, "texts": ["a"]}, None, "has an id"),
-    ({"id": "x" * 201, "texts": ["a"]}, None, "has an id"),
-    ({"id": 2**53, "texts": ["a"]}, None, "has an id"),
+    ({"texts": ["a"]}, None, "needs an id"),
+    ({"id": True, "texts": ["a"]}, None, "needs an id"),
+    ({"id": "x" * 201, "texts": ["a"]}, None, "needs an id"),
+    ({"id": 2**53, "texts": ["a"]}, None, "needs an id"),
     ({"id": 1}, 1, "not null"),
-    ({"id": 1, "texts": "a"}, 1, "not a text"),
+    ({"id": 1, "texts": "a"}, 1, "not a string"),
     ({"id": 1, "texts": []}, 1, "0 texts"),
-    ({"id": 1, "texts": ["a"] * 5000}, 1, "5,000 texts; a request has 1 to 4,096"),
+    ({"id": 1, "texts": ["a"] * 5000}, 1, "5,000 texts; a request may have 1 to 4,096"),
     ({"id": 1, "texts": ["a", 5]}, 1, "text 1 is a number"),
-    (b'{"id": 1, "texts": ["\\ud800"]}', 1, "text 0 is no text"),
-    ({"id": 1, "texts": ["a"], "prefix": 5}, 1, "prefix is no text"),
+    (b'{"id": 1, "texts": ["\\ud800"]}', 1, "text 0 is not a valid string"),
+    ({"id": 1, "texts": ["a"], "prefix": 5}, 1, "prefix is not a valid string"),
     ({"id": 1, "texts": ["a"], "deadline_ms": 0}, 1, "deadline_ms"),
     ({"id": 1, "texts": ["a"], "deadline_ms": True}, 1, "deadline_ms"),
     (b'{"id": 1, "texts": ["a"], "deadline_ms": NaN}', 1, "deadline_ms"),
@@ -263,7 +263,7 @@ def test_a_line_without_end_costs_no_memory(served: Served) -> None:
     long, fine = served.wait_for(2)
     assert long == {
         "id": None,
-        "error": {"type": "RequestError", "message": "a line of more than 3,276,800 bytes"},
+        "error": {"type": "RequestError", "message": "a line longer than 3,276,800 bytes"},
     }
     assert len(fine["vectors"]) == 1
     assert served.resident_bytes() - before < 24_000_000
@@ -386,7 +386,7 @@ def test_closed_streams_are_refused_before_a_file_takes_their_place(streams: str
 def test_a_first_line_that_cannot_be_written(model: Path) -> None:
     code, told = serve_in_shell(model, "</dev/zero >/dev/full")
     assert code == 1
-    assert b"standard output cannot be written: No space left on device" in told
+    assert b"cannot write to standard output: No space left on device" in told
 
 
 def test_a_first_line_that_nobody_reads(model: Path) -> None:
@@ -469,7 +469,7 @@ def test_limits_are_told_in_the_first_line(served: Served) -> None:
     served.send({"id": 1, "texts": [text]}, {"id": 1, "texts": [text + "x"]})
     by_id = {answer["id"]: answer for answer in served.wait_for(2)}
     assert error_of(by_id[1]) == "TextError"  # a line of exactly so many bytes is read
-    assert by_id[None]["error"]["message"] == f"a line of more than {limits.line_bytes:,} bytes"
+    assert by_id[None]["error"]["message"] == f"a line longer than {limits.line_bytes:,} bytes"
 
 
 def test_texts_on_the_command_line_are_counted_from_one(

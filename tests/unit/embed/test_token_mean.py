@@ -204,7 +204,7 @@ def test_a_slow_disk_is_no_reason_to_hold_on(
 def test_a_token_without_a_row_is_an_error(token: int, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     table(path, "Q8_0", 32, [], rows=10)
-    with pytest.raises(WeightsError, match=rf"{TABLE}: there is no row {token:,} in its 10"):
+    with pytest.raises(WeightsError, match=rf"{TABLE}: token {token:,} has no row .10 rows"):
         means(path, [[token]])
 
 
@@ -242,7 +242,8 @@ def test_a_scale_that_is_no_number_names_tensor_row_and_byte(
     tensor = write_table(path, kind, (10, width), {4: row})
     offset = tensor.offset + 4 * row.nbytes + block * block_bytes
     with pytest.raises(
-        WeightsError, match=rf"{TABLE}: row 4 holds no finite numbers at byte {offset:,}"
+        WeightsError,
+        match=rf"{TABLE}: row 4 contains numbers that are not finite at byte {offset:,}",
     ):
         means(path, [[3, 4]])
 
@@ -306,12 +307,12 @@ MISFITS: dict[str, tuple[bytes, type[EdgekitError], str]] = {
     "another width": (
         gguf(_keys(64), [entry(TABLE, [32, 2], F32, 0)], data_bytes=256),
         WeightsError,
-        "has rows of 32, embedding_length is 64",
+        "has rows of 32, but embedding_length is 64",
     ),
     "more words than rows": (
         gguf(_keys(32, _WORDS), [entry(TABLE, [32, 2], F32, 0)], data_bytes=256),
         WeightsError,
-        "has 2 rows, the vocabulary 3 tokens",
+        "has 2 rows, but the vocabulary has 3 tokens",
     ),
     "a row wider than any": (
         gguf(_keys(65_537), [entry(TABLE, [65_537, 1], F32, 0)], data_bytes=4 * 65_537),

@@ -227,6 +227,6 @@ def test_more_tensors_than_any_model_has_are_not_kept(
     monkeypatch.setattr(walk_module, "KEPT_TENSORS", 3)
     tensors = [entry(f"t{n}", [8], F32, 32 * n) for n in range(4)]
     content = model(ARCHITECTURE, tensors, data_bytes=128)
-    with pytest.raises(HeaderLimitError, match="tensors to keep: 4 is over the limit of 3"):
+    with pytest.raises(HeaderLimitError, match="tensors to store: 4 is over the limit of 3"):
         walked(tmp_path, content)
     assert len(walked(tmp_path, content, lambda name: name != "t0").tensors) == 3

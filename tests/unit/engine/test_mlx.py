@@ -162,12 +162,12 @@ def test_without_a_context_the_session_fills_the_window() -> None:
         (
             {**LLAMA, "quantization_config": {"quant_method": "bitsandbytes"}},
             {},
-            "does not load weights packed with bitsandbytes",
+            "does not load weights quantised with bitsandbytes",
         ),
         (
             {**LLAMA, "quantization_config": {"quant_method": "fp8"}},
             {},
-            "does not load weights packed with fp8",
+            "does not load weights quantised with fp8",
         ),
     ],
 )
@@ -302,7 +302,7 @@ def test_a_directory_is_summed_without_what_is_left_out() -> None:
     assert bill.weights_bytes == (1000 * 512 + 512 * 512) * 2
     line = next(line for line in bill.lines if line.layer == 0)
     assert line.basis is Basis.EXACT
-    assert "leaves out" in line.because
+    assert "does not load" in line.because
 
 
 def test_packed_tensors_are_counted_as_they_lie() -> None:

@@ -218,10 +218,10 @@ def test_the_resident_part_is_whole_pages_and_one_to_read_back_into() -> None:
 @pytest.mark.parametrize(
     ("window", "resident", "said"),
     [
-        (65_536, 4096, "past 65,536"),
-        (8192, 4096, "past 65,536"),
-        (65_537, 511, "2 of them must stay"),
-        (131_072, 0, "2 of them must stay"),
+        (65_536, 4096, "more than 65,536"),
+        (8192, 4096, "more than 65,536"),
+        (65_537, 511, "at least 2 pages are needed"),
+        (131_072, 0, "at least 2 pages are needed"),
     ],
 )
 def test_a_cache_that_may_not_be_divided(window: int, resident: int, said: str) -> None:
@@ -239,17 +239,22 @@ def test_a_cache_that_is_resident_as_a_whole_is_not_divided() -> None:
 @pytest.mark.parametrize(
     ("load", "setup", "kind", "said"),
     [
-        ({"context_tokens": -1}, {}, UsageError, "a context of -1"),
+        ({"context_tokens": -1}, {}, UsageError, "the context must be .*got -1"),
         ({"context_tokens": 2**31}, {}, UsageError, "a context of 2,147,483,648"),
         ({"microbatch_tokens": 0}, {}, UsageError, "a chunk of 0"),
         ({"sequences": 4}, {}, RefusedError, "one at a time"),
         ({}, {"threads": 0}, UsageError, "0 threads"),
         ({}, {"threads": 5000}, UsageError, "5,000 threads"),
-        ({}, {"keep_bytes": -1}, UsageError, "cannot be kept"),
+        ({}, {"keep_bytes": -1}, UsageError, "must not be negative"),
         ({}, {"sinks": 4}, UsageError, "--rolling"),
         ({}, {"sinks": -4, "rolling": True}, UsageError, "a beginning that stays of -4"),
-        ({}, {"sinks": 2048, "rolling": True}, UsageError, "leave nothing to roll"),
-        ({"context_tokens": 100_000}, {"resident_tokens": -1}, UsageError, "a resident part of -1"),
+        ({}, {"sinks": 2048, "rolling": True}, UsageError, "fill the whole window"),
+        (
+            {"context_tokens": 100_000},
+            {"resident_tokens": -1},
+            UsageError,
+            "the part of the cache in memory must be .*got -1",
+        ),
     ],
 )
 def test_numbers_that_make_no_sense(
@@ -266,7 +271,7 @@ def test_numbers_that_make_no_sense(
 def test_cache_types_that_it_does_not_have(name: str) -> None:
     kind = cache_type(name)
     for load in (Load(cache_k=kind), Load(cache_v=kind)):
-        with pytest.raises(RefusedError, match=f"f32, f16, q8_0, not as {name}"):
+        with pytest.raises(RefusedError, match=f"f32, f16, q8_0, not {name}"):
             bill(llama(), load)
 
 
@@ -274,7 +279,7 @@ def test_heads_that_eight_bits_do_not_divide() -> None:
     """A head of 80 numbers is not whole blocks of 32."""
     model = stream_model(llama())
     odd = replace(model, dimensions=replace(model.dimensions, head_dim=80))
-    with pytest.raises(RefusedError, match="a head of 80"):
+    with pytest.raises(RefusedError, match="the head size 80"):
         plan_stream(odd, Load(context_tokens=64, cache_v=Q8_0), SETUP)
 
 

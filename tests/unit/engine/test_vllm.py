@@ -152,7 +152,7 @@ def test_the_states_dtype_is_its_own() -> None:
 
 
 def test_recurrences_need_the_hybrid_manager() -> None:
-    with pytest.raises(RefusedError, match="hybrid manager"):
+    with pytest.raises(RefusedError, match="hybrid cache manager"):
         estimate(HYBRID, disable_hybrid_kv_cache_manager=True)
 
 
@@ -220,14 +220,14 @@ def test_packed_dtypes_leave_the_first_and_last_layers_alone() -> None:
 @pytest.mark.parametrize(
     ("config", "flags", "reason"),
     [
-        ({}, {"tensor_parallel_size": 3}, "8 attention heads cannot be divided"),
-        ({}, {"pipeline_parallel_size": 5}, "4 layers cannot be cut"),
+        ({}, {"tensor_parallel_size": 3}, "8 attention heads are not divisible"),
+        ({}, {"pipeline_parallel_size": 5}, "4 layers cannot be split"),
         ({"architectures": ["QWenLMHeadModel"]}, {}, "until 0.23.0"),
-        ({"quantization_config": {"quant_method": "bitsandbytes"}}, {}, "does not know"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, {}, "does not support"),
         ({"quantization_config": {"quant_method": "fbgemm_fp8"}}, {}, "deprecated"),
         ({"quantization_config": {"bits": 4, "group_size": 64}}, {}, "MLX"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, {}, "3 bits"),
-        ({}, {"quantization": "bitsandbytes"}, "does not know"),
+        ({}, {"quantization": "bitsandbytes"}, "does not support"),
         ({}, {"kv_cache_dtype": "fp8", "gpu": Gpu(name="A100", capability=(8, 0))}, "8.9"),
         ({}, {"kv_cache_dtype": "nvfp4"}, "no attention backend"),
         ({}, {"block_size": 24}, "no attention backend"),

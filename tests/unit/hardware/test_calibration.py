@@ -233,7 +233,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EDGEKIT_DATA", str(tmp_path / "file" / "data"))
     assert read_calibration() == Stored()
-    with pytest.raises(SourceError, match="EDGEKIT_DATA names another folder"):
+    with pytest.raises(SourceError, match="set EDGEKIT_DATA to another folder"):
         change_calibration(lambda _: ALL)
 
 

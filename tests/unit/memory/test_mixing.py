@@ -80,7 +80,7 @@ def test_a_row_that_blocks_do_not_divide(row: int, mix: str, stand_in: str) -> N
 
 
 def test_llama_quantize_gives_up_where_nothing_stands_in() -> None:
-    with pytest.raises(RefusedError, match=r"stand in for Q1_0 in blk\.0\.attn_q\.weight"):
+    with pytest.raises(RefusedError, match=r"no fallback for Q1_0 in blk\.0\.attn_q\.weight"):
         types("Q1_0", laid("blk.0.attn_q.weight", 64, 100))
 
 
@@ -140,7 +140,9 @@ def test_sizes_are_rows_of_blocks() -> None:
 
 
 def test_unknown_mixes_are_told_with_those_there_are() -> None:
-    with pytest.raises(UsageError, match=r"unknown mix 'Q4_K_XXL'; there are .*Q4_K_M"):
+    with pytest.raises(
+        UsageError, match=r"unknown quantisation 'Q4_K_XXL'; choose one of .*Q4_K_M"
+    ):
         mix_row("Q4_K_XXL")
     assert mix_row("q4_k").name == "Q4_K_M"
 
@@ -150,7 +152,7 @@ def test_every_named_mix_has_rules() -> None:
 
 
 def test_a_directory_that_was_not_read_is_no_directory() -> None:
-    with pytest.raises(UsageError, match="not a GGUF whose tensor directory was read"):
+    with pytest.raises(UsageError, match="needs a GGUF file with its whole header"):
         laid_tensors(gguf_header({"general.architecture": "llama"}))
 
 

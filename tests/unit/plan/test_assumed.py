@@ -109,6 +109,6 @@ def test_a_name_with_a_tag_is_not_judged_by_its_letters(monkeypatch: pytest.Monk
 
 def test_plan_and_can_load_need_more_than_a_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", NAME, "--ram", "32G"]) == NotFoundError.exit_code
-    assert "no model of that name" in capsys.readouterr().err
+    assert "model not found" in capsys.readouterr().err
     with pytest.raises(NotFoundError):
         can_load(NAME, ram="32G")

@@ -167,7 +167,7 @@ def test_a_layout_that_an_engine_lacks_is_an_error(
     engine: str, layout: Layout | None, tokens: int | None
 ) -> None:
     wish = TierWish(memory=card(21), engine=engine, layout=layout, context_tokens=tokens)
-    with pytest.raises(RefusedError, match="has no cache of the layout"):
+    with pytest.raises(RefusedError, match="does not have the cache layout"):
         plan_tier(find_tier("27B"), wish)
 
 
@@ -298,7 +298,7 @@ def test_where_nothing_holds_the_smallest_and_what_to_add() -> None:
 
 
 def test_an_unknown_ladder() -> None:
-    with pytest.raises(UsageError, match="there are small, large"):
+    with pytest.raises(UsageError, match="choose one of small, large"):
         ladder_plan("medium", TierWish(memory=card(8)))
 
 

@@ -49,7 +49,7 @@ this machine: 13.00 of 16.00 GiB of memory free, RTX 4090 with 18.00 of 24.00 Gi
 Linux  ·  Ryzen 9 7950X, 16 cores
 
 Memory   64.00 GiB, 58.00 GiB free
-         limit 16.00 GiB, 13.00 GiB left: cgroup v2 /a/memory.max (this decides)
+         limit 16.00 GiB, 13.00 GiB left: cgroup v2 /a/memory.max (this one applies)
          limit 100.00 GiB, 99.00 GiB left: RLIMIT_AS
          swap: 7.00 of 8.00 GiB free, not counted
          83 GB/s
@@ -97,10 +97,10 @@ Usable   llama.cpp  27.00 GiB of unified memory: 36.00 GiB free; macOS lets the 
                     vocabulary adds to it)
 """
 WISHED = """\
-4x T4: memory not known, 4x T4 with 16.00 of 16.00 GiB free
+4x T4: memory unknown, 4x T4 with 16.00 of 16.00 GiB free
 Linux
 
-Memory   not known: --ram says how much there is
+Memory   unknown: set it with --ram
 
 GPU 0-3  T4, 16.00 GiB, 16.00 GiB free
          modelled: a table
@@ -138,7 +138,7 @@ def test_bold_marks_the_first_line_only() -> None:
 
 def test_a_machine_of_which_nothing_is_known() -> None:
     told = hardware_text(NOTHING)
-    assert told.startswith("a box: memory not known\n")
+    assert told.startswith("a box: memory unknown\n")
     assert "llama.cpp  the RAM of a box is unknown: give --ram" in told
     assert set(hardware_json(NOTHING)["engines"]["llama.cpp"]) == {"error"}
 

@@ -96,7 +96,7 @@ def test_no_room_is_an_error_and_no_hang(monkeypatch: pytest.MonkeyPatch) -> Non
         raise MemoryError
 
     monkeypatch.setattr(np, "ones", full)
-    with pytest.raises(MemoryError, match="no room"):
+    with pytest.raises(MemoryError, match="not enough memory"):
         memory_bandwidth(MIB)
 
 
@@ -107,7 +107,7 @@ def test_a_neighbour_is_noticed() -> None:
             time.sleep(0.5)
         neighbour.kill()
     assert 0.2 / (os.cpu_count() or 1) < others.share <= 1
-    assert f"other programs took {others.share * 100:.0f} % of the processor" in others.told
+    assert f"other programs used {others.share * 100:.0f} % of the CPU" in others.told
 
 
 # -- the made-up model -----------------------------------------------------------------------
@@ -161,8 +161,8 @@ def test_a_machine_is_measured(measured: tuple[Any, Path, list[str]]) -> None:
     assert found.host.bandwidth_bytes_per_s > 10**8
     assert all(row.within for row in found.verification.rows if row.part != "compute")
     assert told[0].startswith("reading 16.00 MiB of memory")
-    assert told[-2].startswith("writing a made-up model of")
-    assert "with a made-up model on the processor" in told[-1]
+    assert told[-2].startswith("writing a generated test model ")
+    assert "with a generated test model on the CPU" in told[-1]
 
 
 def test_what_llama_cpp_holds_besides_is_measured(measured: tuple[Any, Path, list[str]]) -> None:
@@ -221,8 +221,10 @@ def test_a_model_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert found.engine.overhead_label == "large.gguf"
     # the machine is never idle enough: speeds are told, memory is kept
     assert (found.host.bandwidth_bytes_per_s, found.engine.pace) == (None, None)
-    assert "memory was read at 18.0 GB/s, which is not kept: other programs took" in found.notes[0]
-    assert "llama.cpp was timed at" in found.notes[1]
+    assert (
+        "memory bandwidth was 18.0 GB/s, which was not saved: other programs used" in found.notes[0]
+    )
+    assert "llama.cpp reached " in found.notes[1]
     assert read_calibration().calibration.engines == (found.engine,)
 
 
@@ -237,7 +239,7 @@ def test_few_words_say_nothing_of_other_models(
     assert found.verification is not None
     assert found.verification.vocabulary == len(small_model.TOKENS)
     assert found.verification.beside_bytes is not None
-    assert "which is not kept: small.gguf has 260 tokens of vocabulary" in found.notes[-1]
+    assert "which was not saved: small.gguf has a vocabulary of only 260 tokens" in found.notes[-1]
     assert "`edgekit calibrate` without a model" in found.notes[-1]
     assert found.engine is not None
     assert (found.engine.overhead_bytes, found.engine.samples) == (None, 0)
@@ -255,7 +257,7 @@ def test_as_few_words_as_may_be_kept(measured: tuple[Any, Path, list[str]]) -> N
     assert kept.engine is not None
     assert (kept.engine.overhead_bytes, kept.left_out) == (found.engine.overhead_bytes, "")
     assert left.engine is None
-    assert "99,999 tokens of vocabulary" in left.left_out
+    assert "a vocabulary of only 99,999 tokens" in left.left_out
 
 
 def test_nothing_measured_is_nothing_written(
@@ -270,8 +272,8 @@ def test_nothing_measured_is_nothing_written(
     assert not found.is_kept
     needed = "numpy is needed: pip install 'edgekit-models[embed]'"
     assert found.notes[:2] == (
-        f"the speed of the memory was not measured: {needed}",
-        f"the speed of the disk was not measured: {needed}",
+        f"memory bandwidth was not measured: {needed}",
+        f"disk speed was not measured: {needed}",
     )
     assert read_calibration() == calibration.Stored()
     assert not (data_folder() or tmp_path / "nowhere").exists()
@@ -288,16 +290,14 @@ def test_cards_that_the_engine_does_not_find(
     found = calibrate(str(small_model.write_model(tmp_path)), machine=here, options=QUICK)
     assert found.engine is not None
     assert found.engine.device == device_key(here)
-    assert (
-        "measured on the processor alone: the llama.cpp of xllamacpp finds no GPU" in found.notes[0]
-    )
+    assert "measured on the CPU only: the llama.cpp in xllamacpp finds no GPU" in found.notes[0]
 
 
 def test_without_an_engine_the_machine_is_measured(without_engine: None) -> None:
     found = calibrate(options=QUICK)
     assert found.host.bandwidth_bytes_per_s is not None
     assert found.engine is None
-    assert "llama.cpp was not measured: there is no llama.cpp on this machine" in found.notes[-1]
+    assert "llama.cpp was not measured: no llama.cpp found on this machine" in found.notes[-1]
     assert read_calibration().calibration == Calibration(hosts=(found.host,))
 
 
@@ -313,7 +313,7 @@ def test_with_a_model_nothing_is_kept_without_an_engine(
     ("reference", "error", "told"),
     [
         ("/nowhere.gguf", SourceError, "no such file"),
-        ("sample:gemma-3-27b", UsageError, "a header without weights"),
+        ("sample:gemma-3-27b", UsageError, "only a header, without weights"),
         ("nobody/nothing-GGUF", SourceError, "nobody/nothing-GGUF"),
     ],
 )
@@ -330,8 +330,8 @@ def test_a_disk_without_room_is_a_note(tmp_path: Path, monkeypatch: pytest.Monke
     shape = Shape(vocabulary=300, layers=1, width=2**20, inner=2**30)
     found = calibrate(options=replace(QUICK, shape=shape, folder=tmp_path))
     assert found.engine is None
-    assert "free, and a made-up model takes" in found.notes[-1]
-    assert found.notes[-1].endswith("name a model to measure it with")
+    assert "free, and the generated test model takes" in found.notes[-1]
+    assert found.notes[-1].endswith("give a model to measure it with")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -353,7 +353,7 @@ def test_a_folder_in_memory_is_no_disk(
         pytest.skip("no such folder here")
     found = calibrate(options=replace(QUICK, folder=Path("/dev/shm")))
     assert found.host.disk is None
-    assert "lies in memory (tmpfs)" in found.notes[0]
+    assert "is in RAM (tmpfs)" in found.notes[0]
 
 
 # -- what is beside a bill -------------------------------------------------------------------
@@ -480,7 +480,7 @@ def test_a_bill_has_a_line_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line.because == f"measured on this machine with xllamacpp 2026.10, {DAY}"
     assert after.required_bytes == before.required_bytes + 123 * MIB
     assert (before.estimate.basis, after.estimate.basis) == (Basis.EXACT, Basis.MODELLED)
-    assert any("123.00 MiB on the host are for what llama.cpp holds" in note for note in after.estimate.notes)  # fmt: skip
+    assert any("includes 123.00 MiB of RAM for what llama.cpp needs" in note for note in after.estimate.notes)  # fmt: skip
 
 
 def test_it_is_paid_once_with_a_card_and_with_a_drafter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,7 +144,10 @@ def test_a_gpu_that_is_gone(running: Running) -> None:
 
     found, watch = watched(running, replace(FINE, devices=devices))
     assert (watch.reason, watch.starved) == (found.why, False)
-    assert found.why == "stopped: GPU 0 is gone: it has fallen off the bus. What to do: reboot."
+    assert (
+        found.why
+        == "stopped: GPU 0 is no longer available: it has fallen off the bus. What to do: reboot."
+    )
     assert found.exit_code == 0
     assert next(looks) == 5
 
@@ -154,7 +157,7 @@ def test_a_machine_that_runs_out_of_memory(running: Running) -> None:
     found, watch = watched(running, replace(FINE, available_bytes=lambda: next(left)))
     assert (watch.reason, watch.starved) == (found.why, True)
     assert found.why.startswith(
-        "stopped before the machine runs out of memory: 200.00 MiB are available, 244.14 MiB are kept"
+        "stopped before the machine runs out of memory: 200.00 MiB are available, and 244.14 MiB must stay free"
     )
     assert "of its own and" in found.why
     assert found.signal is None
@@ -171,9 +174,7 @@ def test_a_limit_that_is_nearly_reached(running: Running) -> None:
 
     found, watch = watched(running, replace(FINE, limits=limits))
     assert watch.reason == found.why
-    assert (
-        "97.00 MiB of the 100.00 MiB of a box are in use, more than 95 %, and rising" in found.why
-    )
+    assert "97.00 MiB of the 100.00 MiB of a box are in use, more than 95 % and rising" in found.why
     assert asked == [running.pid] * 4
 
 
@@ -202,14 +203,16 @@ def test_a_file_that_is_deleted_and_then_cut(running: Running, model: Path) -> N
     with model.open("r+b") as held, Watch(running, warn=said.append, every_s=0.02) as watch:
         model.unlink()
         wait_until(lambda: bool(said))
-        goes_on = "the engine goes on with what it has, and cannot be started again so"
-        assert said == [f"{model} was deleted while it is in use: {goes_on}"]
+        goes_on = (
+            "the engine continues with what it has loaded, but cannot be restarted from this file"
+        )
+        assert said == [f"{model} was deleted while in use: {goes_on}"]
         assert ask(running.address, "/completion", COMPLETION)[0] == 200
         size = os.fstat(held.fileno()).st_size
         held.truncate(4096)
         found = ended(running)
     assert watch.reason == found.why
-    assert f"{model} was cut from {size:,} to 4,096 bytes while it is in use" in found.why
+    assert f"{model} was truncated from {size:,} to 4,096 bytes while in use" in found.why
     assert (found.exit_code, found.signal) == (0, None)
 
 
@@ -220,7 +223,7 @@ def test_a_file_that_is_cut_under_the_engines_feet(running: Running, model: Path
         ask(running.address, "/completion", COMPLETION)
     found = ended(running)
     assert found.signal == "SIGBUS"
-    assert f"llama.cpp died of SIGBUS: {model} was cut from" in found.why
+    assert f"llama.cpp died of SIGBUS: {model} was truncated from" in found.why
 
 
 def test_a_file_that_is_replaced_or_written_to(running: Running, model: Path) -> None:
@@ -376,7 +379,7 @@ def test_it_is_stopped_before_the_kernel_does(model: Path, group: tuple[_Version
     assert done.returncode == 0, (done.returncode, done.stderr[-500:])
     told = json.loads(done.stdout)
     assert "of the 192.00 MiB of cgroup" in told["reason"]
-    assert "more than 95 %, and rising" in told["reason"]
+    assert "more than 95 % and rising" in told["reason"]
     assert told["exit_code"] == 0
     assert told["taken"] > 5
 
@@ -429,7 +432,7 @@ def test_only_the_cards_that_the_engine_sees(
 def test_no_card_is_not_silence(tmp_path: Path) -> None:
     launch = launch_of(tmp_path / "m.gguf", setup=replace(SERVER, backend=Backend.CUDA))
     (found,) = probes_of(launch, machine(tmp_path)).devices()
-    assert (found.name, found.silent) == ("the NVIDIA driver", "it shows no card")
+    assert (found.name, found.silent) == ("the NVIDIA driver", "no GPU found")
 
 
 def test_the_limits_are_those_of_the_engine(running: Running) -> None:

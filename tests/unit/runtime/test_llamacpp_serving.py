@@ -176,7 +176,7 @@ def test_more_clients_than_slots_are_queued(served: Served, clients: int) -> Non
 
 def test_its_port_is_taken(served: Served) -> None:
     port = int(served.running.address.rpartition(":")[2])
-    taken = rf"port {port} of 127.0.0.1 is in use by a model that edgekit runs already \(served, process "
+    taken = rf"port {port} of 127.0.0.1 is already in use by a model that edgekit already runs \(served, process "
     with pytest.raises(UsageError, match=taken):
         check_port("127.0.0.1", port)
     rechecked: list[int] = []

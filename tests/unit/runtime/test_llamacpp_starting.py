@@ -164,16 +164,19 @@ def test_blocks_that_predict_further_tokens_are_a_drafter() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sinks": -1}, "0 or more and at most 508"),
-        ({"sinks": 509}, "509 sinks: there must be 0 or more and at most 508"),
+        ({"sinks": -1}, "at least 0 and at most 508"),
+        ({"sinks": 509}, "at least 0 and at most 508 .got 509"),
         (
             {"load": Load(context_tokens=3)},
             "a window of 3 tokens is too short: .* so 5 are the least",
         ),
-        ({"load": Load(context_tokens=4)}, "a window of 4 tokens is too short"),
-        ({"rolling": True, "projector": Path("p.gguf")}, "does not roll its window beside"),
-        ({"threads": 0}, "at least one is needed"),
-        ({"load": Load(output_rows=7)}, "rows of logits"),
+        ({"load": Load(context_tokens=4)}, "a context of 4 tokens is too short"),
+        (
+            {"rolling": True, "projector": Path("p.gguf")},
+            "cannot use a rolling window together with",
+        ),
+        ({"threads": 0}, "must be at least 1"),
+        ({"load": Load(output_rows=7)}, "number of output rows"),
         ({"setup": replace(SERVER, mix="Q4_K_M")}, r"llama-quantize m.gguf OUTPUT.gguf Q4_K_M"),
         ({"port": 65_536}, "port 65,536 is not between 0 and 65,535"),
     ],
@@ -285,7 +288,7 @@ def test_progress_is_told_when_there_is_some() -> None:
         return said
 
     assert told(4 * MIB, 36 * MIB, 37 * MIB, 36 * MIB, 39 * MIB) == [
-        "loading m: 36.00 MiB in memory, the file has 4.00 MiB"
+        "loading m: 36.00 MiB in memory, file size 4.00 MiB"
     ]
     assert len(told(100 * MIB, 40 * MIB, 49 * MIB, 50 * MIB, 59 * MIB)) == 2  # a tenth
     assert len(told(100 * GIB, GIB, GIB + 900 * MIB, 2 * GIB, 3 * GIB)) == 3
@@ -301,7 +304,7 @@ def test_a_file_that_the_engine_rejects(tmp_path: Path) -> None:
     broken = small_model(tmp_path / "broken.gguf", leave_out=("blk.0.ffn_up.weight",))
     before = engines()
     with pytest.raises(
-        EngineError, match=r"ended \(exit code 1\): .*tensor 'blk.0.ffn_up.weight' not found"
+        EngineError, match=r"exited \(code 1\): .*tensor 'blk.0.ffn_up.weight' not found"
     ):
         start(launch_of(broken))
     assert engines() == before
@@ -316,7 +319,7 @@ def test_a_window_that_cannot_roll_is_not_left_standing(tmp_path: Path) -> None:
     """Sliding layers hold too few cells to be turned: llama.cpp would go on without."""
     path = small_model(tmp_path / "g.gguf", "gemma3", window=256, context_tokens=4096)
     load = Load(context_tokens=4096, sequences=1)
-    with pytest.raises(EngineError, match=r"this model's cache cannot roll.*--swa-full"):
+    with pytest.raises(EngineError, match=r"this model's KV cache cannot roll.*--swa-full"):
         start(launch_of(path, load=load, rolling=True, sinks=4))
     with start(launch_of(path, load=replace(load, full_window=True), rolling=True)) as running:
         assert running.poll() is None
@@ -324,20 +327,22 @@ def test_a_window_that_cannot_roll_is_not_left_standing(tmp_path: Path) -> None:
 
 def test_a_drafter_of_another_language_is_not_dropped_silently(tmp_path: Path, model: Path) -> None:
     other = small_model(tmp_path / "other.gguf", "qwen2")
-    with pytest.raises(EngineError, match="the drafter does not go with this model"):
+    with pytest.raises(EngineError, match="the draft model does not work with this model"):
         start(launch_of(model, drafter=other))
 
 
 def test_layers_for_a_gpu_that_is_not_there(model: Path) -> None:
     if Path("/dev/nvidia0").exists():
         pytest.skip("this machine has a GPU: what is tested is its absence")
-    with pytest.raises(EngineError, match="finds no GPU here, and layers were to be put on one"):
+    with pytest.raises(
+        EngineError, match="finds no GPU on this machine, but layers should go on one"
+    ):
         start(launch_of(model, setup=replace(SERVER, backend=Backend.CUDA)))
 
 
 def test_a_slow_engine_is_ended(model: Path) -> None:
     before = engines()
-    with pytest.raises(EngineError, match=r"did not come up within 0.01 s: "):
+    with pytest.raises(EngineError, match=r"did not start within 0.01 s: "):
         start(launch_of(model, timeout_s=0.01))
     assert engines() == before
 
@@ -365,7 +370,7 @@ def test_a_port_of_another_program() -> None:
         port = other.getsockname()[1]
         for host in ("127.0.0.1", "localhost", "0.0.0.0"):
             with pytest.raises(
-                UsageError, match=rf"port {port} of {host} is in use by process \d+"
+                UsageError, match=rf"port {port} of {host} is already in use by process \d+"
             ):
                 check_port(host, port)
     check_port("127.0.0.1", port)
@@ -378,7 +383,7 @@ def test_somebody_who_was_faster(model: Path, monkeypatch: pytest.MonkeyPatch) -
         other.listen()
         port = other.getsockname()[1]
         monkeypatch.setattr("edgekit.runtime.llamacpp.starting.check_port", lambda *_: None)
-        with pytest.raises(UsageError, match=f"port {port} of 127.0.0.1 is in use"):
+        with pytest.raises(UsageError, match=f"port {port} of 127.0.0.1 is already in use"):
             start(launch_of(model, port=port))
 
 
@@ -396,7 +401,7 @@ def test_a_port_whose_connections_fade_away_is_free() -> None:
 
 @pytest.mark.parametrize("host", ["no such host", "203.0.113.7", "x" * 70])
 def test_an_address_of_somebody_else(host: str) -> None:
-    with pytest.raises(UsageError, match=r"127.0.0.1 is"):
+    with pytest.raises(UsageError, match=r"use 127.0.0.1"):
         check_port(host, 0)
 
 

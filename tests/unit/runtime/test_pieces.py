@@ -293,7 +293,7 @@ def test_a_byte_that_is_none(text: str, tmp_path: Path) -> None:
     vocabulary = replace(plain, tokens=(*plain.tokens[:3], text, *plain.tokens[4:]))
     with (
         pieces_of(write(tmp_path / "m.gguf", vocabulary)) as pieces,
-        pytest.raises(HeaderError, match=r"tokens\[3\].*no byte"),
+        pytest.raises(HeaderError, match=r"tokens\[3\].*not a byte"),
     ):
         pieces.push(3)
 
@@ -302,7 +302,7 @@ def test_a_text_that_is_not_utf8(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", byte_bpe())
     path.write_bytes(path.read_bytes().replace("\u0120quick".encode(), b"\xffxquick", 1))
     number = byte_bpe().tokens.index("\u0120quick")
-    with pieces_of(path) as pieces, pytest.raises(HeaderError, match="not UTF-8"):
+    with pieces_of(path) as pieces, pytest.raises(HeaderError, match="not valid UTF-8"):
         pieces.push(number)
 
 

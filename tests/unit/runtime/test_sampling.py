@@ -318,7 +318,11 @@ WAYS = {
 @pytest.mark.parametrize("count", [3, 5_000, 2 * CHUNK_TOKENS + 1])
 @pytest.mark.parametrize(
     ("value", "said"),
-    [(math.nan, "a logit is nan"), (math.inf, "a logit is inf"), (-math.inf, "above -inf")],
+    [
+        (math.nan, "a logit is nan"),
+        (math.inf, "a logit is inf"),
+        (-math.inf, "all logits are -inf"),
+    ],
 )
 def test_logits_that_are_no_choice(way: str, count: int, value: float, said: str) -> None:
     logits = np.full(count, -math.inf if value == -math.inf else 0.5, np.float32)

@@ -117,11 +117,11 @@ def test_after_a_reset_it_knows_nothing(models: dict[str, Path]) -> None:
 
 def test_a_prompt_longer_than_the_window(models: dict[str, Path]) -> None:
     with session(models["llama"], window=16) as engine:
-        with pytest.raises(ContextTooLargeError, match=r"17 tokens .* window of 16: .* of 17"):
+        with pytest.raises(ContextTooLargeError, match=r"17 tokens .* context of 16: .* of 17"):
             engine.feed(TOKENS[:17])
         assert engine.position == 0
         engine.feed(TOKENS[:10])
-        with pytest.raises(ContextTooLargeError, match="16, of which 10 are taken"):
+        with pytest.raises(ContextTooLargeError, match="16 .10 are in use"):
             engine.feed(TOKENS[:7])
         assert engine.room_tokens == 6
         engine.feed(TOKENS[:6])
@@ -170,7 +170,7 @@ def test_a_checkpoint_cannot_wait_for_itself(
 ) -> None:
     with (
         session(models["llama"]) as engine,
-        pytest.raises(UsageError, match="from inside of its reading"),
+        pytest.raises(UsageError, match="from inside its own callback"),
     ):
         engine.feed(TOKENS, lambda _: call(engine))
 

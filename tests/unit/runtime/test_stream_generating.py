@@ -63,13 +63,15 @@ def test_a_full_window_ends_it_unless_it_rolls(model: Path) -> None:
 
 def test_what_cannot_fit_is_told_before_anything_is_computed(model: Path) -> None:
     with session(model, window=16) as engine:
-        with pytest.raises(ContextTooLargeError, match="17 tokens do not fit the window of 16"):
+        with pytest.raises(
+            ContextTooLargeError, match="17 tokens does not fit in the context of 16"
+        ):
             generate(engine, some_tokens(17), greedy(engine), max_tokens=None, stop=NONE)
         with pytest.raises(
-            ContextTooLargeError, match=r"6 tokens and 12 new ones .* of 17 or more"
+            ContextTooLargeError, match=r"6 tokens plus 12 new ones .* of 17 or more"
         ):
             generate(engine, PROMPT, greedy(engine), max_tokens=12, stop=NONE)
-        with pytest.raises(UsageError, match="0 new tokens"):
+        with pytest.raises(UsageError, match="at least 1 .got 0"):
             generate(engine, PROMPT, greedy(engine), max_tokens=0, stop=NONE)
         assert engine.position == 0
         assert len(list(generate(engine, PROMPT, greedy(engine), max_tokens=11, stop=NONE))) == 11

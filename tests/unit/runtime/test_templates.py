@@ -227,7 +227,7 @@ def test_no_message() -> None:
 
 
 def test_a_message_of_nobody() -> None:
-    with pytest.raises(UsageError, match="'tool': it can be of system, user, assistant"):
+    with pytest.raises(UsageError, match="'tool': choose one of system, user, assistant"):
         ChatFormat(name="chatml").text([Message(role="tool", content="x")])
 
 

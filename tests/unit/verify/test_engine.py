@@ -205,7 +205,7 @@ def test_a_refusal_that_the_engine_does_not_share_is_a_wrong_prediction() -> Non
         raise RefusedError("llama.cpp would not load it")
 
     with pytest.raises(
-        PredictionError, match=r"llama\.cpp 0\.6.*loads it, so the prediction is wrong"
+        PredictionError, match=r"llama\.cpp 0\.6.*loads it, so EdgeKit's prediction is wrong"
     ):
         verify_model(small(), Load(), LlamaCppSetup(), way=SERVER, predict=refuse)  # type: ignore[arg-type]
 
@@ -235,12 +235,12 @@ def changed(name: str, value: int) -> bytes:
     ("raw", "words"),
     [
         (changed("llama.block_count", 2**31 - 1), "died of SIGABRT.*GGML_ASSERT.*n_layer"),
-        (changed("llama.attention.head_count", 0), "gave up .*error loading model"),
-        (changed("llama.feed_forward_length", 4096), "gave up .*wrong shape"),
-        (small_model.model_bytes()[:700], "gave up .*failed to load model"),
-        (small_model.model_bytes(["output.weight"]), "gave up .*not found"),
-        (b"GGUF\x03" + b"\xff" * 60, "gave up .*failed to load model"),
-        (b"", "gave up .*failed to load model"),
+        (changed("llama.attention.head_count", 0), "exited .*error loading model"),
+        (changed("llama.feed_forward_length", 4096), "exited .*wrong shape"),
+        (small_model.model_bytes()[:700], "exited .*failed to load model"),
+        (small_model.model_bytes(["output.weight"]), "exited .*not found"),
+        (b"GGUF\x03" + b"\xff" * 60, "exited .*failed to load model"),
+        (b"", "exited .*failed to load model"),
     ],
 )
 def test_a_corrupt_header_ends_the_child_only(raw: bytes, words: str) -> None:
@@ -262,7 +262,7 @@ def test_memory_beyond_the_limit_is_refused_by_the_system() -> None:
     raw = header_bytes(fact["header_without_vocabulary"])
     at = raw.index(b"qwen3.vocab_size") + len(b"qwen3.vocab_size") + 4
     hungry = raw[:at] + struct.pack("<I", 2**31 - 1) + raw[at + 4 :]
-    with pytest.raises(EngineError, match=r"allowed 4.00 GiB of address space"):
+    with pytest.raises(EngineError, match=r"limit was 4.00 GiB of address space"):
         ask_raw(hungry, len(raw) + fact["data_section_bytes"])
 
 
@@ -367,7 +367,7 @@ def test_a_slow_engine_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_engine_that_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(EngineError, match="did not come to an answer: it said nothing"):
+    with pytest.raises(EngineError, match="did not finish its answer: no output"):
         ask_tool(tool(tmp_path, monkeypatch, ""))
 
 
@@ -375,7 +375,7 @@ def test_an_engine_that_floods_is_read_in_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = "for _ in range(64): sys.stdout.write('x' * 1_000_000)\nsys.exit(1)"
-    with pytest.raises(EngineError, match=r"gave up .exit code 1.*xxx") as caught:
+    with pytest.raises(EngineError, match=r"exited .code 1.*xxx") as caught:
         ask_tool(tool(tmp_path, monkeypatch, body))
     assert len(str(caught.value)) < 2000
 
@@ -386,11 +386,11 @@ def test_no_engine_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None
     )
     with pytest.raises(
         EngineError,
-        match=r"no llama.cpp on this machine.*edgekit-models\[llama\].*llama-fit-params",
+        match=r"no llama.cpp found on this machine.*edgekit-models\[llama\].*llama-fit-params",
     ) as caught:
         choose_way()
     assert caught.value.exit_code == 5
-    with pytest.raises(EngineError, match=r"to ask as a library: install llama.cpp"):
+    with pytest.raises(EngineError, match=r"to run as a library: install llama.cpp"):
         choose_way(Mode.LIBRARY)
     with pytest.raises(UsageError, match="only xllamacpp can load a model"):
         choose_way(Mode.LIBRARY, really=True)
@@ -400,7 +400,7 @@ def test_a_gpu_that_is_not_there() -> None:
     setup = LlamaCppSetup(backend=Backend.CUDA)
     if Path("/dev/nvidia0").exists():
         pytest.skip("this machine has a GPU: what is tested is its absence")
-    with pytest.raises(EngineError, match="finds no GPU here"):
+    with pytest.raises(EngineError, match="finds no GPU on this machine"):
         verify_model(small(), Load(), setup, way=SERVER)
 
 
@@ -421,7 +421,9 @@ def test_a_small_model_is_loaded_and_used(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = locate_path(small_model.write_model(tmp_path), "small.gguf")
     monkeypatch.setattr(check, "available_bytes", lambda: MIB)
-    with pytest.raises(UsageError, match=r"not loaded: it would take .* 1.00 MiB are available"):
+    with pytest.raises(
+        UsageError, match=r"not loaded: it would need .* only 1.00 MiB are available"
+    ):
         verify_model(files, Load(), LlamaCppSetup(), way=SERVER, really=True)
 
 

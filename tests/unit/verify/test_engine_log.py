@@ -119,8 +119,8 @@ def test_what_the_engine_resolved() -> None:
     [
         ("llama_kv_cache: size =   55", "llama_kv_cache: holds   55", "its cache lines add up to"),
         ("compute buffer size =    58", "compute buffer size =    68", "its compute buffer lines"),
-        ("output buffer size", "output buffer takes", "did not come to an answer"),
-        ("breakdown_print", "print", "did not come to an answer"),
+        ("output buffer size", "output buffer takes", "did not finish its answer"),
+        ("breakdown_print", "print", "did not finish its answer"),
     ],
 )
 def test_a_log_of_another_kind_is_no_answer(old: str, new: str, message: str) -> None:
@@ -136,7 +136,7 @@ def test_last_words_are_the_complaints() -> None:
     )
     assert log.last_words() == "llama_model_load: error loading model: tensor 'a' not found"
     assert read("one\ntwo\n").last_words() == "one | two"
-    assert EngineLog().last_words() == "it said nothing"
+    assert EngineLog().last_words() == "no output"
 
 
 def test_endless_lines_and_endless_logs_are_cut() -> None:
@@ -193,5 +193,5 @@ def test_what_is_reserved_again_is_not_counted_twice() -> None:
 
 @pytest.mark.parametrize("word", ["model buffer", "compute buffer", "output buffer"])
 def test_a_real_run_of_another_kind_is_not_understood(word: str) -> None:
-    with pytest.raises(EngineError, match="it does not tell its buffers"):
+    with pytest.raises(EngineError, match="it does not list its buffers"):
         read(REAL.replace(word, "other")).held()

@@ -87,7 +87,7 @@ def test_a_file_system_without_holes_is_refused(
 ) -> None:
     monkeypatch.setattr(hollow, "_keeps_holes", lambda folder: False)
     with (
-        pytest.raises(EngineError, match=r"without sparse files: the copy would take 4.00 GiB"),
+        pytest.raises(EngineError, match=r"without sparse files, so the copy would take 4.00 GiB"),
         on_disk([HollowFile(name="m", header=b"GGUF", size_bytes=4 * 1024**3)]),
     ):
         pass
@@ -98,7 +98,7 @@ def test_a_file_system_without_holes_is_refused(
 
 def test_a_length_that_no_file_has(temporary: Path) -> None:
     with (
-        pytest.raises(EngineError, match=r"cannot be written to .*; set TMPDIR"),
+        pytest.raises(EngineError, match=r"cannot write the header to .*; set TMPDIR"),
         on_disk([HollowFile(name="m", header=b"GGUF", size_bytes=2**63 - 1)]),
     ):
         pass
@@ -136,7 +136,9 @@ def test_holes_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_other_formats_are_refused() -> None:
     files = model_files(BytesSource(b""), container=Container.SAFETENSORS)
-    with pytest.raises(UsageError, match=r"safetensors: verify asks llama.cpp, which reads GGUF"):
+    with pytest.raises(
+        UsageError, match=r"safetensors, but verify runs llama.cpp, which only reads GGUF"
+    ):
         hollow_out(files)
     with pytest.raises(HeaderError, match="no GGUF file"):
         hollow_out(model_files())

@@ -42,7 +42,7 @@ class Terms:
         """TextError unless bad rows are to be skipped."""
         if not self.skip_bad:
             raise TextError(
-                f"{self.name}, row {row.number:,}: {row.reason} (--skip-bad passes over such rows)"
+                f"{self.name}, row {row.number:,}: {row.reason} (--skip-bad skips such rows)"
             )
 
 
@@ -156,7 +156,7 @@ def _rows(source: Source, begun: Mark) -> Iterable[Row | BadRow]:
     first = next(rows, None)
     if begun.digest is not None and source.digest(begun.position) != begun.digest:
         raise SourceError(
-            f"{source.name} does not begin as it did for the unfinished job: give it the same input again,"
-            " or --overwrite"
+            f"the start of {source.name} differs from the input of the unfinished job: "
+            "give it the same input again, or --overwrite"
         )
     return rows if first is None else chain([first], rows)

@@ -54,7 +54,7 @@ class Lines:
             yield from _lines(self._stream, position, self.limit.row_bytes, lambda _: None)
         except (OSError, EOFError, zlib.error) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            raise SourceError(f"{self.name} cannot be read on: {reason}") from error
+            raise SourceError(f"reading {self.name} failed: {reason}") from error
 
     def later(self, lines: Iterator[Line], position: int) -> Iterator[Line]:  # noqa: ARG002 - a file seeks
         """What follows at `position`, some `lines` after the ones already taken."""
@@ -105,8 +105,8 @@ class PipeLines:
                 break
         if reached < position:
             raise SourceError(
-                f"standard input ends after {reached:,} bytes, and the unfinished job had read {position:,}:"
-                " give it the same input again, or --overwrite"
+                f"standard input ends after {reached:,} bytes, but the unfinished job had "
+                f"read {position:,}: give it the same input again, or --overwrite"
             )
         return lines
 
@@ -150,8 +150,8 @@ def check_same(name: str, before: os.stat_result, descriptor: int) -> None:
     now = os.fstat(descriptor)
     if (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
         raise SourceError(
-            f"{name} was written to while it was read: what was embedded belongs to no one state of it."
-            " Begin again with --overwrite when it is at rest"
+            f"{name} changed while it was being read, so the vectors do not match any one "
+            "version of it: start again with --overwrite when nothing writes to it"
         )
 
 
@@ -167,7 +167,7 @@ def open_input(path: Path) -> IO[bytes]:
         raise NotFoundError(f"{path} cannot be read: {reason}") from error
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise UsageError(f"{path} is no regular file: pipe it in with --input -")
+        raise UsageError(f"{path} is not a regular file: pipe it in with --input -")
     return file
 
 

@@ -115,7 +115,7 @@ class FileOutput:
 
     @property
     def kept_words(self) -> str:
-        return f". {_vectors_are(self._saved.kept)} saved, and the same command goes on there"
+        return f". {_vectors_are(self._saved.kept)} saved; run the same command again to continue"
 
     def add(self, batch: Batch, vectors: Floats) -> None:
         data = self._form.encode(batch.rows, vectors) if batch.rows else b""
@@ -136,7 +136,8 @@ class FileOutput:
         with _written(str(self._path), self._saved):
             if not self.mark.done and self._path.exists() and not self._replaces:
                 raise UsageError(
-                    f"{self._path} has appeared in the meantime: move it away and run the same command again"
+                    f"{self._path} was created by something else in the meantime: move it "
+                    "away and run the same command again"
                 )
             self._save(replace(self.mark, done=True))
             self._close_files()
@@ -171,14 +172,16 @@ class FileOutput:
         strange = [path for path in (self._partial, self._skipped) if path.exists()]
         why = ""
         if taken and not overwrite:
-            why = f"{taken[0]} exists: --overwrite replaces it when the new one is whole"
+            why = (
+                f"{taken[0]} already exists: --overwrite replaces it once the new file is complete"
+            )
         elif strange and not (overwrite or self._is_ours):
             why = (
-                f"{strange[0]} exists, and no journal says whose it is: move it away,"
-                " or let --overwrite replace it"
+                f"{strange[0]} exists without a journal, so it may not be ours: move it "
+                "away, or use --overwrite to replace it"
             )
         elif resume:
-            why = f"there is no unfinished job for {self._path}: leave out --resume"
+            why = f"no unfinished job found for {self._path}: leave out --resume"
         if why:
             self._journal.remove()  # it is empty
             raise UsageError(why)
@@ -247,8 +250,8 @@ def check_apart(output: Path, others: Mapping[str, Path | int]) -> None:
             for ending in ("", *_ENDINGS):
                 if _is_file(_beside(path, ending), known):
                     raise UsageError(
-                        f"{_beside(output, ending)} is {what} itself, which the job would write over:"
-                        " name another --output"
+                        f"{_beside(output, ending)} is {what} itself and would be "
+                        "overwritten: choose another --output"
                     )
 
 
@@ -270,9 +273,9 @@ def _usable(path: Path) -> Path:
         if path.is_dir():
             raise UsageError(f"{path} is a folder: name a file in it")
         if path.exists() and not path.is_file():
-            raise UsageError(f"{path} is no regular file: --output - writes to standard output")
+            raise UsageError(f"{path} is not a regular file: use --output - for standard output")
         if not path.parent.is_dir():
-            raise OutputError(f"there is no folder {path.parent}: make it first")
+            raise OutputError(f"the folder {path.parent} does not exist: create it first")
     except (OSError, ValueError, RuntimeError) as error:
         raise OutputError(f"{path} cannot be written: {error}") from error
     return path
@@ -291,8 +294,8 @@ def _cut(path: Path, size_bytes: int) -> int:
     if found < size_bytes:
         os.close(descriptor)
         raise UsageError(
-            f"{path} has {found:,} bytes where its journal vouches for {size_bytes:,}: somebody has cut it."
-            " --overwrite starts over"
+            f"{path} has {found:,} bytes, but its journal recorded {size_bytes:,}, so it "
+            "was truncated. --overwrite starts over"
         )
     os.ftruncate(descriptor, size_bytes)
     return descriptor
@@ -302,8 +305,9 @@ def _check_same_job(before: Mapping[str, Any], now: Mapping[str, Any], path: Pat
     changed = sorted(_differences(before, json.loads(json.dumps(now))))
     if changed:
         raise UsageError(
-            f"the unfinished job for {path} was another one ({', '.join(changed[:6])} changed since):"
-            " run it as it was to go on, or start over with --overwrite"
+            f"the unfinished job for {path} had different settings "
+            f"({', '.join(changed[:6])} changed): run it as before to continue, or start "
+            "over with --overwrite"
         )
 
 
@@ -330,7 +334,7 @@ def _written(name: str, saved: Mark, *, stays: bool = True) -> Iterator[None]:
         raise
     except OSError as error:
         kept = (
-            f" {_vectors_are(saved.kept)} saved: make room and run the same command again"
+            f" {_vectors_are(saved.kept)} saved: free some space and run the same command again"
             if stays
             else ""
         )

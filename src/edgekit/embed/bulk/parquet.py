@@ -87,7 +87,7 @@ class ParquetSource:
         try:
             yield from self._rows(start)
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise self._damaged("cannot be read on", error) from error
+            raise self._damaged("reading it failed", error) from error
 
     def _damaged(self, what: str, error: Exception) -> HeaderError:
         return HeaderError(f"{what}: {printable(str(error), 300)}", file=self.name)
@@ -109,11 +109,13 @@ class ParquetSource:
         for name in filter(None, (self._fields.text, self._fields.id)):
             if len(schema.get_all_field_indices(name)) != 1:
                 told = ", ".join(repr(one[:40]) for one in schema.names[:20])
-                raise UsageError(f"{self.name}: no one column is named {name!r}; it has {told}")
+                raise UsageError(
+                    f"{self.name}: expected exactly one column named {name!r}; it has {told}"
+                )
         kind = _stored(schema.field(self._fields.text).type, types)
         if not _is_text(kind, types):
             raise UsageError(
-                f"{self.name}: the column {self._fields.text!r} holds {kind}, not texts"
+                f"{self.name}: the column {self._fields.text!r} holds {kind}, not text"
             )
         if self._fields.id is None:
             return
@@ -121,7 +123,8 @@ class ParquetSource:
         self.integer_ids = types.is_integer(kind) and not types.is_uint64(kind)
         if not self.integer_ids and not _is_text(kind, types):
             raise UsageError(
-                f"{self.name}: the column {self._fields.id!r} holds {kind}, not texts or whole numbers"
+                f"{self.name}: the column {self._fields.id!r} holds {kind}, not text or "
+                "whole numbers"
             )
 
     def _rows(self, start: Place) -> Iterator[Row | BadRow]:
@@ -159,9 +162,10 @@ class ParquetSource:
         for group in range(groups):
             if (found := self._largest_page(group)) > most_bytes:
                 raise UsageError(
-                    f"{self.name}: a page of row group {group + 1:,} unpacks to {found:,} bytes, and {most_bytes:,}"
-                    f" may be held ({PAGES_IN_ROW} x {self._limit}): give a larger --budget, or write the file"
-                    " with smaller pages (1 MB is usual)"
+                    f"{self.name}: a page of row group {group + 1:,} unpacks to {found:,} "
+                    f"bytes, but only {most_bytes:,} are allowed ({PAGES_IN_ROW} x "
+                    f"{self._limit}): use a larger --budget, or write the file with "
+                    "smaller pages (1 MB is typical)"
                 )
 
     def _largest_page(self, group: int) -> int:
@@ -173,14 +177,14 @@ class ParquetSource:
                     largest_page_bytes(self._raw, *extent) for extent in extents
                 )
             except (PageError, OSError) as error:
-                where = f"cannot be read on: the head of a page of row group {group + 1:,}"
+                where = f"reading it failed: the page header of row group {group + 1:,}"
                 raise self._damaged(where, error) from error
         return self._page_bytes[group]
 
     def _row(self, number: int, text: Any, identity: Any) -> Row | BadRow:
         """A row that is too long never becomes a text."""
         if _size_bytes(text) + _size_bytes(identity) > self._limit.row_bytes:
-            return BadRow(number=number, reason=f"a row of more than {self._limit}", end=number)
+            return BadRow(number=number, reason=f"a row longer than {self._limit}", end=number)
         return _row(number, text, identity)
 
     def _group_of(self, position: int) -> tuple[int, int]:

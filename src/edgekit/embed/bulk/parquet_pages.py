@@ -55,9 +55,9 @@ def read_directory(file: IO[bytes], columns: frozenset[str]) -> tuple[RowGroup, 
     end = file.read(8)
     length = int.from_bytes(end[:4], "little")
     if end[4:] != _MAGIC or length > size_bytes - 8:
-        raise PageError("it has no directory")
+        raise PageError("it has no footer")
     if length > DIRECTORY_BYTES:
-        raise PageError(f"a directory of {length:,} bytes is over the limit of {DIRECTORY_BYTES:,}")
+        raise PageError(f"a footer of {length:,} bytes is over the limit of {DIRECTORY_BYTES:,}")
     file.seek(size_bytes - 8 - length)
     found = Compact(file.read(length)).read(_DIRECTORY)
     return tuple(_row_group(one, columns) for one in _list(found, _ROW_GROUPS))
@@ -80,10 +80,10 @@ def _row_group(stated: object, columns: frozenset[str]) -> RowGroup:
             raise PageError(f"a row group has no column {name!r}")
         begin, end = extents[name]
         if not 0 <= begin <= end:
-            raise PageError(f"the column {name!r} ends before it begins")
+            raise PageError(f"the column {name!r} ends before it starts")
     rows = stated.get(_ROWS, -1) if isinstance(stated, dict) else -1
     if rows < 0:
-        raise PageError("a row group without a number of rows")
+        raise PageError("a row group without a row count")
     return RowGroup(rows=rows, extents=extents)
 
 
@@ -192,7 +192,7 @@ class Compact:
             return 1
         if kind == _DOUBLE:
             return 8
-        raise PageError(f"it has a field of the unknown kind {kind}")
+        raise PageError(f"it has a field of unknown type {kind}")
 
     def _skip(self, count: int) -> None:
         self.at += count
@@ -212,7 +212,7 @@ class Compact:
                 return value
             shift += 7
             if shift > 63:
-                raise PageError("a number that does not end")
+                raise PageError("an unterminated number")
 
     def _integer(self) -> int:
         value = self._natural()

@@ -59,12 +59,12 @@ class Opening:
         where = os.uname().nodename if hasattr(os, "uname") else "this worker"
         if not path.is_file():
             raise NotFoundError(
-                f"{self.model} is not on {where}: every worker reads the model itself, so it must lie under"
-                " the same path on each, or on a disk that they share"
+                f"{self.model} is not on {where}: every worker reads the model itself, so "
+                "it must be at the same path on each of them, or on a shared disk"
             )
         if path.stat().st_size != self.size_bytes:
             raise NotFoundError(
-                f"{self.model} on {where} is another file than here: the size differs"
+                f"{self.model} on {where} is not the same file as here: the size differs"
             )
         return open_embedder(self.model, **self.options)
 
@@ -225,9 +225,10 @@ class _Crew:
     def _nowhere(self) -> str:
         cpus, room = self._found.get("CPU", 0), int(self._found.get("memory", 0))
         return (
-            f"Ray has no place for a worker: each takes --threads {self._cluster.threads} and --budget"
-            f" {format_bytes(self._cluster.memory_bytes)} of one machine, and all of them together have"
-            f" {cpus:g} CPUs and {format_bytes(room)}"
+            "Ray has no room for a worker: each one needs --threads "
+            f"{self._cluster.threads} and --budget "
+            f"{format_bytes(self._cluster.memory_bytes)} on one machine, and the whole "
+            f"cluster has {cpus:g} CPUs and {format_bytes(room)}"
         )
 
 
@@ -253,7 +254,7 @@ def taken(ray: Any, answer: Any) -> Any:
         kind = MemoryPressureError if isinstance(cause, MemoryError) else EngineError
         raise kind(f"a worker failed with {type(cause).__name__}: {_plain(cause)}") from error
     except ray.exceptions.RayError as error:
-        raise EngineError(f"a worker of Ray was lost: {_plain(error)}") from error
+        raise EngineError(f"a Ray worker was lost: {_plain(error)}") from error
     if isinstance(row, _Failed):
         raise row.again()
     return row
@@ -292,7 +293,7 @@ def _join(ray: Any, address: str, quiet: Mapping[str, Any]) -> None:
         with _silenced():  # it announces that it will be silent
             ray.init(address=address, **quiet)
     except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
-        raise EngineError(f"Ray at {address!r} cannot be reached: {_plain(error)}") from error
+        raise EngineError(f"cannot reach Ray at {address!r}: {_plain(error)}") from error
 
 
 @contextmanager

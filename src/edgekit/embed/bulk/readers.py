@@ -63,12 +63,14 @@ def open_source(
     packed = PurePath(reference).suffix.lower() == PACKED
     if form == "parquet":
         if reference == STDIN or packed:
-            raise UsageError("Parquet is read from its end: it needs a plain file, not a pipe")
+            raise UsageError("Parquet is read from its end: it needs a regular file, not a pipe")
         from edgekit.embed.bulk.parquet import ParquetSource
 
         return ParquetSource(reference, fields, limit)
     if form == "txt" and fields.id is not None:
-        raise UsageError("a line of text has no id: --id-field is for jsonl, csv, tsv and parquet")
+        raise UsageError(
+            "plain text lines have no ids: --id-field works with jsonl, csv, tsv and parquet"
+        )
     lines = open_lines(reference, limit, packed=packed)
     if form in _DELIMITERS:
         return CsvSource(lines, fields, _DELIMITERS[form])
@@ -85,7 +87,7 @@ def format_of(reference: str) -> str:
     found = SUFFIXES.get(path.suffix.lower())
     if found is None:
         raise UsageError(
-            f"what {reference} holds does not show in its name: say --format {'|'.join(FORMATS)}"
+            f"cannot tell the format of {reference} from its name: add --format {'|'.join(FORMATS)}"
         )
     return found
 
@@ -153,23 +155,27 @@ class CsvSource:
             return records.next()
         except _OpenError as error:
             raise TextError(
-                f"{self.name}, row {number:,} (from byte {begin:,} on): {error}. Where the next record begins cannot"
-                " be known, so that --skip-bad does not pass over it"
+                f"{self.name}, row {number:,} (from byte {begin:,} on): {error}. The "
+                "start of the next record cannot be determined, so --skip-bad cannot "
+                "skip it"
             ) from error
 
     def _header(self, records: _Records) -> list[str]:
         head = self._next(records, 0)
         if head is None:
-            raise UsageError(f"{self.name} is empty: the first line of a CSV names its columns")
+            raise UsageError(
+                f"{self.name} is empty: the first line of a CSV file must name its columns"
+            )
         if head.wrong or len(head.cells) > MOST_COLUMNS:
             raise UsageError(
-                f"{self.name}: the first line is no header: {head.wrong or 'too many columns'}"
+                f"{self.name}: the first line is not a header: {head.wrong or 'too many columns'}"
             )
         for name in filter(None, (self._fields.text, self._fields.id)):
             if head.cells.count(name) != 1:
                 told = ", ".join(repr(cell[:40]) for cell in head.cells[:20])
                 raise UsageError(
-                    f"{self.name}: {head.cells.count(name) or 'no'} column is named {name!r}; it has {told}"
+                    f"{self.name}: {head.cells.count(name) or 'no'} columns are named "
+                    f"{name!r}; it has {told}"
                 )
         return head.cells
 
@@ -178,7 +184,7 @@ class CsvSource:
             raise _BadError(record.wrong)
         if len(record.cells) != len(self._columns):
             raise _BadError(
-                f"{_fields(len(record.cells))} where the header names {len(self._columns)}"
+                f"{_fields(len(record.cells))}, but the header has {len(self._columns)}"
             )
         cells = dict(zip(self._columns, record.cells, strict=True))
         identity = (
@@ -220,7 +226,7 @@ class _Records:
             return None
         except (csv.Error, _BadError) as error:
             self._begin()  # the next record begins on the next line
-            return _Record(cells=[""], end=self.end, wrong=f"no CSV: {error}")
+            return _Record(cells=[""], end=self.end, wrong=f"not valid CSV: {error}")
 
     def _begin(self) -> None:
         csv.field_size_limit(self._lines.limit.row_bytes)
@@ -231,10 +237,10 @@ class _Records:
         for line in self._source:
             if line.data is None and not self._bytes and not line.quoted:
                 self.end = line.end
-                raise _BadError(f"a line of more than {limit}")
+                raise _BadError(f"a line longer than {limit}")
             if line.data is None or self._bytes + len(line.data) > limit.row_bytes:
                 raise _OpenError(
-                    f"a record of more than {limit}, with a quote in it (one that is never closed?)"
+                    f"a record longer than {limit}, with a quote in it (is one never closed?)"
                 )
             self.end = line.end
             self._bytes += len(line.data)
@@ -278,7 +284,7 @@ class GivenTexts:
 
 def _within(line: Line, limit: RowLimit) -> bytes:
     if line.data is None:
-        raise _BadError(f"a line of more than {limit}")
+        raise _BadError(f"a line longer than {limit}")
     return line.data
 
 
@@ -293,12 +299,10 @@ def _json_fields(line: bytes, fields: Fields) -> tuple[str, Id | None] | None:
     row = read_object(line)
     text = _at(row, fields.text)
     if not isinstance(text, str):
-        raise _BadError(f"{fields.text!r} is {kind_of(text)}, not a text")
+        raise _BadError(f"{fields.text!r} is {kind_of(text)}, not a string")
     identity = None if fields.id is None else _at(row, fields.id)
     if fields.id is not None and not _is_id(identity):
-        raise _BadError(
-            f"{fields.id!r} is {kind_of(identity)}, not a text or a whole number of 64 bits"
-        )
+        raise _BadError(f"{fields.id!r} is {kind_of(identity)}, not a string or a 64-bit integer")
     return _full(_unpaired(text, fields.text)), identity
 
 

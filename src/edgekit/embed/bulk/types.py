@@ -55,7 +55,10 @@ class RowLimit:
         """'1,187,840 bytes, the limit of a row with a budget of 145.00 MiB'."""
         if self.budget_bytes is None:
             return f"{self.row_bytes:,} bytes"
-        return f"{self.row_bytes:,} bytes, the limit of a row with a budget of {format_bytes(self.budget_bytes)}"
+        return (
+            f"{self.row_bytes:,} bytes, the row limit for a budget of "
+            f"{format_bytes(self.budget_bytes)}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ def output_format(reference: str) -> str:
     suffix = PurePath(reference).suffix.lower()
     found = SUFFIXES.get(suffix)
     if found is None:
-        raise UsageError(f"{reference}: vectors are written as {', '.join(SUFFIXES)}")
+        raise UsageError(f"{reference}: choose one of the output formats {', '.join(SUFFIXES)}")
     return found
 
 
@@ -86,7 +86,7 @@ class JsonlForm:
 
 def _npy(dimensions: int, ids: bool, _: bool) -> Form:  # noqa: FBT001 - called through the table alone
     if ids:
-        raise UsageError("an .npy file has no place for ids: write .jsonl or .parquet")
+        raise UsageError("an .npy file cannot store ids: use .jsonl or .parquet")
     return NpyForm(dimensions)
 
 

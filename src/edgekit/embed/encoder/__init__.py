@@ -29,5 +29,5 @@ def open_encoder(
     from edgekit.embed.encoder.streamed import StreamedEncoder
 
     if walked.name != file.name:
-        raise ValueError(f"the header is of {walked.name}, the weights are of {file.name}")
+        raise ValueError(f"the header is from {walked.name}, but the weights are from {file.name}")
     return StreamedEncoder(file, kernels=kernels, monitor=monitor, plan=plan)

@@ -133,8 +133,8 @@ class Crew:
 def no_thread(error: RuntimeError) -> MemoryPressureError:
     """What "can't start new thread" means."""
     return MemoryPressureError(
-        f"the system gives this process no further thread ({error}): use fewer (threads), or raise"
-        " its limits (ulimit -u, ulimit -v, the container's pids)"
+        f"cannot start another thread ({error}): use fewer (threads), or raise the limits "
+        "(ulimit -u, ulimit -v, the container's pids)"
     )
 
 

@@ -143,7 +143,7 @@ class StreamedEncoder:
             raise TextError("it has no tokens", index=index)
         if tokens > self._plan.text_tokens:
             raise TextError(
-                f"{tokens:,} tokens are over the limit of {self._plan.text_tokens:,}"
-                f" ({self._plan.text_tokens_because})",
+                f"{tokens:,} tokens; the limit is {self._plan.text_tokens:,} "
+                f"({self._plan.text_tokens_because})",
                 index=index,
             )

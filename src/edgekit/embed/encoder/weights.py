@@ -78,8 +78,8 @@ class Rows:
 
     def bad(self, row: int) -> WeightsError:
         return WeightsError(
-            f"tensor {self.name}, row {row:,}: a weight that is not a finite number; the file is"
-            " damaged, or was converted to a type that cannot hold it",
+            f"tensor {self.name}, row {row:,}: a weight is not a finite number; the file "
+            "is damaged, or was converted to a type that cannot represent it",
             file=self.file.name,
             offset=self.offset + row * self.row_bytes,
         )

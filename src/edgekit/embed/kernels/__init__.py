@@ -17,15 +17,15 @@ def choose(name: str | None = None) -> Kernels:
     """The kernels of that name, or of EDGEKIT_KERNELS, or the best that is installed."""
     name = name or os.environ.get(VARIABLE) or None
     if name is not None and name not in KERNELS:
-        raise UsageError(f"there are no kernels {name!r}: {' or '.join(KERNELS)} ({VARIABLE})")
+        raise UsageError(f"unknown kernels {name!r}: choose {' or '.join(KERNELS)} ({VARIABLE})")
     if name != "numpy":
         try:
             return _load_native()
         except ImportError as error:
             if name == "native":
                 raise UsageError(
-                    "the native kernels are not installed: reinstall edgekit where there"
-                    " is a C compiler, or from a wheel"
+                    "the native kernels are not installed: reinstall edgekit from a "
+                    "wheel, or on a machine with a C compiler"
                 ) from error
     return _load_numpy()
 

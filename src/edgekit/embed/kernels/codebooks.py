@@ -44,7 +44,9 @@ SIZE_BYTES = sum(book.size_bytes for book in CODEBOOKS.values())
 def read_codebooks() -> bytes:
     data = resources.files(__package__ or "").joinpath(FILE).read_bytes()
     if len(data) != SIZE_BYTES:
-        raise ImportError(f"{FILE} has {len(data):,} bytes instead of {SIZE_BYTES:,}: reinstall")
+        raise ImportError(
+            f"{FILE} has {len(data):,} bytes instead of {SIZE_BYTES:,}: reinstall edgekit"
+        )
     return data
 
 

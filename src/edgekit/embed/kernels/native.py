@@ -127,7 +127,7 @@ class NativeKernels:
     def _id(self, kind: TensorType) -> int:
         if kind.ggml_id not in self._ids:
             raise UnknownDtypeError(
-                f"{kind.name} cannot be unpacked: it has no row in embed/kernels/csrc/types.h"
+                f"unsupported tensor type {kind.name}: no row in embed/kernels/csrc/types.h"
             )
         if kind.name in NEED_CODEBOOKS and not self._codebooks_loaded:
             _native.load_codebooks(read_codebooks())

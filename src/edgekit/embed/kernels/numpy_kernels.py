@@ -246,7 +246,7 @@ def _unpacker(kind: TensorType) -> Unpack:
     unpack = UNPACK.get(kind.name)
     if unpack is None:
         raise UnknownDtypeError(
-            f"{kind.name} cannot be unpacked: it has no row in embed/kernels/numpy_kernels.py"
+            f"unsupported tensor type {kind.name}: no row in embed/kernels/numpy_kernels.py"
         )
     return unpack
 

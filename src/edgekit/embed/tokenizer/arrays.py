@@ -57,7 +57,7 @@ def walk_strings(
         if longer:
             _check_limit(file, f"{what}[{len(strings)}]: length in bytes", longer, entry_bytes)
         if not read:
-            raise HeaderError(f"{what} goes on behind its end", file=file.name, offset=start)
+            raise HeaderError(f"{what} continues beyond its end", file=file.name, offset=start)
         start += read
 
 
@@ -91,7 +91,7 @@ def read_numbers(
         )
     if place.count < count:
         raise HeaderError(
-            f"{what} has {place.count:,} entries for {count:,} tokens", file=file.name
+            f"{what} has {place.count:,} entries, but there are {count:,} tokens", file=file.name
         )
     code = _CODES[place.element]
     numbers: array[int] | array[float] = array(code)

@@ -26,8 +26,8 @@ class Charsmap:
         raw = vocabulary.charsmap
         size = int.from_bytes(raw[:4], "little")
         if len(raw) < 4 or size % 4 or size + 4 >= len(raw):
-            raise vocabulary.error("tokenizer.ggml.precompiled_charsmap is cut off or no such map")
-        self._error = vocabulary.error("tokenizer.ggml.precompiled_charsmap leads out of itself")
+            raise vocabulary.error("tokenizer.ggml.precompiled_charsmap is cut off or invalid")
+        self._error = vocabulary.error("tokenizer.ggml.precompiled_charsmap points outside itself")
         self._units = array("I", raw[4 : 4 + size])
         if sys.byteorder == "big":
             self._units.byteswap()

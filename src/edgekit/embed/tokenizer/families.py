@@ -43,9 +43,9 @@ def family_of(model: object, file: str) -> Family:
     """UnknownTokenizerError for what has no row, with the name of the table."""
     row = FAMILIES.get(model) if isinstance(model, str) else None
     if row is None:
-        said = "does not say" if model is None else f"is {quoted(model)}"
+        said = "is missing" if model is None else f"is {quoted(model)}"
         raise UnknownTokenizerError(
-            f"{file}: which kind of vocabulary it has (tokenizer.ggml.model) {said}; known are"
-            f" {', '.join(FAMILIES)}. A new kind needs a row in {TABLE}"
+            f"{file}: tokenizer.ggml.model (the kind of vocabulary) {said}; supported are "
+            f"{', '.join(FAMILIES)}. A new kind needs a row in {TABLE}"
         )
     return row

@@ -84,7 +84,7 @@ def make_bpe(vocabulary: Vocabulary, cache: Path | None) -> tokenizers.Tokenizer
         raise
     except Exception as error:  # `tokenizers` raises nothing narrower
         raise vocabulary.error(
-            f"tokenizer.ggml.merges and its tokens do not fit: {quoted(str(error))}"
+            f"tokenizer.ggml.merges does not match its tokens: {quoted(str(error))}"
         ) from error
     made = tokenizers.Tokenizer(model)
     _check_names(vocabulary, made.get_vocab_size() - 1)
@@ -120,8 +120,8 @@ def _model(vocabulary: Vocabulary, cache: Path | None, options: dict[str, Any]) 
             )
     except OSError as error:
         raise SourceError(
-            f"a tokenizer is built through a few MB of temporary files, and they cannot be written:"
-            f" {error}. TMPDIR may name another folder"
+            "cannot write the temporary files (a few MB) needed to build a tokenizer: "
+            f"{error}. Set TMPDIR to another folder"
         ) from error
 
 
@@ -196,7 +196,10 @@ def merges_by_score(vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
         made += len(pairs)
         if made > limit:
             raise HeaderLimitError(
-                "ways to make a token of two others", value=made, limit=limit, file=vocabulary.file
+                "ways to build a token from two others",
+                value=made,
+                limit=limit,
+                file=vocabulary.file,
             )
         for _, _, at in sorted(pairs):
             yield token[:at], token[at:]
@@ -221,6 +224,6 @@ def _check_bytes(vocabulary: Vocabulary) -> None:
     wanted.difference_update(vocabulary.tokens)
     if wanted:
         raise vocabulary.error(
-            f"tokenizer.ggml.tokens lacks {len(wanted)} of the 256 bytes, {min(wanted)} first:"
-            " letters without a token could not be cut"
+            f"tokenizer.ggml.tokens is missing {len(wanted)} of the 256 bytes, starting "
+            f"with {min(wanted)}: characters without a token could not be encoded"
         )

@@ -335,10 +335,10 @@ def pre_tokenizer_of(name: object, file: str) -> PreTokenizer:
         return row
     if name is None:
         raise UnknownTokenizerError(
-            f"{file} does not say how its texts are cut into words (tokenizer.ggml.pre is missing:"
-            f" it was converted before that key existed); convert the model again. Known ways"
-            f" stand in {TABLE}"
+            f"{file} does not state its pre-tokenizer (tokenizer.ggml.pre is missing, "
+            "because the file was converted before that key existed); convert the model "
+            f"again. Supported ones are in {TABLE}"
         )
     raise UnknownTokenizerError(
-        f"{file}: no row for the pre-tokenizer {quoted(name)} (tokenizer.ggml.pre) in {TABLE}"
+        f"{file}: unsupported pre-tokenizer {quoted(name)} (tokenizer.ggml.pre): no row in {TABLE}"
     )

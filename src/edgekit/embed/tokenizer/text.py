@@ -60,14 +60,16 @@ class TextTokenizer:
         room = None if limit_tokens is None else limit_tokens - self.frame_tokens
         if room is not None and room < 0:
             raise TextError(
-                f"{limit_tokens} tokens have no room for the {self.frame_tokens} of every text"
+                f"a limit of {limit_tokens} tokens is too small: every text needs "
+                f"{self.frame_tokens} special tokens"
             )
         tokens = self._tokens(text, room, truncate=truncate, parse_special=parse_special)
         if room is not None and len(tokens) > room:
             if not truncate:
                 raise TextError(
-                    f"has more than {limit_tokens:,} tokens: truncate (--truncate) cuts it;"
-                    " Limits.tokens (--max-tokens) allows more, as far as the model does"
+                    f"has more than {limit_tokens:,} tokens: use truncate (--truncate) to "
+                    "cut it, or raise Limits.tokens (--max-tokens) as far as the model "
+                    "allows"
                 )
             del tokens[room:]
         return [*self._before, *tokens, *self._after]
@@ -82,7 +84,8 @@ class TextTokenizer:
         """All of them, or a few more than there is room for."""
         if half := _HALF_CHARACTER.search(text):
             raise TextError(
-                f"character {half.start():,} is {half[0]!a}, half of one: that is no Unicode text"
+                f"character {half.start():,} is {half[0]!a}, half of a surrogate pair: "
+                "not valid Unicode"
             )
         found: list[int] = []
         for part in self._specials.split(text, parse_special=parse_special):

@@ -106,7 +106,7 @@ class Strings:
             return raw.decode()
         except UnicodeDecodeError as error:
             raise HeaderError(
-                f"{self._what}[{index}] is {quoted(bytes(raw))}, which is not UTF-8",
+                f"{self._what}[{index}] is {quoted(bytes(raw))}, which is not valid UTF-8",
                 file=self._file,
             ) from error
 

@@ -156,7 +156,7 @@ class _Keys:
     def text(self, key: str) -> str | None:
         value = self.walked.keys.get(_KEY + key)
         if value is not None and not isinstance(value, str):
-            raise self.error(f"{_KEY}{key} is {quoted(value)}, not a text")
+            raise self.error(f"{_KEY}{key} is {quoted(value)}, not a string")
         return value
 
     def flag(self, key: str, default: bool) -> bool:  # noqa: FBT001 - the two stand side by side in a table
@@ -171,7 +171,7 @@ class _Keys:
         if value is None:
             return default if default is not None and default < count else None
         if type(value) is not int:
-            raise self.error(f"{_KEY}{key} is {quoted(value)}, not the number of a token")
+            raise self.error(f"{_KEY}{key} is {quoted(value)}, not a token number")
         return value
 
     def existing(self, key: str, default: int | None, count: int) -> int | None:
@@ -187,7 +187,7 @@ class _Keys:
     def needed(self, key: str) -> ArrayPlace:
         place = self.place(key)
         if place is None:
-            raise self.error(f"has no vocabulary: {_KEY}{key} is missing or no array")
+            raise self.error(f"has no vocabulary: {_KEY}{key} is missing or not an array")
         return place
 
     def check_limit(self, key: str, value: int, limit: int) -> None:
@@ -204,8 +204,8 @@ def _pre_tokenizer(family: Family, keys: _Keys) -> PreTokenizer | None:
     row = pre_tokenizer_of(name, keys.walked.name)
     if (family.model == "whitespace") is not (name == "whitespace"):
         raise UnknownTokenizerError(
-            f"{keys.walked.name}: the pre-tokenizer {quoted(name)} of a vocabulary of kind"
-            f" {quoted(family.model)} is a pair that no table knows (embed/tokenizer/families.py)"
+            f"{keys.walked.name}: unsupported combination of pre-tokenizer {quoted(name)} "
+            f"and vocabulary {quoted(family.model)} (embed/tokenizer/families.py)"
         )
     return row
 
@@ -341,9 +341,13 @@ def _frame(
 
 def _used(keys: _Keys, what: str, number: int | None, count: int) -> int:
     if number is None:
-        raise keys.error(f"texts need its {what} token, and it does not say which one that is")
+        raise keys.error(
+            f"texts need its {what} token, but the file does not state which one it is"
+        )
     if not 0 <= number < count:
-        raise keys.error(f"its {what} token is number {number:,}, and it has {count:,} tokens")
+        raise keys.error(
+            f"its {what} token is number {number:,}, but there are only {count:,} tokens"
+        )
     return number
 
 

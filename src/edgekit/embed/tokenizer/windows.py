@@ -65,8 +65,9 @@ def windows(
         if end is None:
             if not truncate:
                 raise TextError(
-                    f"has {STRETCH_CHARACTERS:,} characters without a place where the tokenizer"
-                    " could part them (no spaces between words?): truncate cuts it"
+                    f"has {STRETCH_CHARACTERS:,} characters without a place where the "
+                    "tokenizer could split them (no spaces between words?): use truncate "
+                    "to cut it"
                 )
             yield text[at : at + STRETCH_CHARACTERS]
             return

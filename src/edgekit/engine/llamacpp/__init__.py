@@ -145,8 +145,8 @@ def _version_notes(setup: LlamaCppSetup) -> tuple[str, ...]:
     if not is_newer(setup.version):
         return ()
     note = (
-        f"llama.cpp {setup.version} is newer than {VERSION}, the newest version known, "
-        "whose rules are used; a newer edgekit may know it"
+        f"llama.cpp {setup.version} is newer than {VERSION}, the newest version that "
+        f"edgekit knows, so the rules of {VERSION} are used; a newer edgekit may know it"
     )
     return (note,)
 
@@ -155,11 +155,12 @@ def _check_architecture(model: Model, setup: LlamaCppSetup) -> None:
     name = model.geometry.architecture
     if model.header.keys and setup.rules < (first := FIRST_BUILDS.get(name, 0)):
         raise RefusedError(
-            f"llama.cpp {setup.version_name} has no architecture {name!r}: it came with b{first}"
+            f"llama.cpp {setup.version_name} does not support architecture {name!r}: it "
+            f"was added in b{first}"
         )
     if model.header.keys and name not in ARCHITECTURES:
         raise RefusedError(
-            f"llama.cpp {VERSION} has no architecture {name[:60]!r}; a newer version may have it"
+            f"llama.cpp {VERSION} does not support architecture {name[:60]!r}; a newer version may"
         )
 
 

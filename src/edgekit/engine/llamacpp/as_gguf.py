@@ -71,8 +71,8 @@ class Converted:
     @property
     def note(self) -> str:
         if self.file_bytes is not None:
-            return f"billed as {self.mixed.mix}, by the keys and the size of the file"
-        return f"as if it were a GGUF at {self.mixed.mix}: {self.mixed.because}"
+            return f"computed as {self.mixed.mix}, from the header keys and the file size"
+        return f"sizes computed for a {self.mixed.mix} GGUF: {self.mixed.because}"
 
     def known(self, line: MemoryLine) -> MemoryLine:
         """What rests on a conversion that has not happened is no better known than that."""
@@ -100,7 +100,10 @@ class Converted:
             size_bytes=more,
             pool=HOST if backend is Backend.CPU else DEVICE,
             basis=Basis.MODELLED,
-            because=f"the file is larger than a {self.mixed.mix} of these layers: header, or other types",
+            because=(
+                f"difference between the file size and a {self.mixed.mix} of these layers: "
+                "header or other tensor types"
+            ),
             within=1.0,
         )
         return (line if self.mixed.basis is Basis.EXACT else self._as_layers(line),)
@@ -134,7 +137,7 @@ def _likely_mix(model: Model) -> str:
         return stated
     if size is None:
         raise HeaderError(
-            "neither the file's mix of types nor its size is known: its tensor directory is needed",
+            "neither the quantisation nor the size of the file is known: read its whole header",
             file=model.header.name,
         )
     # They are sorted: the first that is no larger than the file. What is left over is added.
@@ -160,7 +163,9 @@ def convert(model: Model, mix: str) -> Converted:
     """Raises RefusedError for a model_type that llama.cpp's converter does not have."""
     name = model.geometry.architecture
     if not _is_gguf(model) and name in NOT_CONVERTED:
-        raise RefusedError(f"llama.cpp's converter has no {name}: there is no GGUF of it to run")
+        raise RefusedError(
+            f"llama.cpp's converter does not support {name}, so there is no GGUF of it to run"
+        )
     unread = _is_gguf(model) and model.header.tensors is None
     if unread:
         model = _with_head(model, mix)

@@ -141,7 +141,7 @@ def adapter_lines(
             component=Component.WEIGHTS,
             size_bytes=size,
             pool=pool,
-            because="matrices of the adapters, beside the tensors they change",
+            because="adapter matrices, loaded in addition to the tensors they change",
             part="adapter",
         )
         for pool, size in sums.items()
@@ -155,7 +155,7 @@ def _adapter_compute(pool: Pool, tokens: int, widest: int) -> MemoryLine:
         size_bytes=pad(FLOAT_BYTES * tokens * widest, 128),
         pool=pool,
         basis=Basis.MODELLED,
-        because=f"{tokens} tokens x {widest} floats: what the widest adapter adds, as an upper bound",
+        because=f"{tokens} tokens x {widest} floats: upper bound for the widest adapter",
         within=ADAPTER_WITHIN,
         part="adapter",
     )

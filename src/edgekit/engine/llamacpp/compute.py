@@ -21,27 +21,41 @@ class _Known(NamedTuple):
     because: str
 
 
-_EXACT = _Known(Basis.EXACT, None, "the engine's largest graph in its own allocator, node by node")
+_EXACT = _Known(
+    Basis.EXACT,
+    None,
+    "llama.cpp's largest compute graph, simulated node by node with its own allocator",
+)
 # Right to the byte on every recorded row too, but of one GPU generation only.
 _SPLIT = _Known(
-    Basis.MODELLED, 0.05, "the engine's largest graph, split between device and host as it does it"
+    Basis.MODELLED,
+    0.05,
+    "llama.cpp's largest compute graph, split between GPU and CPU as llama.cpp splits it",
 )
 _SEVERAL = _Known(
-    Basis.MODELLED, 0.1, "the engine's largest graph over several devices, inputs kept four times"
+    Basis.MODELLED,
+    0.1,
+    "llama.cpp's largest compute graph over several GPUs, with four copies of its inputs",
 )
 # Up to 3 % on the models compared: the last layer works on all tokens then, not on the output rows alone.
 _PREDICTING = _Known(
     Basis.MODELLED,
     0.05,
-    "the engine's largest graph, without the states kept for prediction blocks",
+    "llama.cpp's largest compute graph, without the states saved for token prediction (MTP)",
 )
 # Builds between the two that are recorded: the log, which rounds, agreed on the CPU for every header that was asked.
 _LOGGED = _Known(
-    Basis.MODELLED, 0.05, "the engine's largest graph, as far as this build's log shows it"
+    Basis.MODELLED,
+    0.05,
+    "llama.cpp's largest compute graph, checked against the log of this build only",
 )
-_OTHER = _Known(Basis.MODELLED, 0.2, "the engine's largest graph, as CUDA would place it")
+_OTHER = _Known(
+    Basis.MODELLED,
+    0.2,
+    "llama.cpp's largest compute graph, placed as the CUDA backend would place it",
+)
 _BOUND = _Known(
-    Basis.MODELLED, WITHIN, "what is alive at once in the widest step of a layer, as an upper bound"
+    Basis.MODELLED, WITHIN, "upper bound: everything alive at once in the largest step of a layer"
 )
 
 

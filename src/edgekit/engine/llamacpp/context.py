@@ -143,15 +143,15 @@ def _check_types(heads: Heads, type_k: CacheType, type_v: CacheType) -> None:
             )
     if heads.latent and type_k != type_v:
         raise RefusedError(
-            f"llama.cpp: the model does not support different K ({type_k.name}) and V "
-            f"({type_v.name}) cache types: K stands for V too"
+            f"llama.cpp: this model does not support different K ({type_k.name}) and V "
+            f"({type_v.name}) cache types: it has a K cache only, which also serves as V"
         )
     for side, kind, dims in (("K", type_k, heads.key_dims), ("V", type_v, heads.value_dims)):
         for dim in sorted(dims):
             if not kind.divides(dim):
                 raise RefusedError(
-                    f"llama.cpp: {side} cache type {kind.name} with block size "
-                    f"{kind.block_elements} does not divide the head size {dim}"
+                    f"llama.cpp: the block size {kind.block_elements} of {side} cache "
+                    f"type {kind.name} does not divide the head size {dim}"
                 )
 
 
@@ -165,8 +165,9 @@ def _check_rows(geometry: ModelGeometry, context: Context) -> None:
     pooled = context.embeddings and geometry.pooling == "mean"
     if pooled and context.n_outputs != context.n_tokens:
         raise RefusedError(
-            f"llama.cpp aborts: a mean over {context.n_tokens} tokens needs as many output rows, "
-            f"not {context.n_outputs}; choose a micro-batch that the {context.n_seq_max} sequences divide"
+            f"llama.cpp aborts: mean pooling over {context.n_tokens} tokens needs that "
+            f"many output rows, not {context.n_outputs}; choose a micro-batch size (-ub) "
+            f"that is a multiple of the {context.n_seq_max} sequences"
         )
 
 
@@ -183,14 +184,17 @@ def _sized(  # noqa: PLR0917 - each worked out by the one caller
 ) -> Context:
     asked = load.context_tokens or geometry.trained_context or 0
     if not asked:
-        raise UsageError("the model does not say its context length; ask for one (-c)")
+        raise UsageError("the model's context length is unknown; set one (-c)")
     sequences, unified = _sequences(load, setup)
     apart = not unified or heads.apart
     n_batch, n_ubatch = _batches(geometry, load, setup, asked)
     padded = pad(asked, CELL_PADDING)
     per_sequence = padded if unified else pad(padded // sequences, CELL_PADDING)
     if not per_sequence:
-        raise RefusedError("llama.cpp: the context holds no tokens for each sequence")
+        raise RefusedError(
+            "llama.cpp: the context has no tokens left for each sequence; use a longer "
+            "context (-c) or fewer sequences (-np)"
+        )
     return Context(
         n_ctx=padded if unified else per_sequence * sequences,
         n_ctx_seq=per_sequence,

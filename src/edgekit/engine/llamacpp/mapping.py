@@ -51,8 +51,8 @@ def mapped(
         else:
             own[one.tensor.name, one.pool] = replace(one, mapped=on_device)
     because = (
-        f"Metal maps the file from the GPU's first tensor to its last: {inside} host tensors in between, "
-        "padding and whole pages"
+        f"Metal maps the file from the GPU's first tensor to its last: {inside} CPU "
+        "tensors in between, padding and whole pages"
     )
     rest: dict[Pool, int] = {}
     for (pool, shard), group in groups.items():

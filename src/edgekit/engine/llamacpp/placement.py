@@ -165,7 +165,7 @@ def _split_ends(setup: LlamaCppSetup) -> list[float]:
     """Where each device's share ends, of 1. Without a split asked for: by free memory."""
     shares = setup.tensor_split or tuple(float(one.free_bytes or 1) for one in setup.devices)
     if any(share < 0 for share in shares) or not sum(shares):
-        raise UsageError(f"a tensor split needs positive shares, not {shares}")
+        raise UsageError(f"a tensor split needs positive shares (got {shares})")
     total = sum(shares)
     return [end / total for end in accumulate(shares)]
 

@@ -34,7 +34,7 @@ def prediction_lines(
         return
     count, layers = model.geometry.mtp_layers, len(model.geometry.layers)
     if not count:
-        raise RefusedError("llama.cpp: the model has no blocks for multi-token prediction")
+        raise RefusedError("llama.cpp: this model has no layers for multi-token prediction (MTP)")
     # speculative.cpp @ b21e4de: its cache has the types of a drafter, f16 unless it is told otherwise.
     context = replace(context, type_k=F16, type_v=F16)
     attending = next((one for one in reversed(model.geometry.layers) if one.mixer.streams), None)
@@ -52,6 +52,6 @@ def prediction_lines(
                 part=PART,
             )
     yield replace(output_line(model, context), part=PART, basis=Basis.MODELLED, within=WITHIN)
-    told = "no more than the main graph: one block and the head"
+    told = "one layer and the output head: never more than the main graph"
     for line in compute:
         yield replace(line, part=PART, basis=Basis.MODELLED, within=WITHIN, because=told)

@@ -332,7 +332,7 @@ def _empty_blocks(model: Model) -> Iterator[str]:
         yield "the file has no tensors outside its blocks"
     for block in range(len(model.geometry.layers) // model.geometry.loops):
         if block not in found:
-            yield f"the file has no tensors of block {block}"
+            yield f"the file has no tensors for block {block}"
 
 
 def _split(name: str) -> tuple[int | None, str]:

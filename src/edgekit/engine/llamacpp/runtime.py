@@ -57,14 +57,17 @@ def runtime_lines(
 def overhead_notes(setup: LlamaCppSetup) -> Iterator[str]:
     if setup.overhead is not None:
         size = format_bytes(setup.overhead.size_bytes)
-        yield f"{size} on the host are for what llama.cpp holds beside its buffers: {setup.overhead.because}"
+        yield (
+            f"includes {size} of RAM for what llama.cpp needs besides its buffers: "
+            f"{setup.overhead.because}"
+        )
 
 
 def _device_lines(
     model: Model, context: Context, pool: Pool, setup: LlamaCppSetup
 ) -> Iterator[MemoryLine]:
     if setup.backend is Backend.CUDA:
-        yield _line(pool, CUDA_CONTEXT_BYTES, "CUDA context, as an H200 takes it", 0.5)
+        yield _line(pool, CUDA_CONTEXT_BYTES, "CUDA context, as measured on an H200", 0.5)
         yield _line(pool, *_first_decode(model, context))
     else:
         told = f"{setup.backend.value} context: pipelines and command buffers, not measured"
@@ -112,8 +115,8 @@ def server_lines(
         yield _grows(
             Component.PROMPT_CACHE,
             size,
-            f"prompts of finished requests, up to --cache-ram {setup.cache_ram_mib} MiB; builds before "
-            "July 2026 hold one prompt, however large",
+            f"prompts of finished requests, up to --cache-ram {setup.cache_ram_mib} MiB; "
+            "builds before July 2026 store one prompt of any size",
             max(SAVED_WITHIN, prompt / size - 1),
         )
     saved = _saved_bytes(held) // context.n_seq_max
@@ -122,8 +125,8 @@ def server_lines(
         yield _grows(
             Component.CHECKPOINTS,
             count * saved,
-            f"up to {setup.ctx_checkpoints} checkpoints of {context.n_seq_max} slots x {saved} bytes "
-            "of windows and states",
+            f"up to {setup.ctx_checkpoints} checkpoints x {context.n_seq_max} slots x "
+            f"{saved} bytes of sliding windows and states",
             SAVED_WITHIN,
         )
 

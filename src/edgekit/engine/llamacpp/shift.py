@@ -40,8 +40,9 @@ def shift_lines(
                 size_bytes=size - reserved,
                 pool=pool,
                 basis=Basis.MODELLED,
-                because=f"keys unpacked when the window rolls: {cells} cells x ({COPIES} x {elements} floats + 1) "
-                f"x {FLOAT_BYTES} bytes, less the {reserved} of the compute buffer",
+                because=f"K cache unpacked for the context shift: {cells} cells x ({COPIES} x "
+                f"{elements} floats + 1) x {FLOAT_BYTES} bytes, minus the {reserved} of "
+                "the compute buffer",
                 within=WITHIN,
             )
 

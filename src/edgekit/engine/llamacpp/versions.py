@@ -86,14 +86,14 @@ def read_version(text: str) -> LlamaVersion:
             return _of_build(int(found[3]))
         return _of_number(int(found[1]), int(found[2] or 0))
     raise UsageError(
-        f"{name[:40]!r} is not a version of llama.cpp: b{NEWEST}, 0.6 or 2026.10, for example"
+        f"{name[:40]!r} is not a llama.cpp version: write for example b{NEWEST}, 0.6 or 2026.10"
     )
 
 
 def _of_build(build: int) -> LlamaVersion:
     if build < OLDEST:
         raise UsageError(
-            f"llama.cpp b{build} is too old: builds since b{OLDEST} (April 2026) are known"
+            f"llama.cpp b{build} is too old: edgekit supports b{OLDEST} (April 2026) and newer"
         )
     if build in (Rules.V0_5, Rules.V0_6):  # numbers that stand for versions whose own is not known
         build = Rules.V0_6
@@ -104,12 +104,12 @@ def _of_wheel(year: int, month: int, build: str | None) -> LlamaVersion:
     if build is not None and int(build) >= _LEAST_BUILD:
         return _of_build(int(build))
     if not 1 <= month <= 12:
-        raise UsageError(f"{year}.{month} is not a version of llama.cpp: a month is 1 to 12")
+        raise UsageError(f"{year}.{month} is not a llama.cpp version: a month is 1 to 12")
     if (year, month) > max(_MONTHS):
         return LlamaVersion(NEWEST, f"{year}.{month}")
     if (year, month) not in _MONTHS:
         raise UsageError(
-            f"llama.cpp of {year}.{month} is too old: builds since April 2026 are known"
+            f"llama.cpp of {year}.{month} is too old: edgekit supports April 2026 and newer"
         )
     return _of_build(_MONTHS[year, month])
 

@@ -87,7 +87,7 @@ def _block_lines(sums: Mapping[tuple[int | None, Pool], tuple[int, int]]) -> Ite
             size_bytes=size,
             pool=pool,
             layer=block,
-            because=f"{tensors} of the directory, padded to the alignment of the buffer",
+            because=f"{tensors} from the file, padded to the buffer alignment",
         )
 
 
@@ -110,7 +110,10 @@ def _repacked(
             size_bytes=sum(sizes),
             pool=HOST,
             basis=Basis.MODELLED,
-            because=f"{len(sizes)} matrices rearranged for the CPU, beside the mapped file",
+            because=(
+                f"copy of {len(sizes)} matrices repacked for the CPU, in addition to the "
+                "mapped file"
+            ),
             within=REPACK_WITHIN,
         )
     names = {one.tensor.name: one for one in placed}
@@ -125,6 +128,6 @@ def _repacked(
             size_bytes=tied.size_bytes,
             pool=HOST,
             basis=Basis.MODELLED,
-            because="the token embedding once more, rearranged as the head",
+            because="second copy of the token embedding, repacked as the output head",
             within=REPACK_WITHIN,
         )

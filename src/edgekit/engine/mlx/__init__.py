@@ -25,7 +25,7 @@ __all__ = ["NAME", "VERSION", "estimate"]
 
 NAME = "mlx"
 VERSION = "mlx-lm 0.32.2 (MLX 0.32.4)"
-NOT_QUANTISED = "the repository is not quantised: weights as if converted to 4 bits, group 64"
+NOT_QUANTISED = "the repository is not quantised: computed as if converted to 4 bits, group size 64"
 
 
 def estimate(model: Model, load: Load, setup: MlxSetup) -> MemoryEstimate:
@@ -77,8 +77,9 @@ def _known(model: Model, wanted: Quantize | AsStored | None) -> _Known:
     file = mlx_model(model.header.config)
     if file.needs_row and model.geometry.basis is Basis.ASSUMED:
         raise UnknownArchitectureError(
-            f"{model.header.name}: mlx-lm has {file.name!r}, but its layers are not described: "
-            "add a row to geometry/architectures.py"
+            f"{model.header.name}: mlx-lm supports {file.name!r}, but edgekit does not "
+            "know its layers yet: upgrade edgekit, or add a row to "
+            "geometry/architectures.py"
         )
     return _Known(
         file=file,

@@ -85,4 +85,4 @@ def _row(one: Slot, prices: Prices) -> tuple[int, str]:
         return one.heads * widths * item_bytes, f"{heads} x {item_bytes}"
     bits, group = setup.kv_bits or 0, setup.kv_group_size
     packed = widths * bits // 8 + widths // group * 2 * item_bytes  # a scale and a bias per group
-    return one.heads * packed, f"{heads} at {bits} bits, scale and bias per {group}"
+    return one.heads * packed, f"{heads} at {bits} bits, one scale and bias per {group}"

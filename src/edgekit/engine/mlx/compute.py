@@ -107,18 +107,24 @@ def compute_lines(
     lines = (
         (
             item_bytes * held_numbers(work.layer, work.layers, chunk, work.words_per_weight),
-            f"results of a chunk of {chunk} tokens that {WAITING_BUFFERS + 1} command buffers hold",
+            (
+                f"intermediate results of a {chunk}-token chunk, held by "
+                f"{WAITING_BUFFERS + 1} command buffers"
+            ),
         ),
-        (_scores(work, prices), "attention scores and mask of one layer, where they are not fused"),
+        (
+            _scores(work, prices),
+            "attention scores and mask of one layer, where attention is not fused",
+        ),
         (
             max((_copied(one, session, item_bytes) for one in counts), default=0),
-            "one layer's cache is copied when it grows",
+            "copy of one layer's cache while it grows",
         ),
         (
             sum(
                 one.transient_rows(session) * _row(one, item_bytes) * n for one, n in counts.items()
             ),
-            "sliding caches hold window - 1 + chunk rows until the prompt is through",
+            "sliding-window caches hold window - 1 + chunk rows until the prompt is processed",
         ),
         (work.vocabulary * (item_bytes + 8), "logits of the last token and their logarithms"),
     )
@@ -129,7 +135,7 @@ def compute_lines(
 def runtime_lines(compute: Iterable[MemoryLine]) -> tuple[MemoryLine, ...]:
     overhead = PROCESS_BYTES + sum(line.size_bytes for line in compute)
     return (
-        _runtime(PROCESS_BYTES, "Python, mlx-lm, a tokenizer and Metal"),
+        _runtime(PROCESS_BYTES, "Python, mlx-lm, the tokenizer and Metal"),
         _runtime(int(overhead * WIRING), "wiring spike: 15 % of the overhead"),
     )
 

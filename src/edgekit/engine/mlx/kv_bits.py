@@ -35,13 +35,14 @@ def _check_slot(one: Slot, setup: MlxSetup) -> None:
         return
     bits, group = setup.kv_bits, setup.kv_group_size
     if group not in GROUP_SIZES[Mode.AFFINE]:
-        raise _refused(f"the group size {group} is not supported: it is 32, 64 or 128")
+        raise _refused(f"group size {group} is not supported: use 32, 64 or 128")
     if bits not in WEIGHT_BITS:
-        raise _refused(f"{bits} bits are not supported: they are 1, 2, 3, 4, 5, 6 or 8")
+        raise _refused(f"{bits} bits are not supported: use 1, 2, 3, 4, 5, 6 or 8")
     for width in (one.key_dim, one.value_dim):
         if width % group:
             raise _refused(
-                f"the last dimension of the cache, {width}, needs to be divisible by the group size {group}"
+                f"the last dimension of the cache ({width}) must be divisible by the "
+                f"group size {group}"
             )
 
 

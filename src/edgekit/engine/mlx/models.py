@@ -121,7 +121,8 @@ def mlx_model(config: Mapping[str, Any]) -> MlxModel:
         raise RefusedError("mlx-lm: config.json has no model_type")
     if (file := config.get("model_file")) is not None:
         raise RefusedError(
-            f"mlx-lm: the model runs code of its own ({str(file)[:60]!r}); that is disabled by default"
+            f"mlx-lm: this model needs custom code ({str(file)[:60]!r}), which is "
+            "disabled by default"
         )
     name = _remapped(model_type, config.get("architectures"))
     model = TABLE.get(name)

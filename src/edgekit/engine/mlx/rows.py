@@ -95,7 +95,7 @@ def read_quantize(
     if name in _MODES:
         return Quantize(packing=_mode(_MODES[name], bits, group_size))
     known = ", ".join(["bf16", "q4_g64", *_MODES, *_RECIPES])
-    raise UsageError(f"unknown quantisation {named[:40]!r}; there are {known}")
+    raise UsageError(f"unknown quantisation {named[:40]!r}; choose one of {known}")
 
 
 def _affine(bits: str | int, group_size: str | int | None) -> Packing:
@@ -107,5 +107,7 @@ def _mode(mode: Mode, bits: int | None, group_size: int | None) -> Packing:
     group, wide = group_size or usual_group, bits or usual_bits
     widths = WEIGHT_BITS if mode is Mode.AFFINE else (usual_bits,)
     if group not in GROUP_SIZES[mode] or wide not in widths:
-        raise UsageError(f"MLX does not pack {wide} bits in groups of {group} as {mode.value}")
+        raise UsageError(
+            f"MLX does not support {wide} bits in groups of {group} with mode {mode.value}"
+        )
     return Packing(bits=wide, group_size=group, mode=mode)

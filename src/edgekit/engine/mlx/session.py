@@ -25,15 +25,16 @@ def read_session(geometry: ModelGeometry, load: Load, setup: MlxSetup) -> Sessio
     for name, least in _LEAST:
         value = getattr(setup, name)
         if value is not None and value < least:
-            raise UsageError(f"{name} {value} is less than {least}")
+            raise UsageError(f"{name} must be at least {least} (got {value})")
     if load.cache_k is not None or load.cache_v is not None:
-        raise UsageError("mlx-lm has no cache types: its caches are quantised with kv_bits")
+        raise UsageError("mlx-lm has no cache types: use kv_bits to quantise its cache")
     context = load.context_tokens
     if context is None:
         context = max(geometry.native_context or UNKNOWN_CONTEXT, setup.max_tokens + 1)
     if context <= setup.max_tokens:
         raise UsageError(
-            f"a context of {context} tokens leaves no prompt before {setup.max_tokens} new ones"
+            f"a context of {context} tokens leaves no room for a prompt before "
+            f"{setup.max_tokens} new tokens"
         )
     if load.sequences is not None and load.sequences < 1:
         raise UsageError(f"{load.sequences} sequences")

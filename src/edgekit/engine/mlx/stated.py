@@ -56,7 +56,7 @@ def stated_quantize(quantization: Quantization | None, name: str) -> Quantize | 
     if method == "bitnet" or (method == "fp8" and name in _TAKES_FP8):
         return None
     told = f"{method} ({layout})" if layout else method
-    raise RefusedError(f"mlx-lm: {name} does not load weights packed with {unquoted(told)}")
+    raise RefusedError(f"mlx-lm: {name} does not load weights quantised with {unquoted(told)}")
 
 
 def stated_overrides(quantization: Quantization | None) -> Overrides:
@@ -84,12 +84,12 @@ def _read(quantization: Quantization) -> Packing:
 def _packing(mode: object, bits: object, group_size: object) -> Packing:
     kind = _MODES.get(mode) if isinstance(mode, str) else None
     if kind is None:
-        raise HeaderError(f"config.json: quantisation mode {str(mode)[:40]!r} is not one of MLX's")
+        raise HeaderError(f"config.json: MLX has no quantisation mode {str(mode)[:40]!r}")
     usual_group, usual_bits = DEFAULTS[kind]
     group_size = usual_group if group_size is None else group_size
     bits = usual_bits if bits is None else bits
     if not isinstance(bits, (int, float)) or bits not in WEIGHT_BITS:
-        raise HeaderError(f"config.json: MLX does not pack weights in {str(bits)[:20]} bits")
+        raise HeaderError(f"config.json: MLX does not support {str(bits)[:20]}-bit weights")
     if not isinstance(group_size, int) or group_size not in GROUP_SIZES[kind]:
-        raise HeaderError(f"config.json: MLX has no groups of {str(group_size)[:20]}")
+        raise HeaderError(f"config.json: MLX does not support groups of {str(group_size)[:20]}")
     return Packing(bits=int(bits), group_size=group_size, mode=kind)

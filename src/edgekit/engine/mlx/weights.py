@@ -64,7 +64,7 @@ def _converted(model: Model, quantize: Quantize) -> tuple[MemoryLine, ...]:
         layers=len(model.geometry.layers) // model.geometry.loops,
         tied=is_tied(model.header.config, rules),
     )
-    return _lines(sizes, f"{told}; by the names of its tensors", Basis.MODELLED, NAMES_BOUND)
+    return _lines(sizes, f"{told}; from the tensor names", Basis.MODELLED, NAMES_BOUND)
 
 
 def _describe(quantize: Quantize) -> str:
@@ -82,7 +82,7 @@ def _stated(model: Model, packed: Quantization | None) -> tuple[MemoryLine, ...]
     if model.header.tensor_bytes is not None and _is_loaded_whole(model, packed):
         return _lines({None: model.header.tensor_bytes}, "total of the index", Basis.EXACT)
     told = "plain numbers" if quantize is None else _describe(quantize)
-    return _expected(model, quantize, f"by config.json: {told}", packed)
+    return _expected(model, quantize, f"from config.json: {told}", packed)
 
 
 def _is_loaded_whole(model: Model, packed: Quantization | None) -> bool:
@@ -126,7 +126,7 @@ def _loaded(model: Model, packed: Quantization | None) -> tuple[MemoryLine, ...]
     )
     told = "sum of the tensors in the files"
     if left:
-        told += f", without {format_bytes(left)} that mlx-lm leaves out"
+        told += f", without {format_bytes(left)} that mlx-lm does not load"
     return _lines(sizes, told, Basis.EXACT)
 
 

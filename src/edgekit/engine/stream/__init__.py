@@ -68,8 +68,8 @@ def _read(header: ModelHeader) -> StreamModel:
 def _check_file(header: ModelHeader) -> None:
     if header.container is not Container.GGUF:
         raise RefusedError(
-            f"{header.name}: the built-in engine reads GGUF files, and this is"
-            f" {header.container.value}: convert it, or use another engine"
+            f"{header.name}: the built-in engine only reads GGUF files, and this is "
+            f"{header.container.value}: convert it, or use another engine"
         )
     if header.big_endian:
         raise RefusedError(
@@ -78,13 +78,14 @@ def _check_file(header: ModelHeader) -> None:
         )
     if header.keys.get("split.count") not in (None, 0, 1):
         raise RefusedError(
-            f"{header.name} is one of {header.keys['split.count']} shards, and the built-in engine"
-            " reads a single file; join them: llama-gguf-split --merge FIRST-SHARD.gguf WHOLE.gguf"
+            f"{header.name} is one of {header.keys['split.count']} shards, and the "
+            "built-in engine reads a single file; merge them: llama-gguf-split --merge "
+            "FIRST-SHARD.gguf WHOLE.gguf"
         )
     if header.tensors is None:
         raise HeaderError(
-            "the list of tensors was not read, and the bill of the built-in engine follows from it:"
-            " read the whole header",
+            "the built-in engine's memory is computed from the list of tensors, which "
+            "was not read: read the whole header",
             file=header.name,
         )
 

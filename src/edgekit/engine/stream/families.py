@@ -212,7 +212,8 @@ def family_of(architecture: object, use: Use = Use.EMBED) -> Family:
         if family.architecture == architecture and use in family.uses:
             return family
     raise UnknownArchitectureError(
-        f"architecture {quoted(architecture)} cannot be run by {use.engine}, which"
-        f" {'knows' if use is Use.EMBED else 'generates with'} {', '.join(families_for(use))}: add"
-        " its row to engine/stream/families.py, or use engine llama.cpp"
+        f"architecture {quoted(architecture)} is not supported by {use.engine}, which "
+        f"{('knows' if use is Use.EMBED else 'generates with')} "
+        f"{', '.join(families_for(use))}: use engine llama.cpp, or add a row to "
+        "engine/stream/families.py"
     )

@@ -87,7 +87,8 @@ class Keys:
             raise self._missing(name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.error(
-                f"{self.architecture}.{name} is {quoted(value)}, not a number from 1 on"
+                f"{self.architecture}.{name} is {quoted(value)}, but must be a whole "
+                "number of at least 1"
             )
         if value > most:
             raise HeaderLimitError(
@@ -103,15 +104,19 @@ class Keys:
         if value is None:
             raise self._missing(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.error(f"{self.architecture}.{name} is {quoted(value)}, not a number")
+            raise self.error(f"{self.architecture}.{name} is {quoted(value)}, but must be a number")
         if not math.isfinite(value) or value < 0:
-            raise self.error(f"{self.architecture}.{name} is {value}, which makes no sense")
+            raise self.error(
+                f"{self.architecture}.{name} is {value}, but must be a finite number of at least 0"
+            )
         return float(value)
 
     def flag(self, name: str, *, otherwise: bool) -> bool:
         value = self.get(name)
         if value is not None and not isinstance(value, bool):
-            raise self.error(f"{self.architecture}.{name} is {quoted(value)}, not true or false")
+            raise self.error(
+                f"{self.architecture}.{name} is {quoted(value)}, but must be true or false"
+            )
         return otherwise if value is None else value
 
     def refuse_unknown(self, *, windows: bool = False) -> None:
@@ -126,12 +131,15 @@ class Keys:
             changes = name in changing and value != changing[name]
             if changes or (name.startswith(_WATCHED) and name not in understood):
                 raise self.error(
-                    f"key {quoted(key)} ({quoted(value)}) asks for something that {self.use.engine}"
-                    " does not do (engine/stream/keys.py); engine llama.cpp may"
+                    f"key {quoted(key)} ({quoted(value)}) needs something that "
+                    f"{self.use.engine} does not support (engine/stream/keys.py); engine "
+                    "llama.cpp may"
                 )
 
     def _missing(self, name: str) -> HeaderError:
-        return self.error(f"key {self.architecture}.{name} is missing: not {self.use.value}")
+        return self.error(
+            f"key {self.architecture}.{name} is missing, so this is not {self.use.value}"
+        )
 
     def error(self, what: str) -> HeaderError:
         return HeaderError(what, file=self.file)

@@ -77,11 +77,12 @@ def _causal(keys: Keys, family: Family) -> bool:
     causal = keys.flag("attention.causal", otherwise=family.causal)
     if keys.use is Use.GENERATE and not causal:
         raise keys.error(
-            "attention.causal is false: it reads a text in both directions, and writes none"
+            "attention.causal is false: the model reads text in both directions and "
+            "cannot generate any"
         )
     if causal and not family.causal:  # llama.cpp would not do so either, whatever the file says
         raise keys.error(
-            f"{family.architecture} reads a text in both directions, and attention.causal is true"
+            f"attention.causal is true, but {family.architecture} reads text in both directions"
         )
     return causal
 
@@ -89,18 +90,24 @@ def _causal(keys: Keys, family: Family) -> bool:
 def _dimensions(keys: Keys, family: Family, embedding: Tensor | None) -> Dimensions:
     width = keys.whole("embedding_length", most=WIDTH)
     if keys.get("embedding_length_out") not in (None, 0, width):
-        raise keys.error("embedding_length_out differs from embedding_length: engine llama.cpp may")
+        raise keys.error(
+            "embedding_length_out differs from embedding_length, which is not supported; "
+            "engine llama.cpp may support it"
+        )
     heads = keys.whole("attention.head_count", most=HEADS)
     kv_heads = keys.whole("attention.head_count_kv", most=HEADS, otherwise=heads)
     if heads % kv_heads:
-        raise keys.error(f"{heads} heads cannot share {kv_heads} key heads evenly")
+        raise keys.error(
+            f"{heads} attention heads cannot be divided evenly among {kv_heads} key heads"
+        )
     head_dim = keys.whole("attention.key_length", most=HEAD_DIM, otherwise=width // heads)
     if keys.get("attention.key_length") is None and width % heads:
-        raise keys.error(f"a width of {width:,} is not a multiple of {heads} heads")
+        raise keys.error(f"the width {width:,} is not a multiple of {heads} heads")
     value_dim = keys.whole("attention.value_length", most=HEAD_DIM, otherwise=width // heads)
     if value_dim != head_dim:
         raise keys.error(
-            f"keys of {head_dim} values and values of {value_dim}: {keys.use.engine} wants them alike"
+            f"keys have {head_dim} dimensions and values {value_dim}: {keys.use.engine} "
+            "needs them to be equal"
         )
     return Dimensions(
         layers=keys.whole("block_count", most=LAYERS),
@@ -118,18 +125,20 @@ def _dimensions(keys: Keys, family: Family, embedding: Tensor | None) -> Dimensi
 def _rotary(keys: Keys, head_dim: int) -> int:
     rotary = keys.whole("rope.dimension_count", most=head_dim, otherwise=head_dim)
     if rotary % 2:
-        raise keys.error(f"{rotary} values of a head should turn, and they turn in pairs")
+        raise keys.error(f"rope.dimension_count is {rotary}, but must be even")
     return rotary
 
 
 def _vocabulary(keys: Keys, embedding: Tensor | None) -> int:
     if embedding is None:
-        raise WeightsError(f"not {keys.use.value}: token_embd.weight is missing", file=keys.file)
+        raise WeightsError(
+            f"token_embd.weight is missing, so this is not {keys.use.value}", file=keys.file
+        )
     rows = embedding.shape[0] if len(embedding.shape) == 2 else 0
     if not 0 < rows <= VOCABULARY:
         raise WeightsError(
-            f"token_embd.weight has the shape {_told(embedding.shape)}: one row for each token is"
-            f" wanted, at most {VOCABULARY:,}",
+            f"token_embd.weight has the shape {_told(embedding.shape)}: it must have one "
+            f"row per token, and at most {VOCABULARY:,}",
             file=keys.file,
         )
     return rows
@@ -167,7 +176,7 @@ def _shelved(walked: Facts, count: int) -> Shelves:
             beyond.append(name)
     if beyond:
         raise WeightsError(
-            f"tensors beyond the file's own number of layers ({count}): {_list(beyond)}",
+            f"the file states {count} layers, but has tensors beyond them: {_list(beyond)}",
             file=walked.name,
         )
     return outside, layers
@@ -183,15 +192,15 @@ def _check_all(
     missing = [name for shelf in shelves for name in _missing(*shelf)]
     if missing:
         raise WeightsError(
-            f"not {use.value} of architecture {family.architecture}: {len(missing)} tensors"
-            f" are missing: {_list(missing)}",
+            f"{len(missing)} tensors are missing, so this is not {use.value} of "
+            f"architecture {family.architecture}: {_list(missing)}",
             file=file,
         )
     unknown = [name for shelf in shelves for name in _unknown(*shelf)]
     if unknown:
         raise WeightsError(
-            f"tensors that {use.engine} has no use for, and would compute something else"
-            f" without: {_list(unknown)} (engine/stream/families.py); engine llama.cpp may use them",
+            f"tensors that {use.engine} does not know, so its results would be wrong: "
+            f"{_list(unknown)} (engine/stream/families.py); engine llama.cpp may know them",
             file=file,
         )
     for prefix, rules, shelf in shelves:
@@ -235,8 +244,8 @@ def _check_shape(
     if not fits:
         told = " x ".join("any" if not may else " or ".join(map(str, may)) for may in wanted)
         raise WeightsError(
-            f"tensor {quoted(prefix + rule.name)} has the shape {_told(tensor.shape)}, not {told}:"
-            " the keys and the tensors of this file do not belong together",
+            f"tensor {quoted(prefix + rule.name)} has the shape {_told(tensor.shape)}, "
+            f"not {told}: the keys and the tensors of this file do not match",
             file=file,
         )
 
@@ -250,19 +259,21 @@ def _check_alike(
     if here != there:
         differ = [name for name in {*here, *there} if here.get(name) != there.get(name)]
         raise WeightsError(
-            f"layer {place} is not built like layer 0: {_list(sorted(differ))}", file=file
+            f"layer {place} differs from layer 0 in its tensors: {_list(sorted(differ))}", file=file
         )
     for name in layer:
         stem, _, part = name.rpartition(".")
         if part == "bias" and layer[name].shape != layer[f"{stem}.weight"].shape[:1]:
-            raise WeightsError(f"blk.{place}.{name} is not as long as its weight", file=file)
+            raise WeightsError(
+                f"blk.{place}.{name} and its weight have different lengths", file=file
+            )
     if (
         "ffn_gate.weight" in layer
         and layer["ffn_up.weight"].shape != layer["ffn_gate.weight"].shape
     ):
         raise WeightsError(
-            f"blk.{place}.ffn_up.weight has the shape of gate and up together, and there is"
-            " ffn_gate.weight too",
+            f"blk.{place}.ffn_up.weight has the shape of gate and up combined, but there "
+            "is also an ffn_gate.weight",
             file=file,
         )
 

@@ -75,45 +75,50 @@ def plan_stream(
 def _window(model: Model, load: Load) -> int:
     if (load.sequences or 1) != 1:
         raise RefusedError(
-            f"{load.sequences} sequences: the built-in engine runs one at a time; engine llama.cpp"
-            " runs several"
+            f"{load.sequences} sequences: the built-in engine runs one at a time; use "
+            "engine llama.cpp for several"
         )
     window = load.context_tokens or model.dimensions.context_tokens
-    return _number("a context", window, "tokens")
+    return _number("the context", window, "tokens")
 
 
 def _number(what: str, value: int, unit: str, least: int = 1) -> int:
     if not least <= value <= MOST_TOKENS:
-        raise UsageError(f"{what} of {value:,} {unit}: give {least:,} to {MOST_TOKENS:,}")
+        raise UsageError(f"{what} must be {least:,} to {MOST_TOKENS:,} {unit} (got {value:,})")
     return value
 
 
 def _check_roll(window: int, setup: StreamSetup) -> None:
-    _number("a beginning that stays", setup.sinks, "tokens", least=0)
+    _number("a beginning that stays", setup.sinks, "the number of sinks", least=0)
     if setup.sinks and not setup.rolling:
         raise UsageError(
-            f"{setup.sinks} sinks stay while a window rolls, and this one does not: ask for both"
-            " (--rolling), or for none"
+            "sinks only work with a rolling window: add --rolling, or leave out --sinks "
+            f"{setup.sinks}"
         )
     if setup.sinks >= window:
-        raise UsageError(f"{setup.sinks:,} sinks leave nothing to roll in a window of {window:,}")
+        raise UsageError(
+            f"{setup.sinks:,} sinks fill the whole window of {window:,} tokens: use fewer "
+            "sinks or a longer window"
+        )
 
 
 def _chunk(window: int, load: Load, setup: StreamSetup) -> int:
     """No longer than what it is stored in."""
     wanted = USUAL_CHUNK_TOKENS if load.microbatch_tokens is None else load.microbatch_tokens
-    return min(_number("a chunk", wanted, "tokens"), window - setup.sinks)
+    return min(_number("the chunk", wanted, "tokens"), window - setup.sinks)
 
 
 def _check_type(kind: CacheType, head_dim: int) -> None:
     if kind.name not in CACHE_TYPES:
         raise RefusedError(
-            f"the built-in engine keeps its cache as {', '.join(CACHE_TYPES)}, not as {kind.name}"
+            f"the built-in engine supports the cache types {', '.join(CACHE_TYPES)}, not "
+            f"{kind.name}"
         )
     if not kind.divides(head_dim):
         raise RefusedError(
-            f"{kind.name} keeps {kind.block_elements} numbers together, and a head of {head_dim} is"
-            " not a multiple of them: f16 is the smallest cache here"
+            f"{kind.name} stores blocks of {kind.block_elements} numbers, and the head "
+            f"size {head_dim} is not a multiple of that: f16 is the smallest cache type "
+            "for this model"
         )
 
 
@@ -132,18 +137,23 @@ def _resident_pages(
     """Whole pages, of which the newest tokens and the sinks never leave."""
     if setup.resident_tokens is None or setup.resident_tokens >= window:
         return None
-    pages = _number("a resident part", setup.resident_tokens, "tokens", least=0) // PAGE_TOKENS
+    pages = (
+        _number("the part of the cache in memory", setup.resident_tokens, "tokens", least=0)
+        // PAGE_TOKENS
+    )
     if window <= spill_from_tokens:
         raise KvSpillUnsupportedError(
-            f"a window of {window:,} tokens stays in memory as a whole: pages go to the disk past"
-            f" {spill_from_tokens:,} only. Ask for fewer tokens, or a smaller cache type"
+            f"a window of {window:,} tokens must stay in memory: only windows of more "
+            f"than {spill_from_tokens:,} can spill to disk. Use fewer tokens, or a "
+            "smaller cache type"
         )
     # A chunk may begin in the middle of a page, so it touches one more than it fills.
     least = -(-setup.sinks // PAGE_TOKENS) + -(-chunk // PAGE_TOKENS) + 1
     if pages < least:
         raise KvSpillUnsupportedError(
-            f"{setup.resident_tokens:,} tokens in memory are {pages} pages of {PAGE_TOKENS}, and"
-            f" {least} of them must stay: {least * PAGE_TOKENS:,} tokens"
+            f"{setup.resident_tokens:,} tokens in memory are {pages} pages of "
+            f"{PAGE_TOKENS}, but at least {least} pages are needed: "
+            f"{least * PAGE_TOKENS:,} tokens"
         )
     return pages
 
@@ -160,7 +170,7 @@ def _kept(by_rows: Sequence[Tensor], keep_bytes: int | None) -> frozenset[str]:
     if keep_bytes is None:
         return frozenset(tensor.name for tensor in by_rows)
     if keep_bytes < 0:
-        raise UsageError(f"{keep_bytes} bytes of weights cannot be kept")
+        raise UsageError(f"the memory for weights must not be negative (got {keep_bytes} bytes)")
     kept = []
     for tensor in by_rows:
         if tensor.size_bytes <= keep_bytes:

@@ -29,8 +29,9 @@ def read_rope(keys: Keys, *, rotary: int, context_tokens: int) -> Rope:
     scaling = keys.get("rope.scaling.type")
     if scaling not in {None, "none", "linear", "yarn"}:
         raise keys.error(
-            f"rope scaling {quoted(scaling)} is not known to {keys.use.engine} (none, linear and"
-            " yarn are): add it to engine/stream/rope.py, or use engine llama.cpp"
+            f"rope scaling {quoted(scaling)} is not supported by {keys.use.engine} (only "
+            "none, linear and yarn): use engine llama.cpp, or add it to "
+            "engine/stream/rope.py"
         )
     factor = keys.number(
         "rope.scaling.factor", otherwise=keys.number("rope.scale_linear", otherwise=0)
@@ -59,8 +60,8 @@ def read_local_rope(keys: Keys) -> Rope:
     """Of layers with a window: nothing is interpolated. llama-model.cpp:2081-2087 @ b21e4de."""
     if keys.get("rope.scaling.type") == "yarn":
         raise keys.error(
-            f"yarn in layers with a window is not known to {keys.use.engine}: add it to"
-            " engine/stream/rope.py, or use engine llama.cpp"
+            f"yarn in sliding-window layers is not supported by {keys.use.engine}: use "
+            "engine llama.cpp, or add it to engine/stream/rope.py"
         )
     base = _base(keys, "rope.freq_base_swa")
     magnitude = keys.number("rope.scaling.attn_factor", otherwise=1.0)
@@ -70,7 +71,7 @@ def read_local_rope(keys: Keys) -> Rope:
 def _base(keys: Keys, name: str) -> float:
     base = keys.number(name, otherwise=_BASE)
     if base <= 1:
-        raise keys.error(f"{keys.architecture}.{name} is {base}, not more than 1")
+        raise keys.error(f"{keys.architecture}.{name} is {base}, but must be more than 1")
     return base
 
 
@@ -90,6 +91,7 @@ def _refuse_other_yarn(keys: Keys) -> None:
         told = keys.get(f"rope.scaling.{name}")
         if told is not None and told != value:
             raise keys.error(
-                f"{keys.architecture}.rope.scaling.{name} is {quoted(told)}: llama.cpp takes {value}"
-                f" whatever the file says, and other engines do not; {keys.use.engine} refuses"
+                f"{keys.architecture}.rope.scaling.{name} is {quoted(told)}, which "
+                f"llama.cpp ignores (it uses {value}) and other engines do not; "
+                f"{keys.use.engine} refuses to guess"
             )

@@ -25,7 +25,7 @@ def usual_threads(cores: int | None = None) -> int:
 def check_threads(threads: int | None) -> None:
     if threads is not None and not 1 <= threads <= MOST_THREADS:
         raise UsageError(
-            f"{threads} threads cannot work"
+            f"the number of threads must be at least 1 (got {threads})"
             if threads < 1
-            else f"{threads:,} threads are more than {MOST_THREADS:,}"
+            else f"the number of threads must be at most {MOST_THREADS:,} (got {threads:,})"
         )

@@ -23,6 +23,7 @@ def check_types(tensors: Iterable[Tensor]) -> None:
     for tensor in tensors:
         if tensor.type.name not in UNPACKED:
             raise UnknownDtypeError(
-                f"tensor {unquoted(tensor.name)}: {tensor.type.name} cannot be unpacked by the built-in engine"
-                " (embed/kernels has no row for it); engine llama.cpp may"
+                f"tensor {unquoted(tensor.name)}: the built-in engine does not support "
+                f"the type {tensor.type.name} (embed/kernels has no row for it); engine "
+                "llama.cpp may"
             )

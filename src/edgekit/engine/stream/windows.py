@@ -32,10 +32,13 @@ def _period(keys: Keys, usual: int, layers: int) -> int:
     if isinstance(told, tuple):  # llama.cpp passes over it: right if it says what is usual
         if [bool(one) for one in told] != [place % usual < usual - 1 for place in range(layers)]:
             raise keys.error(
-                f"attention.sliding_window_pattern lists other layers than every {usual}th, which"
-                f" llama.cpp does not do either; {keys.use.engine} refuses"
+                "attention.sliding_window_pattern is not one full layer in every "
+                f"{usual}, which llama.cpp does not support either; {keys.use.engine} "
+                "refuses it"
             )
         return usual
     if isinstance(told, bool) or not isinstance(told, int) or not 0 <= told <= WINDOW_TOKENS:
-        raise keys.error(f"attention.sliding_window_pattern is {quoted(told)}, not a period")
+        raise keys.error(
+            f"attention.sliding_window_pattern is {quoted(told)}, which is not a valid period"
+        )
     return told

@@ -71,13 +71,16 @@ def _pool_line(pool: Pool, resolved: Resolved, load: Load, tokens: int) -> Memor
     """The pool that is allocated at the start; what requests need where its size is not known."""
     if pool.num_blocks is not None:
         size = pool.num_blocks * resolved.bytes_per_block
-        because = f"{pool.num_blocks:,} blocks x {resolved.bytes_per_block:,} B, taken at the start"
+        because = (
+            f"{pool.num_blocks:,} blocks x {resolved.bytes_per_block:,} B, allocated at startup"
+        )
     else:
         sequences = load.sequences or 1
         size = pool.request_bytes * sequences
         because = (
-            f"{sequences:,} request(s) of {tokens:,} tokens: {sum(pool.blocks_per_group):,} blocks x "
-            f"{resolved.bytes_per_block:,} B each; {pool.refused or 'the size of the pool is not known'}"
+            f"{sequences:,} request(s) of {tokens:,} tokens: "
+            f"{sum(pool.blocks_per_group):,} blocks x {resolved.bytes_per_block:,} B "
+            f"each; {pool.refused or 'the size of the pool is unknown'}"
         )
     return MemoryLine(
         component=Component.KV_CACHE,
@@ -122,14 +125,15 @@ def _facts(
 
 def _notes(setup: VllmSetup, pool: Pool) -> tuple[str, ...]:
     card = setup.gpu
-    found = [f"choices as on {card.name} (compute capability {card.major}.{card.capability[1]})"]
+    found = [f"settings for {card.name} (compute capability {card.major}.{card.capability[1]})"]
     if setup.world_size > 1:
-        fullest = "" if setup.pipeline_parallel_size == 1 else "; this is the fullest"
-        found.append(f"one of {setup.world_size} cards{fullest}")
+        fullest = "" if setup.pipeline_parallel_size == 1 else "; this is the fullest one"
+        found.append(f"per GPU, of {setup.world_size}{fullest}")
     budget = setup.kv_cache_memory_bytes
     if budget is not None and card.memory_bytes is not None and budget > card.memory_bytes:
         found.append(
-            f"the cache asked for is larger than the card ({format_bytes(card.memory_bytes)})"
+            "the requested KV cache is larger than the GPU memory "
+            f"({format_bytes(card.memory_bytes)})"
         )
     if pool.refused:
         found.append(f"vLLM refuses to start: {pool.refused}")

@@ -63,7 +63,7 @@ def _hold_wider(
     knows nothing of packing: it counts a byte a number. So do we.
     """
     if any(one.keeps is Keeps.LATENT for one in specs):
-        raise RefusedError("a packed cache dtype does not go with latent attention")
+        raise RefusedError("a packed cache dtype does not work with latent attention (MLA)")
     plain = specs[0].token_bytes
     packed = plain // DTYPE_BYTES[storage.dtype]
     step = max(first.unit, block)

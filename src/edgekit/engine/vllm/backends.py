@@ -77,11 +77,15 @@ def _check_native(ask: Ask, name: str) -> None:
     """triton_attn.py, triton_mla.py: these kernels have no way around a dtype the card lacks."""
     if not name.startswith("TRITON"):
         return
-    card = f"compute capability {ask.capability[0]}.{ask.capability[1]}"
+    card = f"{ask.capability[0]}.{ask.capability[1]}"
     if ask.cache_dtype.startswith("fp8") and ask.capability < (8, 9):
-        raise RefusedError(f"an fp8 cache needs compute capability 8.9 or more here, not {card}")
+        raise RefusedError(
+            f"an fp8 cache needs compute capability 8.9 or higher here (this GPU has {card})"
+        )
     if ask.cache_dtype == "bfloat16" and ask.capability < (8, 0):
-        raise RefusedError(f"a bfloat16 cache needs compute capability 8.0 or more, not {card}")
+        raise RefusedError(
+            f"a bfloat16 cache needs compute capability 8.0 or higher (this GPU has {card})"
+        )
 
 
 def common_unit(backends: tuple[Backend, ...]) -> int:

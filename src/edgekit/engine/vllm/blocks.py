@@ -53,6 +53,6 @@ def _refusal(tokens: int, needed_bytes: int, usable_bytes: int) -> str:
     if needed_bytes <= usable_bytes:
         return ""
     return (
-        f"one request of {tokens:,} tokens needs {needed_bytes / GIB:.2f} GiB of KV cache, "
-        f"{usable_bytes / GIB:.2f} GiB can be used"
+        f"one request of {tokens:,} tokens needs {needed_bytes / GIB:.2f} GiB of KV "
+        f"cache, but only {usable_bytes / GIB:.2f} GiB are available"
     )

@@ -84,7 +84,7 @@ NAMES = ("auto", *(row.name for row in TABLE if row.name != "float32"))
 
 def check_name(name: str) -> None:
     if name not in NAMES:
-        raise UsageError(f"unknown cache dtype {name[:40]!r}; vLLM has {', '.join(NAMES)}")
+        raise UsageError(f"unknown cache dtype {name[:40]!r}; choose one of {', '.join(NAMES)}")
 
 
 def resolve_auto(config: Mapping[str, Any], *, latent: bool) -> str:

@@ -95,12 +95,14 @@ def _specs(model: Model, kind: LayerKind, name: str, storage: Storage) -> Iterat
         case SharedCache() | NoCache():
             return
         case _:
-            raise RefusedError(f"what vLLM keeps for {kind.label} is not described here")
+            raise RefusedError(f"the KV cache that vLLM uses for {kind.label} is not known yet")
 
 
 def _attention(model: Model, kind: Attention, name: str, storage: Storage) -> CacheSpec:
     if kind.index_dim:
-        raise RefusedError("what vLLM keeps for an indexer beside plain attention is not described")
+        raise RefusedError(
+            "the KV cache that vLLM uses for an indexer with plain attention is not known yet"
+        )
     offset = WINDOW_OFFSET.get(model.geometry.architecture, 0) if kind.span is Span.WINDOW else 0
     heads = per_rank(kind.kv_heads, storage.tensor_parallel_size)
     spec = _heads((heads, kind.key_dim, kind.value_dim), name)
@@ -121,7 +123,9 @@ def _latent(
         yield _heads((heads, kind.key_dim, kind.key_dim), name)
         return
     if kind.span is not Span.ALL:
-        raise RefusedError("what vLLM keeps for a sliding window of latents is not described here")
+        raise RefusedError(
+            "the KV cache that vLLM uses for sliding-window latent attention is not known yet"
+        )
     if kind.index_dim:  # an fp8 key and an f32 scale for every 128 of it (deepseek_v2.py Indexer)
         size = kind.index_dim + kind.index_dim // 128 * 4
         yield CacheSpec(keeps=Keeps.LATENT, form=("index", size), token_bytes=size)
@@ -145,5 +149,5 @@ def _state(kind: Recurrent, storage: Storage) -> CacheSpec:
 def per_rank(heads: int, ranks: int) -> int:
     """KV heads of one rank: a share of them, or one of them on several ranks."""
     if max(heads, ranks) % min(heads, ranks):
-        raise RefusedError(f"{heads} KV heads cannot be shared out over {ranks} ranks")
+        raise RefusedError(f"{heads} KV heads cannot be divided among {ranks} ranks")
     return max(1, heads // ranks)

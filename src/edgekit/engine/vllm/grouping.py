@@ -50,7 +50,8 @@ def _promoted(members: Members) -> Members:
         members = _changed(members, _without_span)
     if not _uniform(members):
         raise RefusedError(
-            "layers of this model cannot share one kind of cache: the hybrid manager is needed"
+            "the layers of this model cannot share one kind of KV cache: vLLM needs its "
+            "hybrid cache manager"
         )
     return members
 
@@ -86,7 +87,9 @@ def _stretched(spec: CacheSpec, page: int) -> CacheSpec:
     if spec.keeps is not Keeps.STATE and page % spec.page_bytes == 0 and not spec.page_padded:
         return replace(spec, block_size=spec.block_size * (page // spec.page_bytes))
     if spec.keeps is Keeps.LATENT:
-        raise RefusedError("pages of latent attention cannot be stretched to those of other layers")
+        raise RefusedError(
+            "pages of latent attention cannot be padded to the size of other layers' pages"
+        )
     return replace(spec, page_padded=page)
 
 

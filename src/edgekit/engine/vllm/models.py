@@ -70,21 +70,24 @@ def check_has(model: Model) -> tuple[str, ...]:
     header = model.header
     if header.container is Container.GGUF:
         raise RefusedError(
-            "vLLM 0.32 does not load GGUF: it is no longer among its quantisation methods"
+            "vLLM 0.32 does not load GGUF files: it dropped that quantisation method"
         )
     if header.mlx:
-        raise RefusedError("vLLM does not load weights that MLX quantised")
+        raise RefusedError("vLLM does not load weights quantised by MLX")
     name = class_name(header.config)
     if name is not None and name in DROPPED:
-        raise RefusedError(f"vLLM had {name} until {DROPPED[name]}; 0.32 does not run it")
+        raise RefusedError(f"vLLM dropped {name} after {DROPPED[name]}; 0.32 does not run it")
     if name is None or name in HAS:
         return ()
     if any(layer.mixer.states for layer in model.geometry.layers) and not model.geometry.towers:
-        raise RefusedError(f"vLLM 0.32 has no {unquoted(name)}")
+        raise RefusedError(f"vLLM 0.32 does not support {unquoted(name)}")
     if model.geometry.towers:
         return ()
     return (
-        f"vLLM 0.32 has no {unquoted(name)} of its own: it runs only if transformers' own code can",
+        (
+            f"vLLM 0.32 has no implementation of {unquoted(name)}: it only runs if the "
+            "transformers fallback supports it"
+        ),
     )
 
 

@@ -79,13 +79,15 @@ def _resolve(model: Model, setup: VllmSetup) -> Resolved:
 def with_load(setup: VllmSetup, load: Load) -> VllmSetup:
     """What a load says in words that all engines share, where the flags leave it open."""
     if not 0 < setup.gpu_memory_utilization <= 1:
-        raise UsageError(f"gpu_memory_utilization is {setup.gpu_memory_utilization}: 0 to 1")
+        raise UsageError(
+            f"gpu_memory_utilization must be between 0 and 1 (got {setup.gpu_memory_utilization})"
+        )
     changes: dict[str, Any] = {}
     if load.batch_tokens is not None and setup.max_num_batched_tokens is None:
         changes["max_num_batched_tokens"] = load.batch_tokens
     if load.cache_k is not None and setup.kv_cache_dtype == "auto":
         if load.cache_v is not None and load.cache_v != load.cache_k:
-            raise RefusedError("vLLM keeps keys and values in one dtype")
+            raise RefusedError("vLLM uses one dtype for both keys and values")
         name = _SHARED_NAMES.get(load.cache_k.name)
         if name is None:
             cache_dtypes.check_name(load.cache_k.name)
@@ -105,10 +107,11 @@ def settle_length(model: Model, load: Load) -> int:
             return rope.original_context
         return window or DEFAULT_LENGTH
     if asked < 1:
-        raise UsageError(f"max_model_len is {asked}: it must be at least 1")
+        raise UsageError(f"max_model_len must be at least 1 (got {asked})")
     if window and asked > max(window, stated):
         raise RefusedError(
-            f"max_model_len {asked:,} is beyond the model's window of {max(window, stated):,} tokens"
+            f"max_model_len {asked:,} is longer than the model's context of "
+            f"{max(window, stated):,} tokens"
         )
     return asked
 
@@ -117,13 +120,15 @@ def check_numbers(setup: VllmSetup) -> None:
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "block_size", "max_num_seqs"):
         value = getattr(setup, name)
         if value is not None and value < 1:
-            raise UsageError(f"{name} is {value}: it must be at least 1")
+            raise UsageError(f"{name} must be at least 1 (got {value})")
     if setup.max_num_batched_tokens is not None and setup.max_num_batched_tokens < 1:
         raise UsageError(f"max_num_batched_tokens is {setup.max_num_batched_tokens}")
     cache_dtypes.check_name(setup.kv_cache_dtype)
     for name in ("mamba_cache_dtype", "mamba_ssm_cache_dtype"):
         if getattr(setup, name) not in {"auto", *DTYPE_BYTES}:
-            raise UsageError(f"{name} is {getattr(setup, name)!r}: auto, {', '.join(DTYPE_BYTES)}")
+            raise UsageError(
+                f"{name} must be auto, {', '.join(DTYPE_BYTES)} (got {getattr(setup, name)!r})"
+            )
 
 
 def check_ranks(model: Model, setup: VllmSetup) -> None:
@@ -133,11 +138,12 @@ def check_ranks(model: Model, setup: VllmSetup) -> None:
     heads = next((kind.heads for kind in kinds if kind is not None), 0)
     if heads % ranks:
         raise RefusedError(
-            f"{heads} attention heads cannot be divided by tensor parallel size {ranks}"
+            f"{heads} attention heads are not divisible by tensor parallel size {ranks}"
         )
     if setup.pipeline_parallel_size > len(model.geometry.layers):
         raise RefusedError(
-            f"{len(model.geometry.layers)} layers cannot be cut into {setup.pipeline_parallel_size} stages"
+            f"{len(model.geometry.layers)} layers cannot be split into "
+            f"{setup.pipeline_parallel_size} pipeline stages"
         )
 
 
@@ -146,13 +152,15 @@ def check_layers(model: Model, cache_dtype: str) -> None:
     mixers = [layer.mixer for layer in model.geometry.layers]
     spans = {kind.span for mixer in mixers if (kind := attention_of(mixer)) is not None}
     if model.geometry.architecture in ALL_WINDOWS_OR_NONE and len(spans) > 1:
-        raise RefusedError("vLLM runs this model with a window in all layers or in none")
+        raise RefusedError(
+            "vLLM runs this model with a sliding window either in all layers or in none"
+        )
     stated = model.header.config.get("quantization_config")
     method = stated.get("quant_method") if isinstance(stated, Mapping) else None
     if cache_dtype == "fp8_e5m2" and method == "fp8":
-        raise RefusedError("an fp8 checkpoint does not go with an fp8_e5m2 cache")
+        raise RefusedError("an fp8 checkpoint does not work with an fp8_e5m2 cache")
     if cache_dtype.startswith("turboquant_") and any(isinstance(x, HybridLayer) for x in mixers):
-        raise RefusedError("TurboQuant finds no layers of attention alone in this model")
+        raise RefusedError("TurboQuant needs attention-only layers, and this model has none")
 
 
 def settle_storage(model: Model, setup: VllmSetup) -> Storage:

@@ -72,5 +72,7 @@ def _share(options: Mapping[str, Any]) -> float:
     if value is None:
         return DEFAULT_UTILIZATION
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
-        raise UsageError(f"gpu_memory_utilization {value!r:.60} is not a share above 0 and up to 1")
+        raise UsageError(
+            f"gpu_memory_utilization must be above 0 and at most 1 (got {value!r:.60})"
+        )
     return float(value)

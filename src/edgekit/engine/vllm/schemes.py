@@ -67,7 +67,7 @@ class Scheme:
             group = into if self.group < 0 else self.group
             if into % group and self.method != "gptq":
                 raise RefusedError(
-                    f"a row of {into} numbers cannot be cut into groups of {group}: "
+                    f"a row of {into} numbers cannot be divided into groups of {group}: "
                     "tensor parallel size or group size is too large"
                 )
             scale = dtype_bytes if self.scale_bytes is None else self.scale_bytes
@@ -126,11 +126,11 @@ def _method(stated: Mapping[str, Any]) -> str:
     if not method and stated.get("quant_algo"):
         method = "modelopt"
     if not method and "bits" in stated and "group_size" in stated:
-        raise RefusedError("vLLM does not load weights that MLX quantised")
+        raise RefusedError("vLLM does not load weights quantised by MLX")
     if method in DEPRECATED:
         raise RefusedError(f"vLLM 0.32 has deprecated the quantisation method {method!r}")
     if method not in METHODS:
-        raise RefusedError(f"vLLM 0.32 does not know the quantisation method {method[:40]!r}")
+        raise RefusedError(f"vLLM 0.32 does not support the quantisation method {method[:40]!r}")
     return method
 
 
@@ -138,7 +138,7 @@ def check_capability(plan: Plan, capability: tuple[int, int]) -> None:
     needed = MIN_CAPABILITY.get(plan.main.method, (0, 0))
     if capability < needed:
         raise RefusedError(
-            f"{plan.main.method} needs compute capability {needed[0]}.{needed[1]}, "
+            f"{plan.main.method} needs compute capability {needed[0]}.{needed[1]}, but "
             f"this GPU has {capability[0]}.{capability[1]}"
         )
 
@@ -150,10 +150,10 @@ def _online(asked: str | None) -> Scheme | None:
     if asked.startswith("fp8"):
         return Scheme(method="fp8", weight_bits=8, part_bytes=4, basis=Basis.MODELLED)
     if asked not in METHODS:
-        raise RefusedError(f"vLLM 0.32 does not know the quantisation method {asked[:40]!r}")
+        raise RefusedError(f"vLLM 0.32 does not support the quantisation method {asked[:40]!r}")
     if any(word in asked for word in NEEDS_CHECKPOINT):
         raise RefusedError(
-            f"vLLM: {asked} needs a checkpoint that was quantised so; this one says nothing of it"
+            f"vLLM: {asked} needs a checkpoint quantised with it, but this one is not"
         )
     return None
 

@@ -98,7 +98,7 @@ def _is_mamba2(state: Recurrent | None) -> bool:
 
 def share(size: int, ranks: int, what: str) -> int:
     if size % ranks:
-        raise RefusedError(f"{what} of {size} cannot be divided by tensor parallel size {ranks}")
+        raise RefusedError(f"{what} of {size} is not divisible by tensor parallel size {ranks}")
     return size // ranks
 
 

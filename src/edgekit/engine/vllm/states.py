@@ -30,7 +30,7 @@ def state_blocks(kind: Recurrent, *, prefix_caching: bool) -> int:
 
 def _share(size: int, ranks: int, what: str) -> int:
     if size % ranks:
-        raise RefusedError(f"{what} of {size} cannot be divided by tensor parallel size {ranks}")
+        raise RefusedError(f"{what} of {size} is not divisible by tensor parallel size {ranks}")
     return size // ranks
 
 

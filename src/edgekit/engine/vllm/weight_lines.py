@@ -74,7 +74,7 @@ def _lines(
     model: Model, setup: VllmSetup, resolved: Resolved, stage: range, weights: Weights
 ) -> tuple[MemoryLine, ...]:
     stored = model.header.tensors is not None
-    told = "tensor directory" if stored else "tensors of the architecture"
+    told = "tensors in the files" if stored else "tensors of the architecture"
     plan = read_plan(model.header.config, model.geometry.architecture, setup.quantization)
     if plan is not None and plan.online:
         told += f", linear layers quantised to {setup.quantization} while loading"
@@ -114,6 +114,8 @@ def _tower_line(parameters: int, resolved: Resolved) -> MemoryLine:
         size_bytes=parameters * DTYPE_BYTES[resolved.dtype],
         pool=DEVICE,
         basis=Basis.MODELLED,
-        because=f"towers for pictures and sound: about {parameters:,} parameters, whole on every rank",
+        because=(
+            f"vision and audio towers: about {parameters:,} parameters, a full copy on every rank"
+        ),
         within=WITHIN,
     )

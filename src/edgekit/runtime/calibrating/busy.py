@@ -18,7 +18,10 @@ class Others:
 
     @property
     def told(self) -> str:
-        return f"other programs took {self.share * 100:.0f} % of the processor; measure again when it is idle"
+        return (
+            f"other programs used {self.share * 100:.0f} % of the CPU; measure again when the "
+            "machine is idle"
+        )
 
 
 @contextmanager

@@ -47,7 +47,7 @@ def measure_engine(bench: Bench, way: Way, host: HostMeasured, opened: Opened | 
         with ending_in_order(), _made_up(bench) as made:
             return _run(bench, way, made)
     except (OSError, EdgekitError) as error:
-        return Run(notes=(f"llama.cpp was not measured: {error}; name a model to measure it with",))
+        return Run(notes=(f"llama.cpp was not measured: {error}; give a model to measure it with",))
 
 
 def _as_measured(machine: Machine, host: HostMeasured) -> Machine:
@@ -57,7 +57,7 @@ def _as_measured(machine: Machine, host: HostMeasured) -> Machine:
     memory = replace(
         machine.host,
         bandwidth_bytes_per_s=host.bandwidth_bytes_per_s,
-        bandwidth_because=f"measured here on {host.date}",
+        bandwidth_because=f"measured on this machine on {host.date}",
     )
     return replace(machine, host=memory)
 
@@ -74,9 +74,10 @@ def _made_up(bench: Bench) -> Iterator[Opened]:
         free = shutil.disk_usage(folder).free
         if free < size * _ROOM_TIMES:
             raise EngineError(
-                f"{path.parents[1]} has {format_bytes(free)} free, and a made-up model takes {format_bytes(size)}"
+                f"{path.parents[1]} has {format_bytes(free)} free, and the generated test "
+                f"model takes {format_bytes(size)}"
             )
-        bench.tell(f"writing {LABEL} of {format_bytes(size)} to {path.parents[1]}")
+        bench.tell(f"writing {LABEL} ({format_bytes(size)}) to {path.parents[1]}")
         write_made_up(path, shape)
         yield replace(open_model(path), label=LABEL)
 
@@ -90,18 +91,18 @@ def _run(bench: Bench, way: Way, opened: Opened) -> Run:
         return _on(bench, way, opened, cards)
     except EngineError as error:
         run = _on(bench, way, opened, ())
-        return replace(run, notes=(f"measured on the processor alone: {error}", *run.notes))
+        return replace(run, notes=(f"measured on the CPU only: {error}", *run.notes))
 
 
 def _on(bench: Bench, way: Way, opened: Opened, cards: tuple[Accelerator, ...]) -> Run:
     if opened.files is None:
-        raise UsageError(f"{opened.label} has no files to be loaded from")
+        raise UsageError(f"{opened.label} has no files to load")
     machine, setup, load = (
         replace(bench.machine, devices=cards),
         _setup(cards, opened),
         _load(opened),
     )
-    where = " + ".join(card.name for card in cards) or "the processor"
+    where = " + ".join(card.name for card in cards) or "the CPU"
     bench.tell(f"starting {way.name} {way.told_version()} with {opened.label} on {where}")
     with watched() as others:
         found = verify_model(
@@ -127,10 +128,16 @@ def _on(bench: Bench, way: Way, opened: Opened, cards: tuple[Accelerator, ...]) 
 def _notes(found: Verification, busy: str, left_out: str) -> Iterator[str]:
     if busy and found.paced is not None:
         paced = found.paced
-        told = f"{paced.decode_tokens_per_s:.1f} tokens a second, {paced.prefill_tokens_per_s:.1f} of a prompt"
-        yield f"llama.cpp was timed at {told}, which is not kept: {busy}"
+        told = (
+            f"{paced.decode_tokens_per_s:.1f} tokens/s (prompt: "
+            f"{paced.prefill_tokens_per_s:.1f} tokens/s)"
+        )
+        yield f"llama.cpp reached {told}, which was not saved: {busy}"
     if found.beside_bytes is None:
-        yield "this system does not tell what llama.cpp held beside its bill (it is read from /proc)"
+        yield (
+            "llama.cpp's memory overhead could not be measured on this system (it is read "
+            "from /proc)"
+        )
     if left_out:
         yield left_out
 

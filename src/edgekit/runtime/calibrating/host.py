@@ -36,7 +36,7 @@ def _bandwidth(bench: Bench) -> tuple[int | None, str]:
     options, host = bench.options, bench.machine.host
     size = options.read_bytes or read_bytes(None if host is None else host.usable_bytes)
     if not size:
-        return None, "the speed of the memory was not measured: too little of it is free"
+        return None, "memory bandwidth was not measured: too little free memory"
     threads = thread_count()
     try:
         require_numpy()
@@ -44,9 +44,12 @@ def _bandwidth(bench: Bench) -> tuple[int | None, str]:
         with watched() as others:
             found = memory_bandwidth(size, threads=threads, seconds=options.read_seconds)
     except (MissingExtraError, MemoryError) as error:
-        return None, f"the speed of the memory was not measured: {error}"
+        return None, f"memory bandwidth was not measured: {error}"
     if others.share > options.busy_share:
-        return None, f"memory was read at {found / 1e9:.1f} GB/s, which is not kept: {others.told}"
+        return (
+            None,
+            f"memory bandwidth was {found / 1e9:.1f} GB/s, which was not saved: {others.told}",
+        )
     return found, ""
 
 
@@ -54,15 +57,15 @@ def _disk(folder: Path, tell: Tell) -> tuple[Disk | None, str]:
     """As the streaming engine measures it before it spills."""
     kind = _filesystem(folder)
     if kind in IN_MEMORY:
-        return None, f"{folder} lies in memory ({kind}): its speed is not that of a disk"
+        return None, f"{folder} is in RAM ({kind}), so its speed is not that of a disk"
     try:
         require_numpy()
         from edgekit.runtime.stream.gate import measure
 
-        tell(f"writing and reading a file in {folder}")
+        tell(f"writing and reading a test file in {folder}")
         speed = measure(folder)
     except (OSError, EdgekitError) as error:
-        return None, f"the speed of the disk was not measured: {error}"
+        return None, f"disk speed was not measured: {error}"
     return Disk(
         folder=told_text(str(folder)),
         read_bytes_per_s=max(1, int(speed.read_bytes_per_s)),

@@ -18,7 +18,7 @@ from edgekit.header.dtype import TensorType, by_name
 from edgekit.units import MIB
 
 ALIGNMENT = 32
-LABEL = "a made-up model"
+LABEL = "a generated test model"
 
 _UINT32, _INT32, _FLOAT32, _STRING, _ARRAY = 4, 5, 6, 8, 9
 _NORMAL, _CONTROL = 1, 3  # llama.h @ b21e4de: enum llama_token_type

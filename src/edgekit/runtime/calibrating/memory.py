@@ -101,7 +101,7 @@ class _Readers:
         try:
             self._gate.wait()
         except threading.BrokenBarrierError as error:
-            raise MemoryError("there is no room to read and write back") from error
+            raise MemoryError("not enough memory for the read and write test") from error
 
     def _read(self, make: Callable[[], Numbers]) -> None:
         try:

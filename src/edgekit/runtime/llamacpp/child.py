@@ -84,7 +84,7 @@ def _load(settings: dict[str, Any], tell: Callable[..., None]) -> Any:
             _require_device(xllamacpp)
         parameters = _parameters(xllamacpp, settings)
     except (AttributeError, TypeError, ValueError) as error:
-        _fail(f"this xllamacpp does not take a parameter that it should: {error}")
+        _fail(f"this version of xllamacpp does not accept a parameter that it should: {error}")
     tell(version=llama_version(xllamacpp), memory=read_status())
     try:
         server = xllamacpp.Server(parameters)
@@ -103,7 +103,7 @@ def _require_device(xllamacpp: Any) -> None:
     """Without one llama.cpp would put everything into the host's memory, and say nothing."""
     kinds = {str(device["type"]).rpartition("_")[2] for device in xllamacpp.get_device_info()}
     if not kinds & {"GPU", "IGPU"}:
-        _fail("this build of xllamacpp finds no GPU here, and layers were to be put on one")
+        _fail("this build of xllamacpp finds no GPU on this machine, but layers should go on one")
 
 
 def _parameters(xllamacpp: Any, settings: dict[str, Any]) -> Any:

@@ -33,7 +33,7 @@ class Client:
         asked = {"content": text, "add_special": special, "parse_special": True}
         tokens = self._call("/tokenize", asked).get("tokens")
         if not isinstance(tokens, list):
-            raise EngineError("llama.cpp did not say how it cuts the prompt")
+            raise EngineError("llama.cpp did not report how it tokenizes the prompt")
         return [int(token) for token in tokens]
 
     def as_prompt(self, messages: Sequence[Message]) -> str:
@@ -69,7 +69,7 @@ class Client:
                 into.new_tokens = int(event.get("tokens_predicted", 0))
             yield str(event.get("content", ""))
         if not ended:  # a stream that is cut ends like one that is over
-            raise EngineError("llama.cpp broke off in the middle of an answer")
+            raise EngineError("llama.cpp stopped in the middle of an answer")
 
     def _call(self, path: str, asked: Mapping[str, Any]) -> dict[str, Any]:
         with self._reply(path, asked) as reply:
@@ -103,7 +103,7 @@ class Client:
                 raise _refusal(_object(reply.read(_REPLY_BYTES)), reply.status)
             yield reply
         except (OSError, http.client.HTTPException) as error:
-            raise EngineError(f"llama.cpp does not answer any more: {error}") from error
+            raise EngineError(f"llama.cpp no longer answers: {error}") from error
         finally:
             connection.close()
 
@@ -136,7 +136,7 @@ def _object(raw: bytes) -> dict[str, Any]:
     try:
         told = json.loads(raw)
     except ValueError as error:
-        raise EngineError(f"llama.cpp's answer is no JSON: {raw[:200]!r}") from error
+        raise EngineError(f"llama.cpp's answer is not valid JSON: {raw[:200]!r}") from error
     return told if isinstance(told, dict) else {"told": told}
 
 

@@ -59,7 +59,7 @@ def _opened(path: Path) -> int:
 
 def _change(path: Path, now: os.stat_result, before: os.stat_result) -> Change | None:
     if now.st_size < before.st_size:
-        cut = f"was cut from {before.st_size:,} to {now.st_size:,} bytes"
+        cut = f"was truncated from {before.st_size:,} to {now.st_size:,} bytes"
         return Change(path=path, what=cut, fatal=True)
     if now.st_mtime_ns != before.st_mtime_ns:
         return Change(path=path, what="was written to")

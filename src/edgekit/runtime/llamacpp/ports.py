@@ -29,7 +29,7 @@ def check_port(host: str, port: int) -> None:
     if None in refused:
         return
     why = next((error.strerror for error in refused if error is not None), "no such address")
-    raise UsageError(f"nothing can listen on port {port} of {host}: {why}; {_advice(refused)}")
+    raise UsageError(f"cannot listen on port {port} of {host}: {why}; {_advice(refused)}")
 
 
 def is_loopback(host: str) -> bool:
@@ -42,7 +42,8 @@ def is_loopback(host: str) -> bool:
 
 def in_use(host: str, port: int) -> UsageError:
     return UsageError(
-        f"port {port} of {host} is in use{_by_whom(port)}; end it, or take another port (0 is any that is free)"
+        f"port {port} of {host} is already in use{_by_whom(port)}; stop it, or choose "
+        "another port (0 picks a free one)"
     )
 
 
@@ -51,7 +52,8 @@ def _addresses(host: str, port: int) -> list[tuple[int, Any]]:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise UsageError(
-            f"{host!r} is no address of this machine: {error}; 127.0.0.1 is itself, 0.0.0.0 everybody"
+            f"{host!r} is not an address of this machine: {error}; use 127.0.0.1 for this "
+            "machine only, 0.0.0.0 for all its addresses"
         ) from error
     return [(family, address) for family, _, _, _, address in found]
 
@@ -78,10 +80,10 @@ def _refusal(family: int, address: Any) -> OSError | None:
 def _advice(refused: list[OSError | None]) -> str:
     codes = {error.errno for error in refused if error is not None}
     if codes & {errno.EACCES, errno.EPERM}:
-        return "ports below 1024 are for the administrator: take one above"
+        return "ports below 1024 are reserved for the administrator: choose a higher one"
     if codes & _NOT_HERE:
-        return "127.0.0.1 is this machine itself, 0.0.0.0 all of its addresses"
-    return "take another"
+        return "use 127.0.0.1 for this machine only, 0.0.0.0 for all its addresses"
+    return "choose another"
 
 
 def _by_whom(port: int) -> str:
@@ -104,8 +106,8 @@ def _named(process: Any) -> str:
     words: list[str] = process.cmdline()
     if len(words) > 1 and any(word.endswith(_ENGINE) for word in words):
         model = words[-1][:_NAME_CHARS]
-        own = " of this program" if process.ppid() == os.getpid() else ""
-        return f" by a model that edgekit runs already ({model}, process {process.pid}{own})"
+        own = ", started by this program" if process.ppid() == os.getpid() else ""
+        return f" by a model that edgekit already runs ({model}, process {process.pid}{own})"
     return f" by process {process.pid} ({process.name()[:_NAME_CHARS]})"
 
 

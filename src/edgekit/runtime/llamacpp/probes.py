@@ -82,7 +82,7 @@ class _Cards:
         try:
             return self._answers.get(timeout=_DRIVER_S)
         except queue.Empty:
-            silent = f"it has not answered for {_DRIVER_S:g} s"
+            silent = f"no answer for {_DRIVER_S:g} s"
             return (Device(name="the NVIDIA driver", silent=silent),)
 
     def _ask(self) -> None:
@@ -93,7 +93,7 @@ class _Cards:
             if self._nvml is None:
                 found = find_nvidia(self.here)
                 if not found.devices:
-                    silent = " ".join(found.notes) or "it shows no card"
+                    silent = " ".join(found.notes) or "no GPU found"
                     return (Device(name="the NVIDIA driver", silent=silent),)
                 self._indexes = tuple(one.index for one in found.devices)
                 nvml = self.here.nvml()

@@ -137,7 +137,7 @@ class EngineProcess:
         with self._stopping:
             if (ended := self.poll()) is not None:
                 return ended
-            self._why = why or "it was asked to stop"
+            self._why = why or "stopped on request"
             _close(self._process.stdin)  # the question that is understood on every system
             with suppress(ProcessLookupError, PermissionError):
                 self._process.terminate()
@@ -168,7 +168,7 @@ class EngineProcess:
         """An end that nobody here asked for."""
         changes = self.files.changes()
         cut = next((one for one in changes if one.fatal and self.launch.maps(one.path)), None)
-        how = f"llama.cpp died of {killed}" if killed else f"llama.cpp ended (exit code {code})"
+        how = f"llama.cpp died of {killed}" if killed else f"llama.cpp exited (code {code})"
         if cut is not None:
             return f"{how}: {cut.path} {cut.what} while it was in use"
         if killed == "SIGKILL":
@@ -177,8 +177,11 @@ class EngineProcess:
 
     def _who_kills(self) -> str:
         if self._oom_kills is not None and (_oom_kills() or 0) > self._oom_kills:
-            return "the kernel has ended processes for lack of memory meanwhile, this one probably"
-        return "somebody ended it, or a limit outside of this container did"
+            return (
+                "the kernel killed processes because the machine ran out of memory, probably "
+                "including this one"
+            )
+        return "killed by another program, or by a memory limit outside this container"
 
     def _send(self, settings: Mapping[str, Any]) -> None:
         stream = open_end(self._process.stdin)
@@ -236,7 +239,7 @@ def _spawn(launch: Launch) -> subprocess.Popen[bytes]:
             start_new_session=True,
         )
     except (OSError, ValueError) as error:
-        raise EngineError(f"no process can be started for the engine: {error}") from error
+        raise EngineError(f"cannot start a process for the engine: {error}") from error
 
 
 def _close(stream: IO[bytes] | None) -> None:

@@ -47,29 +47,31 @@ def make_settings(launch: Launch) -> dict[str, Any]:
 
 def _require_sense(launch: Launch) -> None:
     if launch.load.output_rows is not None:
-        raise UsageError("llama-server decides itself how many rows of logits it keeps")
+        raise UsageError("llama-server chooses the number of output rows itself")
     if launch.setup.mix is not None:
         raise UsageError(
-            f"a file that would be {launch.setup.mix} cannot be run: quantise it first "
-            f"(llama-quantize {launch.path.name} OUTPUT.gguf {launch.setup.mix})"
+            f"this file is not {launch.setup.mix}, so it cannot be run as that: quantise "
+            f"it first (llama-quantize {launch.path.name} OUTPUT.gguf {launch.setup.mix})"
         )
     _require_room(launch)
     if launch.rolls and launch.projector is not None:
-        raise UsageError("llama.cpp does not roll its window beside a projector: leave one of them")
+        raise UsageError(
+            "llama.cpp cannot use a rolling window together with a projector: leave out one of them"
+        )
     if launch.threads is not None and launch.threads < 1:
-        raise UsageError(f"{launch.threads} threads: at least one is needed")
+        raise UsageError(f"the number of threads must be at least 1 (got {launch.threads})")
 
 
 def _require_room(launch: Launch) -> None:
     window = launch.load.context_tokens
     if window is not None and window <= _SPARE_TOKENS:
         raise UsageError(
-            f"a window of {window:,} tokens is too short: llama.cpp keeps {_SPARE_TOKENS} of it free, "
-            f"so {_SPARE_TOKENS + 1} are the least"
+            f"a context of {window:,} tokens is too short: llama.cpp keeps "
+            f"{_SPARE_TOKENS} of them free, so the minimum is {_SPARE_TOKENS + 1}"
         )
     if launch.sinks < 0 or (window is not None and launch.sinks > window - _SPARE_TOKENS):
         most = "" if window is None else f" and at most {window - _SPARE_TOKENS:,}"
-        raise UsageError(f"{launch.sinks:,} sinks: there must be 0 or more{most}")
+        raise UsageError(f"the number of sinks must be at least 0{most} (got {launch.sinks:,})")
 
 
 def _server(launch: Launch) -> dict[str, Any]:

@@ -30,10 +30,10 @@ _LOG_S = 10.0  # for a log that is written already, on a busy machine
 _BIND_FAILED = "couldn't bind"
 # What llama.cpp gives up with a warning, and goes on: not what was asked for.
 _CANNOT_ROLL = (
-    "this model's cache cannot roll: run it without a rolling window, or, where its layers slide, with the whole "
-    "context in each (--swa-full)"
+    "this model's KV cache cannot roll: run it without a rolling window or, if it has "
+    "sliding-window layers, with a full-size cache for them (--swa-full)"
 )
-_NO_DRAFTS = "the drafter does not go with this model: run it without"
+_NO_DRAFTS = "the draft model does not work with this model: run it without"
 _GIVEN_UP: tuple[tuple[str, str, Callable[[Launch], bool]], ...] = (
     ("KV cache shifting is not supported", _CANNOT_ROLL, lambda launch: launch.rolls),
     ("ctx_shift is not supported", _CANNOT_ROLL, lambda launch: launch.rolls),
@@ -106,7 +106,7 @@ def _loaded(
         elif time.monotonic() > deadline:
             last = process.stop().last_words
             raise EngineError(
-                f"llama.cpp did not come up within {launch.timeout_s:g} s: {last or 'it said nothing'}"
+                f"llama.cpp did not start within {launch.timeout_s:g} s: {last or 'no output'}"
             )
         if time.monotonic() > next_s:
             next_s += _TELL_S
@@ -129,8 +129,8 @@ class Progress:
         now = held.resident_bytes
         self._next_bytes = now + min(max(self.size_bytes, now) // _STEPS, GIB)
         self.tell(
-            f"loading {self.title}: {format_bytes(now)} in memory, "
-            f"the file has {format_bytes(self.size_bytes)}"
+            f"loading {self.title}: {format_bytes(now)} in memory, file size "
+            f"{format_bytes(self.size_bytes)}"
         )
 
 
@@ -142,14 +142,16 @@ def _failed(launch: Launch, ended: Ended) -> NoReturn:
 
 def _running(process: EngineProcess, told: list[dict[str, Any]]) -> Running:
     if not process.has_told(_LOG_S):
-        raise EngineError(f"llama.cpp's log does not come to an end: {process.last_words}")
+        raise EngineError(f"llama.cpp's log did not end: {process.last_words}")
     held = process.log.held()
     _require_all(process)
     port = str(told[-1]["address"]).rpartition(":")[2]
     address = f"http://{in_address(connectable(process.launch.host))}:{port}"
     status = health(address)
     if status != http.client.OK:
-        raise EngineError(f"llama.cpp is up and says it is not: {address}/health answers {status}")
+        raise EngineError(
+            f"llama.cpp started, but is not healthy: {address}/health answers {status}"
+        )
     return Running(
         address=address,
         version=_version(told[0].get("version")),

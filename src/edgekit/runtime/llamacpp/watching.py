@@ -126,11 +126,12 @@ class Watch:
 
     def _files(self) -> str:
         for change in self._engine.files.changes():
-            told = f"{change.path} {change.what} while it is in use"
+            told = f"{change.path} {change.what} while in use"
             if change.fatal and self._engine.launch.maps(change.path):
-                return f"stopped: {told}, and what is missing of it would end the engine"
+                return f"stopped: {told}, and the missing part would crash the engine"
             self._once(
-                f"{told}: the engine goes on with what it has, and cannot be started again so"
+                f"{told}: the engine continues with what it has loaded, but cannot be "
+                "restarted from this file"
             )
         return ""
 
@@ -139,8 +140,9 @@ class Watch:
         if available >= CRITICAL_BYTES:
             return ""
         return (
-            f"stopped before the machine runs out of memory: {format_bytes(available)} are available, "
-            f"{format_bytes(CRITICAL_BYTES)} are kept for its other programs{self._holding()}"
+            f"stopped before the machine runs out of memory: {format_bytes(available)} "
+            f"are available, and {format_bytes(CRITICAL_BYTES)} must stay free for other "
+            f"programs{self._holding()}"
         )
 
     def _limits(self) -> str:
@@ -149,9 +151,10 @@ class Watch:
             self._used[limit.name] = limit.used_bytes
             if _is_over(limit) and limit.used_bytes > before:
                 return (
-                    f"stopped before the limit ends it: {format_bytes(limit.used_bytes)} of the "
-                    f"{format_bytes(limit.limit_bytes)} of {limit.name} are in use, more than "
-                    f"{LIMIT_PERCENT} %, and rising{self._holding()}"
+                    "stopped before the memory limit kills it: "
+                    f"{format_bytes(limit.used_bytes)} of the "
+                    f"{format_bytes(limit.limit_bytes)} of {limit.name} are in use, more "
+                    f"than {LIMIT_PERCENT} % and rising{self._holding()}"
                 )
         return ""
 
@@ -159,7 +162,7 @@ class Watch:
         for device in self._probes.devices():
             self._gone[device.name] = self._gone.get(device.name, 0) + 1 if device.gone else 0
             if self._gone[device.name] >= _LOOKS:
-                return f"stopped: {device.name} is gone: {device.gone}"
+                return f"stopped: {device.name} is no longer available: {device.gone}"
             self._note(device)
         return ""
 
@@ -174,8 +177,8 @@ class Watch:
         if held is None or held.anonymous_bytes is None or held.file_bytes is None:
             return ""
         return (
-            f"; the engine holds {format_bytes(held.anonymous_bytes)} of its own and "
-            f"{format_bytes(held.file_bytes)} of files"
+            f"; the engine uses {format_bytes(held.anonymous_bytes)} of its own and "
+            f"{format_bytes(held.file_bytes)} of mapped files"
         )
 
 

@@ -110,8 +110,9 @@ class StreamEngine:
                 self._allocate(pages, held)
             except MemoryError as error:
                 raise MemoryPressureError(
-                    f"the system did not give the {format_bytes(plan.total_bytes)} that are planned, though they"
-                    " seemed free: end other programs, or ask for a smaller window"
+                    f"could not allocate the planned {format_bytes(plan.total_bytes)}, "
+                    "although they seemed to be free: close other programs, or use a "
+                    "shorter context"
                 ) from error
             self._held = held.pop_all()
         self._closed = False
@@ -167,7 +168,7 @@ class StreamEngine:
         with held_back() as interrupts:
             if not self._feeding.acquire(blocking=False):
                 raise UsageError(
-                    "the engine is reading: it has one session, and reads one text at a time"
+                    "the engine is busy: it has one session and processes one text at a time"
                 )
             self._reader = threading.get_ident()
             try:
@@ -183,7 +184,8 @@ class StreamEngine:
         """A checkpoint that waited for the reading it is part of would wait for ever."""
         if self._reader == threading.get_ident():
             raise UsageError(
-                f"the engine cannot be {what} from inside of its reading: raise instead"
+                f"the engine cannot be {what} from inside its own callback: raise an "
+                "exception instead"
             )
 
     def reset(self) -> None:
@@ -263,22 +265,23 @@ class StreamEngine:
         self._check_open()
         if self._needs_reset:
             raise UsageError(
-                "a prompt was broken off after it had taken the place of older tokens: reset the engine, and"
-                " feed it from the beginning"
+                "a prompt was interrupted after it had replaced older tokens: reset the "
+                "engine and start from the beginning"
             )
         if not len(tokens):  # a numpy array has no truth of its own
-            raise TextError("there are no tokens to read")
+            raise TextError("no tokens given")
         for token in tokens:
             if not _is_whole(token) or not 0 <= token < self.vocabulary:
                 raise TextError(
-                    f"token {str(token)[:40]} is not one of the model's {self.vocabulary:,}"
+                    f"token {str(token)[:40]} is not one of the model's {self.vocabulary:,} tokens"
                 )
         room = self.room_tokens
         if room is not None and len(tokens) > room:
-            before = f", of which {self._position:,} are taken" if self._position else ""
+            before = f" ({self._position:,} are in use)" if self._position else ""
             raise ContextTooLargeError(
-                f"{len(tokens):,} tokens do not fit the window of {self.plan.context_tokens:,}{before}: ask for a"
-                f" window of {self._position + len(tokens):,} or more, or let the oldest leave it (rolling)"
+                f"{len(tokens):,} tokens do not fit in the context of "
+                f"{self.plan.context_tokens:,}{before}: use a context of "
+                f"{self._position + len(tokens):,} or more, or a rolling window"
             )
 
     def _check_open(self) -> None:

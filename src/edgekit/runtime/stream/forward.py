@@ -188,7 +188,10 @@ class StreamPass(Pass):
     def _bad(self, layer: int | None) -> WeightsError:
         where = "the logits" if layer is None else f"keys or values of layer {layer}"
         return WeightsError(
-            f"{where} are not finite numbers: the weights are damaged, or are of different models",
+            (
+                f"{where} are not finite numbers: the weights are damaged, or belong to "
+                "different models"
+            ),
             file=self._network.embedding.file.name,
         )
 

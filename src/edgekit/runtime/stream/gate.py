@@ -62,12 +62,14 @@ def check_gate(
     write_ms = spill.page_bytes * 1000 / speed.write_bytes_per_s
     if read_ms + write_ms > purpose.limit_ms:
         raise KvSpillUnsupportedError(
-            f"a cache of {plan.context_tokens:,} tokens with {spill.resident_tokens:,} of them in memory would be too"
-            f" slow: a step reads {format_bytes(spill.spilled_bytes)} of cold pages back from {folder}, measured at"
-            f" {speed.read_bytes_per_s / 1e6:,.0f} MB/s, in {read_ms:,.0f} ms, and writes up to"
-            f" {format_bytes(spill.page_bytes)} in {write_ms:,.0f} ms ({speed.write_bytes_per_s / 1e6:,.0f} MB/s);"
-            f" {purpose.value} waits {purpose.limit_ms:,} ms. Ask for fewer tokens, keep more of them in memory, or"
-            " name a folder on a faster disk (TMPDIR)"
+            f"a KV cache of {plan.context_tokens:,} tokens with only "
+            f"{spill.resident_tokens:,} in memory would be too slow: each step reads "
+            f"{format_bytes(spill.spilled_bytes)} back from {folder} in {read_ms:,.0f} ms "
+            f"(measured at {speed.read_bytes_per_s / 1e6:,.0f} MB/s) and writes up to "
+            f"{format_bytes(spill.page_bytes)} in {write_ms:,.0f} ms "
+            f"({speed.write_bytes_per_s / 1e6:,.0f} MB/s); the limit for {purpose.value} "
+            f"is {purpose.limit_ms:,} ms. Use fewer tokens, keep more of them in memory, "
+            "or use a folder on a faster disk (TMPDIR)"
         )
     return speed
 
@@ -98,8 +100,7 @@ def _room_bytes(folder: Path) -> int:
         return shutil.disk_usage(folder).free
     except OSError as error:
         raise KvSpillUnsupportedError(
-            f"cold pages of the cache have no place to go: {folder}: {error.strerror or error}; name"
-            " another folder"
+            f"cannot spill the KV cache to {folder}: {error.strerror or error}; use another folder"
         ) from error
 
 
@@ -112,6 +113,6 @@ def _refuse_memory(folder: Path) -> None:
         words, kind = before.split(), after.partition(" ")[0]
         if len(words) > 2 and words[2] == wanted and kind in _IN_MEMORY:
             raise KvSpillUnsupportedError(
-                f"{folder} lies in memory ({kind}): cold pages there would take what they are to spare;"
-                " name a folder on a disk"
+                f"{folder} is in RAM ({kind}), so spilling the KV cache there saves no "
+                "memory; use a folder on a disk"
             )

@@ -29,7 +29,7 @@ def generate(
     last token was not read by the engine then, nor is it after `max_tokens`.
     """
     if max_tokens is not None and max_tokens < 1:
-        raise UsageError(f"{max_tokens} new tokens: give 1 or more")
+        raise UsageError(f"the number of new tokens must be at least 1 (got {max_tokens})")
     _check_room(engine, len(tokens), max_tokens)
     return _tokens(engine, tokens, sampler, max_tokens=max_tokens, stop=stop, checkpoint=checkpoint)
 
@@ -65,9 +65,10 @@ def _check_room(engine: StreamEngine, prompt: int, max_tokens: int | None) -> No
     if room is None or wanted <= room:
         return
     window, before = engine.plan.context_tokens, engine.position
-    taken = f", of which {before:,} are taken" if before else ""
-    new = f" and {max_tokens:,} new ones" if max_tokens is not None else ""
+    taken = f" ({before:,} are in use)" if before else ""
+    new = f" plus {max_tokens:,} new ones" if max_tokens is not None else ""
     raise ContextTooLargeError(
-        f"a prompt of {prompt:,} tokens{new} do not fit the window of {window:,}{taken}: ask for a window of"
-        f" {before + wanted:,} or more, or let the oldest leave it (rolling)"
+        f"a prompt of {prompt:,} tokens{new} does not fit in the context of "
+        f"{window:,}{taken}: use a context of {before + wanted:,} or more, or a rolling "
+        "window"
     )

@@ -34,7 +34,7 @@ class PageFile:
                 dir=folder, prefix="edgekit-", suffix=".pages", buffering=0
             )
         except OSError as error:
-            raise self._trouble("cannot be made", error) from error
+            raise self._trouble("cannot be created", error) from error
 
     def write(self, offset: int, rows: Packed) -> None:
         """KvSpillUnsupportedError when it cannot be written; what was in memory still is."""
@@ -55,15 +55,15 @@ class PageFile:
                 count = self._file.readinto(left)
                 if not count:
                     raise SourceError(
-                        f"cold pages of the cache: the file in {self._folder} ends {len(left):,} bytes"
-                        f" before byte {offset + into.nbytes:,}; what was read so far cannot be trusted:"
-                        " begin again (reset)"
+                        f"spilled KV cache: the file in {self._folder} ends {len(left):,} "
+                        f"bytes before byte {offset + into.nbytes:,}, so earlier results "
+                        "cannot be trusted: start again (reset)"
                     )
                 left = left[count:]
         except OSError as error:
             raise SourceError(
-                f"cold pages of the cache cannot be read back from {self._folder}:"
-                f" {error.strerror or error}"
+                f"the spilled KV cache cannot be read back from {self._folder}: "
+                f"{error.strerror or error}"
             ) from error
 
     def read_ahead(self, offset: int, length: int) -> None:
@@ -85,10 +85,10 @@ class PageFile:
         self._file.close()
 
     def _trouble(self, what: str, error: OSError) -> KvSpillUnsupportedError:
-        advice = "free some of it, or" if error.errno in _NO_ROOM else ""
+        advice = " free some space," if error.errno in _NO_ROOM else ""
         return KvSpillUnsupportedError(
-            f"cold pages of the cache {what} in {self._folder}: {error.strerror or error};"
-            f" {advice} name another folder, or ask for fewer tokens"
+            f"the spilled KV cache {what} in {self._folder}: "
+            f"{error.strerror or error};{advice} use another folder, or fewer tokens"
         )
 
 

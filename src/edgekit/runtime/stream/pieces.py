@@ -64,13 +64,13 @@ class TextPieces:
         try:
             text = raw.decode()
         except UnicodeDecodeError as error:
-            raise self._error(token, raw, "which is not UTF-8") from error
+            raise self._error(token, raw, "which is not valid UTF-8") from error
         # A letter that stands for no byte is itself.
         return b"".join(self._letters.get(letter) or letter.encode() for letter in text)
 
     def _byte(self, token: int, raw: bytes) -> bytes:
         if not (told := _BYTE.fullmatch(raw)):
-            raise self._error(token, raw, "which is no byte like <0x0A>")
+            raise self._error(token, raw, "which is not a byte like <0x0A>")
         return bytes((int(told[1], 16),))
 
     def _error(self, token: int, raw: bytes, what: str) -> HeaderError:

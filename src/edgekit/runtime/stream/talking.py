@@ -89,8 +89,9 @@ def prompt_tokens(text: FileText, prompt: Prompt) -> list[int]:
         return [*text.tokenizer.before, *text.tokenizer.encode_plain(prompt.text)]
     if text.chat is None:
         raise UsageError(
-            "the chat format of this model is not known to the built-in engine: --raw goes on with the text as it"
-            " is, and --engine llama.cpp reads the model's own template"
+            "the built-in engine does not know this model's chat format: use --raw to "
+            "continue the text as it is, or --engine llama.cpp, which uses the model's "
+            "own template"
         )
     return text.chat.tokens(text.tokenizer, prompt.messages)
 

@@ -169,11 +169,11 @@ class ChatFormat:
         UsageError where there is nothing to answer, or a message is of nobody.
         """
         if not messages:
-            raise UsageError("there is no message to answer")
+            raise UsageError("no message to answer")
         for one in messages:
             if one.role not in ROLES:
                 known = ", ".join(ROLES)
-                raise UsageError(f"a message is of {quoted(one.role)}: it can be of {known}")
+                raise UsageError(f"unknown message role {quoted(one.role)}: choose one of {known}")
         row = FORMATS[self.name]
         if self.knowledge:
             row = replace(

@@ -98,7 +98,7 @@ def test_a_graph_that_llama_cpp_has_no_room_for() -> None:
     model = model_of("phi-3-medium-4k")
     q8 = cache_type("q8_0")
     four = {"context_tokens": 4096, "sequences": 4, "cache_k": q8, "cache_v": q8}
-    with pytest.raises(RefusedError, match="2,058 tensors for a table of 2,053"):
+    with pytest.raises(RefusedError, match="2,058 tensors, but its table only has room for 2,053"):
         compute_bytes(model, context(model, **four))
     assert compute_bytes(model, context(model, **four, unified=True))
 
@@ -129,7 +129,7 @@ LLAMA = model_of("llama-3.2-1b")
         ),
         (
             Model(header=LLAMA.header, geometry=replace(LLAMA.geometry, architecture="unheard-of")),
-            "no graph is known for the architecture unheard-of",
+            "no compute graph known for the architecture unheard-of",
         ),
         (with_keys(LLAMA, embedding_length="wide"), "embedding_length is not a whole number"),
         (with_keys(LLAMA, embedding_length=2048, **{"attention.head_count": 7}), "cannot become"),

@@ -94,7 +94,8 @@ class _Heap:
                     best, fit = i, length
             if fit > ENDLESS:
                 raise RefusedError(
-                    "llama.cpp cannot count the bytes of so large a graph: ask for a shorter context or smaller batches"
+                    "the compute graph is too large for llama.cpp to count its bytes: "
+                    "use a shorter context or smaller batches"
                 )
             place = starts[best]
             places[slot] = place

@@ -51,6 +51,7 @@ def graph_capacity(hparams: Hparams, n_tokens: int) -> int:
 def check_capacity(tensors: int, capacity: int) -> None:
     if tensors > capacity:
         raise RefusedError(
-            f"llama.cpp aborts: its graph has {tensors:,} tensors for a table of {capacity:,};"
-            " with one cache for all sequences, or one that is not quantised, it has fewer"
+            f"llama.cpp aborts: its graph has {tensors:,} tensors, but its table only has "
+            f"room for {capacity:,}; a unified cache (--kv-unified) or an unquantised one "
+            "needs fewer"
         )

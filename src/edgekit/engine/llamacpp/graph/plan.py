@@ -154,7 +154,9 @@ def known(model: Model) -> Known:
 def _known(model: Model) -> Known:
     family = family_of(model.geometry.architecture)
     if family is None:
-        raise NoGraphError(f"no graph is known for the architecture {model.geometry.architecture}")
+        raise NoGraphError(
+            f"no compute graph known for the architecture {model.geometry.architecture}"
+        )
     if model.header.tensors is None:
         raise NoGraphError("the tensor directory was not read")
     hparams = Hparams(model)

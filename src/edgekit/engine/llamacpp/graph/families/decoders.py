@@ -59,7 +59,7 @@ class Mpt(Transformer):
         q, k, v = qkv(build, layer, cur)
         if "attn_q_norm" in layer:
             if not build.graph.is_contiguous(q):
-                raise RefusedError("llama.cpp aborts: MPT with norms of queries and keys")
+                raise RefusedError("llama.cpp aborts: MPT with query and key norms")
             q, k = self.across_heads(layer, q, "q"), self.across_heads(layer, k, "k")
         return attend(build, layer, shared.attn, q, k, v)
 

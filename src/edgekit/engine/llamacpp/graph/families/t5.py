@@ -154,8 +154,8 @@ class T5(T5Encoder):
             raise NoGraphError("the decoder has not as many layers as the encoder")
         if build.options.streams:
             raise RefusedError(
-                "llama.cpp aborts: positions of T5 do not fit sequences with caches of their own; "
-                "let them share one (--kv-unified)"
+                "llama.cpp aborts: T5's position bias does not work with separate caches "
+                "for each sequence; use one cache for all (--kv-unified)"
             )
         # Values are turned over as they are: whole blocks of cells, where they are quantised.
         quantised = build.options.type_v.block_elements > 1

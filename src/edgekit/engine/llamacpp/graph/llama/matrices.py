@@ -58,7 +58,9 @@ def hadamard(build: Build, cur: Tensor, rotation: Tensor) -> Tensor:
     width = rotation.ne[0]
     whole = build.graph.is_contiguous(cur)
     if not whole and build.options.rules < Rules.ROTATION_OF_VIEWS:
-        raise RefusedError("llama.cpp aborts: a quantised cache with a fused matrix (before b9027)")
+        raise RefusedError(
+            "llama.cpp aborts: builds before b9027 cannot use a quantised cache with fused matrices"
+        )
     flatten = ggml.reshape if whole else ggml.cont
     flat = flatten(cur, width, cur.elements // width)
     return ggml.reshape(ggml.mul_mat(rotation, flat), *cur.ne)
