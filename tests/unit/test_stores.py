@@ -23,6 +23,7 @@ from edgekit.errors import (
     SourceError,
 )
 from edgekit.source import locate
+from edgekit.source.finding import find_weights
 from edgekit.source.manifest import MAX_MANIFEST_BYTES
 from edgekit.source.reference import BareName, HubModel, OllamaModel
 from edgekit.source.samples import locate_sample, sample_names
@@ -420,6 +421,15 @@ def test_offline_a_hub_model_comes_from_the_cache_or_not_at_all(
 def test_without_a_network_nothing_is_asked_of_it(text: str) -> None:
     with pytest.raises(RemoteInspectError, match="not on this machine, and --offline is set"):
         locate(text, reach=OFFLINE)
+
+
+def test_find_weights_of_an_address_says_to_download_the_file() -> None:
+    """The network is allowed, so --offline is not the reason."""
+    with pytest.raises(RemoteInspectError) as caught:
+        find_weights("https://127.0.0.1:9/m.gguf")
+    assert str(caught.value) == (
+        "https://127.0.0.1:9/m.gguf is not on this machine: download the file and give its path"
+    )
 
 
 class _Refuser(BaseHTTPRequestHandler):
