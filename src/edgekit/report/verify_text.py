@@ -65,7 +65,7 @@ def _signed(share: float) -> str:
 
 def _resident_table(rows: tuple[Resident, ...]) -> list[str]:
     return figures(
-        ("memory of the process", "resident", "its own", "mapped files"),
+        ("memory of the process", "resident", "private", "mapped files"),
         (
             (
                 row.when,

@@ -86,7 +86,7 @@ def _start(request: dict[str, Any]) -> None:
     except RuntimeError as error:
         write_out_log(xllamacpp)
         _fail(str(error))
-    _tell(**_memory("context made"))
+    _tell(**_memory("context created"))
     _tell(**_memory(_work(server, embeddings=request["embeddings"]), request["model"]))
     if request.get("pacing"):
         _pace(server, request["pacing"], request["model"])
@@ -133,7 +133,7 @@ def _fail(why: str) -> NoReturn:
 def _work(server: Any, *, embeddings: bool) -> str:
     """What was done with it."""
     if embeddings:
-        return _done(server.handle_embeddings({"input": _PROMPT}), "a text embedded")
+        return _done(server.handle_embeddings({"input": _PROMPT}), "text embedded")
     asked = {"prompt": _PROMPT, "n_predict": _NEW_TOKENS, "ignore_eos": True, "temperature": 0}
     return _done(server.handle_completions(asked), f"{_NEW_TOKENS} tokens decoded")
 

@@ -411,7 +411,7 @@ def test_a_small_model_is_loaded_and_used(tmp_path: Path) -> None:
     files = locate_path(small_model.write_model(tmp_path), "small.gguf")
     found = verify_model(files, Load(), LlamaCppSetup(), way=SERVER, really=True)
     held = {one.when: one for one in found.resident}
-    steps = ["started", "weights loaded", "context made", "8 tokens decoded"]
+    steps = ["started", "weights loaded", "context created", "8 tokens decoded"]
     assert list(held) in (steps, [steps[0], *steps[2:]])  # the second may pass too quickly
     sizes = [held[when].resident_bytes for when in (steps[0], *steps[2:])]
     assert 10 * MIB < sizes[0] < sizes[1] <= sizes[2] < 500 * MIB
