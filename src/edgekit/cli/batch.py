@@ -56,7 +56,7 @@ def _answer(row: Mapping[str, Any], models: BatchModels) -> dict[str, Any]:
     if not isinstance(options, Mapping):
         raise UsageError("options must be an object")
     if not isinstance(asked, str | None) or not isinstance(backend, str | None):
-        raise UsageError("engine and backend must be strings")
+        raise UsageError("engine and backend must be names")
     wanted = None if asked is None else engine_name(asked)
     _check_keys(row, wanted)
     engine, model = models.of_row(row, wanted)

@@ -66,10 +66,10 @@ class BatchModels:
         config, reference = row.get("config"), row.get("model")
         if config is not None:
             if not isinstance(config, Mapping):
-                raise UsageError("config must be an object")
+                raise UsageError("config is not an object")
             return self._model(_config_key(config), lambda: _of_config(config), wanted)
         if not isinstance(reference, str) or not reference:
-            raise UsageError("the row needs a model (a path or an id) or a config")
+            raise UsageError("the row has neither a model (a path or an id) nor a config")
 
         def open_it() -> ResolvedModel:
             return resolve_model(reference, reach=self._reach)

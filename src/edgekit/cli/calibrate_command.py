@@ -57,9 +57,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         nargs="?",
         help="a GGUF model on this machine: path, hub id or name",
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print JSON for programs (docs/json.md)"
-    )
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     parser.add_argument(
         "--list", action="store_true", help="list everything that was measured, on every machine"
     )

@@ -79,9 +79,7 @@ def _action(
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print JSON for programs (docs/catalog.md)"
-    )
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/catalog.md)")
     parser.set_defaults(run=run)
     return parser
 

@@ -11,20 +11,20 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.hardware.types import Machine
 
 DEVICE_FORMS = """\
---device NAME is a GPU, a Mac or a phone: "RTX 4090", h100, m3-max-64, phone-8; 2x "RTX 3090" for two.
-Sizes are binary: 24G, 24 GB and 24GiB are the same.
+NAME of a --device is a card, a Mac or a phone: "RTX 4090", h100, m3-max-64, phone-8; 2x "RTX 3090" for two.
+SIZES are binary: 24G, 24 GB and 24GiB are the same.
 """
 _COUNT = re.compile("[0-9]+[xX*\N{MULTIPLICATION SIGN}]")
 
 
 def add_device_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("a machine other than this one")
+    group = parser.add_argument_group("another machine than this one")
     group.add_argument(
         "--device",
         metavar="NAME",
         action="append",
         default=[],
-        help='device by name, e.g. "RTX 4090", m3-max-64, phone-8 (repeatable)',
+        help='a device by its name: "RTX 4090", m3-max-64, phone-8; may be repeated',
     )
     limits = parser.add_argument_group("how full the memory may be")
     limits.add_argument(

@@ -62,9 +62,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         nargs="+",
         help="the model, then the texts to embed (docs/embed-bulk.md)",
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print JSON for programs (docs/embed-bulk.md)"
-    )
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/embed-bulk.md)")
     parser.add_argument(
         "-q", "--quiet", action="store_true", help="show no progress and no summary"
     )

@@ -23,9 +23,8 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.report.bill import Bill
 
 _DESCRIPTION = (
-    "Shows the memory that an engine will allocate for a model, from the model's header "
-    "alone: weights, KV cache and compute buffers, on each device, and how each number "
-    "is known."
+    "The memory an engine will allocate for a model, from the model's header alone: weights, cache and "
+    "compute, in each pool, and how each number is known."
 )
 _EXAMPLES = """
 examples:
@@ -41,35 +40,26 @@ examples:
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "estimate",
-        help="show the memory that an engine will allocate, and how each number is known",
-        usage="edgekit estimate MODEL [--engine NAME] [-c N] [engine flags] [options]",
+        help="the memory an engine will allocate, and how each number is known",
+        usage="edgekit estimate MODEL [--engine NAME] [-c N] [flags of the engine] [options]",
         description=_DESCRIPTION,
         epilog=MODEL_FORMS + _EXAMPLES + ENVIRONMENT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "model", metavar="MODEL", nargs="?", help="the model: path, hub id, URL or name"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print JSON for programs (docs/json.md)"
-    )
-    parser.add_argument(
-        "--explain", action="store_true", help="show the calculation behind every line"
-    )
-    parser.add_argument("--per-layer", action="store_true", help="show the memory of each layer")
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="path, hub id, URL or name")
+    parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
+    parser.add_argument("--explain", action="store_true", help="the arithmetic of every line")
+    parser.add_argument("--per-layer", action="store_true", help="what each layer takes")
     parser.add_argument(
         "--batch",
         metavar="FILE",
-        help=(
-            "estimate many models: one JSON object per line with model and options, one JSON "
-            "answer each; - for standard input"
-        ),
+        help="JSONL rows of models and options, one JSON answer for each; - reads standard input",
     )
     parser.add_argument(
         "--assume",
         action="store_true",
-        help="read nothing and estimate from the name alone (Llama-3.1-70B:Q4_K_M)",
+        help="read nothing: a rule of thumb by the name alone (Llama-3.1-70B:Q4_K_M)",
     )
     add_reach_options(parser)
     add_engine_flags(parser)
@@ -81,7 +71,7 @@ def run(arguments: argparse.Namespace) -> str:
     if arguments.batch is not None:
         return _run_batch(arguments)
     if arguments.model is None:
-        raise UsageError("give a MODEL, or --batch FILE")
+        raise UsageError("a MODEL is needed, or --batch FILE")
     from edgekit.asking.bills import assume_bill, make_bill, read_asked
 
     asked = read_asked(given_flags(arguments), engine=arguments.engine)
@@ -96,9 +86,7 @@ def _run_batch(arguments: argparse.Namespace) -> str:
     from edgekit.cli.batch import run_batch
 
     if arguments.model is not None or has_flags(arguments):
-        raise UsageError(
-            "--batch takes model, engine and options from its rows: leave them out of the command"
-        )
+        raise UsageError("rows of a --batch name their own model, engine and options")
     with reach_of(arguments, quiet=True) as reach:
         run_batch(arguments.batch, reach)
     return ""

@@ -31,15 +31,13 @@ examples:
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "hardware",
-        help="show this machine's memory and GPUs, and how much of them each engine may use",
+        help="what this machine has, and what each engine may use of it",
         description=_DESCRIPTION,
         epilog=DEVICE_FORMS + _EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print JSON for programs (docs/json.md)"
-    )
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     parser.add_argument(
         "--devices", action="store_true", help="list all devices that --device knows"
     )

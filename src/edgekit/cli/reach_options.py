@@ -18,28 +18,28 @@ MODEL is any of
   a file or folder          model.gguf, model-00001-of-00003.gguf, ./folder, config.json
   a Hugging Face id         org/name, org/name:Q4_K_M, org/name@revision, hf.co/org/name
   an address                https://huggingface.co/org/name/blob/main/file.gguf, any .gguf URL
-  an Ollama or LM Studio    llama3.2:1b, or the folder name of a model
-  a built-in sample         sample:gemma-3-27b, sample:qwen3-30b-a3b
+  an Ollama or LM Studio    llama3.2:1b, a model's folder name
+  a shipped sample          sample:gemma-3-27b, sample:qwen3-30b-a3b
 """
 ENVIRONMENT = """\
 environment: HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_HUB_OFFLINE, OLLAMA_MODELS, NO_COLOR,
-HTTPS_PROXY, SSL_CERT_FILE, EDGEKIT_CACHE (folder for cached header bytes), EDGEKIT_OLLAMA_REGISTRY (a
-mirror of Ollama's registry) and EDGEKIT_LLAMA_VERSION (default of --llama-version).
+HTTPS_PROXY, SSL_CERT_FILE, EDGEKIT_CACHE (where header bytes are kept), EDGEKIT_OLLAMA_REGISTRY (a
+mirror of Ollama's registry) and EDGEKIT_LLAMA_VERSION (the default of --llama-version) are honoured.
 """
 
 
 def add_reach_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--no-cache", action="store_true", help="do not cache header bytes on disk")
+    parser.add_argument(
+        "--no-cache", action="store_true", help="neither use nor keep header bytes on disk"
+    )
     parser.add_argument(
         "--timeout",
         metavar="SECONDS",
         type=seconds,
         default=120.0,
-        help="time limit for all network requests together (default 120)",
+        help="how long the network may take, all requests together (default 120)",
     )
-    parser.add_argument(
-        "--offline", action="store_true", help="use only local files and caches, never the network"
-    )
+    parser.add_argument("--offline", action="store_true", help="local files and caches only")
 
 
 @contextmanager
@@ -90,7 +90,7 @@ def seconds(text: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number <= 86_400:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds (up to one day)")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds up to a day")
     return number
 
 

@@ -69,9 +69,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("model", metavar="MODEL", help="path, hub id, URL or name of a GGUF model")
-    parser.add_argument(
-        "--json", action="store_true", help="print JSON for programs (docs/verify.md)"
-    )
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/verify.md)")
     parser.add_argument(
         "--load",
         action="store_true",

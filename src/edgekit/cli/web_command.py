@@ -94,9 +94,7 @@ def _add_reach(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="also allow servers on this machine and in private networks",
     )
-    group.add_argument(
-        "--offline", action="store_true", help="use only local files and caches, never the network"
-    )
+    group.add_argument("--offline", action="store_true", help="use local files and caches only")
     group.add_argument(
         "--timeout",
         metavar="SECONDS",
@@ -104,7 +102,9 @@ def _add_reach(group: argparse._ArgumentGroup) -> None:
         default=60.0,
         help="network time limit for one model (default 60)",
     )
-    group.add_argument("--no-cache", action="store_true", help="do not cache header bytes on disk")
+    group.add_argument(
+        "--no-cache", action="store_true", help="do not read or write the header cache on disk"
+    )
 
 
 def run(arguments: argparse.Namespace) -> tuple[str, int]:
