@@ -39,7 +39,7 @@ def ask_engine(way: Way, question: Question, limits: Limits) -> EngineAnswer:
 def load_for_real(
     way: Way, question: Question, limits: Limits
 ) -> tuple[tuple[Resident, ...], Paced | None]:
-    """The memory of the process at each step (started, weights loaded, context created, tokens decoded), and its speed."""
+    """The memory of the process when started, weights loaded, context created and tokens decoded; and its speed."""
     child = _run(way, question, limits)
     return tuple(child.resident), _best(child.paced)
 

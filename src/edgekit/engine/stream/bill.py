@@ -123,5 +123,5 @@ def _thread_lines(plan: StreamPlan) -> Iterator[MemoryLine]:
         Component.COMPUTE,
         plan.threads * (plan.tile_bytes + floats * FLOAT_BYTES),
         f"tiles: {plan.threads} threads x ({plan.tile_bytes:,} packed + {plan.side_floats:,} x 4"
-        f" beside the gate + {plan.scratch_floats:,} x 4 unpacked)",
+        f" for the gate + {plan.scratch_floats:,} x 4 unpacked)",
     )

@@ -1,0 +1,54 @@
+"""Messages, notes and help of the lower layers: phrases that a native speaker would not write."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import edgekit
+
+ROOT = Path(edgekit.__file__).parent
+ROOMS = (
+    "catalog",
+    "embed",
+    "engine",
+    "geometry",
+    "header",
+    "memory",
+    "runtime",
+    "source",
+    "verify",
+)  # others may join when their texts are done
+AVOID = re.compile(
+    r"\b(is no (?!longer)|are no (?!such)|so many|so long a|drafter|host memory|beside\b|somebody|nobody|whoever"
+    r"|make(s)? no sense|lies in|lie in|stands (in|for|where|before)|switched off|gone on with|made-up|was told"
+    r"|may not be read|breaks off|broke off|called off)",
+    re.IGNORECASE,
+)
+
+
+def shown_texts(path: Path) -> list[str]:
+    """Every string literal of a module that is not a docstring; of an f-string what is written out."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    return [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and id(node) not in statements
+    ]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_messages_avoid_translated_phrases(room: str) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {text!r}"
+        for path in sorted((ROOT / room).rglob("*.py"))
+        for text in shown_texts(path)
+        if " " in text and AVOID.search(text)  # one word is a key
+    ]
+    assert not found
