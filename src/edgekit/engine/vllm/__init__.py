@@ -127,8 +127,8 @@ def _notes(setup: VllmSetup, pool: Pool) -> tuple[str, ...]:
     card = setup.gpu
     found = [f"settings for {card.name} (compute capability {card.major}.{card.capability[1]})"]
     if setup.world_size > 1:
-        fullest = "" if setup.pipeline_parallel_size == 1 else "; this is the fullest one"
-        found.append(f"per GPU, of {setup.world_size}{fullest}")
+        which = "each" if setup.pipeline_parallel_size == 1 else "the fullest"
+        found.append(f"memory of {which} of {setup.world_size} GPUs")
     budget = setup.kv_cache_memory_bytes
     if budget is not None and card.memory_bytes is not None and budget > card.memory_bytes:
         found.append(

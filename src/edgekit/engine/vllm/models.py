@@ -76,7 +76,7 @@ def check_has(model: Model) -> tuple[str, ...]:
         raise RefusedError("vLLM does not load weights quantised by MLX")
     name = class_name(header.config)
     if name is not None and name in DROPPED:
-        raise RefusedError(f"vLLM dropped {name} after {DROPPED[name]}; 0.32 does not run it")
+        raise RefusedError(f"vLLM supported {name} until {DROPPED[name]}; 0.32 does not run it")
     if name is None or name in HAS:
         return ()
     if any(layer.mixer.states for layer in model.geometry.layers) and not model.geometry.towers:
