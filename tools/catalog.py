@@ -21,7 +21,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -174,6 +174,120 @@ CONFIGS = {
     "zai-org__GLM-5.2": "glm-5.2",
 }
 
+
+class Alike(NamedTuple):
+    """A model with the shape of another entry. `keys` and `config` are what differs, `source` is where both are read."""
+
+    of: str
+    repository: str
+    released: str
+    source: str
+    keys: Mapping[str, Any] = {}  # of the GGUF, without the name of the architecture
+    config: Mapping[str, Any] = {}
+    forms: tuple[str, ...] = ("keys", "config")  # what of the other entry is true of this one
+
+
+_LLMFIT = "llmfit 1.1.17's table of hub models (MIT) has the numbers of {} for it"
+_LONG: dict[str, Any] = {
+    "keys": {"context_length": 262144},
+    "config": {"max_position_embeddings": 262144},
+}
+_CODER: dict[str, Any] = {"config": {"max_position_embeddings": 32768}, "forms": ("config",)}
+ALIKE = {
+    "deepseek-r1-distill-llama-70b": Alike(
+        "llama-3.1-70b", "deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "2025-01-20", _LLMFIT
+    ),
+    "deepseek-r1-distill-llama-8b": Alike(
+        "llama-3.1-8b", "deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "2025-01-20", _LLMFIT
+    ),
+    "deepseek-r1-distill-qwen-14b": Alike(
+        "qwen2.5-14b", "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B", "2025-01-20", _LLMFIT
+    ),
+    "deepseek-r1-distill-qwen-32b": Alike(
+        "qwen2.5-32b", "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", "2025-01-20", _LLMFIT
+    ),
+    "deepseek-r1-distill-qwen-7b": Alike(
+        "qwen2.5-7b",
+        "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
+        "2025-01-20",
+        _LLMFIT,
+        keys={"context_length": 131072},
+    ),
+    "gemma-3-12b": Alike(
+        "gemma-3-27b",
+        "google/gemma-3-12b-it",
+        "2025-03-12",
+        "the numbers of the 12B in transformers' convert_gemma3_weights.py (Apache-2.0), the rest as in {}",
+        config={
+            "text_config": {
+                "head_dim": 256,
+                "hidden_size": 3840,
+                "intermediate_size": 15360,
+                "num_attention_heads": 16,
+                "num_hidden_layers": 48,
+                "num_key_value_heads": 8,
+            }
+        },
+        forms=("config",),
+    ),
+    "llama-3.3-70b": Alike(
+        "llama-3.1-70b",
+        "meta-llama/Llama-3.3-70B-Instruct",
+        "2024-12-06",
+        "litgpt's config.py (Apache-2.0) has the numbers of {} for it",
+    ),
+    "mistral-small-3.1-24b": Alike(
+        "mistral-small-24b",
+        "mistralai/Mistral-Small-3.1-24B-Instruct-2503",
+        "2025-03-11",
+        _LLMFIT,
+        keys={"context_length": 131072, "rope.freq_base": 1e9},
+    ),
+    "mistral-small-3.2-24b": Alike(
+        "mistral-small-24b",
+        "mistralai/Mistral-Small-3.2-24B-Instruct-2506",
+        "2025-06-20",
+        "its publisher calls it an update of Mistral Small 3.1, which has the numbers of {}",
+        keys={"context_length": 131072, "rope.freq_base": 1e9},
+    ),
+    "qwen2.5-coder-14b-instruct": Alike(
+        "qwen2.5-14b", "Qwen/Qwen2.5-Coder-14B-Instruct", "2024-11-06", _LLMFIT, **_CODER
+    ),
+    "qwen2.5-coder-32b-instruct": Alike(
+        "qwen2.5-32b", "Qwen/Qwen2.5-Coder-32B-Instruct", "2024-11-06", _LLMFIT, **_CODER
+    ),
+    "qwen2.5-coder-7b-instruct": Alike(
+        "qwen2.5-7b",
+        "Qwen/Qwen2.5-Coder-7B-Instruct",
+        "2024-09-17",
+        _LLMFIT,
+        config={"max_position_embeddings": 32768},
+    ),
+    "qwen3-30b-a3b-instruct-2507": Alike(
+        "qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B-Instruct-2507", "2025-07-21", _LLMFIT, **_LONG
+    ),
+    "qwen3-30b-a3b-thinking-2507": Alike(
+        "qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B-Thinking-2507", "2025-07-21", _LLMFIT, **_LONG
+    ),
+    "qwen3-4b-instruct-2507": Alike(
+        "qwen3-4b", "Qwen/Qwen3-4B-Instruct-2507", "2025-08-05", _LLMFIT, **_LONG
+    ),
+    "qwen3-4b-thinking-2507": Alike(
+        "qwen3-4b", "Qwen/Qwen3-4B-Thinking-2507", "2025-08-05", _LLMFIT, **_LONG
+    ),
+    "qwen3-coder-30b-a3b-instruct": Alike(
+        "qwen3-30b-a3b", "Qwen/Qwen3-Coder-30B-A3B-Instruct", "2025-07-31", _LLMFIT, **_LONG
+    ),
+    "qwen3-coder-next": Alike("qwen3-next-80b-a3b", "Qwen/Qwen3-Coder-Next", "2026-02-03", _LLMFIT),
+    "qwq-32b": Alike(
+        "qwen2.5-32b",
+        "Qwen/QwQ-32B",
+        "2025-03-05",
+        _LLMFIT,
+        config={"max_position_embeddings": 40960},
+    ),
+}
+
 PAPER, LIBRARY = "published in HF papers on", "contributed to Hugging Face Transformers on"
 # Whose page of the documentation dates which models, and which of its two dates is near their release: a paper may be
 # an older generation's, and a library may take a model up years later.
@@ -245,6 +359,7 @@ def main(collection: Path, docs: list[Path], versions: Path | None) -> None:
     entries = documented([one for one in made if isinstance(one, Entry)], docs)
     if versions is not None:
         entries = succeeded(written(entries, collection, versions))
+    entries += alike_entries(entries)
     lines = [record_of(entry) for entry in sorted(entries, key=lambda entry: entry.id)]
     PATH.write_text("\n".join(lines) + "\n", encoding="utf-8")
     for one in left:
@@ -415,6 +530,54 @@ def joined(name: str, headed: Entry | None, configured: Entry | None) -> Entry:
         config=configured.config,
         sources=dict(sorted({**configured.sources, **headed.sources}.items())),
     )
+
+
+# --- models of the same shape
+
+
+def alike_entries(entries: Iterable[Entry]) -> list[Entry]:
+    """The models of ALIKE whose counterpart is among the entries."""
+    known = {entry.id: entry for entry in entries}
+    return [_alike(name, row, known[row.of]) for name, row in ALIKE.items() if row.of in known]
+
+
+def _alike(name: str, row: Alike, other: Entry) -> Entry:
+    found = row.source.format(row.of)
+    config = _merged(other.config, row.config) if "config" in row.forms and other.config else {}
+    headed = "keys" in row.forms and bool(other.keys)
+    own = {f"{other.keys.get('general.architecture')}.{key}": one for key, one in row.keys.items()}
+    keys = {**other.keys, **own} if headed else {}
+    whole = replace(
+        other,
+        id=name,
+        keys=keys,
+        tensors=other.tensors if headed else (),
+        config=config,
+        sizes=(),
+        not_before=None,
+    )
+    facts = facts_of(open_entry(whole, "llama.cpp"), name, found=found)
+    sources = {field: _weaker(source) for field, source in facts.pop("sources").items()}
+    day = Source(
+        text="the day of its repository on the hub, or of its release", basis=Basis.MODELLED
+    )
+    sources |= {"released": day, "repository": Source(text=found, basis=Basis.EXACT)}
+    made = replace(whole, **facts, **({"config": config} if headed else {}))
+    return replace(
+        made,
+        repository=row.repository,
+        released=row.released,
+        sources=dict(sorted(sources.items())),
+    )
+
+
+def _merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with these values, however deep they are."""
+    deep = {
+        key: _merged(config[key], one) if isinstance(one, Mapping) else one
+        for key, one in changes.items()
+    }
+    return {**config, **deep}
 
 
 # --- documentation

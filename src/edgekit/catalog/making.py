@@ -13,7 +13,7 @@ from edgekit.catalog.naming import family_of, id_of, kinds_of
 from edgekit.catalog.needed import needed_config
 from edgekit.catalog.runs import runs_of
 from edgekit.catalog.types import Entry, Size, Source
-from edgekit.engine.llamacpp.as_gguf import USUAL_MIXES, mixed_model
+from edgekit.engine.llamacpp.as_gguf import USUAL_MIXES, default_mix, mixed_model
 from edgekit.engine.types import Model
 from edgekit.errors import EdgekitError, UsageError
 from edgekit.estimation import Opened
@@ -138,7 +138,7 @@ def sizes_of(model: Model, also: tuple[str, ...] = ()) -> Iterator[Size]:
     sizes: dict[str, Size] = {}
     if header.tensor_bytes is not None and header.tensors is not None:
         sizes[stored] = Size(mix=stored, tensor_bytes=header.tensor_bytes, basis=Basis.EXACT)
-    for mix in (*USUAL_MIXES, *also):
+    for mix in (*USUAL_MIXES, default_mix(model), *also):
         with contextlib.suppress(EdgekitError):  # no such mix, or none for these rows
             mixed = mixed_model(model, mix)
             size = Size(mix=mixed.mix, tensor_bytes=mixed.tensor_bytes, basis=mixed.basis)

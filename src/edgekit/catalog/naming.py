@@ -26,10 +26,15 @@ _KINDS: tuple[tuple[re.Pattern[str], Kind], ...] = (
         Kind.EMBEDDING,
     ),
     (re.compile(r"cod(?:er?|ing|ellama|estral)(?:-|\d|$)|codellama|starcoder|devstral"), Kind.CODE),
-    (re.compile(r"-vl(?:-|\d|$)|vision|llava|janus|gemma-3-(?:4b|12b|27b)"), Kind.VISION),
     (
         re.compile(
-            r"reasoning|thinking|-r1(?:-|$)|^qwen3(?:\.\d)?-(?!vl|coder|next|embedding)|gpt-oss|smollm3|glm-(?:4\.[5-9]|5)"
+            r"-vl(?:-|\d|$)|vision|llava|janus|gemma-3-(?:4b|12b|27b)|mistral-small-3\.[12]"
+        ),
+        Kind.VISION,
+    ),
+    (
+        re.compile(
+            r"reasoning|thinking|-r1(?:-|$)|^qwen3(?:\.\d)?-(?!vl|coder|next|embedding|.*-instruct)|^qwq|gpt-oss|smollm3|glm-(?:4\.[5-9]|5)"
             r"|minimax-m[2-9]|nemotron-(?:3|super)|deepseek-v4|kimi-k2\.[5-9]|kimi-k3|mimo"
         ),
         Kind.REASONING,

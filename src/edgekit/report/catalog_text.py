@@ -10,7 +10,7 @@ from edgekit.report.lines import figures
 from edgekit.report.screen import MOST_WIDTH, folded, placed, row_width, section, within
 from edgekit.units import format_bytes, format_count
 
-USUAL = "Q4_K_M"
+FOUR_BITS = ("MXFP4_MOE", "Q4_K_M")  # its own 4-bit form, else what most people run
 _UNKNOWN = "-"
 
 
@@ -36,7 +36,7 @@ def _active(entry: Entry) -> str:
 
 
 def _usual(entry: Entry) -> str:
-    size = entry.size(USUAL)
+    size = next(filter(None, map(entry.size, FOUR_BITS)), None)
     return _UNKNOWN if size is None else format_bytes(size.tensor_bytes)
 
 
@@ -44,7 +44,7 @@ def _usual(entry: Entry) -> str:
 _COLUMNS = (
     _Column("model", lambda entry: entry.id),
     _Column("parameters", lambda entry: _count(entry.parameters)),
-    _Column(USUAL, _usual),
+    _Column("4-bit", _usual),
     _Column("context", lambda entry: _tokens(entry.native_context)),
     _Column("for", _kinds),
     _Column("from", lambda entry: "you" if entry.is_users else ""),

@@ -74,7 +74,7 @@ def test_every_line_is_that_of_the_recorded_header(name: str, mix: str, asked: s
 
 
 def test_all_recorded_models_without_doubt_are_there() -> None:
-    assert {row["model"] for row in models() if "doubt" not in row} == FROM_HEADERS
+    assert {row["model"] for row in models() if "doubt" not in row} <= FROM_HEADERS
     assert {"Q4_K_M", "Q8_0", "F16", "MXFP4_MOE"} == {mix for _, mix in RECORDED}
 
 

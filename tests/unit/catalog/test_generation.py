@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from edgekit.catalog.types import Entry
 from edgekit.engine import ENGINES, engine_named
 from edgekit.errors import EdgekitError
 from edgekit.estimation import open_config
+from edgekit.geometry.types import attention_of
 from edgekit.memory.types import Load
 
 ROOT = Path(__file__).parents[3]
@@ -53,7 +55,7 @@ def test_everything_is_there_and_every_fortieth_is_made_again() -> None:
         pytest.skip(SKIPPED)
     named = {row["model"] for row in models() if "doubt" not in row} | set(tool().CONFIGS.values())
     packaged = PATH.read_text(encoding="utf-8").splitlines()
-    assert {read_record(line, where="").id for line in packaged} == named
+    assert {read_record(line, where="").id for line in packaged} == named | set(tool().ALIKE)
     again = set(sorted(named)[:: 3 if LONG else 40])
     made = [one for one in tool().entries_of(TRUTH, again) if isinstance(one, Entry)]
     lines = [record_of(entry) for entry in tool().documented(made, [])]
@@ -64,17 +66,17 @@ def test_everything_is_there_and_every_fortieth_is_made_again() -> None:
 def test_the_kept_part_of_a_config_has_the_bills_of_the_whole() -> None:
     if not (TRUTH / "configs").exists():
         pytest.skip(SKIPPED)
-    """Of every twelfth, or with LONG of every one; but all have its geometry."""
+    """Of every tenth, or with LONG of every one; but all have its geometry."""
     configs = tool()._configs(TRUTH)
     by_id = {name: stem for stem, name in tool().CONFIGS.items()}
     load, compared = Load(context_tokens=2048), 0
     for place, entry in enumerate(packaged_entries()):
         assert isinstance(entry, Entry)
-        if not entry.config:
+        if not entry.config or entry.id in tool().ALIKE:
             continue
         whole = open_config(configs[by_id[entry.id]]["config"], label=entry.id).model
         assert open_entry(entry, "vllm").geometry == whole.geometry
-        for engine in ENGINES if LONG or place % 12 == 0 else ():
+        for engine in ENGINES if LONG or place % 10 == 0 else ():
             bills: list[object] = []
             for model in (whole, open_config(entry.config, label=entry.id).model):
                 try:
@@ -85,6 +87,41 @@ def test_the_kept_part_of_a_config_has_the_bills_of_the_whole() -> None:
             assert bills[0] == bills[1], (entry.id, engine)
             compared += 1
     assert compared > (300 if LONG else 30)
+
+
+def test_models_of_the_same_shape_are_made_from_their_counterparts() -> None:
+    packaged = {one.id: one for one in packaged_entries() if isinstance(one, Entry)}
+    made = tool().alike_entries(packaged.values())
+    assert {entry.id for entry in made} == set(tool().ALIKE)
+    for entry in made:
+        assert record_of(entry) == record_of(packaged[entry.id])
+
+
+def test_models_of_the_same_shape_have_the_published_numbers() -> None:
+    """Numbers of their own configs, by llmfit, litgpt and transformers: tests/data/README.md."""
+    rows = json.loads((DATA / "alike.json").read_text(encoding="utf-8"))
+    by_repository = {row.repository: name for name, row in tool().ALIKE.items()}
+    assert by_repository.keys() - {row["repository"] for row in rows} == {
+        "mistralai/Mistral-Small-3.2-24B-Instruct-2506"
+    }
+    for row in rows:
+        entry = find_entry(by_repository[row["repository"]])
+        geometry = open_entry(entry, "llama.cpp").geometry
+        attention = next(one for layer in geometry.layers if (one := attention_of(layer.mixer)))
+        found = {
+            "context": entry.native_context,
+            "layers": len(geometry.layers),
+            "hidden": geometry.hidden,
+            "heads": attention.heads,
+            "kv_heads": attention.kv_heads,
+            "head_dim": attention.key_dim,
+            "vocabulary": geometry.vocabulary,
+        }
+        assert found == {key: row[key] for key in found}, entry.id
+        if "vision" not in {kind.value for kind in entry.kinds}:  # towers are not counted here
+            assert entry.parameters is not None
+            more = entry.parameters - row["parameters"]
+            assert more in {0, 64}, entry.id  # rope_freqs, which a GGUF of Llama 3.1 has
 
 
 def test_what_nothing_reads_is_not_kept() -> None:

@@ -58,7 +58,7 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert (code, err) == (0, "")
     first, _, head, *rows = out.splitlines()
     assert re.fullmatch(r"(\d+) of \1 models", first)
-    assert head.split()[:4] == ["model", "parameters", "Q4_K_M", "context"]
+    assert head.split()[:4] == ["model", "parameters", "4-bit", "context"]
     assert any(row.startswith("qwen3-8b ") for row in rows)
 
 
