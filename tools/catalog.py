@@ -176,7 +176,7 @@ CONFIGS = {
 
 
 class Alike(NamedTuple):
-    """A model with the shape of another entry. `keys` and `config` are what differs, `source` is where both are read."""
+    """A model with the shape of another entry: what differs, and where its numbers are stated."""
 
     of: str
     repository: str
