@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from edgekit.catalog import find_entry, opened, read_catalog
 from edgekit.catalog.naming import is_base
+from edgekit.catalog.repositories import original_repository
 from edgekit.catalog.types import Catalog, Entry, Kind
 from edgekit.engine import FROM_GGUF, engine_for, engine_name
 from edgekit.engine.llamacpp.as_gguf import convert, default_mix
@@ -267,7 +268,7 @@ def _with_near(error: NotFoundError, name: str, catalog: Catalog) -> NotFoundErr
 
 def base_note(entry: Entry) -> tuple[str, ...]:
     """A warning that a base model does not answer questions."""
-    repository = entry.repository
+    repository = original_repository(entry.id) or entry.repository
     if repository is None or Kind.CHAT not in entry.kinds or not is_base(repository):
         return ()
     return (

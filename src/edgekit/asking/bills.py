@@ -236,6 +236,8 @@ def _notes(
     if engine == "mlx" and (first := mlx_options.conversion(values, estimate, opened)):
         yield f"before it is run: {first}"
     if engine == "llama.cpp":
+        if note := llamacpp_options.model_source(values, opened).note:
+            yield note
         from edgekit.asking.llamacpp_bill import batch_notes, repack_notes
 
         yield from batch_notes(opened, asked[1], facts)

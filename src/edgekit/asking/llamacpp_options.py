@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.engine.llamacpp.types import Cpu, Device, LlamaCppSetup
     from edgekit.estimation import Opened
     from edgekit.memory.types import Load, MemoryEstimate
+    from edgekit.report.model_words import GgufSource
 
 TITLE = "llama.cpp"
 _ON_A_GPU = ("n_gpu_layers", "cpu_moe", "n_cpu_moe", "tensor_split", "offload_kqv", "device_memory")
@@ -238,18 +239,11 @@ def told(load: Load, estimate: MemoryEstimate) -> str:
 
 def command(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened) -> list[str]:
     """Context and layers are always said: llama.cpp would fit what is not to the memory it finds."""
-    from edgekit.engine.llamacpp.as_gguf import default_mix
-    from edgekit.report.model_words import gguf_words
-    from edgekit.source.types import Container
-
-    files = opened.files
-    is_stored = files is not None and files.container is Container.GGUF
-    mix = values.get("mix") or opened.mix or (None if is_stored else default_mix(opened.model))
     program = "llama-server" if values.get("mode", "server") == "server" else "llama-cli"
     context = values.get("context") or dict(estimate.facts)["n_ctx"]
     words = [
         program,
-        *gguf_words(files, mix, opened.label),
+        *model_source(values, opened).words,
         "-c",
         str(context),
         *flag_words(FLAGS, values),
@@ -257,3 +251,15 @@ def command(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened)
     if estimate.backend == "cpu":
         return [*words, "-dev", "none"]
     return words if "n_gpu_layers" in values else [*words, "-ngl", "all"]
+
+
+def model_source(values: Mapping[str, Any], opened: Opened) -> GgufSource:
+    """What llama.cpp calls the model at the quantisation it is billed at."""
+    from edgekit.engine.llamacpp.as_gguf import default_mix
+    from edgekit.report.model_words import gguf_source
+    from edgekit.source.types import Container
+
+    files = opened.files
+    is_stored = files is not None and files.container is Container.GGUF
+    mix = values.get("mix") or opened.mix or (None if is_stored else default_mix(opened.model))
+    return gguf_source(files, mix, opened.label, projector="mmproj" in values)

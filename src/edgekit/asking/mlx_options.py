@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from edgekit.asking.flags import Flag, flag_words, whole
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
-    from edgekit.engine.mlx.types import MlxSetup
+    from edgekit.engine.mlx.types import MlxSetup, Quantize
     from edgekit.estimation import Opened
     from edgekit.memory.types import Load, MemoryEstimate
 
@@ -53,25 +53,43 @@ def command(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened)
 
     new = dict(estimate.facts)["new_tokens"]
     asked = {**values, "max_tokens": new} if new else values
-    model = (
-        CONVERTED
-        if conversion(values, estimate, opened)
-        else repository_word(opened.files, opened.repository)
-    )
-    return ["mlx_lm.generate", "--model", model, *flag_words(FLAGS, asked)]
+    packed = _to_convert(values, estimate)
+    own = repository_word(opened.files, opened.repository) if packed is None else CONVERTED
+    return [
+        "mlx_lm.generate",
+        "--model",
+        _published(packed, opened) or own,
+        *flag_words(FLAGS, asked),
+    ]
 
 
 def conversion(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened) -> str:
     """What has to be run first, where the weights are billed as they are not stored."""
-    from edgekit.engine.mlx import NOT_QUANTISED
-    from edgekit.engine.mlx.rows import read_quantize
-    from edgekit.engine.mlx.types import AS_STORED, PLAIN
     from edgekit.report.model_words import repository_word
 
+    packed = _to_convert(values, estimate)
+    if packed is None or _published(packed, opened) is not None:
+        return ""
     wanted = values.get("quantize")
-    if wanted is None and NOT_QUANTISED not in estimate.notes:
-        return ""
-    if wanted is not None and read_quantize(wanted) in {PLAIN, AS_STORED}:
-        return ""
     how = "" if wanted is None else f", as {wanted}"
     return f"mlx_lm.convert --hf-path {repository_word(opened.files, opened.repository)} -q{how}"
+
+
+def _to_convert(values: Mapping[str, Any], estimate: MemoryEstimate) -> Quantize | None:
+    """How the weights are packed in the bill; None where that is how they are stored."""
+    from edgekit.engine.mlx import NOT_QUANTISED
+    from edgekit.engine.mlx.rows import read_quantize
+    from edgekit.engine.mlx.types import PLAIN, Quantize
+
+    wanted = values.get("quantize")
+    if wanted is None:
+        return Quantize() if NOT_QUANTISED in estimate.notes else None
+    packed = read_quantize(wanted)
+    return packed if isinstance(packed, Quantize) and packed != PLAIN else None
+
+
+def _published(packed: Quantize | None, opened: Opened) -> str | None:
+    from edgekit.report.model_words import published_mlx
+
+    own = opened.files is not None and not opened.files.origin.is_remote
+    return None if packed is None or own else published_mlx(opened.label, packed)

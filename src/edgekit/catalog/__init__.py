@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edgekit.catalog.packaged import packaged_entries
+from edgekit.catalog.repositories import model_of_original
 from edgekit.catalog.store import stored_entries
 from edgekit.catalog.types import Catalog, Entry
 from edgekit.errors import NotFoundError
@@ -30,8 +31,10 @@ def find_entry(name: str, catalog: Catalog | None = None) -> Entry:
     """By id or repository, however it is capitalised. NotFoundError with names that are near."""
     wanted = name.strip().lower()
     entries = (catalog or read_catalog()).entries
+    published = model_of_original(wanted)
     for entry in entries:
-        if wanted in {entry.id.lower(), (entry.repository or "").lower()} and wanted:
+        names = {entry.id.lower(), (entry.repository or "").lower()}
+        if wanted and (wanted in names or published == entry.id):
             return entry
     from edgekit.source.naming import close_names
 

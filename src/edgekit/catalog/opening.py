@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from edgekit.catalog.repositories import original_repository
 from edgekit.catalog.runs import tensors_of
 from edgekit.catalog.types import Entry
 from edgekit.engine import FROM_GGUF, engine_name
@@ -28,14 +29,20 @@ def opened_entry(entry: Entry, engine: str) -> Opened:
     """The same under the entry's id, for whoever works with opened references."""
     wanted = engine_name(engine)
     if entry.keys and wanted in FROM_GGUF:
-        return Opened(label=entry.id, model=_as_gguf(entry), repository=entry.repository or "")
+        return Opened(label=entry.id, model=_as_gguf(entry), repository=_repository(entry))
     if not entry.config:
         raise RefusedError(
             f"the catalog has only the GGUF header of {entry.id}, which {wanted} cannot "
             "load: give its safetensors repository or its config.json"
         )
     found = open_config(entry.config, label=entry.id)
-    return replace(found, repository=entry.repository or "")
+    return replace(found, repository=_repository(entry))
+
+
+def _repository(entry: Entry) -> str:
+    """That of the version people run: a packaged entry may be known by the config of its base model."""
+    known = "" if entry.is_users else original_repository(entry.id)
+    return known or entry.repository or ""
 
 
 def _as_gguf(entry: Entry) -> Model:

@@ -81,6 +81,22 @@ def _by_name() -> Mapping[str, str]:
 
 
 def repository_at(model: str, form: Form, mix: str) -> Repository | None:
-    """The first that has the mix; those whose files are listed before those that usually have it."""
-    rows = sorted(repositories_of(model, form), key=lambda one: not one.listed)
+    """The first that has the mix. The publisher's own comes first, then those whose files are listed by a source."""
+    owner = original_repository(model).partition("/")[0]
+
+    def is_less_certain(one: Repository) -> bool:
+        return not one.listed and one.name.partition("/")[0] != owner
+
+    rows = sorted(repositories_of(model, form), key=is_less_certain)
     return next((one for one in rows if one.tag(mix) is not None), None)
+
+
+def original_repository(model: str) -> str:
+    """The publisher's own repository, of the version that answers questions; empty where none is known."""
+    return next((one.name for one in repositories_of(model, Form.ORIGINAL)), "")
+
+
+def model_of_original(repository: str) -> str:
+    """The id of the model whose publisher has this repository; empty where none is known."""
+    rows = repositories_of(repository, Form.ORIGINAL)
+    return next((one.model for one in rows if one.name.lower() == repository.lower()), "")

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
+    from edgekit.engine.mlx.types import Quantize
     from edgekit.source.reference import Reference
     from edgekit.source.types import ModelFiles
 
 PLACEHOLDER = "MODEL"
+PLACEHOLDER_FILE = "MODEL.gguf"
+NO_PROJECTOR = "--no-mmproj"  # -hf would load a vision model's projector, which is not in the bill
 UNCONVERTED = "Q4_K_M"  # engine.llamacpp.as_gguf.DEFAULT_MIX
+
+
+def published_mlx(label: str, packed: Quantize) -> str | None:
+    """The repository that has a model of the catalog packed like this: groups of 64, all alike."""
+    from edgekit.catalog.repositories import Form, repository_at
+    from edgekit.engine.mlx.types import Packing, Quantize
+
+    bits = packed.packing.bits
+    if packed != Quantize(packing=Packing(bits=bits, group_size=64)):
+        return None
+    found = repository_at(label, Form.MLX, f"{bits}bit")
+    return found.name if found is not None else None
 
 
 def repository_word(files: ModelFiles | None, known: str = "") -> str:
@@ -27,11 +42,11 @@ def repository_word(files: ModelFiles | None, known: str = "") -> str:
 
 
 def own_word(files: ModelFiles | None, label: str = "", mix: str = "") -> str:
-    """What EdgeKit itself calls it: a file, a hub id, an address; a name for a file that is still to be made."""
+    """What EdgeKit itself calls it: a file, a hub id, an address, or a name of the catalog with a quantisation."""
     from edgekit.source.types import Origin
 
     if files is None:
-        return made_name(label, mix or UNCONVERTED)
+        return f"{label.removeprefix('sample:')}:{mix or UNCONVERTED}"
     if files.origin is Origin.URL:
         return files.reference
     return _local_file(files)
@@ -39,7 +54,7 @@ def own_word(files: ModelFiles | None, label: str = "", mix: str = "") -> str:
 
 def made_name(label: str, mix: str) -> str:
     """What a file that is still to be made would be called."""
-    name = label.removeprefix("sample:").rsplit("/", maxsplit=1)[-1].partition(":")[0]
+    name = _plain_name(label)
     for ending in (".gguf", ".safetensors", "config.json"):
         name = name.removesuffix(ending)
     return f"{as_file(name).strip('-') or PLACEHOLDER}-{mix}.gguf"
@@ -49,17 +64,84 @@ def as_file(name: str) -> str:
     return "".join(char if char.isalnum() or char in "._-" else "-" for char in name)
 
 
-def gguf_words(files: ModelFiles | None, mix: str | None = None, label: str = "") -> list[str]:
-    """What llama.cpp calls it: a file, a hub id, an address; a name for a file that is still to be made."""
+class GgufSource(NamedTuple):
+    """What llama.cpp calls a model, and what the user has to do or know before that works."""
+
+    words: list[str]
+    note: str = ""
+
+
+def gguf_source(
+    files: ModelFiles | None, mix: str | None = None, label: str = "", *, projector: bool = False
+) -> GgufSource:
+    """A file, a hub id or an address that exists. `mix`: the quantisation wanted, where the files do not have it.
+
+    `projector`: it is loaded too. Weights on this machine can be quantised there; for others the catalog is asked for a
+    repository. Where it knows none, the note says how to search and the file has a placeholder's name.
+    """
     from edgekit.source.types import Container, Origin
 
-    if files is None or files.container is not Container.GGUF or mix is not None:
-        return ["-m", made_name(label, mix or UNCONVERTED)]
-    if files.origin is Origin.URL:
-        return ["-mu", files.reference]
-    if files.origin in {Origin.HUB, Origin.HUB_CACHE}:
-        return _hub_words(files.label)
-    return ["-m", _local_file(files)]
+    stored = files is not None and files.container is Container.GGUF
+    if files is not None and stored and mix is None:
+        if files.origin is Origin.URL:
+            return GgufSource(["-mu", files.reference])
+        if files.origin in {Origin.HUB, Origin.HUB_CACHE}:
+            return GgufSource(_hub_words(files.label))
+        return GgufSource(["-m", _local_file(files)])
+    wanted = mix or UNCONVERTED
+    if files is not None and files.origin in {Origin.LOCAL, Origin.LM_STUDIO, Origin.OLLAMA_STORE}:
+        name = made_name(label, wanted)
+        if stored:
+            steps = f"llama-quantize {_local_file(files)} {name} {wanted}"
+        else:
+            convert = (
+                f"convert_hf_to_gguf.py {repository_word(files)} --outtype bf16 --outfile bf16.gguf"
+            )
+            steps = f"{convert}, then llama-quantize bf16.gguf {name} {wanted}"
+        return GgufSource(["-m", name], f"make {name} first: {steps}")
+    return published_gguf(label, wanted, projector=projector)
+
+
+def published_gguf(label: str, mix: str, *, projector: bool = False) -> GgufSource:
+    """A repository that has a model of the catalog at this mix; a placeholder and a search where none is known."""
+    from edgekit.catalog.repositories import Form, repository_at
+
+    found = repository_at(label, Form.GGUF, mix)
+    if found is None:
+        note = f"no repository with {_plain_name(label)} at {mix} is known: search {gguf_search(label)}"
+        return GgufSource(
+            ["-m", PLACEHOLDER_FILE],
+            f"{note} and put the file you find in place of {PLACEHOLDER_FILE}",
+        )
+    alone = found.listed and len(found.quants) == 1  # llama.cpp takes it without a tag
+    word = found.name if alone else f"{found.name}:{found.tag(mix)}"
+    return GgufSource(
+        ["-hf", word, *([NO_PROJECTOR] if _sees(found.model) and not projector else [])]
+    )
+
+
+def _sees(name: str) -> bool:
+    from edgekit.catalog import find_entry
+    from edgekit.catalog.types import Kind
+    from edgekit.errors import NotFoundError
+
+    try:
+        return Kind.VISION in find_entry(name).kinds
+    except NotFoundError:
+        return True
+
+
+def gguf_search(label: str) -> str:
+    """Where to look for GGUF files of a model."""
+    from urllib.parse import quote_plus
+
+    return f"https://huggingface.co/models?library=gguf&search={quote_plus(_plain_name(label))}"
+
+
+def _plain_name(label: str) -> str:
+    """'sample:gemma-3-27b' -> 'gemma-3-27b', 'Qwen/Qwen3-8B' -> 'Qwen3-8B'."""
+    name = label.removeprefix("sample:").rsplit("/", maxsplit=1)[-1]
+    return name.partition(":")[0] or PLACEHOLDER
 
 
 def _hub_words(label: str) -> list[str]:

@@ -304,7 +304,7 @@ def test_check_and_plan_bill_a_name_at_its_own_4_bits(capsys: pytest.CaptureFixt
         assert main([command, "gpt-oss-120b", "--ram", "256G", "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
         weights.append(told["estimate"]["model_bytes"])
-        assert "gpt-oss-120b-MXFP4_MOE.gguf" in json.dumps(told)
+        assert "-hf ggml-org/gpt-oss-120b-GGUF " in json.dumps(told)
     assert weights[0] == weights[1]
     assert f"{weights[0] / GIB:.2f}" == "59.02"
 

@@ -174,9 +174,9 @@ def test_llama_cpp_before_the_conversion(capsys: pytest.CaptureFixture[str], fol
 @pytest.mark.parametrize(
     ("model", "engine", "command"),
     [
-        ("qwen3-8b", "llama.cpp", "llama-server -m qwen3-8b-Q4_K_M.gguf "),
-        ("gpt-oss-20b", "llama.cpp", "llama-server -m gpt-oss-20b-MXFP4_MOE.gguf "),
-        ("qwen3-8b", "stream", "edgekit run qwen3-8b-Q4_K_M.gguf "),
+        ("qwen3-8b", "llama.cpp", "llama-server -hf Qwen/Qwen3-8B-GGUF:Q4_K_M "),
+        ("gpt-oss-20b", "llama.cpp", "llama-server -hf ggml-org/gpt-oss-20b-GGUF "),
+        ("qwen3-8b", "stream", "edgekit run qwen3-8b:Q4_K_M "),
         ("qwen3-8b", "vllm", "vllm serve Qwen/Qwen3-8B "),
     ],
 )

@@ -159,7 +159,8 @@ DRAFT = gguf(SMALL)
     [
         (Drafter(name="d", model=DRAFT, reference="./d.gguf"), ["-md", "./d.gguf", "-ngld", "all", "--spec-draft-n-max", "6"]),
         (Drafter(name="d", model=DRAFT, reference="org/d-GGUF:Q8_0"), ["-hfd", "org/d-GGUF:Q8_0", "-ngld", "all", "--spec-draft-n-max", "6"]),
-        (Drafter(name="a/d at Q4_K_M", model=DRAFT, changes={"mix": "Q4_K_M"}), ["-md", "d-Q4_K_M.gguf", "-ngld", "all"]),
+        (Drafter(name="a/d at Q4_K_M", model=DRAFT, changes={"mix": "Q4_K_M"}), ["-md", "DRAFT.gguf", "-ngld", "all"]),
+        (Drafter(name="qwen3-0.6b at Q8_0", model=DRAFT, changes={"mix": "Q8_0"}), ["-hfd", "Qwen/Qwen3-0.6B-GGUF:Q8_0", "-ngld", "all"]),
         (Drafter(name="d", model=DRAFT, reference="org/d-GGUF/d.gguf"), ["-hfd", "org/d-GGUF", "-md", "d.gguf", "-ngld", "all"]),
         (Drafter(name="its own"), ["--spec-type", "draft-mtp", "--spec-draft-n-max", "6"]),
     ],
@@ -243,12 +244,42 @@ def test_the_files_that_were_found_win_over_the_text() -> None:
     assert words(other, files=files)[1:3] == ["-hf", "org/name-GGUF:Q8_0"]
 
 
-def test_a_file_that_nobody_has_is_made_first() -> None:
+def test_model_words_without_a_known_repository_name_a_placeholder_and_the_search() -> None:
     plan = planned(gguf(SMALL), cpu(16), reference="", label="org/Some-Model", mix="Q5_K_M")
     one = ready(plan)["llama-server"]
-    assert shlex.split(one.text)[1:3] == ["-m", "Some-Model-Q5_K_M.gguf"]
-    assert any("llama-quantize" in note for note in one.notes)
-    assert "FROM ./Some-Model-Q5_K_M.gguf" in ready(plan)["Ollama Modelfile"].text
+    assert shlex.split(one.text)[1:3] == ["-m", "MODEL.gguf"]
+    assert one.notes[0] == (
+        "no repository with Some-Model at Q5_K_M is known: search"
+        " https://huggingface.co/models?library=gguf&search=Some-Model and put the file you find in place of MODEL.gguf"
+    )
+    assert "FROM ./MODEL.gguf" in ready(plan)["Ollama Modelfile"].text
+
+
+@pytest.mark.parametrize(
+    ("label", "mix", "told"),
+    [
+        ("qwen3-8b", "Q4_K_M", ["-hf", "Qwen/Qwen3-8B-GGUF:Q4_K_M", "-c"]),  # the publisher's own
+        ("Qwen/Qwen3-8B", "IQ4_XS", ["-hf", "unsloth/Qwen3-8B-GGUF:IQ4_XS", "-c"]),
+        ("gpt-oss-120b", "MXFP4_MOE", ["-hf", "ggml-org/gpt-oss-120b-GGUF", "-c"]),  # its only file
+        ("sample:gemma-3-27b", "Q4_K_M", ["-hf", "bartowski/google_gemma-3-27b-it-GGUF:Q4_K_M", "--no-mmproj"]),
+        ("llama-3.3-70b", "Q4_K_M", ["-hf", "lmstudio-community/Llama-3.3-70B-Instruct-GGUF:Q4_K_M", "-c"]),
+    ],
+)  # fmt: skip
+def test_model_words_of_the_catalog_name_a_repository(
+    label: str, mix: str, told: list[str]
+) -> None:
+    plan = planned(gguf(SMALL), cpu(16), reference="", label=label, mix=mix)
+    assert words(plan)[1:4] == told
+    assert "no repository" not in " ".join(ready(plan)["llama-server"].notes)
+
+
+def test_model_words_of_a_local_file_at_another_mix_say_how_it_is_made() -> None:
+    files = found("model-f16.gguf", reference="./model-f16.gguf")
+    plan = planned(gguf(SMALL), cpu(16), reference="", label="model-f16.gguf", mix="Q5_K_M")
+    one = ready(plan, files=files)["llama-server"]
+    assert shlex.split(one.text)[1:3] == ["-m", "model-f16-Q5_K_M.gguf"]
+    told = "make model-f16-Q5_K_M.gguf first: llama-quantize ./model-f16.gguf model-f16-Q5_K_M.gguf"
+    assert one.notes[0] == f"{told} Q5_K_M"
 
 
 @pytest.mark.parametrize(
@@ -346,12 +377,28 @@ def test_vllm_serves_as_many_as_there_are_users() -> None:
 
 
 def test_weights_are_packed_first() -> None:
-    made = ready(planned(qwen(), mac(32), engine="mlx", reference="Qwen/Qwen3-8B", label="Qwen/Qwen3-8B"))  # fmt: skip
+    made = ready(planned(qwen(), mac(32), engine="mlx", reference="org/Own-8B", label="org/Own-8B"))
     assert shlex.split(made["mlx_lm.convert"].text) == [
-        "mlx_lm.convert", "--hf-path", "Qwen/Qwen3-8B", "-q", "--q-bits", "4", "--q-group-size", "64",
-        "--mlx-path", "Qwen3-8B-4bit",
+        "mlx_lm.convert", "--hf-path", "org/Own-8B", "-q", "--q-bits", "4", "--q-group-size", "64",
+        "--mlx-path", "Own-8B-4bit",
     ]  # fmt: skip
-    assert shlex.split(made["mlx_lm.server"].text)[:3] == ["mlx_lm.server", "--model", "Qwen3-8B-4bit"]  # fmt: skip
+    assert shlex.split(made["mlx_lm.server"].text)[:3] == ["mlx_lm.server", "--model", "Own-8B-4bit"]  # fmt: skip
+
+
+def test_mlx_takes_a_repository_that_is_packed_already() -> None:
+    plan = planned(qwen(), mac(32), engine="mlx", reference="", label="qwen3-8b")
+    made = ready(plan)
+    assert "mlx_lm.convert" not in made
+    told = shlex.split(made["mlx_lm.server"].text)[:3]
+    assert told == ["mlx_lm.server", "--model", "Qwen/Qwen3-8B-MLX-4bit"]
+    other = planned(qwen(), mac(32), engine="mlx", reference="", label="qwen3-8b", quantize=Quantize(packing=Packing(bits=4, group_size=32)))  # fmt: skip
+    convert = shlex.split(ready(other)["mlx_lm.convert"].text)
+    assert convert[:3] == ["mlx_lm.convert", "--hf-path", "Qwen/Qwen3-8B"]
+
+
+def test_vllm_serves_the_version_that_answers() -> None:
+    plan = planned(qwen(), cards(24), engine="vllm", reference="", label="llama-3.1-8b")
+    assert words(plan, "vllm serve")[:3] == ["vllm", "serve", "meta-llama/Llama-3.1-8B-Instruct"]
 
 
 def test_as_it_was_planned_to_be_packed() -> None:
@@ -397,10 +444,29 @@ def test_the_limit_of_the_gpu_is_raised_first(*, decided: bool) -> None:
 
 
 def test_a_modelfile() -> None:
-    plan = planned(gguf(SMALL), cards(24), reference="org/name-GGUF:Q4_K_M")
-    assert ready(plan)["Ollama Modelfile"].text == (
-        "FROM hf.co/org/name-GGUF:Q4_K_M\nPARAMETER num_ctx 32768\nPARAMETER num_gpu 29\n"
+    assert ready(planned(gguf(SMALL), cards(24)))["Ollama Modelfile"].text == (
+        "FROM ./model.gguf\nPARAMETER num_ctx 32768\nPARAMETER num_gpu 29\n"
     )  # 28 blocks and the output
+
+
+@pytest.mark.parametrize(
+    ("reference", "label", "name"),
+    [
+        ("org/name-GGUF:Q4_K_M", "org/Some-Model", "hf.co/org/name-GGUF:Q4_K_M"),
+        ("", "llama-3.1-8b", "llama3.1:8b"),
+        ("", "qwen3-8b", "hf.co/Qwen/Qwen3-8B-GGUF:Q4_K_M"),  # Ollama's own tag is a larger file
+    ],
+)
+def test_ollama_runs_a_name_without_a_modelfile(reference: str, label: str, name: str) -> None:
+    made = ready(planned(gguf(SMALL), cards(24), reference=reference, label=label))
+    assert made["Ollama"].text == f"ollama run {name}"
+    assert "Ollama Modelfile" not in made
+
+
+def test_ollama_needs_a_modelfile_where_its_default_is_another_placement() -> None:
+    on_cpu = planned(gguf(SMALL), cards(24), reference="", label="llama-3.1-8b", n_gpu_layers=5, settled=("n_gpu_layers",), backend=Backend.CUDA)  # fmt: skip
+    text = ready(on_cpu)["Ollama Modelfile"].text
+    assert text == "FROM llama3.1:8b\nPARAMETER num_ctx 32768\nPARAMETER num_gpu 5\n"
 
 
 def test_ollamas_server() -> None:

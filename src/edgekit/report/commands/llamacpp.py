@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from edgekit.engine.llamacpp import repacked_bytes
+from edgekit.engine.llamacpp.as_gguf import DEFAULT_MIX
 from edgekit.engine.llamacpp.types import ALL_LAYERS, Backend
 from edgekit.memory.types import HOST
 from edgekit.plan.growth import growth_limits
@@ -13,18 +14,25 @@ from edgekit.plan.planned import Drafter
 from edgekit.plan.types import Status
 from edgekit.report.commands import cards
 from edgekit.report.commands.types import Planned, Ready
-from edgekit.report.model_words import as_file, gguf_words, made_name, typed_gguf_words
+from edgekit.report.model_words import (
+    NO_PROJECTOR,
+    PLACEHOLDER_FILE,
+    GgufSource,
+    gguf_source,
+    published_gguf,
+    typed_gguf_words,
+)
 from edgekit.units import format_bytes
 
-NO_PROJECTOR = "--no-mmproj"  # -hf would load a vision model's projector, which is not in the bill
 ALL = "all"
+DRAFT_FILE = "DRAFT.gguf"
 _GROWTH = {"cache_ram": "-cram", "ctx_checkpoints": "-ctxcp"}
 
 
 def ready(planned: Planned) -> Iterator[Ready]:
     plan = planned.plan
     model = model_words(planned)
-    notes = [*made_notes(planned), *_drafter_notes(planned), *cards.notes(planned)]
+    notes = [*source_notes(planned), *_drafter_notes(planned), *cards.notes(planned)]
     around = cards.environment(planned)
     total = plan.result.context_tokens
     server = ["llama-server", *model, "-c", str(total), *_sequences(planned), *_rest(planned)]
@@ -36,42 +44,38 @@ def ready(planned: Planned) -> Iterator[Ready]:
 
 
 def model_words(planned: Planned) -> list[str]:
-    """The file, the repository, or the name of a file that has to be made first."""
+    """The file, the repository, or a placeholder where no repository is known."""
+    return _source(planned).words
+
+
+def _source(planned: Planned) -> GgufSource:
     variant, files = planned.plan.variant, planned.files
-    if is_to_be_made(planned):
-        return ["-m", file_to_make(planned)]
+    has_projector = planned.has_part("projector")
+    if not has_own_file(planned):
+        mix = planned.setup.mix or variant.name
+        return gguf_source(files, mix, planned.plan.wish.label, projector=has_projector)
     if files is not None and variant.reference in {"", files.reference}:
-        words = gguf_words(files)
+        words = gguf_source(files).words
     else:
         is_name = files is not None and files.origin.is_remote
         words = typed_gguf_words(variant.reference, is_name=is_name)
-    return (
-        [*words, NO_PROJECTOR] if words[0] == "-hf" and not planned.has_part("projector") else words
-    )
+    return GgufSource([*words, NO_PROJECTOR] if words[0] == "-hf" and not has_projector else words)
 
 
-def is_to_be_made(planned: Planned) -> bool:
-    """Nobody has it in this quantisation, or in this form."""
+def has_own_file(planned: Planned) -> bool:
+    """Whether what was named is a GGUF as it was planned, or the plan chose a file of a repository."""
     if planned.setup.mix is not None:
-        return True
+        return False
     from edgekit.source.types import Container
 
     files = planned.files
     stored = files is not None and files.container is Container.GGUF
-    return not planned.plan.variant.reference and not stored
+    return bool(planned.plan.variant.reference) or stored
 
 
-def file_to_make(planned: Planned) -> str:
-    return made_name(planned.plan.wish.label, planned.setup.mix or planned.plan.variant.name)
-
-
-def made_notes(planned: Planned) -> list[str]:
-    if not is_to_be_made(planned):
-        return []
-    name = file_to_make(planned)
-    mix = planned.setup.mix or planned.plan.variant.name
-    steps = "convert_hf_to_gguf.py FOLDER --outtype bf16 --outfile bf16.gguf, then llama-quantize bf16.gguf"
-    return [f"{name} has to be made first ({steps} {name} {mix}), or found on the hub"]
+def source_notes(planned: Planned) -> list[str]:
+    note = _source(planned).note
+    return [note] if note else []
 
 
 def _sequences(planned: Planned) -> Iterator[str]:
@@ -141,7 +145,7 @@ def _drafter(planned: Planned) -> Iterator[str]:
         yield from ("--spec-type", "draft-mtp")
     else:
         named = {"-hf": "-hfd"}  # a file of a repository is named by -md beside it
-        first, word, *file = typed_gguf_words(drafter.reference or drafter_file(drafter))
+        first, word, *file = _drafter_source(drafter).words
         yield from (named.get(first, "-md"), word)
         yield from ("-md", *file[1:]) if file else ()
         for flag, kind in (
@@ -158,20 +162,24 @@ def _drafter(planned: Planned) -> Iterator[str]:
         yield from ("--spec-draft-n-max", str(setup.draft_max))
 
 
-def drafter_file(drafter: Drafter) -> str:
-    """What a drafter that has no file yet would be called."""
-    name = as_file(drafter.name.partition(" ")[0].rsplit("/", maxsplit=1)[-1]) or "DRAFTER"
-    mix = drafter.changes.get("mix")
-    return f"{name}-{mix}.gguf" if mix else f"{name}.gguf"
+def _drafter_source(drafter: Drafter) -> GgufSource:
+    if drafter.reference:
+        return GgufSource(typed_gguf_words(drafter.reference))
+    mix = drafter.changes.get("mix", DEFAULT_MIX)
+    found = published_gguf(drafter.name.partition(" ")[0], mix, projector=True)
+    return (
+        found
+        if not found.note
+        else GgufSource(["-m", DRAFT_FILE], found.note.replace(PLACEHOLDER_FILE, DRAFT_FILE))
+    )
 
 
 def _drafter_notes(planned: Planned) -> list[str]:
     drafter = planned.plan.drafter
-    if drafter is None or drafter.model is None or drafter.reference:
+    if drafter is None or drafter.model is None:
         return []
-    return [
-        f"the drafter is {drafter.name}: {drafter_file(drafter)} has to be made, or found on the hub"
-    ]
+    note = _drafter_source(drafter).note
+    return [f"draft model: {note}"] if note else []
 
 
 def _host(planned: Planned) -> Iterator[str]:

@@ -156,10 +156,10 @@ def _shown(name: str, value: Any, planned: Planned) -> str:
 
 def _notes(planned: Planned) -> Iterator[str]:
     if planned.plan.wish.engine == "mlx":
-        if mlx.to_convert(planned) is not None:
+        if mlx.model_word(planned) == mlx.converted_name(planned):
             yield f"load the folder that mlx_lm.convert writes: {mlx.converted_name(planned)}"
         return
-    yield from llamacpp.made_notes(planned)
+    yield from llamacpp.source_notes(planned)
     if planned.plan.result.streams > 1:
         yield "the planned caches of each request are one here, as large as all of them"
     if "cache_ram" in growth_limits(planned.plan.result):
@@ -179,8 +179,8 @@ def _load_words(planned: Planned, settings: list[Setting]) -> list[str]:
 def _model_key(planned: Planned) -> str:
     if planned.plan.wish.engine == "mlx":
         return mlx.model_word(planned)
-    if llamacpp.is_to_be_made(planned):
-        return llamacpp.file_to_make(planned)
+    if not llamacpp.has_own_file(planned):
+        return llamacpp.model_words(planned)[1].partition(":")[0]
     files = planned.files
     name = files.label if files is not None else planned.plan.variant.reference
     found = parsed(name, is_name=files is not None and files.origin.is_remote)

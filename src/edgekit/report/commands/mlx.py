@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from edgekit.engine.mlx import NOT_QUANTISED
 from edgekit.engine.mlx.types import DEFAULT_PREFILL_STEP, FOUR_BIT, PLAIN, MlxSetup, Mode, Quantize
 from edgekit.report.commands.types import Planned, Ready
-from edgekit.report.model_words import as_file
+from edgekit.report.model_words import as_file, published_mlx
+from edgekit.source.types import Origin
 
 
 def ready(planned: Planned) -> Iterator[Ready]:
     """The server keeps its caches in 16 bits: where the plan packs them, mlx_lm.generate runs it."""
-    packed = to_convert(planned)
+    packed = None if _published(planned) else to_convert(planned)
     if packed is not None:
         yield planned.command(
             "mlx_lm.convert", _convert(planned, packed), notes=["run it once, first"]
@@ -24,7 +25,16 @@ def ready(planned: Planned) -> Iterator[Ready]:
 
 
 def model_word(planned: Planned) -> str:
-    return converted_name(planned) if to_convert(planned) is not None else planned.repository_word
+    """A repository with the weights as they are planned, or the folder that mlx_lm.convert writes."""
+    own = converted_name(planned) if to_convert(planned) is not None else planned.repository_word
+    return _published(planned) or own
+
+
+def _published(planned: Planned) -> str | None:
+    packed, files = to_convert(planned), planned.files
+    if packed is None or (files is not None and files.origin is Origin.LOCAL):
+        return None
+    return published_mlx(planned.plan.wish.label, packed)
 
 
 def to_convert(planned: Planned) -> Quantize | None:

@@ -7,31 +7,49 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from edgekit.catalog.repositories import Form, repository_at
 from edgekit.engine.llamacpp.types import ALL_LAYERS, Backend
 from edgekit.memory.cache_types import CacheType
 from edgekit.plan.growth import growth_limits
 from edgekit.report.commands import cards
-from edgekit.report.commands.llamacpp import made_notes, model_words
+from edgekit.report.commands.llamacpp import has_own_file, model_words, source_notes
 from edgekit.report.commands.types import FILE, Planned, Ready
 from edgekit.report.lines import printable
 from edgekit.source.types import Origin
 
+_PATHS = ("/", "./", "../", "~")
 CACHES = ("f16", "q8_0", "q4_0")  # docs/faq.mdx: those it lists, the most accurate first
 # llama-server reads them where no flag says it, and Ollama hands its own environment on.
 _GROWTH = {"cache_ram": "LLAMA_ARG_CACHE_RAM", "ctx_checkpoints": "LLAMA_ARG_CTX_CHECKPOINTS"}
 
 
 def ready(planned: Planned) -> Iterator[Ready]:
-    server = planned.command(
+    """A name that Ollama can pull is run as it is; a Modelfile is for files, and for what is not Ollama's default."""
+    yield planned.command(
         "Ollama server", ["ollama", "serve"], _environment(planned), _notes(planned)
     )
-    yield server
+    name = _from(planned)
+    if not name.startswith(_PATHS) and _runs_by_default(planned):
+        yield planned.command("Ollama", ["ollama", "run", name])
+        return
     text = "\n".join(_modelfile(planned)) + "\n"
-    yield Ready(name="Ollama Modelfile", kind=FILE, text=text, notes=tuple(made_notes(planned)))
-    name = _name(planned)
-    create = planned.command("Ollama", ["ollama", "create", name, "-f", "Modelfile"])
-    run = planned.command("Ollama", ["ollama", "run", name])
+    notes = tuple(source_notes(planned))
+    yield Ready(name="Ollama Modelfile", kind=FILE, text=text, notes=notes)
+    own = _name(planned)
+    create = planned.command("Ollama", ["ollama", "create", own, "-f", "Modelfile"])
+    run = planned.command("Ollama", ["ollama", "run", own])
     yield Ready(name="Ollama", kind=create.kind, text=f"{create.text}\n{run.text}")
+
+
+def _runs_by_default(planned: Planned) -> bool:
+    """Whether Ollama, left alone with the server's variables, places the model as it was planned."""
+    setup, drafter = planned.setup, planned.plan.drafter
+    layers = _layers(planned)
+    on_cpu = layers == 0 and not planned.plan.wish.machine.devices
+    whole = layers is None or layers == planned.layers + 1
+    predicts = drafter is not None and drafter.model is None
+    batches = bool(planned.plan.load.microbatch_tokens)
+    return (on_cpu or whole) and setup.use_mmap and not predicts and not batches
 
 
 def _modelfile(planned: Planned) -> Iterator[str]:
@@ -51,16 +69,21 @@ def _modelfile(planned: Planned) -> Iterator[str]:
 
 
 def _from(planned: Planned) -> str:
-    """A file, hf.co/org/name:quant, or what Ollama has already."""
+    """A tag of Ollama's library, what Ollama has already, hf.co/org/name:quant, or a file."""
     files = planned.files
     if files is not None and files.origin in {Origin.OLLAMA, Origin.OLLAMA_STORE}:
         return files.label
+    if not has_own_file(planned):
+        mix = planned.setup.mix or planned.plan.variant.name
+        tag = repository_at(planned.plan.wish.label, Form.OLLAMA, mix)
+        if tag is not None:
+            return tag.name
     first, word, *_ = model_words(planned)
     if first == "-hf":
         return f"hf.co/{word}"
     if first == "-mu":
         return f"./{word.rsplit('/', maxsplit=1)[-1].partition('?')[0]}"
-    return word if word.startswith(("/", "./", "../", "~")) or word[1:2] == ":" else f"./{word}"
+    return word if word.startswith(_PATHS) or word[1:2] == ":" else f"./{word}"
 
 
 def _context(planned: Planned) -> int:

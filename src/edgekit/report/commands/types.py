@@ -9,6 +9,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from edgekit.catalog.repositories import original_repository
 from edgekit.hardware.types import System
 from edgekit.report.lines import printable
 from edgekit.report.model_words import PLACEHOLDER, repository_word
@@ -62,7 +63,9 @@ class Planned:
         variant, files = self.plan.variant, self.files
         if files is not None and variant.reference in {"", files.reference}:
             return repository_word(files)
-        return variant.reference or self.plan.wish.repository or repository_word(files)
+        wish = self.plan.wish
+        known = original_repository(wish.label) or wish.repository
+        return variant.reference or known or repository_word(files)
 
     def has_part(self, part: str) -> bool:
         """Whether something that stands beside the model is in the bill."""
