@@ -22,6 +22,14 @@ def format_bytes(size_bytes: int) -> str:
     return f"{size_bytes} B"
 
 
+def format_download(size_bytes: int) -> str:
+    """5027783488 -> '5.0 GB'. Decimal units, as hub pages and browsers show them."""
+    for step, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if size_bytes >= step:
+            return f"{size_bytes / step:.1f} {name}"
+    return f"{size_bytes} B"
+
+
 def format_count(count: int) -> str:
     """8030261312 -> '8.03 B' (parameters are counted in thousands of thousands)."""
     for step, name in _COUNTS:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +17,8 @@ from tests.runnable import write_chatting
 from edgekit.cli import main
 
 FILE = "small-Q8_0.gguf"
+MIXES = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M")
+NAMED = ("run", "qwen3-0.6b:Q8_0", "--engine", "stream", "-p", "Hello", "-n", "2", "--raw")
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +50,14 @@ def server(
         body = content[first : last + 1]
         say(answer(status, {**headers, "Content-Length": str(len(body))}) + body)
 
-    found = raw_server(hub_of({FILE: content}, send))
+    found = raw_server(hub_of({f"small-{mix}.gguf": content for mix in MIXES}, send))
     monkeypatch.setenv("HF_ENDPOINT", found.address)
     return found
 
 
 def downloads(server: RawServer) -> list[Asked]:
     """Requests for all of a file: a look at its header asks for a range from the start to somewhere."""
-    gets = [one for one in server.asked if one.line.startswith("GET /acme/raw/resolve/")]
+    gets = [one for one in server.asked if re.match(r"GET /[^/]+/[^/]+/resolve/", one.line)]
     return [one for one in gets if one.headers.get("range", "bytes=0-").endswith("-")]
 
 
@@ -88,3 +93,79 @@ def test_nothing_is_downloaded_for_a_no(
     assert (found, told in said.getvalue()) == (code, True)
     assert downloads(server) == []
     assert not list(hub_cache.glob("models--*/blobs/*"))
+
+
+# A name of the catalog.
+
+
+def test_run_downloads_a_catalog_name_and_finds_it_the_next_time(
+    server: RawServer, hub_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main((*NAMED, "--yes")) == 0
+    out, err = capsys.readouterr()
+    assert out
+    assert "qwen3-0.6b at Q8_0, from Qwen/Qwen3-0.6B-GGUF" in err
+    assert [one.line.split()[1].rpartition("/")[2] for one in downloads(server)] == [FILE]
+    assert len(list(hub_cache.glob("models--Qwen--Qwen3-0.6B-GGUF/snapshots/*/*.gguf"))) == 1
+    before = len(server.asked)
+    assert main((*NAMED, "--offline")) == 0  # it is here now, and needs no consent
+    assert len(server.asked) == before
+
+
+def test_run_chooses_the_quantisation_of_a_catalog_name(
+    server: RawServer, hub_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(("run", "qwen3-0.6b", *NAMED[2:], "--yes", "--json")) == 0
+    (one,) = hub_cache.glob("models--Qwen--Qwen3-0.6B-GGUF/snapshots/*/*.gguf")
+    assert one.name in {f"small-{mix}.gguf" for mix in MIXES}
+    assert len(downloads(server)) == 1
+
+
+@pytest.mark.parametrize("words", [NAMED, ("serve", "qwen3-0.6b:Q8_0")])
+def test_a_catalog_name_is_not_downloaded_without_consent(
+    server: RawServer, hub_cache: Path, words: tuple[str, ...], content: bytes
+) -> None:
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        assert main(words) == 2
+    size = f"{len(content) / 1e6:.1f} MB"
+    assert (
+        f"To download Qwen/Qwen3-0.6B-GGUF:Q8_0, {size}, to {hub_cache}, add --yes"
+        in said.getvalue()
+    )
+    assert downloads(server) == []
+
+
+@pytest.mark.parametrize(("typed", "code"), [(b"\n", 0), (b"n\n", 2)])
+def test_run_asks_at_a_terminal_before_it_downloads_a_catalog_name(
+    server: RawServer, hub_cache: Path, monkeypatch: pytest.MonkeyPatch, typed: bytes, code: int
+) -> None:
+    own, theirs = os.openpty()
+    os.write(own, typed)
+    said = io.StringIO()
+    with os.fdopen(theirs) as terminal, contextlib.redirect_stderr(said):
+        monkeypatch.setattr(sys, "stdin", terminal)
+        assert main(NAMED) == code
+    os.close(own)
+    assert "Download Qwen/Qwen3-0.6B-GGUF:Q8_0, " in said.getvalue()
+    assert len(downloads(server)) == (1 if code == 0 else 0)
+
+
+def test_run_tries_the_next_repository_where_one_is_gone(
+    raw_server: Callable[[Script], RawServer],
+    content: bytes,
+    hub_cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = hub_of({FILE: content}, lambda _, say: say(answer("200 OK", {"Content-Length": str(len(content))}) + content))  # fmt: skip
+
+    def script(asked: Asked, say: Say) -> None:
+        gone = "/Qwen/Qwen3-0.6B-GGUF" in asked.line
+        if gone or "?search=" in asked.line or "?author=" in asked.line:
+            say(answer("404 Not Found", {"Content-Length": "0", "X-Error-Code": "RepoNotFound"}))
+        else:
+            whole(asked, say)
+
+    monkeypatch.setenv("HF_ENDPOINT", raw_server(script).address)
+    assert main((*NAMED, "--yes")) == 0
+    assert list(hub_cache.glob("models--unsloth--Qwen3-0.6B-GGUF/snapshots/*/*.gguf"))

@@ -22,6 +22,7 @@ from edgekit.cli.running import (
     Told,
     download_limit,
     judge_order,
+    open_downloaded,
     open_order,
     read_order,
     refusal,
@@ -80,9 +81,12 @@ def _started(
     """
     confirm = download_limit(arguments)
     with reach_of(arguments, quiet=told.quiet) as reach:
-        opened = open_order(order, reach, confirm)
+        order, opened = open_order(order, reach, confirm, told)
         refuse_or_warn(judge_order(order, opened, _at_least(wanted)), told)
         weights = weights_of(order, opened, reach, confirm)
+        if order.published:
+            opened = open_downloaded(order, opened, weights)
+            refuse_or_warn(judge_order(order, opened, _at_least(wanted)), told)
         judged = judge_order(order, opened, _at_most(wanted))
     with ExitStack() as held:
         if order.engine == STREAM:

@@ -29,6 +29,9 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         "--download-up-to", metavar="SIZE", help="refuse to download more (default: whatever fits)"
     )
     group.add_argument("--no-download", action="store_true", help="never download")
+    group.add_argument(
+        "-y", "--yes", action="store_true", help="download a model of the catalog without asking"
+    )
     group.add_argument("-t", "--threads", metavar="N", help="of the processor (default: its cores)")
     group.add_argument(
         "--force",

@@ -15,6 +15,8 @@ from edgekit.asking.checks import Asking, check_opened
 from edgekit.asking.flags import read_number
 from edgekit.asking.llamacpp_bill import BESIDE_THE_MODEL
 from edgekit.asking.words import engine_flags
+from edgekit.catalog.types import Kind
+from edgekit.cli.published import asking_first, catalog_name, find_published, open_published
 from edgekit.cli.reach_options import screen_width
 from edgekit.cli.tiers import read_purpose
 from edgekit.cli.typed import words_of
@@ -87,6 +89,7 @@ class Order:
     budget_bytes: int | None = None  # of the whole process
     purpose: Purpose = Purpose.TEXT  # who waits for cold pages
     settled: Mapping[str, Any] = field(default_factory=dict)  # flags that the command itself sets
+    published: tuple[str, ...] = ()  # hub references of a catalog name, in the order they are tried
 
     @property
     def values(self) -> dict[str, Any]:
@@ -200,12 +203,26 @@ def _for_stream(arguments: argparse.Namespace) -> dict[str, Any]:
 _SETTLED = {LLAMACPP: _for_llama, STREAM: _for_stream}
 
 
-def open_order(order: Order, reach: Reach, confirm: Confirm | None) -> Opened:
-    """Its header alone. UsageError for what has no weights to run."""
-    named = resolve_model(order.reference, reach=reach, confirm=confirm)
-    if named.found is None and named.name == order.reference:
-        named = replace(named, found=_stored(named.name, reach))
-    return _runnable(named)
+def open_order(
+    order: Order, reach: Reach, confirm: Confirm | None, told: Told
+) -> tuple[Order, Opened]:
+    """Its header alone. UsageError for what has no weights to run.
+
+    A catalog name whose weights are not on this machine is judged by what the catalog knows; nothing is fetched yet.
+    """
+    found = catalog_name(order.reference)
+    if found is None:
+        return order, _runnable(resolve_model(order.reference, reach=reach, confirm=confirm))
+    entry, quant = found
+    stored = _stored(order.reference, reach)
+    if stored is not None:
+        named = replace(resolve_model(f"catalog:{entry.id}"), found=stored)
+        return order, _runnable(named)
+    if Kind.EMBEDDING in entry.kinds:
+        raise UsageError(_EMBEDS.format(order.reference))
+    order, opened = open_published(entry, quant, order, _within(detect(), order.budget_bytes))
+    told.say(f"{entry.id} at {opened.mix}, from {order.published[0].partition(':')[0]}")
+    return order, opened
 
 
 def _stored(name: str, reach: Reach) -> Opened | None:
@@ -218,37 +235,25 @@ def _stored(name: str, reach: Reach) -> Opened | None:
         return None
 
 
+_EMBEDS = "{0} is an embedding model, which answers nothing: edgekit embed {0} TEXT"
+
+
 def _runnable(named: ResolvedModel) -> Opened:
     found = named.found
     if found is None or found.files is None:
-        raise UsageError(_without_weights(named))
+        raise UsageError(f"{named.name} has no weights to run: name a GGUF file or repository")
     if found.files.origin is Origin.SAMPLE:
         raise UsageError(
             f"{named.name} is a shipped header without weights: edgekit check judges it"
         )
     if not found.model.geometry.causal:
-        raise UsageError(
-            f"{named.name} is an embedding model, which answers nothing: edgekit embed {named.name} TEXT"
-        )
+        raise UsageError(_EMBEDS.format(named.name))
     if found.files.container is not Container.GGUF:
         raise UsageError(
             f"{named.name} is {found.files.container.value}, and a GGUF file is run here: convert it"
             " (convert_hf_to_gguf.py FOLDER, then llama-quantize), or name a repository of GGUF files"
         )
     return found
-
-
-def _without_weights(named: ResolvedModel) -> str:
-    """What to do about a model of the catalog, which has no file here."""
-    entry = named.entry
-    mix = named.as_file(LLAMACPP).mix or "Q4_K_M"
-    name = (entry.repository if entry is not None else None) or named.name
-    search = f"https://huggingface.co/models?search={name.rpartition('/')[2]}+GGUF"
-    convert = f", or convert {entry.repository}" if entry is not None and entry.repository else ""
-    return (
-        f"{named.name} is known from the catalog, and its weights are not on this machine. Find a GGUF of it at {mix}"
-        f" ({search}) and name it as ORG/REPOSITORY:{mix}, which downloads it, or as a path{convert}"
-    )
 
 
 def judge_order(order: Order, opened: Opened, job: Job | None) -> Judged:
@@ -316,19 +321,27 @@ def weights_of(order: Order, opened: Opened, reach: Reach, confirm: Confirm | No
     from edgekit.source.finding import find_weights
 
     def found(reference: str) -> Path:
-        several = order.engine == LLAMACPP
         return find_weights(reference, reach=reach, confirm=confirm, several=several).path
 
+    several = order.engine == LLAMACPP
+    published = find_published(order, reach, confirm, several=several) if order.published else None
     values = order.values
     drafter, projector = values.get("draft_model"), values.get("mmproj")
     if projector == BESIDE_THE_MODEL:
         projector = _beside(opened)
     return Weights(
-        model=found(order.reference),
+        model=found(order.reference) if published is None else published.path,
         drafter=None if drafter is None else found(drafter),
         adapters=tuple(found(one) for one in values.get("lora", ())),
         projector=None if projector is None else found(projector),
     )
+
+
+def open_downloaded(order: Order, opened: Opened, weights: Weights) -> Opened:
+    """The file itself in place of what the catalog knows of it, to be judged again."""
+    from edgekit.estimation import open_model
+
+    return open_model(weights.model) if order.published else opened
 
 
 def _beside(opened: Opened) -> str:
@@ -341,11 +354,14 @@ def _beside(opened: Opened) -> str:
 
 
 def download_limit(arguments: argparse.Namespace) -> Confirm | None:
-    """Whatever fits is downloaded: who runs a model wants its weights. Less where the user says so."""
+    """A repository that was named is downloaded, up to --download-up-to; for a catalog name the user is asked first."""
     if arguments.no_download:
         return None
     limit = arguments.download_up_to
-    if limit is None:
-        return lambda _: True
-    most = parse_size(limit)
-    return lambda download: download.size_bytes <= most
+    most = None if limit is None else parse_size(limit)
+
+    def agreed(download: Download) -> bool:
+        return most is None or download.size_bytes <= most
+
+    known = catalog_name(arguments.model) is not None
+    return asking_first(arguments, arguments.model, agreed) if known else agreed

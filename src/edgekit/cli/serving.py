@@ -16,6 +16,7 @@ from edgekit.cli.running import (
     Told,
     download_limit,
     judge_order,
+    open_downloaded,
     open_order,
     read_order,
     refusal,
@@ -40,10 +41,13 @@ def serve(arguments: argparse.Namespace) -> tuple[str, int]:
     try:
         with reach_of(arguments, quiet=told.quiet) as reach:
             confirm = download_limit(arguments)
-            opened = open_order(order, reach, confirm)
+            order, opened = open_order(order, reach, confirm, told)
             judged = judge_order(order, opened, None)
             refuse_or_warn(judged, told)
             weights = weights_of(order, opened, reach, confirm)
+            if order.published:
+                judged = judge_order(order, open_downloaded(order, opened, weights), None)
+                refuse_or_warn(judged, told)
         threads = read_plain("--threads", arguments.threads, least=1)
         with ending_in_order(), started(judged, weights, at, told, threads=threads) as up:
             return _until_its_end(up, judged.check, arguments, told)

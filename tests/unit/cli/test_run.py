@@ -188,13 +188,31 @@ def test_the_prompt_itself_is_in_the_budget(model: Path, tmp_path: Path) -> None
     assert b"the prompt, cut into tokens, needs" in done.stderr
 
 
-def test_a_header_without_weights_and_a_catalog_name(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_run_refuses_a_header_without_weights(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(("run", "sample:gemma-3-27b", "-p", "a")) == 2
     assert "without weights" in capsys.readouterr().err
-    assert main(("run", "qwen3-8b", "-p", "a")) == 2
-    assert "known from the catalog" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("jamba-1.5-mini", "no repository with a GGUF of jamba-1.5-mini is known. Search https://"),
+        ("gpt-oss-20b:IQ3_XXS", "no repository with a GGUF of gpt-oss-20b at IQ3_XXS is known (known: mxfp4, "),
+        ("nomic-embed-text-v1.5", "edgekit embed nomic-embed-text-v1.5 TEXT"),
+    ],
+)  # fmt: skip
+def test_run_refuses_a_catalog_name_without_a_repository(
+    name: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(("run", name, "-p", "a", "--yes", "--offline")) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_run_judges_a_catalog_name_before_any_download(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(("run", "deepseek-v3:Q8_0", "-p", "a", "--yes", "--offline")) == 3
+    err = capsys.readouterr().err
+    assert "deepseek-v3 at Q8_0, from unsloth/DeepSeek-V3-GGUF" in err
+    assert "Does not fit" in err
 
 
 @pytest.mark.parametrize("engine", sampled(ENGINES, each=2, turn=1))

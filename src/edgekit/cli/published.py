@@ -1,0 +1,141 @@
+"""A catalog name given to `run` or `serve` -> the repositories that have its weights, and consent to a download."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from edgekit.catalog import find_entry
+from edgekit.catalog.repositories import Form, Repository, repositories_of
+from edgekit.errors import NotFoundError, RemoteNotFoundError, SourceError, UsageError
+from edgekit.header.mixes import mix_by_name
+from edgekit.memory.types import Load
+from edgekit.plan.variants import accuracy_of
+from edgekit.report.model_words import gguf_search
+from edgekit.resolver import ResolvedModel, resolve_model
+from edgekit.source.finding import Found, find_weights
+from edgekit.source.folders import is_here
+from edgekit.source.types import Reach
+from edgekit.units import format_download
+
+if TYPE_CHECKING:
+    from edgekit.catalog.types import Entry
+    from edgekit.cli.running import Confirm, Order
+    from edgekit.estimation import Opened
+    from edgekit.hardware.types import Machine
+    from edgekit.source.download import Download
+
+LLAMACPP = "llama.cpp"
+
+
+def catalog_name(reference: str) -> tuple[Entry, str | None] | None:
+    """The entry that a name means and the quantisation it states: qwen3-8b, qwen3-8b:Q8_0. None for everything else."""
+    if is_here(reference) or "/" in reference:
+        return None
+    plain, _, tag = reference.rpartition(":")
+    for name, quant in ((reference, None), (plain, tag)):
+        try:
+            entry = find_entry(name)
+        except NotFoundError:
+            continue
+        if not entry.is_users and (quant is None or mix_by_name(quant) is not None):
+            return entry, quant
+    return None
+
+
+def open_published(
+    entry: Entry, quant: str | None, order: Order, machine: Machine
+) -> tuple[Order, Opened]:
+    """The model as it would be downloaded, and the order with the repositories that have it. Nothing is fetched yet.
+
+    Without a quantisation the plan for this machine chooses one. UsageError where no repository is known.
+    """
+    named = resolve_model(f"catalog:{entry.id}")
+    known = repositories_of(entry.id, Form.GGUF)
+    mix = (
+        quant.upper()
+        if quant is not None
+        else _published_mix(_planned_mix(named, order, machine), known)
+    )
+    found = [one for one in known if mix is not None and one.tag(mix) is not None]
+    if mix is None or not found:
+        raise UsageError(_no_repository(entry.id, quant, known))
+    from edgekit.engine.llamacpp.as_gguf import convert
+
+    model = named.opened(LLAMACPP)
+    opened = replace(model, model=convert(model.model, mix).model, mix=mix)
+    references = tuple(f"{one.name}:{one.tag(mix)}" for one in found)
+    return replace(order, published=references), opened
+
+
+def _planned_mix(named: ResolvedModel, order: Order, machine: Machine) -> str:
+    """As `plan` chooses for this machine; where nothing fits, the usual one, for the verdict to show the figures of."""
+    from edgekit.planning import Wanted, plan_model
+
+    load = Load(context_tokens=order.context or None)
+    wanted = Wanted(machine=machine, engine=LLAMACPP, load=load, drafter=False)
+    plan = plan_model(named, wanted, reach=Reach(network=False), thorough=False)
+    return plan.variant.name if plan.fits else named.as_file(LLAMACPP).mix
+
+
+def _published_mix(mix: str, known: tuple[Repository, ...]) -> str | None:
+    """The mix, or the most accurate smaller one that a repository has."""
+    if any(one.tag(mix) is not None for one in known):
+        return mix
+    most = accuracy_of(mix) or 0
+    tags = {tag.upper().removeprefix("UD-") for one in known for tag in one.quants}
+    below = [tag for tag in tags if (accuracy_of(tag) or most) < most]
+    return max(below, key=lambda tag: accuracy_of(tag) or 0, default=None)
+
+
+def _no_repository(name: str, quant: str | None, known: tuple[Repository, ...]) -> str:
+    at = "" if quant is None else f" at {quant}"
+    tags = dict.fromkeys(tag for one in known for tag in one.quants)
+    others = f" (known: {', '.join(tags)})" if tags else ""
+    return (
+        f"no repository with a GGUF of {name}{at} is known{others}. Search {gguf_search(name)} and name what you find:"
+        " edgekit run ORG/REPOSITORY:QUANT, or a file"
+    )
+
+
+def find_published(order: Order, reach: Reach, confirm: Confirm | None, *, several: bool) -> Found:
+    """The file of the first repository that has it: on this machine if possible, else downloaded."""
+    for reference in order.published:
+        try:
+            return find_weights(reference, reach=replace(reach, network=False), several=several)
+        except SourceError:
+            continue
+    missing: SourceError | None = None
+    for reference in order.published:
+        try:
+            return find_weights(reference, reach=reach, confirm=confirm, several=several)
+        except (NotFoundError, RemoteNotFoundError) as error:
+            missing = error
+            if not reach.network:
+                break
+    tried = ", ".join(order.published)
+    raise NotFoundError(
+        f"{order.reference}: none of {tried} could be had ({missing}). Search {gguf_search(order.reference)}"
+    ) from missing
+
+
+def asking_first(
+    arguments: argparse.Namespace, name: str, confirm: Confirm | None
+) -> Confirm | None:
+    """`confirm` after the user agreed: with --yes or --download-up-to on the command line, else at the terminal."""
+    if confirm is None or arguments.yes or arguments.download_up_to is not None:
+        return confirm
+
+    def ask(download: Download) -> bool:
+        what = f"{download.label}, {format_download(download.size_bytes)}, to {download.folder}"
+        if not (sys.stdin is not None and sys.stdin.isatty()):
+            raise UsageError(f"{name} is not on this machine. To download {what}, add --yes")
+        sys.stderr.write(f"Download {what}? [Y/n] ")
+        sys.stderr.flush()
+        if sys.stdin.readline().strip().lower() not in {"", "y", "yes"}:
+            raise UsageError("nothing was downloaded")
+        return confirm(download)
+
+    return ask
