@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edgekit.basis import Basis
-from edgekit.catalog.making import facts_of
+from edgekit.catalog.making import AS_STORED, facts_of
 from edgekit.catalog.opening import open_entry
 from edgekit.catalog.packaged import PATH, packaged_entries
 from edgekit.catalog.records import record_of
@@ -557,6 +557,7 @@ def _alike(name: str, row: Alike, other: Entry) -> Entry:
         not_before=None,
     )
     facts = facts_of(open_entry(whole, "llama.cpp"), name, found=found)
+    facts["sizes"] = tuple(size for size in facts["sizes"] if size.mix != AS_STORED)  # it is F16
     sources = {field: _weaker(source) for field, source in facts.pop("sources").items()}
     day = Source(
         text="the day of its repository on the hub, or of its release", basis=Basis.MODELLED

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from edgekit.basis import Basis
+from edgekit.catalog.repositories import Form, repository_at
 from edgekit.catalog.types import Kind
 from edgekit.hardware.types import Accelerator, Machine
 from edgekit.plan.planned import Lever, Plan
@@ -258,7 +259,8 @@ def _next(first: Suggestion, ask: Ask, words: str, width: int) -> list[str]:
     if not first.plan.fits:
         return placed("Next", command_rows(f"{plan} --why", width), width)
     lines = []
-    if not ask.machine.what_if and ask.task is not Kind.EMBEDDING:
-        run = f"edgekit run {name} {words}".strip()
-        lines += command_rows(run, width)
+    is_here = not ask.machine.what_if and ask.task is not Kind.EMBEDDING
+    mix = first.plan.variant.name
+    if is_here and repository_at(first.entry.id, Form.GGUF, mix) is not None:
+        lines += command_rows(f"edgekit run {name}", width)
     return placed("Next", [*lines, *command_rows(plan, width)], width)

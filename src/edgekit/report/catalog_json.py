@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from edgekit.catalog.repositories import repositories_of
 from edgekit.catalog.types import Catalog, Entry
 from edgekit.errors import EdgekitError
 
@@ -20,7 +21,7 @@ def catalog_json(entries: Sequence[Entry], catalog: Catalog) -> dict[str, Any]:
 
 
 def entry_json(entry: Entry, *, whole: bool = False) -> dict[str, Any]:
-    """One model; `whole` adds what it is rebuilt from."""
+    """One model; `whole` adds its repositories and what it is rebuilt from."""
     told: dict[str, Any] = {
         "id": entry.id,
         "repository": entry.repository,
@@ -59,6 +60,16 @@ def entry_json(entry: Entry, *, whole: bool = False) -> dict[str, Any]:
 
 def _rebuilding(entry: Entry) -> dict[str, Any]:
     return {
+        "repositories": [
+            {
+                "form": one.form.value,
+                "name": one.name,
+                "quantisations": list(one.quants),
+                "listed": one.listed,
+                "sources": list(one.sources),
+            }
+            for one in (() if entry.is_users else repositories_of(entry.id))
+        ],
         "keys": dict(entry.keys),
         "tensors": list(entry.tensors),
         "config": dict(entry.config),

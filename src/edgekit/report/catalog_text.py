@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from edgekit.catalog.repositories import repositories_of
 from edgekit.catalog.types import Catalog, Entry
 from edgekit.report.lines import figures
 from edgekit.report.screen import MOST_WIDTH, folded, placed, row_width, section, within
@@ -97,6 +98,7 @@ def entry_text(entry: Entry, *, width: int = 100, bold: bool = False) -> str:
     lines += section("Model", _facts(entry), width)
     lines += section("Runs on", _engines(entry), width)
     lines += placed("Sizes", _sizes(entry, row_width(width)), width)
+    lines += section("Download", _repositories(entry), width)
     lines += section("Speed", _speeds(entry), width)
     lines += section("Sources", _sources(entry), width)
     return "\n".join(lines) + "\n"
@@ -148,6 +150,14 @@ def _sizes(entry: Entry, width: int) -> list[str]:
         if max(map(len, table)) <= width
         else figures(("mix", "weights"), [r[:2] for r in rows])
     )
+
+
+def _repositories(entry: Entry) -> Iterator[str]:
+    """Where it can be had in each form, with the quantisations and who says so."""
+    for one in () if entry.is_users else repositories_of(entry.id):
+        usual = "" if one.listed else "usually "
+        quants = f": {usual}{', '.join(one.quants)}" if one.quants else ""
+        yield f"{one.form.value} {one.name}{quants} ({', '.join(one.sources)})"
 
 
 def _speeds(entry: Entry) -> Iterator[str]:

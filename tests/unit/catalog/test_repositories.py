@@ -1,0 +1,99 @@
+"""The table of repositories: what every row must have, and some that can be checked on paper."""
+
+from __future__ import annotations
+
+import re
+from itertools import groupby
+
+import pytest
+
+from edgekit.catalog import find_entry, read_catalog
+from edgekit.catalog.repositories import (
+    PATH,
+    Form,
+    known_repositories,
+    original_repository,
+    repositories_of,
+    repository_at,
+)
+
+ROWS = [one for every in known_repositories().values() for one in every]
+HUB = re.compile(r"[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]*[A-Za-z0-9]")
+TAG = re.compile(r"[a-z0-9._-]+:[A-Za-z0-9._-]+")
+LICENSED = {
+    "gpustack", "llama.cpp", "llmfit", "localai", "mlx", "modelopt", "names", "ollama_gallery", "ramalama",
+    "rapid-mlx", "transformers", "unsloth", "vllm", "xinference",
+}  # fmt: skip
+
+
+def test_the_table_is_small_and_every_row_is_about_a_packaged_model() -> None:
+    assert PATH.stat().st_size < 120_000
+    ids = {entry.id for entry in read_catalog().entries}
+    assert known_repositories().keys() <= ids
+    assert len(ROWS) == len({(one.model, one.name) for one in ROWS})
+
+
+def test_every_row_has_a_name_of_its_form_and_a_source_with_a_licence() -> None:
+    for one in ROWS:
+        assert (TAG if one.form is Form.OLLAMA else HUB).fullmatch(one.name), one
+        assert set(one.sources) <= LICENSED, one
+        assert one.sources, one
+        assert bool(one.quants) == (one.form in {Form.GGUF, Form.MLX, Form.OLLAMA}), one
+        assert one.listed or one.form is Form.GGUF, one
+
+
+def test_every_model_with_repositories_has_one_original_and_no_two_share_a_repository() -> None:
+    by_model = groupby(sorted(ROWS, key=lambda one: one.model), key=lambda one: one.model)
+    for model, rows in by_model:
+        assert [one.form for one in rows].count(Form.ORIGINAL) == 1, model
+    names = [one.name.lower() for one in ROWS]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("model", "form", "mix", "name", "tag"),
+    [
+        ("qwen3-8b", Form.GGUF, "Q4_K_M", "Qwen/Qwen3-8B-GGUF", "Q4_K_M"),
+        ("qwen3-8b", Form.GGUF, "IQ3_XXS", "unsloth/Qwen3-8B-GGUF", "UD-IQ3_XXS"),
+        ("gpt-oss-120b", Form.GGUF, "MXFP4_MOE", "ggml-org/gpt-oss-120b-GGUF", "mxfp4"),
+        ("llama-3.3-70b", Form.MLX, "4bit", "mlx-community/Llama-3.3-70B-Instruct-4bit", "4bit"),
+        ("llama-3.1-8b", Form.OLLAMA, "Q4_K_M", "llama3.1:8b", "Q4_K_M"),
+    ],
+)
+def test_repository_at_a_mix(model: str, form: Form, mix: str, name: str, tag: str) -> None:
+    found = repository_at(model, form, mix)
+    assert found is not None
+    assert (found.name, found.tag(mix)) == (name, tag)
+
+
+def test_repository_at_a_mix_that_nobody_has() -> None:
+    assert repository_at("qwen3-8b", Form.GGUF, "IQ1_S") is None
+    assert repositories_of("jamba-1.5-mini", Form.GGUF) == ()
+    assert repositories_of("no such model") == ()
+
+
+def test_a_moved_ollama_tag_is_not_the_old_models() -> None:
+    """qwen3:4b and qwen3:30b-a3b are the Thinking-2507 models today."""
+    names = {one.name for one in ROWS if one.form is Form.OLLAMA and one.model in {"qwen3-4b", "qwen3-30b-a3b"}}  # fmt: skip
+    assert not names & {"qwen3:4b", "qwen3:30b", "qwen3:30b-a3b"}
+
+
+@pytest.mark.parametrize(
+    ("label", "original"),
+    [
+        (
+            "llama-3.1-8b",
+            "meta-llama/Llama-3.1-8B-Instruct",
+        ),  # known by the config of its base model
+        ("sample:gemma-3-27b", "google/gemma-3-27b-it"),
+        ("unsloth/Qwen3-8B-GGUF", "Qwen/Qwen3-8B"),
+        ("nobody/nothing", ""),
+    ],
+)
+def test_original_repository(label: str, original: str) -> None:
+    assert original_repository(label) == original
+
+
+def test_find_entry_by_the_publishers_repository() -> None:
+    assert find_entry("google/Gemma-3-27b-it").id == "gemma-3-27b"
+    assert find_entry("meta-llama/Llama-3.1-8B-Instruct").id == "llama-3.1-8b"
