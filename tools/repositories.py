@@ -89,7 +89,7 @@ ORIGINALS = {
 }
 
 # Publishers who quantise many models and name the result after the original, in the order in which they are offered;
-# the publisher of the model itself goes before them. The quantisations are those that at least 9 of 10 of their
+# the publisher of the model itself goes before them. The quantisations are those that over 85 % of their
 # repositories have, of those whose files are listed.
 GGUF_PUBLISHERS = {
     "ggml-org": "",
