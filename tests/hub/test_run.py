@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.hub.raw_server import Asked, RawServer, Say, Script, answer, hub_of
+from tests.patience import PATIENCE_S
 from tests.runnable import write_chatting
 
 from edgekit.cli import main
@@ -98,17 +101,18 @@ def test_nothing_is_downloaded_for_a_no(
 # A name of the catalog.
 
 
+@pytest.mark.parametrize("engine", ["stream", "llama.cpp"])
 def test_run_downloads_a_catalog_name_and_finds_it_the_next_time(
-    server: RawServer, hub_cache: Path, capsys: pytest.CaptureFixture[str]
+    server: RawServer, hub_cache: Path, capsys: pytest.CaptureFixture[str], engine: str
 ) -> None:
-    assert main((*NAMED, "--yes")) == 0
+    assert main((*NAMED, "--yes", "--engine", engine)) == 0
     out, err = capsys.readouterr()
     assert out
     assert "qwen3-0.6b at Q8_0, from Qwen/Qwen3-0.6B-GGUF" in err
     assert [one.line.split()[1].rpartition("/")[2] for one in downloads(server)] == [FILE]
     assert len(list(hub_cache.glob("models--Qwen--Qwen3-0.6B-GGUF/snapshots/*/*.gguf"))) == 1
     before = len(server.asked)
-    assert main((*NAMED, "--offline")) == 0  # it is here now, and needs no consent
+    assert main((*NAMED, "--offline", "--engine", engine)) == 0  # here now: no consent is needed
     assert len(server.asked) == before
 
 
@@ -169,3 +173,16 @@ def test_run_tries_the_next_repository_where_one_is_gone(
     monkeypatch.setenv("HF_ENDPOINT", raw_server(script).address)
     assert main((*NAMED, "--yes")) == 0
     assert list(hub_cache.glob("models--unsloth--Qwen3-0.6B-GGUF/snapshots/*/*.gguf"))
+
+
+def test_serve_downloads_a_catalog_name_and_starts_it(server: RawServer, hub_cache: Path) -> None:
+    words = ("serve", "qwen3-0.6b:Q8_0", "--yes", "--json", "--port", "0", "-c", "512")
+    command = [sys.executable, "-m", "edgekit", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())
+        process.terminate()
+        process.communicate(timeout=PATIENCE_S)
+    assert told["event"] == "ready"
+    assert len(downloads(server)) == 1
+    assert list(hub_cache.glob("models--Qwen--Qwen3-0.6B-GGUF/snapshots/*/*.gguf"))
