@@ -563,9 +563,10 @@ def _alike(name: str, row: Alike, other: Entry) -> Entry:
         text="the day of its repository on the hub, or of its release", basis=Basis.MODELLED
     )
     sources |= {"released": day, "repository": Source(text=found, basis=Basis.EXACT)}
-    made = replace(whole, **facts, **({"config": config} if headed else {}))
+    if headed:  # a header tells nothing of the config, which stays
+        facts["config"] = config
     return replace(
-        made,
+        replace(whole, **facts),
         repository=row.repository,
         released=row.released,
         sources=dict(sorted(sources.items())),

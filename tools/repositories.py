@@ -319,7 +319,7 @@ def _is_still(row: Mapping[str, Any], original: str, library: Mapping[str, Any])
 
 def _is_size(rounded: int, tensor_bytes: int) -> bool:
     """Library pages round to two digits; a file has a header of up to 16 MB."""
-    step = 10 ** (len(str(rounded)) - 2)
+    step: int = 10 ** (len(str(rounded)) - 2)
     return rounded - step / 2 <= tensor_bytes + 16e6 and tensor_bytes <= rounded + step / 2
 
 

@@ -72,7 +72,11 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("model", metavar="MODEL", help="path, hub id or name of a GGUF model, or a name from edgekit catalog list")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="path, hub id or name of a GGUF model, or a name from edgekit catalog list",
+    )
     parser.add_argument(
         "--json", action="store_true", help="the answer and its figures, for programs (docs/run.md)"
     )

@@ -20,7 +20,7 @@ from edgekit.catalog.types import Entry
 from edgekit.engine import ENGINES, engine_named
 from edgekit.errors import EdgekitError
 from edgekit.estimation import open_config
-from edgekit.geometry.types import attention_of
+from edgekit.geometry.types import Attention
 from edgekit.memory.types import Load
 
 ROOT = Path(__file__).parents[3]
@@ -107,7 +107,9 @@ def test_models_of_the_same_shape_have_the_published_numbers() -> None:
     for row in rows:
         entry = find_entry(by_repository[row["repository"]])
         geometry = open_entry(entry, "llama.cpp").geometry
-        attention = next(one for layer in geometry.layers if (one := attention_of(layer.mixer)))
+        attention = next(
+            one for layer in geometry.layers if isinstance(one := layer.mixer, Attention)
+        )
         found = {
             "context": entry.native_context,
             "layers": len(geometry.layers),
