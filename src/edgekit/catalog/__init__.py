@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edgekit.catalog.packaged import packaged_entries
+from edgekit.catalog.packaged import packaged
 from edgekit.catalog.repositories import model_of_original
 from edgekit.catalog.store import stored_entries
 from edgekit.catalog.types import Catalog, Entry
@@ -19,7 +19,7 @@ __all__ = ["find_entry", "open_entry", "opened", "read_catalog"]
 
 def read_catalog() -> Catalog:
     """Everything. What cannot be read is a sentence in `problems`; of one id the user's entry counts."""
-    found = (*packaged_entries(), *stored_entries())
+    found = (*packaged(), *stored_entries())
     entries = {one.id: one for one in found if isinstance(one, Entry)}
     return Catalog(
         entries=tuple(entries[name] for name in sorted(entries)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from edgekit.catalog.records import read_record
@@ -10,6 +11,12 @@ from edgekit.catalog.types import Entry
 from edgekit.errors import HeaderError
 
 PATH = Path(__file__).with_name("models.jsonl")
+
+
+@cache
+def packaged() -> tuple[Entry | str, ...]:
+    """All of models.jsonl, read once: it does not change while the program runs."""
+    return tuple(packaged_entries())
 
 
 def packaged_entries(path: Path = PATH) -> Iterator[Entry | str]:

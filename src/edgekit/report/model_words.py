@@ -120,15 +120,13 @@ def published_gguf(label: str, mix: str, *, projector: bool = False) -> GgufSour
     )
 
 
-def _sees(name: str) -> bool:
-    from edgekit.catalog import find_entry
-    from edgekit.catalog.types import Kind
-    from edgekit.errors import NotFoundError
+def _sees(model: str) -> bool:
+    """Whether a packaged model takes pictures."""
+    from edgekit.catalog.packaged import packaged
+    from edgekit.catalog.types import Entry, Kind
 
-    try:
-        return Kind.VISION in find_entry(name).kinds
-    except NotFoundError:
-        return True
+    entries = (one for one in packaged() if isinstance(one, Entry) and one.id == model)
+    return any(Kind.VISION in one.kinds for one in entries)
 
 
 def gguf_search(label: str) -> str:
