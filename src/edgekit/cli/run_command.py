@@ -44,7 +44,6 @@ Without a prompt it is a conversation.
 """
 _EXAMPLES = """
 examples:
-  edgekit run qwen3-8b
   edgekit run model.gguf -p "Why is the sky blue?" --max-tokens 200
   edgekit run unsloth/gemma-3-4b-it-GGUF:Q4_K_M
   edgekit run model.gguf -f report.txt --system "Sum this up." --temp 0
@@ -72,11 +71,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        help="path, hub id or name of a GGUF model, or a name from edgekit catalog list",
-    )
+    parser.add_argument("model", metavar="MODEL", help="path, hub id or name of a GGUF model")
     parser.add_argument(
         "--json", action="store_true", help="the answer and its figures, for programs (docs/run.md)"
     )
