@@ -104,15 +104,14 @@ def test_inspect_shows_the_model_of_an_entry(capsys: pytest.CaptureFixture[str])
     assert "no file was read" in told["notes"][-1]
 
 
-@pytest.mark.parametrize("command", [["run", NAME, "-p", "hi"], ["serve", NAME]])
-def test_run_and_serve_say_where_the_weights_may_come_from(
+@pytest.mark.parametrize("command", [["run", "-p", "hi"], ["serve", "--port", "0"]])
+def test_run_and_serve_name_the_repository_of_an_entry(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(command) == UsageError.exit_code
+    assert main([*command, "qwen3-0.6b:Q8_0", "--offline"]) == 4
     err = capsys.readouterr().err
-    assert "its weights are not on this machine" in err
-    assert "search=Qwen3-8B+GGUF" in err
-    assert "ORG/REPOSITORY:Q4_K_M" in err
+    assert "qwen3-0.6b at Q8_0, from Qwen/Qwen3-0.6B-GGUF" in err
+    assert "is not in the hub's cache" in err
 
 
 @pytest.mark.skipif(not binding.is_here(), reason="xllamacpp is not installed")
