@@ -560,7 +560,8 @@ def _alike(name: str, row: Alike, other: Entry) -> Entry:
     facts["sizes"] = tuple(size for size in facts["sizes"] if size.mix != AS_STORED)  # it is F16
     sources = {field: _weaker(source) for field, source in facts.pop("sources").items()}
     day = Source(
-        text="the day of its repository on the hub, or of its release", basis=Basis.MODELLED
+        text="the day of its repository or release, by llmfit, models.dev or the press: days off at most",
+        basis=Basis.MODELLED,
     )
     sources |= {"released": day, "repository": Source(text=found, basis=Basis.EXACT)}
     if headed:  # a header tells nothing of the config, which stays
