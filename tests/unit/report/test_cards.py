@@ -115,7 +115,6 @@ def test_cards_text_with_why_has_the_headline_and_the_bars_of_each() -> None:
     assert "Basis    memory modelled; speed modelled for 1, assumed for 2; order" in text
 
 
-<<<<<<< HEAD
 def test_cards_text_where_nothing_fits_has_the_nearest_and_what_would_help() -> None:
     text = cards_text(none_fits(), width=80, glyphs=ASCII)
     assert text.startswith(
@@ -143,23 +142,6 @@ def test_cards_text_fits_80_columns_and_24_lines() -> None:
 
 
 def test_cards_answer_where_the_engine_runs_nothing() -> None:
-=======
-def test_cards_of_this_machine_end_in_the_command_that_runs_the_first() -> None:
-    plan = one_card()
-    here = replace(plan.wish, machine=replace(plan.wish.machine, what_if=False))
-    text = cards_text(made(suggested(replace(plan, wish=here), GEMMA)))
-    assert text.endswith("""
-Next     edgekit run gemma-3-27b:Q4_K_M
-         downloads it after asking, then runs it
-         edgekit plan gemma-3-27b
-         the whole plan of a model: reasons, and commands to paste
-""")
-    unknown = replace(GEMMA, id="nobody-has-it")
-    assert "edgekit run" not in cards_text(made(suggested(replace(plan, wish=here), unknown)))
-
-
-def test_where_the_engine_runs_nothing_there_is_no_card() -> None:
->>>>>>> 97a7935 (Test the run command after recommend)
     found = made(ask=Ask(machine=this_or_wished(ram="8G"), engine="mlx", task=Kind.CODE))
     assert cards_answer(found) == "No known model for code runs with mlx on 8 GiB RAM"
     assert "Next" not in cards_text(found)
