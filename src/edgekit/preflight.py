@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from edgekit.engine import ENGINES, engine_name
+from edgekit.engine.quant_names import with_quant
 from edgekit.engine.row_options import Options
 from edgekit.errors import (
     CancelledError,
@@ -50,6 +51,7 @@ def model_preflight(
     context: int | None = None,
     sequences: int | None = None,
     job: tuple[int, int] | None = None,
+    quant: str | None = None,
     options: Mapping[str, Any] | None = None,
     device: str | None = None,
     ram: str | None = None,
@@ -67,10 +69,11 @@ def model_preflight(
 
     `model_id` is a path, a hub id (`org/name:Q4_K_M`), an address or a name, also one of the catalog (`qwen3-8b`);
     `engine` llama.cpp, vllm, mlx, stream (the built-in one) or auto. Without `context` the default window is judged; a
-    `job` (prompt, new tokens) sizes it for known work. `options` are the engine's own, by its names:
-    `{"type_k": "q8_0", "n_gpu_layers": 20}`. `device`, `ram` and `vram` ask about another machine than this one:
-    "RTX 4090", "m3-max-64", "32G", "24G,24G". `max_use=0.85` refuses what needs more than that share of the usable
-    memory; `reserve` replaces the memory that is left free (bytes, of every card and of the RAM).
+    `job` (prompt, new tokens) sizes it for known work. `quant` is the quantisation of the weights: "Q8_0", "4bit",
+    "fp8". `options` are the engine's own, by its names: `{"type_k": "q8_0", "n_gpu_layers": 20}`. `device`, `ram` and
+    `vram` ask about another machine than this one: "RTX 4090", "m3-max-64", "32G", "24G,24G". `max_use=0.85` refuses
+    what needs more than that share of the usable memory; `reserve` replaces the memory that is left free (bytes, of
+    every card and of the RAM).
 
     Of a GGUF on the hub the first range is read, and its tensor directory where that does not decide the verdict;
     `exact=True` always reads it, for a bill to the byte. A note of the estimate says where tensors were not checked.
@@ -89,7 +92,14 @@ def model_preflight(
     _check_kinds(model_id, engine, options)
     confirm = (lambda _: True) if allow_download else None
     depth = Depth.TENSORS if exact else Depth.ARCHITECTURE
-    named = resolve_model(model_id, depth=depth, reach=reach, confirm=confirm, assume=True)
+    named = resolve_model(
+        model_id,
+        depth=depth,
+        reach=reach,
+        confirm=confirm,
+        assume=True,
+        quant=_quant(quant, options or {}),
+    )
     here = _machine(machine, device, ram, vram)
     asked = Asked(
         context=context,
@@ -108,6 +118,7 @@ def can_load(
     engine: str = AUTO,
     *,
     context: int | None = None,
+    quant: str | None = None,
     options: Mapping[str, Any] | None = None,
     device: str | None = None,
     ram: str | None = None,
@@ -127,7 +138,12 @@ def can_load(
     _check_kinds(model_id, engine, options)
     here = _machine(machine, device, ram, vram)
     try:
-        named = resolve_model(model_id, depth=Depth.ARCHITECTURE, reach=reach)
+        named = resolve_model(
+            model_id,
+            depth=Depth.ARCHITECTURE,
+            reach=reach,
+            quant=_quant(quant, options or {}),
+        )
         asked = Asked(context=context, min_context=min_context)
         return _judged(named, engine, here, options or {}, asked, loads_only=True).can_load
     except (HardwareError, RefusedError):
@@ -156,6 +172,13 @@ def inspect_model_remote(
     except EdgekitError as error:
         raise RemoteInspectError(str(error)) from error
     return read_metadata(model.header, model.geometry)
+
+
+def _quant(quant: str | None, options: Mapping[str, Any]) -> str | None:
+    found = options.get("quant") if quant is None else quant
+    if not isinstance(found, str | None):
+        raise UsageError(f"quant {found!r:.60} is not a name such as 'Q4_K_M'")
+    return found
 
 
 def _job(job: tuple[int, int] | None) -> Job | None:
@@ -233,13 +256,14 @@ def _judged(
     """By the engine that is named; automatically, by the files' own and, where that has no room, by llama.cpp."""
 
     def by(name: str) -> PreflightResult:
+        own = with_quant(name, options, named.quant)
         if named.assumed is not None:
             known = Opened(label=named.name, model=named.assumed.stand_in)
-            question = _question(known, name, machine, options, asked, embeds=False)
+            question = _question(known, name, machine, own, asked, embeds=False)
             return judge(replace(question, bill=named.assumed.bill(name)))
 
         def ask(opened: Opened) -> Question:
-            question = _question(opened, name, machine, options, asked, embeds=named.embeds)
+            question = _question(opened, name, machine, own, asked, embeds=named.embeds)
             return replace(question, variants=named.variants(opened, name, question.start))
 
         return in_two_steps(named.opened(name), ask, loads_only=loads_only)[-1]

@@ -1,22 +1,23 @@
-"""What a person typed -> the model that is meant. Every command, the Python API and the web API resolve names here.
+"""The text that names a model -> that model. Every command, the Python API and the web API resolve names here.
 
 `resolve` decides what a name means: a file, a model of the catalog, or anything that `read` can open. To teach
-EdgeKit another spelling, change `resolve`; no caller decides by itself what a name means.
+EdgeKit another spelling, change `resolve` or `catalog.naming.spellings`; callers never interpret names themselves.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Generic, TypeVar
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from edgekit.catalog import find_entry, opened, read_catalog
-from edgekit.catalog.naming import is_base
+from edgekit.catalog import find_entry, near_ids, opened, read_catalog
+from edgekit.catalog.naming import is_base, names_instruct, split_quant
 from edgekit.catalog.repositories import original_repository
 from edgekit.catalog.types import Catalog, Entry, Kind
-from edgekit.engine import FROM_GGUF, engine_for, engine_name
+from edgekit.engine import FROM_GGUF, engine_for, engine_name, quant_names
 from edgekit.engine.llamacpp.as_gguf import convert, default_mix
+from edgekit.engine.quant_names import read_quant, takes
 from edgekit.errors import (
     EdgekitError,
     NotFoundError,
@@ -42,8 +43,9 @@ from edgekit.plan.variants import (
     usual_variant,
     variants_of,
 )
+from edgekit.source import hub_model_of, locate, path_of
 from edgekit.source.folders import is_here
-from edgekit.source.naming import MODEL_SUFFIXES, close_names, quant_tag
+from edgekit.source.naming import MODEL_SUFFIXES, SHORT_MIXES, quant_tag
 from edgekit.source.types import Container, ModelFiles, Origin, Reach
 
 if TYPE_CHECKING:
@@ -64,50 +66,102 @@ class Resolved(Generic[Read]):
     catalog: Catalog = field(repr=False)
     entry: Entry | None = None
     found: Read | None = field(default=None, repr=False)
+    quant: str | None = None  # requested in the name or with --quant, and not yet that of a file
     notes: tuple[str, ...] = ()
 
 
 def resolve(
     reference: str | os.PathLike[str], read: Callable[[str], Read], *, absolute: bool = False
 ) -> Resolved[Read]:
-    """What `reference` means: a path first, then a name of the catalog, then whatever `read` finds.
+    """The model that `reference` means: a path first, then a name of the catalog, then whatever `read` finds.
 
-    What the user added to the catalog is read from where it came. A repository that cannot be reached is taken from
-    the catalog, if it is there, with a note. `absolute`: only absolute paths are paths. Raises EdgekitError.
+    A catalog name may be spelt in any way and may state a quantisation: "Gemma 3 27B", qwen3-8b:Q8_0. A model that
+    another program has on this machine under such a spelling goes first. Models that the user added to the catalog are
+    read from their source. Names on the network that cannot be read are answered from the catalog, with a note.
+    `absolute`: only absolute paths are paths. Raises EdgekitError.
     """
     name = os.fspath(reference)
-    is_file = is_here(name, whole=absolute)
-    catalog = Catalog(entries=()) if is_file else read_catalog()
-    entry: Entry | None = None
+    if is_here(name, whole=absolute):
+        return Resolved(name=name, catalog=Catalog(entries=()), found=read(name))
+    catalog = read_catalog()
     is_explicit = name.lower().startswith(CATALOG)
     if is_explicit:
         name = name[len(CATALOG) :]
-        entry = find_entry(name, catalog)
-    elif not is_file:
-        entry = _known(name, catalog)
-    if entry is not None and (is_explicit or "/" not in name) and not entry.is_users:
-        return Resolved(name=name, catalog=catalog, entry=entry, notes=base_note(entry))
-    source = entry.reference if entry is not None and entry.is_users else name
+        entry, quant = find_quantised(name, catalog)
+    else:
+        entry, quant = _known(name, catalog, absolute=absolute)
+    known: Resolved[Read] = Resolved(name=name, catalog=catalog, entry=entry, quant=quant)
+    is_users = entry is not None and entry.is_users
+    is_explicit = is_explicit and not is_users
+    if entry is not None and (is_explicit or _is_catalog_first(name, entry, absolute=absolute)):
+        return replace(known, notes=() if names_instruct(name) else base_note(entry))
+    source = entry.reference if entry is not None and is_users else name
     try:
         found = read(source)
-    except NotFoundError as error:
-        if entry is not None and entry.is_users:
-            note = (
-                f"known from the catalog, for {source} is gone (edgekit catalog remove {entry.id})"
-            )
-            return Resolved(name=name, catalog=catalog, entry=entry, notes=(note,))
-        if any(sign in name for sign in "/\\:."):
-            raise  # a path, an address, a name with a tag
-        raise _with_near(error, name, catalog) from error
     except PrivateAddressError:
         raise  # an answer from the catalog would hide what was refused
-    except RemoteInspectError as error:
-        said_no = isinstance(error, RemoteNotFoundError | RemoteAccessError)
-        if entry is None or (said_no and not entry.is_users):
+    except (NotFoundError, RemoteInspectError) as error:
+        if entry is None or not (is_users or _may_stand_in(name, error)):
+            raise _with_near(error, name, catalog) from error
+        if is_users and isinstance(error, NotFoundError):
+            note = f"taken from the catalog, because {source} is gone (edgekit catalog remove {entry.id})"
+        else:
+            note = (
+                f"taken from the catalog ({entry.id}), because {source} could not be read: {error}"
+            )
+        return replace(known, notes=(note,))
+    return replace(known, found=found, quant=quant if is_users else None)
+
+
+def find_quantised(name: str, catalog: Catalog) -> tuple[Entry, str | None]:
+    """The entry that a name means and the quantisation that it states. Raises NotFoundError."""
+    try:
+        return find_entry(name, catalog), None
+    except NotFoundError:
+        plain, quant = split_quant(name)
+        if quant is None:
             raise
-        note = f"known from the catalog, for {source} could not be read: {error}"
-        return Resolved(name=name, catalog=catalog, entry=entry, notes=(note,))
-    return Resolved(name=name, catalog=catalog, entry=entry, found=found)
+        return find_entry(plain, catalog), quant
+
+
+def _known(name: str, catalog: Catalog, *, absolute: bool) -> tuple[Entry | None, str | None]:
+    """Nothing for a path, even one that does not exist, and for an address outside the hub."""
+    try:
+        is_file = name.lower().endswith(MODEL_SUFFIXES) or path_of(name, whole=absolute) is not None
+        if is_file or ("://" in name and hub_model_of(name) is None):
+            return None, None
+        return find_quantised(name, catalog)
+    except (NotFoundError, UsageError, ValueError):  # ValueError: a NUL in the name
+        return None, None
+
+
+def _is_catalog_first(name: str, entry: Entry, *, absolute: bool) -> bool:
+    """Whether the entry answers without a look at the network.
+
+    So do its id, with or without a quantisation, and other spellings that are not found on this machine. A hub id and
+    one of Ollama's (gemma3:27b) mean a file that exists, and so does an entry of the user's: that is read if possible.
+    """
+    if entry.is_users:
+        return False
+    plain, quant = split_quant(name)
+    if entry.id.lower() in {name.strip().lower(), plain.strip().lower()}:
+        return True
+    if "/" in name or ":" in (name if quant is None else plain):
+        return False
+    try:
+        locate(name, reach=Reach(network=False, within=() if absolute else None))
+    except EdgekitError:
+        return True
+    return False
+
+
+def _may_stand_in(name: str, error: NotFoundError | RemoteInspectError) -> bool:
+    """Whether the catalog answers for a name that could not be read.
+
+    Not for a hub id that the hub refuses, or of which something else is here: another quantisation, for instance.
+    """
+    refused = NotFoundError | RemoteNotFoundError | RemoteAccessError
+    return not ("/" in name and isinstance(error, refused))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,14 +181,21 @@ class ResolvedModel(Resolved[Opened]):
     def engine(self, wanted: str, machine: Machine) -> str:
         if wanted.lower() != AUTO:
             return engine_name(wanted)
-        return LLAMACPP if self.found is None else engine_on(self.found.model, machine)
+        return self._quantising(
+            LLAMACPP if self.found is None else engine_on(self.found.model, machine)
+        )
 
     @property
     def first_engine(self) -> str:
-        """The one that its files are for."""
-        if self.found is not None:
-            return engine_for(self.found.model)
-        return LLAMACPP if self.entry is not None and self.entry.keys else "vllm"
+        """The one that its files are for; llama.cpp for a name without files."""
+        return self._quantising(LLAMACPP if self.found is None else engine_for(self.found.model))
+
+    def _quantising(self, engine: str) -> str:
+        """The engine, or the first that has the quantisation where this one lacks it."""
+        quant = self.quant
+        if quant is None or takes(engine, quant):
+            return engine
+        return next((one for one in quant_names.OPTIONS if takes(one, quant)), engine)
 
     def opened(self, engine: str) -> Opened:
         """Raises RefusedError where the entry has nothing that the engine loads."""
@@ -181,6 +242,9 @@ class ResolvedModel(Resolved[Opened]):
         return self.found is not None and self.found.model.geometry.embeds
 
 
+Model = TypeVar("Model", bound=ResolvedModel)
+
+
 def resolve_model(
     reference: str | os.PathLike[str],
     *,
@@ -188,9 +252,11 @@ def resolve_model(
     reach: Reach | None = None,
     confirm: Callable[[Download], bool] | None = None,
     assume: bool = False,
+    quant: str | None = None,
 ) -> ResolvedModel:
     """The model with its header read. `confirm` is asked before a hub model is downloaded; None: never download.
 
+    `quant`: the file of a repository at that quantisation; where there is none, the model as if it were quantised so.
     `assume`: a name that is not found and states a size and a quantisation ("13B at Q5_K_M") is judged by these.
     """
 
@@ -201,24 +267,52 @@ def resolve_model(
     try:
         found = resolve(reference, read, absolute=absolute)
     except NotFoundError as error:
-        assumed = _assumed(os.fspath(reference)) if assume else None
+        name = os.fspath(reference)
+        assumed = _assumed(name if quant is None else f"{name} {quant}") if assume else None
         if assumed is None:
             raise
-        note = f"nothing of that name was found: {error}"
+        note = f"judged by its name alone: {error}"
         return ResolvedModel(
-            name=os.fspath(reference),
+            name=name,
             catalog=Catalog(entries=()),
             notes=(note,),
             assumed=assumed,
             missing=error,
         )
-    return ResolvedModel(
-        name=found.name,
-        catalog=found.catalog,
-        entry=found.entry,
-        found=found.found,
-        notes=found.notes,
-    )
+    model = ResolvedModel(**{one.name: getattr(found, one.name) for one in fields(found)})
+    if quant is None:
+        return model
+    other = file_at(model, quant)
+    if other is not None:
+        return resolve_model(other, depth=depth, reach=reach, confirm=confirm)
+    return quantised(model, quant)
+
+
+def quantised(model: Model, quant: str) -> Model:
+    """The same model, to be quantised so. Raises UsageError where its name states another quantisation."""
+    if model.quant is not None and model.quant.upper() != quant.upper():
+        raise UsageError(f"{model.name} and --quant {quant} name two quantisations: give one")
+    files = model.files
+    stored = None if files is None else quant_tag(files.label) or quant_tag(_file_name(files))
+    return replace(model, quant=None if stored == quant.upper() else quant)
+
+
+def file_at(model: Resolved[Any], quant: str) -> str | None:
+    """The reference of the file that the model's repository has at this quantisation; None where it has none."""
+    found = model.found
+    files = found if isinstance(found, ModelFiles) else getattr(found, "files", None)
+    if files is None or files.origin not in {Origin.HUB, Origin.HUB_CACHE}:
+        return None
+    wanted = quant.upper()
+    wanted = SHORT_MIXES.get(wanted, wanted)
+    for tag in (wanted, f"UD-{wanted}"):
+        if tag in files.alternatives and ":" not in model.name.rpartition("/")[2]:
+            return f"{model.name}:{tag}"
+    return None
+
+
+def _file_name(files: ModelFiles) -> str:
+    return files.weights[0].name if files.weights else ""
 
 
 def _assumed(name: str) -> AssumedChoice | None:
@@ -235,35 +329,67 @@ def _assumed(name: str) -> AssumedChoice | None:
 
 
 def inspect_named(
-    reference: str | os.PathLike[str], *, depth: Depth = Depth.TENSORS, reach: Reach | None = None
+    reference: str | os.PathLike[str],
+    *,
+    depth: Depth = Depth.TENSORS,
+    reach: Reach | None = None,
+    quant: str | None = None,
 ) -> Inspection:
-    """What a model is; one of the catalog as it was released, before anybody quantised it."""
+    """What a model is. One of the catalog is shown as it was released, or at the quantisation that is asked for."""
     reach = reach or Reach()
 
     def read(source: str) -> Inspection:
         return inspect_model(source, depth=depth, reach=reach)
 
     found = resolve(reference, read, absolute=reach.within is not None)
+    if found.found is not None and quant is not None:
+        other = file_at(found, quant)
+        if other is None:
+            raise UsageError(
+                f"{found.name} has no file at {quant}: inspect shows files as they are"
+            )
+        return read(other)
     if found.found is not None:
         return found.found
-    model = ResolvedModel(name=found.name, catalog=found.catalog, entry=found.entry)
-    header = model.opened(model.first_engine).model.header
+    model = ResolvedModel(
+        name=found.name, catalog=found.catalog, entry=found.entry, quant=found.quant
+    )
+    if quant is not None:
+        model = quantised(model, quant)
+    opened = model.opened(model.first_engine)
+    header, at = opened.model.header, ""
+    if model.quant is not None:
+        mix = read_quant(LLAMACPP, model.quant)
+        header, at = convert(opened.model, mix).model.header, f" at {mix}"
     listed = f"edgekit catalog show {header.name} lists its sizes at other quantisations"
     files = ModelFiles(
         reference=os.fspath(reference),
         label=header.name,
         origin=Origin.CATALOG,
         container=header.container,
-        notes=(*found.notes, f"from the catalog, no file was read: {listed}"),
+        notes=(*found.notes, f"from the catalog{at}, no file was read: {listed}"),
     )
     return inspect_header(files, header, reach.traffic)
 
 
-def _with_near(error: NotFoundError, name: str, catalog: Catalog) -> NotFoundError:
-    """The same error with similar names of the catalog, and with what of the catalog could not be read."""
-    near = close_names(name.lower(), [entry.id for entry in catalog.entries])
-    damaged = "".join(f"; the catalog cannot be read whole: {one}" for one in catalog.problems[:1])
-    return NotFoundError(f"{error}{damaged}", candidates=() if error.candidates else near)
+def _with_near(
+    error: NotFoundError | RemoteInspectError, name: str, catalog: Catalog
+) -> NotFoundError | RemoteInspectError:
+    """The same error with the catalog's nearest names, and with what of the catalog could not be read."""
+    near = near_ids(split_quant(name)[0], catalog.entries)
+    if isinstance(error, RemoteInspectError):
+        is_answer = isinstance(error, RemoteNotFoundError | RemoteAccessError)
+        if is_answer or not near or "://" in name:
+            return error
+        return type(error)(f"{error}. Similar names in the catalog: {', '.join(near)}")
+    if any(sign in name for sign in "/\\") or name.lower().endswith(MODEL_SUFFIXES):
+        return error
+    if name.lower().startswith("sample:"):
+        return error
+    here = tuple(one for one in error.candidates if not one.startswith("sample:"))
+    damaged = "".join(f"; part of the catalog is unreadable: {one}" for one in catalog.problems[:1])
+    message = str(error).partition(". Did you mean: ")[0]
+    return NotFoundError(f"{message}{damaged}", candidates=tuple(dict.fromkeys((*here, *near))))
 
 
 def base_note(entry: Entry) -> tuple[str, ...]:
@@ -271,13 +397,4 @@ def base_note(entry: Entry) -> tuple[str, ...]:
     repository = original_repository(entry.id) or entry.repository
     if repository is None or Kind.CHAT not in entry.kinds or not is_base(repository):
         return ()
-    return (
-        f"{repository} is the base model: to be answered take its instruct version, of the same shape",
-    )
-
-
-def _known(name: str, catalog: Catalog) -> Entry | None:
-    try:
-        return find_entry(name, catalog)
-    except NotFoundError:
-        return None
+    return (f"{repository} is a base model; for chat use its instruct version (same size)",)

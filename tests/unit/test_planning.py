@@ -82,7 +82,9 @@ def test_a_repository_that_cannot_be_reached() -> None:
     assert named.entry is not None
     assert (named.entry.id, named.found) == ("qwen3-8b", None)
     (note,) = named.notes
-    assert note.startswith("known from the catalog, for Qwen/Qwen3-8B could not be read: ")
+    assert note.startswith(
+        "taken from the catalog (qwen3-8b), because Qwen/Qwen3-8B could not be read: "
+    )
     assert "127.0.0.1:9" in note
 
 

@@ -57,7 +57,7 @@ def test_resolve_takes_the_entry_of_a_repository_that_cannot_be_reached() -> Non
     found = resolve("Qwen/Qwen3-8B", unreachable)
     assert found.entry is not None
     assert found.notes == (
-        "known from the catalog, for Qwen/Qwen3-8B could not be read: no network",
+        "taken from the catalog (qwen3-8b), because Qwen/Qwen3-8B could not be read: no network",
     )
 
 

@@ -58,6 +58,14 @@ CONTEXT = Flag(
 )
 
 
+QUANT = Flag(
+    ("--quant",),
+    "quant",
+    "quantisation of the weights: Q4_K_M, Q8_0 (llama.cpp), 4bit (MLX), fp8 (vLLM)",
+    "NAME",
+)
+QUANT_KEYS = {"llama.cpp": "mix", "vllm": "quantization", "mlx": "quantize"}
+
 Price = Callable[["Load", Any], "MemoryEstimate"]
 Pricing = Callable[["Opened", str, Mapping[str, Any], "Reach"], Price]
 
@@ -77,9 +85,9 @@ def read_asked(flags: Mapping[str, Mapping[str, Any]], *, engine: str | None) ->
     """Raises UsageError for flags of another engine than the one that is chosen by its name or its flags."""
     from edgekit.engine import engine_name
 
-    given = dict(flags)
-    common = given.pop(COMMON, {})
     named = engine_name(engine) if engine is not None else None
+    given = with_one_quant(flags, named)
+    common = given.pop(COMMON, {})
     able = [one for one in ((named,) if named else given) if not _foreign(one, given)]
     if given and not able:
         told = "; ".join(
@@ -88,9 +96,57 @@ def read_asked(flags: Mapping[str, Mapping[str, Any]], *, engine: str | None) ->
         raise UsageError(f"{told}: {f'the engine is {named}' if named else 'choose an --engine'}")
     chosen = named or next(iter(able), None)
     asked = Asked(chosen, {**common, **flags_for(chosen or COMMON, given)})
-    # what cannot be read is told before anything is fetched
+    # report unreadable values before anything is fetched
     read_flags((CONTEXT, *(OPTIONS[chosen].FLAGS if chosen is not None else ())), asked.given)
     return asked
+
+
+def with_one_quant(
+    flags: Mapping[str, Mapping[str, Any]], engine: str | None
+) -> dict[str, dict[str, Any]]:
+    """The flags with `-q`, `--quantize` and `--mix` as `--quant` where their value is not for their own engine.
+
+    So `-q Q8_0` asks for a GGUF and `--engine mlx -q 4bit` for MLX's 4 bits. Raises UsageError for two quantisations.
+    """
+    from edgekit.engine.quant_names import takes
+
+    given = {one: dict(keys) for one, keys in flags.items()}
+    named = {given[COMMON]["quant"]} if given.get(COMMON, {}).get("quant") is not None else set()
+    for owner, key in QUANT_KEYS.items():
+        name = given.get(owner, {}).get(key)
+        if name is None:
+            continue
+        if (engine or owner) != owner or not takes(owner, name):
+            del given[owner][key]
+            if not given[owner]:
+                del given[owner]
+            named.add(name)
+        elif named and engine is None:
+            named.add(name)
+    if len({str(name).upper() for name in named}) > 1:
+        raise UsageError(f"{' and '.join(sorted(map(str, named)))} are two quantisations: give one")
+    if named:
+        given[COMMON] = {**given.get(COMMON, {}), "quant": named.pop()}
+    return given
+
+
+def quant_of(flags: Mapping[str, Mapping[str, Any]], engine: str | None = None) -> str | None:
+    """The quantisation that was asked for, whatever the flag; None where the engine's own flag says it."""
+    found = with_one_quant(flags, engine).get(COMMON, {}).get("quant")
+    return None if found is None else str(found)
+
+
+def with_quant(given: Mapping[str, Any], engine: str, quant: str | None) -> Mapping[str, Any]:
+    """The engine's flags with the quantisation among them. Raises UsageError where the engine lacks it."""
+    if quant is None:
+        return given
+    from edgekit.engine.quant_names import read_quant
+
+    value = read_quant(engine, quant)
+    key = QUANT_KEYS[engine]
+    if str(given.get(key, value)).upper() != value.upper():
+        raise UsageError(f"{given[key]} and {quant} are two quantisations: give one")
+    return {**given, key: value}
 
 
 def flags_for(engine: str, given: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -129,15 +185,20 @@ def make_bill(reference: str, asked: Asked, reach: Reach) -> Bill:
     """Raises EdgekitError: the model cannot be read, or the engine refuses it."""
     from edgekit.resolver import resolve_model
 
-    return bill_named(resolve_model(reference, reach=reach), asked, reach)
+    quant = asked.given.get("quant")
+    return bill_named(resolve_model(reference, reach=reach, quant=quant), asked, reach)
 
 
 def bill_named(
     named: ResolvedModel, asked: Asked, reach: Reach, pricing: Pricing | None = None
 ) -> Bill:
     """The same of a model that is open."""
+    from dataclasses import replace
+
     engine = asked.engine or named.first_engine
-    return bill_of(named.as_file(engine), engine, asked, reach, pricing)
+    asked = Asked(engine, with_quant(asked.given, engine, named.quant))
+    bill = bill_of(named.as_file(engine), engine, asked, reach, pricing)
+    return replace(bill, notes=(*named.notes, *bill.notes))
 
 
 def assume_bill(name: str, asked: Asked) -> Bill:
@@ -152,8 +213,8 @@ def assume_bill(name: str, asked: Asked) -> Bill:
     values = asked.values(engine)
     unused = ", ".join(sorted(set(values) - {"mix", "context"}))
     if unused:
-        raise UsageError(f"a rule of thumb by the name alone does not take {unused} into account")
-    model = from_name(name, mix=values.get("mix"))
+        raise UsageError(f"--assume, a rule of thumb, does not take {unused} into account")
+    model = from_name(name, mix=values.get("mix") or asked.given.get("quant"))
     choice = assumed_choice(model, read_catalog().entries)
     load = Load(context_tokens=values.get("context"))
     return Bill(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from edgekit.asking.bills import OPTIONS, Asked, Pricing, biller, told_bill
+from edgekit.asking.bills import OPTIONS, Asked, Pricing, biller, told_bill, with_quant
 from edgekit.asking.flags import typed
 from edgekit.asking.llamacpp_options import COMPANIONS
 from edgekit.engine import engine_named
@@ -19,7 +19,9 @@ from edgekit.memory.types import HOST, Load, MemoryEstimate
 from edgekit.plan.assumed import AssumedChoice
 from edgekit.plan.changes import changes
 from edgekit.plan.choice import reads_at_once
+from edgekit.plan.context import UNKNOWN_NATIVE_TOKENS
 from edgekit.plan.growth import growth_limits
+from edgekit.plan.making import check_users
 from edgekit.plan.types import (
     Job,
     PreflightResult,
@@ -56,6 +58,8 @@ class Asking:
     flags: Mapping[
         str, Mapping[str, Any]
     ]  # engine -> its flags as typed, those of every engine included
+    quant: str | None = None  # of the weights, whichever engine
+    users: int | None = None  # at the same time, each with a context of their own
     job: Job | None = None
     min_context: int | None = None
     window_budget_bytes: int | None = None
@@ -84,7 +88,12 @@ def check_model(reference: str, asking: Asking) -> list[Answer]:
     reach = asking.reach()
     try:
         named = resolve_model(
-            reference, depth=asking.depth, reach=reach, confirm=asking.confirm, assume=True
+            reference,
+            depth=asking.depth,
+            reach=reach,
+            confirm=asking.confirm,
+            assume=True,
+            quant=asking.quant,
         )
     except EdgekitError as error:
         return [Unanswered(reference=reference, engine=None, error=error)]
@@ -123,8 +132,9 @@ def _answer(named: ResolvedModel, engine: str, asking: Asking, reach: Reach) -> 
     try:
         if named.assumed is not None:
             return _assumed(named, named.assumed, engine, asking, reach)
-        asking = for_embedding(asking, named)
-        return check_opened(named.opened(engine), engine, asking, reach, named.variants)
+        asking = for_model(asking, named, engine)
+        found = check_opened(named.opened(engine), engine, asking, reach, named.variants)
+        return replace(found, bill=replace(found.bill, notes=(*named.notes, *found.bill.notes)))
     except CancelledError:
         raise
     except EdgekitError as error:
@@ -157,12 +167,15 @@ def _assumed(
     return Check(bill=shown, result=result, flags=typed(values), is_assumed=True)
 
 
-def for_embedding(asking: Asking, named: ResolvedModel) -> Asking:
-    """An embedding model is started to embed."""
-    flags = asking.flags.get(LLAMACPP, {})
-    if not named.embeds or "embeddings" in flags:
-        return asking
-    return replace(asking, flags={**asking.flags, LLAMACPP: {**flags, "embeddings": True}})
+def for_model(asking: Asking, named: ResolvedModel, engine: str) -> Asking:
+    """With the quantisation of the model's name among the flags; an embedding model is started to embed.
+
+    Raises UsageError for a quantisation that the engine lacks.
+    """
+    given = dict(with_quant(asking.flags.get(engine, {}), engine, named.quant))
+    if named.embeds and engine == LLAMACPP:
+        given.setdefault("embeddings", True)
+    return replace(asking, flags={**asking.flags, engine: given})
 
 
 def check_opened(
@@ -187,18 +200,19 @@ def check_opened(
     found, question, result = in_two_steps(opened, ask, reach=reach)
     if result.variant is not None and "mix" in result.variant.changes:
         found = replace(found, mix=result.variant.name)
-    values = Asked(engine, asking.flags.get(engine, {})).values(engine)
-    return _told(found, question, result, values, asking)
+    return _told(found, question, result, _values(found, engine, asking), asking)
 
 
 def asked_question(
     opened: Opened, engine: str, asking: Asking, reach: Reach, pricing: Pricing = biller
 ) -> tuple[Question, dict[str, Any]]:
     """What is asked of the engine on the machine, and the flags that say so. Raises EdgekitError."""
-    values = Asked(engine, asking.flags.get(engine, {})).values(engine)
+    values = _values(opened, engine, asking)
     load, setup = OPTIONS[engine].ask(values)
-    if values.get("context") == 0:  # to every engine: all the model was made for
+    if values.get("context") == 0:  # every engine: the whole native window
         load = replace(load, context_tokens=0)
+    if asking.users is not None:
+        load = replace(load, sequences=asking.users)
     question = Question(
         model=opened.model,
         engine=engine,
@@ -216,6 +230,25 @@ def asked_question(
         cancelled=reach.cancelled,
     )
     return question, values
+
+
+def _values(opened: Opened, engine: str, asking: Asking) -> dict[str, Any]:
+    """The engine's flags. llama.cpp counts the contexts of all users together, the other engines that of one."""
+    values = Asked(engine, asking.flags.get(engine, {})).values(engine)
+    users = asking.users
+    if users is None:
+        return values
+    check_users(users, engine)
+    if engine == STREAM:
+        raise UsageError("--users: the built-in engine serves one user at a time")
+    if engine != LLAMACPP:
+        return values
+    if "parallel" in values or values.get("unified"):
+        raise UsageError("--users N is -np N with a context for each: give one of them")
+    if "context" in values:
+        native = opened.model.geometry.native_context or UNKNOWN_NATIVE_TOKENS
+        values["context"] = (values["context"] or native) * users
+    return {**values, "parallel": users, "unified": False}
 
 
 def _told(

@@ -7,7 +7,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from edgekit.asking.bills import CONTEXT, OPTIONS, Asked, flags_for, read_asked
+from edgekit.asking.bills import (
+    CONTEXT,
+    OPTIONS,
+    Asked,
+    flags_for,
+    quant_of,
+    read_asked,
+    with_one_quant,
+    with_quant,
+)
 from edgekit.asking.flags import COMMON, read, read_flags, read_number, whole
 from edgekit.errors import UsageError
 from edgekit.units import parse_size
@@ -69,6 +78,18 @@ class Words:
         found: int | None = read_flags((CONTEXT,), self.given.get(COMMON, {})).get("context")
         return found
 
+    @property
+    def quant(self) -> str | None:
+        """The quantisation asked for with --quant, or with another engine's flag for it."""
+        return quant_of(self.given, self.named_engine)
+
+    @property
+    def named_engine(self) -> str | None:
+        from edgekit.engine import engine_name
+
+        chosen = (self.engine or AUTO).lower()
+        return None if chosen in {AUTO, ALL} else engine_name(chosen)
+
 
 def machine_of(words: Words) -> Machine:
     """The one at hand where none is named. Raises UsageError for a name or a size that means nothing."""
@@ -79,19 +100,21 @@ def machine_of(words: Words) -> Machine:
 
 def engine_flags(words: Words) -> tuple[tuple[str, ...], EngineFlags]:
     """The engines that were chosen, and the flags of each. Raises UsageError before anything is fetched."""
-    given = dict(words.given)
+    given = with_one_quant(words.given, words.named_engine)
     common = given.pop(COMMON, {})
     word = AUTO if words.engine is None else words.engine.lower()
     if word == ALL:
         chosen = tuple(OPTIONS)
     elif word != AUTO or given:
-        asked = read_asked(words.given, engine=None if word == AUTO else word)
+        asked = read_asked(given | {COMMON: common}, engine=None if word == AUTO else word)
         chosen = (asked.engine,) if asked.engine is not None else ()
     else:
         chosen = ()
     flags = {engine: {**common, **flags_for(engine, given)} for engine in OPTIONS}
     for engine in chosen or OPTIONS:
         Asked(engine, flags[engine]).values(engine)
+    if len(chosen) == 1:
+        with_quant({}, chosen[0], common.get("quant"))
     return chosen, flags
 
 
@@ -114,6 +137,8 @@ def asking_of(
         machine=machine or machine_of(words),
         engines=chosen,
         flags=flags,
+        quant=words.quant,
+        users=read_number("--users", words.users, least=1),
         job=_job(words.job),
         min_context=read_number("--min-context", words.min_context),
         window_budget_bytes=None if budget is None else read("--window-budget", parse_size, budget),
@@ -150,7 +175,7 @@ def wanted_of(words: Words, named: ResolvedModel, machine: Machine | None = None
     chosen, given = planned_engine(words)
     machine = machine or machine_of(words)
     engine = named.engine(chosen, machine)
-    flags = Asked(engine, given[engine]).values(engine)
+    flags = Asked(engine, with_quant(given[engine], engine, named.quant)).values(engine)
     for key, told in _NOT_PLANNED.items():
         if key in flags:
             raise UsageError(f"plan does not take {told}")

@@ -1,8 +1,9 @@
-"""A model's name -> its id, its family, and what it is for. TABLE of the words that tell."""
+"""A model's name -> its id, its family, what it is for, and the spellings it is known by."""
 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from edgekit.catalog.types import Kind
 
@@ -84,7 +85,58 @@ _ANSWERS = re.compile(
 )
 
 
+def names_instruct(name: str) -> bool:
+    """Whether the name asks for a model that answers: 'Llama 3.1 8B Instruct', 'gemma-3-27b-it'."""
+    return _ANSWERS.search(re.sub(r"[\s:]+", "-", name)) is not None
+
+
 def is_base(repository: str) -> bool:
     """Whether it continues texts and answers no questions, by its name: 'meta-llama/Llama-3.1-8B'."""
     owner, _, name = repository.partition("/")
     return owner in _BASE_OWNERS and _ANSWERS.search(name) is None
+
+
+# Words that do not change what a model takes: its tuning, its container, Ollama's default tag.
+_SAME_SHAPE = frozenset({"instruct", "it", "chat", "hf", "gguf", "latest"})
+# Publishers that people put before a name, with a space or a dash: "Meta-Llama-3.1-8B", "Google Gemma 3 27B".
+_PUBLISHERS = frozenset({
+    "alibaba", "google", "ibm", "meta", "microsoft", "mistralai", "nvidia", "openai",
+})  # fmt: skip
+_ACTIVE = re.compile(r"a\d+(?:\.\d+)?[bm]")  # A3B: the parameters that work on one token
+_WORDS = re.compile(r"[a-z0-9]+(?:\.[0-9]+[a-z]*)*")
+_PARTS = re.compile(r"[0-9]+(?:\.[0-9]+)?|[a-z]+")
+
+
+@lru_cache(maxsize=4096)
+def spellings(name: str) -> tuple[str, str, str]:
+    """The name in three spellings, each looser than the one before; equal ones mean the same model.
+
+    1. without capitals, separators and publisher: 'google/Gemma-3-27B-it', 'gemma3:27b_it'
+    2. also without words such as 'it' and 'instruct', which do not change the shape: 'Gemma 3 27B'
+    3. also without the number of active parameters: 'qwen3-30b' for 'qwen3-30b-a3b'
+
+    >>> spellings("Qwen/Qwen3-30B-A3B-Instruct")
+    ('qwen 3 30 ba 3 binstruct', 'qwen 3 30 ba 3 b', 'qwen 3 30 b')
+    """
+    words = _WORDS.findall(name.rstrip("/").rpartition("/")[2][:_LONGEST].lower())
+    if len(words) > 1 and words[0] in _PUBLISHERS:
+        words = words[1:]
+    shape = [word for word in words if word not in _SAME_SHAPE]
+    size = [word for word in shape if not _ACTIVE.fullmatch(word)]
+    return _joined(words), _joined(shape), _joined(size)
+
+
+def _joined(words: list[str]) -> str:
+    """Letters that follow each other are one word: 'gpt-oss-20b' and 'gptoss 20B' are 'gptoss 20 b'."""
+    parts = [part for word in words for part in _PARTS.findall(word)]
+    return re.sub(r"(?<=[a-z]) (?=[a-z])", "", " ".join(parts))
+
+
+_TAG = r"(?:UD-)?I?Q\d(?:_[A-Z0-9]+)*|TQ\d_0|BF16|F16|FP16|F32|MXFP4(?:_MOE)?|NVFP4|FP8|AWQ|GPTQ|\d-?bit|q\d_g\d+"
+_QUANTISED = re.compile(rf"(?P<name>.+?)(?P<mark>[-._: ]+)(?P<quant>{_TAG})", re.IGNORECASE)
+
+
+def split_quant(name: str) -> tuple[str, str | None]:
+    """'qwen3-8b:Q8_0', 'Qwen3 8B Q8_0' -> the name and its quantisation; None where it states none."""
+    found = _QUANTISED.fullmatch(name.strip()[: 2 * _LONGEST])
+    return (name, None) if found is None else (found["name"], found["quant"])

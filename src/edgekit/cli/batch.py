@@ -15,7 +15,8 @@ from typing import Any, BinaryIO
 
 from edgekit.cli.batch_models import BatchModels
 from edgekit.engine import ENGINES, engine_name, engine_named
-from edgekit.engine.row_options import CONTEXT_OPTIONS, Options, did_you_mean
+from edgekit.engine.quant_names import with_quant
+from edgekit.engine.row_options import CONTEXT_OPTIONS, Options, did_you_mean, text
 from edgekit.errors import EdgekitError, HeaderLimitError, NotFoundError, UsageError
 from edgekit.header import limits
 from edgekit.report.bill_json import answer_json
@@ -59,8 +60,9 @@ def _answer(row: Mapping[str, Any], models: BatchModels) -> dict[str, Any]:
         raise UsageError("engine and backend must be names")
     wanted = None if asked is None else engine_name(asked)
     _check_keys(row, wanted)
-    engine, model = models.of_row(row, wanted)
-    read = Options(options)
+    asked_quant = None if "quantization" in options else text(options, "quant")
+    engine, model, quant = models.of_row(row, wanted, asked_quant)
+    read = Options(with_quant(engine, options, quant))
     load, setup = _read_options(engine, read, backend)
     read.require_known(engine)
     answer = answer_json(engine_named(engine).estimate(model, load, setup))

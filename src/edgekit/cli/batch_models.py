@@ -14,7 +14,7 @@ from edgekit.catalog.types import Catalog
 from edgekit.engine.types import Model
 from edgekit.errors import EdgekitError, UsageError
 from edgekit.estimation import open_config
-from edgekit.resolver import ResolvedModel, resolve_model
+from edgekit.resolver import ResolvedModel, quantised, resolve_model
 from edgekit.source.types import Reach
 
 KEPT_MODELS = 512  # rows may go back and forth between all models of a collection
@@ -38,16 +38,17 @@ class _Kept:
         found = self.named.found if self.named is not None else None
         return 0 if found is None else len(found.model.header.tensors or ())
 
-    def next_model(self, wanted: str | None) -> tuple[str, Model]:
+    def next_model(self, wanted: str | None, quant: str | None) -> tuple[str, Model, str | None]:
         assert self.named is not None  # noqa: S101 - either it or the failure is there
-        engine = wanted or self.named.first_engine
+        named = self.named if quant is None else quantised(self.named, quant)
+        engine = wanted or named.first_engine
         self.answers += 1
         if self.answers % ANSWERS_BEFORE_FORGETTING == 0:
             self.models.clear()
         if engine not in self.models:
             model = self.named.as_file(engine).model
             self.models[engine] = Model(header=model.header, geometry=model.geometry)
-        return engine, self.models[engine]
+        return engine, self.models[engine], named.quant
 
 
 class BatchModels:
@@ -58,34 +59,40 @@ class BatchModels:
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
         self._tensors = 0
 
-    def of_row(self, row: Mapping[str, Any], wanted: str | None = None) -> tuple[str, Model]:
-        """The engine (`wanted`, or the one for its files) and the model for it.
+    def of_row(
+        self, row: Mapping[str, Any], wanted: str | None = None, quant: str | None = None
+    ) -> tuple[str, Model, str | None]:
+        """The engine (`wanted`, or the one for its files), the model for it and the quantisation it is to have.
 
-        Raises EdgekitError: again and again for a model that could not be opened once.
+        Raises EdgekitError: again for every row with a model that could not be opened once.
         """
         config, reference = row.get("config"), row.get("model")
         if config is not None:
             if not isinstance(config, Mapping):
                 raise UsageError("config is not an object")
-            return self._model(_config_key(config), lambda: _of_config(config), wanted)
+            return self._model(_config_key(config), lambda: _of_config(config), wanted, quant)
         if not isinstance(reference, str) or not reference:
             raise UsageError("the row has neither a model (a path or an id) nor a config")
 
         def open_it() -> ResolvedModel:
             return resolve_model(reference, reach=self._reach)
 
-        return self._model(_file_key(reference), open_it, wanted)
+        return self._model(_file_key(reference), open_it, wanted, quant)
 
     def _model(
-        self, key: Hashable, open_it: Callable[[], ResolvedModel], wanted: str | None
-    ) -> tuple[str, Model]:
+        self,
+        key: Hashable,
+        open_it: Callable[[], ResolvedModel],
+        wanted: str | None,
+        quant: str | None,
+    ) -> tuple[str, Model, str | None]:
         kept = self._kept.get(key)
         if kept is None:
             kept = self._keep(key, _opened(open_it))
         self._kept.move_to_end(key)
         if kept.failure is not None:
             raise kept.failure.with_traceback(None)
-        return kept.next_model(wanted)
+        return kept.next_model(wanted, quant)
 
     def _keep(self, key: Hashable, kept: _Kept) -> _Kept:
         self._kept[key] = kept

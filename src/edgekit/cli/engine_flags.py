@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from edgekit.asking.bills import CONTEXT, OPTIONS
+from edgekit.asking.bills import CONTEXT, OPTIONS, QUANT
 from edgekit.asking.flags import COMMON, Flag
 from edgekit.errors import UsageError
 from edgekit.units import parse_tokens
@@ -40,7 +40,7 @@ def add_engine_flags(
     )
     shown = context_help or (_CHECKED_CONTEXT if several else CONTEXT.help)
     context = CONTEXT._replace(help=shown)
-    add_flags(parser, COMMON, "every engine", (context,))
+    add_flags(parser, COMMON, "every engine", (context, QUANT))
     add_flags_of(parser, engines, without=without)
 
 

@@ -53,6 +53,11 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="read only the architecture: one range request for a remote GGUF; config.json "
         "and the index for safetensors",
     )
+    parser.add_argument(
+        "--quant",
+        metavar="NAME",
+        help="show the file of a repository, or a catalog model, at this quantisation: Q4_K_M",
+    )
     add_reach_options(parser)
     parser.set_defaults(run=run)
 
@@ -64,7 +69,7 @@ def run(arguments: argparse.Namespace) -> str:
 
     depth = Depth.ARCHITECTURE if arguments.light and not arguments.tensors else Depth.TENSORS
     with reach_of(arguments, quiet=arguments.json) as reach:
-        found = inspect_named(arguments.model, depth=depth, reach=reach)
+        found = inspect_named(arguments.model, depth=depth, reach=reach, quant=arguments.quant)
     return _render(found, arguments)
 
 

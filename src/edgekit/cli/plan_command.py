@@ -128,7 +128,7 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     planned_engine(words)  # what cannot be read is told before anything is fetched
     with reach_of(arguments, quiet=arguments.json) as reach:
         confirm = confirmed(arguments, alone=True)
-        named = resolve_model(arguments.model, reach=reach, confirm=confirm)
+        named = resolve_model(arguments.model, reach=reach, confirm=confirm, quant=words.quant)
         plan = plan_model(named, wanted_of(words, named), reach=reach)
     ready = ready_commands(plan, files=named.files) if plan.fits else ()
     if arguments.plot is not None:

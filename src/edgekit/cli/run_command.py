@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from edgekit.asking.bills import CONTEXT, OF_THE_MACHINE, OPTIONS
+from edgekit.asking.bills import CONTEXT, OF_THE_MACHINE, OPTIONS, QUANT
 from edgekit.asking.flags import COMMON, read_number
 from edgekit.cli.engine_flags import add_flags, add_flags_of
 from edgekit.cli.generation_options import add_sampling_options, sampling_of
@@ -97,7 +97,7 @@ def add_shared(parser: argparse.ArgumentParser, *engines: str) -> None:
     )
     add_run_options(parser)
     add_reach_options(parser)
-    add_flags(parser, COMMON, "the context", (CONTEXT._replace(help=_CONTEXT),))
+    add_flags(parser, COMMON, "the context", (CONTEXT._replace(help=_CONTEXT), QUANT))
     known = tuple(engine for engine in engines if engine in OPTIONS)
     add_flags_of(parser, known, without=OF_THE_MACHINE | SHARED)
 

@@ -17,6 +17,7 @@ from edgekit.asking.llamacpp_bill import BESIDE_THE_MODEL
 from edgekit.asking.words import engine_flags
 from edgekit.catalog.types import Kind
 from edgekit.cli.published import asking_first, catalog_name, find_published, open_published
+from edgekit.catalog.naming import split_quant
 from edgekit.cli.reach_options import screen_width
 from edgekit.cli.tiers import read_purpose
 from edgekit.cli.typed import words_of
@@ -31,6 +32,7 @@ from edgekit.report.check import Check
 from edgekit.report.check_text import check_text
 from edgekit.report.headline import headline
 from edgekit.resolver import ResolvedModel, resolve_model
+from edgekit.source.folders import is_here
 from edgekit.source.types import Container, Origin, Reach
 from edgekit.units import parse_size
 
@@ -167,7 +169,7 @@ def read_order(
         raise UsageError("--budget is kept by the built-in engine: add --engine stream")
     window_budget = arguments.window_budget
     return Order(
-        reference=arguments.model,
+        reference=_at_quant(arguments.model, flags[engine].get("quant")),
         engine=engine,
         flags=flags,
         sinks=read_number("--sinks", arguments.sinks) or 0,
@@ -179,6 +181,18 @@ def read_order(
         purpose=read_purpose(getattr(arguments, "latency", None)),
         settled=_SETTLED[engine](arguments) | (settled if engine == LLAMACPP else {}),
     )
+
+
+def _at_quant(reference: str, quant: str | None) -> str:
+    """The repository or the name at this quantisation. UsageError for a file, which is loaded as it is."""
+    if quant is None:
+        return reference
+    if is_here(reference):
+        raise UsageError(f"--quant {quant}: a file is loaded as it is; name a repository instead")
+    stated = split_quant(reference)[1]
+    if stated is not None and stated.upper() != quant.upper():
+        raise UsageError(f"{reference} and --quant {quant} name two quantisations: give one")
+    return reference if stated is not None else f"{reference}:{quant}"
 
 
 def _for_llama(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from edgekit.asking import llamacpp_options
-from edgekit.asking.bills import CONTEXT
+from edgekit.asking.bills import CONTEXT, QUANT
 from edgekit.asking.flags import COMMON, read_flags
 from edgekit.cli.engine_flags import add_flags, given_flags
 from edgekit.cli.reach_options import (
@@ -83,7 +83,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="time limit for the engine (default 60, with --load 600)",
     )
     add_reach_options(parser)
-    add_flags(parser, COMMON, "context", (CONTEXT,))
+    add_flags(parser, COMMON, "every engine", (CONTEXT, QUANT))
     add_flags(parser, _ENGINE, llamacpp_options.TITLE, _FLAGS)
     parser.set_defaults(run=run)
 
@@ -121,7 +121,7 @@ def _verify(arguments: argparse.Namespace) -> tuple[Verification, str]:
     way = choose_way(setup.mode if "mode" in values else None, really=arguments.load)
     with reach_of(arguments, quiet=arguments.json) as reach:
         found = verify_model(
-            _files(arguments.model, reach),
+            _files(arguments.model, reach, given.get(COMMON, {}).get("quant")),
             load,
             setup,
             way=way,
@@ -131,19 +131,35 @@ def _verify(arguments: argparse.Namespace) -> tuple[Verification, str]:
     return found, llamacpp_options.told(load, found.estimate)
 
 
-def _files(reference: str, reach: Reach) -> ModelFiles:
-    """A model of the catalog as a file that is generated from what is known of it, at its usual quantisation."""
+def _files(reference: str, reach: Reach, quant: str | None) -> ModelFiles:
+    """The files of a model. One of the catalog has a header generated from its facts, at Q4_K_M or as requested."""
     from dataclasses import replace
 
-    from edgekit.resolver import ResolvedModel, resolve
+    from edgekit.engine.llamacpp.as_gguf import convert
+    from edgekit.engine.quant_names import read_quant
+    from edgekit.errors import UsageError
+    from edgekit.resolver import ResolvedModel, file_at, quantised, resolve
     from edgekit.source import locate
     from edgekit.verify.generated import generated_files
 
     found = resolve(reference, lambda source: locate(source, reach=reach))
     if found.found is not None:
-        return found.found
-    known = ResolvedModel(name=found.name, catalog=found.catalog, entry=found.entry)
+        other = None if quant is None else file_at(found, quant)
+        if quant is None or (other is None and quant.upper() in found.found.label.upper()):
+            return found.found
+        if other is None:
+            raise UsageError(f"{found.name} has no file at {quant}: verify loads files as they are")
+        return locate(other, reach=reach)
+    known = ResolvedModel(
+        name=found.name, catalog=found.catalog, entry=found.entry, quant=found.quant
+    )
+    if quant is not None:
+        known = quantised(known, quant)
     opened = known.as_file(_ENGINE)
+    if known.quant is not None:
+        mix = read_quant(_ENGINE, known.quant)
+        model = convert(known.opened(_ENGINE).model, mix).model
+        opened = replace(opened, model=model, mix=mix)
     files = generated_files(opened.model.header, label=opened.label)
     return replace(files, notes=(f"header generated from the catalog, at {opened.mix}",))
 

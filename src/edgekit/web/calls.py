@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from edgekit.asking.bills import bill_named, read_asked
 from edgekit.asking.checks import answers_json, check_named
 from edgekit.asking.known import listed, recommend_words
-from edgekit.asking.words import asking_of, engine_flags, planned_engine, wanted_of
+from edgekit.asking.words import Words, asking_of, engine_flags, planned_engine, wanted_of
 from edgekit.catalog import read_catalog
 from edgekit.catalog.types import Kind
 from edgekit.errors import UsageError
@@ -22,7 +22,7 @@ from edgekit.report.catalog_json import catalog_json
 from edgekit.report.commands import ready_commands
 from edgekit.report.hardware_json import devices_json, hardware_json
 from edgekit.report.plan_json import plan_json
-from edgekit.resolver import inspect_named
+from edgekit.resolver import file_at, inspect_named, quantised
 from edgekit.web import requests
 from edgekit.web.fit import curve_answer, fit
 from edgekit.web.machines import machine_now
@@ -38,6 +38,7 @@ from edgekit.web.references import (
 from edgekit.web.types import Watch, reach_of
 
 if TYPE_CHECKING:
+    from edgekit.web.models import KeptNamed
     from edgekit.web.state import State
 
 Json = dict[str, Any]
@@ -53,13 +54,25 @@ class Call:
     is_long: bool = False  # it may compute for seconds: of one client a few at once
 
 
+def _named(state: State, asked: Any, words: Words, watch: Watch) -> KeptNamed:
+    """The model, at the quantisation that is asked for beside its name."""
+    named = state.models.named(asked.model, watch)
+    quant = words.quant
+    if quant is None:
+        return named
+    other = file_at(named, quant)
+    return quantised(named, quant) if other is None else state.models.named(other, watch)
+
+
 def _inspect(state: State, asked: Any, watch: Watch) -> Json:
     reference = allowed(asked.model, state.settings)
     if is_file(reference):
         files_inside(reference, state.settings)
     depth = Depth.ARCHITECTURE if asked.light and not asked.tensors else Depth.TENSORS
     with state.models.among_the_waiting(watch, far=not is_near(reference)):
-        found = inspect_named(reference, depth=depth, reach=reach_of(state.settings, watch))
+        found = inspect_named(
+            reference, depth=depth, reach=reach_of(state.settings, watch), quant=asked.quant
+        )
     return inspection_json(
         found, tensors=bool(asked.tensors), layers=bool(asked.layers), keys=bool(asked.keys)
     )
@@ -68,7 +81,7 @@ def _inspect(state: State, asked: Any, watch: Watch) -> Json:
 def _estimate(state: State, asked: Any, watch: Watch) -> Json:
     words = allowed_words(asked.words(), state.settings)
     flags = read_asked(words.given, engine=words.engine)
-    named = state.models.named(asked.model, watch)
+    named = _named(state, asked, words, watch)
     with state.models.among_the_waiting(watch, far=far_beside(words)):
         bill = bill_named(named, flags, reach_of(state.settings, watch), named.pricing)
     return bill_json(bill, layers=bool(asked.per_layer))
@@ -78,7 +91,7 @@ def _check(state: State, asked: Any, watch: Watch) -> Json:
     words = allowed_words(asked.words(), state.settings)
     engine_flags(words)  # what cannot be read is told before anything is fetched
     reach = reach_of(state.settings, watch)
-    named = state.models.named(asked.model, watch)
+    named = _named(state, asked, words, watch)
     asking = asking_of(words, reach=lambda: reach, machine=machine_now(words))
     with state.models.among_the_waiting(watch, far=far_beside(words)):
         return answers_json(check_named(named, asking, reach))
@@ -87,7 +100,7 @@ def _check(state: State, asked: Any, watch: Watch) -> Json:
 def _plan(state: State, asked: Any, watch: Watch) -> Json:
     words = allowed_words(asked.words(), state.settings)
     planned_engine(words)
-    named = state.models.named(asked.model, watch)
+    named = _named(state, asked, words, watch)
     wanted = wanted_of(words, named, machine_now(words))
     is_far = (
         named.files is not None and named.files.origin.is_remote
@@ -119,7 +132,7 @@ def _recommend(_: State, asked: Any, watch: Watch) -> Json:
 def _fit(state: State, asked: Any, watch: Watch) -> Json:
     words = allowed_words(asked.words(), state.settings)
     engine_flags(words)
-    named = state.models.named(asked.model, watch)
+    named = _named(state, asked, words, watch)
     with state.models.among_the_waiting(watch, far=far_beside(words)):
         return fit(state, words, named, watch)
 
@@ -127,7 +140,7 @@ def _fit(state: State, asked: Any, watch: Watch) -> Json:
 def _curves(state: State, asked: Any, watch: Watch) -> Json:
     words = allowed_words(asked.words(), state.settings)
     engine_flags(words)
-    named = state.models.named(asked.model, watch)
+    named = _named(state, asked, words, watch)
     with state.models.among_the_waiting(watch, far=far_beside(words)):
         return curve_answer(state, words, named, watch, points=asked.points)
 

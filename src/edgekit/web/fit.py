@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from edgekit.asking.bills import CONTEXT, OPTIONS, Asked, bill_of
-from edgekit.asking.checks import Asking, asked_question, for_embedding
+from edgekit.asking.checks import Asking, asked_question, for_model
 from edgekit.asking.flags import flag_words, read_flags, typed
 from edgekit.asking.llamacpp_options import this_cpu
 from edgekit.asking.words import Words, asking_of
@@ -78,7 +78,9 @@ def curve_answer(
     reach = reach_of(state.settings, watch)
     asking = asking_of(words, reach=lambda: reach, with_changes=False, machine=machine_now(words))
     engine = _engine(asking, named)
-    question, _ = asked_question(named.as_file(engine), engine, for_embedding(asking, named), reach)
+    question, _ = asked_question(
+        named.as_file(engine), engine, for_model(asking, named, engine), reach
+    )
     found = curves(question, first_way(question), points=points or POINTS)
     return {
         "schema": SCHEMA,
@@ -119,7 +121,7 @@ def _reference(named: KeptNamed) -> str:
 def _settled(named: KeptNamed, engine: str, asking: Asking, reach: Reach) -> _Load:
     opened = named.as_file(engine)
     question, values = asked_question(
-        opened, engine, for_embedding(asking, named), reach, named.pricing
+        opened, engine, for_model(asking, named, engine), reach, named.pricing
     )
     fitting = Fitting(question, first_way(question))
     weighed = fitting.price(fitting.asked or fitting.native)
@@ -211,7 +213,7 @@ def _sentence(load: _Load) -> str:
 
 def _refused(error: Exception, asking: Asking, named: KeptNamed, engine: str) -> Json:
     """The flags as they were asked for."""
-    flags = for_embedding(asking, named).flags.get(engine, {})
+    flags = for_model(asking, named, engine).flags.get(engine, {})
     values = Asked(engine, flags).values(engine)
     native = _native(named)
     return {

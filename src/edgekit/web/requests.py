@@ -21,7 +21,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from edgekit.asking.bills import CONTEXT, OF_THE_MACHINE, OPTIONS, PLANNED
+from edgekit.asking.bills import CONTEXT, OF_THE_MACHINE, OPTIONS, PLANNED, QUANT
 from edgekit.asking.flags import COMMON, Flag
 from edgekit.asking.words import Words
 
@@ -78,7 +78,7 @@ Devices = Annotated[list[Word], Field(max_length=MAX_DEVICES), BeforeValidator(_
 
 _OWNERS = {
     flag.key: engine for engine in OPTIONS for flag in OPTIONS[engine].FLAGS if not flag.lender
-} | {CONTEXT.key: COMMON}
+} | {CONTEXT.key: COMMON, QUANT.key: COMMON}
 _MEANT: dict[str, set[Any]] = {}
 for _flag in (flag for options in OPTIONS.values() for flag in options.FLAGS):
     if not _flag.metavar:
@@ -90,7 +90,7 @@ def _spelled(name: str) -> str:
 
 
 _BY_NAME: dict[str, list[Flag]] = {}  # a body may hold ten thousand names: each is looked up once
-for _flag in (CONTEXT, *(flag for options in OPTIONS.values() for flag in options.FLAGS)):
+for _flag in (CONTEXT, QUANT, *(flag for options in OPTIONS.values() for flag in options.FLAGS)):
     for _one in (*_flag.names, *_flag.aliases):
         _BY_NAME.setdefault(_spelled(_one), []).append(_flag)
 
@@ -168,7 +168,7 @@ def _engine_fields(engines: Iterable[str], *, without: frozenset[str] = frozense
         for flag in OPTIONS[engine].FLAGS
         if flag.key not in without and flag.lender not in names
     )
-    return dict(_flag_fields((CONTEXT, *flags)))
+    return dict(_flag_fields((CONTEXT, QUANT, *flags) if names else (CONTEXT,)))
 
 
 def _model(told: str, *examples: str) -> Fields:
@@ -180,10 +180,6 @@ _HUB = "a Hugging Face ID (unsloth/Qwen3-8B-GGUF:Q4_K_M), a URL"
 _MODEL = _model(
     f"{_HUB}, a catalog name, sample:NAME, or a file in a --models-dir folder",
     "qwen3-8b",
-    "sample:gemma-3-27b",
-)
-_MODEL_FILES = _model(
-    f"{_HUB}, sample:NAME, or a file in a --models-dir folder; catalog names have no file to inspect",
     "sample:gemma-3-27b",
 )
 _ENGINE: Fields = {
@@ -204,14 +200,18 @@ _LEAST: Fields = {
         Word, "smallest context to accept (default 16k, or the trained context if shorter)"
     )
 }
+_USERS: Fields = {"users": _said(Word, "users at the same time, each with a context of their own")}
 _CHECK: Fields = _LEAST | {
     "job": _said(Word, "size the context for a prompt of P tokens and N new tokens: 6000+800"),
     "window_budget": _said(Word, "size the context by its KV cache when none is given: 4G"),
 }
-_WISHES: Fields = _LEAST | {
-    "users": _said(Word, "number of parallel users, each with their own context"),
-    "prefer_accurate_kv": _said(bool, "prefer an accurate KV cache to a longer context"),
-}
+_WISHES: Fields = (
+    _LEAST
+    | _USERS
+    | {
+        "prefer_accurate_kv": _said(bool, "prefer an accurate KV cache to a longer context"),
+    }
+)
 _CHECKED = _engine_fields(OPTIONS, without=OF_THE_MACHINE)
 _EVERY = _engine_fields(OPTIONS)
 
@@ -227,11 +227,12 @@ def _made(name: str, *parts: Fields) -> type[Request]:
 
 INSPECT = _made(
     "InspectRequest",
-    _MODEL_FILES,
+    _MODEL,
     {
         "layers": _said(bool, "list every layer"),
         "tensors": _said(bool, "list every tensor"),
         "keys": _said(bool, "list every metadata key"),
+        "quant": _said(Word, "the file of a repository, or a known model, at this quantisation"),
         "light": _said(bool, "read only the architecture keys: fewer bytes from a remote file"),
     },
 )
@@ -242,7 +243,7 @@ ESTIMATE = _made(
     _EVERY,
     {"per_layer": _said(bool, "list the memory of each layer")},
 )
-CHECK = _made("CheckRequest", _MODEL, _ENGINE, _CHECKED, _CHECK, _MACHINE)
+CHECK = _made("CheckRequest", _MODEL, _ENGINE, _CHECKED, _CHECK, _USERS, _MACHINE)
 PLAN = _made(
     "PlanRequest",
     _MODEL,

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekit.catalog.naming import family_of, id_of
+from edgekit.catalog import find_entry, read_catalog
+from edgekit.catalog.naming import family_of, id_of, split_quant
 from edgekit.catalog.records import is_id
+from edgekit.errors import NotFoundError
 
 
 @pytest.mark.parametrize(
@@ -54,3 +56,63 @@ def test_every_label_gives_an_id(label: str) -> None:
 )
 def test_families(name: str, family: str) -> None:
     assert family_of(name) == family
+
+
+# --- spellings and quantisations
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [
+        ("Gemma 3 27B", "gemma-3-27b"),
+        ("gemma3:27b", "gemma-3-27b"),
+        ("google/gemma-3-27b-it", "gemma-3-27b"),
+        ("GEMMA_3_27B", "gemma-3-27b"),
+        ("Llama 3.1 8B Instruct", "llama-3.1-8b"),
+        ("Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("gpt oss 20b", "gpt-oss-20b"),
+        ("qwen3-30b", "qwen3-30b-a3b"),
+        ("phi4:latest", "phi-4"),
+    ],
+)
+def test_find_entry_knows_every_spelling(name: str, entry: str) -> None:
+    assert find_entry(name).id == entry
+
+
+def test_find_entry_finds_every_entry_by_spaces_capitals_and_underscores() -> None:
+    catalog = read_catalog()
+    for entry in catalog.entries:
+        for name in (entry.id.replace("-", " ").upper(), entry.id.replace("-", "_")):
+            assert find_entry(name, catalog) is entry
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen3", "gpt-oss", "Qwen3-30B-A3B-Instruct-2507", "Qwen3-8B-AWQ", "", "/"]
+)
+def test_find_entry_does_not_guess_another_model(name: str) -> None:
+    with pytest.raises(NotFoundError):
+        find_entry(name)
+
+
+def test_find_entry_suggests_ids_that_can_be_typed() -> None:
+    with pytest.raises(NotFoundError) as caught:
+        find_entry("gpt oss")
+    assert set(caught.value.candidates) >= {"gpt-oss-20b", "gpt-oss-120b"}
+    with pytest.raises(NotFoundError) as caught:
+        find_entry("gemma-3-28b")
+    assert caught.value.candidates[0] == "gemma-3-27b"
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("qwen3-8b:Q8_0", ("qwen3-8b", "Q8_0")),
+        ("Qwen3 8B q4_k_m", ("Qwen3 8B", "q4_k_m")),
+        ("gemma3:27b-it-q4_K_M", ("gemma3:27b-it", "q4_K_M")),
+        ("qwen3-8b:4bit", ("qwen3-8b", "4bit")),
+        ("llama3.1:8b", ("llama3.1:8b", None)),
+        ("qwen3-8b", ("qwen3-8b", None)),
+    ],
+)
+def test_split_quant(text: str, parts: tuple[str, str | None]) -> None:
+    assert split_quant(text) == parts

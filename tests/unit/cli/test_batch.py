@@ -224,8 +224,8 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_models, "ANSWERS_BEFORE_FORGETTING", 2)
     kept = BatchModels(Reach(network=False))
     gemma, qwen = ({"model": f"sample:{name}"} for name in ("gemma-3-27b", "qwen3-30b-a3b"))
-    _, first = kept.of_row(gemma)
-    _, second = kept.of_row(gemma)
+    _, first, _ = kept.of_row(gemma)
+    _, second, _ = kept.of_row(gemma)
     assert second is not first  # what engines kept with it is gone
     assert second.header is first.header  # but nothing is read again
     kept.of_row(qwen)

@@ -133,7 +133,7 @@ def test_mlx_with_a_quantised_cache(capsys: pytest.CaptureFixture[str], folder: 
         (["--engine", "vllm", "-tp", "0"], "is not between 1"),
         (["--engine", "mlx", "--quantize", "q17"], "unknown quantisation"),
         (["--engine", "mlx", "--kv-bits", "99"], "is not between"),
-        (["--engine", "llama.cpp", "--mix", "Q17"], "unknown quantisation 'Q17'"),
+        (["--engine", "llama.cpp", "--mix", "Q17"], "llama.cpp has no quantisation 'Q17'"),
     ],
 )
 def test_errors(

@@ -261,9 +261,9 @@ def test_what_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_a_known_repository_without_a_network(capsys: pytest.CaptureFixture[str]) -> None:
     told = ask_json(capsys, "Qwen/Qwen3-8B", "--ram", "16G", "--timeout", "2")
     assert told["can_load"]
-    assert any("known from the catalog" in note for note in told["notes"])
+    assert any("taken from the catalog" in note for note in told["notes"])
     other = ask_json(capsys, MODEL, "--ram", "16G")["notes"]
-    assert not any("known from the catalog" in note for note in other)
+    assert not any("taken from the catalog" in note for note in other)
 
 
 # --- ready texts

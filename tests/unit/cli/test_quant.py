@@ -1,0 +1,243 @@
+"""--quant, NAME:QUANT and the engines' own flags for it: one meaning in every command and in Python."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.cli.test_estimate import write_model
+
+from edgekit.cli import main
+from edgekit.engine.quant_names import quant_names, read_quant, takes, with_quant
+from edgekit.errors import NotFoundError, UsageError
+from edgekit.models import can_load, model_preflight
+from edgekit.resolver import resolve_model
+
+NAME = "qwen3-8b"
+Q8_0_BYTES = 8_703_561_728  # 8,190,735,360 weights: 34 bytes for 32, norms in f32
+Q8_0 = ("--quant", "Q8_0")
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Port 9 of this machine: nothing listens there."""
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("EDGEKIT_OLLAMA_REGISTRY", "http://127.0.0.1:9")
+
+
+def ask(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main([*words, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def weights(told: dict[str, Any]) -> int:
+    lines = told.get("estimate", told)["lines"]
+    return sum(line["bytes"] for line in lines if line["component"] == "weights")
+
+
+# --- what a name means to an engine
+
+
+@pytest.mark.parametrize(
+    ("engine", "name", "own"),
+    [
+        ("llama.cpp", "q4_k", "Q4_K_M"),
+        ("llama.cpp", "fp16", "F16"),
+        ("mlx", "4", "q4"),
+        ("mlx", "8-bit", "q8"),
+        ("mlx", "mxfp4", "mxfp4"),
+        ("vllm", "FP8", "fp8"),
+    ],
+)
+def test_read_quant(engine: str, name: str, own: str) -> None:
+    assert read_quant(engine, name) == own
+
+
+@pytest.mark.parametrize("engine", ["llama.cpp", "mlx", "vllm"])
+def test_read_quant_takes_every_name_that_it_lists(engine: str) -> None:
+    assert all(takes(engine, name) for name in quant_names(engine))
+
+
+@pytest.mark.parametrize(
+    ("engine", "name", "message"),
+    [
+        ("vllm", "Q4_K_M", r"vLLM has no quantisation 'Q4_K_M' \(Q4_K_M is for llama.cpp\); it has .*fp8"),
+        ("mlx", "Q4_K_M", r"MLX has no quantisation .*; it has 8bit, 6bit"),
+        ("llama.cpp", "nonsense", r"llama.cpp has no quantisation 'nonsense'; it has .*Q4_K_M"),
+        ("stream", "Q8_0", "runs a GGUF file as it is"),
+    ],
+)  # fmt: skip
+def test_read_quant_names_those_there_are(engine: str, name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        read_quant(engine, name)
+
+
+def test_with_quant_refuses_two_quantisations() -> None:
+    with pytest.raises(UsageError, match="give one"):
+        with_quant("llama.cpp", {"mix": "Q4_K_M"}, "Q8_0")
+
+
+# --- every command
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (NAME, *Q8_0),
+        (f"{NAME}:Q8_0",),
+        ("Qwen3 8B Q8_0",),
+        (f"catalog:{NAME}:q8_0",),
+        (NAME, "-q", "Q8_0"),
+        (NAME, "--quantize", "Q8_0"),
+        (NAME, "--mix", "Q8_0"),
+    ],
+)
+@pytest.mark.parametrize("command", ["check", "estimate"])
+def test_every_spelling_of_a_quantisation_is_the_same(
+    command: str, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = ("--ram", "64G") if command == "check" else ()
+    assert weights(ask(capsys, command, *words, *machine)) == Q8_0_BYTES
+
+
+def test_plan_takes_a_quantisation(capsys: pytest.CaptureFixture[str]) -> None:
+    told = ask(capsys, "plan", NAME, *Q8_0, "--ram", "64G", "-c", "4k", "--no-drafter")
+    assert weights(told) == Q8_0_BYTES
+
+
+def test_inspect_shows_a_catalog_model_at_a_quantisation(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for words in ((NAME, *Q8_0), (f"{NAME}:Q8_0",)):
+        assert ask(capsys, "inspect", *words)["tensor_bytes"] == Q8_0_BYTES
+
+
+def test_a_quantisation_chooses_the_engine_that_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+    machine = ("--device", "m3-max-64")
+    assert ask(capsys, "check", NAME, "--quant", "4bit", *machine)["engine"]["name"] == "mlx"
+    assert (
+        ask(capsys, "check", NAME, "--quant", "fp8", "--device", "h100")["engine"]["name"] == "vllm"
+    )
+
+
+def test_a_flag_of_one_engine_is_the_quantisation_of_another(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told = ask(capsys, "check", NAME, "--engine", "mlx", "-q", "4", "--device", "m3-max-64")
+    same = ask(
+        capsys, "check", NAME, "--engine", "mlx", "--quantize", "q4", "--device", "m3-max-64"
+    )
+    assert told["required_bytes"] == same["required_bytes"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("check", f"{NAME}:Q4_K_M", *Q8_0),
+        ("check", NAME, *Q8_0, "--mix", "Q4_K_M"),
+        ("run", f"{NAME}:Q4_K_M", *Q8_0, "-p", "hi"),
+    ],
+)
+def test_two_quantisations_are_an_error(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == UsageError.exit_code
+    assert "two quantisations" in capsys.readouterr().err
+
+
+def test_run_does_not_requantise_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_model(tmp_path, "gemma-3-1b", "Q4_K_M")
+    assert main(["run", str(path), *Q8_0, "-p", "hi"]) == UsageError.exit_code
+    assert "a file is loaded as it is" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("run", f"{NAME}:Q8_0", "-p", "hi"), ("serve", NAME, *Q8_0)])
+def test_run_and_serve_look_for_weights_at_the_quantisation(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == UsageError.exit_code
+    assert "ORG/REPOSITORY:Q8_0" in capsys.readouterr().err
+
+
+def test_rows_of_a_batch_take_names_and_quantisations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        {"model": "Qwen3 8B:Q8_0"},
+        {"model": NAME, "options": {"quant": "Q8_0"}},
+        {"model": NAME, "options": {"mix": "Q8_0"}},
+        {"model": NAME, "engine": "vllm", "options": {"quant": "Q8_0"}},
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert main(["estimate", "--batch", str(path)]) == 0
+    *same, refused = map(json.loads, capsys.readouterr().out.splitlines())
+    assert [one["model_bytes"] for one in same] == [Q8_0_BYTES] * 3
+    assert "vLLM has no quantisation 'Q8_0'" in refused["error"]
+
+
+def test_a_file_of_that_quantisation_is_taken_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(write_model(tmp_path, "gemma-3-1b", "Q8_0"))
+    told = ask(capsys, "check", path, *Q8_0, "--ram", "16G")
+    assert told["required_bytes"] == ask(capsys, "check", path, "--ram", "16G")["required_bytes"]
+    assert "mix" not in told["flags"]
+
+
+# --- Python
+
+
+def test_model_preflight_takes_a_quantisation() -> None:
+    for found in (
+        model_preflight(f"{NAME}:Q8_0", ram="64G"),
+        model_preflight("Qwen3 8B", ram="64G", quant="Q8_0"),
+        model_preflight(NAME, ram="64G", options={"quant": "Q8_0"}),
+        model_preflight(NAME, ram="64G", options={"mix": "Q8_0"}),
+    ):
+        assert found.estimate.weights_bytes == Q8_0_BYTES
+    assert can_load(NAME, ram="12G", quant="Q4_K_M")
+    assert not can_load(NAME, ram="8G", quant="Q8_0")
+    with pytest.raises(UsageError, match="vLLM has no quantisation"):
+        model_preflight(NAME, "vllm", device="h100", quant="Q8_0")
+
+
+# --- names
+
+
+@pytest.mark.parametrize(
+    "name", ["gemma3:27b", "google/gemma-3-27b-it", "hf.co/google/gemma-3-27b-it"]
+)
+def test_names_that_cannot_be_read_come_from_the_catalog_with_a_note(name: str) -> None:
+    found = resolve_model(name)
+    assert found.entry is not None
+    assert found.entry.id == "gemma-3-27b"
+    assert found.notes[0].startswith("taken from the catalog (gemma-3-27b), because")
+
+
+def test_a_tag_of_such_a_name_is_its_quantisation() -> None:
+    assert resolve_model("unsloth/gemma-3-27b-it-GGUF:Q8_0").quant == "Q8_0"
+
+
+def test_a_missing_file_is_not_taken_from_the_catalog() -> None:
+    for name in ("gemma-3-27b.gguf", "./gemma-3-27b", "models/gemma-3-27b.gguf"):
+        with pytest.raises(NotFoundError, match="no such file"):
+            resolve_model(name)
+
+
+def test_unknown_names_suggest_names_of_the_catalog(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("check", "plan", "estimate", "inspect", "compare", "verify", "serve"):
+        assert main([command, "gemma-3-28b", "--offline"]) == NotFoundError.exit_code
+        err = capsys.readouterr().err
+        assert "Did you mean: gemma-3-27b" in err
+        assert "sample:" not in err
+
+
+def test_unreachable_repositories_suggest_names_of_the_catalog(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["check", "acme/gemma-3-28b", "--offline"]) == NotFoundError.exit_code
+    assert "Similar names in the catalog: gemma-3-27b" in capsys.readouterr().err
