@@ -412,9 +412,9 @@ def test_an_index_of_shards_does_not_disturb_a_single_file(
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("check", "x.gguf", "--nonsense"), "unrecognized arguments: --nonsense"),
+        (("check", "x.gguf", "--nonsense"), "unknown flag --nonsense"),
         (("serve",), "the following arguments are required: MODEL"),
-        (("serve", "x.gguf", "--bogus"), "unrecognized arguments: --bogus"),
+        (("serve", "x.gguf", "--bogus"), "unknown flag --bogus"),
         ((), "the following arguments are required: COMMAND"),
     ],
 )

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from edgekit.asking import llamacpp_options, mlx_options, stream_options, vllm_options
-from edgekit.asking.flags import COMMON, Flag, read_flags, whole
+from edgekit.asking.flags import COMMON, Flag, read_flags, read_number, whole
 from edgekit.errors import UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
+    from edgekit.engine.types import Model
     from edgekit.estimation import Opened
     from edgekit.memory.types import Load, MemoryEstimate
     from edgekit.report.bill import Bill
@@ -232,10 +233,71 @@ def bill_of(
     opened: Opened, engine: str, asked: Asked, reach: Reach, pricing: Pricing | None = None
 ) -> Bill:
     """`pricing` knows what any load costs; without it what is loaded beside the model is opened for this one bill."""
-    values = asked.values(engine)
+    from dataclasses import replace
+
+    users = read_number("--users", asked.given.get("users"), least=1)
+    values = values_on_cards(asked.values(engine), engine, asked.given)
+    if users is not None:
+        values.setdefault("context", 0)  # the whole native window, for each
+    values = values_for_users(values, engine, users, opened.model)
     load, setup = OPTIONS[engine].ask(values)
+    if users is not None:
+        load = replace(load, sequences=users)
     estimate = (pricing or biller)(opened, engine, values, reach)(load, setup)
     return told_bill(opened, engine, values, (load, setup), estimate)
+
+
+def values_for_users(
+    values: Mapping[str, Any], engine: str, users: int | None, model: Model
+) -> dict[str, Any]:
+    """The flags with which every user has a context of their own.
+
+    llama.cpp counts the contexts of all sequences together; vLLM and MLX count that of one. Raises UsageError.
+    """
+    if users is None:
+        return dict(values)
+    from edgekit.plan.context import UNKNOWN_NATIVE_TOKENS
+    from edgekit.plan.making import check_users
+
+    check_users(users, engine)
+    if engine == "stream" and users > 1:
+        raise UsageError("--users: the built-in engine serves one user at a time")
+    if engine != "llama.cpp":
+        return dict(values)
+    if "parallel" in values or values.get("unified"):
+        raise UsageError("--users N means -np N with a context for each user: give one of them")
+    found = {**values, "parallel": users, "unified": False}
+    if "context" in values:
+        native = model.geometry.native_context or UNKNOWN_NATIVE_TOKENS
+        found["context"] = (values["context"] or native) * users
+    return found
+
+
+def values_on_cards(
+    values: Mapping[str, Any], engine: str, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The flags for the cards that --device or --vram name: their memory, and for vLLM which they are."""
+    devices, vram = given.get("device") or (), given.get("vram")
+    if not devices and vram is None:
+        return dict(values)
+    from edgekit.hardware.devices import find_device
+    from edgekit.hardware.types import Vendor
+    from edgekit.hardware.wishes import wished_machine
+
+    cards = wished_machine(devices=devices, vram=vram).devices
+    found: dict[str, Any] = {}
+    if engine == "llama.cpp" and cards:
+        backends = {Vendor.NVIDIA: "cuda", Vendor.APPLE: "metal"}
+        found["backend"] = backends.get(cards[0].vendor, "vulkan")
+        found["device_memory"] = tuple(card.free_bytes for card in cards)
+    elif engine == "vllm" and cards:
+        smallest = min(cards, key=lambda card: card.total_bytes)
+        found["gpu_memory"] = smallest.total_bytes
+        if devices:
+            found["gpu"] = find_device(smallest.name)
+        if len(cards) > 1:
+            found["tensor_parallel_size"] = len(cards)
+    return {**found, **values}
 
 
 def biller(opened: Opened, engine: str, values: Mapping[str, Any], reach: Reach) -> Price:

@@ -6,7 +6,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from edgekit.asking.bills import OPTIONS, Asked, Pricing, biller, told_bill, with_quant
+from edgekit.asking.bills import (
+    OPTIONS,
+    Asked,
+    Pricing,
+    biller,
+    told_bill,
+    values_for_users,
+    with_quant,
+)
 from edgekit.asking.flags import typed
 from edgekit.asking.llamacpp_options import COMPANIONS
 from edgekit.engine import engine_named
@@ -19,9 +27,7 @@ from edgekit.memory.types import HOST, Load, MemoryEstimate
 from edgekit.plan.assumed import AssumedChoice
 from edgekit.plan.changes import changes
 from edgekit.plan.choice import reads_at_once
-from edgekit.plan.context import UNKNOWN_NATIVE_TOKENS
 from edgekit.plan.growth import growth_limits
-from edgekit.plan.making import check_users
 from edgekit.plan.types import (
     Job,
     PreflightResult,
@@ -233,22 +239,9 @@ def asked_question(
 
 
 def _values(opened: Opened, engine: str, asking: Asking) -> dict[str, Any]:
-    """The engine's flags. llama.cpp counts the contexts of all users together, the other engines that of one."""
-    values = Asked(engine, asking.flags.get(engine, {})).values(engine)
-    users = asking.users
-    if users is None:
-        return values
-    check_users(users, engine)
-    if engine == STREAM:
-        raise UsageError("--users: the built-in engine serves one user at a time")
-    if engine != LLAMACPP:
-        return values
-    if "parallel" in values or values.get("unified"):
-        raise UsageError("--users N is -np N with a context for each: give one of them")
-    if "context" in values:
-        native = opened.model.geometry.native_context or UNKNOWN_NATIVE_TOKENS
-        values["context"] = (values["context"] or native) * users
-    return {**values, "parallel": users, "unified": False}
+    given = asking.flags.get(engine, {})
+    values = Asked(engine, given).values(engine)
+    return values_for_users(values, engine, asking.users, opened.model)
 
 
 def _told(

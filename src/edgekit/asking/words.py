@@ -118,6 +118,12 @@ def engine_flags(words: Words) -> tuple[tuple[str, ...], EngineFlags]:
     return chosen, flags
 
 
+def bill_flags(words: Words) -> Mapping[str, Mapping[str, Any]]:
+    """The flags of a bill, with the cards and the users that it is for among those of every engine."""
+    more: dict[str, Any] = {"device": words.devices, "vram": words.vram, "users": words.users}
+    return {**words.given, COMMON: {**words.given.get(COMMON, {}), **more}}
+
+
 def asking_of(
     words: Words,
     *,
@@ -180,8 +186,12 @@ def wanted_of(words: Words, named: ResolvedModel, machine: Machine | None = None
         if key in flags:
             raise UsageError(f"plan does not take {told}")
     load, setup = OPTIONS[engine].ask(flags)
-    if flags.pop("context", None) == 0:  # to every engine: all the model was made for
+    context, job = flags.pop("context", None), _job(words.job)
+    if context == 0:  # every engine: the whole native window
         load = replace(load, context_tokens=0)
+    elif context is None and job is not None:
+        native = named.opened(engine).model.geometry.native_context
+        load = replace(load, context_tokens=_job_tokens(job, native))
     return Wanted(
         machine=machine,
         engine=engine,
@@ -203,13 +213,13 @@ def ask_of(words: Words, machine: Machine | None = None) -> Ask:
     from edgekit.plan.making import check_planned
     from edgekit.plan.recommending import Ask
 
-    engine = engine_name(words.engine or LLAMACPP)
+    engine, job = engine_name(words.engine or LLAMACPP), _job(words.job)
     check_planned(engine)
     return Ask(
         machine=machine or machine_of(words),
         task=task_of(words.task),
         engine=engine,
-        context_tokens=words.context or None,
+        context_tokens=words.context or (None if job is None else _job_tokens(job, None)),
         users=read_number("--users", words.users, least=1),
         min_context=read_number("--min-context", words.min_context),
         prefer_accurate_cache=words.prefer_accurate_kv,
@@ -248,6 +258,14 @@ def task_of(word: str) -> Kind:
     except ValueError as error:
         known = ", ".join(kind.value for kind in Kind)
         raise UsageError(f"--task: {word[:40]!r} is not one of {known}") from error
+
+
+def _job_tokens(job: Job, native: int | None) -> int:
+    """The prompt, the new tokens and a margin, up to the native window."""
+    from edgekit.plan.context import JOB_MARGIN_TOKENS
+
+    tokens = job.prompt_tokens + job.new_tokens + JOB_MARGIN_TOKENS
+    return tokens if native is None else min(tokens, native)
 
 
 def _job(text: str | None) -> Job | None:

@@ -1,4 +1,4 @@
-"""Words on a command line -> one command, its exit code. Each command has a file of its own."""
+"""A command line -> one command and its exit code. Each command has a file of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from edgekit.cli.device_options import join_counts
-from edgekit.cli.parser import WrongWords, build_parser, wrong_words
+from edgekit.cli.parser import UsageExit, build_parser
 from edgekit.errors import EdgekitError, OutputError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
@@ -20,9 +20,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns its exit code: `--help` lists them."""
     _survive_narrow_encodings()
     words = join_counts(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["help"]:  # edgekit help check
+        words = [*words[1:], "--help"]
     try:
         arguments = _parsed(words)
-    except WrongWords as wrong:
+    except UsageExit as wrong:
         if "--json" in words[: (*words, "--").index("--")]:
             _write(_error_text("UsageError", wrong.message, in_one_line=wrong.in_one_line), 2)
         raise
@@ -39,13 +41,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parsed(argv: Sequence[str]) -> argparse.Namespace:
-    """Models may stand anywhere: `check a.gguf --ram 8G b.gguf` names two, of which argparse takes one."""
+    """Models may be anywhere: `check a.gguf --ram 8G b.gguf` names two, of which argparse takes one."""
     parser = build_parser(argv[0] if argv else None)
     arguments, more = parser.parse_known_args(argv)
     models: list[str] = getattr(arguments, "models", [])
     if more and (not models or any(word.startswith("-") for word in more)):
-        lines = bool(getattr(arguments, "json_lines", False))
-        wrong_words(parser, f"unrecognized arguments: {' '.join(more)}", in_one_line=lines)
+        arguments.parser.reject(more)
     models += more
     return arguments
 

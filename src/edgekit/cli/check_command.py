@@ -20,6 +20,12 @@ from edgekit.cli.reach_options import (
     reach_of,
     screen_width,
 )
+from edgekit.cli.request_options import (
+    add_job_option,
+    add_min_context_option,
+    add_users_option,
+    add_window_budget_option,
+)
 from edgekit.cli.typed import words_of
 from edgekit.units import MIB, format_bytes, parse_size
 
@@ -80,17 +86,10 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="read the whole header of a remote model, also where its first range decides (--json always does)",
     )
     parser.add_argument("--strict", action="store_true", help="exit 1 where it is tight")
-    parser.add_argument(
-        "--min-context", metavar="N", help="accept no less (default 16k, or the model's own window)"
-    )
-    parser.add_argument(
-        "--job", metavar="P+N", help="size the context for a prompt of P tokens and N new ones"
-    )
-    parser.add_argument(
-        "--window-budget",
-        metavar="SIZE",
-        help="cache of a run that names no context (default 4G)",
-    )
+    add_users_option(parser)
+    add_min_context_option(parser)
+    add_job_option(parser)
+    add_window_budget_option(parser)
     add_download_options(parser)
     add_device_options(parser)
     add_reach_options(parser)

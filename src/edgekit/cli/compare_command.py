@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from edgekit.asking.bills import CONTEXT, OPTIONS, Asked, bill_of
-from edgekit.asking.flags import COMMON, read_flags
-from edgekit.cli.device_options import DEVICE_FORMS, add_device_options, machine_of_arguments
-from edgekit.cli.engine_flags import add_flags, given_flags
+from edgekit.asking.bills import OF_THE_MACHINE, OPTIONS, Asked, bill_named
+from edgekit.asking.flags import read_number
+from edgekit.cli.device_options import DEVICE_FORMS, add_device_options
+from edgekit.cli.engine_flags import add_engine_flags
 from edgekit.cli.reach_options import (
     ENVIRONMENT,
     MODEL_FORMS,
@@ -18,11 +18,14 @@ from edgekit.cli.reach_options import (
     reach_of,
     screen_width,
 )
+from edgekit.cli.request_options import add_min_context_option, add_users_option
+from edgekit.cli.typed import words_of
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
     from edgekit.asking.checks import Asking
+    from edgekit.asking.words import EngineFlags, Words
     from edgekit.estimation import Opened
     from edgekit.report.check import Check, Unanswered
     from edgekit.report.compare import Answer
@@ -31,12 +34,10 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
 
 UNKNOWN_CONTEXT = 32_768  # where a model does not say what it was made for
 COMPARED_CONTEXT = 16_384  # of several models, where none was asked for
-# The same load for all: one sequence, weights and cache on the GPU.
-_BUILT_IN = "stream"  # it is for a few families of GGUF files: told where it runs the model
-_SAME: dict[str, dict[str, Any]] = {"llama.cpp": {"parallel": "1", "backend": "cuda"}}
-_ALONE: dict[str, dict[str, Any]] = {
-    "llama.cpp": {"parallel": "1"}
-}  # placed as the machine has room
+_BUILT_IN = "stream"  # runs a few families of GGUF files; shown only for those
+# One sequence, and without a machine to place it on, weights and cache on the GPU.
+_ALONE: dict[str, dict[str, Any]] = {"llama.cpp": {"parallel": "1"}}
+_ON_GPU: dict[str, dict[str, Any]] = {"llama.cpp": {"backend": "cuda"}}
 _DESCRIPTION = (
     "One model: what llama.cpp, vLLM and MLX take for the same context, one sequence, weights and cache on the GPU. "
     "Several models, or a machine: a row each, judged on this machine or the one that is named."
@@ -65,47 +66,64 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "models", metavar="MODEL", nargs="+", help="path, folder, hub id, URL, name or -"
     )
-    parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
-    parser.add_argument(
-        "--engine",
-        metavar="NAME",
-        help="llama.cpp, vllm, mlx, stream, auto or all (default: of several models the one each is for, of one all)",
-    )
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
+    add_users_option(parser)
+    add_min_context_option(parser)
     add_device_options(parser)
     add_reach_options(parser)
-    add_flags(parser, COMMON, "load", (CONTEXT,))
+    add_engine_flags(
+        parser,
+        several=True,
+        engine_help="llama.cpp, vllm, mlx, stream, auto or all (default: all for one model, auto for several)",
+        context_help="context in tokens: 8192, 32k (default: native window for one model, 16k for several)",
+        without=OF_THE_MACHINE,
+    )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> str:
     """The answer as text. A model or an engine that fails is a row; where all do, an error."""
+    from edgekit.asking.words import engine_flags
     from edgekit.cli.naming import references
 
-    asked = read_flags((CONTEXT,), given_flags(arguments).get(COMMON, {})).get("context")
+    words = words_of(arguments)
+    _, flags = engine_flags(words)  # errors in flags come before anything is read
     names = references(arguments.models)
-    machine = bool(arguments.device or arguments.ram or arguments.vram)
+    machine = bool(words.devices or words.ram or words.vram)
     if len(names) == 1 and not machine and arguments.engine is None:
-        return _engines(names[0], asked, arguments)
-    return _models(names, asked, arguments)
+        return _engines(names[0], words, flags, arguments)
+    return _models(names, words, flags, arguments)
 
 
-def _engines(name: str, asked: int | None, arguments: argparse.Namespace) -> str:
+def _engines(name: str, words: Words, flags: EngineFlags, arguments: argparse.Namespace) -> str:
     from edgekit.report.compare import compare_json, compare_text
     from edgekit.resolver import resolve_model
 
     with reach_of(arguments, quiet=arguments.json) as reach:
-        named = resolve_model(name, reach=reach)
+        named = resolve_model(name, reach=reach, quant=words.quant)
         opened = named.as_file(named.first_engine)
-        context = asked or opened.model.geometry.native_context or UNKNOWN_CONTEXT
-        answers = [_answer(engine, named, context, reach) for engine in OPTIONS]
+        context = words.context or opened.model.geometry.native_context or UNKNOWN_CONTEXT
+        users = read_number("--users", words.users, least=1)
+        alone = _ALONE if users is None else {}
+        same = {"context": str(context), "users": words.users}
+        answers = [
+            _answer(
+                engine,
+                named,
+                {**_ON_GPU.get(engine, {}), **alone.get(engine, {}), **flags[engine], **same},
+                reach,
+            )
+            for engine in OPTIONS
+        ]
     answers = [one for one in answers if one.error is None or one.engine != _BUILT_IN]
     if all(answer.error is not None for answer in answers):
         raise next(answer.error for answer in answers if answer.error is not None)
     if arguments.json:
         from edgekit.report.as_json import json_text
 
-        return json_text(compare_json(opened.label, name, context, answers))
-    return compare_text(opened.label, context, answers, _hint(opened) if named.found else "")
+        return json_text(compare_json(opened.label, name, context, answers, users=users or 1))
+    hint = _hint(opened) if named.found else ""
+    return compare_text(opened.label, context, answers, hint, users=users or 1)
 
 
 def _hint(opened: Opened) -> str:
@@ -116,18 +134,19 @@ def _hint(opened: Opened) -> str:
     return "For vLLM and MLX give the repository that this file was converted from."
 
 
-def _answer(engine: str, named: ResolvedModel, context: int, reach: Reach) -> Answer:
+def _answer(engine: str, named: ResolvedModel, given: dict[str, Any], reach: Reach) -> Answer:
     from edgekit.errors import EdgekitError
     from edgekit.report.compare import Answer
 
-    asked = Asked(engine, {"context": str(context), **_SAME.get(engine, {})})
     try:
-        return Answer(engine=engine, bill=bill_of(named.as_file(engine), engine, asked, reach))
+        return Answer(engine=engine, bill=bill_named(named, Asked(engine, given), reach))
     except EdgekitError as error:
         return Answer(engine=engine, error=error)
 
 
-def _models(names: tuple[str, ...], asked: int | None, arguments: argparse.Namespace) -> str:
+def _models(
+    names: tuple[str, ...], words: Words, flags: EngineFlags, arguments: argparse.Namespace
+) -> str:
     from dataclasses import replace
 
     from edgekit.asking.checks import check_all
@@ -136,7 +155,7 @@ def _models(names: tuple[str, ...], asked: int | None, arguments: argparse.Names
 
     with reach_of(arguments, quiet=arguments.json) as reach:
         each = replace(reach, progress=None)
-        asking = _asking(arguments, names, asked, lambda: replace(each, traffic=Traffic()))
+        asking = _asking(words, flags, names, lambda: replace(each, traffic=Traffic()))
         found = counting(check_all(names, asking), len(names), reach.progress)
         rows = [row for answers in found for row in answers]
     if not any(isinstance(row, Check) for row in rows):
@@ -145,23 +164,25 @@ def _models(names: tuple[str, ...], asked: int | None, arguments: argparse.Names
 
 
 def _asking(
-    arguments: argparse.Namespace,
-    names: tuple[str, ...],
-    asked: int | None,
-    reach: Callable[[], Reach],
+    words: Words, flags: EngineFlags, names: tuple[str, ...], reach: Callable[[], Reach]
 ) -> Asking:
-    """With no context asked for, 16k: of a model that was made for fewer, all of them."""
+    """Without -c at 16k, or at the native window of a model that has a shorter one."""
     from edgekit.asking.checks import Asking
+    from edgekit.asking.words import machine_of
     from edgekit.plan.context import JOB_MARGIN_TOKENS
     from edgekit.plan.types import Job
 
-    said = {} if asked is None else {"context": str(asked)}
+    users = read_number("--users", words.users, least=1)
+    alone = _ALONE if users is None else {}
     job = Job(prompt_tokens=COMPARED_CONTEXT - JOB_MARGIN_TOKENS, new_tokens=0)
     return Asking(
-        machine=machine_of_arguments(arguments),
-        engines=_chosen(arguments.engine, len(names)),
-        flags={engine: {**said, **_ALONE.get(engine, {})} for engine in OPTIONS},
-        job=job if asked is None else None,
+        machine=machine_of(words),
+        engines=_chosen(words.engine, len(names)),
+        flags={engine: {**alone.get(engine, {}), **flags[engine]} for engine in OPTIONS},
+        quant=words.quant,
+        users=users,
+        job=job if words.context is None else None,
+        min_context=read_number("--min-context", words.min_context),
         with_changes=False,
         reach=reach,
         confirm=None,  # several models are never downloaded

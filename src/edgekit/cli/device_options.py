@@ -1,4 +1,4 @@
-"""--device, --ram and --vram -> the machine that is meant: the one at hand where none is given."""
+"""--device, --ram and --vram -> the machine to judge; the one at hand where none is given."""
 
 from __future__ import annotations
 
@@ -11,20 +11,28 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.hardware.types import Machine
 
 DEVICE_FORMS = """\
-NAME of a --device is a card, a Mac or a phone: "RTX 4090", h100, m3-max-64, phone-8; 2x "RTX 3090" for two.
-SIZES are binary: 24G, 24 GB and 24GiB are the same.
+NAME of a --device is a GPU, a Mac, a board or a phone: "RTX 4090", h100, m3-max-64, phone-8; 2x "RTX 3090" for two
+(edgekit hardware --devices lists them). SIZES are binary: 24G, 24 GB and 24GiB are the same.
 """
+_FLAGS = ("--device", "--gpu")
 _COUNT = re.compile("[0-9]+[xX*\N{MULTIPLICATION SIGN}]")
 
 
-def add_device_options(parser: argparse.ArgumentParser) -> None:
+def add_device_options(parser: argparse.ArgumentParser, *, ram: bool = True) -> None:
+    """`ram`: whether the answer depends on it."""
     group = parser.add_argument_group("another machine than this one")
     group.add_argument(
         "--device",
+        "--gpu",
         metavar="NAME",
         action="append",
         default=[],
-        help='a device by its name: "RTX 4090", m3-max-64, phone-8; may be repeated',
+        help='GPU, Mac, board or phone by name: "RTX 4090", "2x RTX 3090", m3-max-64; repeat it for several',
+    )
+    if ram:
+        group.add_argument("--ram", metavar="SIZE", help="system RAM of that machine: 32G")
+    group.add_argument(
+        "--vram", metavar="SIZES", help="memory of each NVIDIA GPU, instead of a name: 24G,24G"
     )
     limits = parser.add_argument_group("how full the memory may be")
     limits.add_argument(
@@ -37,8 +45,6 @@ def add_device_options(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="memory to leave free on every card and in RAM (llama.cpp: 1G, 2G on Windows): 512M, 0",
     )
-    group.add_argument("--ram", metavar="SIZE", help="system RAM, e.g. 32G")
-    group.add_argument("--vram", metavar="SIZES", help="memory of each NVIDIA GPU, e.g. 24G,24G")
 
 
 def machine_of_arguments(arguments: argparse.Namespace) -> Machine:
@@ -52,7 +58,7 @@ def machine_of_arguments(arguments: argparse.Namespace) -> Machine:
 def join_counts(argv: Sequence[str]) -> list[str]:
     """`--device 2x "RTX 3090"` -> `--device "2x RTX 3090"`: people quote the name, not the count."""
     words: list[str] = []
-    ended = False  # by --: what follows is no option
+    ended = False  # by --: what follows is not an option
     for word in argv:
         ended = ended or word == "--"
         if not ended and _is_open_count(words) and not word.startswith("-"):
@@ -63,8 +69,8 @@ def join_counts(argv: Sequence[str]) -> list[str]:
 
 
 def _is_open_count(words: list[str]) -> bool:
-    """Whether they end with a --device of which only the count was said."""
+    """Whether they end with a --device that has only a count so far."""
     flag, equals, count = words[-1].partition("=") if words else ("", "", "")
-    if flag == "--device" and equals:
+    if flag in _FLAGS and equals:
         return bool(_COUNT.fullmatch(count))
-    return words[-2:-1] == ["--device"] and bool(_COUNT.fullmatch(words[-1]))
+    return len(words) > 1 and words[-2] in _FLAGS and bool(_COUNT.fullmatch(words[-1]))

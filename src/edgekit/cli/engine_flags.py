@@ -31,12 +31,15 @@ def add_engine_flags(
     engines: tuple[str, ...] = tuple(OPTIONS),
     several: bool = False,
     context_help: str | None = None,
+    engine_help: str | None = None,
     without: frozenset[str] = frozenset(),
 ) -> None:
     *first, last = (*engines, "auto", "all") if several else engines
     named = f"{', '.join(first)} or {last}"
     parser.add_argument(
-        "--engine", metavar="NAME", help=f"{named} (default: the one the files are for)"
+        "--engine",
+        metavar="NAME",
+        help=engine_help or f"{named} (default: by file format; llama.cpp for a name)",
     )
     shown = context_help or (_CHECKED_CONTEXT if several else CONTEXT.help)
     context = CONTEXT._replace(help=shown)

@@ -6,7 +6,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from edgekit.cli.engine_flags import add_engine_flags, given_flags, has_flags
+from edgekit.cli.device_options import add_device_options
+from edgekit.cli.engine_flags import add_engine_flags, has_flags
 from edgekit.cli.reach_options import (
     ENVIRONMENT,
     MODEL_FORMS,
@@ -15,6 +16,8 @@ from edgekit.cli.reach_options import (
     reach_of,
     screen_width,
 )
+from edgekit.cli.request_options import add_users_option
+from edgekit.cli.typed import words_of
 from edgekit.errors import UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
@@ -61,8 +64,10 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         action="store_true",
         help="read nothing: a rule of thumb by the name alone (Llama-3.1-70B:Q4_K_M)",
     )
+    add_users_option(parser)
+    add_device_options(parser, ram=False)
     add_reach_options(parser)
-    add_engine_flags(parser)
+    add_engine_flags(parser, without=frozenset({"gpu"}))  # it is --device
     parser.set_defaults(run=run)
 
 
@@ -73,8 +78,9 @@ def run(arguments: argparse.Namespace) -> str:
     if arguments.model is None:
         raise UsageError("a MODEL is needed, or --batch FILE")
     from edgekit.asking.bills import assume_bill, make_bill, read_asked
+    from edgekit.asking.words import bill_flags
 
-    asked = read_asked(given_flags(arguments), engine=arguments.engine)
+    asked = read_asked(bill_flags(words_of(arguments)), engine=arguments.engine)
     if arguments.assume:
         return _render(assume_bill(arguments.model, asked), arguments)
     with reach_of(arguments, quiet=arguments.json) as reach:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import NoReturn
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
 
 from edgekit import __version__
 from edgekit.cli import (
@@ -70,41 +71,79 @@ no network, 5 unreadable or unsupported
 """
 
 
-class WrongWords(SystemExit):
-    """The end, as argparse has it, with what it said: whoever asked for JSON is told in JSON too."""
+class UsageExit(SystemExit):
+    """A command line that means nothing. Carries the message, so that --json can report it too."""
 
     def __init__(self, message: str, *, in_one_line: bool) -> None:
         super().__init__(2)
         self.message, self.in_one_line = message, in_one_line
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """Says what may have been meant, under the usage line of the command at hand."""
+
+    commands: dict[str, Parser]  # of the whole command line
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.set_defaults(parser=self)  # the innermost command's wins
+
     def error(self, message: str) -> NoReturn:
-        wrong_words(self, message, in_one_line=bool(self.get_default("json_lines")))
+        from edgekit.report.lines import printable
+
+        self.print_usage(sys.stderr)
+        print(printable(f"{self.prog}: error: {message}"), file=sys.stderr)
+        raise UsageExit(message, in_one_line=bool(self.get_default("json_lines")))
+
+    def reject(self, words: Sequence[str]) -> NoReturn:
+        """An error about words that the command does not know."""
+        flags = [word.partition("=")[0] for word in words if word.startswith("-")]
+        if not flags:
+            self.error(f"unexpected argument: {' '.join(words)}")
+        having = [name for name, one in build_parser().commands.items() if flags[0] in one.flags]
+        if having:
+            own = self.prog.partition(" ")[2]
+            self.error(f"{own} has no flag {flags[0]}; it is a flag of {', '.join(having)}")
+        self.error(f"unknown flag {flags[0]}{_near(flags[0], self.flags)}")
+
+    @property
+    def flags(self) -> list[str]:
+        return [flag for action in self._actions for flag in action.option_strings]
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        what = action.option_strings[-1] if action.option_strings else str(action.metavar).lower()
+        known = [str(one) for one in action.choices]
+        near = _near(str(value), known) or f"; there are {', '.join(known)}"
+        raise argparse.ArgumentError(None, f"unknown {what} {str(value)[:60]!r}{near}")
 
 
-def wrong_words(parser: argparse.ArgumentParser, message: str, *, in_one_line: bool) -> NoReturn:
-    """Usage and message on standard error, as argparse has them."""
-    from edgekit.report.lines import printable
+def _near(word: str, known: Iterable[str]) -> str:
+    """'. Did you mean: --device?'; empty where nothing is near."""
+    from difflib import get_close_matches  # only a mistake needs it
 
-    parser.print_usage(sys.stderr)
-    told = printable(f"{parser.prog}: error: {message}")
-    print(told, file=sys.stderr)
-    raise WrongWords(message, in_one_line=in_one_line)
+    plain = {one.lstrip("-"): one for one in known}
+    near = [plain[one] for one in get_close_matches(word.lstrip("-")[:60], plain)]
+    return f". Did you mean: {', '.join(near)}?" if near else ""
 
 
-def build_parser(word: str | None = None) -> argparse.ArgumentParser:
+def build_parser(word: str | None = None) -> Parser:
     """Of all commands, or only of the one that `word` names: that takes a fraction of the time."""
-    parser: argparse.ArgumentParser = _Parser(
+    parser = Parser(
         prog="edgekit",
-        description="Will this model run on my machine, and how? EdgeKit reads a model's header, "
-        "never its weights, and tells before you download.",
+        usage="edgekit COMMAND ... (edgekit help COMMAND explains one)",
+        description="Will this model run on my machine, and how? EdgeKit reads a model's header, never its weights, "
+        "and tells you before you download.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"edgekit {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(
+        title="commands", metavar="COMMAND", required=True, prog="edgekit"
+    )
     for name, command in _COMMANDS.items():
         if word not in _COMMANDS or word == name:
             command.add_to(commands)
+    parser.commands = dict(commands.choices)
     return parser

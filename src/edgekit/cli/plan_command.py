@@ -18,6 +18,7 @@ from edgekit.cli.reach_options import (
     reach_of,
     screen_width,
 )
+from edgekit.cli.request_options import add_plan_options
 from edgekit.cli.tiers import check_latency, is_tier, run_tier
 from edgekit.cli.typed import words_of
 from edgekit.errors import HardwareError, UsageError
@@ -80,7 +81,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="FILE",
         help="memory against context, as .svg or .png ('edgekit-models[plot]')",
     )
-    add_wishes(parser)
+    add_plan_options(parser)
     parser.add_argument(
         "--no-drafter", action="store_true", help="do not look for a drafter that speeds it up"
     )
@@ -90,26 +91,6 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     add_reach_options(parser)
     add_engine_flags(parser, engines=PLANNED, context_help=PLANNED_CONTEXT, without=OF_THE_MACHINE)
     parser.set_defaults(run=run)
-
-
-def add_wishes(parser: argparse.ArgumentParser) -> None:
-    """What may be wished for of one model, or of all."""
-    parser.add_argument(
-        "--users", metavar="N", help="so many at the same time, each with a context of their own"
-    )
-    parser.add_argument(
-        "--min-context", metavar="N", help="accept no less (default 16k, or the model's own window)"
-    )
-    parser.add_argument(
-        "--prefer-accurate-kv",
-        action="store_true",
-        help="an accurate cache before a long context, where none was asked for",
-    )
-    parser.add_argument(
-        "--latency",
-        metavar="FOR",
-        help="of the tiers, what may wait for cold pages of a cache: text (1.5 s, default) or voice (0.2 s)",
-    )
 
 
 def run(arguments: argparse.Namespace) -> tuple[str, int]:

@@ -11,8 +11,8 @@ from edgekit.asking.bills import CONTEXT
 from edgekit.asking.flags import COMMON
 from edgekit.cli.device_options import add_device_options
 from edgekit.cli.engine_flags import add_flags, given_flags
-from edgekit.cli.plan_command import add_wishes
 from edgekit.cli.reach_options import is_terminal, screen_width, show_progress
+from edgekit.cli.request_options import add_plan_options
 from edgekit.cli.tiers import check_latency, run_tiers
 from edgekit.cli.typed import words_of
 from edgekit.errors import HardwareError
@@ -65,11 +65,14 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         action="store_true",
         help="among the five tiers of the context-scaling memo (docs/tiers.md)",
     )
-    parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     parser.add_argument(
         "--why", action="store_true", help="add each model's headline, bars, release and licence"
     )
-    add_wishes(parser)
+    parser.add_argument(
+        "--offline", action="store_true", help="accepted as elsewhere: recommend needs no network"
+    )
+    add_plan_options(parser)
     add_flags(parser, COMMON, "load", (CONTEXT,))
     add_device_options(parser)
     parser.set_defaults(run=run)
@@ -124,7 +127,7 @@ def _same_words(arguments: argparse.Namespace) -> Iterator[str]:
     """What `edgekit plan` has to be told to plan for the same."""
     for device in arguments.device:
         yield from ("--device", device)
-    for name in ("ram", "vram", "users", "min_context"):
+    for name in ("ram", "vram", "users", "min_context", "job"):
         value = getattr(arguments, name)
         if value is not None:
             yield from (f"--{name.replace('_', '-')}", value)

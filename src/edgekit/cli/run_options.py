@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from edgekit.cli.request_options import add_min_context_option, add_window_budget_option
+
 DEFAULT_NEW_TOKENS = 512  # of one question
 
 
@@ -18,12 +20,8 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="a full window drops its oldest tokens and goes on",
     )
-    group.add_argument(
-        "--min-context", metavar="N", help="accept no less (default 16k, or the model's own window)"
-    )
-    group.add_argument(
-        "--window-budget", metavar="SIZE", help="cache of a window that is not named (default 4G)"
-    )
+    add_min_context_option(group)
+    add_window_budget_option(group)
     group = parser.add_argument_group("before it starts")
     group.add_argument(
         "--download-up-to", metavar="SIZE", help="refuse to download more (default: whatever fits)"

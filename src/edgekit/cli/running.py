@@ -25,6 +25,7 @@ from edgekit.errors import EdgekitError, SourceError, UsageError
 from edgekit.hardware import detect
 from edgekit.hardware.types import Machine, MemoryLimit
 from edgekit.plan.growth import growth_limits
+from edgekit.plan.making import check_users
 from edgekit.plan.spill import Purpose
 from edgekit.plan.types import Job
 from edgekit.report.bars import glyphs_for
@@ -158,6 +159,7 @@ def read_order(
     if len(chosen) > 1:
         raise UsageError(f"one engine runs a model: --engine {' or '.join(engines)}")
     engine = next(iter(chosen), LLAMACPP)
+    flags[LLAMACPP] = _with_users(flags[LLAMACPP], getattr(arguments, "users", None))
     if engine in _OTHERS:
         raise UsageError(f"{engine} is not started from here: {_OTHERS[engine]}")
     if engine not in engines:
@@ -181,6 +183,21 @@ def read_order(
         purpose=read_purpose(getattr(arguments, "latency", None)),
         settled=_SETTLED[engine](arguments) | (settled if engine == LLAMACPP else {}),
     )
+
+
+def _with_users(flags: dict[str, Any], users: str | None) -> dict[str, Any]:
+    """llama.cpp's flags with a slot and a context for every user (serve --users N). Raises UsageError."""
+    count = read_number("--users", users, least=1)
+    if count is None:
+        return flags
+    check_users(count, LLAMACPP)
+    if "parallel" in flags or flags.get("unified"):
+        raise UsageError("--users N means -np N with a context for each user: give one of them")
+    context = read_number("-c", flags.get("context"))
+    if context == 0:
+        raise UsageError("--users needs a context for each user: -c N")
+    more = {} if context is None else {"context": str(context * count)}
+    return {**flags, **more, "parallel": str(count), "unified": False}
 
 
 def _at_quant(reference: str, quant: str | None) -> str:

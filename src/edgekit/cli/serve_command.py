@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from edgekit.cli.reach_options import ENVIRONMENT, MODEL_FORMS
+from edgekit.cli.request_options import add_users_option
 from edgekit.cli.run_command import add_shared
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
@@ -68,6 +69,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="serve other machines (--host) without a key",
     )
     group.add_argument("-a", "--alias", metavar="NAME", help="the model's name for clients")
+    add_users_option(parser)
     add_shared(parser, "llama.cpp")
     parser.set_defaults(run=run, json_lines=True)
 

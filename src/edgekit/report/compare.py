@@ -29,10 +29,18 @@ class Answer:
     error: EdgekitError | None = None
 
 
-def compare_text(label: str, context_tokens: int, answers: Sequence[Answer], hint: str = "") -> str:
+def compare_text(
+    label: str,
+    context_tokens: int,
+    answers: Sequence[Answer],
+    hint: str = "",
+    *,
+    users: int = 1,
+) -> str:
     """One row an engine, then what each was asked, then those that refuse."""
     billed = [answer.bill for answer in answers if answer.bill is not None]
-    lines = [*folded(f"{label}  ·  one sequence of {context_tokens:,} tokens", MOST_WIDTH), ""]
+    each = "one sequence" if users == 1 else f"{users} sequences"
+    lines = [*folded(f"{label}  ·  {each} of {context_tokens:,} tokens", MOST_WIDTH), ""]
     if billed:
         lines += figures(("", *_COLUMNS, "total", "basis"), [_row(bill) for bill in billed])
     for bill in billed:
@@ -59,13 +67,19 @@ def _row(bill: Bill) -> tuple[str, ...]:
 
 
 def compare_json(
-    label: str, reference: str, context_tokens: int, answers: Sequence[Answer]
+    label: str,
+    reference: str,
+    context_tokens: int,
+    answers: Sequence[Answer],
+    *,
+    users: int = 1,
 ) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "model": label,
         "reference": reference,
         "context_tokens": context_tokens,
+        "users": users,
         "engines": {answer.engine: _one(answer) for answer in answers},
     }
 

@@ -137,7 +137,7 @@ class TestItsPort:
             (("--token", ""), 2, "--token needs 8 to 200 characters"),
             (("--models-dir", ""), 4, "--models-dir: no such folder: ''"),
             (("--models-dir", "~no-such-user/x"), 4, "--models-dir: no such folder: '~no-such"),
-            (("--port", "0", "a", "b"), 2, "unrecognized arguments: b"),
+            (("--port", "0", "a", "b"), 2, "unexpected argument: b"),
         ],
     )
     def test_and_all_else_is_read_first(

@@ -1,0 +1,58 @@
+"""Flags about the load itself, the same in every command that has them."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from argparse import _ArgumentGroup
+
+    Options = argparse.ArgumentParser | _ArgumentGroup
+
+
+def add_users_option(parser: Options) -> None:
+    parser.add_argument(
+        "--users", metavar="N", help="users at the same time, each with a context of their own"
+    )
+
+
+def add_min_context_option(parser: Options) -> None:
+    parser.add_argument(
+        "--min-context",
+        metavar="N",
+        help="shortest context to accept (default 16k, or the native window where that is shorter)",
+    )
+
+
+def add_job_option(parser: Options) -> None:
+    parser.add_argument(
+        "--job",
+        metavar="P+N",
+        help="size the context for a prompt of P tokens and N new ones: 6000+800",
+    )
+
+
+def add_window_budget_option(parser: Options) -> None:
+    parser.add_argument(
+        "--window-budget",
+        metavar="SIZE",
+        help="memory for the KV cache where no context is given (default 4G)",
+    )
+
+
+def add_plan_options(parser: Options) -> None:
+    """What `plan` asks of one model and `recommend` of all."""
+    add_users_option(parser)
+    add_min_context_option(parser)
+    add_job_option(parser)
+    parser.add_argument(
+        "--prefer-accurate-kv",
+        action="store_true",
+        help="prefer an accurate KV cache to a longer context where -c is not given",
+    )
+    parser.add_argument(
+        "--latency",
+        metavar="FOR",
+        help="who waits for cold cache pages of a tier: text (1.5 s, default) or voice (0.2 s)",
+    )

@@ -1,0 +1,167 @@
+"""A flag means the same in every command that has it; mistakes get a suggestion and the command's own usage."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from edgekit.cli import main
+from edgekit.cli.parser import build_parser
+from edgekit.cli.running import read_order
+from edgekit.errors import UsageError
+
+MODEL = "qwen3-0.6b"
+CARD = ("--device", "RTX 4090")
+# flag -> the commands that have it
+EVERYWHERE: dict[str, set[str]] = {
+    "--device": {"check", "plan", "recommend", "compare", "estimate", "hardware"},
+    "--gpu": {"check", "plan", "recommend", "compare", "estimate", "hardware"},
+    "--vram": {"check", "plan", "recommend", "compare", "estimate", "hardware"},
+    "--ram": {"check", "plan", "recommend", "compare", "hardware"},
+    "--quant": {"check", "plan", "compare", "estimate", "inspect", "verify", "run", "serve"},
+    "--users": {"check", "plan", "recommend", "compare", "estimate", "serve"},
+    "--min-context": {"check", "plan", "recommend", "compare", "run", "serve"},
+    "--job": {"check", "plan", "recommend"},
+    "-c": {"check", "plan", "recommend", "compare", "estimate", "verify", "run", "serve"},
+    "-ctk": {"check", "plan", "compare", "estimate", "verify", "run", "serve"},
+    "-ctv": {"check", "plan", "compare", "estimate", "verify", "run", "serve"},
+    "-ngl": {"check", "plan", "compare", "estimate", "verify", "run", "serve"},
+    "--engine": {"check", "plan", "recommend", "compare", "estimate", "run", "serve"},
+    "--json": set(build_parser().commands) - {"catalog"},
+    "--offline": {
+        "check", "plan", "recommend", "compare", "estimate", "inspect", "verify", "run", "serve", "web", "embed",
+    },
+}  # fmt: skip
+
+
+def ask(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    main([*words, "--json"])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def usage_error(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    return capsys.readouterr().err.splitlines()
+
+
+@pytest.mark.parametrize("flag", EVERYWHERE)
+def test_a_flag_is_in_every_command_where_it_makes_sense(flag: str) -> None:
+    having = {name for name, one in build_parser().commands.items() if flag in one.flags}
+    assert having >= EVERYWHERE[flag]
+
+
+def test_gpu_is_device(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (("check", MODEL), ("compare", MODEL), ("hardware",)):
+        named = ask(capsys, *command, "--gpu", "RTX 4090")
+        assert named == ask(capsys, *command, *CARD)
+
+
+def test_users_of_check_have_a_context_each(capsys: pytest.CaptureFixture[str]) -> None:
+    told = ask(capsys, "check", MODEL, *CARD, "--users", "4", "-c", "4k")
+    assert told["context_tokens"] == 4 * 4096
+    assert "-np 4" in told["command"]
+    assert "-no-kvu" in told["command"]
+
+
+@pytest.mark.parametrize("engine", ["llama.cpp", "vllm"])
+def test_users_cost_the_same_in_estimate_check_and_compare(
+    engine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = (MODEL, "--users", "4", "-c", "4k")
+    check = ask(capsys, "check", *asked, "--engine", engine, *CARD)
+    compared = ask(capsys, "compare", *asked)["engines"][engine]
+
+    def cache(told: dict[str, Any]) -> int:
+        lines = told.get("estimate", told)["lines"]
+        return sum(line["bytes"] for line in lines if line["component"] == "kv cache")
+
+    # 28 layers x 8 heads x (128 + 128) numbers of 2 bytes for 4 x 4,096 tokens
+    assert cache(check) == 28 * 8 * 256 * 2 * 4 * 4096
+    assert compared["kv_bytes"] == cache(check)
+
+
+def test_users_and_slots_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("check", "estimate", "serve"):
+        assert main([command, MODEL, "--users", "2", "-np", "2"]) == UsageError.exit_code
+        assert "give one of them" in capsys.readouterr().err
+
+
+def test_users_of_serve_are_slots_with_a_context_each() -> None:
+    arguments = build_parser("serve").parse_args(["serve", MODEL, "--users", "3", "-c", "2k"])
+    order = read_order(arguments, engines=("llama.cpp",), settled={})
+    assert (order.values["parallel"], order.values["context"]) == (3, 3 * 2048)
+    assert order.values["unified"] is False
+
+
+def test_estimate_takes_cards_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    told = ask(capsys, "estimate", MODEL, "--device", "2x RTX 3090", "-c", "4k")
+    assert {line["pool"] for line in told["lines"]} >= {"device", "device 1"}
+    told = ask(capsys, "estimate", MODEL, "--engine", "vllm", "--vram", "24G", "-c", "4k")
+    assert told["facts"]["max_concurrency"] is not None
+
+
+def test_job_of_plan_is_a_context(capsys: pytest.CaptureFixture[str]) -> None:
+    told = ask(capsys, "plan", MODEL, *CARD, "--job", "6000+800", "--no-drafter")
+    assert told["context_tokens"] == 6000 + 800 + 64
+
+
+def test_compare_takes_cache_types(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("compare", MODEL, "-c", "4k")
+    plain = ask(capsys, *asked)["engines"]["llama.cpp"]["kv_bytes"]
+    assert ask(capsys, *asked, "-ctk", "q8_0", "-ctv", "q8_0")["engines"]["llama.cpp"][
+        "kv_bytes"
+    ] == (plain * 34 // 64)
+
+
+# --- mistakes
+
+
+def test_an_unknown_flag_gets_a_suggestion_and_the_usage_of_its_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    usage, message = usage_error(capsys, "check", MODEL, "--devcie", "RTX 4090")
+    assert usage.startswith("usage: edgekit check MODEL")
+    assert message.startswith("edgekit check: error: unknown flag --devcie. Did you mean: --device")
+    usage, message = usage_error(capsys, "plan", MODEL, "--quants=Q8_0")
+    assert usage.startswith("usage: edgekit plan MODEL")
+    assert "Did you mean: --quant," in message
+
+
+def test_a_flag_of_other_commands_names_them(capsys: pytest.CaptureFixture[str]) -> None:
+    usage, message = usage_error(capsys, "run", MODEL, "--ram", "8G")
+    assert usage.startswith("usage: edgekit run MODEL")
+    assert message == (
+        "edgekit run: error: run has no flag --ram; it is a flag of recommend, plan, check, compare, hardware"
+    )
+
+
+def test_an_unknown_command_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    assert usage_error(capsys, "chek", MODEL)[-1] == (
+        "edgekit: error: unknown command 'chek'. Did you mean: check?"
+    )
+    assert usage_error(capsys, "catalog", "lst")[-1] == (
+        "edgekit catalog: error: unknown action 'lst'. Did you mean: list?"
+    )
+    assert "there are recommend, plan, check" in usage_error(capsys, "xyzzy")[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        (("help",), "usage: edgekit COMMAND"),
+        (("help", "check"), "usage: edgekit check MODEL"),
+        (("help", "catalog", "list"), "usage: edgekit catalog list"),
+    ],
+)
+def test_help_explains_a_command(
+    words: tuple[str, ...], usage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith(usage)
