@@ -29,6 +29,16 @@ _MAKERS = {
     "amd": "amd", "radeon": "amd", "instinct": "amd", "rx": "amd", "intel": "intel", "apple": "apple",
 }  # fmt: skip
 
+# Words that name a kind of machine, as devices.Kind has them.
+_KINDS = {
+    "mac": ("mac", "macbook", "imac", "m1", "m2", "m3", "m4", "m5"),
+    "phone": ("phone", "iphone", "ipad", "pixel", "galaxy", "android", "tablet"),
+    "board": ("jetson", "orin", "raspberry", "pi", "dgx", "spark"),
+    "apu": ("apu", "ryzen", "strix", "halo", "snapdragon"),
+    "gpu": ("gpu", "card", "rtx", "gtx", "rx", "geforce", "quadro", "tesla", "titan"),
+}
+_MEMORY = re.compile(r"(?<![0-9.])([0-9]{1,4})[\s-]*g(?:i?b)?(?![a-z0-9])", re.IGNORECASE)
+
 Words = tuple[str, ...]
 
 
@@ -57,3 +67,16 @@ def likeness(wanted: Words, known: Words) -> tuple[int, int]:
     shared = set(wanted) & set(known)
     telling = sum(len(word) for word in shared if len(word) > 1)
     return telling, -len(set(wanted) ^ set(known))
+
+
+def kinds_in(name: str) -> frozenset[str]:
+    """The kinds of machine that the name tells: 'Mac mini 16GB' -> mac; none for '4090'."""
+    words = set(re.findall(r"[a-z]+[0-9]?", name[:MAX_NAME_CHARS].lower()))
+    plain = words | {word.rstrip("0123456789") for word in words if len(word) > 2}
+    return frozenset(kind for kind, known in _KINDS.items() if plain & set(known))
+
+
+def memory_in(name: str) -> int | None:
+    """The memory in GB that the name states: 'Mac mini 16GB' -> 16."""
+    found = _MEMORY.search(name[:MAX_NAME_CHARS])
+    return None if found is None else int(found[1])

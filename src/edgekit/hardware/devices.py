@@ -14,7 +14,14 @@ from typing import NamedTuple
 
 from edgekit.basis import Basis
 from edgekit.errors import UsageError
-from edgekit.hardware.device_names import Words, likeness, makers_in, words_of
+from edgekit.hardware.device_names import (
+    Words,
+    kinds_in,
+    likeness,
+    makers_in,
+    memory_in,
+    words_of,
+)
 from edgekit.hardware.types import Vendor
 from edgekit.units import MIB
 
@@ -133,7 +140,7 @@ def find_device(text: str) -> Device:
     if len({device.memory_bytes for device in named}) > 1:
         sizes = sorted(named, key=lambda device: device.memory_bytes)
         names = ", ".join(device.name for device in sizes[:SHOWN])
-        raise UsageError(f"{text[:40]!r} comes in several sizes: say {names}")
+        raise UsageError(f"{text[:40]!r} comes in several sizes: {names}")
     return min(named, key=lambda device: device.bandwidth_bytes_per_s or 0)
 
 
@@ -229,18 +236,27 @@ def _in_laptops(index: _Index, wanted: Words) -> tuple[Device, ...]:
 
 
 def _near(text: str, wanted: Words) -> str:
+    """What may have been meant: devices of the kind that is named, of the memory that is stated, of similar letters."""
     from edgekit.source.naming import close_names
 
-    scored = [(likeness(wanted, words_of(device.name)), device) for device in all_devices()]
-    alike = sorted(
-        ((score, one.usual, one.name) for score, one in scored if score[0] > 1), reverse=True
-    )
-    names = [name for _, _, name in alike] or close_names(text, (one.name for one in all_devices()))
+    kinds, size_gb = kinds_in(text), memory_in(text)
+    known = [one for one in all_devices() if not kinds or one.kind.value in kinds]
+    telling = tuple(word for word in wanted if word != str(size_gb))  # the memory is compared apart
+    is_kind_alone = all(kinds_in(word) for word in telling)
+    scored: list[tuple[tuple[int, bool, int, bool, str, str], str]] = []
+    for one in known:
+        shared, others = likeness(telling, words_of(one.name))
+        fits = size_gb is not None and one.size_gb == size_gb
+        if shared > 1 or (kinds and (fits or is_kind_alone)):
+            scored.append(((shared, fits, others, one.usual, one.released, one.name), one.name))
+    names = [name for _, name in sorted(scored, reverse=True)]
+    names = names or list(close_names(text, (one.name for one in known)))
     if not names:
         return (
-            "there are such as RTX 4090, H100, MI300X, m3-max-64, phone-8; or give --ram and --vram"
+            "for example RTX 4090, H100, MI300X, m3-max-64, phone-8; full list: edgekit hardware --devices; "
+            "or give --ram and --vram"
         )
-    return f"near it are {', '.join(names[:SHOWN])}"
+    return f"did you mean {', '.join(names[:SHOWN])}?"
 
 
 def _read(file: str) -> Iterator[Device]:

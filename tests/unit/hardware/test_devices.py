@@ -222,36 +222,36 @@ def test_found(text: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("A100", "'A100' comes in several sizes: say A100 40GB, A100 80GB"),
-        ("4060 ti", "say RTX 4060 Ti 8GB, RTX 4060 Ti 16GB"),
-        ("Apple M3 Max", "say M3 Max 36GB, M3 Max 48GB, M3 Max 64GB, M3 Max 96GB, M3 Max 128GB"),
-        ("phone", "say phone-4, phone-6, phone-8, phone-12, phone-16"),
-        ("RTX 6000", "near it are RTX PRO 6000, RTX A6000, RTX 6000 Ada"),
-        ("iphone 99", "near it are iPhone"),
-        ("RTX 4090 40GB", "near it are RTX 4090"),
-        ("RX 580", "say RX 580 4GB, RX 580 8GB"),
-        ("Radeon RX 480", "say RX 480 4GB, RX 480 8GB"),
-        ("rx 570", "say RX 570 4GB, RX 570 8GB"),
-        ("5500 xt", "say RX 5500 XT 4GB, RX 5500 XT 8GB"),
-        ("RX 6500 XT", "say RX 6500 XT 4GB, RX 6500 XT 8GB"),
-        ("Radeon Pro 5500M", "say Radeon Pro 5500M 4GB, Radeon Pro 5500M 8GB"),
-        ("GTX 1060", "say GTX 1060 3GB, GTX 1060 5GB, GTX 1060 6GB"),
-        ("RTX 3050 Laptop", "say RTX 3050 Laptop 4GB, RTX 3050 Laptop 6GB"),
-        ("RTX A2000 mobile", "say RTX A2000 Laptop 4GB, RTX A2000 Laptop 8GB"),
-        ("T1000", "say T1000 4GB, T1000 8GB"),
-        ("P100", "say P100 12GB, P100 16GB"),
-        ("M40", "say Tesla M40 12GB, Tesla M40 24GB"),
-        ("GH200", "say GH200 96GB, GH200 144GB"),
-        ("H20", "say H20 96GB, H20 141GB"),
-        ("raspberry pi 5", "say Raspberry Pi 5 4GB, Raspberry Pi 5 8GB, Raspberry Pi 5 16GB"),
+        ("A100", "'A100' comes in several sizes: A100 40GB, A100 80GB"),
+        ("4060 ti", "RTX 4060 Ti 8GB, RTX 4060 Ti 16GB"),
+        ("Apple M3 Max", "M3 Max 36GB, M3 Max 48GB, M3 Max 64GB, M3 Max 96GB, M3 Max 128GB"),
+        ("phone", "phone-4, phone-6, phone-8, phone-12, phone-16"),
+        ("RTX 6000", "did you mean RTX PRO 6000, RTX A6000, RTX 6000 Ada"),
+        ("iphone 99", "did you mean iPhone"),
+        ("RTX 4090 40GB", "did you mean RTX 4090"),
+        ("RX 580", "RX 580 4GB, RX 580 8GB"),
+        ("Radeon RX 480", "RX 480 4GB, RX 480 8GB"),
+        ("rx 570", "RX 570 4GB, RX 570 8GB"),
+        ("5500 xt", "RX 5500 XT 4GB, RX 5500 XT 8GB"),
+        ("RX 6500 XT", "RX 6500 XT 4GB, RX 6500 XT 8GB"),
+        ("Radeon Pro 5500M", "Radeon Pro 5500M 4GB, Radeon Pro 5500M 8GB"),
+        ("GTX 1060", "GTX 1060 3GB, GTX 1060 5GB, GTX 1060 6GB"),
+        ("RTX 3050 Laptop", "RTX 3050 Laptop 4GB, RTX 3050 Laptop 6GB"),
+        ("RTX A2000 mobile", "RTX A2000 Laptop 4GB, RTX A2000 Laptop 8GB"),
+        ("T1000", "T1000 4GB, T1000 8GB"),
+        ("P100", "P100 12GB, P100 16GB"),
+        ("M40", "Tesla M40 12GB, Tesla M40 24GB"),
+        ("GH200", "GH200 96GB, GH200 144GB"),
+        ("H20", "H20 96GB, H20 141GB"),
+        ("raspberry pi 5", "Raspberry Pi 5 4GB, Raspberry Pi 5 8GB, Raspberry Pi 5 16GB"),
         ("GTX 780M", "unknown device"),
         ("RTX 3060 Ti laptop", "unknown device"),  # there is none
         ("rtx 4900", "RTX 4090"),
-        ("Voodoo 2", "unknown device 'Voodoo 2'; there are such as RTX 4090, H100"),
-        ("nvidia", "there are such as"),
-        ("", "unknown device ''; there are such as"),
-        ("\x00\x1b[31m", r"unknown device '\x00\x1b[31m'; there are such as"),
-        ("x" * 10_000, f"unknown device '{'x' * 40}'; there are such as"),
+        ("Voodoo 2", "unknown device 'Voodoo 2'; for example RTX 4090, H100"),
+        ("nvidia", "for example"),
+        ("", "unknown device ''; for example"),
+        ("\x00\x1b[31m", r"unknown device '\x00\x1b[31m'; for example"),
+        ("x" * 10_000, f"unknown device '{'x' * 40}'; for example"),
     ],
 )
 def test_not_found(text: str, sentence: str) -> None:
@@ -406,3 +406,25 @@ def test_what_was_collected_is_what_the_tool_makes() -> None:
     spec.loader.exec_module(tool)
     made = tool.collected(json.loads(collection.read_text(encoding="utf-8")))
     assert (tool.DATA / "collected.tsv").read_text(encoding="utf-8") == made
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "size_gb"),
+    [
+        ("Mac mini 16GB", Kind.MAC, 16),
+        ("MacBook Air 24 GB", Kind.MAC, 24),
+        ("Mac", Kind.MAC, None),
+        ("phone 32GB", Kind.PHONE, None),
+        ("ryzen 64GB", Kind.APU, None),
+        ("24GB card", Kind.GPU, 24),
+    ],
+)
+def test_suggestions_are_of_the_kind_and_then_of_the_memory_that_is_named(
+    text: str, kind: Kind, size_gb: int | None
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        find_device(text)
+    names = str(caught.value).partition("did you mean ")[2].rstrip("?").split(", ")
+    found = [find_device(name) for name in names]
+    assert {one.kind for one in found} == {kind}
+    assert size_gb is None or {one.size_gb for one in found} == {size_gb}

@@ -235,7 +235,7 @@ def test_ram_that_a_device_has_may_be_said() -> None:
         ({"devices": ["64x 4090", "4090"]}, "65 GPUs: give 1 to 64"),
         ({"devices": ["x" * 10_000]}, "is too long"),
         ({"devices": ["2x"]}, "unknown device '2x'"),
-        ({"devices": ["2x A100"]}, "'A100' comes in several sizes: say A100 40GB, A100 80GB"),
+        ({"devices": ["2x A100"]}, "'A100' comes in several sizes: A100 40GB, A100 80GB"),
         ({"devices": ["2x m3-max-64"]}, "M3 Max 64GB is a whole machine: name it alone"),
         ({"devices": ["4090, m3-max-64"]}, "M3 Max 64GB is a whole machine: name it alone"),
         ({"devices": ["m3-max-64"], "ram": "32G"}, "--ram: M3 Max 64GB has 64 GiB for everything"),
