@@ -306,7 +306,7 @@ def test_a_person_is_asked(reply: bytes, code: int, hub: Hub, hub_cache: Path) -
     found, shown = on_a_terminal(reply, "acme/whole-GGUF", "--download-up-to", "100K")
     assert found == code
     size = f"{(len(whole_model()) + 2**20) / 2**20:.2f} MiB"
-    assert f"Download {size} to {hub_cache} and look at that? [y/N]" in shown
+    assert f"Download {size} to {hub_cache} and inspect it? [y/N]" in shown
     assert (FITS in shown) == (code == 0)
     assert bool(left_in(hub_cache)) == (code == 0)
 

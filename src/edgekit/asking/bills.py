@@ -52,7 +52,7 @@ CONTEXT_NAMES = (
 CONTEXT = Flag(
     ("-c", "--ctx-size"),
     "context",
-    "tokens of context: 8192, 32k (default: all the model was made for); --max-model-len is the same",
+    "context in tokens: 8192, 32k (default: the native window); also --ctx, --max-model-len",
     "N",
     whole(),
     aliases=CONTEXT_NAMES,
@@ -109,7 +109,7 @@ def with_one_quant(
 
     So `-q Q8_0` asks for a GGUF and `--engine mlx -q 4bit` for MLX's 4 bits. Raises UsageError for two quantisations.
     """
-    from edgekit.engine.quant_names import takes
+    from edgekit.engine.quant_names import read_quant, takes
 
     given = {one: dict(keys) for one, keys in flags.items()}
     named = {given[COMMON]["quant"]} if given.get(COMMON, {}).get("quant") is not None else set()
@@ -122,7 +122,9 @@ def with_one_quant(
             if not given[owner]:
                 del given[owner]
             named.add(name)
-        elif named and engine is None:
+            continue
+        given[owner][key] = read_quant(owner, name)
+        if named and engine is None:
             named.add(name)
     if len({str(name).upper() for name in named}) > 1:
         raise UsageError(f"{' and '.join(sorted(map(str, named)))} are two quantisations: give one")

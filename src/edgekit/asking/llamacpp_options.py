@@ -43,7 +43,7 @@ def _all_layers(text: str) -> str:
     layers = _layers(text)
     if isinstance(layers, int) and layers < ENOUGH_LAYERS:
         raise UsageError(
-            f"{text[:40]!r}: a drafter is billed with all of its layers where the model is"
+            f"{text[:40]!r}: a draft model is modelled with all of its layers next to the model; use all"
         )
     return "all"
 
@@ -74,43 +74,43 @@ def _cache_type(text: str) -> str:
 
 
 FLAGS: tuple[Flag, ...] = (
-    Flag(("-b", "--batch-size"), "batch", "tokens handed over at once (default 2048)", "N", whole(1)),
-    Flag(("-ub", "--ubatch-size"), "ubatch", "tokens computed at once (default 512)", "N", whole()),
-    Flag(("-ctk", "--cache-type-k"), "type_k", "how keys are kept: f16 (default), q8_0 ...", "TYPE", _cache_type),
-    Flag(("-ctv", "--cache-type-v"), "type_v", "how values are kept", "TYPE", _cache_type),
-    Flag(("-fa", "--flash-attn"), "flash_attn", "on, off or auto (default)", "WHEN", _flash, value="on", alone=True),
-    Flag(("-np", "--parallel"), "parallel", "sequences (llama-server: 4 that share one cache)", "N", whole(1)),
-    Flag(("-kvu", "--kv-unified"), "unified", "all sequences share one cache"),
-    Flag(("-no-kvu", "--no-kv-unified"), "unified", "each has its own", value=False),
-    Flag(("--swa-full",), "swa_full", "sliding layers keep the whole context"),
-    Flag(("--context-shift",), "ctx_shift", "a full window drops the older half and goes on"),
+    Flag(("-b", "--batch-size"), "batch", "logical batch size in tokens (default 2048)", "N", whole(1)),
+    Flag(("-ub", "--ubatch-size"), "ubatch", "physical batch size: tokens computed at once (default 512)", "N", whole()),
+    Flag(("-ctk", "--cache-type-k"), "type_k", "KV cache type of the keys: f16 (default), q8_0, q4_0 ...", "TYPE", _cache_type),
+    Flag(("-ctv", "--cache-type-v"), "type_v", "KV cache type of the values: f16 (default), q8_0, q4_0 ...", "TYPE", _cache_type),
+    Flag(("-fa", "--flash-attn"), "flash_attn", "flash attention: on, off or auto (default)", "WHEN", _flash, value="on", alone=True),
+    Flag(("-np", "--parallel"), "parallel", "parallel sequences (default: 4 that share one KV cache)", "N", whole(1)),
+    Flag(("-kvu", "--kv-unified"), "unified", "all sequences share one KV cache"),
+    Flag(("-no-kvu", "--no-kv-unified"), "unified", "give each sequence its own KV cache", value=False),
+    Flag(("--swa-full",), "swa_full", "keep the whole context in sliding-window layers too"),
+    Flag(("--context-shift",), "ctx_shift", "drop the older half of a full context and continue"),
     Flag(("-ngl", "--n-gpu-layers", "--gpu-layers"), "n_gpu_layers", "layers on the GPU: a number or all (default)", "N", _layers),
-    Flag(("-cmoe", "--cpu-moe"), "cpu_moe", "experts stay on the host"),
-    Flag(("-ncmoe", "--n-cpu-moe"), "n_cpu_moe", "those of the first N layers do", "N", whole(most=10**6)),
-    Flag(("-ts", "--tensor-split"), "tensor_split", "how layers are divided among GPUs: 3,1", "N,N", shares),
-    Flag(("-nkvo", "--no-kv-offload"), "offload_kqv", "the cache stays on the host", value=False),
-    Flag(("--no-mmap",), "mmap", "weights are copied into memory, not mapped", value=False),
-    Flag(("--repack",), "repack", "weights are rearranged for the CPU, as builds made for it do"),
-    Flag(("-nr", "--no-repack"), "repack", "they are not (default)", value=False),
-    Flag(("--embeddings", "--embedding"), "embeddings", "hand over embeddings"),
-    Flag(("-cram", "--cache-ram"), "cache_ram", "llama-server's prompt cache in MiB (default 8192)", "MIB", whole()),
-    Flag(("-ctxcp", "--ctx-checkpoints"), "ctx_checkpoints", "llama-server's checkpoints of each slot (default 32)", "N", whole()),
-    Flag(("-mm", "--mmproj"), "mmproj", "a vision model's projector; auto: the one beside the model", "FILE"),
-    Flag(("--lora",), "lora", "adapters, divided by commas", "FILES", names),
-    Flag(("-md", "--model-draft", "--spec-draft-model"), "draft_model", "a drafter for speculative decoding", "MODEL"),
-    Flag(("-ctkd", "--cache-type-k-draft"), "draft_type_k", "how it keeps its keys", "TYPE", _cache_type),
-    Flag(("-ctvd", "--cache-type-v-draft"), "draft_type_v", "and its values", "TYPE", _cache_type),
-    Flag(("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft"), "draft_gpu_layers", "its layers on the GPU: all, as it is billed", "all", _all_layers),
-    Flag(("-devd", "--device-draft"), "draft_device", "none: it stays on the CPU with the model", "none", one_of("none")),
-    Flag(("--spec-draft-n-max", "--draft-max"), "draft_max", "tokens it proposes (default 3)", "N", whole(most=1024)),
-    Flag(("--spec-type",), "spec_type", "draft-simple (default with a drafter), or draft-mtp: the model's own", "NAME", one_of("none", "draft-simple", "draft-mtp")),
-    Flag(("--mode",), "mode", "who calls llama.cpp: server (default) or library", "MODE", one_of("server", "library"), ours=True),
+    Flag(("-cmoe", "--cpu-moe"), "cpu_moe", "keep the experts of all layers in RAM"),
+    Flag(("-ncmoe", "--n-cpu-moe"), "n_cpu_moe", "keep the experts of the first N layers in RAM", "N", whole(most=10**6)),
+    Flag(("-ts", "--tensor-split"), "tensor_split", "share of the layers for each GPU: 3,1", "N,N", shares),
+    Flag(("-nkvo", "--no-kv-offload"), "offload_kqv", "keep the KV cache in RAM", value=False),
+    Flag(("--no-mmap",), "mmap", "load the weights into memory instead of mapping the file", value=False),
+    Flag(("--repack",), "repack", "count the repacked copy of the weights that CPU builds keep"),
+    Flag(("-nr", "--no-repack"), "repack", "do not repack weights (default)", value=False),
+    Flag(("--embeddings", "--embedding"), "embeddings", "return embeddings instead of text"),
+    Flag(("-cram", "--cache-ram"), "cache_ram", "size of llama-server's prompt cache in MiB (default 8192)", "MIB", whole()),
+    Flag(("-ctxcp", "--ctx-checkpoints"), "ctx_checkpoints", "context checkpoints that llama-server keeps per slot (default 32)", "N", whole()),
+    Flag(("-mm", "--mmproj"), "mmproj", "multimodal projector; auto takes the one next to the model", "FILE"),
+    Flag(("--lora",), "lora", "LoRA adapters, separated by commas", "FILES", names),
+    Flag(("-md", "--model-draft", "--spec-draft-model"), "draft_model", "draft model for speculative decoding", "MODEL"),
+    Flag(("-ctkd", "--cache-type-k-draft"), "draft_type_k", "K-cache type of the draft model", "TYPE", _cache_type),
+    Flag(("-ctvd", "--cache-type-v-draft"), "draft_type_v", "V-cache type of the draft model", "TYPE", _cache_type),
+    Flag(("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft"), "draft_gpu_layers", "layers of the draft model on the GPU: only all is modelled", "all", _all_layers),
+    Flag(("-devd", "--device-draft"), "draft_device", "device of the draft model: only none (the CPU) can be given", "none", one_of("none")),
+    Flag(("--spec-draft-n-max", "--draft-max"), "draft_max", "tokens that the draft model proposes at a time (default 3)", "N", whole(most=1024)),
+    Flag(("--spec-type",), "spec_type", "draft-simple (default with -md) or draft-mtp (the model's own prediction layers)", "NAME", one_of("none", "draft-simple", "draft-mtp")),
+    Flag(("--mode",), "mode", "bill for llama-server (server, default) or llama-cli (library)", "MODE", one_of("server", "library"), ours=True),
     Flag(("--backend",), "backend", "cpu, cuda, metal or vulkan (default: cuda with a GPU flag, else cpu)", "NAME", _backend, ours=True),
-    Flag(("-dev",), "backend", "none: the CPU alone, as llama.cpp is told", "none", _backend, ours=True),
-    Flag(("--mix",), "mix", "weights as if quantised so: Q4_K_M (default for files that are no GGUF), Q8_0 ...", "NAME", ours=True),
-    Flag(("--llama-version",), "llama_version", "the llama.cpp that is billed: b9294, 0.6, 2026.9 (default: the one installed, else the newest known)", "VERSION", _llama_version, ours=True),
-    Flag(("--cpu",), "cpu", "what the build of --repack is made for: x86 or arm (default: as here)", "NAME", one_of("x86", "arm"), ours=True),
-    Flag(("--device-memory",), "device_memory", "free memory of each GPU, for the split: 24G,24G", "SIZES", sizes, ours=True),
+    Flag(("-dev",), "backend", "same as --backend cpu: -dev none", "none", _backend, ours=True),
+    Flag(("--mix",), "mix", "same as --quant, for llama.cpp: Q4_K_M (default unless the file is a GGUF), Q8_0 ...", "NAME", ours=True),
+    Flag(("--llama-version",), "llama_version", "llama.cpp release to model: b9294, 0.6, 2026.9 (default: the one installed, else the newest known)", "VERSION", _llama_version, ours=True),
+    Flag(("--cpu",), "cpu", "CPU that --repack is for: x86 or arm (default: this machine's)", "NAME", one_of("x86", "arm"), ours=True),
+    Flag(("--device-memory",), "device_memory", "free memory of each GPU, which decides the split: 24G,24G", "SIZES", sizes, ours=True),
 )  # fmt: skip
 
 
@@ -198,7 +198,7 @@ def _devices(values: Mapping[str, Any]) -> tuple[Device, ...]:
     memory, split = values.get("device_memory", ()), values.get("tensor_split", ())
     if memory and split and len(memory) != len(split):
         raise UsageError(
-            f"--device-memory names {len(memory)} GPUs and --tensor-split {len(split)}"
+            f"--device-memory names {len(memory)} GPUs, --tensor-split names {len(split)}"
         )
     if memory:
         return tuple(Device(free_bytes=free) for free in memory)

@@ -16,13 +16,13 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
 TITLE = "MLX"
 CONVERTED = "mlx_model"  # where mlx_lm.convert writes to
 FLAGS: tuple[Flag, ...] = (
-    Flag(("--kv-bits",), "kv_bits", "bits of a number in the cache: 8, 4 ... (default: 16, not quantised)", "N", whole(1, 16)),
-    Flag(("--kv-group-size",), "kv_group_size", "numbers that share a scale (default 64)", "N", whole(1, 4096)),
-    Flag(("--quantized-kv-start",), "quantized_kv_start", "the token at which quantising starts (default 5000)", "N", whole()),
-    Flag(("--max-kv-size",), "max_kv_size", "tokens that a rotating cache keeps", "N", whole(1)),
-    Flag(("--prefill-step-size",), "prefill_step_size", "tokens of the prompt computed at once (default 2048)", "N", whole(1)),
-    Flag(("--max-tokens",), "max_tokens", "tokens to generate; the rest of -c is the prompt", "N", whole()),
-    Flag(("--quantize",), "quantize", "as if the weights were quantised: q4, q8_g32, mxfp4 ...", "NAME", ours=True),
+    Flag(("--kv-bits",), "kv_bits", "bits per number in the KV cache: 8, 4 ... (default 16, not quantised)", "N", whole(1, 16)),
+    Flag(("--kv-group-size",), "kv_group_size", "numbers of the KV cache that share a scale (default 64)", "N", whole(1, 4096)),
+    Flag(("--quantized-kv-start",), "quantized_kv_start", "token from which the KV cache is quantised (default 5000)", "N", whole()),
+    Flag(("--max-kv-size",), "max_kv_size", "size of a rotating KV cache in tokens", "N", whole(1)),
+    Flag(("--prefill-step-size",), "prefill_step_size", "prompt tokens computed at once (default 2048)", "N", whole(1)),
+    Flag(("--max-tokens",), "max_tokens", "tokens to generate (the rest of -c is the prompt)", "N", whole()),
+    Flag(("--quantize",), "quantize", "same as --quant, for MLX: 4bit, q8_g32, mxfp4 ...", "NAME", ours=True),
 )  # fmt: skip
 
 

@@ -24,14 +24,14 @@ def _keep(text: str) -> str | int:
 
 
 FLAGS: tuple[Flag, ...] = (
-    Flag(("--keep",), "keep", "weights that stay in memory: 2G, all or none (estimate: none; else what there is room for)", "SIZE", _keep),
-    Flag(("--rolling",), "rolling", "a full window drops its oldest tokens and goes on"),
-    Flag(("--sinks",), "sinks", "first tokens that never leave a rolling window", "N", whole()),
-    Flag(("--chunk",), "chunk", "tokens of a prompt computed together (default 64)", "N", whole(1)),
-    Flag(("--resident",), "resident_tokens", "of a window past 64k, tokens that stay in memory; the others go to the disk", "N", whole(512)),
-    Flag(("--threads",), "threads", "threads that compute (default: one a core, up to 8)", "N", whole(1, 1024)),
-    Flag(("-ctk", "--cache-type-k"), "type_k", "how keys are kept: f32, f16 (default) or q8_0", "TYPE", one_of(*_TYPES), lender="llama.cpp"),
-    Flag(("-ctv", "--cache-type-v"), "type_v", "how values are kept", "TYPE", one_of(*_TYPES), lender="llama.cpp"),
+    Flag(("--keep",), "keep", "weights to keep in memory: 2G, all or none (default: as many as fit; none in estimate)", "SIZE", _keep),
+    Flag(("--rolling",), "rolling", "drop the oldest tokens of a full context and continue"),
+    Flag(("--sinks",), "sinks", "first tokens that a rolling context never drops", "N", whole()),
+    Flag(("--chunk",), "chunk", "prompt tokens computed together (default 64)", "N", whole(1)),
+    Flag(("--resident",), "resident_tokens", "tokens of a context past 64k to keep in memory; the rest goes to disk", "N", whole(512)),
+    Flag(("--threads",), "threads", "CPU threads (default: one per core, up to 8)", "N", whole(1, 1024)),
+    Flag(("-ctk", "--cache-type-k"), "type_k", "KV cache type of the keys: f32, f16 (default) or q8_0", "TYPE", one_of(*_TYPES), lender="llama.cpp"),
+    Flag(("-ctv", "--cache-type-v"), "type_v", "KV cache type of the values: f32, f16 (default) or q8_0", "TYPE", one_of(*_TYPES), lender="llama.cpp"),
 )  # fmt: skip
 
 

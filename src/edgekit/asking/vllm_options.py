@@ -24,30 +24,28 @@ def _card(name: str) -> Device:
 
     device = find_device(name)
     if device.capability is None:
-        raise UsageError(
-            f"{device.name}: vLLM's choices are known here for NVIDIA's GPUs from Volta on"
-        )
+        raise UsageError(f"{device.name}: vLLM is modelled for NVIDIA GPUs from Volta on")
     return device
 
 
 FLAGS: tuple[Flag, ...] = (
-    Flag(("-tp", "--tensor-parallel-size"), "tensor_parallel_size", "GPUs that share each layer", "N", whole(1, 4096)),
-    Flag(("-pp", "--pipeline-parallel-size"), "pipeline_parallel_size", "groups of GPUs that share the layers", "N", whole(1, 4096)),
-    Flag(("--kv-cache-dtype",), "kv_cache_dtype", "how the cache is kept: auto (default), fp8 ...", "TYPE"),
-    Flag(("--gpu-memory-utilization",), "gpu_memory_utilization", "share of the GPU's memory it may use (default 0.92)", "SHARE", share),
-    Flag(("--kv-cache-memory-bytes",), "kv_cache_memory_bytes", "memory for the cache, instead of that share: 20G", "SIZE", size),
-    Flag(("--max-num-seqs",), "max_num_seqs", "requests at once", "N", whole(1)),
-    Flag(("--max-num-batched-tokens",), "max_num_batched_tokens", "tokens computed at once", "N", whole(1)),
-    Flag(("--block-size",), "block_size", "tokens of a block of the cache", "N", whole(1, 2**20)),
-    Flag(("--enable-prefix-caching",), "enable_prefix_caching", "keep prompts that may come again (default)"),
-    Flag(("--no-enable-prefix-caching",), "enable_prefix_caching", "do not", value=False),
-    Flag(("--disable-hybrid-kv-cache-manager",), "disable_hybrid_kv_cache_manager", "sliding layers are cached like full ones"),
-    Flag(("--dtype",), "dtype", "auto (default), bfloat16, float16, float32", "TYPE"),
-    Flag(("-q", "--quantization"), "quantization", "how the weights are packed (default: as the files say)", "NAME"),
-    Flag(("--enforce-eager",), "enforce_eager", "no CUDA graphs"),
-    Flag(("--no-async-scheduling",), "async_scheduling", "one step after the other", value=False),
-    Flag(("--mamba-ssm-cache-dtype",), "mamba_ssm_cache_dtype", "how recurrent states are kept", "TYPE"),
-    Flag(("--gpu",), "gpu", "which GPU: H100, RTX 4090 ...", "NAME", _card, ours=True),
+    Flag(("-tp", "--tensor-parallel-size"), "tensor_parallel_size", "GPUs that each layer is split over (tensor parallel)", "N", whole(1, 4096)),
+    Flag(("-pp", "--pipeline-parallel-size"), "pipeline_parallel_size", "groups of GPUs that the layers are divided among (pipeline parallel)", "N", whole(1, 4096)),
+    Flag(("--kv-cache-dtype",), "kv_cache_dtype", "KV cache type: auto (default), fp8 ...", "TYPE"),
+    Flag(("--gpu-memory-utilization",), "gpu_memory_utilization", "share of the GPU's memory that vLLM may use (default 0.92)", "SHARE", share),
+    Flag(("--kv-cache-memory-bytes",), "kv_cache_memory_bytes", "size of the KV cache, instead of a share of the GPU: 20G", "SIZE", size),
+    Flag(("--max-num-seqs",), "max_num_seqs", "most requests at the same time", "N", whole(1)),
+    Flag(("--max-num-batched-tokens",), "max_num_batched_tokens", "most tokens computed in one step", "N", whole(1)),
+    Flag(("--block-size",), "block_size", "tokens per block of the KV cache", "N", whole(1, 2**20)),
+    Flag(("--enable-prefix-caching",), "enable_prefix_caching", "reuse the KV cache of repeated prompts (default)"),
+    Flag(("--no-enable-prefix-caching",), "enable_prefix_caching", "do not reuse the KV cache of repeated prompts", value=False),
+    Flag(("--disable-hybrid-kv-cache-manager",), "disable_hybrid_kv_cache_manager", "cache sliding-window layers like full attention"),
+    Flag(("--dtype",), "dtype", "data type of the weights: auto (default), bfloat16, float16, float32", "TYPE"),
+    Flag(("-q", "--quantization"), "quantization", "same as --quant, for vLLM: fp8, awq ... (default: as the files say)", "NAME"),
+    Flag(("--enforce-eager",), "enforce_eager", "run without CUDA graphs"),
+    Flag(("--no-async-scheduling",), "async_scheduling", "do not schedule the next step while one runs", value=False),
+    Flag(("--mamba-ssm-cache-dtype",), "mamba_ssm_cache_dtype", "data type of recurrent states", "TYPE"),
+    Flag(("--gpu",), "gpu", "GPU by name: H100, RTX 4090 ...", "NAME", _card, ours=True),
     Flag(("--gpu-memory",), "gpu_memory", "memory of one GPU: 80G", "SIZE", size, ours=True),
 )  # fmt: skip
 
@@ -70,7 +68,9 @@ def _gpu(values: Mapping[str, Any]) -> Gpu:
     memory: int | None = values.get("gpu_memory")
     card: Device | None = values.get("gpu")
     if memory is not None and memory < GIB:
-        raise UsageError(f"--gpu-memory: {memory} bytes is no GPU's memory; say 80G for 80 GiB")
+        raise UsageError(
+            f"--gpu-memory: {memory} bytes is too little for a GPU; 80 GiB is written 80G"
+        )
     if card is None or card.capability is None:
         return Gpu(memory_bytes=memory)
     return Gpu(name=card.name, memory_bytes=memory or card.usable_bytes, capability=card.capability)

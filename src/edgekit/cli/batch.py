@@ -22,7 +22,7 @@ from edgekit.header import limits
 from edgekit.report.bill_json import answer_json
 from edgekit.source.types import Reach
 
-_KEYS = ("id", "model", "config", "engine", "backend", "options")
+_KEYS = ("id", "model", "config", "engine", "backend", "quant", "options")
 ROW_BYTES = limits.CONFIG_BYTES  # a row may hold a config.json: 0.1 MB in the largest real one
 
 
@@ -60,7 +60,9 @@ def _answer(row: Mapping[str, Any], models: BatchModels) -> dict[str, Any]:
         raise UsageError("engine and backend must be names")
     wanted = None if asked is None else engine_name(asked)
     _check_keys(row, wanted)
-    asked_quant = None if "quantization" in options else text(options, "quant")
+    asked_quant = text(row, "quant")
+    if asked_quant is None and "quantization" not in options:
+        asked_quant = text(options, "quant")
     engine, model, quant = models.of_row(row, wanted, asked_quant)
     read = Options(with_quant(engine, options, quant))
     load, setup = _read_options(engine, read, backend)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from edgekit.asking.bills import OF_THE_MACHINE
 from edgekit.cli.device_options import add_device_options
-from edgekit.cli.engine_flags import add_engine_flags
+from edgekit.cli.engine_flags import CHOSEN_CONTEXT, add_engine_flags
 from edgekit.cli.reach_options import (
     ENVIRONMENT,
     MODEL_FORMS,
@@ -36,27 +36,23 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.report.bars import Glyphs
     from edgekit.source.download import Download
 
-UNASKED_DOWNLOAD_BYTES = 512 * MIB  # a download of up to so much needs no question
+UNASKED_DOWNLOAD_BYTES = 512 * MIB  # downloads up to this size need no question
 
 _DESCRIPTION = (
-    "Will it fit on this machine, or on another? The verdict first, then the bill against what is free, what "
-    "would change the answer, and the command to run. Only headers are read."
+    "Will the model fit in the memory of this machine, or of another? Prints the verdict, the memory it needs next to "
+    "what is free, the command to run it, and what would change the answer. Reads only headers, never weights."
 )
 _EXAMPLES = """
-several models, a folder of them, or - for names on standard input give a table.
+Several models, a folder of models, or - (names on standard input) give a table.
 
 examples:
-  edgekit check model.gguf
-  edgekit check unsloth/gemma-3-27b-it-GGUF:Q4_K_M -c 32k --device "RTX 4090" --ram 64G
-  edgekit check Qwen/Qwen3-8B --engine all --device "2x RTX 3090"
-  edgekit check mlx-community/Qwen3-8B-4bit --device m3-max-64
-  edgekit check model.gguf --job 6000+800
-  edgekit check ~/models --ram 32G --vram 24G,24G
-  ls *.gguf | edgekit check - --json
+  edgekit check qwen3-8b --device "RTX 4060"
+  edgekit check "Gemma 3 27B" --quant Q8_0 -c 32k --vram 24G,24G --ram 64G
+  edgekit check ~/models
 
-exit codes: 0 loads (1 where it is tight and --strict is given), 3 does not fit or cannot run there, 2 usage or
-refused by the engine, 4 not found, no access or no network, 5 unreadable or unsupported; of several models the
-worst, of several engines the best
+exit codes: 0 it loads (1 if it is tight and --strict is given), 3 does not fit or cannot run there, 2 wrong usage or
+refused by the engine, 4 not found, no access or no network, 5 unreadable or unsupported. Several models: the worst
+code; several engines: the best.
 """
 
 
@@ -64,16 +60,19 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "check",
         help="will it fit on this machine, or on another?",
-        usage="edgekit check MODEL ... [--engine NAME] [-c N] [--device NAME] [flags of the engine] [options]",
+        usage="edgekit check MODEL ... [--quant NAME] [-c N] [--device NAME] [--engine NAME] [options]",
         description=_DESCRIPTION,
         epilog=MODEL_FORMS + _EXAMPLES + ENVIRONMENT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument(
-        "models", metavar="MODEL", nargs="+", help="path, folder, hub id, URL, name or -"
+        "models",
+        metavar="MODEL",
+        nargs="+",
+        help="file, folder, hub id, URL or name; - reads names from standard input",
     )
-    parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     parser.add_argument("--quiet", action="store_true", help="print the headline only")
     parser.add_argument(
         "--why",
@@ -83,9 +82,11 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--exact",
         action="store_true",
-        help="read the whole header of a remote model, also where its first range decides (--json always does)",
+        help="read the whole header of a remote model even where its first part decides (--json always does)",
     )
-    parser.add_argument("--strict", action="store_true", help="exit 1 where it is tight")
+    parser.add_argument(
+        "--strict", action="store_true", help="exit with code 1 if the model fits only just (tight)"
+    )
     add_users_option(parser)
     add_min_context_option(parser)
     add_job_option(parser)
@@ -93,18 +94,20 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     add_download_options(parser)
     add_device_options(parser)
     add_reach_options(parser)
-    add_engine_flags(parser, several=True, without=OF_THE_MACHINE)
+    add_engine_flags(parser, several=True, context_help=CHOSEN_CONTEXT, without=OF_THE_MACHINE)
     parser.set_defaults(run=run)
 
 
 def add_download_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("a model on the hub that cannot be read by ranges")
+    group = parser.add_argument_group("hub models that must be downloaded to be inspected")
     group.add_argument(
         "--download-up-to",
         metavar="SIZE",
-        help="download it unasked up to this size (default 512M); more only after a question",
+        help="largest download to make without asking (default 512M)",
     )
-    group.add_argument("--no-download", action="store_true", help="never download")
+    group.add_argument(
+        "--no-download", action="store_true", help="never download, not even to inspect a model"
+    )
 
 
 def run(arguments: argparse.Namespace) -> tuple[str, int]:
@@ -118,7 +121,7 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     from edgekit.source.types import Traffic
 
     words = words_of(arguments)
-    engine_flags(words)  # what cannot be read is told before anything else
+    engine_flags(words)  # errors in flags come before anything is read
     names = references(arguments.models)
     alone = len(names) == 1
     depth = Depth.TENSORS if arguments.json or arguments.exact else Depth.ARCHITECTURE
@@ -149,9 +152,9 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
 
 
 def confirmed(arguments: argparse.Namespace, *, alone: bool) -> Callable[[Download], bool] | None:
-    """Up to the limit without a word; beyond it a person is asked, a program gets a no.
+    """Downloads up to the limit are made; for larger ones a person is asked, a program is refused.
 
-    Of several models none is downloaded: nobody said how much they may take together.
+    With several models nothing is downloaded: no limit was given for their sum.
     """
     if arguments.no_download or not alone:
         return None
@@ -177,7 +180,7 @@ def _ask(download: Download) -> bool:
 
     sys.stderr.write(
         f"\r{printable(download.because)}\nDownload {format_bytes(download.size_bytes)} to "
-        f"{printable(str(download.folder))} and look at that? [y/N] "
+        f"{printable(str(download.folder))} and inspect it? [y/N] "
     )
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in {"y", "yes"}

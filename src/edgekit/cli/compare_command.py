@@ -39,17 +39,16 @@ _BUILT_IN = "stream"  # runs a few families of GGUF files; shown only for those
 _ALONE: dict[str, dict[str, Any]] = {"llama.cpp": {"parallel": "1"}}
 _ON_GPU: dict[str, dict[str, Any]] = {"llama.cpp": {"backend": "cuda"}}
 _DESCRIPTION = (
-    "One model: what llama.cpp, vLLM and MLX take for the same context, one sequence, weights and cache on the GPU. "
-    "Several models, or a machine: a row each, judged on this machine or the one that is named."
+    "One model: what llama.cpp, vLLM and MLX need for the same context, with weights and KV cache on the GPU. Several "
+    "models, or a machine: one row each, with a verdict for this machine or the one that is named."
 )
 _EXAMPLES = """
 examples:
-  edgekit compare Qwen/Qwen3-8B -c 32k
-  edgekit compare Qwen/Qwen3-8B --device "RTX 4090"
-  edgekit compare a.gguf b.gguf org/name-GGUF:Q4_K_M -c 32k --device "RTX 4090" --ram 64G
+  edgekit compare qwen3-8b -c 32k
+  edgekit compare qwen3-8b gemma-3-12b phi-4 --device "RTX 4090" --ram 64G
   edgekit compare ~/models --json
 
-exit code 0 where at least one could be judged, whatever the verdict; else that of the first
+exit codes: 0 if at least one could be judged, whatever the verdict; else the code of the first
 """
 
 
@@ -57,14 +56,17 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "compare",
         help="models, or the engines for one model, side by side",
-        usage="edgekit compare MODEL ... [-c N] [--engine NAME] [--device NAME] [options]",
+        usage="edgekit compare MODEL ... [--quant NAME] [-c N] [--device NAME] [--engine NAME] [options]",
         description=_DESCRIPTION,
         epilog=MODEL_FORMS + DEVICE_FORMS + _EXAMPLES + ENVIRONMENT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument(
-        "models", metavar="MODEL", nargs="+", help="path, folder, hub id, URL, name or -"
+        "models",
+        metavar="MODEL",
+        nargs="+",
+        help="file, folder, hub id, URL or name; - reads names from standard input",
     )
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     add_users_option(parser)

@@ -14,14 +14,9 @@ from edgekit.asking.flags import COMMON, Flag
 from edgekit.errors import UsageError
 from edgekit.units import parse_tokens
 
-_CHECKED_CONTEXT = (
-    "tokens of context: 8192, 32k, 0 for all the model was made for (default: what 4 GiB of cache hold); "
-    "--max-model-len is the same"
-)
-
-PLANNED_CONTEXT = (
-    "tokens of context: 8192, 32k (default: the longest that fits, less a margin); "
-    "--max-model-len is the same"
+CHOSEN_CONTEXT = (
+    "context in tokens: 8192, 32k, 0 for the native window (default: chosen to fit, from 16k up); "
+    "also --ctx, --max-model-len"
 )
 
 
@@ -41,8 +36,7 @@ def add_engine_flags(
         metavar="NAME",
         help=engine_help or f"{named} (default: by file format; llama.cpp for a name)",
     )
-    shown = context_help or (_CHECKED_CONTEXT if several else CONTEXT.help)
-    context = CONTEXT._replace(help=shown)
+    context = CONTEXT._replace(help=context_help or CONTEXT.help)
     add_flags(parser, COMMON, "every engine", (context, QUANT))
     add_flags_of(parser, engines, without=without)
 
@@ -87,7 +81,7 @@ def add_flags(
 
 
 class _OneAnswer(argparse.Action):
-    """Of a flag with several names: they may repeat each other, and not contradict."""
+    """Of a flag with several names: they may repeat each other, but not contradict."""
 
     def __call__(
         self,
@@ -98,7 +92,7 @@ class _OneAnswer(argparse.Action):
     ) -> None:
         before = getattr(namespace, self.dest, values)
         if _plain(before) != _plain(values):
-            parser.error(f"{option_string} {values}: {before} was said already")
+            parser.error(f"{option_string} {values}: {before} was given already")
         setattr(namespace, self.dest, values)
 
 

@@ -26,15 +26,13 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.report.bill import Bill
 
 _DESCRIPTION = (
-    "The memory an engine will allocate for a model, from the model's header alone: weights, cache and "
-    "compute, in each pool, and how each number is known."
+    "How much memory an engine will allocate for the model: weights, KV cache and compute buffers, in each memory, and "
+    "how each number is known. Does not judge whether it fits (edgekit check does)."
 )
 _EXAMPLES = """
 examples:
-  edgekit estimate model.gguf -c 32k -ngl all -ctk q8_0 -ctv q8_0
-  edgekit estimate unsloth/Qwen3-30B-A3B-GGUF:Q4_K_M -c 64k --cpu-moe --explain
-  edgekit estimate Qwen/Qwen3-8B --engine vllm --max-model-len 32k -tp 2 --gpu-memory 24G
-  edgekit estimate mlx-community/Qwen3-8B-4bit -c 16k --kv-bits 8
+  edgekit estimate qwen3-8b --quant Q4_K_M -c 32k -ngl all -ctk q8_0 -ctv q8_0
+  edgekit estimate qwen3-8b --engine vllm --device "RTX 4090" -c 32k
   edgekit estimate --batch rows.jsonl > answers.jsonl
 
 """
@@ -44,25 +42,27 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "estimate",
         help="the memory an engine will allocate, and how each number is known",
-        usage="edgekit estimate MODEL [--engine NAME] [-c N] [flags of the engine] [options]",
+        usage="edgekit estimate MODEL [--quant NAME] [-c N] [--engine NAME] [options]",
         description=_DESCRIPTION,
         epilog=MODEL_FORMS + _EXAMPLES + ENVIRONMENT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("model", metavar="MODEL", nargs="?", help="path, hub id, URL or name")
-    parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
-    parser.add_argument("--explain", action="store_true", help="the arithmetic of every line")
-    parser.add_argument("--per-layer", action="store_true", help="what each layer takes")
+    parser.add_argument(
+        "model", metavar="MODEL", nargs="?", help="file, folder, hub id, URL or name"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
+    parser.add_argument("--explain", action="store_true", help="show the arithmetic of every line")
+    parser.add_argument("--per-layer", action="store_true", help="show what each layer takes")
     parser.add_argument(
         "--batch",
         metavar="FILE",
-        help="JSONL rows of models and options, one JSON answer for each; - reads standard input",
+        help="answer every row of a JSONL file (- is standard input): model, engine, quant, options",
     )
     parser.add_argument(
         "--assume",
         action="store_true",
-        help="read nothing: a rule of thumb by the name alone (Llama-3.1-70B:Q4_K_M)",
+        help="read no file: apply a rule of thumb to the name alone (Llama-3.1-70B:Q4_K_M)",
     )
     add_users_option(parser)
     add_device_options(parser, ram=False)
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> str:
     if arguments.batch is not None:
         return _run_batch(arguments)
     if arguments.model is None:
-        raise UsageError("a MODEL is needed, or --batch FILE")
+        raise UsageError("give a MODEL, or --batch FILE")
     from edgekit.asking.bills import assume_bill, make_bill, read_asked
     from edgekit.asking.words import bill_flags
 
@@ -92,7 +92,9 @@ def _run_batch(arguments: argparse.Namespace) -> str:
     from edgekit.cli.batch import run_batch
 
     if arguments.model is not None or has_flags(arguments):
-        raise UsageError("rows of a --batch name their own model, engine and options")
+        raise UsageError(
+            "--batch takes model, engine and options from its rows, not from the command line"
+        )
     with reach_of(arguments, quiet=True) as reach:
         run_batch(arguments.batch, reach)
     return ""

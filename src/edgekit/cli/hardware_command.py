@@ -32,6 +32,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "hardware",
         help="what this machine has, and what each engine may use of it",
+        usage="edgekit hardware [--device NAME] [--ram SIZE] [--vram SIZES] [--devices] [--json]",
         description=_DESCRIPTION,
         epilog=DEVICE_FORMS + _EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -37,13 +37,14 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "inspect",
         help="what a model is, from its header alone",
+        usage="edgekit inspect MODEL [--quant NAME] [--layers] [--tensors] [--keys] [options]",
         description=_DESCRIPTION,
         epilog=MODEL_FORMS + _EXAMPLES + ENVIRONMENT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("model", metavar="MODEL", help="path, hub id, URL or name")
-    parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
+    parser.add_argument("model", metavar="MODEL", help="file, folder, hub id, URL or name")
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     parser.add_argument("--layers", action="store_true", help="list every layer")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument("--keys", action="store_true", help="list every key of the header")

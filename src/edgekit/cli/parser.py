@@ -45,29 +45,12 @@ _COMMANDS = {  # in the order of --help
 _EXAMPLES = """\
 examples:
   edgekit recommend
+  edgekit check "Gemma 3 27B" --quant Q4_K_M --device "RTX 4090"
   edgekit plan qwen3-30b-a3b --device "RTX 4090" --ram 64G
-  edgekit check model.gguf -c 32k
-  edgekit check Qwen/Qwen3-8B --engine all --device "RTX 4090"
-  edgekit hardware
-  edgekit calibrate
-  edgekit catalog list --kind code
-  edgekit inspect model.gguf
-  edgekit inspect bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M
-  edgekit inspect mlx-community/Qwen3-8B-4bit --json
-  edgekit inspect sample:gemma-3-27b --layers
-  edgekit estimate model.gguf -c 32k -ngl all -ctk q8_0 -ctv q8_0
-  edgekit estimate Qwen/Qwen3-8B --engine vllm --max-model-len 32k --gpu "RTX 4090"
-  edgekit compare mlx-community/Qwen3-8B-4bit -c 16k
-  edgekit verify model.gguf -c 32k
-  edgekit run model.gguf -p "Why is the sky blue?" --max-tokens 200
-  edgekit serve model.gguf --port 8080
-  edgekit web
-  edgekit embed model.gguf --input texts.txt --output vectors.npy --budget 200M
 
-exit codes: 0 done, 1 a prediction outside its bounds (verify), tight (check --strict) or an output that cannot be
-written, 2 usage or refused by the engine, 3 does not fit (check, plan, recommend, run,
-serve, embed), 4 not found, no access or
-no network, 5 unreadable or unsupported
+exit codes: 0 done, 1 a prediction outside its bounds (verify), tight (check --strict) or output that cannot be written,
+2 wrong usage or refused by the engine, 3 does not fit (check, plan, recommend, run, serve, embed), 4 not found, no
+access or no network, 5 unreadable or unsupported
 """
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from edgekit.asking.bills import OF_THE_MACHINE, PLANNED
 from edgekit.cli.check_command import add_download_options, confirmed
 from edgekit.cli.device_options import add_device_options
-from edgekit.cli.engine_flags import PLANNED_CONTEXT, add_engine_flags
+from edgekit.cli.engine_flags import CHOSEN_CONTEXT, add_engine_flags
 from edgekit.cli.reach_options import (
     ENVIRONMENT,
     MODEL_FORMS,
@@ -31,40 +31,32 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.resolver import ResolvedModel
 
 _DESCRIPTION = (
-    "How to run a model on this machine, or on another: which quantisation, where its layers lie, how long a "
-    "context, how the cache is kept, a drafter, how many users; each with its reason, and the commands to run it."
+    "How to run the model on this machine, or on another: quantisation, context, KV cache, layers on the GPU, draft "
+    "model and number of users, each with its reason, and the commands that start it."
 )
 _EXAMPLES = """
-  a known model             qwen3-8b, catalog:gemma-3-27b (edgekit catalog list)
-
 examples:
   edgekit plan qwen3-30b-a3b
-  edgekit plan unsloth/gemma-3-27b-it-GGUF --device "RTX 4090" --ram 64G
-  edgekit plan qwen3-32b --device "RTX 4090, RTX 3060" --ram 64G -c 32k --why
-  edgekit plan qwen3-8b --users 8 -c 16k --engine vllm --device h100
-  edgekit plan meta-llama/Llama-3.1-405B --engine vllm --device "8x h100" --nodes 2
-  edgekit plan gemma-3-27b --device m3-max-36 --for ollama
-  edgekit plan gemma-3-27b --device "RTX 4090" --plot memory.svg
+  edgekit plan gemma-3-27b --device "RTX 4090" --ram 64G -c 32k --why
+  edgekit plan qwen3-8b --engine vllm --device h100 --users 8 -c 16k
 
-exit codes: 0 there is a plan, 3 nothing fits or the engine cannot run there, 2 usage, wishes that contradict each
-other or refused by the engine, 4 not found, no access or no network, 5 unreadable or unsupported
+exit codes: 0 there is a plan, 3 nothing fits or the engine cannot run there, 2 wrong usage, contradicting flags or
+refused by the engine, 4 not found, no access or no network, 5 unreadable or unsupported
 """
 
 
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "plan",
-        help="how to run it: everything chosen, with reasons and ready commands",
-        usage="edgekit plan MODEL [-c N] [--users N] [--engine NAME] [--device NAME] [flags of the engine] [options]",
+        help="how to run it: every setting chosen, with reasons and commands",
+        usage="edgekit plan MODEL [--quant NAME] [-c N] [--users N] [--device NAME] [--engine NAME] [options]",
         description=_DESCRIPTION,
         epilog=MODEL_FORMS + _EXAMPLES + ENVIRONMENT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "model", metavar="MODEL", help="path, hub id, URL, or the name of a known model"
-    )
-    parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
+    parser.add_argument("model", metavar="MODEL", help="file, folder, hub id, URL or name")
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     parser.add_argument(
         "--why",
         action="store_true",
@@ -74,22 +66,22 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "--for",
         dest="program",
         metavar="PROGRAM",
-        help="the command, file or settings of this program alone: llama-server, ollama, lm-studio ...",
+        help="print only the command or settings for this program: llama-server, ollama, lm-studio ...",
     )
     parser.add_argument(
         "--plot",
         metavar="FILE",
-        help="memory against context, as .svg or .png ('edgekit-models[plot]')",
+        help="draw memory versus context as .svg or .png (needs 'edgekit-models[plot]')",
     )
     add_plan_options(parser)
+    parser.add_argument("--no-drafter", action="store_true", help="do not look for a draft model")
     parser.add_argument(
-        "--no-drafter", action="store_true", help="do not look for a drafter that speeds it up"
+        "--nodes", metavar="N", help="number of machines like this one, joined by Ray (vLLM only)"
     )
-    parser.add_argument("--nodes", metavar="N", help="machines like this one, joined by Ray (vLLM)")
     add_download_options(parser)
     add_device_options(parser)
     add_reach_options(parser)
-    add_engine_flags(parser, engines=PLANNED, context_help=PLANNED_CONTEXT, without=OF_THE_MACHINE)
+    add_engine_flags(parser, engines=PLANNED, context_help=CHOSEN_CONTEXT, without=OF_THE_MACHINE)
     parser.set_defaults(run=run)
 
 
@@ -106,7 +98,7 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     from edgekit.resolver import resolve_model
 
     words = words_of(arguments)
-    planned_engine(words)  # what cannot be read is told before anything is fetched
+    planned_engine(words)  # errors in flags come before anything is read
     with reach_of(arguments, quiet=arguments.json) as reach:
         confirm = confirmed(arguments, alone=True)
         named = resolve_model(arguments.model, reach=reach, confirm=confirm, quant=words.quant)
@@ -114,7 +106,7 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     ready = ready_commands(plan, files=named.files) if plan.fits else ()
     if arguments.plot is not None:
         _plot(plan, arguments.plot)
-        told = f"memory against context is drawn in {arguments.plot}"
+        told = f"wrote a plot of memory versus context to {arguments.plot}"
         named = replace(named, notes=(*named.notes, told))
     code = 0 if plan.fits else HardwareError.exit_code
     return _told(plan, named, _only(ready, arguments.program), arguments), code

@@ -18,28 +18,29 @@ MODEL is any of
   a file or folder          model.gguf, model-00001-of-00003.gguf, ./folder, config.json
   a Hugging Face id         org/name, org/name:Q4_K_M, org/name@revision, hf.co/org/name
   an address                https://huggingface.co/org/name/blob/main/file.gguf, any .gguf URL
+  a model of the catalog    qwen3-8b, qwen3-8b:Q8_0, "Gemma 3 27B" (edgekit catalog list)
   an Ollama or LM Studio    llama3.2:1b, a model's folder name
   a shipped sample          sample:gemma-3-27b, sample:qwen3-30b-a3b
 """
 ENVIRONMENT = """\
 environment: HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_HUB_OFFLINE, OLLAMA_MODELS, NO_COLOR,
-HTTPS_PROXY, SSL_CERT_FILE, EDGEKIT_CACHE (where header bytes are kept), EDGEKIT_OLLAMA_REGISTRY (a
-mirror of Ollama's registry) and EDGEKIT_LLAMA_VERSION (the default of --llama-version) are honoured.
+HTTPS_PROXY, SSL_CERT_FILE, EDGEKIT_CACHE (folder for cached headers), EDGEKIT_OLLAMA_REGISTRY (a mirror of
+Ollama's registry) and EDGEKIT_LLAMA_VERSION (the default of --llama-version).
 """
 
 
 def add_reach_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--no-cache", action="store_true", help="neither use nor keep header bytes on disk"
+        "--no-cache", action="store_true", help="do not read or write the header cache on disk"
     )
     parser.add_argument(
         "--timeout",
         metavar="SECONDS",
         type=seconds,
         default=120.0,
-        help="how long the network may take, all requests together (default 120)",
+        help="time limit for all network requests together (default 120)",
     )
-    parser.add_argument("--offline", action="store_true", help="local files and caches only")
+    parser.add_argument("--offline", action="store_true", help="use local files and caches only")
 
 
 @contextmanager

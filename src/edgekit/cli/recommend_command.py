@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from edgekit.asking.bills import CONTEXT
 from edgekit.asking.flags import COMMON
 from edgekit.cli.device_options import add_device_options
-from edgekit.cli.engine_flags import add_flags, given_flags
+from edgekit.cli.engine_flags import CHOSEN_CONTEXT, add_flags, given_flags
 from edgekit.cli.reach_options import is_terminal, screen_width, show_progress
 from edgekit.cli.request_options import add_plan_options
 from edgekit.cli.tiers import check_latency, run_tiers
@@ -27,13 +27,11 @@ LLAMACPP = "llama.cpp"
 _EXAMPLES = """
 examples:
   edgekit recommend
-  edgekit recommend --task code --ctx 32k
   edgekit recommend --device "RTX 4090" --ram 64G --users 4 -c 16k
-  edgekit recommend --device m4-max-64 --engine mlx
-  edgekit recommend --task embed --ram 8G --json
+  edgekit recommend --task code --device m4-max-64 --engine mlx
 
-the models are those of the catalog (edgekit catalog list; edgekit catalog add MODEL adds one). No network is needed.
-exit codes: 0 something fits, 3 nothing does or the engine cannot run there, 2 usage
+Chooses among the models of the catalog (edgekit catalog list; edgekit catalog add MODEL adds one). Needs no network.
+exit codes: 0 something fits, 3 nothing fits or the engine cannot run there, 2 wrong usage
 """
 
 
@@ -41,8 +39,9 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "recommend",
         help="the best models for this machine, or for another",
-        description="Which models run best on this machine? The best few of the catalog, each with its quantisation, "
-        "window, cache, expected speed and memory.",
+        usage="edgekit recommend [--task NAME] [-c N] [--users N] [--device NAME] [--engine NAME] [options]",
+        description="Which models run best on this machine, or on another? Lists the best models of the catalog with "
+        "quantisation, context, KV cache, expected speed and memory.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -51,19 +50,21 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "--task",
         metavar="NAME",
         default="chat",
-        help="chat (default), code, reasoning, vision or embed",
+        help="what the model is for: chat (default), code, reasoning, vision or embed",
     )
-    parser.add_argument("--engine", metavar="NAME", help="llama.cpp (default), vllm or mlx")
-    parser.add_argument("--limit", metavar="N", help="how many to show (default 5)")
+    parser.add_argument(
+        "--engine", metavar="NAME", help="engine to run it with: llama.cpp (default), vllm or mlx"
+    )
+    parser.add_argument("--limit", metavar="N", help="number of models to show (default 5)")
     parser.add_argument(
         "--all-sizes",
         action="store_true",
-        help="several models of one family, not the best of each",
+        help="allow several models of one family instead of the best of each",
     )
     parser.add_argument(
         "--tiers",
         action="store_true",
-        help="among the five tiers of the context-scaling memo (docs/tiers.md)",
+        help="choose among the five tiers of the context-scaling memo (docs/tiers.md)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     parser.add_argument(
@@ -73,7 +74,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "--offline", action="store_true", help="accepted as elsewhere: recommend needs no network"
     )
     add_plan_options(parser)
-    add_flags(parser, COMMON, "load", (CONTEXT,))
+    add_flags(parser, COMMON, "every engine", (CONTEXT._replace(help=CHOSEN_CONTEXT),))
     add_device_options(parser)
     parser.set_defaults(run=run)
 
@@ -124,7 +125,7 @@ def _told(best: Best, arguments: argparse.Namespace) -> str:
 
 
 def _same_words(arguments: argparse.Namespace) -> Iterator[str]:
-    """What `edgekit plan` has to be told to plan for the same."""
+    """The flags with which `edgekit plan` plans for the same."""
     for device in arguments.device:
         yield from ("--device", device)
     for name in ("ram", "vram", "users", "min_context", "job"):

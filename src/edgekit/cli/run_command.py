@@ -35,57 +35,56 @@ SHARED = frozenset(
     }
 )
 
-_CONTEXT = "tokens of the window: 8192, 32k, 0 for all the model was made for (default: what the job needs)"
+_CONTEXT = "context in tokens: 8192, 32k, 0 for the native window (default: what the job needs)"
 
 _DESCRIPTION = """\
-Runs a model inside the memory that was promised for it: the verdict first, a download only after it, then the engine,
-started from exactly the plan that was judged. The window is sized for the job: prompt, new tokens and 64 more.
-Without a prompt it is a conversation.
+Runs a model inside the memory that it was predicted to need: judges it first, downloads it only if it fits, and starts
+the engine with exactly the settings that were judged. The context is sized for the job: prompt, new tokens and 64 more.
+Without a prompt it is a chat.
 """
 _EXAMPLES = """
 examples:
   edgekit run model.gguf -p "Why is the sky blue?" --max-tokens 200
-  edgekit run unsloth/gemma-3-4b-it-GGUF:Q4_K_M
-  edgekit run model.gguf -f report.txt --system "Sum this up." --temp 0
-  edgekit run model.gguf --rolling --sinks 4 -c 4k -ctk q8_0 -ctv q8_0
-  edgekit run seven-billion.gguf --engine stream --budget 512M -p "Hello" --max-tokens 20
+  edgekit run unsloth/gemma-3-4b-it-GGUF --quant Q4_K_M
   git diff | edgekit run model.gguf --system "Review this change."
 
 engines: llama.cpp (pip install 'edgekit-models[llama]'), or stream, the built-in one (pip install
-'edgekit-models[embed]'), which reads the weights from the disk as it goes: slow for large models, but in far less
+'edgekit-models[embed]'), which reads weights from disk as it needs them: slow for large models, but in much less
 memory than their size (llama, qwen2, qwen3, gemma3)
-in a conversation: an empty line is ignored, /reset forgets, /exit or Ctrl-D ends, Ctrl-C stops the answer
+in a chat: /reset clears the history, /exit or Ctrl-D ends it, Ctrl-C stops an answer
 
-exit codes: 0 done, 2 usage, an engine that is not installed, or refused by it, 3 does not fit or stopped before memory
-ran out, 4 not found or no access, 5 unreadable, or the engine died (with its last words), 130 interrupted
+exit codes: 0 done, 2 wrong usage, engine not installed, or refused by it, 3 does not fit or stopped before memory ran
+out, 4 not found or no access, 5 unreadable, or the engine died (with its last output), 130 interrupted
 """
 
 
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "run",
-        help="run it inside the memory it was promised",
-        usage="edgekit run MODEL [-p PROMPT | -f FILE] [--max-tokens N] [--engine NAME] [flags of the engine]",
+        help="run it inside the memory it was predicted to need",
+        usage="edgekit run MODEL [--quant NAME] [-p PROMPT | -f FILE] [-n N] [-c N] [--engine NAME] [options]",
         description=_DESCRIPTION,
         epilog=MODEL_FORMS + _EXAMPLES + "\n" + ENVIRONMENT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("model", metavar="MODEL", help="path, hub id or name of a GGUF model")
+    parser.add_argument("model", metavar="MODEL", help="GGUF file, hub id or name")
     parser.add_argument(
-        "--json", action="store_true", help="the answer and its figures, for programs (docs/run.md)"
+        "--json", action="store_true", help="print the answer and its figures as JSON (docs/run.md)"
     )
-    parser.add_argument("-q", "--quiet", action="store_true", help="the answer alone")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print the answer alone")
     _add_prompt(parser)
     add_sampling_options(parser)
     add_shared(parser, "llama.cpp", "stream")
     parser.add_argument(
-        "--budget", metavar="SIZE", help="memory of the whole process, for --engine stream: 512M"
+        "--budget",
+        metavar="SIZE",
+        help="memory limit of the whole process, for --engine stream: 512M",
     )
     parser.add_argument(
         "--latency",
         metavar="FOR",
-        help="who waits for cold pages of a cache (--resident): text (1.5 s, default) or voice (0.2 s)",
+        help="longest wait for cache pages on disk (--resident): text (1.5 s, default) or voice (0.2 s)",
     )
     parser.set_defaults(run=run)
 
@@ -97,32 +96,30 @@ def add_shared(parser: argparse.ArgumentParser, *engines: str) -> None:
     )
     add_run_options(parser)
     add_reach_options(parser)
-    add_flags(parser, COMMON, "the context", (CONTEXT._replace(help=_CONTEXT), QUANT))
+    add_flags(parser, COMMON, "every engine", (CONTEXT._replace(help=_CONTEXT), QUANT))
     known = tuple(engine for engine in engines if engine in OPTIONS)
     add_flags_of(parser, known, without=OF_THE_MACHINE | SHARED)
 
 
 def _add_prompt(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what is asked")
+    group = parser.add_argument_group("the prompt")
     one = group.add_mutually_exclusive_group()
+    one.add_argument("-p", "--prompt", metavar="TEXT", help="prompt to answer (default: a chat)")
     one.add_argument(
-        "-p", "--prompt", metavar="TEXT", help="one question (default: a conversation)"
+        "-f", "--file", metavar="FILE", help="read the prompt from a file; - is standard input"
     )
-    one.add_argument(
-        "-f", "--file", metavar="FILE", help="the same, from a file; - for standard input"
-    )
-    group.add_argument("--system", metavar="TEXT", help="what the model is told beforehand")
+    group.add_argument("--system", metavar="TEXT", help="system prompt")
     group.add_argument(
         "--raw",
         action="store_true",
-        help="go on with the text as it is, without the model's chat format",
+        help="continue the text as it is, without the model's chat template",
     )
     group.add_argument(
         "-n",
         "--max-tokens",
         "--n-predict",
         metavar="N",
-        help=f"new tokens at most (default {DEFAULT_NEW_TOKENS}; of a conversation, until the model ends)",
+        help=f"most new tokens (default {DEFAULT_NEW_TOKENS}; in a chat, until the model ends)",
     )
 
 
@@ -132,7 +129,7 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     prompt = read_prompt(arguments)
     max_tokens = read_number("--max-tokens", arguments.max_tokens, least=1)
     if prompt is None and arguments.json:
-        raise UsageError("--json is for one question: -p TEXT or -f FILE")
+        raise UsageError("--json needs a prompt: -p TEXT or -f FILE")
     from edgekit.cli.answering import Wanted, answer
 
     wanted = Wanted(
@@ -150,7 +147,7 @@ def read_prompt(arguments: argparse.Namespace) -> Prompt | None:
         text = _from_file("-")
     if text is None:
         if arguments.raw:
-            raise UsageError("--raw goes on with a text: -p TEXT or -f FILE")
+            raise UsageError("--raw needs a prompt: -p TEXT or -f FILE")
         return None
     if not text.strip():
         raise UsageError("the prompt is empty")
@@ -160,7 +157,7 @@ def read_prompt(arguments: argparse.Namespace) -> Prompt | None:
 
     if arguments.raw:
         if arguments.system is not None:
-            raise UsageError("--system is part of a chat format, which --raw does without")
+            raise UsageError("--system is part of the chat template, which --raw leaves out")
         return Prompt(text=text)
     before = () if arguments.system is None else (Message(role="system", content=arguments.system),)
     return Prompt(messages=(*before, Message(role="user", content=text)))
@@ -170,7 +167,9 @@ def check_text(what: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UsageError(f"{what}: character {error.start:,} is no Unicode text (UTF-8)") from error
+        raise UsageError(
+            f"{what}: character {error.start:,} is not valid Unicode (UTF-8)"
+        ) from error
 
 
 def _is_person() -> bool:
@@ -187,9 +186,7 @@ def _from_file(name: str) -> str:
     except OSError as error:
         raise SourceError(f"{name}: {error.strerror or error}") from error
     if len(raw) > MOST_PROMPT_BYTES:
-        raise UsageError(
-            f"{name}: a prompt of more than {MOST_PROMPT_BYTES // 2**20} MiB is refused"
-        )
+        raise UsageError(f"{name}: the prompt is larger than {MOST_PROMPT_BYTES // 2**20} MiB")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -65,7 +65,7 @@ def test_two_lengths_are_an_error(words: list[str], capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit) as stopped:
         main(["estimate", SAMPLE, *words])
     assert stopped.value.code == 2
-    assert f"{words[2]} {words[3]}: {words[1]} was said already" in capsys.readouterr().err
+    assert f"{words[2]} {words[3]}: {words[1]} was given already" in capsys.readouterr().err
 
 
 def test_help_tells_one_name_of_them(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,10 +28,10 @@ def test_defaults_of_the_parser_are_those_that_help_states(name: str) -> None:
             assert str(action.default).removesuffix(".0") == stated[1].rstrip("."), action.help
 
 
-def test_plan_does_not_promise_the_whole_window() -> None:
-    told = " ".join(commands()["plan"].format_help().split())
-    assert "default: the longest that fits" in told
-    assert "all the model was made for" not in told
+@pytest.mark.parametrize("name", ["check", "plan"])
+def test_a_context_that_is_not_given_is_chosen_to_fit(name: str) -> None:
+    told = " ".join(commands()[name].format_help().split())
+    assert "default: chosen to fit" in told
 
 
 def test_serve_does_not_offer_metrics() -> None:

@@ -92,7 +92,7 @@ def test_with_quant_refuses_two_quantisations() -> None:
         (f"catalog:{NAME}:q8_0",),
         (NAME, "-q", "Q8_0"),
         (NAME, "--quantize", "Q8_0"),
-        (NAME, "--mix", "Q8_0"),
+        (NAME, "--mix", "q8_0"),
     ],
 )
 @pytest.mark.parametrize("command", ["check", "estimate"])
@@ -167,6 +167,7 @@ def test_rows_of_a_batch_take_names_and_quantisations(
 ) -> None:
     rows = [
         {"model": "Qwen3 8B:Q8_0"},
+        {"model": NAME, "quant": "Q8_0"},
         {"model": NAME, "options": {"quant": "Q8_0"}},
         {"model": NAME, "options": {"mix": "Q8_0"}},
         {"model": NAME, "engine": "vllm", "options": {"quant": "Q8_0"}},
@@ -175,7 +176,7 @@ def test_rows_of_a_batch_take_names_and_quantisations(
     path.write_text("\n".join(map(json.dumps, rows)))
     assert main(["estimate", "--batch", str(path)]) == 0
     *same, refused = map(json.loads, capsys.readouterr().out.splitlines())
-    assert [one["model_bytes"] for one in same] == [Q8_0_BYTES] * 3
+    assert [one["model_bytes"] for one in same] == [Q8_0_BYTES] * 4
     assert "vLLM has no quantisation 'Q8_0'" in refused["error"]
 
 
