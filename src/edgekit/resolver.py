@@ -85,6 +85,7 @@ def resolve(
         return Resolved(name=name, catalog=Catalog(entries=()), found=read(name))
     catalog = read_catalog()
     is_explicit = name.lower().startswith(CATALOG)
+    entry: Entry | None
     if is_explicit:
         name = name[len(CATALOG) :]
         entry, quant = find_quantised(name, catalog)

@@ -282,7 +282,6 @@ def values_on_cards(
     devices, vram = given.get("device") or (), given.get("vram")
     if not devices and vram is None:
         return dict(values)
-    from edgekit.hardware.devices import find_device
     from edgekit.hardware.types import Vendor
     from edgekit.hardware.wishes import wished_machine
 
@@ -296,7 +295,7 @@ def values_on_cards(
         smallest = min(cards, key=lambda card: card.total_bytes)
         found["gpu_memory"] = smallest.total_bytes
         if devices:
-            found["gpu"] = find_device(smallest.name)
+            found |= read_flags(vllm_options.FLAGS, {"gpu": smallest.name})
         if len(cards) > 1:
             found["tensor_parallel_size"] = len(cards)
     return {**found, **values}

@@ -126,9 +126,12 @@ def test_mlx_with_a_quantised_cache(capsys: pytest.CaptureFixture[str], folder: 
     [
         (["--engine", "vllm", "--kv-cache-dtype", "q8_0"], "choose one of auto"),
         (["--engine", "vllm", "-tp", "3"], "cannot be divided"),
-        (["--engine", "vllm", "--gpu", "Voodoo 2"], "--gpu: unknown device 'Voodoo 2'; there are"),
+        (["--engine", "vllm", "--gpu", "Voodoo 2"], "unknown device 'Voodoo 2'; for example"),
         (["--engine", "vllm", "--gpu", "a100"], "several sizes: A100 40GB, A100 80GB"),
-        (["--engine", "vllm", "--gpu", "m3-max-64"], "known here for NVIDIA's GPUs from Volta on"),
+        (
+            ["--engine", "vllm", "--gpu", "m3-max-64"],
+            "vLLM is modelled for NVIDIA GPUs from Volta on",
+        ),
         (["--gpu-memory-utilization", "2"], "is not a share above 0 and up to 1"),
         (["--engine", "vllm", "-tp", "0"], "is not between 1"),
         (["--engine", "mlx", "--quantize", "q17"], "MLX has no quantisation 'q17'"),
