@@ -95,6 +95,17 @@ def test_the_files_there_are_are_the_choices(hub: Hub, reach: Reach) -> None:
 
 
 # Q8_0: 7.95 GiB of weights, 131,072 tokens at q8_0: 8.5. 48 GiB of a quick card hold both.
+@pytest.mark.usefixtures("hub")
+def test_quant_chooses_the_file_of_a_repository(reach: Reach) -> None:
+    for quant in QUANTS:
+        found = resolve_model(REPOSITORY, reach=reach, quant=quant.lower())
+        assert found.files is not None
+        assert found.files.weights[0].name == f"tiny-{quant}.gguf"
+        assert found.quant is None
+    other = resolve_model(REPOSITORY, reach=reach, quant="Q6_K")
+    assert other.quant == "Q6_K"  # no such file: as if it were quantised so
+
+
 @pytest.mark.parametrize(
     ("machine", "quant"),
     [(rated(cards(48), card=1000), "Q8_0"), (rated(cpu(16)), "Q4_K_M"), (cards(48), "Q4_K_M")],

@@ -105,6 +105,7 @@ ESTIMATES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"model": "qwen3-8b", "engine": "mlx", "context": 4096, "kv_bits": 8, "quantize": "q4"}, ("qwen3-8b", "--engine", "mlx", "-c", "4096", "--kv-bits", "8", "--quantize", "q4")),
     ({"model": "qwen3-8b", "engine": "stream", "type_k": "q8_0", "keep": "2G", "threads": 2}, ("qwen3-8b", "--engine", "stream", "-ctk", "q8_0", "--keep", "2G", "--threads", "2")),
     ({"model": "deepseek-v3", "context": 0}, ("deepseek-v3", "-c", "0")),
+    ({"model": "Qwen3 8B", "quant": "Q8_0", "device": ["2x RTX 3090"], "users": 2, "context": 4096}, ("Qwen3 8B", "--quant", "Q8_0", "--gpu", "2x RTX 3090", "--users", "2", "-c", "4096")),
 ]  # fmt: skip
 
 
@@ -123,6 +124,8 @@ CHECKS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"model": "qwen3-8b", "engine": "all", "device": ["2x RTX 3090"]}, ("qwen3-8b", "--engine", "all", "--device", "2x RTX 3090")),
     ({"model": "qwen3-8b", "ram": "16G", "window_budget": "1G"}, ("qwen3-8b", "--ram", "16G", "--window-budget", "1G")),
     ({"model": "deepseek-v3", **CARD}, ("deepseek-v3", *CARD_WORDS)),
+    ({"model": "qwen3-8b", "quant": "Q8_0", "users": 2, "context": "4k", **CARD}, ("qwen3-8b", "--quant", "Q8_0", "--users", "2", "-c", "4k", *CARD_WORDS)),
+    ({"model": "qwen3-8b:Q8_0", **CARD}, ("qwen3-8b:Q8_0", *CARD_WORDS)),
 ]  # fmt: skip
 
 
@@ -142,6 +145,8 @@ OTHERS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("inspect", {"model": QWEN, "layers": True, "tensors": True, "keys": True}, (QWEN, "--layers", "--tensors", "--keys")),
     ("inspect", {"model": GEMMA, "light": True}, (GEMMA, "--light")),
     ("inspect", {"model": "qwen3-8b"}, ("qwen3-8b",)),
+    ("inspect", {"model": "Qwen3 8B", "quant": "Q8_0"}, ("Qwen3 8B", "--quant", "Q8_0")),
+    ("plan", {"model": "qwen3-8b", "quant": "Q8_0", **CARD, "job": "6000+800"}, ("qwen3-8b", "--quant", "Q8_0", *CARD_WORDS, "--job", "6000+800")),
 ]  # fmt: skip
 
 

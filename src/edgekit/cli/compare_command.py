@@ -45,7 +45,7 @@ _DESCRIPTION = (
 _EXAMPLES = """
 examples:
   edgekit compare qwen3-8b -c 32k
-  edgekit compare qwen3-8b gemma-3-12b phi-4 --device "RTX 4090" --ram 64G
+  edgekit compare qwen3-8b llama-3.1-8b phi-4 --device "RTX 4090" --ram 64G
   edgekit compare ~/models --json
 
 exit codes: 0 if at least one could be judged, whatever the verdict; else the code of the first

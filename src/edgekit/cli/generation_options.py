@@ -22,18 +22,18 @@ def _number(text: str) -> float:
 
 # field of Sampling: (names, metavar, how it is read, help)
 _FLAGS: dict[str, tuple[tuple[str, ...], str, Callable[[str], float], str]] = {
-    "temperature": (("--temp", "--temperature"), "T", _number, "0 takes the likeliest (default 0.8)"),
-    "top_k": (("--top-k",), "K", whole(), "only the K likeliest (default 40; 0: all)"),
-    "top_p": (("--top-p",), "P", _number, "those that together have P (default 0.95; 1: all)"),
-    "min_p": (("--min-p",), "P", _number, "those with P of the likeliest's (default 0.05; 0: all)"),
-    "repeat_penalty": (("--repeat-penalty",), "X", _number, "against repeating (default 1: none)"),
-    "repeat_last": (("--repeat-last-n",), "N", whole(), "tokens it looks back (default 64)"),
-    "seed": (("-s", "--seed"), "N", whole(most=2**32 - 2), "the same seed gives the same answer"),
+    "temperature": (("--temp", "--temperature"), "T", _number, "temperature; 0 picks the likeliest token (default 0.8)"),
+    "top_k": (("--top-k",), "K", whole(), "sample among the K likeliest tokens (default 40; 0: all)"),
+    "top_p": (("--top-p",), "P", _number, "sample among tokens of total probability P (default 0.95; 1: all)"),
+    "min_p": (("--min-p",), "P", _number, "drop tokens below P times the likeliest (default 0.05; 0: none)"),
+    "repeat_penalty": (("--repeat-penalty",), "X", _number, "penalty on repeated tokens (default 1: none)"),
+    "repeat_last": (("--repeat-last-n",), "N", whole(), "tokens to look back for repetitions (default 64)"),
+    "seed": (("-s", "--seed"), "N", whole(most=2**32 - 2), "random seed; the same seed gives the same answer"),
 }  # fmt: skip
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("how tokens are chosen")
+    group = parser.add_argument_group("sampling")
     for field, (names, metavar, _, told) in _FLAGS.items():
         group.add_argument(*names, dest=field, metavar=metavar, help=told)
 

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 from edgekit.asking.bills import bill_named, read_asked
 from edgekit.asking.checks import answers_json, check_named
 from edgekit.asking.known import listed, recommend_words
-from edgekit.asking.words import Words, asking_of, engine_flags, planned_engine, wanted_of
+from edgekit.asking.words import (
+    Words,
+    asking_of,
+    bill_flags,
+    engine_flags,
+    planned_engine,
+    wanted_of,
+)
 from edgekit.catalog import read_catalog
 from edgekit.catalog.types import Kind
 from edgekit.errors import UsageError
@@ -80,7 +87,7 @@ def _inspect(state: State, asked: Any, watch: Watch) -> Json:
 
 def _estimate(state: State, asked: Any, watch: Watch) -> Json:
     words = allowed_words(asked.words(), state.settings)
-    flags = read_asked(words.given, engine=words.engine)
+    flags = read_asked(bill_flags(words), engine=words.engine)
     named = _named(state, asked, words, watch)
     with state.models.among_the_waiting(watch, far=far_beside(words)):
         bill = bill_named(named, flags, reach_of(state.settings, watch), named.pricing)

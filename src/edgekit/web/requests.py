@@ -201,13 +201,18 @@ _LEAST: Fields = {
     )
 }
 _USERS: Fields = {"users": _said(Word, "users at the same time, each with a context of their own")}
-_CHECK: Fields = _LEAST | {
-    "job": _said(Word, "size the context for a prompt of P tokens and N new tokens: 6000+800"),
+_JOB: Fields = {
+    "job": _said(Word, "size the context for a prompt of P tokens and N new tokens: 6000+800")
+}
+_CHECK: Fields = {
+    **_LEAST,
+    **_JOB,
     "window_budget": _said(Word, "size the context by its KV cache when none is given: 4G"),
 }
 _WISHES: Fields = (
     _LEAST
     | _USERS
+    | _JOB
     | {
         "prefer_accurate_kv": _said(bool, "prefer an accurate KV cache to a longer context"),
     }
@@ -241,6 +246,8 @@ ESTIMATE = _made(
     _MODEL,
     _ENGINE,
     _EVERY,
+    _USERS,
+    {name: field for name, field in _MACHINE.items() if name in {"device", "vram"}},
     {"per_layer": _said(bool, "list the memory of each layer")},
 )
 CHECK = _made("CheckRequest", _MODEL, _ENGINE, _CHECKED, _CHECK, _USERS, _MACHINE)

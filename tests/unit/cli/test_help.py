@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 
 import pytest
 
+from edgekit.asking.words import machine_of
+from edgekit.catalog import find_entry
 from edgekit.cli.parser import build_parser
+from edgekit.cli.typed import words_of
 
 # "(default 120)", "default 127.0.0.1", "default 64"
 STATED = re.compile(r"\bdefault ([0-9][0-9.]*)(?![0-9kKMG.]| GiB)")
@@ -36,3 +40,28 @@ def test_a_context_that_is_not_given_is_chosen_to_fit(name: str) -> None:
 
 def test_serve_does_not_offer_metrics() -> None:
     assert "/metrics" not in commands()["serve"].format_help()
+
+
+@pytest.mark.parametrize(
+    "name", ["check", "plan", "recommend", "estimate", "compare", "run", "serve"]
+)
+def test_examples_are_command_lines_that_work(name: str) -> None:
+    """They parse, name models that the catalog has, and machines that are known."""
+    told = commands()[name].epilog or ""
+    found = re.findall(rf"^  (?:git diff \| )?edgekit ({name}\b.*)$", told, re.MULTILINE)
+    assert 2 <= len(found) <= 3
+    for line in found:
+        arguments = build_parser().parse_args(shlex.split(line.partition(" > ")[0]))
+        words = words_of(arguments)
+        machine_of(words)
+        models = [getattr(arguments, "model", None), *getattr(arguments, "models", ())]
+        for model in filter(None, models):
+            if "/" not in model and not model.endswith(".gguf"):
+                find_entry(model)
+
+
+@pytest.mark.parametrize("name", commands())
+def test_help_lines_stand_alone(name: str) -> None:
+    for action in commands()[name]._actions:
+        if action.help and action.help != argparse.SUPPRESS:
+            assert not re.match(r"(and|or|the same|it|they|those|its|each) ", action.help), action
