@@ -15,9 +15,9 @@ from edgekit.asking.checks import Asking, check_opened
 from edgekit.asking.flags import read_number
 from edgekit.asking.llamacpp_bill import BESIDE_THE_MODEL
 from edgekit.asking.words import engine_flags
+from edgekit.catalog.naming import split_quant
 from edgekit.catalog.types import Kind
 from edgekit.cli.published import asking_first, catalog_name, find_published, open_published
-from edgekit.catalog.naming import split_quant
 from edgekit.cli.reach_options import screen_width
 from edgekit.cli.tiers import read_purpose
 from edgekit.cli.typed import words_of
