@@ -62,13 +62,27 @@ class UsageExit(SystemExit):
         self.message, self.in_one_line = message, in_one_line
 
 
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Wraps paragraphs to the terminal; indented lines (examples, tables) stay as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        import re
+        import textwrap
+
+        lines: list[str] = []
+        for block in re.split(r"\n(?=\s|[a-z ]+:)", text):
+            is_plain = block[:1].isspace() or not block
+            lines += block.splitlines() or [""] if is_plain else textwrap.wrap(block, width)
+        return "".join(f"{indent}{line}\n" for line in lines)
+
+
 class Parser(argparse.ArgumentParser):
     """Says what may have been meant, under the usage line of the command at hand."""
 
     commands: dict[str, Parser]  # of the whole command line
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+        super().__init__(*arguments, **options | {"formatter_class": _HelpFormatter})
         self.set_defaults(parser=self)  # the innermost command's wins
 
     def error(self, message: str) -> NoReturn:
