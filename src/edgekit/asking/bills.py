@@ -94,7 +94,9 @@ def read_asked(flags: Mapping[str, Mapping[str, Any]], *, engine: str | None) ->
         told = "; ".join(
             _belonging(one, keys) for one, keys in _foreign(named or "", given).items()
         )
-        raise UsageError(f"{told}: {f'the engine is {named}' if named else 'choose an --engine'}")
+        raise UsageError(
+            f"{told}: {f'the engine is {named}' if named else 'choose an engine with --engine'}"
+        )
     chosen = named or next(iter(able), None)
     asked = Asked(chosen, {**common, **flags_for(chosen or COMMON, given)})
     # report unreadable values before anything is fetched
@@ -224,7 +226,7 @@ def assume_bill(name: str, asked: Asked) -> Bill:
         label=model.name,
         reference=name,
         version="",
-        asked="by its name alone: a rule of thumb, no file was read",
+        asked="a rule of thumb from the name alone; no file was read",
         command="",
         notes=() if choice is None else (choice.note,),
         estimate=assumed_estimate(model if choice is None else choice.assumed, load, engine=engine),
@@ -354,9 +356,9 @@ def _notes(
     facts: dict[str, Any] = dict(estimate.facts)
     native, length = geometry.native_context, facts.get("n_ctx_seq") or asked[0].context_tokens
     if native is not None and length is not None and length - native >= CELLS:
-        yield f"the model was made for {native:,} tokens: answers beyond them are worse, or nonsense"
+        yield f"the native context is {native:,} tokens: answers beyond it get worse, or are nonsense"
     if files is not None and files.projectors and "mmproj" not in values:
-        yield f"{files.projectors[0].name} is not counted: --mmproj auto (llama.cpp) adds it"
+        yield f"{files.projectors[0].name} is not counted; --mmproj auto (llama.cpp) adds it"
     if engine == "mlx" and (first := mlx_options.conversion(values, estimate, opened)):
         yield f"before it is run: {first}"
     if engine == "llama.cpp":

@@ -130,7 +130,7 @@ def _automatic(named: ResolvedModel, asking: Asking, reach: Reach) -> Answer:
     if not isinstance(other, Check) or other.result.failed:
         return first
     why = first.error if isinstance(first, Unanswered) else "; ".join(first.result.reasons)
-    note = f"judged for llama.cpp, for {engine} has no room: {why}"
+    note = f"judged for llama.cpp, because {engine} does not fit: {why}"
     return replace(other, bill=replace(other.bill, notes=(note, *other.bill.notes)))
 
 
@@ -165,7 +165,7 @@ def _assumed(
         label=choice.assumed.name,
         reference=named.name,
         version="",
-        asked=f"{result.context_tokens:,} tokens, by its name alone: a rule of thumb, no file was read",
+        asked=f"{result.context_tokens:,} tokens; a rule of thumb from the name alone, no file was read",
         command="",
         notes=named.notes,
         estimate=result.estimate,

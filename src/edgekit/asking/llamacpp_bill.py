@@ -79,7 +79,7 @@ def batch_notes(opened: Opened, setup: LlamaCppSetup, facts: Mapping[str, Any]) 
     if at_once >= facts["n_ctx_seq"] or not reads_at_once(opened.model, "llama.cpp", setup):
         return ()
     return (
-        f"no text over {at_once:,} tokens is embedded: it has to be computed at once (-b, -ub)",
+        f"texts over {at_once:,} tokens are refused, because a text is computed in one batch (-b, -ub)",
     )
 
 
@@ -90,11 +90,13 @@ def repack_notes(
     more = 0 if values.get("repack") else llamacpp.repacked_bytes(opened.model, setup)
     if more <= 0:
         return ()
-    told = f"a build that rearranges weights for its CPU (many do) holds {format_bytes(more)} more on the host"
+    kept = f"default CPU builds keep a repacked copy of the weights: +{format_bytes(more)} of RAM"
     how = (
-        "-nr avoids it" if "repack" in values else "--repack counts it, -nr (--no-repack) avoids it"
+        "-nr turns it off"
+        if "repack" in values
+        else "--repack counts it, -nr (--no-repack) turns it off"
     )
-    return (f"{told}: {how}",)
+    return (f"{kept}; {how}",)
 
 
 def _projector(name: str, opened: Opened, reach: Reach) -> ModelHeader:
@@ -102,7 +104,7 @@ def _projector(name: str, opened: Opened, reach: Reach) -> ModelHeader:
         return read_header(locate(name, reach=reach))
     found = opened.files.projectors if opened.files is not None else ()
     if not found or opened.files is None:
-        raise UsageError("--mmproj auto: no mmproj file lies beside the model; name one")
+        raise UsageError("--mmproj auto: there is no mmproj file next to the model; name one")
     files = ModelFiles(
         reference=found[0].name,
         label=found[0].name,

@@ -43,13 +43,13 @@ _OTHER_NAMES = {
 }
 # What a plan chooses itself, or leaves to another command.
 _NOT_PLANNED = {
-    "parallel": "-np: --users N plans for so many, each with a context of its own",
-    "unified": "-kvu: users of a plan have a context of their own each (--users)",
+    "parallel": "-np: --users N plans for N users, each with a context of their own",
+    "unified": "-kvu: every user of a plan has a context of their own (--users)",
     "mmproj": "--mmproj: edgekit check counts a projector",
     "lora": "--lora: edgekit check counts adapters",
-    "draft_model": "-md: a plan looks for a drafter itself; edgekit check counts a given one",
-    "spec_type": "--spec-type: a plan looks for a drafter itself (--no-drafter)",
-    "max_num_seqs": "--max-num-seqs: --users N plans for so many requests of a length",
+    "draft_model": "-md: a plan looks for a draft model itself; edgekit check counts the one you name",
+    "spec_type": "--spec-type: a plan looks for a draft model itself (--no-drafter)",
+    "max_num_seqs": "--max-num-seqs: --users N plans for N requests at the same time",
 }
 
 

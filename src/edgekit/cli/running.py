@@ -379,7 +379,7 @@ def _beside(opened: Opened) -> str:
     """The projector that lies beside a model on this machine."""
     files = opened.files
     if files is None or not files.projectors or files.origin.is_remote:
-        raise UsageError("--mmproj auto: no mmproj file lies beside the model here; name one")
+        raise UsageError("--mmproj auto: there is no mmproj file next to the model here; name one")
     with closing(files.projectors[0].open()) as source:
         return source.name
 

@@ -281,7 +281,7 @@ def test_a_text_is_embedded_at_once(
     assert f"-b {batch} -ub {batch}" in started
     assert told["estimate"]["facts"]["n_ubatch"] == batch
     if command == "check":
-        note = f"no text over {batch:,} tokens is embedded"
+        note = f"texts over {batch:,} tokens are refused"
         assert any(note in one for one in told["estimate"]["notes"]) == (batch < 8192)
 
 
@@ -485,7 +485,7 @@ ERRORS = [
     (["{llama}", "--engine", "tgi"], 2, "unknown engine 'tgi'; choose one of llama.cpp, vllm, mlx"),
     (["{llama}", "--engine", ""], 2, "unknown engine ''"),
     (["{llama}", "--engine", "mlx", "-ngl", "3"], 2, "is a flag of llama.cpp: the engine is mlx"),
-    (["{llama}", "-tp", "2", "-ngl", "3"], 2, "choose an --engine"),
+    (["{llama}", "-tp", "2", "-ngl", "3"], 2, "choose an engine with --engine"),
     (["{llama}", "-ctk", "q7_0"], 2, "llama.cpp has f32, f16"),
     (["{llama}", "-c", "lots"], 2, "'lots' is not a whole number"),
     (["{llama}", "-c", "-5"], 2, "-5 is not between 0 and"),
