@@ -103,8 +103,8 @@ def test_a_name_without_size_and_quantisation_is_not_found(name: str) -> None:
 def test_a_name_with_a_tag_is_not_judged_by_its_letters(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model and its quantisation, of Ollama's or of the catalog: a guess would look like its answer."""
     monkeypatch.setenv("EDGEKIT_OLLAMA_REGISTRY", "http://127.0.0.1:9")
-    with pytest.raises(EdgekitError, match="qwen3-8b:Q8_0"):
-        judged("qwen3-8b:Q8_0", ram="32G")
+    with pytest.raises(EdgekitError, match="acme-9b:Q8_0"):
+        judged("acme-9b:Q8_0", ram="32G")
 
 
 def test_plan_and_can_load_need_more_than_a_name(capsys: pytest.CaptureFixture[str]) -> None:
