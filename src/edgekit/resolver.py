@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from edgekit.catalog import find_entry, near_ids, opened, read_catalog
-from edgekit.catalog.naming import is_base, names_instruct, split_quant
+from edgekit.catalog.naming import is_base, names_instruct, ollama_latest, split_quant
 from edgekit.catalog.repositories import original_repository
 from edgekit.catalog.types import Catalog, Entry, Kind
 from edgekit.engine import FROM_GGUF, engine_for, engine_name, quant_names
@@ -131,9 +131,18 @@ def _known(name: str, catalog: Catalog, *, absolute: bool) -> tuple[Entry | None
         is_file = name.lower().endswith(MODEL_SUFFIXES) or path_of(name, whole=absolute) is not None
         if is_file or ("://" in name and hub_model_of(name) is None):
             return None, None
-        return find_quantised(name, catalog)
+        entry, quant = find_quantised(ollama_latest(name) or name, catalog)
     except (NotFoundError, UsageError, ValueError):  # ValueError: a NUL in the name
         return None, None
+    exact = {entry.id.lower(), (entry.repository or "").lower()}
+    if entry.is_users and may_be_elsewhere(name) and split_quant(name.lower())[0] not in exact:
+        return None, None  # a hub id is not the user's model of a similar name
+    return entry, quant
+
+
+def may_be_elsewhere(name: str) -> bool:
+    """Whether a name means a file of the hub or of Ollama's registry: org/name, gemma3:27b, llama3.3."""
+    return "/" in name or ":" in split_quant(name)[0] or ollama_latest(name) is not None
 
 
 def _is_catalog_first(name: str, entry: Entry, *, absolute: bool) -> bool:
@@ -144,10 +153,10 @@ def _is_catalog_first(name: str, entry: Entry, *, absolute: bool) -> bool:
     """
     if entry.is_users:
         return False
-    plain, quant = split_quant(name)
+    plain = split_quant(name)[0]
     if entry.id.lower() in {name.strip().lower(), plain.strip().lower()}:
         return True
-    if "/" in name or ":" in (name if quant is None else plain):
+    if may_be_elsewhere(name):
         return False
     try:
         locate(name, reach=Reach(network=False, within=() if absolute else None))

@@ -30,7 +30,7 @@ from edgekit.source.download import download_model
 from edgekit.source.types import Reach
 from edgekit.web.hiding import without_folders
 from edgekit.web.models import OpenedModels
-from edgekit.web.references import allowed, allowed_words, files_inside
+from edgekit.web.references import allowed, allowed_words, files_inside, is_near
 from edgekit.web.types import Settings, Watch
 
 NOWHERE = Settings()
@@ -315,7 +315,7 @@ def test_own_entries_are_opened_only_from_inside(folder: Path) -> None:
     for name in ("mine", "catalog:mine", "catalog:sampled", "sampled"):
         found = OpenedModels(settings).named(name, Watch())
         assert found.found is not None, name
-    for name in ("hidden", "catalog:hidden", "HIDDEN"):
+    for name in ("hidden", "catalog:hidden", "HIDDEN", "hidden:Q8_0", "hidden Q8_0", "hid den"):
         with pytest.raises(NotAllowedError, match="hidden was added to the catalog"):
             allowed(name, settings)
         with pytest.raises(NotAllowedError):
@@ -518,3 +518,13 @@ def test_the_command_line_takes_paths_as_before(
 ) -> None:
     monkeypatch.chdir(folder)
     assert resolve_model("org/name", reach=Reach(network=False)).found is not None
+
+
+@pytest.mark.parametrize("name", ["qwen3-8b", "Qwen3 8B", "qwen3-8b:Q8_0", "catalog:qwen3-8b:Q8_0"])
+def test_is_near_for_names_that_the_catalog_answers(name: str) -> None:
+    assert is_near(name)
+
+
+@pytest.mark.parametrize("name", ["qwen3:8b", "llama3.1", "Qwen/Qwen3-8B"])
+def test_is_near_is_false_where_another_server_may_be_asked(name: str) -> None:
+    assert not is_near(name)

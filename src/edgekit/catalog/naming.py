@@ -140,3 +140,17 @@ def split_quant(name: str) -> tuple[str, str | None]:
     """'qwen3-8b:Q8_0', 'Qwen3 8B Q8_0' -> the name and its quantisation; None where it states none."""
     found = _QUANTISED.fullmatch(name.strip()[: 2 * _LONGEST])
     return (name, None) if found is None else (found["name"], found["quant"])
+
+
+# TABLE of the sizes that Ollama's library gives for a name without a tag.
+_OLLAMA_LATEST = {
+    "gemma2": "9b", "gemma3": "4b", "gpt-oss": "20b", "llama2": "7b", "llama3": "8b", "llama3.1": "8b",
+    "llama3.2": "3b", "llama3.3": "70b", "mixtral": "8x7b", "qwen2.5": "7b", "qwen3": "8b",
+}  # fmt: skip
+
+
+def ollama_latest(name: str) -> str | None:
+    """'llama3.3', 'llama3.3:latest' -> 'llama3.3:70b'; None for a name that is not in the table."""
+    plain = name.strip().lower().removesuffix(":latest")
+    size = _OLLAMA_LATEST.get(plain)
+    return None if size is None else f"{plain}:{size}"

@@ -17,12 +17,13 @@ from typing import Any
 
 from edgekit.asking.llamacpp_bill import BESIDE_THE_MODEL
 from edgekit.asking.words import LLAMACPP, Words
-from edgekit.catalog import find_entry
+from edgekit.catalog import read_catalog
+from edgekit.catalog.naming import ollama_latest
 from edgekit.catalog.store import NAME as CATALOG_FILE
 from edgekit.catalog.store import stored_entries
 from edgekit.catalog.types import Catalog, Entry
 from edgekit.errors import NotAllowedError, NotFoundError, UsageError
-from edgekit.resolver import CATALOG
+from edgekit.resolver import CATALOG, find_quantised, may_be_elsewhere
 from edgekit.source import locate, path_of
 from edgekit.source.disk import is_regular, names_in
 from edgekit.source.naming import MODEL_SUFFIXES
@@ -166,7 +167,7 @@ def shown_entry(entry: Entry, settings: Settings) -> Entry:
 def _own_entry(name: str) -> Entry | None:
     own = _own_catalog(catalog_stamp())
     try:
-        return find_entry(name, own) if own.entries else None
+        return find_quantised(ollama_latest(name) or name, own)[0] if own.entries else None
     except NotFoundError:
         return None
 
@@ -197,10 +198,10 @@ def is_near(found: str) -> bool:
     if is_local(found):
         return True
     is_said = found.lower().startswith(CATALOG)
-    if "/" in found and not is_said:
+    if not is_said and may_be_elsewhere(found):
         return False
     try:
-        entry = find_entry(found[len(CATALOG) :] if is_said else found)
+        entry, _ = find_quantised(found[len(CATALOG) :] if is_said else found, read_catalog())
     except NotFoundError:
         return False
     return not entry.is_users or is_local(entry.reference)

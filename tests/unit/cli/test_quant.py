@@ -11,7 +11,7 @@ from tests.unit.cli.test_estimate import write_model
 
 from edgekit.cli import main
 from edgekit.engine.quant_names import quant_names, read_quant, takes, with_quant
-from edgekit.errors import NotFoundError, UsageError
+from edgekit.errors import NotFoundError, RemoteInspectError, UsageError
 from edgekit.models import can_load, model_preflight
 from edgekit.resolver import resolve_model
 
@@ -219,8 +219,27 @@ def test_names_that_cannot_be_read_come_from_the_catalog_with_a_note(name: str) 
     assert found.notes[0].startswith("taken from the catalog (gemma-3-27b), because")
 
 
+def test_a_name_of_ollama_without_a_tag_has_the_size_that_ollama_gives_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("llama3.1", "llama3.1:latest"):
+        assert ask(capsys, "check", name, "--ram", "32G", "--offline")["model"] == "llama-3.1-8b"
+
+
 def test_a_tag_of_such_a_name_is_its_quantisation() -> None:
     assert resolve_model("unsloth/gemma-3-27b-it-GGUF:Q8_0").quant == "Q8_0"
+
+
+def test_a_hub_id_is_not_the_model_that_the_user_added_under_a_similar_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGEKIT_DATA", str(tmp_path / "data"))
+    path = write_model(tmp_path, "gemma-3-1b", "Q4_K_M")
+    assert main(["catalog", "add", str(path), "--id", "mine"]) == 0
+    capsys.readouterr()
+    assert resolve_model("Mine:Q8_0").found is not None
+    with pytest.raises(RemoteInspectError):
+        resolve_model("acme/mine")
 
 
 def test_a_missing_file_is_not_taken_from_the_catalog() -> None:
