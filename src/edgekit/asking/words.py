@@ -148,8 +148,8 @@ def asking_of(
         job=_job(words.job),
         min_context=read_number("--min-context", words.min_context),
         window_budget_bytes=None if budget is None else read("--window-budget", parse_size, budget),
-        max_use=_max_use(words),
-        reserve_bytes=_reserve(words),
+        max_use=read_max_use(words.max_use),
+        reserve_bytes=read_reserve(words.reserve),
         with_changes=with_changes,
         depth=depth or Depth.TENSORS,
         reach=reach,
@@ -202,8 +202,8 @@ def wanted_of(words: Words, named: ResolvedModel, machine: Machine | None = None
         prefer_accurate_cache=words.prefer_accurate_kv,
         drafter=words.drafter,
         nodes=read_number("--nodes", words.nodes, least=1) or 1,
-        max_use=_max_use(words),
-        reserve_bytes=_reserve(words),
+        max_use=read_max_use(words.max_use),
+        reserve_bytes=read_reserve(words.reserve),
     )
 
 
@@ -223,16 +223,16 @@ def ask_of(words: Words, machine: Machine | None = None) -> Ask:
         users=read_number("--users", words.users, least=1),
         min_context=read_number("--min-context", words.min_context),
         prefer_accurate_cache=words.prefer_accurate_kv,
-        max_use=_max_use(words),
-        reserve_bytes=_reserve(words),
+        max_use=read_max_use(words.max_use),
+        reserve_bytes=read_reserve(words.reserve),
     )
 
 
-def _max_use(words: Words) -> float | None:
+def read_max_use(text: str | None) -> float | None:
     """'85%' or '0.85' of the usable memory."""
-    if words.max_use is None:
+    if text is None:
         return None
-    text = words.max_use.strip()
+    text = text.strip()
     try:
         share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
@@ -242,11 +242,11 @@ def _max_use(words: Words) -> float | None:
     return share
 
 
-def _reserve(words: Words) -> int | None:
+def read_reserve(text: str | None) -> int | None:
     """What is left free of every memory: '512M', '0'."""
-    if words.reserve is None:
+    if text is None:
         return None
-    return 0 if words.reserve.strip() == "0" else read("--reserve", parse_size, words.reserve)
+    return 0 if text.strip() == "0" else read("--reserve", parse_size, text)
 
 
 def task_of(word: str) -> Kind:

@@ -22,6 +22,7 @@ from edgekit.cli.reach_options import (
 )
 from edgekit.cli.request_options import (
     add_job_option,
+    add_limit_options,
     add_min_context_option,
     add_users_option,
     add_window_budget_option,
@@ -93,6 +94,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     add_window_budget_option(parser)
     add_download_options(parser)
     add_device_options(parser)
+    add_limit_options(parser)
     add_reach_options(parser)
     add_engine_flags(parser, several=True, context_help=CHOSEN_CONTEXT, without=OF_THE_MACHINE)
     parser.set_defaults(run=run)

@@ -18,7 +18,11 @@ from edgekit.cli.reach_options import (
     reach_of,
     screen_width,
 )
-from edgekit.cli.request_options import add_min_context_option, add_users_option
+from edgekit.cli.request_options import (
+    add_limit_options,
+    add_min_context_option,
+    add_users_option,
+)
 from edgekit.cli.typed import words_of
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
@@ -72,6 +76,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     add_users_option(parser)
     add_min_context_option(parser)
     add_device_options(parser)
+    add_limit_options(parser)
     add_reach_options(parser)
     add_engine_flags(
         parser,
@@ -170,7 +175,7 @@ def _asking(
 ) -> Asking:
     """Without -c at 16k, or at the native window of a model that has a shorter one."""
     from edgekit.asking.checks import Asking
-    from edgekit.asking.words import machine_of
+    from edgekit.asking.words import machine_of, read_max_use, read_reserve
     from edgekit.plan.context import JOB_MARGIN_TOKENS
     from edgekit.plan.types import Job
 
@@ -185,6 +190,8 @@ def _asking(
         users=users,
         job=job if words.context is None else None,
         min_context=read_number("--min-context", words.min_context),
+        max_use=read_max_use(words.max_use),
+        reserve_bytes=read_reserve(words.reserve),
         with_changes=False,
         reach=reach,
         confirm=None,  # several models are never downloaded

@@ -34,17 +34,6 @@ def add_device_options(parser: argparse.ArgumentParser, *, ram: bool = True) -> 
     group.add_argument(
         "--vram", metavar="SIZES", help="memory of each NVIDIA GPU, instead of a name: 24G,24G"
     )
-    limits = parser.add_argument_group("how full the memory may be")
-    limits.add_argument(
-        "--max-use",
-        metavar="SHARE",
-        help="refuse what needs more than this share of the usable memory: 85%%",
-    )
-    limits.add_argument(
-        "--reserve",
-        metavar="SIZE",
-        help="memory to leave free on every card and in RAM (llama.cpp: 1G, 2G on Windows): 512M, 0",
-    )
 
 
 def machine_of_arguments(arguments: argparse.Namespace) -> Machine:

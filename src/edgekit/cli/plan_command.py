@@ -18,7 +18,7 @@ from edgekit.cli.reach_options import (
     reach_of,
     screen_width,
 )
-from edgekit.cli.request_options import add_plan_options
+from edgekit.cli.request_options import add_limit_options, add_plan_options
 from edgekit.cli.tiers import check_latency, is_tier, run_tier
 from edgekit.cli.typed import words_of
 from edgekit.errors import HardwareError, UsageError
@@ -80,6 +80,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     add_download_options(parser)
     add_device_options(parser)
+    add_limit_options(parser)
     add_reach_options(parser)
     add_engine_flags(parser, engines=PLANNED, context_help=CHOSEN_CONTEXT, without=OF_THE_MACHINE)
     parser.set_defaults(run=run)

@@ -12,7 +12,7 @@ from edgekit.asking.flags import COMMON
 from edgekit.cli.device_options import add_device_options
 from edgekit.cli.engine_flags import CHOSEN_CONTEXT, add_flags, given_flags
 from edgekit.cli.reach_options import is_terminal, screen_width, show_progress
-from edgekit.cli.request_options import add_plan_options
+from edgekit.cli.request_options import add_limit_options, add_plan_options
 from edgekit.cli.tiers import check_latency, run_tiers
 from edgekit.cli.typed import words_of
 from edgekit.errors import HardwareError
@@ -76,6 +76,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     add_plan_options(parser)
     add_flags(parser, COMMON, "every engine", (CONTEXT._replace(help=CHOSEN_CONTEXT),))
     add_device_options(parser)
+    add_limit_options(parser)
     parser.set_defaults(run=run)
 
 

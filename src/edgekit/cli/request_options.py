@@ -37,7 +37,21 @@ def add_window_budget_option(parser: Options) -> None:
     parser.add_argument(
         "--window-budget",
         metavar="SIZE",
-        help="memory for the KV cache where no context is given (default 4G)",
+        help="size the context by its KV cache where none is given: 4G",
+    )
+
+
+def add_limit_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("how full the memory may be")
+    group.add_argument(
+        "--max-use",
+        metavar="SHARE",
+        help="refuse what needs more than this share of the usable memory: 85%%",
+    )
+    group.add_argument(
+        "--reserve",
+        metavar="SIZE",
+        help="memory to leave free on every GPU and in RAM (llama.cpp: 1G, 2G on Windows): 512M, 0",
     )
 
 

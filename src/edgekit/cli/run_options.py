@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from edgekit.cli.request_options import add_min_context_option, add_window_budget_option
+from edgekit.cli.request_options import (
+    add_limit_options,
+    add_min_context_option,
+    add_window_budget_option,
+)
 
 DEFAULT_NEW_TOKENS = 512  # of one question
 
@@ -22,6 +26,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     )
     add_min_context_option(group)
     add_window_budget_option(group)
+    add_limit_options(parser)
     group = parser.add_argument_group("before it starts")
     group.add_argument(
         "--download-up-to",

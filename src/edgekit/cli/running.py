@@ -14,7 +14,7 @@ from edgekit.asking.bills import Asked
 from edgekit.asking.checks import Asking, check_opened
 from edgekit.asking.flags import read_number
 from edgekit.asking.llamacpp_bill import BESIDE_THE_MODEL
-from edgekit.asking.words import engine_flags
+from edgekit.asking.words import engine_flags, read_max_use, read_reserve
 from edgekit.catalog.naming import split_quant
 from edgekit.catalog.types import Kind
 from edgekit.cli.published import asking_first, catalog_name, find_published, open_published
@@ -89,6 +89,8 @@ class Order:
     force: bool
     min_context: int | None
     window_budget_bytes: int | None
+    max_use: float | None = None
+    reserve_bytes: int | None = None
     budget_bytes: int | None = None  # of the whole process
     purpose: Purpose = Purpose.TEXT  # who waits for cold pages
     settled: Mapping[str, Any] = field(default_factory=dict)  # flags that the command itself sets
@@ -106,14 +108,15 @@ class Order:
 
     def asking(self, job: Job | None) -> Asking:
         """For the machine as it is at this moment."""
-        known = job is not None or self.context is not None
         return Asking(
             machine=_within(detect(), self.budget_bytes),
             engines=(self.engine,),
             flags={**self.flags, self.engine: {**self.settled, **self.flags[self.engine]}},
             job=None if self.context is not None else job,
-            min_context=1 if known and self.min_context is None else self.min_context,
+            min_context=self.min_context,
             window_budget_bytes=self.window_budget_bytes,
+            max_use=self.max_use,
+            reserve_bytes=self.reserve_bytes,
             with_changes=True,
             reach=Reach,
             confirm=None,
@@ -179,6 +182,8 @@ def read_order(
         force=arguments.force,
         min_context=read_number("--min-context", arguments.min_context),
         window_budget_bytes=None if window_budget is None else parse_size(window_budget),
+        max_use=read_max_use(arguments.max_use),
+        reserve_bytes=read_reserve(arguments.reserve),
         budget_bytes=None if budget is None else parse_size(budget),
         purpose=read_purpose(getattr(arguments, "latency", None)),
         settled=_SETTLED[engine](arguments) | (settled if engine == LLAMACPP else {}),
