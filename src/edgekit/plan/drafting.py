@@ -51,7 +51,7 @@ def propose_drafter(wish: Wish, found: Candidate) -> tuple[Drafter | None, Decis
             return drafter, Decision(
                 lever=Lever.DRAFTER,
                 value=drafter.name,
-                because=f"would fit as well ({outcome}) and can make answers faster; not counted here",
+                because=f"{outcome}, can make answers faster",
                 tried=tuple(tried),
             )
     because = "none fits as well" if tried else "the GPU is full"

@@ -49,7 +49,7 @@ def make_plan(
         drafter, draft = propose_drafter(wish, found)
         decisions += [draft] if draft is not None else []
         decisions += _further(wish, found)
-    return replace(plan, decisions=tuple(decisions), proposed_drafter=drafter)
+    return replace(plan, decisions=tuple(decisions), drafter=drafter)
 
 
 def find_plan(wish: Wish) -> Plan | None:

@@ -92,8 +92,7 @@ class Plan:
     choice: CacheChoice | None = None  # of the cache
     result: PreflightResult
     decisions: tuple[Decision, ...]  # in the order of the levers
-    drafter: Drafter | None = None  # in the bill
-    proposed_drafter: Drafter | None = None  # would fit as well
+    drafter: Drafter | None = None  # a draft model that would fit as well; not in the bill
     speed: Speed | None = None
     steady_tokens_per_s: float | None = (
         None  # the middle, with an empty cache: plans are compared by it

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgekit.engine import rules_version
 from edgekit.memory.cache_types import CacheType
-from edgekit.plan.planned import Decision, Drafter, Lever, Plan
+from edgekit.plan.planned import Decision, Lever, Plan
 from edgekit.plan.types import PreflightResult, Speed, Variant
 from edgekit.report.bill_json import SCHEMA, answer_json, bill_json
 from edgekit.report.check_json import change_json, speed_json, use_json
+from edgekit.report.commands.llamacpp import draft_words
 from edgekit.report.hardware_json import machine_json
 from edgekit.report.headline import headline
 from edgekit.report.plan_bill import bill_of
@@ -59,7 +61,7 @@ def plan_fields(plan: Plan) -> dict[str, Any]:
         **_numbers(result),
         "budgets": [use_json(use) for use in result.uses],
         "decisions": [_decision(one) for one in plan.decisions],
-        "drafter": None if plan.proposed_drafter is None else _drafter(plan.proposed_drafter),
+        "drafter": _drafter(plan),
         "speed": None if plan.speed is None else _speed(plan.speed, plan.steady_tokens_per_s),
         "reasons": list(result.reasons),
         "to_fit": [change_json(change) for change in plan.to_fit],
@@ -115,12 +117,17 @@ def _decision(decision: Decision) -> dict[str, Any]:
     }
 
 
-def _drafter(drafter: Drafter) -> dict[str, Any]:
+def _drafter(plan: Plan) -> dict[str, Any] | None:
+    """A draft model that would fit as well; it is not in the bill."""
+    drafter = plan.drafter
+    if drafter is None:
+        return None
     return {
         "name": drafter.name,
         "reference": drafter.reference or None,
         "own_blocks": drafter.model is None,
         "because": drafter.because,
+        "flags": shlex.join(draft_words(plan)),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from edgekit.report.answer_lines import MORE, change_lines, headline_lines, top_
 from edgekit.report.bars import BLOCKS, Glyphs
 from edgekit.report.bill_text import basis_rows
 from edgekit.report.check_memory import memory_lines
+from edgekit.report.commands.llamacpp import draft_words
 from edgekit.report.headline import embeds
 from edgekit.report.later import later_rows
 from edgekit.report.plan_bill import bill_of
@@ -64,8 +66,10 @@ def _open_levers(plan: Plan) -> Iterator[str]:
     for lever in _OPEN:
         decision = plan.decision(lever)
         if decision is not None and decision.value != "none":
-            name = "draft model " if lever is Lever.DRAFTER else ""
-            yield f"{name}{decision.value}: {decision.because}"
+            what = decision.value
+            if lever is Lever.DRAFTER:
+                what = f"{shlex.join(draft_words(plan))} (draft model)"
+            yield f"{what}: {decision.because}"
 
 
 def _title(plan: Plan) -> tuple[str, ...]:

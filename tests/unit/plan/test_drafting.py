@@ -59,7 +59,7 @@ def test_own_blocks_are_proposed_and_not_counted() -> None:
 def test_own_blocks_that_do_not_leave_the_window_stay_out() -> None:
     plan = make_plan(with_own(rated(cards(24))))
     assert chosen(plan) == "none"
-    assert plan.proposed_drafter is None
+    assert plan.drafter is None
     assert not plan.result.way.setup.load_mtp
     assert drafting_bytes(plan) == 0
 
@@ -70,7 +70,7 @@ def test_own_blocks_that_do_not_leave_the_window_stay_out() -> None:
 def test_a_smaller_model_is_judged_with_its_own_cache() -> None:
     wish = one_file(LLAMA, rated(cards(24)), 32_768, drafters=(SMALL,))
     plain = make_plan(replace(wish, drafters=()))
-    assert make_plan(wish).proposed_drafter is SMALL
+    assert make_plan(wish).drafter is SMALL
     asked = with_drafter_beside(question_of(wish), SMALL)
     assert asked.bill is not None
     bill = asked.bill(plain.load, replace(plain.result.way.setup, draft_max=3))
@@ -91,14 +91,14 @@ def test_it_is_taken_exactly_where_it_leaves_the_window(gib: int) -> None:
     # 0.74 GiB of weights, 16,384 x 32 KiB of cache at f16, and 0.2 of buffers at most
     cache = 16_384 * 32 * 1024 * (plain.load.cache_k.bits if plain.load.cache_k else 16) / 16
     least = plain.result.uses[0].required_bytes + 799_862_912 * 0.7 + cache
-    if plan.proposed_drafter is None:
+    if plan.drafter is None:
         assert least + 0.4 * 2**30 > room
     else:
         assert least <= room
 
 
 def test_cards_above_stand_on_both_sides() -> None:
-    taken = {gib: make_plan(one_file(LLAMA, rated(cards(gib)), 16_384, drafters=(SMALL,))).proposed_drafter for gib in (9, 16)}  # fmt: skip
+    taken = {gib: make_plan(one_file(LLAMA, rated(cards(gib)), 16_384, drafters=(SMALL,))).drafter for gib in (9, 16)}  # fmt: skip
     assert (taken[9], taken[16]) == (None, SMALL)
 
 
@@ -114,7 +114,7 @@ def test_the_first_that_fits_is_taken() -> None:
 def test_one_with_a_bill_that_nobody_knows_is_passed_over() -> None:
     strange = Drafter(name="strange", model=gguf(LLAMA), changes={"mix": "Q9_Z"}, because="")
     plan = make_plan(one_file(LLAMA, rated(cards(24)), 16_384, drafters=(strange, SMALL)))
-    assert plan.proposed_drafter is SMALL
+    assert plan.drafter is SMALL
 
 
 # --- where none is looked for
@@ -123,26 +123,26 @@ def test_one_with_a_bill_that_nobody_knows_is_passed_over() -> None:
 @pytest.mark.parametrize("users", [1, 4])
 def test_none_with_users(users: int) -> None:
     plan = make_plan(one_file(LLAMA, rated(cards(48)), 8192, users=users, drafters=(SMALL,)))
-    assert plan.proposed_drafter is None
+    assert plan.drafter is None
     assert plan.decision(Lever.DRAFTER) is None
 
 
 def test_none_where_the_model_is_divided() -> None:
     plan = make_plan(one_file(LLAMA, rated(cards(6)), drafters=(SMALL,)))
-    assert plan.proposed_drafter is None
+    assert plan.drafter is None
     assert chosen(plan) == "none"
 
 
 @pytest.mark.parametrize(("engine", "machine"), [("vllm", cards(48)), ("mlx", mac(64, 48))])
 def test_none_for_other_engines(engine: str, machine: Machine) -> None:
     plan = make_plan(from_config("qwen3-8b", machine, engine, 8192, drafters=(SMALL,)))
-    assert plan.proposed_drafter is None
+    assert plan.drafter is None
     assert plan.decision(Lever.DRAFTER) is None
 
 
 def test_on_the_processor_too() -> None:
     assert (
-        make_plan(one_file(LLAMA, rated(cpu(32)), 16_384, drafters=(SMALL,))).proposed_drafter
+        make_plan(one_file(LLAMA, rated(cpu(32)), 16_384, drafters=(SMALL,))).drafter
         is SMALL
     )
 

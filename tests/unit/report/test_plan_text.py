@@ -22,7 +22,8 @@ from edgekit.hardware import this_or_wished
 from edgekit.hardware.types import System
 from edgekit.memory.types import Load
 from edgekit.plan.making import make_plan
-from edgekit.plan.planned import Decision, Lever, Plan, Speed, Tried, Wish
+from edgekit.plan.planned import Decision, Lever, Plan, Tried, Wish
+from edgekit.plan.types import Speed
 from edgekit.plan.variants import at_mixes
 from edgekit.report.answer_lines import MOST_CHANGES
 from edgekit.report.as_json import json_text

@@ -10,13 +10,11 @@ from edgekit.engine.llamacpp.as_gguf import DEFAULT_MIX
 from edgekit.engine.llamacpp.types import ALL_LAYERS, Backend
 from edgekit.memory.types import HOST
 from edgekit.plan.growth import growth_limits
-from edgekit.plan.planned import Drafter
 from edgekit.plan.types import Status
 from edgekit.report.commands import cards
 from edgekit.report.commands.types import Planned, Ready
 from edgekit.report.model_words import (
     NO_PROJECTOR,
-    PLACEHOLDER_FILE,
     GgufSource,
     gguf_source,
     published_gguf,
@@ -32,7 +30,7 @@ _GROWTH = {"cache_ram": "-cram", "ctx_checkpoints": "-ctxcp"}
 def ready(planned: Planned) -> Iterator[Ready]:
     plan = planned.plan
     model = model_words(planned)
-    notes = [*source_notes(planned), *_drafter_notes(planned), *cards.notes(planned)]
+    notes = [*source_notes(planned), *cards.notes(planned)]
     around = cards.environment(planned)
     total = plan.result.context_tokens
     server = ["llama-server", *model, "-c", str(total), *_sequences(planned), *_rest(planned)]
@@ -94,7 +92,6 @@ def _rest(planned: Planned) -> list[str]:
         *_placement(planned),
         *_cache(planned),
         *_batches(planned),
-        *_drafter(planned),
         *_host(planned),
     ]
 
@@ -137,49 +134,24 @@ def _batches(planned: Planned) -> Iterator[str]:
             yield from (flag, str(tokens))
 
 
-def _drafter(planned: Planned) -> Iterator[str]:
-    drafter, setup = planned.plan.drafter, planned.setup
+def draft_words(plan: Plan) -> list[str]:
+    """The flags that add the proposed draft model, in the order in which llama.cpp's command has them."""
+    drafter, load, setup = plan.drafter, plan.load, plan.result.way.setup
     if drafter is None:
-        return
-    if drafter.model is None:
-        yield from ("--spec-type", "draft-mtp")
-    else:
-        named = {"-hf": "-hfd"}  # a file of a repository is named by -md beside it
-        first, word, *file = _drafter_source(drafter).words
-        yield from (named.get(first, "-md"), word)
-        yield from ("-md", *file[1:]) if file else ()
-        for flag, kind in (
-            ("-ctkd", planned.plan.load.cache_k),
-            ("-ctvd", planned.plan.load.cache_v),
-        ):
-            if kind is not None:
-                yield from (flag, kind.name)
-        if setup.backend is not Backend.CPU:
-            yield from ("-ngld", ALL)  # as it is billed
-    if setup.backend is Backend.CPU:
-        yield from ("-devd", "none")  # else it would lie on whatever card there is
-    if setup.draft_max:
-        yield from ("--spec-draft-n-max", str(setup.draft_max))
-
-
-def _drafter_source(drafter: Drafter) -> GgufSource:
-    if drafter.reference:
-        return GgufSource(typed_gguf_words(drafter.reference))
-    mix = drafter.changes.get("mix", DEFAULT_MIX)
-    found = published_gguf(drafter.name.partition(" ")[0], mix, projector=True)
-    return (
-        found
-        if not found.note
-        else GgufSource(["-m", DRAFT_FILE], found.note.replace(PLACEHOLDER_FILE, DRAFT_FILE))
-    )
-
-
-def _drafter_notes(planned: Planned) -> list[str]:
-    drafter = planned.plan.drafter
-    if drafter is None or drafter.model is None:
         return []
-    note = _drafter_source(drafter).note
-    return [f"draft model: {note}"] if note else []
+    alone = ["-devd", "none"] if setup.backend is Backend.CPU else []  # else it would be on a GPU
+    if drafter.model is None:
+        return ["--spec-type", "draft-mtp", *alone]
+    if drafter.reference:
+        first, word, *file = typed_gguf_words(drafter.reference)
+    else:
+        mix = drafter.changes.get("mix", DEFAULT_MIX)
+        found = published_gguf(drafter.name.partition(" ")[0], mix, projector=True)
+        first, word, *file = ["-m", DRAFT_FILE] if found.note else found.words
+    words = [{"-hf": "-hfd"}.get(first, "-md"), word, *(["-md", *file[1:]] if file else [])]
+    for flag, kind in (("-ctkd", load.cache_k), ("-ctvd", load.cache_v)):
+        words += [] if kind is None else [flag, kind.name]
+    return [*words, *(alone or ["-ngld", ALL])]
 
 
 def _host(planned: Planned) -> Iterator[str]:

@@ -66,7 +66,6 @@ def _llamacpp(planned: Planned) -> Iterator[Setting]:
     if "ctx_checkpoints" in limits:
         yield "Context Checkpoints", "llm.load.llama.contextCheckpoints", limits["ctx_checkpoints"]
     yield from _cards(planned)
-    yield from _drafter(planned)
 
 
 def _offload(planned: Planned) -> str | float:
@@ -101,19 +100,6 @@ def _cards(planned: Planned) -> Iterator[Setting]:
         ratio = [float(card.index == used[0].index) for card in known]
     config = {"strategy": "custom", "disabledGpus": [], "priority": [], "customRatio": ratio}
     yield "GPU split", "load.gpuSplitConfig", config
-
-
-def _drafter(planned: Planned) -> Iterator[Setting]:
-    drafter, scope = planned.plan.drafter, "llm.load.llama.speculativeDecoding."
-    if drafter is None or (drafter.model is not None and planned.plan.load.cache_k is not None):
-        return  # LM Studio keeps a drafter's cache in 16 bits: that is not in the bill
-    if drafter.model is None:
-        yield "Draft MTP", f"{scope}draftMtp", True
-    else:
-        yield "Draft Simple", f"{scope}draftSimple", True
-        yield "Draft model", f"{scope}draftModel", drafter.reference or drafter.name
-    if planned.setup.draft_max:
-        yield "Max Draft Tokens", f"{scope}draftMaxTokens", planned.setup.draft_max
 
 
 def _mlx(planned: Planned) -> Iterator[Setting]:

@@ -43,13 +43,12 @@ def ready(planned: Planned) -> Iterator[Ready]:
 
 def _runs_by_default(planned: Planned) -> bool:
     """Whether Ollama, left alone with the server's variables, places the model as it was planned."""
-    setup, drafter = planned.setup, planned.plan.drafter
+    setup = planned.setup
     layers = _layers(planned)
     on_cpu = layers == 0 and not planned.plan.wish.machine.devices
     whole = layers is None or layers == planned.layers + 1
-    predicts = drafter is not None and drafter.model is None
     batches = bool(planned.plan.load.microbatch_tokens)
-    return (on_cpu or whole) and setup.use_mmap and not predicts and not batches
+    return (on_cpu or whole) and setup.use_mmap and not batches
 
 
 def _modelfile(planned: Planned) -> Iterator[str]:
@@ -63,9 +62,6 @@ def _modelfile(planned: Planned) -> Iterator[str]:
         yield f"PARAMETER num_batch {load.microbatch_tokens}"
     if not setup.use_mmap:
         yield "PARAMETER use_mmap false"
-    drafter = planned.plan.drafter
-    if drafter is not None and drafter.model is None:
-        yield f"PARAMETER draft_num_predict {setup.draft_max}"
 
 
 def _from(planned: Planned) -> str:
@@ -146,7 +142,6 @@ def _notes(planned: Planned) -> list[str]:
         _EXPERTS: bool(setup.cpu_moe or setup.n_cpu_moe),
         _SPLIT: bool(setup.tensor_split),
         _OFFLOAD: not setup.offload_kqv,
-        _DRAFTER: plan.drafter is not None and plan.drafter.model is not None,
         _SHARED.format(sequences): sequences > 1 and plan.result.streams == 1,
     }
     return [*(note for note, holds in told.items() if holds), *cards.notes(planned)]
@@ -164,7 +159,6 @@ _CACHES_ALIKE = (
 _EXPERTS = "Ollama cannot keep experts alone on the host: without num_gpu it divides whole layers as it sees fit"
 _SPLIT = "Ollama divides layers among several cards by itself: -ts is llama-server's"
 _OFFLOAD = "Ollama has no --no-kv-offload: its cache lies with the layers"
-_DRAFTER = "Ollama takes no plain drafter: this runs without it"
 _SHARED = "one request at a time: the {} that share a cache would each have one of their own"
 
 
