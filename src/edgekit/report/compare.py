@@ -170,7 +170,7 @@ def _table(told: Sequence[Cells]) -> list[str]:
         "engine": [row.engine for row, _ in told],
         **{head: [cells[head] for _, cells in told] for head in told[0][1]},
         "used": [row.share for row, _ in told],
-        "max context": [row.context for row, _ in told],
+        "max ctx": [row.context for row, _ in told],
     }
     kept = {head: cells for head, cells in columns.items() if any(cells)}
     words = sum(head in kept for head in ("", "model", "engine"))

@@ -38,7 +38,7 @@ from edgekit.web.types import Settings, Watch, reach_of
 REFUSED = "refused"
 MOST_OPENED = 400  # models that are kept with what engines worked out for them, some 0.6 MB each
 MAX_TOLD_CHARS = 400
-_SPEED = ("decode", "prefill", "steady", "basis")
+_SPEED = ("typical", "decode", "prefill", "steady", "basis")
 
 _log = logging.getLogger("edgekit.web")
 

@@ -71,7 +71,7 @@ def test_a_row_for_each(three: list[str], capsys: pytest.CaptureFixture[str]) ->
     assert (code, err) == (3, "")
     lines = out.splitlines()
     assert lines[0].endswith("8 GiB RAM")
-    assert lines[2].split() == ["model", "memory", "used", "context"]
+    assert lines[2].split() == ["model", "memory", "used", "max", "context"]
     assert lines[3].split() == ["fits", three[0], "0.7", "of", "7.0", "GiB", "10", "%", "2,048"]
     assert lines[4].split()[:2] == ["tight", three[1]]
     assert lines[5].split()[:4] == ["does", "not", "fit", three[2]]
@@ -247,7 +247,7 @@ def test_one_name_on_standard_input_is_one_answer(
     say(monkeypatch, f"\ufeff{three[0]}\n")  # as some editors open a text
     assert (
         ask(capsys, "-", "--quiet", *MACHINE)[1]
-        == "Fits: 0.7 of 7.0 GiB (10 %), up to 2,048 tokens\n"
+        == "Runs on the CPU: 0.7 of 7.0 GiB at 2K, about 32 tokens/s\n"
     )
 
 

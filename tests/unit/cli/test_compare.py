@@ -71,7 +71,7 @@ CARD = ("--device", "RTX 4090", "--ram", "64G")
 
 def rows(out: str) -> list[list[str]]:
     lines = out.splitlines()
-    head = next(place for place, line in enumerate(lines) if line.split()[-1:] == ["longest"])
+    head = next(place for place, line in enumerate(lines) if line.endswith("max ctx"))
     return [line.split() for line in lines[head:]]
 
 
@@ -81,7 +81,7 @@ def test_one_row_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert out.splitlines()[0].startswith("RTX 4090 + 64 GiB RAM")
     assert out.splitlines()[0].endswith("8,192 tokens of context")
     head, first, second, *_ = rows(out)
-    assert head == ["model", "parameters", "weights", "cache", "total", "used", "longest"]
+    assert head == ["model", "parameters", "weights", "cache", "total", "used", "max", "ctx"]
     assert first[1] == "gemma-3-27b.Q4_K_M.gguf"
     assert second[1:6] == ["qwen3-30b-a3b.Q4_K_M.gguf", "30.53", "B", "(3.35", "B)"]
     assert second[-1] == "40,960"

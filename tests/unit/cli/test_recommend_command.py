@@ -39,10 +39,10 @@ def ids(told: dict[str, Any]) -> list[str]:
 def test_a_few_for_a_machine(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = ask(capsys, "--ram", "8G", "--limit", "2")
     assert (code, err) == (0, "")
-    assert out.startswith("For chat on 8 GiB RAM: ")
-    assert out.splitlines()[0].endswith("is the best that fits")
+    assert out.startswith("Best for chat on 8 GiB RAM: ")
+    assert out.splitlines()[1].startswith("Runs on the CPU at ")
     assert "edgekit plan " in out
-    assert "passed over on the way: " in " ".join(out.split())
+    assert "\nskipped: " in out
     assert "\x1b" not in out
 
 
@@ -53,7 +53,7 @@ def test_what_comes_next_can_be_typed(capsys: pytest.CaptureFixture[str]) -> Non
     typed = shlex.split(line[line.index("edgekit plan") :])
     assert main(typed[1:]) == 0
     told = capsys.readouterr().out
-    assert "8,192 tokens" in told
+    assert " at 8K for each of 2 users" in told
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,7 +65,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     for one in told["suggestions"]:
         assert one["plan"]["can_load"]
         assert one["plan"]["variant"]["is_good"]
-        assert one["plan"]["required_bytes"] * 100 <= one["plan"]["available_bytes"] * 85
+        assert one["plan"]["required_bytes"] <= one["plan"]["available_bytes"]
 
 
 @pytest.mark.parametrize(
@@ -113,14 +113,14 @@ def test_a_machine_that_holds_nothing(capsys: pytest.CaptureFixture[str]) -> Non
     code, out, err = ask(capsys, "--ram", "1G")
     assert (code, err) == (3, "")
     first = out.splitlines()[0]
-    assert first.startswith("For chat on 1 GiB RAM: nothing fits; ")
-    nearest = first.split("; ")[1].split()[0]
+    assert first.startswith("Nothing fits for chat on 1 GiB RAM; nearest: ")
+    nearest = first.split()[-1]
     chat = [one for one in read_catalog().entries if "chat" in {kind.value for kind in one.kinds}]
     sizes = {one.id: min(size.tensor_bytes for size in one.sizes if size.mix.startswith(("Q4", "IQ4"))) for one in chat}  # fmt: skip
     assert sizes[nearest] == min(sizes.values())
     told = " ".join(out.split())
     assert "To fit" in told
-    assert "GiB of free memory, where 1.00 GiB are" in told
+    assert "GiB of free RAM; 1.00 GiB are free now" in told
     assert ask_json(capsys, "--ram", "1G")["suggestions"] == []
 
 

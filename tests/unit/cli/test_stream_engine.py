@@ -173,7 +173,7 @@ def test_a_7b_passes_on_512_megabytes(seven_b: str, capsys: pytest.CaptureFixtur
     )
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0].startswith("Fits: ")
+    assert lines[0].startswith("Runs on the built-in engine")
     assert "weights read from the file for every token" in lines[1]
     assert "for Python, its libraries and the vocabulary" in out
     assert "-ctk q8_0 -ctv q8_0: up to " in out
@@ -199,7 +199,7 @@ def test_the_memory_that_it_advises_is_enough_and_little_less_is_not(
     words = ("check", seven_b, "--engine", "stream", "-c", context, "--min-context", "256", "--ram")
     code, out, _ = ask(capsys, *words, "256M")
     assert code == 3
-    found = re.search(r"([0-9]+) MiB of free memory, where 256.00 MiB are", out)
+    found = re.search(r"([0-9]+) MiB of free RAM; 256.00 MiB are free now", out)
     assert found is not None
     assert ask(capsys, *words, f"{found[1]}M", "--quiet")[0] == 0
     assert ask(capsys, *words, f"{int(found[1]) - 20}M", "--quiet")[0] == 3
@@ -212,7 +212,7 @@ def test_what_does_not_fit_is_told_with_numbers(
     assert code == 3
     assert out.startswith("Does not fit: ")
     assert "the largest context that fits" in out
-    assert "of free memory, where 512.00 MiB are" in out
+    assert "of free RAM; 512.00 MiB are free now" in out
 
 
 def test_all_engines_at_80_columns(

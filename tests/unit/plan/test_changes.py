@@ -101,7 +101,7 @@ def test_a_quantisation_that_the_repository_has_is_said_to_be_there() -> None:
 def test_how_much_ram_beside_a_card_would_do() -> None:
     question = FAILING["dense on a card"]
     change = told("dense on a card")[ChangeKind.PLACEMENT]
-    found = re.search(r"beside ([\d.]+) GiB", change.told)
+    found = re.search(r"^([\d.]+) GiB of free RAM", change.told)
     assert found is not None
     for ram, fits in ((float(found[1]) + 0.01, True), (float(found[1]) * 0.5, False)):
         size = int(ram * GIB)
