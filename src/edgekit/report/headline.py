@@ -11,7 +11,6 @@ from edgekit.report.bars import Memory, memories
 from edgekit.report.check_words import (
     card_names,
     context_words,
-    is_blocked,
     rounded_context_words,
     sizes_words,
 )
@@ -203,9 +202,10 @@ def _fails(result: PreflightResult) -> str:
     where = f"your {card_names(cards)}" if cards else f"your {_machine(result)}"
     start = f"{verb} {where}{_at_weights(result)}"
     failed = [use for use in result.uses if use.fullness > 1]
-    if is_blocked(result) or not failed:
-        reason = "".join(result.reasons[:1]).removeprefix("vLLM does not start: ")
-        return f"{start}: {reason}"
+    blocked = next((use.budget.blocked for use in result.uses if use.budget.blocked), "")
+    if blocked or not failed:
+        reason = blocked or "".join(result.reasons[:1])
+        return f"{start}: {reason.removeprefix('vLLM does not start: ')}"
     cache, context = cache_words(result), _window(result)
     if cache and not result.asked:
         start += f", even at {context} with {cache}"

@@ -16,13 +16,18 @@ from edgekit.errors import HardwareError, RefusedError, UsageError
 from edgekit.estimation import Opened
 from edgekit.hardware.devices import find_device
 from edgekit.hardware.types import Accelerator
+from edgekit.plan.caches import cache_choices
+from edgekit.plan.choice import Candidate, as_named
 from edgekit.plan.curve import curves
 from edgekit.plan.fitting import Fitting
+from edgekit.plan.ladder import Ladder
 from edgekit.plan.placement import first_way
 from edgekit.plan.types import Question, Status, Way, Weighed
+from edgekit.plan.verdict import result_for
 from edgekit.report.bill_json import SCHEMA, bill_json
-from edgekit.report.check_words import VERDICTS, budget_names, share_words, sizes_words
+from edgekit.report.check_words import VERDICTS
 from edgekit.report.commands.cards import with_cards
+from edgekit.report.headline import headline
 from edgekit.resolver import AUTO, CATALOG
 from edgekit.web.bars import bars_json
 from edgekit.web.machines import machine_now
@@ -43,6 +48,7 @@ class _Load:
 
     opened: Opened = field(repr=False)
     question: Question = field(repr=False)
+    fitting: Fitting = field(repr=False)
     weighed: Weighed
     streams: int
     flags: Mapping[str, str | bool]
@@ -128,6 +134,7 @@ def _settled(named: KeptNamed, engine: str, asking: Asking, reach: Reach) -> _Lo
     return _Load(
         opened=opened,
         question=question,
+        fitting=fitting,
         weighed=weighed,
         streams=fitting.streams,
         flags=typed(_completed(fitting, weighed, values)),
@@ -197,18 +204,19 @@ def _told(load: _Load, named: KeptNamed, engine: str, reach: Reach) -> Json:
 
 
 def _sentence(load: _Load) -> str:
-    """'Fits: 6.1 of 22.0 GiB (28 %) in RTX 4090 with 32,768 tokens'."""
-    uses, tightest = load.weighed.uses, load.weighed.tightest
-    blocked = next((use.budget.blocked for use in uses if use.budget.blocked), "")
-    if blocked or load.weighed.refused:
-        return f"{VERDICTS[load.status]}: {blocked or load.weighed.refused}"
-    sizes = sizes_words(tightest.required_bytes, tightest.budget.available_bytes)
-    share = share_words(tightest)
-    where = budget_names(uses)[uses.index(tightest)]
-    return (
-        f"{VERDICTS[load.status]}: {sizes}{f' ({share})' if share else ''} in {where}"
-        f" with {load.weighed.context_tokens:,} tokens"
+    """The headline of this load as it is: nothing of it is chosen here."""
+    if load.weighed.refused:
+        return f"{VERDICTS[load.status]}: {load.weighed.refused}"
+    settled = Candidate(
+        step=1,
+        variant=as_named(load.question.model)[0],
+        choice=cache_choices(load.question)[0],
+        ladder=Ladder(load.question, (load.weighed.way,)),
+        held=load.fitting,
+        tokens=load.weighed.context_tokens,
+        because="",
     )
+    return headline(result_for(settled, max_context=settled.tokens))
 
 
 def _refused(error: Exception, asking: Asking, named: KeptNamed, engine: str) -> Json:
