@@ -9,6 +9,7 @@ from edgekit.basis import Basis
 from edgekit.catalog.repositories import Form, repository_at
 from edgekit.catalog.types import Kind
 from edgekit.hardware.types import Accelerator, Machine
+from edgekit.plan.choice import AS_NAMED
 from edgekit.plan.planned import Lever, Plan
 from edgekit.plan.recommending import Ask, Recommendation, Suggestion
 from edgekit.report.answer_lines import change_lines
@@ -75,7 +76,8 @@ def cards_answer(found: Recommendation) -> str:
     task, machine = _task_words(found.ask), machine_words(found.ask.machine)
     if found.suggestions:
         first = found.suggestions[0]
-        slow = ", but slower than reading speed" if is_slow(first.plan) else ""
+        reads = found.ask.task is Kind.EMBEDDING  # it writes nothing
+        slow = ", but slower than reading speed" if is_slow(first.plan) and not reads else ""
         return printable(f"Best for {task} on {machine}: {first.entry.id}{slow}")
     if found.nearest is None:
         return printable(f"No known model for {task} runs with {found.ask.engine} on {machine}")
@@ -134,12 +136,12 @@ def _stacked(row: tuple[str, ...], width: int) -> list[str]:
 
 
 def _row(number: int, one: Suggestion) -> tuple[str, ...]:
-    plan, entry = one.plan, one.entry
+    plan, entry, name = one.plan, one.entry, one.plan.variant.name
     size = _short_count(entry.parameters) if entry.parameters is not None else ""
     return (
         str(number),
         printable(entry.id),
-        " ".join(filter(None, (size, printable(plan.variant.name)))),
+        " ".join(filter(None, (size, printable(name) if name != AS_NAMED else ""))),
         _window(plan),
         _used(plan),
         _speed(one),
@@ -177,7 +179,7 @@ def _where(plan: Plan) -> str:
     if not cards:
         return "CPU"
     gpus = "GPU" if len(cards) == 1 else f"{len(cards)} GPUs"
-    return f"{gpus} + RAM" if is_divided(plan.result) else gpus
+    return f"{gpus} + CPU" if is_divided(plan.result) else gpus
 
 
 def _details(

@@ -111,15 +111,16 @@ def _place(result: PreflightResult) -> str:
     if not way.cards:
         return f"on your {machine.name}" if machine.is_phone else "on the CPU"
     cards = f"your {card_names(way.cards)}"
+    elsewhere = "on the CPU" if way.cards[0].unified else "in RAM"
     experts = layers = None
     if result.engine == "llama.cpp":
         experts, layers = _experts_in_ram(result), _layers_on_cards(result)
     if layers is not None:
-        return f"with {layers} on {cards}{f', {experts} in RAM' if experts else ''}"
+        return f"with {layers} on {cards}{f', {experts} {elsewhere}' if experts else ''}"
     if experts:
-        return f"with {experts} in RAM"
+        return f"with {experts} {elsewhere}"
     if not getattr(way.setup, "offload_kqv", True):
-        return f"on {cards} with the cache in RAM"
+        return f"on {cards} with the cache {elsewhere}"
     return f"on {cards}" if result.warning else f"fully on {cards}"
 
 
@@ -176,7 +177,9 @@ def _used(result: PreflightResult) -> str:
     card = max(cards, key=lambda one: (one.use.fullness, one.required_bytes))
     words = _sizes(card)
     if len(cards) > 1:
-        words += f" on the {'fuller' if len(cards) == 2 else 'fullest'} card"
+        alike = len({one.use.budget.name for one in cards}) == 1
+        fuller = "fuller card" if len(cards) == 2 else "fullest card"
+        words += f" on the {fuller if alike else card.name}"
     if ram and (fullest.is_ram or is_divided(result)):
         words += f" VRAM and {_sizes(ram[0])} RAM"
     return words

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from edgekit.hardware.types import System
 from edgekit.report.commands.types import COMMAND, SETTINGS
 from edgekit.report.lines import printable
-from edgekit.report.screen import folded, hanging, placed, row_width
+from edgekit.report.screen import continued, folded, hanging, placed, row_width
 
 if TYPE_CHECKING:
     from edgekit.report.commands import Ready
@@ -27,7 +26,6 @@ _PROGRAMS = {
     "GPU memory limit": "limit",
 }
 LIMIT = "limit"  # of unified memory: does not run the model
-_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|\\.|[^\s'"\\])+""")  # quotes stay as they are
 
 
 def program_of(one: Ready) -> str:
@@ -81,30 +79,3 @@ def _pasted(one: Ready, system: System, width: int) -> Iterator[str]:
             yield from hanging(line, width)
         else:
             yield line  # of a file every space counts
-
-
-def continued(command: str, width: int, mark: str) -> list[str]:
-    """Lines that a shell reads as one; `mark` ends all but the last.
-
-    A word is never cut, so one may be wider; a flag and its value stay together.
-    """
-    lines: list[str] = []
-    for words in _kept_together(command):
-        if lines and len(lines[-1]) + len(words) + 1 <= width - 2:
-            lines[-1] += f" {words}"
-        else:
-            lines.append(words)
-    return [f"{line} {mark}" for line in lines[:-1]] + lines[-1:]
-
-
-def _kept_together(command: str) -> list[str]:
-    words = _WORD.findall(command)
-    if " ".join(words) != command:
-        return [command]  # a quote that nobody closed, or spaces that mean something
-    found: list[str] = []
-    for before, word in zip(("", *words), words, strict=False):
-        if before.startswith("-") and not word.startswith("-"):
-            found[-1] += f" {word}"
-        else:
-            found.append(word)
-    return found

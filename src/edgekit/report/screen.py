@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+import re
 import textwrap
 from collections.abc import Iterable
 
@@ -12,6 +12,7 @@ LEAST_WIDTH = 20
 MOST_WIDTH = 100  # longer lines are hard to read, however wide the screen
 _BESIDE_FROM = 50
 _LABEL = 9
+_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|\\.|[^\s'"\\])+""")  # quotes stay as they are
 
 
 def within(width: int) -> int:
@@ -65,10 +66,32 @@ def placed(label: str, lines: list[str], width: int) -> list[str]:
 
 
 def command_rows(command: str, width: int) -> list[str]:
-    """Lines that a shell reads as one. A word is never cut, so one may be wider."""
-    lines = [""]
-    for word in map(shlex.quote, shlex.split(printable(command))):
-        if lines[-1] and len(lines[-1]) + len(word) + 1 > row_width(width) - 2:
-            lines.append("")
-        lines[-1] += f" {word}" if lines[-1] else word
-    return [f"{line} \\" for line in lines[:-1]] + [line for line in lines[-1:] if line]
+    """A command in lines that a shell reads as one."""
+    return continued(printable(command), row_width(width), "\\") if command else []
+
+
+def continued(command: str, width: int, mark: str) -> list[str]:
+    """Lines that a shell reads as one; `mark` ends all but the last.
+
+    A word is never cut, so one may be wider; a flag and its value stay together.
+    """
+    lines: list[str] = []
+    for words in _kept_together(command):
+        if lines and len(lines[-1]) + len(words) + 1 <= width - 2:
+            lines[-1] += f" {words}"
+        else:
+            lines.append(words)
+    return [f"{line} {mark}" for line in lines[:-1]] + lines[-1:]
+
+
+def _kept_together(command: str) -> list[str]:
+    words = _WORD.findall(command)
+    if " ".join(words) != command:
+        return [command]  # a quote that nobody closed, or spaces that mean something
+    found: list[str] = []
+    for before, word in zip(("", *words), words, strict=False):
+        if before.startswith("-") and not word.startswith("-"):
+            found[-1] += f" {word}"
+        else:
+            found.append(word)
+    return found

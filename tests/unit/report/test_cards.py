@@ -89,7 +89,7 @@ tokens/s
 
    model          weights     context      GiB used  tokens/s    runs on
 1  gemma-3-27b    27B Q4_K_M      32K  20.5 of 22.5        36        GPU
-2  qwen3-30b-a3b  31B Q4_K_M      32K  10.2 of 10.5       3.4  GPU + RAM
+2  qwen3-30b-a3b  31B Q4_K_M      32K  10.2 of 10.5       3.4  GPU + CPU
 
 skipped: 26 too large, 1 with too short a context
 
@@ -265,7 +265,7 @@ def test_a_cache_that_is_not_the_engines_own_and_users_are_in_the_row() -> None:
     [
         (one_card, "GPU"),
         (two_cards, "2 GPUs"),
-        (experts_on_the_host, "GPU + RAM"),
+        (experts_on_the_host, "GPU + CPU"),
         (lambda: planned(gguf("qwen3-0.6b"), cpu(8)), "CPU"),
         (lambda: planned(gguf("qwen3-0.6b"), mac(8, 3)), "GPU"),
     ],

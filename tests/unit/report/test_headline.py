@@ -21,6 +21,7 @@ from tests.unit.report.verdicts import (
 
 from edgekit.engine import engine_named
 from edgekit.engine.llamacpp.types import LlamaCppSetup, Mode
+from edgekit.hardware.types import System
 from edgekit.memory.types import DEVICE, HOST, Component, Load
 from edgekit.plan.types import PreflightResult, Speed, Variant, Way
 from edgekit.report.headline import concurrency, headline
@@ -136,6 +137,20 @@ def test_headline_of_the_cpu_and_of_a_phone() -> None:
     on = machine(ram_gib=16)
     found = result((line(Component.WEIGHTS, 9 * GIB, HOST),), on)
     assert headline(found) == "Runs on the CPU: 9.0 of 15.0 GiB at 32K"
+    phone = replace(on, name="iPhone 16", system=System.OTHER, what_if=True)
+    assert headline(replace(found, machine=phone)) == "Runs on your iPhone 16: 9.0 of 15.0 GiB at 32K"  # fmt: skip
+
+
+def test_headline_names_the_fuller_of_unlike_cards() -> None:
+    on = machine(card("RTX 4090", 24), card("RTX 3060", 12), ram_gib=None)
+    lines = (line(Component.WEIGHTS, 4 * GIB), line(Component.WEIGHTS, 9 * GIB, replace(DEVICE, index=1)))  # fmt: skip
+    assert headline(result(lines, on)) == "Runs fully on your RTX 4090 + RTX 3060: 9.0 of 11.0 GiB on the RTX 3060 at 32K"  # fmt: skip
+
+
+def test_headline_of_unified_memory_has_experts_on_the_cpu() -> None:
+    found = result(on=machine(card("Orin", 24, unified=True), ram_gib=24), variant=CHOSEN)
+    way = replace(found.way, setup=LlamaCppSetup(mode=Mode.SERVER, n_cpu_moe=3))
+    assert headline(replace(found, way=way)).startswith("Runs with the experts of 3 layers on the CPU")  # fmt: skip
 
 
 def test_headline_of_the_built_in_engine_says_how_weights_are_read() -> None:

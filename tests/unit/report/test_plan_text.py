@@ -31,8 +31,9 @@ from edgekit.report.bars import ASCII, BLOCKS
 from edgekit.report.commands import Ready, ready_commands
 from edgekit.report.headline import headline
 from edgekit.report.plan_json import plan_json
-from edgekit.report.plan_run import by_program, continued, program_of
+from edgekit.report.plan_run import by_program, program_of
 from edgekit.report.plan_text import plan_text
+from edgekit.report.screen import continued
 from edgekit.report.speed_words import is_slow, rate_words, speed_row
 
 GEMMA, QWEN_MOE = "sample:gemma-3-27b", "sample:qwen3-30b-a3b"
