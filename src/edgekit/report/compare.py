@@ -53,7 +53,7 @@ def compare_text(
         ]
     for answer in answers:
         if answer.error is not None:
-            lines += ["", *folded(f"{answer.engine}: no bill. {answer.error}", MOST_WIDTH)]
+            lines += ["", *folded(f"{answer.engine}: no estimate: {answer.error}", MOST_WIDTH)]
     lines += ["", *folded(hint, MOST_WIDTH)] if hint else []
     return "\n".join(lines) + "\n"
 

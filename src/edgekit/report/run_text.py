@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from edgekit.engine.llamacpp.versions import answered_version, version_name
 from edgekit.report.check import Check
 from edgekit.report.headline import headline
+from edgekit.report.lines import counted
 from edgekit.report.verify_text import beside_lines
 from edgekit.runtime.talking import Written
 from edgekit.verify.types import Row
@@ -41,5 +42,5 @@ def written_text(written: Written, *, asked: int | None) -> str:
 
 
 def _paced(tokens: int, verb: str, per_s: float | None) -> str:
-    what = f"{tokens:,} token{'' if tokens == 1 else 's'} {verb}"
-    return what if not per_s else f"{what} at {per_s:,.1f} a second"
+    what = f"{counted(tokens, 'token')} {verb}"
+    return what if not per_s else f"{what} at {per_s:,.1f} tokens/s"

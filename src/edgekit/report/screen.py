@@ -67,7 +67,7 @@ def placed(label: str, lines: list[str], width: int) -> list[str]:
 
 def command_rows(command: str, width: int) -> list[str]:
     """A command in lines that a shell reads as one."""
-    return continued(printable(command), row_width(width), "\\") if command else []
+    return continued(printable(command).strip(), row_width(width), "\\") if command else []
 
 
 def continued(command: str, width: int, mark: str) -> list[str]:
@@ -87,7 +87,7 @@ def continued(command: str, width: int, mark: str) -> list[str]:
 def _kept_together(command: str) -> list[str]:
     words = _WORD.findall(command)
     if " ".join(words) != command:
-        return [command]  # a quote that nobody closed, or spaces that mean something
+        return [command]  # an open quote, or spaces that mean something
     found: list[str] = []
     for before, word in zip(("", *words), words, strict=False):
         if before.startswith("-") and not word.startswith("-"):

@@ -46,8 +46,8 @@ def test_the_same_load_for_all(capsys: pytest.CaptureFixture[str], tmp_path: Pat
 def test_an_engine_that_refuses_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = ask(capsys, "sample:gemma-3-27b", "-c", "8k")
     assert code == 0
-    assert "vllm: no bill. vLLM" in out
-    assert "mlx: no bill. " in out
+    assert "vllm: no estimate: vLLM" in out
+    assert "mlx: no estimate: " in out
     assert "give the repository that this file was converted from" in out
     _, out, _ = ask(capsys, "sample:gemma-3-27b", "-c", "8k", "--json")
     engines = json.loads(out)["engines"]
