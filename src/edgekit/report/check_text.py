@@ -24,6 +24,8 @@ from edgekit.report.screen import (
 )
 from edgekit.report.speed_words import speed_row
 
+_UNCHECKED = "tensors were not checked"  # preflight.py: only the first range of a file was read
+
 
 def check_text(
     check: Check,
@@ -48,7 +50,8 @@ def check_text(
             glyphs=glyphs,
             from_name=check.is_assumed,
         )
-        lines += [*run, *change_lines(check.result, check.changes, width)]
+        lines += [*run, *section("Note", list(_short_notes(check)), width)]
+        lines += change_lines(check.result, check.changes, width)
         lines += section("More", [MORE], width)
     return "\n".join(lines) + "\n"
 
@@ -56,6 +59,12 @@ def check_text(
 def quiet_text(check: Check) -> str:
     """The answer alone."""
     return f"{headline(check.result, from_name=check.is_assumed)}\n"
+
+
+def _short_notes(check: Check) -> Iterator[str]:
+    """What has to be known to trust the answer; notes on how it was worked out are left to `why`."""
+    yield from check.bill.notes
+    yield from (note for note in check.bill.estimate.notes if note.startswith(_UNCHECKED))
 
 
 def _why_lines(

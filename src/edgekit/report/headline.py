@@ -86,16 +86,16 @@ def _runs(result: PreflightResult) -> str:
 
 def _starts(result: PreflightResult) -> str:
     users = result.load.sequences or 1
-    told = f"Starts on your {card_names(result.way.cards)}{_at_weights(result)}"
-    told += f" for {users:,} users" if users > 1 else ""
+    words = f"Starts on your {card_names(result.way.cards)}{_at_weights(result)}"
+    words += f" for {users:,} users" if users > 1 else ""
     times = concurrency(result)
     context = context_words(result.context_tokens).removesuffix(" tokens")
     if times is None:
-        told += f": {_used(result)} at {_window(result)}"
+        words += f": {_used(result)} at {_window(result)}"
     else:
-        told += f": {context} tokens fit {_times(times)} at once"
+        words += f": {context} tokens fit {_times(times)} at once"
     speed = "" if result.speed is None else f", {about_words(result.speed.decode)}"
-    return f"{told}{_with_cache(result)}{_limits(result)}{speed}"
+    return f"{words}{_with_cache(result)}{_limits(result)}{speed}"
 
 
 def _times(times: float) -> str:

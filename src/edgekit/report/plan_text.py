@@ -56,7 +56,7 @@ def plan_text(
         return "\n".join([*lines, *run]) + "\n"
     title = (plan.wish.label, plan.wish.engine)
     lines = top_lines(plan.result, title, width=width, colour=colour, glyphs=glyphs)
-    lines += [*run, *section("Note", before, width)]
+    lines += [*run, *section("Note", [*notes, *before], width)]
     lines += change_lines(plan.result, plan.to_fit, width, more=list(_open_levers(plan)))
     lines += section("More", [MORE], width)
     return "\n".join(lines) + "\n"

@@ -106,7 +106,6 @@ def test_one_screen_of_what_fits(llama: str, capsys: pytest.CaptureFixture[str])
     assert shlex.split(command)[:5] == ["llama-server", "-m", llama, "-c", "32768"]
     assert "\x1b" not in out
     assert "Basis" not in out
-    assert "Note" not in out
 
 
 def test_why_has_the_rest(llama: str, capsys: pytest.CaptureFixture[str]) -> None:

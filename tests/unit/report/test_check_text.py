@@ -23,6 +23,7 @@ from tests.unit.report.verdicts import (
 from edgekit.hardware.types import MemoryLimit
 from edgekit.memory.types import Component
 from edgekit.plan.types import ChangeKind, Speed
+from edgekit.preflight import TENSORS_NOT_CHECKED
 from edgekit.report.bars import ASCII, BLOCKS
 from edgekit.report.check import Check
 from edgekit.report.check_text import check_text, quiet_text
@@ -37,6 +38,8 @@ RAM       [█████···························
 
 Run      llama-server -m tiny.gguf -c 32768 -ngl all
 
+Note     a note of the model
+
 More     --why: the memory breakdown, the reasons, how each figure is known
 """
 DOES_NOT_FIT = """\
@@ -44,6 +47,8 @@ Does not fit your RAM at 32K: needs 24.0 GiB, 15.0 usable
 tiny.gguf  -  llama.cpp
 
 RAM  [#####################|#]############  24.0 of 15.0 GiB
+
+Note     a note of the model
 
 To fit   -c 4096: fits
          -ctk q8_0 -ctv q8_0: fits, up to 131,072 tokens
@@ -102,6 +107,14 @@ def test_check_text_is_the_answer_the_bars_the_command_and_no_more() -> None:
 
 def test_check_text_of_what_does_not_fit_has_the_three_cheapest_changes_and_no_command() -> None:
     assert check_text(HOPELESS, width=60, glyphs=ASCII) == DOES_NOT_FIT
+
+
+def test_check_text_says_that_tensors_were_not_checked() -> None:
+    check = made()
+    estimate = replace(check.bill.estimate, notes=("how it was billed", TENSORS_NOT_CHECKED))
+    text = check_text(replace(check, bill=replace(check.bill, estimate=estimate)))
+    assert TENSORS_NOT_CHECKED in " ".join(text.split())
+    assert "how it was billed" not in text
 
 
 def test_check_text_with_why_has_everything() -> None:
