@@ -52,8 +52,10 @@ def _context(question: Question, result: PreflightResult) -> Iterator[Change]:
 
 def _changed(found: PreflightResult, question: Question) -> str:
     """What else than the context is not as it would be with more memory."""
-    own = cache_choices(question)[0].name
-    cache = "" if found.cache == own else f" with a {found.cache} cache"
+    own, *others = cache_choices(question)
+    is_eight_bit = any(one.name == found.cache and one.is_eight_bit for one in others)
+    words = "an 8-bit" if is_eight_bit else f"a {found.cache}"
+    cache = "" if found.cache == own.name else f" with {words} cache"
     return cache if found.way.whole else f"{cache}, {found.way.because}"
 
 

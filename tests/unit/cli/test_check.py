@@ -108,6 +108,13 @@ def test_one_screen_of_what_fits(llama: str, capsys: pytest.CaptureFixture[str])
     assert "Basis" not in out
 
 
+def test_a_shorter_context_is_the_first_thing_that_would_help(
+    llama: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, out, _ = ask(capsys, llama, "--ram", "8G", "-c", "128k")
+    assert re.search(r"\nTo fit   -c 3\d{4}: fits with an 8-bit cache\n", out)
+
+
 def test_why_has_the_rest(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = ask(capsys, llama, "--ram", "24G", "--why")
     lines = out.splitlines()
