@@ -20,6 +20,8 @@ MLX_RESERVE_PERCENT = 20
 # buffers (users log 1.5 GiB and more).
 VLLM_CONTEXT_BYTES = 6 * GIB // 10
 NCCL_BYTES = 3 * GIB // 2
+# Without compilation vLLM takes more than its share in the end: up to 223 MiB in 32 starts on an H200.
+VLLM_BEYOND_SHARE_BYTES = GIB // 4
 # Of the built-in engine, beside its bill: Python, numpy, tokenizers and the command itself (51 MiB measured on Linux),
 # and for each thread its stack and small arrays (embed/budget.py measures them).
 STREAM_PROCESS_BYTES = 64 * MIB
@@ -186,23 +188,29 @@ def stream_budgets(
     return (_ram(machine.host, (), reserve, because),)
 
 
-def vllm_budgets(devices: tuple[Accelerator, ...], utilization: float) -> tuple[Budget, ...]:
+def vllm_budgets(
+    devices: tuple[Accelerator, ...], utilization: float, *, eager: bool = False
+) -> tuple[Budget, ...]:
     """The tightest of the cards that share the model: vLLM asks the same share of each."""
-    before = _before_vllm(devices)
+    before = _before_vllm(devices, eager=eager)
     return (min((_share(one, utilization, before) for one in devices), key=_tightness),)
 
 
-def vllm_share(devices: tuple[Accelerator, ...], wanted: float) -> float:
+def vllm_share(
+    devices: tuple[Accelerator, ...], wanted: float, *, eager: bool = False
+) -> float:
     """`wanted`, or the largest --gpu-memory-utilization in hundredths with which vLLM starts on all of them.
 
     Where that is too little to be worth it, `wanted` again: its budget then says why it does not start.
     """
-    share = min(_startable(one, _before_vllm(devices)) for one in devices)
+    share = min(_startable(one, _before_vllm(devices, eager=eager)) for one in devices)
     return share if LEAST_SHARE <= share < wanted else wanted
 
 
-def _before_vllm(devices: tuple[Accelerator, ...]) -> int:
-    return VLLM_CONTEXT_BYTES + (NCCL_BYTES if len(devices) > 1 else 0)
+def _before_vllm(devices: tuple[Accelerator, ...], *, eager: bool) -> int:
+    """What has to be free beside its share."""
+    several = NCCL_BYTES if len(devices) > 1 else 0
+    return VLLM_CONTEXT_BYTES + several + (VLLM_BEYOND_SHARE_BYTES if eager else 0)
 
 
 def _startable(device: Accelerator, before_bytes: int) -> float:

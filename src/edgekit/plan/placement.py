@@ -287,7 +287,7 @@ def _new_enough(cards: tuple[Accelerator, ...]) -> tuple[Accelerator, ...]:
 
 def _startable(setup: Any, cards: tuple[Accelerator, ...]) -> Any:
     """Its share of a card that is in use already, or shared with NCCL, is lowered until it starts."""
-    share = vllm_share(cards, setup.gpu_memory_utilization)
+    share = vllm_share(cards, setup.gpu_memory_utilization, eager=setup.enforce_eager)
     return replace(setup, gpu_memory_utilization=share)
 
 
@@ -317,7 +317,9 @@ def _vllm_way(setup: Any, cards: tuple[Accelerator, ...], gpu: Callable[..., Any
     card = gpu(name=one.name, memory_bytes=None, total_bytes=one.total_bytes, **known)
     return Way(
         setup=replace(setup, gpu=card),
-        budgets=vllm_budgets(cards, setup.gpu_memory_utilization),
+        budgets=vllm_budgets(
+            cards, setup.gpu_memory_utilization, eager=setup.enforce_eager
+        ),
         because=f"{'on' if len(cards) == 1 else 'shared by'} {_names(cards)}{_shape(setup)}{_lowered(setup)}",
         cards=cards,
     )

@@ -412,3 +412,16 @@ def test_cards_that_share_the_memory_of_the_host_are_judged_together() -> None:
     two = replace(whole, devices=(card, replace(card, index=1)))
     found = judge(ask(recorded("llama-3.1-8b"), two, load=Load(context_tokens=8192)))
     assert found.status is Status.PASSED
+
+
+def test_vllm_without_compilation_needs_a_little_beyond_its_share() -> None:
+    """80 GiB x 0.92 = 73.6, a CUDA context of 0.6, and 0.25 more with --enforce-eager."""
+    from edgekit.engine.vllm.types import VllmSetup
+
+    machine = cards(80)
+    card = replace(machine.devices[0], free_bytes=int(74.3 * GIB))
+    question = ask(of_config("llama-3.1-8b"), replace(machine, devices=(card,)), "vllm")
+    for eager, starts in ((False, True), (True, False)):
+        setup = VllmSetup(enforce_eager=eager)
+        start = Start(setup=setup, settled=frozenset({"gpu_memory_utilization"}))
+        assert judge(replace(question, start=start)).passed is starts
