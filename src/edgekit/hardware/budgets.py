@@ -196,9 +196,7 @@ def vllm_budgets(
     return (min((_share(one, utilization, before) for one in devices), key=_tightness),)
 
 
-def vllm_share(
-    devices: tuple[Accelerator, ...], wanted: float, *, eager: bool = False
-) -> float:
+def vllm_share(devices: tuple[Accelerator, ...], wanted: float, *, eager: bool = False) -> float:
     """`wanted`, or the largest --gpu-memory-utilization in hundredths with which vLLM starts on all of them.
 
     Where that is too little to be worth it, `wanted` again: its budget then says why it does not start.

@@ -317,9 +317,7 @@ def _vllm_way(setup: Any, cards: tuple[Accelerator, ...], gpu: Callable[..., Any
     card = gpu(name=one.name, memory_bytes=None, total_bytes=one.total_bytes, **known)
     return Way(
         setup=replace(setup, gpu=card),
-        budgets=vllm_budgets(
-            cards, setup.gpu_memory_utilization, eager=setup.enforce_eager
-        ),
+        budgets=vllm_budgets(cards, setup.gpu_memory_utilization, eager=setup.enforce_eager),
         because=f"{'on' if len(cards) == 1 else 'shared by'} {_names(cards)}{_shape(setup)}{_lowered(setup)}",
         cards=cards,
     )

@@ -13,6 +13,7 @@ from edgekit.hardware.budgets import check_runs
 from edgekit.hardware.types import Machine
 from edgekit.memory.types import Load
 from edgekit.plan.caches import embedding_start
+from edgekit.plan.choice import READING_TOKENS_PER_S
 from edgekit.plan.context import MINIMUM_TOKENS
 from edgekit.plan.making import check_planned, check_users, find_plan, make_plan
 from edgekit.plan.pace import fastest_middle
@@ -23,8 +24,9 @@ from edgekit.plan.types import GOOD_ACCURACY, Start
 from edgekit.plan.variants import accuracy_of, variants_of
 
 SHOWN = 5
-QUICK_TOKENS_PER_S = 5.0  # to expect: about as fast as people read. Slower ones come last.
-DIVIDED_SHARE = 0.5
+
+# Of the worth of a model with a part in RAM, where the speed is unknown: few experts work on a token.
+DIVIDED_SHARE, DIVIDED_DENSE_SHARE = 0.5, 0.1
 OF_A_ROOT = 2  # models of one line, however many families it has
 TOO_LARGE, SLOW = "too large", "slower than reading speed"
 READ_SHARE = 0.75  # of the weights that work on a token, at least: of the embedding one row is read
@@ -55,14 +57,29 @@ class Suggestion:
 
     @property
     def worth(self) -> float:
-        """The rank; half of it where a part lies on the host, which is much slower there."""
-        return self.rank if self.plan.result.way.whole else self.rank * DIVIDED_SHARE
+        """The rank, less what slowness costs; with an unknown speed, less where a part is in RAM."""
+        if Kind.EMBEDDING in self.entry.kinds:
+            return self.rank
+        speed = self.plan.steady_tokens_per_s
+        if speed is None:
+            is_dense = (self.entry.active_parameters or 0) >= (self.entry.parameters or 1)
+            share = DIVIDED_DENSE_SHARE if is_dense else DIVIDED_SHARE
+            return self.rank if self.plan.result.way.whole else self.rank * share
+        return self.rank * slowness(speed)
 
     @property
     def is_quick(self) -> bool:
-        """A device of which nobody knows how fast it reads is not called slow."""
-        pace = self.plan.steady_tokens_per_s
-        return pace is None or pace >= QUICK_TOKENS_PER_S or Kind.EMBEDDING in self.entry.kinds
+        """At least reading speed. An unknown speed is not called slow."""
+        speed = self.plan.steady_tokens_per_s
+        return speed is None or speed >= READING_TOKENS_PER_S or Kind.EMBEDDING in self.entry.kinds
+
+
+def slowness(tokens_per_s: float) -> float:
+    """What is left of a model's worth at this speed: all of it from reading speed on, a quarter at half of that.
+
+    There is no sharp limit, so that a machine a little slower or larger is not recommended another list.
+    """
+    return min(1.0, tokens_per_s / READING_TOKENS_PER_S) ** 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +102,8 @@ def recommend(
 ) -> Recommendation:
     """The models that suit the task, in the order of their rank, until `most` are found.
 
-    Of one family the first so many. Those too slow to read along come after all others. Raises HardwareError where the
-    engine has nothing to run on.
+    Of one family the first few. A slow one counts for less. Raises HardwareError where the engine has nothing to run
+    on.
     """
     check_planned(ask.engine)
     check_runs(ask.machine, ask.engine)
@@ -114,7 +131,7 @@ def _speaks(entry: Entry, task: Kind) -> bool:
 
 
 class _Search:
-    """One walk down the ranks; what is too slow is remembered for the end."""
+    """One walk down the ranks."""
 
     def __init__(
         self, ask: Ask, most: int, of_a_family: int, tell: Callable[[str], None] | None
@@ -122,72 +139,47 @@ class _Search:
         self._ask, self._most, self._of_a_family = ask, most, of_a_family
         self._tell = tell
         self._room_bytes = room_bytes(ask.machine, ask.engine)
-        self._late: list[Entry] = []
-        self._slow: list[Suggestion] = []
         self.passed_over: Counter[str] = Counter()
 
     def found(self, ranked: Sequence[Entry]) -> list[Suggestion]:
-        """The quick ones, then as many of the others as there is room for, each by its worth."""
-        quick = self._best(ranked, self._if_quick, [])
-        both = self._best(self._late, self._if_slow, quick)
-        self.passed_over[SLOW] -= len(both) - len(quick)
-        self.passed_over += Counter()  # drops what came to nothing
-        return both
-
-    def _best(
-        self,
-        entries: Sequence[Entry],
-        look: Callable[[Entry], Suggestion | None],
-        before: list[Suggestion],
-    ) -> list[Suggestion]:
-        """Down the ranks until no further one can be worth more than those that were found."""
+        """Those with most worth, until no further one can be worth more than those that were found."""
         found: list[Suggestion] = []
-        shown = before
-        for entry in entries:
+        shown: list[Suggestion] = []
+        for entry in ranked:
             if len(shown) >= self._most and shown[-1].worth >= rank_of(entry):
                 break
-            if len(before) < self._most and self._has_room(entry, shown):
-                one = look(entry)
-                if one is not None:
-                    found = sorted([*found, one], key=lambda one: -one.worth)
-                    shown = self._shown(before, found)
+            reason = self._hopeless(entry)
+            if not reason and not self._has_room(entry, shown, self._most_worth(entry)):
+                if self._has_room(entry, shown, rank_of(entry)):
+                    reason = SLOW
+                else:
+                    continue
+            one = None if reason else self._suggestion(entry)
+            if one is not None:
+                found = sorted([*found, one], key=lambda one: -one.worth)
+                shown = self._shown(found)
+            if reason:
+                self.passed_over[reason] += 1
         return shown
 
-    def _shown(self, before: list[Suggestion], found: list[Suggestion]) -> list[Suggestion]:
-        """The best, of one family and of one line only the first so many."""
-        shown = list(before)
+    def _shown(self, found: list[Suggestion]) -> list[Suggestion]:
+        """The best, of one family and of one line only the first few."""
+        shown: list[Suggestion] = []
         for one in found:
             if len(shown) < self._most and self._leaves_room(one.entry, shown):
                 shown.append(one)
         return shown
 
-    def _has_room(self, entry: Entry, shown: Sequence[Suggestion]) -> bool:
-        """Whether those that it cannot be worth more than leave it a place."""
-        return self._leaves_room(entry, [one for one in shown if one.worth >= rank_of(entry)])
+    def _has_room(self, entry: Entry, shown: Sequence[Suggestion], worth: float) -> bool:
+        """Whether a model of that worth would be shown."""
+        better = [one for one in shown if one.worth >= worth]
+        return len(better) < self._most and self._leaves_room(entry, better)
 
     def _leaves_room(self, entry: Entry, others: Sequence[Suggestion]) -> bool:
         families = [one.entry.family for one in others]
         line = [root_of(family) for family in families].count(root_of(entry.family))
         several = self._of_a_family > 1
         return families.count(entry.family) < self._of_a_family and (several or line < OF_A_ROOT)
-
-    def _if_quick(self, entry: Entry) -> Suggestion | None:
-        reason = self._hopeless(entry) or self._at_a_glance(entry)
-        found = None if reason else self._suggestion(entry)
-        if found is not None and found.is_quick:
-            return found
-        if found is not None:
-            self._slow.append(found)
-            reason = SLOW
-        if reason == SLOW:
-            self._late.append(entry)
-        if reason:
-            self.passed_over[reason] += 1
-        return None
-
-    def _if_slow(self, entry: Entry) -> Suggestion | None:
-        known = next((one for one in self._slow if one.entry is entry), None)
-        return known or self._suggestion(entry)
 
     def nearest(self, ranked: Sequence[Entry]) -> Suggestion | None:
         """The smallest that the engine takes, with what would make it fit."""
@@ -234,14 +226,14 @@ class _Search:
             return TOO_LARGE
         return ""
 
-    def _at_a_glance(self, entry: Entry) -> str:
-        """What a glance at the weights tells: not even reading them is quick enough."""
+    def _most_worth(self, entry: Entry) -> float:
+        """What it can be worth at most, by the time that reading its weights takes."""
         size, whole = smallest_bytes(entry), entry.parameters or 0
         if not size or not whole or self._ask.task is Kind.EMBEDDING:
-            return ""  # nobody reads along with an embedding
+            return rank_of(entry)
         work = READ_SHARE * size * (entry.active_parameters or whole) / whole
         most = fastest_middle(work, size, self._ask.machine, self._ask.engine)
-        return SLOW if most is not None and most < QUICK_TOKENS_PER_S else ""
+        return rank_of(entry) * (1.0 if most is None else slowness(most))
 
 
 def wish_for(entry: Entry, ask: Ask) -> Wish:

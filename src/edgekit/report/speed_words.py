@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from edgekit.plan.choice import READING_TOKENS_PER_S
 from edgekit.plan.planned import Plan
-from edgekit.plan.recommending import QUICK_TOKENS_PER_S
 from edgekit.plan.types import Speed
 
 LEAST_TOKENS_PER_S = 0.05  # shown as less than 0.1
@@ -47,7 +47,7 @@ def _figure(rate: float) -> str:
 def is_slow(plan: Plan) -> bool:
     """Whether it is expected to be slower than people read. An unknown speed is not called slow."""
     pace = plan.steady_tokens_per_s
-    return pace is not None and pace < QUICK_TOKENS_PER_S
+    return pace is not None and pace < READING_TOKENS_PER_S
 
 
 def speed_row(speed: Speed | None, *, embeds: bool = False, is_slow: bool = False) -> str:

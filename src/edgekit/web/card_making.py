@@ -161,7 +161,7 @@ _NOTHING: Card = {
 
 
 def _planned(entry: Entry, plan: Plan) -> Card:
-    """`is_good`, `is_quick` and `worth` are what a recommendation goes by, in this order."""
+    """`worth` is what a recommendation goes by."""
     result, speed = plan.result, plan_fields(plan)["speed"]
     suggestion = Suggestion(entry=entry, plan=plan, rank=rank_of(entry))
     return {

@@ -141,10 +141,7 @@ def test_none_for_other_engines(engine: str, machine: Machine) -> None:
 
 
 def test_on_the_processor_too() -> None:
-    assert (
-        make_plan(one_file(LLAMA, rated(cpu(32)), 16_384, drafters=(SMALL,))).drafter
-        is SMALL
-    )
+    assert make_plan(one_file(LLAMA, rated(cpu(32)), 16_384, drafters=(SMALL,))).drafter is SMALL
 
 
 # --- of the catalog

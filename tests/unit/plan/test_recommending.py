@@ -15,9 +15,9 @@ from edgekit.catalog import find_entry, read_catalog
 from edgekit.catalog.types import Entry, Kind
 from edgekit.errors import HardwareError
 from edgekit.hardware.types import Machine
+from edgekit.plan.choice import READING_TOKENS_PER_S
 from edgekit.plan.ranking import rank_of
 from edgekit.plan.recommending import (
-    QUICK_TOKENS_PER_S,
     SHOWN,
     SLOW,
     TOO_LARGE,
@@ -111,33 +111,33 @@ def test_equals_are_told_apart_by_their_names() -> None:
 # --- slow ones
 
 
-def test_slow_ones_come_last() -> None:
-    # 16.5 GB for a token at 60 GB/s of the processor: never five times a second
+def test_a_slow_model_is_worth_less() -> None:
+    # 16.5 GB for a token at 60 GB/s of the processor: about three times a second
     found = asked(Ask(machine=rated(cpu(64))), most=10)
-    quick = [one.is_quick for one in found.suggestions]
-    assert quick == sorted(quick, reverse=True)
-    assert {True, False} == set(quick)
-    assert not next(one for one in found.suggestions if one.entry.id == "gemma-3-27b").is_quick
-    for is_quick in (True, False):
-        ranks = [one.rank for one in found.suggestions if one.is_quick is is_quick]
-        assert ranks == sorted(ranks, reverse=True)
+    worths = [one.worth for one in found.suggestions]
+    assert worths == sorted(worths, reverse=True)
+    slow = next(one for one in found.suggestions if one.entry.id == "gemma-3-27b")
+    assert not slow.is_quick
+    assert slow.worth == slow.rank * ((slow.plan.steady_tokens_per_s or 0) / 8) ** 2
+    assert found.suggestions[0].entry.id != "gemma-3-27b"
     for one in found.suggestions:
-        assert one.is_quick is ((one.plan.steady_tokens_per_s or 0) >= QUICK_TOKENS_PER_S)
+        assert one.is_quick is ((one.plan.steady_tokens_per_s or 0) >= READING_TOKENS_PER_S)
 
 
-def test_quick_ones_leave_no_room_for_slow_ones() -> None:
-    found = asked(Ask(machine=rated(cpu(64))), most=2)
-    assert len(found.suggestions) == 2
-    assert all(one.is_quick for one in found.suggestions)
+def test_a_large_model_that_is_much_too_slow_is_skipped() -> None:
+    found = asked(Ask(machine=rated(cpu(64), host=5)), most=1)
     assert over(found)[SLOW] >= 1
+
+
+def test_a_little_more_speed_changes_no_list() -> None:
+    lists = [ids(asked(Ask(machine=rated(cpu(64), host=rate)))) for rate in (59, 60, 61)]
+    assert lists[0] == lists[1] == lists[2]
 
 
 def test_where_all_are_slow_they_are_all_there_is() -> None:
     found = asked(Ask(machine=rated(cpu(64), host=1)), most=10)
     assert found.suggestions
     assert not any(one.is_quick for one in found.suggestions)
-    ranks = [one.rank for one in found.suggestions]
-    assert ranks == sorted(ranks, reverse=True)
     families = [one.entry.family for one in found.suggestions]
     assert len(set(families)) == len(families)
 

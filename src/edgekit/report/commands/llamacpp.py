@@ -10,8 +10,8 @@ from edgekit.engine.llamacpp.as_gguf import DEFAULT_MIX
 from edgekit.engine.llamacpp.types import ALL_LAYERS, Backend
 from edgekit.memory.types import HOST
 from edgekit.plan.growth import growth_limits
-from edgekit.plan.types import Status
 from edgekit.plan.planned import Plan
+from edgekit.plan.types import Status
 from edgekit.report.commands import cards
 from edgekit.report.commands.types import Planned, Ready
 from edgekit.report.model_words import (
