@@ -18,7 +18,8 @@ from edgekit.engine.llamacpp.prediction import prediction_lines
 from edgekit.engine.llamacpp.refusals import refusal
 from edgekit.engine.llamacpp.runtime import overhead_notes, runtime_lines, server_lines
 from edgekit.engine.llamacpp.shift import shift_lines
-from edgekit.engine.llamacpp.types import Backend, Context, LlamaCppSetup
+from edgekit.engine.llamacpp.slices import DELTA_NETS, MIRRORED_CACHES
+from edgekit.engine.llamacpp.types import Backend, Context, LlamaCppSetup, SplitMode
 from edgekit.engine.llamacpp.versions import NEWEST, is_newer, version_name
 from edgekit.engine.types import Model
 from edgekit.errors import RefusedError
@@ -124,7 +125,7 @@ def _estimate(
     )
     known = _as_known(model, setup, found)
     held = model.keep(  # the same for all loads
-        ("known", setup.backend, *weights.weights_key(placement, setup)),
+        ("known", setup.backend, setup.split_mode, *weights.weights_key(placement, setup)),
         lambda: tuple(map(known, weights.weight_lines(model, placement, setup))),
     )
     unexplained = () if found is None else found.unexplained(setup.backend)
@@ -178,11 +179,19 @@ def _as_known(
 ) -> Callable[[MemoryLine], MemoryLine]:
     """A line, no better known than what it rests on: the layers, the backend, a conversion."""
     measured = setup.backend in MEASURED_BACKENDS and model.geometry.basis is Basis.EXACT
+    measured = measured and not _is_guessed(model, setup)
     if found is None:
         return (lambda line: line) if measured else partial(_on_backend, model, setup)
     if measured:
         return found.known
     return lambda line: found.known(_on_backend(model, setup, line))
+
+
+def _is_guessed(model: Model, setup: LlamaCppSetup) -> bool:
+    """Divisions among devices that were read from the source, and not compared with the engine."""
+    slices = setup.split_mode is SplitMode.TENSOR
+    unseen = model.geometry.architecture in DELTA_NETS | MIRRORED_CACHES
+    return setup.has_device and (setup.split_mode is SplitMode.ROW or (slices and unseen))
 
 
 def _on_backend(model: Model, setup: LlamaCppSetup, line: MemoryLine) -> MemoryLine:
@@ -193,6 +202,8 @@ def _on_backend(model: Model, setup: LlamaCppSetup, line: MemoryLine) -> MemoryL
     ):  # they are read from the directory, whatever the layers are
         basis = Basis.EXACT
     if setup.backend not in MEASURED_BACKENDS and line.pool.kind is PoolKind.DEVICE:
+        basis = weakest((basis, Basis.MODELLED))
+    if _is_guessed(model, setup) and line.pool.kind is PoolKind.DEVICE:
         basis = weakest((basis, Basis.MODELLED))
     return no_better_than(line, basis, UNMEASURED_WITHIN)
 

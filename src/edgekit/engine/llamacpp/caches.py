@@ -122,16 +122,30 @@ def _groups(
 ) -> dict[tuple[LayerKind, Pool], list[int]]:
     """The layers that have a cache, and blocks of multi-token prediction that are given one like theirs."""
     found: dict[tuple[LayerKind, Pool], list[int]] = {}
+    attending: dict[tuple[LayerKind, Pool], LayerKind] = {}
     for layer in model.geometry.layers:
         mixer = _as_cached(layer.mixer, model.geometry.architecture, rules)
         if mixer.streams or mixer.states:
-            found.setdefault((mixer, placement.cache_pool(layer.index)), []).append(layer.index)
-    attending = [mixer for mixer, _ in found if mixer.streams]
+            for own, pool in _shared(mixer, layer.index, placement):
+                found.setdefault((own, pool), []).append(layer.index)
+        if mixer.streams:
+            attending.setdefault((mixer, placement.cache_pool(layer.index)), mixer)
     layers = len(model.geometry.layers)
     for index in range(layers, layers + _cached_prediction(model, rules)):
-        if attending:
-            found.setdefault((attending[-1], placement.cache_pool(index)), []).append(index)
+        last = next(reversed(attending.values()), None)
+        for own, pool in _shared(last, index, placement) if last is not None else ():
+            found.setdefault((own, pool), []).append(index)
     return found
+
+
+def _shared(mixer: LayerKind, layer: int, placement: Placement) -> Iterator[tuple[LayerKind, Pool]]:
+    """What is remembered of a layer, and where: on one device, or a slice of it on each."""
+    pool = placement.cache_pool(layer)
+    if placement.slicer is None or pool.kind is PoolKind.HOST:
+        yield mixer, pool
+        return
+    for i, own in enumerate(placement.slicer.remembered(mixer, layer)):
+        yield own, Pool(PoolKind.DEVICE, i)
 
 
 def _cached_prediction(model: Model, rules: int) -> int:

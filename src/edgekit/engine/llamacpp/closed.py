@@ -65,8 +65,7 @@ def pool_bounds(
     )
     several = (INPUT_COPIES - 1) * inputs if devices > 1 else 0
     on_device = graph + _widened_bytes(model.geometry, context) + brought + several
-    whole = placement.output is not HOST and HOST not in placement.blocks
-    together = whole and placement.offload_kqv and not placement.host_expert_blocks
+    together = placement.together
     if not together:
         on_device += _scores_bytes(model.geometry, context)  # once here, once for a copy
     on_host = (inputs if together else max(graph, inputs)) + several

@@ -37,6 +37,12 @@ _SEVERAL = _Known(
     0.1,
     "llama.cpp's largest compute graph over several GPUs, with four copies of its inputs",
 )
+# llama.cpp works the graph out for whole tensors and takes as much on every device (ggml-backend-meta.cpp).
+_SLICED = _Known(
+    Basis.MODELLED,
+    0.1,
+    "the engine's largest graph with whole tensors, which every device reserves",
+)
 # Up to 3 % on the models compared: the last layer works on all tokens then, not on the output rows alone.
 _PREDICTING = _Known(
     Basis.MODELLED,
@@ -64,8 +70,9 @@ def compute_lines(
 ) -> list[MemoryLine]:
     where = pools(len(setup.devices)) if setup.has_device else (HOST,)
     try:
-        target = spread(context, placement, len(setup.devices)) if setup.has_device else CPU_ONLY
+        target = spread(context, placement, setup.devices) if setup.has_device else CPU_ONLY
         sizes = compute_bytes(model, context, target)
+        sizes = (*sizes[:1] * (placement.ranks - 1), *sizes)
         known = _known(placement, setup)
     except NoGraphError as error:
         on_host = (bound_bytes(model, context),)
@@ -81,11 +88,11 @@ def _known(placement: Placement, setup: LlamaCppSetup) -> _Known:
         return whole_graph
     if setup.backend is not Backend.CUDA:
         return _OTHER
-    if len(setup.devices) > 1:
+    if placement.ranks > 1:
+        return _SLICED
+    if len(setup.devices) > 1 or setup.devices[0].rpc:
         return _SEVERAL
-    whole = placement.output is not HOST and HOST not in placement.blocks
-    together = whole and placement.offload_kqv and not placement.host_expert_blocks
-    return whole_graph if together else _SPLIT
+    return whole_graph if placement.together else _SPLIT
 
 
 def _line(pool: Pool, size_bytes: int, known: _Known) -> MemoryLine:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgekit.engine.llamacpp.flash_kernels import has_flash_kernel
+from edgekit.engine.llamacpp.slices import check_sliced
 from edgekit.engine.llamacpp.types import (
     CELL_PADDING,
     DEFAULT_BATCH,
@@ -17,6 +18,7 @@ from edgekit.engine.llamacpp.types import (
     Context,
     LlamaCppSetup,
     Mode,
+    SplitMode,
 )
 from edgekit.engine.llamacpp.versions import Rules
 from edgekit.engine.types import Model
@@ -96,18 +98,53 @@ def resolve(model: Model, load: Load, setup: LlamaCppSetup) -> Context:
     geometry = model.geometry
     heads = model.keep("heads", lambda: Heads.of(geometry))
     _check_numbers(load)
+    _check_split(model, load, setup)
     type_k, type_v = load.cache_k or F16, load.cache_v or F16
     flash_attn = _flash_attention(geometry, load, type_v)
     v_trans = not flash_attn
     if flash_attn and load.flash_attention is None and not type_v.is_quantized:
         # The cache has been laid out when a device turns out to have no kernel for these heads.
-        flash_attn = heads.flashes or setup.backend is not Backend.CUDA or setup.n_gpu_layers <= 1
+        sure = setup.backend is not Backend.CUDA or setup.split_mode is SplitMode.TENSOR
+        flash_attn = heads.flashes or sure or setup.n_gpu_layers <= 1
     _check_types(heads, type_k, type_v)
     context = _sized(
         geometry, heads, load, setup, type_k, type_v, flash_attn=flash_attn, v_trans=v_trans
     )
     _check_rows(geometry, context)
     return context
+
+
+def _check_split(model: Model, load: Load, setup: LlamaCppSetup) -> None:
+    """Raises RefusedError for a way to divide the model that this llama.cpp does not have."""
+    if not setup.has_device:
+        return
+    if setup.split_mode is SplitMode.ROW and (
+        setup.rules >= Rules.WITHOUT_ROWS or setup.backend is not Backend.CUDA
+    ):
+        raise RefusedError(
+            f"llama.cpp {setup.version_name} does not load with -sm row: it was removed in July 2026 "
+            f"(b{Rules.WITHOUT_ROWS.value}), and only CUDA had it; use -sm layer or -sm tensor"
+        )
+    if setup.split_mode is not SplitMode.TENSOR:
+        return
+    if setup.rules < Rules.EXPERTS_FIRST:
+        raise RefusedError(
+            f"llama.cpp {setup.version_name} has no -sm tensor: it came with b{Rules.EXPERTS_FIRST.value}"
+        )
+    check_sliced(model)
+    if load.flash_attention is False:
+        raise RefusedError("llama.cpp: -sm tensor requires flash attention (-fa on)")
+    quantised = any(one is not None and one.is_quantized for one in (load.cache_k, load.cache_v))
+    if quantised and setup.rules < Rules.SLICED_QUANTISED:
+        raise RefusedError(
+            f"llama.cpp {setup.version_name}: -sm tensor with a quantised cache came with "
+            f"b{Rules.SLICED_QUANTISED.value}"
+        )
+    if any(one.buffer != "CPU" for one in setup.overrides):
+        raise RefusedError(
+            "llama.cpp: with -sm tensor every device holds a slice of every tensor; "
+            "--override-tensor can only move one to the CPU"
+        )
 
 
 def _check_numbers(load: Load) -> None:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from edgekit.engine.llamacpp.context import pad
-from edgekit.engine.llamacpp.types import LlamaCppSetup
+from edgekit.engine.llamacpp.patterns import searcher
+from edgekit.engine.llamacpp.slices import Slicer
+from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup, Override, SplitMode
 from edgekit.engine.types import Model
 from edgekit.errors import UsageError
 from edgekit.header.types import Tensor
@@ -88,6 +90,14 @@ LOADED_ALWAYS = {
     "step35": (9480, _IF_RUN),
 }
 
+# What llama.cpp calls the buffers of a backend's devices: CUDA0, or ROCm0 where it is built for AMD.
+BUFFER_NAMES = {
+    Backend.CPU: (),
+    Backend.CUDA: ("CUDA", "ROCm"),
+    Backend.METAL: ("MTL",),
+    Backend.VULKAN: ("Vulkan",),
+}
+
 _BLOCK = re.compile(r"(?:^|\.)blk\.(\d+)\.")
 _EXPERTS = re.compile(r"\.ffn_(up|down|gate|gate_up)_(ch|)exps")  # arg.cpp: --cpu-moe
 
@@ -102,9 +112,35 @@ class Placement:
     offload_kqv: bool = True
     host_expert_blocks: int = 0  # experts of the first so many blocks are on the host
     host_scans: bool = False  # ssm_a stays on the host: the device has no kernel for its scan
+    moved: Mapping[str, Pool] = field(default_factory=dict)  # single tensors, by their names: -ot
+    overridden: bool = False  # -ot was given, whether it moves anything or not
+    slicer: Slicer | None = None  # -sm tensor: what is on device 0 is shared by all of them
+    rows: Slicer | None = None  # -sm row: matrices on devices are shared by all of them
+    pipelined: bool = True  # -sm layer: devices may work on several micro-batches in turn
 
     def cache_pool(self, block: int) -> Pool:
         return self.blocks[block] if self.offload_kqv else HOST
+
+    @property
+    def ranks(self) -> int:
+        """Devices that hold a slice each of what is on device 0."""
+        return 1 if self.slicer is None else self.slicer.devices
+
+    @property
+    def together(self) -> bool:
+        """Everything is on devices: nothing but the token embedding was left on the host, or moved."""
+        whole = self.output is not HOST and HOST not in self.blocks
+        moved = self.overridden or self.host_expert_blocks
+        return whole and self.offload_kqv and not moved
+
+    @property
+    def used(self) -> frozenset[Pool]:
+        """Devices that hold a block, the output or a tensor that was moved there."""
+        found = {*self.blocks, self.output, *self.moved.values()}
+        shared = self.slicer or self.rows
+        if shared and any(pool.kind is PoolKind.DEVICE for pool in found):
+            found |= {Pool(PoolKind.DEVICE, i) for i in range(shared.devices)}
+        return frozenset(pool for pool in found if pool.kind is PoolKind.DEVICE)
 
     @property
     def pools(self) -> tuple[Pool, ...]:
@@ -113,7 +149,7 @@ class Placement:
 
 
 def place(model: Model, setup: LlamaCppSetup) -> Placement:
-    """Raises UsageError for a split that names no device."""
+    """Raises UsageError for a split that names no device, and for an override to a device that there is not."""
     layers, loops = len(model.geometry.layers), model.geometry.loops
     blocks = layers + model.geometry.mtp_layers
     pools = tuple(_block_pools(blocks, setup))
@@ -124,7 +160,60 @@ def place(model: Model, setup: LlamaCppSetup) -> Placement:
         offload_kqv=setup.offload_kqv,
         host_expert_blocks=blocks if setup.cpu_moe else min(setup.n_cpu_moe, blocks),
         host_scans=not _can_scan(model),
+        moved=_moved(model, setup),
+        overridden=bool(setup.overrides),
+        slicer=_slicer(model, setup) if setup.split_mode is SplitMode.TENSOR else None,
+        rows=_slicer(model, setup) if setup.split_mode is SplitMode.ROW else None,
+        pipelined=setup.split_mode is SplitMode.LAYER,
     )
+
+
+def _slicer(model: Model, setup: LlamaCppSetup) -> Slicer | None:
+    if not setup.has_device:
+        return None
+    shares = setup.tensor_split
+    if setup.split_mode is SplitMode.ROW and not shares:  # by all of their memory, in truth
+        shares = tuple(float(one.free_bytes or 1) for one in setup.devices)
+    return Slicer(model, len(setup.devices), shares)
+
+
+def buffer_pools(setup: LlamaCppSetup) -> dict[str, Pool]:
+    """The buffer types that -ot may name (arg.cpp: parse_tensor_buffer_overrides), and where they are."""
+    found = {"CPU": HOST}
+    place = 0
+    for i, device in enumerate(setup.devices if setup.has_device else ()):
+        pool = Pool(PoolKind.DEVICE, i)
+        if device.rpc:
+            found[device.rpc] = pool
+            continue
+        number = place if device.number is None else device.number
+        found |= {f"{name}{number}": pool for name in BUFFER_NAMES[setup.backend]}
+        place += 1
+    return found
+
+
+def _moved(model: Model, setup: LlamaCppSetup) -> dict[str, Pool]:
+    """The tensors that -ot places, by the first entry that matches."""
+    known = buffer_pools(setup)
+    for one in setup.overrides:
+        if one.buffer not in known:
+            shown = [name for name in known if not name.startswith("ROCm")]
+            raise UsageError(
+                f"--override-tensor: {one.buffer[:60]!r} is not a buffer type here; "
+                f"there is {', '.join(shown)}"
+            )
+    names = model.keep(("overrides", setup.overrides), lambda: _matches(model, setup.overrides))
+    return {name: known[buffer] for name, buffer in names.items()}
+
+
+def _matches(model: Model, overrides: tuple[Override, ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for tensor in model.header.tensors or () if overrides else ():
+        for one in overrides:
+            if searcher(one.pattern)(tensor.name):
+                found[tensor.name] = one.buffer
+                break
+    return found
 
 
 def _can_scan(model: Model) -> bool:
@@ -153,7 +242,7 @@ def _block_pools(blocks: int, setup: LlamaCppSetup) -> Iterator[Pool]:
         return
     start = max(blocks + 1 - setup.n_gpu_layers, 0)
     offloaded = min(setup.n_gpu_layers, blocks + 1)
-    ends = _split_ends(setup)
+    ends = [1.0] if setup.split_mode is SplitMode.TENSOR else _split_ends(setup)
     for index in range(blocks + 1):
         if index < start:
             yield HOST
@@ -163,7 +252,10 @@ def _block_pools(blocks: int, setup: LlamaCppSetup) -> Iterator[Pool]:
 
 def _split_ends(setup: LlamaCppSetup) -> list[float]:
     """Where each device's share ends, of 1. Without a split asked for: by free memory."""
-    shares = setup.tensor_split or tuple(float(one.free_bytes or 1) for one in setup.devices)
+    free = tuple(float(one.free_bytes or 1) for one in setup.devices)
+    shares = setup.tensor_split[: len(free)] or free
+    if setup.split_mode is SplitMode.NONE:
+        shares = free
     if any(share < 0 for share in shares) or not sum(shares):
         raise UsageError(f"a tensor split needs positive shares (got {shares})")
     total = sum(shares)
@@ -217,7 +309,22 @@ def placed_tensors(model: Model, placement: Placement, setup: LlamaCppSetup) -> 
             pools = _pools(tensor.name, block, placement, model.geometry.architecture)
             found.extend(Placed(tensor=tensor, pool=pool, block=block) for pool in pools)
     found.extend(_tied_head(model, placement))
-    return tuple(found)
+    if placement.slicer is None and placement.rows is None:
+        return tuple(found)
+    return tuple(part for one in found for part in _divided(one, placement))
+
+
+def _divided(one: Placed, placement: Placement) -> Iterator[Placed]:
+    """What each device holds of a tensor that is on the devices."""
+    parts: list[Tensor] = []
+    if one.pool.kind is PoolKind.DEVICE and placement.slicer is not None:
+        parts = placement.slicer.weights(one.tensor, one.block)
+    elif one.pool.kind is PoolKind.DEVICE and placement.rows is not None:
+        parts = placement.rows.rows(one.tensor)
+    if not parts:
+        yield one
+    for i, tensor in enumerate(parts):
+        yield replace(one, tensor=tensor, pool=Pool(PoolKind.DEVICE, i))
 
 
 @dataclass(slots=True)
@@ -236,6 +343,8 @@ def placed_sums(
     model: Model, placement: Placement, setup: LlamaCppSetup
 ) -> dict[tuple[int | None, Pool], tuple[int, int]]:
     """Block and pool -> the bytes and the number of the tensors that `placed_tensors` puts there."""
+    if placement.overridden or placement.slicer or placement.rows:
+        return sums_of(placed_tensors(model, placement, setup))
     architecture = model.geometry.architecture
     loaded_too = loads_prediction(model, setup)
     blocks = len(placement.blocks) - (0 if loaded_too else model.geometry.mtp_layers)
@@ -256,6 +365,15 @@ def placed_sums(
             add(block, pool, size_bytes, one.count)
     for head in _tied_head(model, placement):
         add(head.block, head.pool, head.size_bytes, 1)
+    return sums
+
+
+def sums_of(placed: Iterable[Placed]) -> dict[tuple[int | None, Pool], tuple[int, int]]:
+    """Block and pool -> bytes and number."""
+    sums: dict[tuple[int | None, Pool], tuple[int, int]] = {}
+    for one in placed:
+        size, count = sums.get((one.block, one.pool), (0, 0))
+        sums[one.block, one.pool] = (size + one.size_bytes, count + 1)
     return sums
 
 
@@ -289,6 +407,8 @@ def pools_of(name: str, placement: Placement, architecture: str) -> tuple[Pool, 
 def _pools(
     name: str, block: int | None, placement: Placement, architecture: str
 ) -> tuple[Pool, ...]:
+    if name in placement.moved:
+        return (placement.moved[name],)
     if block is not None:
         on_host = block < placement.host_expert_blocks and _EXPERTS.search(name)
         unscanned = placement.host_scans and name.endswith(".ssm_a")
@@ -308,11 +428,20 @@ def _tied_head(model: Model, placement: Placement) -> Iterator[Placed]:
     names = model.keep("tensor names", lambda: _names(model))
     embedding = names.get(EMBEDDING)
     if embedding is None and architecture in HEAD_AS_EMBEDDING and HEAD in names:
-        yield Placed(tensor=names[HEAD], pool=placement.output, block=None)
+        yield Placed(
+            tensor=names[HEAD], pool=placement.moved.get(HEAD, placement.output), block=None
+        )
     if embedding is None or HEAD in names or architecture in WITHOUT_HEAD:
         return
-    if placement.output is not HOST or architecture in HEAD_MADE_FIRST:
-        yield Placed(tensor=embedding, pool=placement.output, block=None)
+    first = placement.moved.get(EMBEDDING, HOST)
+    again = tied_pool(placement)
+    if again != first or architecture in HEAD_MADE_FIRST:
+        yield Placed(tensor=embedding, pool=again, block=None)
+
+
+def tied_pool(placement: Placement) -> Pool:
+    """Where a head made of the token embedding is: it is matched by the name of that."""
+    return placement.moved.get(EMBEDDING, placement.output)
 
 
 def _names(model: Model) -> dict[str, Tensor]:

@@ -34,6 +34,7 @@ FIRST_DECODE_OTHER_MIB = 187  # experts or recurrences: 178 to 219 were seen
 FIRST_DECODE_SCORES_MIB = 190
 # Metal and Vulkan were not measured: pipelines and command buffers, as reported by users.
 OTHER_CONTEXT_BYTES = 256 * MIB
+EXCHANGE_BYTES = 192 * MIB  # of NCCL on each card, as users report for two
 # A vocabulary twice as large, another build of the libraries: what was measured with one model, held for another.
 OVERHEAD_WITHIN = 0.5
 # What llama-server saves is limited by the bytes of cells and states; their positions and tokens come on top.
@@ -43,13 +44,13 @@ SAVED_WITHIN = 0.05
 def runtime_lines(
     model: Model, context: Context, placement: Placement, setup: LlamaCppSetup
 ) -> Iterator[MemoryLine]:
-    devices = {
-        pool for pool in (*placement.blocks, placement.output) if pool.kind is PoolKind.DEVICE
-    }
+    devices = set(placement.used)
     if setup.has_device and not devices:
         devices = {Pool(PoolKind.DEVICE)}  # the driver is woken even for no layers
     for pool in sorted(devices, key=lambda one: one.index):
         yield from _device_lines(model, context, pool, setup)
+        if placement.ranks > 1:
+            yield _line(pool, *_exchange(model, context, placement.ranks))
     if setup.overhead is not None:
         yield _line(HOST, setup.overhead.size_bytes, setup.overhead.because, OVERHEAD_WITHIN)
 
@@ -72,6 +73,14 @@ def _device_lines(
     else:
         told = f"{setup.backend.value} context: pipelines and command buffers, not measured"
         yield _line(pool, OTHER_CONTEXT_BYTES, told, 1.0)
+
+
+def _exchange(model: Model, context: Context, devices: int) -> tuple[int, str, float]:
+    """-sm tensor: the devices add up what each has made (ggml-backend-meta.cpp: max_tmp_size)."""
+    used = max((one.experts.used for one in model.geometry.layers if one.experts), default=1)
+    steps = (devices - 1).bit_length()
+    sums = steps * used * context.n_tokens * model.geometry.hidden * 4
+    return EXCHANGE_BYTES + sums, "buffers to add up partial sums (NCCL), not measured", 1.0
 
 
 def _first_decode(model: Model, context: Context) -> tuple[int, str, float]:

@@ -25,6 +25,15 @@ class Backend(enum.Enum):
     VULKAN = "vulkan"
 
 
+class SplitMode(enum.Enum):
+    """How a model is divided among several devices: -sm."""
+
+    NONE = "none"  # one device holds all of it (--main-gpu)
+    LAYER = "layer"
+    ROW = "row"  # rows of matrices; llama.cpp had it on CUDA until July 2026
+    TENSOR = "tensor"  # slices of matrices and caches: every device works on every layer
+
+
 class Cpu(enum.Enum):
     """What a build that is made for its own CPU is made for."""
 
@@ -37,10 +46,12 @@ ALL_LAYERS = 1_000_000  # beyond the blocks of any header
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A GPU as far as placement cares."""
+    """A GPU, or a device of an RPC server, as far as placement cares."""
 
     free_bytes: int | None = None  # layers are split by it where no split is asked for
     max_buffer_bytes: int | None = None  # Metal: a longer span of the file is mapped in pieces
+    rpc: str = ""  # of an RPC server: llama.cpp's name for its buffers, "RPC0[10.0.0.5:50052]"
+    number: int | None = None  # of a GPU, where it is not its place among those listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +63,14 @@ class Overhead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Override:
+    """One entry of -ot: tensors whose name the pattern is found in go to that buffer type."""
+
+    pattern: str
+    buffer: str  # "CPU", "CUDA0", "RPC0[10.0.0.5:50052]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaCppSetup:
     mode: Mode = Mode.LIBRARY
     backend: Backend = Backend.CPU
@@ -60,6 +79,9 @@ class LlamaCppSetup:
     cpu_moe: bool = False  # those of all blocks do
     devices: tuple[Device, ...] = (Device(),)
     tensor_split: tuple[float, ...] = ()
+    split_mode: SplitMode = SplitMode.LAYER
+    main_gpu: int = 0  # the only device with SplitMode.NONE
+    overrides: tuple[Override, ...] = ()  # the first that matches decides, before n_cpu_moe
     offload_kqv: bool = True
     use_mmap: bool = True
     repack: bool = False  # the build keeps copies of weights on the host, rearranged for the CPU

@@ -30,8 +30,11 @@ class Rules(enum.IntEnum):
     EXPERTS_FIRST = 8738  # llama-graph.cpp @ d6f3030: experts are added up before a shared one runs
     ROTATION_OF_VIEWS = 9027  # llama-graph.cpp @ fa59546: fused matrices do not abort with q8_0
     F16_MASK = 9410  # llama-graph.cpp @ 031ddb2: flash attention has an f16 mask from the start
+    SLICED_QUANTISED = 9455  # llama-context.cpp @ 8e6fff8: -sm tensor with quantised caches
     ROW_PER_SEQUENCE = 9460  # server-context.cpp @ de6f727: not a row of logits for every token
+    WITHOUT_ROWS = 9890  # ggml-cuda.cu @ 74976e1: no -sm row
     ROPE_OFFSET = 10568  # minicpm3.cpp, deepseek2.cpp @ 873e5d8: queries are not cut to be rotated
+    RPC_PIPELINED = 10587  # ggml-rpc.cpp: devices of servers work on several micro-batches in turn
     FLAT_MAMBA2 = 10809  # mamba-base.cpp: all sequences are projected as one matrix
     V0_5 = 11064  # 0c1e570: its allocations are recorded
     V0_6 = 11065  # tokens and embeddings may share a batch; states are read all at once

@@ -15,6 +15,8 @@ from edgekit.engine.llamacpp.placement import (
     Placement,
     placed_sums,
     placed_tensors,
+    sums_of,
+    tied_pool,
 )
 from edgekit.engine.llamacpp.types import Cpu, LlamaCppSetup
 from edgekit.engine.types import Model
@@ -49,9 +51,9 @@ def _lines(model: Model, placement: Placement, setup: LlamaCppSetup) -> tuple[Me
     placed = placed_tensors(model, placement, setup)
     repacked = tuple(_repacked(model, placement, placed, setup)) if setup.repack else ()
     if not maps_spans(setup):
-        return (*_by_block(placed), *repacked)
+        return (*_block_lines(sums_of(placed)), *repacked)
     own, between = mapped(placed, model.header.tensors or (), setup)
-    return (*_by_block(own), *between, *repacked)
+    return (*_block_lines(sums_of(own)), *between, *repacked)
 
 
 def repacked_bytes(model: Model, placement: Placement, setup: LlamaCppSetup) -> int:
@@ -63,14 +65,6 @@ def repacked_bytes(model: Model, placement: Placement, setup: LlamaCppSetup) -> 
 def _repacked_bytes(model: Model, placement: Placement, setup: LlamaCppSetup) -> int:
     placed = placed_tensors(model, placement, setup)
     return sum(line.size_bytes for line in _repacked(model, placement, placed, setup))
-
-
-def _by_block(placed: Sequence[Placed]) -> Iterator[MemoryLine]:
-    sums: dict[tuple[int | None, Pool], tuple[int, int]] = {}
-    for one in placed:
-        size, count = sums.get((one.block, one.pool), (0, 0))
-        sums[one.block, one.pool] = (size + one.size_bytes, count + 1)
-    return _block_lines(sums)
 
 
 def _block_lines(sums: Mapping[tuple[int | None, Pool], tuple[int, int]]) -> Iterator[MemoryLine]:
@@ -119,9 +113,7 @@ def _repacked(
     names = {one.tensor.name: one for one in placed}
     tied = names.get(EMBEDDING)
     has_tied_head = HEAD not in names and model.geometry.architecture not in WITHOUT_HEAD
-    on_host = (
-        placement.output == HOST
-    )  # the embedding is always on the host, its copy as the head need not be
+    on_host = tied_pool(placement) == HOST  # the embedding may be there, and its copy elsewhere
     if tied is not None and tied.tensor.type.name in types and has_tied_head and on_host:
         yield MemoryLine(
             component=Component.WEIGHTS,

@@ -72,7 +72,7 @@ def model_of(name: str) -> Model:
 def asked(model: Model, load: dict[str, Any], setup: LlamaCppSetup) -> tuple[Context, Any]:
     context = resolve(model, Load(**load), setup)
     placement = model.keep(("placement", setup), lambda: place(model, setup))
-    return context, spread(context, placement, len(setup.devices))
+    return context, spread(context, placement, setup.devices)
 
 
 def by_the_book(model: Model, context: Context, target: Any) -> tuple[int, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Hashable
 
@@ -15,6 +17,7 @@ from edgekit.engine.llamacpp.placement import (
     SHARED_TENSORS,
     WITHOUT_HEAD,
     Placement,
+    block_number,
     pools_of,
 )
 from edgekit.engine.llamacpp.schedule import cuda
@@ -22,12 +25,15 @@ from edgekit.engine.llamacpp.schedule.assign import assign
 from edgekit.engine.llamacpp.schedule.fusion import Uses, optimized
 from edgekit.engine.llamacpp.schedule.split import split
 from edgekit.engine.llamacpp.schedule.types import COPIES, Backend, Machine
-from edgekit.engine.llamacpp.types import Context
+from edgekit.engine.llamacpp.types import Context, Device
+from edgekit.engine.llamacpp.versions import Rules
 from edgekit.memory.types import HOST, Pool, PoolKind
 
 EMBEDDING = "token_embd.weight"
 HEAD = "output.weight"
 HOST_KEY = -1
+_NUMBER = re.compile(r"(?<=blk\.)\d+")
+Optimize = Callable[[list[Tensor]], tuple[list[Tensor], dict[Tensor, list[Tensor]]]]
 SEPARATED = frozenset({"MUL_MAT", "ROPE"})  # ops that read what lies in several places
 
 
@@ -36,23 +42,31 @@ def pools(devices: int) -> tuple[Pool, ...]:
     return (*(Pool(PoolKind.DEVICE, i) for i in range(devices)), HOST)
 
 
-def spread(context: Context, placement: Placement, devices: int) -> Target:
-    """The target for a placement on so many devices and the host.
+def spread(context: Context, placement: Placement, devices: tuple[Device, ...]) -> Target:
+    """The target for a placement on these devices and the host. Devices that share every tensor are one.
 
     As llama.cpp's own dry run (llama-fit-params) has it. A real load keeps the norm of a layer that begins another
     device with that layer, which saves a copy of the hidden state there.
     """
     values = load_values(context)
-    full = placement.output is not HOST and HOST not in placement.blocks
     batches = tuple(
         min(number, cuda.OFFLOAD_BATCH)
         for number in (values["T"], values["S"], values["N"], context.n_tokens)
     )
-    piped = devices > 1 and full and placement.offload_kqv and not placement.host_expert_blocks
+    kinds = (_Kind.SLICED,) if placement.ranks > 1 else tuple(map(_kind, devices))
+    waits = _Kind.RPC in kinds and context.rules < Rules.RPC_PIPELINED
+    piped = len(kinds) > 1 and placement.together and placement.pipelined and not waits
     return Target(
-        key=("spread", placement, devices, batches),
-        outside=(placement.output, placement.offload_kqv, devices, piped, batches),
-        place=_placer(values, placement, devices, piped=piped),
+        key=("spread", placement, kinds, batches),
+        outside=(
+            placement.output,
+            placement.offload_kqv,
+            _moved(placement, None),
+            kinds,
+            piped,
+            batches,
+        ),
+        place=_placer(values, placement, kinds, piped=piped),
         layer_key=lambda hparams, il: _layer_key(hparams, il, placement),
     )
 
@@ -63,29 +77,53 @@ def _layer_key(hparams: Hparams, il: int, placement: Placement) -> Hashable:
     looped = il if hparams.n_block < hparams.n_layer else None
     pool = placement.blocks[block]
     device = HOST_KEY if pool is HOST else pool.index
-    return device, block < placement.host_expert_blocks, looped
+    return device, block < placement.host_expert_blocks, _moved(placement, block), looped
+
+
+def _moved(placement: Placement, block: int | None) -> Hashable:
+    """Of one block, or of none, what -ot places, by names without the block's number."""
+    found = ((name, pool) for name, pool in placement.moved.items() if block_number(name) == block)
+    return frozenset((_NUMBER.sub("", name), pool) for name, pool in found)
+
+
+class _Kind(enum.Enum):
+    """What the scheduler sees of a device."""
+
+    GPU = enum.auto()
+    RPC = enum.auto()  # runs every op, and none whose weights are on the host
+    SLICED = enum.auto()  # several GPUs as one: as a GPU, but for weights on the host
+
+
+def _kind(device: Device) -> _Kind:
+    return _Kind.RPC if device.rpc else _Kind.GPU
+
+
+def _backend(pool: Pool, kind: _Kind, values: Values, optimize: Optimize) -> Backend:
+    buffer = cuda.buffer(f"CUDA{pool.index}")
+    match kind:
+        case _Kind.RPC:
+            return Backend(pool=pool, buffer=buffer)
+        case _Kind.SLICED:
+            return Backend(pool=pool, buffer=buffer, supports=cuda.supports)
+    wants = cuda.wants(values)
+    return Backend(pool=pool, buffer=buffer, supports=cuda.supports, wants=wants, optimize=optimize)
 
 
 def _placer(
-    values: Values, placement: Placement, devices: int, *, piped: bool
+    values: Values, placement: Placement, kinds: tuple[_Kind, ...], *, piped: bool
 ) -> Callable[[Build], Placed]:
-    order = {pool: i for i, pool in enumerate(pools(devices))}
+    order = {pool: i for i, pool in enumerate(pools(len(kinds)))}
 
     def place(build: Build) -> Placed:
         _separate(build, placement)
         uses = Uses(build.graph.nodes)
+
+        def optimize(nodes: list[Tensor]) -> tuple[list[Tensor], dict[Tensor, list[Tensor]]]:
+            return optimized(nodes, uses, build.options.rules)
+
+        devices = zip(order, kinds, strict=False)
         backends = (
-            *(
-                Backend(
-                    pool=pool,
-                    buffer=cuda.buffer(f"CUDA{pool.index}"),
-                    supports=cuda.supports,
-                    wants=cuda.wants(values),
-                    optimize=lambda nodes: optimized(nodes, uses, build.options.rules),
-                )
-                for pool in order
-                if pool is not HOST
-            ),
+            *(_backend(pool, kind, values, optimize) for pool, kind in devices),
             Backend(pool=HOST, buffer=CPU),
         )
         homes = {
@@ -103,7 +141,7 @@ def _home(tensor: Tensor, placement: Placement, hparams: Hparams) -> Pool:
     if tensor.home is Home.CACHE:
         return placement.cache_pool(int(tensor.name.rsplit("_l", 1)[1]) % hparams.n_block)
     name, _, pool = tensor.name.partition("@")
-    if pool:
+    if pool and name not in placement.moved:
         return placement.pools[int(pool)]
     return pools_of(name, placement, hparams.arch)[0]
 
@@ -111,7 +149,8 @@ def _home(tensor: Tensor, placement: Placement, hparams: Hparams) -> Pool:
 def _separate(build: Build, placement: Placement) -> None:
     """What is one tensor in the file and several in memory becomes several: a tied head, factors of every block."""
     copies: dict[str, Tensor] = {}
-    tied = build.hparams.arch not in WITHOUT_HEAD  # those read the embedding where it is
+    # without a head of their own, and where -ot places the embedding, it is read where it is
+    tied = build.hparams.arch not in WITHOUT_HEAD and EMBEDDING not in placement.moved
     several = {leaf for leaf in build.graph.leafs if _is_several(leaf, tied=tied)}
     layers = [il % build.hparams.n_block for il in build.facts]
     marks = [mark.nodes for mark in build.graph.marks]

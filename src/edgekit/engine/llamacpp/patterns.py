@@ -1,0 +1,268 @@
+"""Patterns of -ot: the ECMAScript grammar of std::regex, searched in a tensor's name in bounded time.
+
+A node of a pattern takes all positions where it may begin to all where it may end, so that nothing is tried twice.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable
+from functools import lru_cache, partial, reduce
+from operator import or_
+
+from edgekit.errors import UsageError
+
+LONGEST_PATTERN = 1000  # characters
+DEEPEST_PATTERN = 50  # groups inside each other
+MOST_TIMES = 1000  # as in x{1000}: names are shorter than that
+MOST_REPEATS = 12  # *, +, ?, {n} in one pattern: people write three
+LONGEST_NAME = 64  # ggml.h: GGML_MAX_NAME; longer names are not loaded
+
+Node = Callable[[str, int], int]  # a name, positions as the bits of a number -> positions
+
+_WORD = frozenset(string.ascii_letters + string.digits + "_")
+_SETS = {"d": frozenset(string.digits), "w": _WORD, "s": frozenset(string.whitespace)}
+_CONTROL = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v", "0": "\0"}
+_POSIX = {
+    "alnum": string.ascii_letters + string.digits,
+    "alpha": string.ascii_letters,
+    "digit": string.digits,
+    "lower": string.ascii_lowercase,
+    "punct": string.punctuation,
+    "space": string.whitespace,
+    "upper": string.ascii_uppercase,
+    "xdigit": string.hexdigits,
+}
+
+
+@lru_cache(maxsize=256)
+def searcher(pattern: str) -> Callable[[str], bool]:
+    """Whether the pattern is found anywhere in a name. Raises UsageError for what std::regex would not take."""
+    if len(pattern) > LONGEST_PATTERN:
+        raise UsageError(f"a pattern may have {LONGEST_PATTERN} characters, not {len(pattern)}")
+    node = _Parser(pattern).whole()
+
+    def found(name: str) -> bool:
+        if len(name) >= LONGEST_NAME:
+            return False
+        return bool(node(name, (2 << len(name)) - 1))
+
+    return found
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
+        self.depth = 0
+        self.repeats = 0
+
+    def whole(self) -> Node:
+        node = self.choice()
+        if self.at < len(self.text):
+            raise self.error("has a ) without a (")
+        return node
+
+    def error(self, told: str) -> UsageError:
+        return UsageError(f"the pattern {self.text[:60]!r} {told}")
+
+    def take(self, words: str) -> bool:
+        if self.text.startswith(words, self.at):
+            self.at += len(words)
+            return True
+        return False
+
+    def next(self, told: str) -> str:
+        if self.at >= len(self.text):
+            raise self.error(told)
+        self.at += 1
+        return self.text[self.at - 1]
+
+    def choice(self) -> Node:
+        ways = [self.sequence()]
+        while self.take("|"):
+            ways.append(self.sequence())
+        return ways[0] if len(ways) == 1 else _any_of(ways)
+
+    def sequence(self) -> Node:
+        nodes: list[Node] = []
+        while self.at < len(self.text) and self.text[self.at] not in "|)":
+            node, may_repeat = self.atom()
+            nodes.append(self.repeated(node, may_repeat=may_repeat))
+        return _in_turn(nodes)
+
+    def atom(self) -> tuple[Node, bool]:
+        """And whether it may be repeated."""
+        one = self.next("")
+        match one:
+            case "^":
+                return _at(lambda _text, i: i == 0), False
+            case "$":
+                return _at(lambda text, i: i == len(text)), False
+            case ".":
+                return _character(lambda c: c not in "\n\r"), True
+            case "(":
+                return self.group()
+            case "[":
+                return self.bracket(), True
+            case "\\":
+                return self.escape()
+            case "*" | "+" | "?" | "{":
+                raise self.error(f"has a {one} with nothing to repeat")
+        return _character(one.__eq__), True
+
+    def group(self) -> tuple[Node, bool]:
+        looks = self.take("?!")
+        if not looks and not self.take("?:") and self.text.startswith("?", self.at):
+            raise self.error("has a kind of group that llama.cpp does not know")
+        self.depth += 1
+        if self.depth > DEEPEST_PATTERN:
+            raise self.error(f"has more than {DEEPEST_PATTERN} groups inside each other")
+        node = self.choice()
+        self.depth -= 1
+        if not self.take(")"):
+            raise self.error("has a ( without a )")
+        if looks:
+            return _at(lambda text, i: not node(text, 1 << i)), False
+        return node, True
+
+    def escape(self) -> tuple[Node, bool]:
+        one = self.next("ends with a \\")
+        if one in "bB":
+            return _at(lambda text, i: _is_edge(text, i) == (one == "b")), False
+        if one.isdigit() and one != "0":
+            raise self.error(f"refers back to group {one}, which EdgeKit does not match")
+        return _character(self.class_of(one)), True
+
+    def class_of(self, one: str) -> Callable[[str], bool]:
+        if one.lower() in _SETS:
+            known = _SETS[one.lower()]
+            return (lambda c: c not in known) if one.isupper() else known.__contains__
+        if one in _CONTROL:
+            return _CONTROL[one].__eq__
+        if one in "cux":
+            raise self.error(f"has \\{one}: write the character itself")
+        return one.__eq__
+
+    def bracket(self) -> Node:
+        outside = self.take("^")
+        kinds: list[Callable[[str], bool]] = []
+        unclosed = "has a [ without a ]"
+        while not self.take("]"):
+            if self.take("[:"):
+                kinds.append(self.posix())
+                continue
+            if self.text.startswith(("[.", "[="), self.at):
+                raise self.error("has a [. or [= inside brackets")
+            one = self.next(unclosed)
+            if one == "\\":
+                escaped = self.next(unclosed)
+                if escaped.lower() in _SETS:
+                    kinds.append(self.class_of(escaped))
+                    continue
+                if escaped == "B":
+                    raise self.error("has \\B inside brackets")
+                one = "\b" if escaped == "b" else _CONTROL.get(escaped, escaped)
+            last = one
+            if self.text.startswith("-", self.at) and not self.text.startswith("-]", self.at):
+                self.at += 1
+                last = self.next(unclosed)
+                last = self.next(unclosed) if last == "\\" else last
+                if last < one:
+                    raise self.error(f"has the range {one}-{last}, which is empty")
+            kinds.append(partial(_is_between, one, last))
+        return _character(lambda c: any(kind(c) for kind in kinds) != outside)
+
+    def posix(self) -> Callable[[str], bool]:
+        end = self.text.find(":]", self.at)
+        name = self.text[self.at : end] if end >= 0 else ""
+        if name not in _POSIX:
+            raise self.error(f"has [:{name[:20]}:], which is not a class of characters")
+        self.at = end + 2
+        return _POSIX[name].__contains__
+
+    def repeated(self, node: Node, *, may_repeat: bool) -> Node:
+        while (counts := self.counts()) is not None:
+            self.repeats += 1
+            if self.repeats > MOST_REPEATS:
+                raise self.error(f"has more than {MOST_REPEATS} repeats (*, +, ?, {{n}})")
+            if not may_repeat:
+                raise self.error("repeats a place, such as ^ or \\b")
+            self.take("?")  # as few as possible: changes where it is found, not whether
+            node = _times(node, *counts)
+        return node
+
+    def counts(self) -> tuple[int, int | None] | None:
+        for word, counts in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
+            if self.take(word):
+                return counts
+        if not self.take("{"):
+            return None
+        end = self.text.find("}", self.at)
+        few, comma, many = self.text[self.at : max(end, 0)].partition(",")
+        if not few.isdecimal() or (many and not many.isdecimal()):
+            raise self.error("has a { that is not a number of repeats")
+        self.at = end + 1
+        least = int(few[:6])
+        most = (int(many[:6]) if many else None) if comma else least
+        if max(least, most or 0) > MOST_TIMES or (most is not None and most < least):
+            raise self.error(f"repeats {few}{comma}{many} times: 0 to {MOST_TIMES}, rising")
+        return least, most
+
+
+def _is_between(first: str, last: str, one: str) -> bool:
+    return first <= one <= last
+
+
+def _character(fits: Callable[[str], bool]) -> Node:
+    return lambda name, starts: (starts & _where(name, fits)) << 1
+
+
+def _at(holds: Callable[[str, int], bool]) -> Node:
+    def ends(name: str, starts: int) -> int:
+        return starts & sum(1 << i for i in range(len(name) + 1) if holds(name, i))
+
+    return ends
+
+
+def _where(name: str, fits: Callable[[str], bool]) -> int:
+    return sum(1 << i for i, one in enumerate(name) if fits(one))
+
+
+def _is_edge(text: str, i: int) -> bool:
+    before, after = i > 0 and text[i - 1] in _WORD, i < len(text) and text[i] in _WORD
+    return before != after
+
+
+def _in_turn(nodes: list[Node]) -> Node:
+    def ends(name: str, starts: int) -> int:
+        for node in nodes:
+            if not starts:
+                break
+            starts = node(name, starts)
+        return starts
+
+    return ends
+
+
+def _any_of(nodes: list[Node]) -> Node:
+    return lambda name, starts: reduce(or_, (node(name, starts) for node in nodes))
+
+
+def _times(node: Node, least: int, most: int | None) -> Node:
+    """After as many rounds as the name is long nothing changes any more."""
+
+    def ends(name: str, starts: int) -> int:
+        for _ in range(min(least, len(name) + 1)):
+            before, starts = starts, node(name, starts)
+            if starts == before:
+                break
+        found = new = starts
+        for _ in range(len(name) + 1 if most is None else min(most - least, len(name) + 1)):
+            if not new:
+                break
+            new = node(name, new) & ~found
+            found |= new
+        return found
+
+    return ends

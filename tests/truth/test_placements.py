@@ -1,0 +1,92 @@
+"""-ot, -sm and --rpc against what llama.cpp b11549 reserved on two RPC servers, each with a CPU behind it.
+
+Recorded by its dry run; -sm tensor by real loads, for its dry run counts whole tensors. A CPU aligns to 32 bytes and
+pads no rows, where a card aligns to 128 and pads quantised rows to 512 elements: that is the difference allowed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.recorded import engine_models, rows
+
+from edgekit.engine import llamacpp
+from edgekit.engine.llamacpp.types import (
+    ALL_LAYERS,
+    Backend,
+    Device,
+    LlamaCppSetup,
+    Override,
+    SplitMode,
+)
+from edgekit.engine.llamacpp.versions import read_version
+from edgekit.memory.types import HOST, Component, Load, MemoryEstimate, Pool, PoolKind
+
+ROWS = list(rows("placements_06.jsonl.gz"))
+COLUMNS = {
+    Component.WEIGHTS: 0,
+    Component.KV_CACHE: 1,
+    Component.SLIDING_KV_CACHE: 1,
+    Component.STATE: 1,
+    Component.COMPUTE: 2,
+}
+PADDING = 1.0005
+
+
+def setup_of(options: dict[str, Any]) -> LlamaCppSetup:
+    servers = tuple(Device(rpc=f"RPC{i}") for i in range(options["servers"]))
+    mode = SplitMode(options.get("sm", "layer"))
+    chosen = options.get("mg", 0)
+    words = (entry.split("=") for entry in options.get("ot", "").split(",") if entry)
+    return LlamaCppSetup(
+        backend=Backend.CUDA,
+        devices=servers[chosen : chosen + 1] if mode is SplitMode.NONE else servers,
+        n_gpu_layers=options.get("ngl", ALL_LAYERS),
+        tensor_split=tuple(float(one) for one in options.get("ts", "").split(",") if one),
+        split_mode=mode,
+        main_gpu=chosen,
+        overrides=tuple(Override(pattern=pattern, buffer=buffer) for pattern, buffer in words),
+        use_mmap=False,
+        **read_version("0.6")._asdict(),
+    )
+
+
+def load_of(options: dict[str, Any]) -> Load:
+    return Load(
+        context_tokens=options.get("n_ctx", 4096),
+        sequences=1,
+        batch_tokens=2048,
+        microbatch_tokens=options.get("n_ubatch", 512),
+        flash_attention=options.get("fa", "on") == "on",
+        unified=True,
+    )
+
+
+def buffers(estimate: MemoryEstimate, pool: Pool) -> list[int]:
+    sums = [0, 0, 0]
+    for line in estimate.lines:
+        if line.pool == pool and line.component in COLUMNS:
+            sums[COLUMNS[line.component]] += line.size_bytes
+    return sums
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['model']} {row['options']}")
+def test_every_buffer_is_as_large_as_the_engine_s(row: dict[str, Any]) -> None:
+    model = engine_models()[row["model"], row["quant"]]
+    found = llamacpp.estimate(model, load_of(row["options"]), setup_of(row["options"]))
+    assert buffers(found, HOST) == row["host"]
+    for i, real in enumerate(row["devices"]):
+        ours = buffers(found, Pool(PoolKind.DEVICE, i))
+        assert all(a <= b <= PADDING * a for a, b in zip(real, ours, strict=True)), (real, ours)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['model']} {row['options']}")
+def test_held_bytes_are_the_weights_and_caches_of_the_bill(row: dict[str, Any]) -> None:
+    model = engine_models()[row["model"], row["quant"]]
+    load, setup = load_of(row["options"]), setup_of(row["options"])
+    held = llamacpp.held_bytes(model, load, setup)
+    bill = llamacpp.estimate(model, load, setup)
+    assert {pool: size for pool, size in held.items() if size} == {
+        pool: sum(buffers(bill, pool)[:2]) for pool in held if sum(buffers(bill, pool)[:2])
+    }
