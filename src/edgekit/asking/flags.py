@@ -28,6 +28,10 @@ class Flag(NamedTuple):
     alone: bool = False  # may stand without a value
     ours: bool = False  # EdgeKit's own: no part of the engine's command
     aliases: tuple[str, ...] = ()  # what other programs call it; read, and left out of the help
+    engines: Callable[[Any], Any] | None = (
+        None  # its value as the engine has it, where ours says more
+    )
+    repeats: bool = False  # given again it adds to what was given before, divided by a comma
     lender: str = ""  # an engine with a flag of this name: one flag, for whichever is chosen
 
 
@@ -57,7 +61,8 @@ def flag_words(
         value = values[flag.key]
         if flag.metavar:
             said.add(flag.key)
-            words += [flag.names[0], _word(value)]
+            shown = value if ours or flag.engines is None else flag.engines(value)
+            words += [flag.names[0], _word(shown)]
         elif value == flag.value:
             words.append(flag.names[0])
     return words

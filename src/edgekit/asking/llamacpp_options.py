@@ -16,7 +16,10 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.report.model_words import GgufSource
 
 TITLE = "llama.cpp"
-_ON_A_GPU = ("n_gpu_layers", "cpu_moe", "n_cpu_moe", "tensor_split", "offload_kqv", "device_memory")
+_ON_A_GPU = (
+    "n_gpu_layers", "cpu_moe", "n_cpu_moe", "tensor_split", "offload_kqv", "device_memory",
+    "split_mode", "main_gpu", "override_tensor", "rpc",
+)  # fmt: skip
 ENOUGH_LAYERS = 99  # what people write for all
 DRAFT_MAX = 3  # common.h @ 0c1e570: common_params_speculative_draft.n_max
 COMPANIONS = frozenset(
@@ -37,6 +40,25 @@ def _layers(text: str) -> str | int:
         return "all"  # what fits is not known here: auto is told as if all did
     number: int = whole(most=10**6)(text)
     return number
+
+
+def _overrides(text: str) -> tuple[str, ...]:
+    from edgekit.engine.llamacpp.devices import read_overrides
+
+    read_overrides(text)
+    return tuple(text.split(","))
+
+
+def _servers(text: str) -> tuple[str, ...]:
+    from edgekit.engine.llamacpp.devices import read_servers
+
+    read_servers(text)
+    return tuple(text.split(","))
+
+
+def _endpoints(servers: tuple[str, ...]) -> tuple[str, ...]:
+    """As llama.cpp has them, which asks the servers for their memory itself."""
+    return tuple(server.partition("=")[0] for server in servers)
 
 
 def _all_layers(text: str) -> str:
@@ -85,9 +107,13 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("--swa-full",), "swa_full", "keep the whole context in sliding-window layers too"),
     Flag(("--context-shift",), "ctx_shift", "drop the older half of a full context and continue"),
     Flag(("-ngl", "--n-gpu-layers", "--gpu-layers"), "n_gpu_layers", "layers on the GPU: a number or all (default)", "N", _layers),
+    Flag(("-ot", "--override-tensor"), "override_tensor", "where tensors go whose names match a pattern: exps=CPU; may be repeated", "PATTERN=BUFFER", _overrides, repeats=True),
     Flag(("-cmoe", "--cpu-moe"), "cpu_moe", "keep the experts of all layers in RAM"),
     Flag(("-ncmoe", "--n-cpu-moe"), "n_cpu_moe", "keep the experts of the first N layers in RAM", "N", whole(most=10**6)),
     Flag(("-ts", "--tensor-split"), "tensor_split", "share of the layers for each GPU: 3,1", "N,N", shares),
+    Flag(("-sm", "--split-mode"), "split_mode", "how several GPUs share the model: layer (default), tensor, row (before July 2026) or none", "MODE", one_of("none", "layer", "row", "tensor")),
+    Flag(("-mg", "--main-gpu"), "main_gpu", "the GPU that -sm none uses (default 0)", "N", whole(most=15)),
+    Flag(("--rpc",), "rpc", "RPC servers with the memory they have free: 192.168.1.5:50052=24G", "HOST:PORT=SIZE", _servers, repeats=True, engines=_endpoints),
     Flag(("-nkvo", "--no-kv-offload"), "offload_kqv", "keep the KV cache in RAM", value=False),
     Flag(("--no-mmap",), "mmap", "load the weights into memory instead of mapping the file", value=False),
     Flag(("--repack",), "repack", "count the repacked copy of the weights that CPU builds keep"),
@@ -146,12 +172,14 @@ def this_cpu() -> Cpu:
 
 
 def _setup(values: Mapping[str, Any]) -> LlamaCppSetup:
+    from edgekit.engine.llamacpp.devices import read_overrides
     from edgekit.engine.llamacpp.types import (
         ALL_LAYERS,
         Backend,
         Cpu,
         LlamaCppSetup,
         Mode,
+        SplitMode,
     )
     from edgekit.engine.llamacpp.versions import default_version, read_version
 
@@ -172,6 +200,12 @@ def _setup(values: Mapping[str, Any]) -> LlamaCppSetup:
         cpu_moe=values.get("cpu_moe", False),
         devices=_devices(values),
         tensor_split=values.get("tensor_split", ()),
+        split_mode=SplitMode(values.get("split_mode", "layer")),
+        main_gpu=values.get("main_gpu", 0),
+        servers=_given_servers(values),
+        overrides=read_overrides(",".join(values["override_tensor"]))
+        if "override_tensor" in values
+        else (),
         offload_kqv=values.get("offload_kqv", True),
         use_mmap=values.get("mmap", True),
         repack=values.get("repack", False),
@@ -192,17 +226,30 @@ def _draft_max(values: Mapping[str, Any]) -> int:
     return number
 
 
+def _given_servers(values: Mapping[str, Any]) -> tuple[Device, ...]:
+    from edgekit.engine.llamacpp.devices import read_servers
+
+    return read_servers(",".join(values["rpc"])) if "rpc" in values else ()
+
+
 def _devices(values: Mapping[str, Any]) -> tuple[Device, ...]:
-    from edgekit.engine.llamacpp.types import Device
+    from edgekit.engine.llamacpp.types import Device, SplitMode, used_devices
 
     memory, split = values.get("device_memory", ()), values.get("tensor_split", ())
-    if memory and split and len(memory) != len(split):
+    servers = _given_servers(values)
+    if memory and split and len(memory) + len(servers) != len(split):
         raise UsageError(
-            f"--device-memory names {len(memory)} GPUs, --tensor-split names {len(split)}"
+            f"--device-memory names {len(memory)} GPUs, --rpc {len(servers)} devices, "
+            f"and --tensor-split {len(split)}"
         )
-    if memory:
-        return tuple(Device(free_bytes=free) for free in memory)
-    return (Device(),) * max(1, len(split))
+    own = tuple(Device(free_bytes=free) for free in memory)
+    if not own:
+        least = 0 if servers and values.get("backend", "cpu") == "cpu" else 1
+        own = (Device(),) * max(least, len(split) - len(servers))
+    mode, main = SplitMode(values.get("split_mode", "layer")), values.get("main_gpu", 0)
+    if mode is SplitMode.NONE and main >= len(servers) and not (memory or split):
+        return (Device(number=main - len(servers)),)  # how many GPUs there are is not known here
+    return used_devices((*servers, *own), mode, main)
 
 
 def settled(setup: LlamaCppSetup) -> dict[str, Any]:

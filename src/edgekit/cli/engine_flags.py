@@ -71,13 +71,27 @@ def add_flags(
         group.add_argument(
             *flag.names, dest=dest, metavar=flag.metavar, nargs="?" if flag.alone else None,
             const=flag.value if flag.alone else None, default=argparse.SUPPRESS, help=flag.help,
-            action=_OneAnswer if flag.aliases else "store",
+            action=_Joined if flag.repeats else _OneAnswer if flag.aliases else "store",
         )  # fmt: skip
         if flag.aliases:
             group.add_argument(
                 *flag.aliases, dest=dest, metavar=flag.metavar, default=argparse.SUPPRESS,
                 help=argparse.SUPPRESS, action=_OneAnswer,
             )  # fmt: skip
+
+
+class _Joined(argparse.Action):
+    """Given several times, a flag's values are one list."""
+
+    def __call__(
+        self,
+        _parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        _option: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest, None)
+        setattr(namespace, self.dest, f"{before},{values}" if before is not None else values)
 
 
 class _OneAnswer(argparse.Action):

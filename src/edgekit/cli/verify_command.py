@@ -35,6 +35,7 @@ _UNASKED = llamacpp_options.COMPANIONS | {
     "cpu",  # as the engine here was built
     "ctx_checkpoints",
     "device_memory",
+    "rpc",  # no engine that is asked is built for it
     "llama_version",  # it is the engine's own
 }
 _FLAGS = tuple(flag for flag in llamacpp_options.FLAGS if flag.key not in _UNASKED)

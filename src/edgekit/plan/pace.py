@@ -74,6 +74,7 @@ def measured_pace(machine: Machine, setup: Any, engine: str) -> Calibration | No
 
 def _is_whole(setup: Any) -> bool:
     divided = setup.cpu_moe or setup.n_cpu_moe or not setup.offload_kqv
+    divided = divided or setup.overrides or setup.servers
     return setup.n_gpu_layers == ALL_LAYERS and not divided
 
 

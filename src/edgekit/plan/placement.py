@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 PLACED = frozenset({
     "backend", "n_gpu_layers", "n_cpu_moe", "cpu_moe", "tensor_split", "offload_kqv",
     "tensor_parallel_size", "pipeline_parallel_size",
+    "split_mode", "main_gpu", "override_tensor", "rpc",
 })  # fmt: skip
+# Of these, flags that count on every device of the machine, numbered as llama.cpp does.
+BY_NUMBER = frozenset({"split_mode", "main_gpu", "override_tensor", "rpc"})
 Cards = tuple[Accelerator, ...]
 LEAST_CAPABILITY = (7, 0)
 LEAST_CARD_BYTES = (
@@ -105,6 +108,9 @@ def _llamacpp_ways(question: Question) -> Iterator[Way]:
     cards, *fewer = _card_sets(devices_for(machine, "llama.cpp"))
     if "backend" in start.settled:
         _check_backend(machine, cards, setup.backend)
+    if start.settled & BY_NUMBER and (devices_for(machine, "llama.cpp") or setup.servers):
+        yield _by_number(machine, setup, has_backend="backend" in start.settled)
+        return
     if not cards or ("backend" in start.settled and setup.backend is Backend.CPU):
         yield replace(_on_the_cpu(machine, setup), whole=True)
         return
@@ -122,6 +128,54 @@ def _llamacpp_ways(question: Question) -> Iterator[Way]:
     for changes, told in _less_and_less(question.model):
         yield replace(way, setup=replace(way.setup, **changes), because=f"{told} {where}")
     yield _on_the_cpu(machine, setup)
+
+
+def _by_number(machine: Machine, setup: Any, *, has_backend: bool) -> Way:
+    """On the devices that were asked for: those of RPC servers come first, and no card is left out."""
+    from edgekit.engine.llamacpp.types import Backend, Device, used_devices
+
+    cards = devices_for(machine, "llama.cpp")
+    if has_backend and setup.backend is Backend.CPU:
+        cards = ()
+    if (
+        not has_backend or setup.backend is Backend.CPU
+    ):  # a server's device is taken for an NVIDIA card
+        own = BACKENDS.get(cards[0].vendor, "vulkan") if cards else "cuda"
+        setup = replace(setup, backend=Backend(own))
+    every = {
+        **{one: _server(one) for one in setup.servers},
+        **{
+            Device(
+                free_bytes=card.free_bytes,
+                max_buffer_bytes=longest_buffer_bytes(card),
+                number=place,
+            ): card
+            for place, card in enumerate(cards)
+        },
+    }
+    if len(setup.tensor_split) > len(every):
+        raise UsageError(
+            f"--tensor-split names {len(setup.tensor_split)} devices, and there are {len(every)}"
+        )
+    devices = used_devices(tuple(every), setup.split_mode, setup.main_gpu)
+    used = tuple(every[one] for one in devices)
+    way = _on_devices(
+        machine, used, replace(setup, devices=devices), f"as asked, on {_names(used)}"
+    )
+    return replace(way, whole=True, may_resplit=False)
+
+
+def _server(device: Any) -> Accelerator:
+    """A device of an RPC server, with the memory that was stated."""
+    number, _, endpoint = device.rpc.removesuffix("]").partition("[")
+    more = f", device {number.removeprefix('RPC')}" if number != "RPC0" else ""
+    return Accelerator(
+        name=f"RPC server {endpoint}{more}",
+        vendor=Vendor.OTHER,
+        total_bytes=device.free_bytes,
+        free_bytes=device.free_bytes,
+        because="--rpc",
+    )
 
 
 def _card_sets(cards: Cards) -> list[Cards]:

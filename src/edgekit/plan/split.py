@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from edgekit.engine.llamacpp.placement import place
+from edgekit.engine.llamacpp.types import SplitMode
 from edgekit.engine.types import Model
 from edgekit.hardware.budgets import Budget, pool_of
 from edgekit.memory.types import Component, MemoryEstimate, PoolKind
@@ -67,7 +68,7 @@ def neighbours(way: Way, uses: Sequence[Use]) -> Iterator[Way]:
 
 def pinned(way: Way, model: Model) -> Way:
     """The way with the division said that it is billed with: the engine would divide by what is free when it starts."""
-    if len(way.cards) < 2 or way.setup.tensor_split:
+    if len(way.cards) < 2 or way.setup.tensor_split or way.setup.split_mode is not SplitMode.LAYER:
         return way
     placed = place(model, way.setup)
     counts = [0.0] * len(way.cards)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edgekit.engine.llamacpp.types import SplitMode
 from edgekit.hardware.budgets import devices_for
 from edgekit.hardware.types import Machine, Vendor
 from edgekit.plan.types import Way
@@ -18,10 +19,16 @@ def visible_cards(way: Way, machine: Machine, engine: str) -> dict[str, str]:
     if leaves_some(way, machine, engine) and not any(card.partition for card in used):
         chosen = ",".join(str(card.index) for card in used)
         return {**AS_NVML_COUNTS, "CUDA_VISIBLE_DEVICES": chosen}
-    alike = len({card.total_bytes for card in used}) == 1
+    seen = devices_for(machine, engine) if _by_number(way) else used
+    alike = len({card.total_bytes for card in seen}) == 1
     return {} if alike else dict(AS_NVML_COUNTS)
 
 
 def leaves_some(way: Way, machine: Machine, engine: str) -> bool:
     """Whether the machine has cards that the engine is to leave alone."""
-    return len(way.cards) < len(devices_for(machine, engine))
+    return len(way.cards) < len(devices_for(machine, engine)) and not _by_number(way)
+
+
+def _by_number(way: Way) -> bool:
+    """-sm none names its card by the number it has among all of them."""
+    return getattr(way.setup, "split_mode", None) is SplitMode.NONE

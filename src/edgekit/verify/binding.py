@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
-from edgekit.engine.llamacpp.types import LlamaCppSetup, Mode
+from edgekit.engine.llamacpp.types import LlamaCppSetup, Mode, SplitMode
 from edgekit.errors import UsageError
 from edgekit.memory.types import Load
 from edgekit.verify.types import STOP, Question
@@ -47,7 +47,9 @@ def request(question: Question) -> dict[str, Any]:
         | context_parameters(load, setup)
         | placement_parameters(setup)
         | _run(question),
-        "enums": enum_parameters(load, mapped=question.really and setup.use_mmap),
+        "enums": enum_parameters(
+            load, mapped=question.really and setup.use_mmap, split_mode=setup.split_mode
+        ),
         "pacing": None if question.pacing is None else asdict(question.pacing),
     }
 
@@ -81,7 +83,12 @@ def placement_parameters(setup: LlamaCppSetup) -> dict[str, Any]:
     if not setup.has_device:
         return {"n_gpu_layers": 0, "no_extra_bufts": not setup.repack}
     blocks = range(setup.n_cpu_moe)
-    overrides = [_EXPERTS] if setup.cpu_moe else [rf"blk\.{block}{_EXPERTS}" for block in blocks]
+    if setup.servers:
+        raise UsageError(
+            "xllamacpp is built without RPC: start llama-server yourself (--dry-run shows how)"
+        )
+    overrides = [f"{one.pattern}={one.buffer}" for one in setup.overrides]
+    overrides += [_EXPERTS] if setup.cpu_moe else [rf"blk\.{block}{_EXPERTS}" for block in blocks]
     placed: dict[str, Any] = {
         "n_gpu_layers": setup.n_gpu_layers,
         "no_kv_offload": not setup.offload_kqv,
@@ -89,6 +96,8 @@ def placement_parameters(setup: LlamaCppSetup) -> dict[str, Any]:
     }
     if overrides:
         placed["tensor_buft_overrides"] = ",".join(overrides)
+    if setup.main_gpu:
+        placed["main_gpu"] = setup.main_gpu
     if setup.tensor_split:
         placed["tensor_split"] = list(setup.tensor_split)
     return placed
@@ -106,7 +115,9 @@ def _run(question: Question) -> dict[str, Any]:
     return run
 
 
-def enum_parameters(load: Load, *, mapped: bool) -> dict[str, tuple[str, str]]:
+def enum_parameters(
+    load: Load, *, mapped: bool, split_mode: SplitMode = SplitMode.LAYER
+) -> dict[str, tuple[str, str]]:
     flash = {None: "AUTO", True: "ENABLED", False: "DISABLED"}
     enums = {
         "load_mode": ("llama_load_mode", f"LLAMA_LOAD_MODE_{'MMAP' if mapped else 'NONE'}"),
@@ -115,6 +126,8 @@ def enum_parameters(load: Load, *, mapped: bool) -> dict[str, tuple[str, str]]:
             f"LLAMA_FLASH_ATTN_TYPE_{flash[load.flash_attention]}",
         ),
     }
+    if split_mode is not SplitMode.LAYER:
+        enums["split_mode"] = ("llama_split_mode", f"LLAMA_SPLIT_MODE_{split_mode.name}")
     for name, kind in (("cache_type_k", load.cache_k), ("cache_type_v", load.cache_v)):
         if kind is not None:
             enums[name] = ("ggml_type", f"GGML_TYPE_{kind.name.upper()}")

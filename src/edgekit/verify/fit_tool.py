@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from typing import Any
 
-from edgekit.engine.llamacpp.types import LlamaCppSetup, Mode
+from edgekit.engine.llamacpp.types import LlamaCppSetup, Mode, SplitMode
 from edgekit.errors import UsageError
 from edgekit.memory.types import Load
 from edgekit.verify.types import Question
@@ -82,6 +82,10 @@ def _placement(setup: LlamaCppSetup) -> list[str]:
     if not setup.has_device:
         return [*words, "--device", "none"]
     words += ["-ngl", str(setup.n_gpu_layers)]
+    words += [] if setup.split_mode is SplitMode.LAYER else ["-sm", setup.split_mode.value]
+    words += ["-mg", str(setup.main_gpu)] if setup.main_gpu else []
+    for one in setup.overrides:
+        words += ["-ot", f"{one.pattern}={one.buffer}"]
     words += ["--cpu-moe"] if setup.cpu_moe else []
     words += ["--n-cpu-moe", str(setup.n_cpu_moe)] if setup.n_cpu_moe else []
     words += [] if setup.offload_kqv else ["--no-kv-offload"]

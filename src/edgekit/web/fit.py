@@ -158,11 +158,16 @@ def _completed(fitting: Fitting, weighed: Weighed, values: Mapping[str, Any]) ->
 
 def _cards(way: Way) -> dict[str, Any]:
     """llama.cpp's: what computes, what weights are rearranged for, and what is free on each of several cards."""
+    own = way.cards[
+        len(way.setup.servers) :
+    ]  # those of servers come first, and --rpc says their memory
     found: dict[str, Any] = {"backend": way.setup.backend.value}
+    if way.setup.servers and not own:
+        found.clear()
     if way.setup.repack or way.setup.cpu is not this_cpu():
         found["cpu"] = way.setup.cpu.value
     if len(way.cards) > 1:
-        found["device_memory"] = tuple(card.free_bytes for card in way.cards)
+        found |= {"device_memory": tuple(card.free_bytes for card in own)} if own else {}
         split = way.setup.tensor_split
         if split:  # cards that a division does not name get nothing
             found["tensor_split"] = (*split, *[0.0] * (len(way.cards) - len(split)))

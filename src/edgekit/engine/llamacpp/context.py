@@ -115,9 +115,13 @@ def resolve(model: Model, load: Load, setup: LlamaCppSetup) -> Context:
 
 
 def _check_split(model: Model, load: Load, setup: LlamaCppSetup) -> None:
-    """Raises RefusedError for a way to divide the model that this llama.cpp does not have."""
-    if not setup.has_device:
-        return
+    """Raises RefusedError for a split mode that this llama.cpp does not have, UsageError without several GPUs."""
+    mode, count = setup.split_mode, len(setup.devices) if setup.has_device else 0
+    if mode in {SplitMode.ROW, SplitMode.TENSOR} and count < 2:
+        raise UsageError(
+            f"-sm {mode.value} divides a model among several GPUs, and there is {count or 'none'}; "
+            "name more (estimate: --device-memory 24G,24G; other commands: --device), or leave it out"
+        )
     if setup.split_mode is SplitMode.ROW and (
         setup.rules >= Rules.WITHOUT_ROWS or setup.backend is not Backend.CUDA
     ):

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from edgekit.engine.llamacpp.devices import read_overrides, read_servers
 from edgekit.engine.llamacpp.types import (
     ALL_LAYERS,
     Backend,
     Device,
     LlamaCppSetup,
+    SplitMode,
+    used_devices,
 )
 from edgekit.engine.llamacpp.versions import LlamaVersion, default_version, read_version
 from edgekit.engine.row_options import LARGEST, flag, text, whole
@@ -49,6 +52,10 @@ def _setup(options: Mapping[str, Any], backend: str | None) -> LlamaCppSetup:
     if kind is None:
         raise UsageError(f"backend {backend!r} is not one of {', '.join(_BACKENDS)}")
     layers, split = whole(options, "n_gpu_layers"), _split(options)
+    mode, main = _split_mode(options), whole(options, "main_gpu") or 0
+    moved, rpc = text(options, "override_tensor"), text(options, "rpc")
+    servers = read_servers(rpc) if rpc else ()
+    own = _devices(options, split[len(servers) :], least=0 if servers else 1)
     return LlamaCppSetup(
         backend=kind,
         n_gpu_layers=ALL_LAYERS if layers is None or layers < 0 else layers,
@@ -60,7 +67,11 @@ def _setup(options: Mapping[str, Any], backend: str | None) -> LlamaCppSetup:
         load_mtp=flag(options, "load_mtp") or False,
         mix=text(options, "mix"),
         tensor_split=split,
-        devices=(Device(),) * _devices(options, split),
+        split_mode=mode,
+        main_gpu=main,
+        servers=servers,
+        overrides=read_overrides(moved) if moved else (),
+        devices=used_devices((*servers, *(Device(),) * own), mode, main),
         **_version(options)._asdict(),
     )
 
@@ -73,8 +84,12 @@ def _version(options: Mapping[str, Any]) -> LlamaVersion:
 def _backend_of(options: Mapping[str, Any]) -> str:
     """Where none is named: a GPU if anything is asked of one."""
     asked = any(
-        options.get(name) for name in ("n_gpu_layers", "tensor_split", "cpu_moe", "n_cpu_moe")
-    )
+        options.get(name)
+        for name in (
+            "n_gpu_layers", "tensor_split", "cpu_moe", "n_cpu_moe", "split_mode", "override_tensor",
+            "rpc",
+        )
+    )  # fmt: skip
     return Backend.CUDA.value if asked else Backend.CPU.value
 
 
@@ -92,10 +107,20 @@ def _split(options: Mapping[str, Any]) -> tuple[float, ...]:
     return tuple(float(share) for share in shares)
 
 
-def _devices(options: Mapping[str, Any], split: tuple[float, ...]) -> int:
-    count = whole(options, "n_devices") or 1
-    if not 1 <= count <= MAX_DEVICES:
-        raise UsageError(f"n_devices {count} is not between 1 and {MAX_DEVICES}")
+def _split_mode(options: Mapping[str, Any]) -> SplitMode:
+    name = text(options, "split_mode") or SplitMode.LAYER.value
+    try:
+        return SplitMode(name.lower())
+    except ValueError as error:
+        known = ", ".join(mode.value for mode in SplitMode)
+        raise UsageError(f"split_mode {name[:40]!r} is not one of {known}") from error
+
+
+def _devices(options: Mapping[str, Any], split: tuple[float, ...], *, least: int) -> int:
+    """GPUs beside those of servers."""
+    count = whole(options, "n_devices") or least
+    if not least <= count <= MAX_DEVICES:
+        raise UsageError(f"n_devices {count} is not between {least} and {MAX_DEVICES}")
     return max(count, len(split))
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgekit.engine.llamacpp.versions import NEWEST, Rules, default_version, version_name
+from edgekit.errors import UsageError
 from edgekit.memory.cache_types import F16, CacheType
 
 
@@ -81,6 +82,9 @@ class LlamaCppSetup:
     tensor_split: tuple[float, ...] = ()
     split_mode: SplitMode = SplitMode.LAYER
     main_gpu: int = 0  # the only device with SplitMode.NONE
+    servers: tuple[
+        Device, ...
+    ] = ()  # of --rpc: in `devices` as well, unless -sm none leaves them out
     overrides: tuple[Override, ...] = ()  # the first that matches decides, before n_cpu_moe
     offload_kqv: bool = True
     use_mmap: bool = True
@@ -105,6 +109,21 @@ class LlamaCppSetup:
     def version_name(self) -> str:
         """The version of llama.cpp that is billed, as reports have it."""
         return version_name(self.rules, self.version)
+
+
+def used_devices(
+    devices: tuple[Device, ...], mode: SplitMode, main_gpu: int = 0
+) -> tuple[Device, ...]:
+    """Those that llama.cpp uses of all there are, servers first: with -sm none one. Raises UsageError."""
+    if mode is not SplitMode.NONE:
+        return devices
+    if main_gpu >= len(devices):
+        there = f"GPU 0 to {len(devices) - 1}" if len(devices) > 1 else "GPU 0 alone"
+        raise UsageError(f"--main-gpu {main_gpu}: there is {there}")
+    chosen = devices[main_gpu]
+    if not chosen.rpc and chosen.number is None:
+        chosen = replace(chosen, number=sum(not one.rpc for one in devices[:main_gpu]))
+    return (chosen,)
 
 
 def default_setup() -> LlamaCppSetup:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from edgekit.report.commands.types import Planned, Ready
 
 if TYPE_CHECKING:
+    from edgekit.engine.llamacpp.types import LlamaCppSetup
     from edgekit.plan.planned import Plan
     from edgekit.source.types import ModelFiles
 
@@ -24,5 +25,14 @@ def ready_commands(plan: Plan, *, files: ModelFiles | None = None) -> tuple[Read
         "mlx": (mlx.ready, lm_studio.ready),
     }
     planned = Planned(plan=plan, files=files)
+    if plan.wish.engine == "llama.cpp" and _is_by_hand(plan.result.way.setup):
+        makers["llama.cpp"] = (llamacpp.ready,)  # the others have no flags for it
     first = limits.ready(planned)
     return (*first, *(one for make in makers[plan.wish.engine] for one in make(planned)))
+
+
+def _is_by_hand(setup: LlamaCppSetup) -> bool:
+    """Placed with -ot, -sm or --rpc."""
+    from edgekit.engine.llamacpp.types import SplitMode
+
+    return bool(setup.overrides or setup.servers) or setup.split_mode is not SplitMode.LAYER

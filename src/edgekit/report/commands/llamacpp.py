@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from edgekit.engine.llamacpp import repacked_bytes
 from edgekit.engine.llamacpp.as_gguf import DEFAULT_MIX
-from edgekit.engine.llamacpp.types import ALL_LAYERS, Backend
+from edgekit.engine.llamacpp.types import ALL_LAYERS, Backend, Device, SplitMode
 from edgekit.memory.types import HOST
 from edgekit.plan.growth import growth_limits
 from edgekit.plan.planned import Plan
@@ -103,7 +103,15 @@ def _placement(planned: Planned) -> Iterator[str]:
     if setup.backend is Backend.CPU:
         yield from ("-dev", "none")
         return
+    if setup.servers:
+        yield from ("--rpc", ",".join(dict.fromkeys(map(endpoint, setup.servers))))
     yield from ("-ngl", ALL if setup.n_gpu_layers >= ALL_LAYERS else str(setup.n_gpu_layers))
+    if setup.split_mode is not SplitMode.LAYER:
+        yield from ("-sm", setup.split_mode.value)
+    if setup.main_gpu:
+        yield from ("-mg", str(setup.main_gpu))
+    if setup.overrides:  # before -ncmoe: the first that matches a tensor decides
+        yield from ("-ot", ",".join(f"{one.pattern}={one.buffer}" for one in setup.overrides))
     if setup.cpu_moe:
         yield "-cmoe"
     elif setup.n_cpu_moe:
@@ -112,6 +120,11 @@ def _placement(planned: Planned) -> Iterator[str]:
         yield from ("-ts", ",".join(f"{share:g}" for share in setup.tensor_split))
     if not setup.offload_kqv:
         yield "-nkvo"
+
+
+def endpoint(server: Device) -> str:
+    """'RPC0[10.0.0.5:50052]' -> '10.0.0.5:50052'."""
+    return server.rpc.partition("[")[2].removesuffix("]")
 
 
 def _cache(planned: Planned) -> Iterator[str]:

@@ -38,7 +38,9 @@ def make_settings(launch: Launch) -> dict[str, Any]:
         | context_parameters(launch.load, launch.setup)
         | placement_parameters(launch.setup)
         | _session(launch),
-        "enums": enum_parameters(launch.load, mapped=launch.setup.use_mmap),
+        "enums": enum_parameters(
+            launch.load, mapped=launch.setup.use_mmap, split_mode=launch.setup.split_mode
+        ),
         "drafter": _drafter(launch),
         "adapters": [str(path) for path in launch.adapters],
         "projector": None if launch.projector is None else str(launch.projector),

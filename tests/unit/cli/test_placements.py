@@ -1,0 +1,165 @@
+"""-ot, -sm, -mg and --rpc: the same flags in every command, in its answer and in the command it prints."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.recorded import header_bytes, models, padded
+
+from edgekit.cli import main
+
+SERVER = "10.0.0.5:50052"
+TWO_CARDS = ("--device", "RTX 4090", "--device", "RTX 3090", "--ram", "64G")
+ONE_CARD = ("--device", "RTX 3060", "--ram", "64G")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Qwen3 30B A3B: its header, and a hole for the weights."""
+    facts = next(
+        one for one in models() if one["model"] == "qwen3-30b-a3b" and one["quant"] == "Q4_K_M"
+    )
+    header = header_bytes(facts["header_without_vocabulary"])
+    file = tmp_path_factory.mktemp("placements") / "model.gguf"
+    with file.open("wb") as out:
+        out.write(header)
+        out.truncate(padded(len(header)) + facts["data_section_bytes"])
+    return str(file)
+
+
+def answer(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    main([*words, "--llama-version", "0.6", "--json"])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    code = main([*words])
+    told = capsys.readouterr()
+    assert code == 2, told
+    return told.err
+
+
+def test_the_command_read_again_gives_the_same_bill(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("-c", "4096", "-ot", r"blk\.[0-9]\.ffn=CPU", "-ot", "exps=CPU", "-ncmoe", "2")
+    first = answer(capsys, "estimate", model, *asked)
+    words = shlex.split(first["command"])
+    assert words[words.index("-ot") + 1] == r"blk\.[0-9]\.ffn=CPU,exps=CPU"
+    assert words.index("-ot") < words.index("-ncmoe")  # the first that matches decides
+    again = answer(capsys, "estimate", model, *words[words.index("-c") :])
+    assert again["lines"] == first["lines"]
+
+
+def test_experts_moved_by_a_pattern_are_billed_as_with_cpu_moe(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pattern = answer(capsys, "estimate", model, "-c", "4096", "-ot", "exps=CPU")
+    flag = answer(capsys, "estimate", model, "-c", "4096", "-cmoe")
+    assert pattern["lines"] == flag["lines"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("-ot", "(=CPU"), "( without a )"),
+        (("-ot", "exps"), "PATTERN=BUFFER"),
+        (("-ot", "a{1,2}=CPU"), "cannot contain one"),
+        (("-ot", "exps=CUDA_Host"), "there is CPU, CUDA0"),
+        (("-ot", "exps=CUDA1"), "there is CPU, CUDA0"),
+        (("-sm", "row"), "several GPUs, and there is 1"),
+        (("-sm", "rows"), "none, layer, row, tensor"),
+        (("-sm", "row", "-ts", "1,1"), "removed in July 2026"),
+        (("-sm", "tensor", "-ts", "1,1", "-fa", "off"), "requires flash attention"),
+        (("-sm", "tensor", "-ts", "1,1", "-ot", "exps=CUDA0"), "only move one to the CPU"),
+        (("-sm", "none", "-mg", "2", "-ts", "1,1"), "GPU 0 to 1"),
+        (("--rpc", SERVER), f"{SERVER}=24G"),
+        (("--rpc", "10.0.0.5=24G"), "192.168.1.5:50052=24G"),
+        (("--rpc", f"{SERVER}=24G", "--backend", "cuda"), "--device-memory"),
+    ],
+)
+def test_a_placement_that_cannot_be_is_an_error(
+    words: tuple[str, ...], told: str, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told in refused(
+        capsys, "estimate", model, "-c", "4096", *words, "--llama-version", "0.6"
+    )
+
+
+def test_rows_are_billed_for_builds_that_have_them(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("-c", "4096", "-sm", "row", "-ts", "1,1", "--llama-version", "b9294", "--json")
+    main(["estimate", model, *words])
+    found = json.loads(capsys.readouterr().out)
+    assert {one["basis"] for one in found["lines"] if one["component"] == "weights"} >= {"modelled"}
+
+
+def test_slices_need_as_much_of_two_unlike_cards(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = answer(capsys, "check", model, "-c", "8k", "-sm", "tensor", *TWO_CARDS)
+    first, second = (use["required_bytes"] for use in found["budgets"][:2])
+    assert abs(first - second) < first // 100
+    assert "-sm tensor" in found["command"]
+    assert "-ts" not in shlex.split(found["command"])
+
+
+def test_a_main_gpu_is_the_only_one_that_is_judged(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ("-sm", "none", "-mg", "1", *TWO_CARDS)
+    found = answer(capsys, "check", model, "-c", "8k", "--min-context", "8k", *where)
+    assert found["budgets"][0]["name"] == "RTX 3090"
+    assert "RTX 4090" not in [use["name"] for use in found["budgets"]]
+    assert "-sm none -mg 1" in found["command"]
+    assert "CUDA_VISIBLE_DEVICES" not in found["command"]
+
+
+@pytest.mark.parametrize("command", ["check", "plan"])
+def test_a_server_is_one_more_device_before_the_cards(
+    command: str, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([command, model, "-c", "16k", "--rpc", f"{SERVER}=48G", *ONE_CARD])
+    told = " ".join(capsys.readouterr().out.replace("\\\n", " ").split())
+    assert f"RPC server {SERVER}" in told
+    assert f"--rpc {SERVER}" in told
+    assert f"{SERVER}=" not in told  # which llama.cpp would not read
+
+
+def test_a_row_of_a_batch_names_them_too(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"n_ctx": 4096, "n_gpu_layers": 99, "llama_version": "0.6"}
+    rows = [
+        {"model": model, "engine": "llama.cpp", "options": {**options, "override_tensor": "exps=CPU"}},
+        {"model": model, "engine": "llama.cpp", "options": {**options, "cpu_moe": True}},
+        {"model": model, "engine": "llama.cpp",
+         "options": {**options, "split_mode": "tensor", "rpc": f"{SERVER}=24G+24G"}},
+    ]  # fmt: skip
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    main(["estimate", "--batch", str(file)])
+    first, second, third = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first["total_bytes"] == second["total_bytes"]
+    assert third["total_bytes"] > first["total_bytes"]
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "engines" / "llama_cpp.md"
+EXAMPLES = [
+    line
+    for part in PAGE.read_text(encoding="utf-8").split("```sh\n")[1:]
+    for line in part.split("```")[0].splitlines()
+]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_examples_of_the_docs_fit(example: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = shlex.split(example)[1:]
+    assert main([*words, "--llama-version", "0.6"]) == 0
+    assert shlex.split(example)[-2] in capsys.readouterr().out
