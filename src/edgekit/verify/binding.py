@@ -80,15 +80,17 @@ def context_parameters(load: Load, setup: LlamaCppSetup) -> dict[str, Any]:
 
 
 def placement_parameters(setup: LlamaCppSetup) -> dict[str, Any]:
+    moved = [f"{one.pattern}={one.buffer}" for one in setup.overrides]
     if not setup.has_device:
-        return {"n_gpu_layers": 0, "no_extra_bufts": not setup.repack}
+        given = {"tensor_buft_overrides": ",".join(moved)} if moved else {}
+        return {"n_gpu_layers": 0, "no_extra_bufts": not setup.repack, **given}
     blocks = range(setup.n_cpu_moe)
     if setup.servers:
         raise UsageError(
-            "xllamacpp is built without RPC: start llama-server yourself (--dry-run shows how)"
+            "xllamacpp is built without RPC: start llama-server with the command that check prints"
         )
-    overrides = [f"{one.pattern}={one.buffer}" for one in setup.overrides]
-    overrides += [_EXPERTS] if setup.cpu_moe else [rf"blk\.{block}{_EXPERTS}" for block in blocks]
+    experts = [_EXPERTS] if setup.cpu_moe else [rf"blk\.{block}{_EXPERTS}" for block in blocks]
+    overrides = [*moved, *experts]  # the first that matches decides
     placed: dict[str, Any] = {
         "n_gpu_layers": setup.n_gpu_layers,
         "no_kv_offload": not setup.offload_kqv,

@@ -126,19 +126,21 @@ def _groups(
     for layer in model.geometry.layers:
         mixer = _as_cached(layer.mixer, model.geometry.architecture, rules)
         if mixer.streams or mixer.states:
-            for own, pool in _shared(mixer, layer.index, placement):
+            for own, pool in shares_of(mixer, layer.index, placement):
                 found.setdefault((own, pool), []).append(layer.index)
         if mixer.streams:
             attending.setdefault((mixer, placement.cache_pool(layer.index)), mixer)
     layers = len(model.geometry.layers)
     for index in range(layers, layers + _cached_prediction(model, rules)):
         last = next(reversed(attending.values()), None)
-        for own, pool in _shared(last, index, placement) if last is not None else ():
+        for own, pool in shares_of(last, index, placement) if last is not None else ():
             found.setdefault((own, pool), []).append(index)
     return found
 
 
-def _shared(mixer: LayerKind, layer: int, placement: Placement) -> Iterator[tuple[LayerKind, Pool]]:
+def shares_of(
+    mixer: LayerKind, layer: int, placement: Placement
+) -> Iterator[tuple[LayerKind, Pool]]:
     """What is remembered of a layer, and where: on one device, or a slice of it on each."""
     pool = placement.cache_pool(layer)
     if placement.slicer is None or pool.kind is PoolKind.HOST:

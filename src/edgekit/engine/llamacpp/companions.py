@@ -16,13 +16,13 @@ from edgekit.errors import UsageError
 from edgekit.geometry.roles import block_of
 from edgekit.header.types import ModelHeader
 from edgekit.memory.types import (
-    DEVICE,
     HOST,
     Component,
     Load,
     MemoryEstimate,
     MemoryLine,
     Pool,
+    PoolKind,
 )
 
 FLOAT_BYTES = 4
@@ -57,6 +57,7 @@ def with_drafter(
         n_gpu_layers=ALL_LAYERS,
         cpu_moe=False,
         n_cpu_moe=0,
+        overrides=(),
         embeddings=False,
         load_mtp=False,
         mix=mix,
@@ -73,7 +74,8 @@ def projector_lines(header: ModelHeader, setup: LlamaCppSetup) -> tuple[MemoryLi
     """--mmproj: its weights to the byte, its compute buffer as an upper bound."""
     if header.keys.get("general.architecture") != "clip" or not header.tensors:
         raise UsageError(f"{header.name} is not a projector (a GGUF of architecture clip)")
-    pool = DEVICE if setup.has_device else HOST
+    gpus = (i for i, device in enumerate(setup.devices) if not device.rpc)
+    pool = Pool(PoolKind.DEVICE, next(gpus, 0)) if setup.has_device else HOST
     weights = sum(
         Placed(tensor=tensor, pool=pool, block=None).size_bytes for tensor in header.tensors
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from edgekit.basis import Basis
-from edgekit.engine.llamacpp.caches import layer_cache_bytes
+from edgekit.engine.llamacpp.caches import layer_cache_bytes, shares_of
 from edgekit.engine.llamacpp.output import output_line
 from edgekit.engine.llamacpp.placement import Placement
 from edgekit.engine.llamacpp.types import Context, LlamaCppSetup
@@ -39,11 +39,11 @@ def prediction_lines(
     context = replace(context, type_k=F16, type_v=F16)
     attending = next((one for one in reversed(model.geometry.layers) if one.mixer.streams), None)
     for block in range(layers, layers + count):
-        if attending is not None:
-            pool = placement.cache_pool(block)
+        shares = shares_of(attending.mixer, block, placement) if attending is not None else ()
+        for mixer, pool in shares:
             yield MemoryLine(
                 component=Component.KV_CACHE,
-                size_bytes=layer_cache_bytes(model, attending.mixer, context, pool),
+                size_bytes=layer_cache_bytes(model, mixer, context, pool),
                 pool=pool,
                 layer=block,
                 basis=Basis.MODELLED,

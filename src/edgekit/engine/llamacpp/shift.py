@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from edgekit.basis import Basis
+from edgekit.engine.llamacpp.caches import shares_of
 from edgekit.engine.llamacpp.placement import Placement
 from edgekit.engine.llamacpp.types import Context, LlamaCppSetup
 from edgekit.engine.types import Model
@@ -52,6 +53,6 @@ def _widest(model: Model, placement: Placement) -> dict[Pool, int]:
     found: dict[Pool, int] = {}
     for layer in model.geometry.layers:
         widths = [stream.elements for stream in layer.mixer.streams if stream.name != "v"]
-        pool = placement.cache_pool(layer.index)
-        found[pool] = max(found.get(pool, 0), *widths, 0)
+        for _, pool in shares_of(layer.mixer, layer.index, placement):
+            found[pool] = max(found.get(pool, 0), *widths, 0)
     return found
