@@ -11,6 +11,7 @@ import pytest
 from tests.recorded import header_bytes, models, padded
 
 from edgekit.cli import main
+from edgekit.models import model_preflight
 
 SERVER = "10.0.0.5:50052"
 TWO_CARDS = ("--device", "RTX 4090", "--device", "RTX 3090", "--ram", "64G")
@@ -150,6 +151,30 @@ def test_a_row_of_a_batch_names_them_too(
     assert third["total_bytes"] > first["total_bytes"]
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"override_tensor": "exps=CPU"}, ("-ot", "exps=CPU")),
+        ({"split_mode": "tensor"}, ("-sm", "tensor")),
+        ({"split_mode": "none", "main_gpu": 1}, ("-sm", "none", "-mg", "1")),
+        ({"rpc": f"{SERVER}=24G"}, ("--rpc", f"{SERVER}=24G")),
+    ],
+)
+def test_options_of_python_are_judged_as_flags_are(
+    options: dict[str, Any],
+    words: tuple[str, ...],
+    model: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = answer(capsys, "check", model, "-c", "16k", "--vram", "24G,16G", "--ram", "64G", *words)
+    same = {"llama_version": "0.6", **options}
+    where = {"vram": "24G,16G", "ram": "64G"}
+    result = model_preflight(model, "llama.cpp", context=16384, options=same, **where)
+    assert [use.required_bytes for use in result.uses] == [
+        one["required_bytes"] for one in found["budgets"]
+    ]
+
+
 PAGE = Path(__file__).parents[3] / "docs" / "engines" / "llama_cpp.md"
 EXAMPLES = [
     line
@@ -163,3 +188,23 @@ def test_examples_of_the_docs_fit(example: str, capsys: pytest.CaptureFixture[st
     words = shlex.split(example)[1:]
     assert main([*words, "--llama-version", "0.6"]) == 0
     assert shlex.split(example)[-2] in capsys.readouterr().out
+
+
+def test_a_draft_model_is_not_moved(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """llama.cpp has -otd for that."""
+    found = answer(capsys, "estimate", model, "-c", "4096", "-md", model, "-ot", "weight=CPU")
+    draft = [one for one in found["lines"] if one["part"] == "drafter"]
+    assert sum(one["bytes"] for one in draft if one["pool"] != "host") > 2**34
+
+
+def test_an_architecture_without_slices_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = next(one for one in models() if one["model"] == "falcon-h1-1.5b")
+    header = header_bytes(facts["header_without_vocabulary"])
+    file = tmp_path / "model.gguf"
+    with file.open("wb") as out:
+        out.write(header)
+        out.truncate(padded(len(header)) + facts["data_section_bytes"])
+    told = refused(capsys, "estimate", str(file), "-c", "4096", "-sm", "tensor", "-ts", "1,1")
+    assert "-sm tensor for the architecture 'falcon-h1'" in told

@@ -56,6 +56,8 @@ def _setup(options: Mapping[str, Any], backend: str | None) -> LlamaCppSetup:
     moved, rpc = text(options, "override_tensor"), text(options, "rpc")
     servers = read_servers(rpc) if rpc else ()
     own = _devices(options, split[len(servers) :], least=0 if servers else 1)
+    known = "n_devices" in options or bool(split)  # else the machine says how many there are
+    least = main + 1 - len(servers) if mode is SplitMode.NONE and not known else 0
     return LlamaCppSetup(
         backend=kind,
         n_gpu_layers=ALL_LAYERS if layers is None or layers < 0 else layers,
@@ -71,7 +73,7 @@ def _setup(options: Mapping[str, Any], backend: str | None) -> LlamaCppSetup:
         main_gpu=main,
         servers=servers,
         overrides=read_overrides(moved) if moved else (),
-        devices=used_devices((*servers, *(Device(),) * own), mode, main),
+        devices=used_devices((*servers, *(Device(),) * max(own, least)), mode, main),
         **_version(options)._asdict(),
     )
 
