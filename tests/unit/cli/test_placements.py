@@ -168,8 +168,9 @@ def test_options_of_python_are_judged_as_flags_are(
 ) -> None:
     found = answer(capsys, "check", model, "-c", "16k", "--vram", "24G,16G", "--ram", "64G", *words)
     same = {"llama_version": "0.6", **options}
-    where = {"vram": "24G,16G", "ram": "64G"}
-    result = model_preflight(model, "llama.cpp", context=16384, options=same, **where)
+    result = model_preflight(
+        model, "llama.cpp", context=16384, options=same, vram="24G,16G", ram="64G"
+    )
     assert [use.required_bytes for use in result.uses] == [
         one["required_bytes"] for one in found["budgets"]
     ]
