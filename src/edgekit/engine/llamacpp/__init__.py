@@ -18,7 +18,7 @@ from edgekit.engine.llamacpp.prediction import prediction_lines
 from edgekit.engine.llamacpp.refusals import refusal
 from edgekit.engine.llamacpp.runtime import overhead_notes, runtime_lines, server_lines
 from edgekit.engine.llamacpp.shift import shift_lines
-from edgekit.engine.llamacpp.slices import DELTA_NETS, MIRRORED_CACHES
+from edgekit.engine.llamacpp.slices import UNCOMPARED
 from edgekit.engine.llamacpp.types import Backend, Context, LlamaCppSetup, SplitMode
 from edgekit.engine.llamacpp.versions import NEWEST, is_newer, version_name
 from edgekit.engine.types import Model
@@ -190,7 +190,7 @@ def _as_known(
 def _is_guessed(model: Model, setup: LlamaCppSetup) -> bool:
     """Divisions among devices that were read from the source, and not compared with the engine."""
     slices = setup.split_mode is SplitMode.TENSOR
-    unseen = model.geometry.architecture in DELTA_NETS | MIRRORED_CACHES
+    unseen = model.geometry.architecture in UNCOMPARED
     return setup.has_device and (setup.split_mode is SplitMode.ROW or (slices and unseen))
 
 
