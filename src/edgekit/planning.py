@@ -29,8 +29,7 @@ from edgekit.plan.recommending import (
     wish_for,
 )
 from edgekit.plan.types import Start
-from edgekit.preflight import choose_file
-from edgekit.resolver import AUTO, LLAMACPP, ResolvedModel
+from edgekit.resolver import AUTO, LLAMACPP, ResolvedModel, choose_file
 
 if TYPE_CHECKING:
     from edgekit.source.types import Reach

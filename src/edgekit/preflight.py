@@ -22,15 +22,15 @@ from edgekit.errors import (
     UnknownArchitectureError,
     UsageError,
 )
-from edgekit.estimation import Opened, open_model
+from edgekit.estimation import Opened
 from edgekit.header.types import Depth
 from edgekit.memory.types import Load
 from edgekit.metadata import ModelMetadata, read_metadata
 from edgekit.plan.caches import embedding_start
-from edgekit.plan.choice import Choice, as_named, choose, reads_at_once
+from edgekit.plan.choice import reads_at_once
 from edgekit.plan.types import Job, PreflightResult, Question, Start
 from edgekit.plan.verdict import is_decided, judge, result_of
-from edgekit.resolver import AUTO, LLAMACPP, ResolvedModel, resolve_model
+from edgekit.resolver import AUTO, LLAMACPP, ResolvedModel, choose_file, resolve_model
 
 if TYPE_CHECKING:
     from edgekit.hardware.types import Machine
@@ -282,28 +282,6 @@ def _judged(
             raise
         return other
     return first if first.can_load or other is None or other.failed else other
-
-
-def choose_file(
-    opened: Opened, question: Question, reach: Reach | None
-) -> tuple[Opened, Question, Choice]:
-    """What SPEC A4 chooses. Where that is another file of the repository, its header is read too.
-
-    Such a file may be larger than its name says: then the next smaller one is looked at.
-    """
-    while True:
-        choice = choose(question)
-        chosen = choice.candidate.variant
-        if not choice.fits or not chosen.reference or not chosen.changes:
-            return opened, question, choice
-        found = open_model(chosen.reference, reach=reach)
-        real = as_named(found.model, chosen.name, chosen.reference)
-        exact = replace(question, model=found.model, variants=real)
-        choice = choose(exact)
-        smaller = question.variants[question.variants.index(chosen) + 1 :]
-        if choice.fits or not smaller:
-            return found, exact, choice
-        question = replace(question, variants=smaller)
 
 
 def in_two_steps(

@@ -27,15 +27,15 @@ from edgekit.errors import (
     RemoteNotFoundError,
     UsageError,
 )
-from edgekit.estimation import Opened, open_or_download
+from edgekit.estimation import Opened, open_model, open_or_download
 from edgekit.header.types import Depth
 from edgekit.inspection import Inspection, inspect_header, inspect_model
 from edgekit.memory.assumed import from_name
 from edgekit.memory.names import read_name
 from edgekit.plan.assumed import AssumedChoice, assumed_choice
-from edgekit.plan.choice import AS_NAMED, as_named
+from edgekit.plan.choice import AS_NAMED, Choice, as_named, choose
 from edgekit.plan.placement import engine_on
-from edgekit.plan.types import Start, Variant
+from edgekit.plan.types import Question, Start, Variant
 from edgekit.plan.variants import (
     accuracy_of,
     at_mixes,
@@ -336,6 +336,28 @@ def _assumed(name: str) -> AssumedChoice | None:
         return assumed_choice(from_name(name), read_catalog().entries)
     except UsageError:
         return None
+
+
+def choose_file(
+    opened: Opened, question: Question, reach: Reach | None
+) -> tuple[Opened, Question, Choice]:
+    """What SPEC A4 chooses. Where that is another file of the repository, its header is read too.
+
+    Such a file may be larger than its name says: then the next smaller one is looked at.
+    """
+    while True:
+        choice = choose(question)
+        chosen = choice.candidate.variant
+        if not choice.fits or not chosen.reference or not chosen.changes:
+            return opened, question, choice
+        found = open_model(chosen.reference, reach=reach)
+        real = as_named(found.model, chosen.name, chosen.reference)
+        exact = replace(question, model=found.model, variants=real)
+        choice = choose(exact)
+        smaller = question.variants[question.variants.index(chosen) + 1 :]
+        if choice.fits or not smaller:
+            return found, exact, choice
+        question = replace(question, variants=smaller)
 
 
 def inspect_named(
