@@ -47,6 +47,8 @@ def result_for(found: Candidate, *, max_context: int | None = None) -> Preflight
         most = _longest_anywhere(found) if max_context is None else max_context
         reasons = tuple(_reasons(found, most))
     geometry = question.model.geometry
+    # Of a bare name only sizes are assumed: its layers are those of another model.
+    is_rough = question.bill is not None and weighed.estimate.basis is Basis.ASSUMED
     return PreflightResult(
         engine=question.engine,
         status=weighed.status if found.step else Status.FAILED,
@@ -63,7 +65,7 @@ def result_for(found: Candidate, *, max_context: int | None = None) -> Preflight
         variant=found.variant,
         load=held.load(found.tokens),
         uses=weighed.uses,
-        speed=pace(question, weighed) if found.step else None,
+        speed=None if not found.step or is_rough else pace(question, weighed),
         estimate=weighed.estimate,
         reasons=reasons,
         window=found.because,

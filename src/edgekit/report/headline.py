@@ -175,13 +175,14 @@ def _used(result: PreflightResult) -> str:
     if not cards or not result.way.cards:
         return _sizes(fullest)
     card = max(cards, key=lambda one: (one.use.fullness, one.required_bytes))
-    words = _sizes(card)
+    has_ram = bool(ram) and (fullest.is_ram or is_divided(result))
+    words = f"{_sizes(card)} VRAM" if has_ram else _sizes(card)
     if len(cards) > 1:
         alike = len({one.use.budget.name for one in cards}) == 1
         fuller = "fuller card" if len(cards) == 2 else "fullest card"
         words += f" on the {fuller if alike else card.name}"
-    if ram and (fullest.is_ram or is_divided(result)):
-        words += f" VRAM and {_sizes(ram[0])} RAM"
+    if has_ram:
+        words += f" and {_sizes(ram[0])} RAM"
     return words
 
 
