@@ -38,6 +38,14 @@ def format_count(count: int) -> str:
     return str(count)
 
 
+def short_count(count: int) -> str:
+    """8030261312 -> '8.0B', 30532122624 -> '31B': as people name models."""
+    steps = ((step, name) for step, name in _COUNTS[:3] if count >= step * 0.995)
+    step, unit = next(steps, (1, ""))
+    number = count / step
+    return f"{number:.1f}{unit}" if unit and number < 9.95 else f"{number:.0f}{unit}"
+
+
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b?)", re.IGNORECASE)
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?!\d|,)")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}

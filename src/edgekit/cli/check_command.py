@@ -201,7 +201,7 @@ def _show_table(coming: Iterable[list[Answer]]) -> list[list[Answer]]:
             yield from answers
 
     with suppress(NobodyReadsError):
-        for piece in table_pieces(rows(), width=screen_width(), glyphs=_glyphs()):
+        for piece in table_pieces(rows(), width=screen_width(), glyphs=glyphs()):
             if sys.stdout is not None:  # without one, the exit code is the answer
                 show(piece)
     return found
@@ -225,21 +225,21 @@ def _as_text(answers: Sequence[Answer], arguments: argparse.Namespace) -> str:
     from edgekit.report.check_table import check_table
     from edgekit.report.check_text import check_text, quiet_text
 
-    width, glyphs = screen_width(), _glyphs()
+    width, signs = screen_width(), glyphs()
     if len(answers) > 1 or not isinstance(answers[0], Check):
-        return check_table(answers, width=width, glyphs=glyphs)
+        return check_table(answers, width=width, glyphs=signs)
     if arguments.quiet:
         return quiet_text(answers[0])
     return check_text(
         answers[0],
         width=width,
         colour=is_terminal(sys.stdout),
-        glyphs=glyphs,
+        glyphs=signs,
         why=arguments.why,
     )
 
 
-def _glyphs() -> Glyphs:
+def glyphs() -> Glyphs:
     from edgekit.report.bars import glyphs_for
 
     return glyphs_for(getattr(sys.stdout, "encoding", None))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from edgekit.asking.bills import OF_THE_MACHINE, OPTIONS, Asked, bill_named
@@ -28,7 +27,6 @@ from edgekit.cli.typed import words_of
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
-    from edgekit.asking.checks import Asking
     from edgekit.asking.words import EngineFlags, Words
     from edgekit.estimation import Opened
     from edgekit.report.check import Check, Unanswered
@@ -36,8 +34,6 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.resolver import ResolvedModel
     from edgekit.source.types import Reach
 
-UNKNOWN_CONTEXT = 32_768  # where a model does not say what it was made for
-COMPARED_CONTEXT = 16_384  # of several models, where none was asked for
 _BUILT_IN = "stream"  # runs a few families of GGUF files; shown only for those
 # One sequence, and without a machine to place it on, weights and cache on the GPU.
 _ALONE: dict[str, dict[str, Any]] = {"llama.cpp": {"parallel": "1"}}
@@ -82,7 +78,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         parser,
         several=True,
         engine_help="llama.cpp, vllm, mlx, stream, auto or all (default: all for one model, auto for several)",
-        context_help="context in tokens: 8192, 32k (default: native window for one model, 16k for several)",
+        context_help="context in tokens: 8192, 32k (default: chosen for the machine; without one 32k)",
         without=OF_THE_MACHINE,
     )
     parser.set_defaults(run=run)
@@ -99,17 +95,19 @@ def run(arguments: argparse.Namespace) -> str:
     machine = bool(words.devices or words.ram or words.vram)
     if len(names) == 1 and not machine and arguments.engine is None:
         return _engines(names[0], words, flags, arguments)
-    return _models(names, words, flags, arguments)
+    return _models(names, words, arguments)
 
 
 def _engines(name: str, words: Words, flags: EngineFlags, arguments: argparse.Namespace) -> str:
+    from edgekit.plan.context import DEFAULT_TOKENS
     from edgekit.report.compare import compare_json, compare_text
     from edgekit.resolver import resolve_model
 
     with reach_of(arguments, quiet=arguments.json) as reach:
         named = resolve_model(name, reach=reach, quant=words.quant)
         opened = named.as_file(named.first_engine)
-        context = words.context or opened.model.geometry.native_context or UNKNOWN_CONTEXT
+        native = opened.model.geometry.native_context or DEFAULT_TOKENS
+        context = words.context or min(native, DEFAULT_TOKENS)
         users = read_number("--users", words.users, least=1)
         alone = _ALONE if users is None else {}
         same = {"context": str(context), "users": words.users}
@@ -130,7 +128,9 @@ def _engines(name: str, words: Words, flags: EngineFlags, arguments: argparse.Na
 
         return json_text(compare_json(opened.label, name, context, answers, users=users or 1))
     hint = _hint(opened) if named.found else ""
-    return compare_text(opened.label, context, answers, hint, users=users or 1)
+    return compare_text(
+        opened.label, context, answers, hint, users=users or 1, width=screen_width()
+    )
 
 
 def _hint(opened: Opened) -> str:
@@ -151,18 +151,22 @@ def _answer(engine: str, named: ResolvedModel, given: dict[str, Any], reach: Rea
         return Answer(engine=engine, error=error)
 
 
-def _models(
-    names: tuple[str, ...], words: Words, flags: EngineFlags, arguments: argparse.Namespace
-) -> str:
+def _models(names: tuple[str, ...], words: Words, arguments: argparse.Namespace) -> str:
+    """Judged as `check` judges them; one model by every engine."""
     from dataclasses import replace
 
     from edgekit.asking.checks import check_all
+    from edgekit.asking.words import ALL, asking_of
     from edgekit.report.check import Check, Unanswered
     from edgekit.source.types import Traffic
 
+    if len(names) == 1 and words.engine is None:
+        words = replace(words, engine=ALL)
     with reach_of(arguments, quiet=arguments.json) as reach:
         each = replace(reach, progress=None)
-        asking = _asking(words, flags, names, lambda: replace(each, traffic=Traffic()))
+        asking = asking_of(
+            words, reach=lambda: replace(each, traffic=Traffic()), with_changes=False
+        )
         found = counting(check_all(names, asking), len(names), reach.progress)
         rows = [row for answers in found for row in answers]
     if not any(isinstance(row, Check) for row in rows):
@@ -170,50 +174,13 @@ def _models(
     return _rendered(rows, arguments)
 
 
-def _asking(
-    words: Words, flags: EngineFlags, names: tuple[str, ...], reach: Callable[[], Reach]
-) -> Asking:
-    """Without -c at 16k, or at the native window of a model that has a shorter one."""
-    from edgekit.asking.checks import Asking
-    from edgekit.asking.words import machine_of, read_max_use, read_reserve
-    from edgekit.plan.context import JOB_MARGIN_TOKENS
-    from edgekit.plan.types import Job
-
-    users = read_number("--users", words.users, least=1)
-    alone = _ALONE if users is None else {}
-    job = Job(prompt_tokens=COMPARED_CONTEXT - JOB_MARGIN_TOKENS, new_tokens=0)
-    return Asking(
-        machine=machine_of(words),
-        engines=_chosen(words.engine, len(names)),
-        flags={engine: {**alone.get(engine, {}), **flags[engine]} for engine in OPTIONS},
-        quant=words.quant,
-        users=users,
-        job=job if words.context is None else None,
-        min_context=read_number("--min-context", words.min_context),
-        max_use=read_max_use(words.max_use),
-        reserve_bytes=read_reserve(words.reserve),
-        with_changes=False,
-        reach=reach,
-        confirm=None,  # several models are never downloaded
-    )
-
-
-def _chosen(word: str | None, models: int) -> tuple[str, ...]:
-    """None: the engine that the files are for."""
-    from edgekit.engine import engine_name
-
-    if word is None:
-        return tuple(OPTIONS) if models == 1 else ()
-    if word.lower() in {"auto", "all"}:
-        return tuple(OPTIONS) if word.lower() == "all" else ()
-    return (engine_name(word),)
-
-
 def _rendered(rows: list[Check | Unanswered], arguments: argparse.Namespace) -> str:
-    from edgekit.report.compare import models_json, models_text
-
     if arguments.json:
         from edgekit.report.as_json import json_text
+        from edgekit.report.compare import models_json
 
         return json_text(models_json(rows))
-    return models_text(rows, width=screen_width())
+    from edgekit.cli.check_command import glyphs
+    from edgekit.report.check_table import check_table
+
+    return check_table(rows, width=screen_width(), glyphs=glyphs(), sizes=True)

@@ -15,14 +15,14 @@ from edgekit.plan.recommending import Ask, Recommendation, Suggestion
 from edgekit.report.answer_lines import change_lines
 from edgekit.report.bars import BLOCKS, Glyphs, memories
 from edgekit.report.check_memory import bar_lines, painted
-from edgekit.report.check_table import shortened
+from edgekit.report.check_table import shortened, used_words
 from edgekit.report.check_words import context_words
 from edgekit.report.headline import cache_words as cache_changed
 from edgekit.report.headline import headline, is_divided
 from edgekit.report.lines import figures, printable
 from edgekit.report.screen import command_rows, folded, placed, section, within
 from edgekit.report.speed_words import is_slow, typical_figure
-from edgekit.units import GIB
+from edgekit.units import GIB, short_count
 
 _LEAST_NAME = 12  # columns; where fewer are left for the name, a model takes two lines
 _TASKS = {
@@ -137,13 +137,13 @@ def _stacked(row: tuple[str, ...], width: int) -> list[str]:
 
 def _row(number: int, one: Suggestion) -> tuple[str, ...]:
     plan, entry, name = one.plan, one.entry, one.plan.variant.name
-    size = _short_count(entry.parameters) if entry.parameters is not None else ""
+    size = short_count(entry.parameters) if entry.parameters is not None else ""
     return (
         str(number),
         printable(entry.id),
         " ".join(filter(None, (size, printable(name) if name != AS_NAMED else ""))),
         _window(plan),
-        _used(plan),
+        used_words(plan.result).removesuffix(" +RAM"),
         _speed(one),
         _where(plan),
     )
@@ -155,14 +155,6 @@ def _window(plan: Plan) -> str:
     each = context_words(plan.context_tokens).removesuffix(" tokens")
     tokens = f"{users} x {each}" if users > 1 else each
     return f"{tokens} {plan.result.cache}" if cache_changed(plan.result) else tokens
-
-
-def _used(plan: Plan) -> str:
-    """Of the fullest memory that the model computes in."""
-    found = memories(plan.result)
-    devices = [one for one in found if not one.is_ram] if plan.result.way.cards else []
-    fullest = max(devices or found, key=lambda one: (one.use.fullness, one.required_bytes))
-    return f"{fullest.required_bytes / GIB:,.1f} of {fullest.usable_bytes / GIB:,.1f}"
 
 
 def _speed(one: Suggestion) -> str:
@@ -209,18 +201,8 @@ def _facts(one: Suggestion) -> Iterator[str]:
 def parameters_words(parameters: int, active: int | None = None) -> str:
     """'12B', or '122B with 9.8B active'."""
     if active is None or active == parameters:
-        return _short_count(parameters)
-    return f"{_short_count(parameters)} with {_short_count(active)} active"
-
-
-_COUNTS = ((10**12, "T"), (10**9, "B"), (10**6, "M"))
-
-
-def _short_count(count: int) -> str:
-    """As people name models: 7.2B, 31B, 235B, 1.0T."""
-    step, unit = next(((s, u) for s, u in _COUNTS if count >= s * 0.995), (1, ""))
-    number = count / step
-    return f"{number:.1f}{unit}" if unit and number < 9.95 else f"{number:.0f}{unit}"
+        return short_count(parameters)
+    return f"{short_count(parameters)} with {short_count(active)} active"
 
 
 def cache_words(plan: Plan) -> str:

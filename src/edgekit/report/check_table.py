@@ -7,12 +7,25 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from edgekit.errors import HardwareError, RefusedError
-from edgekit.plan.types import Status
-from edgekit.report.bars import BLOCKS, Glyphs
+from edgekit.geometry.parameters import count_parameters
+from edgekit.plan.choice import AS_NAMED
+from edgekit.plan.types import PreflightResult, Status
+from edgekit.report.bars import BLOCKS, Glyphs, memories
+from edgekit.report.bill import Bill
 from edgekit.report.check import Check, Unanswered
-from edgekit.report.check_words import VERDICTS, is_beyond, is_blocked, share_words, sizes_words
+from edgekit.report.check_words import (
+    VERDICTS,
+    context_words,
+    is_beyond,
+    is_blocked,
+    rounded_context_words,
+    sizes_words,
+)
+from edgekit.report.headline import cache_words, embeds, is_divided
 from edgekit.report.lines import printable
 from edgekit.report.screen import LEAST_WIDTH, folded, hanging, joined, within
+from edgekit.report.speed_words import typical_figure
+from edgekit.units import GIB, short_count
 
 Found = Check | Unanswered
 
@@ -26,7 +39,7 @@ _COUNTED = {
 }
 FIRST_ROWS = 25  # a table of up to this many rows is written at once
 NAMES_TOLD = 3  # beside a reason they share
-LEAST_NAME = 16  # columns; where fewer are left for it, a row takes several lines
+LEAST_NAME = 12  # columns; where fewer are left for it, a row takes several lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,27 +49,33 @@ class Row:
     outcome: str
     name: str = ""  # "": told above
     engine: str = ""
-    memory: str = "-"
-    share: str = ""
+    weights: str = ""  # how many, and their quantisation
+    gib: str = ""  # of the weights
     context: str = "-"
+    longest: str = "-"
+    memory: str = "-"
+    speed: str = "-"  # tokens per second
     because: str = ""  # where the figures do not say it
 
 
-def check_table(rows: Sequence[Found], *, width: int = 100, glyphs: Glyphs = BLOCKS) -> str:
-    return "".join(table_pieces(rows, width=width, glyphs=glyphs))
+def check_table(
+    rows: Sequence[Found], *, width: int = 100, glyphs: Glyphs = BLOCKS, sizes: bool = False
+) -> str:
+    return "".join(table_pieces(rows, width=width, glyphs=glyphs, sizes=sizes))
 
 
 def table_pieces(
-    rows: Iterable[Found], *, width: int = 100, glyphs: Glyphs = BLOCKS
+    rows: Iterable[Found], *, width: int = 100, glyphs: Glyphs = BLOCKS, sizes: bool = False
 ) -> Iterator[str]:
     """The table, piece by piece: the first FIRST_ROWS rows lay it out, each later row is written as it becomes known.
 
-    What all rows share is above them; reasons for missing answers are below.
+    What all rows share is above them; reasons for missing answers are below. `sizes` adds the parameters and the
+    size of the weights.
     """
     width = max(width, LEAST_WIDTH)
     coming = iter(rows)
     found = list(islice(coming, FIRST_ROWS))
-    told = list(rows_of(found))
+    told = list(rows_of(found, sizes=sizes))
     layout = _layout(told, width)
     above = joined(_above(found), width, glyphs.between)
     lines = [*above, *([""] if above and told else []), *layout.head]
@@ -66,7 +85,7 @@ def table_pieces(
     first = tuple(found)
     for row in coming:
         found.append(row)
-        told.append(_later_row(row, first))
+        told.append(_later_row(row, first, sizes=sizes))
         yield "\n".join(layout.lines(told[-1])) + "\n"
     reasons = [line for reason in reasons_of(told) for line in hanging(reason, within(width))]
     below = [*([""] if reasons else []), *reasons, "", *folded(summary(found), width)]
@@ -116,11 +135,11 @@ def _above(rows: Sequence[Found]) -> Iterator[str]:
     yield checks[0].result.machine.name
 
 
-def rows_of(rows: Sequence[Found]) -> Iterator[Row]:
+def rows_of(rows: Sequence[Found], *, sizes: bool = False) -> Iterator[Row]:
     labels = {row.bill.reference: row.bill.label for row in rows if isinstance(row, Check)}
     one_model, one_engine = _one_model(rows), _one_engine(rows)
     for row in rows:
-        told = _judged(row) if isinstance(row, Check) else _unanswered(row, labels)
+        told = _judged(row, sizes=sizes) if isinstance(row, Check) else _unanswered(row, labels)
         yield replace(
             told, name="" if one_model else told.name, engine="" if one_engine else told.engine
         )
@@ -135,19 +154,60 @@ def _unanswered(found: Unanswered, labels: Mapping[str, str]) -> Row:
     )
 
 
-def _judged(check: Check) -> Row:
+def _judged(check: Check, *, sizes: bool) -> Row:
     result = check.result
     longest = result.context_tokens if is_beyond(result) else result.max_context
     plain = result.can_load or (result.tightest.status is Status.FAILED and not is_blocked(result))
+    parameters = _parameters(check.bill) if sizes else ""
+    weights = result.quantization.removeprefix(AS_NAMED).removesuffix("_MOE")
     return Row(
         outcome=outcome_of(check),
         name=printable(check.bill.label),
         engine=result.engine,
-        memory=sizes_words(result.required_bytes, result.available_bytes),
-        share=share_words(result.tightest),
-        context=f"{longest:,}" if longest else "-",
+        weights=" ".join(filter(None, (parameters, weights.replace(" bit", "-bit")))),
+        gib=f"{result.estimate.weights_bytes / GIB:,.1f}" if sizes else "",
+        context=_window(result),
+        longest=rounded_context_words(longest).removesuffix(" tokens") if longest else "-",
+        memory=used_words(result),
+        speed=_pace(result),
         because="" if plain else "; ".join(result.reasons),
     )
+
+
+def _window(result: PreflightResult) -> str:
+    """'32K', '32K q8_0' where the cache is not the engine's own, '4 x 16K' of several users."""
+    each = context_words(result.context_tokens // result.streams).removesuffix(" tokens")
+    tokens = f"{result.streams} x {each}" if result.streams > 1 else each
+    return f"{tokens} {result.cache}" if cache_words(result) else tokens
+
+
+def used_words(result: PreflightResult) -> str:
+    """'10.2 of 10.5' GiB: of the device, unless only the RAM is as full as the verdict says. '+RAM' where a part of
+    the model is there.
+    """
+    found = memories(result)
+    devices = [one for one in found if not one.is_ram] if result.way.cards else []
+    decide = any(one.use.status is result.status for one in devices)
+    fullest = max(
+        devices if decide else found, key=lambda one: (one.use.fullness, one.required_bytes)
+    )
+    words = sizes_words(fullest.required_bytes, fullest.usable_bytes)
+    words = words if "MiB" in words else words.removesuffix(" GiB")
+    return f"{words} +RAM" if is_divided(result) and not fullest.is_ram else words
+
+
+def _pace(result: PreflightResult) -> str:
+    """Tokens per second; of an embedding model, which writes nothing, how fast it reads."""
+    if result.failed:
+        return "-"
+    speed = result.speed
+    rates = None if speed is None else speed.prefill if embeds(result) else speed.decode
+    return "?" if rates is None else typical_figure(rates)
+
+
+def _parameters(bill: Bill) -> str:
+    counted = None if bill.geometry is None else count_parameters(bill.geometry)
+    return "" if counted is None else short_count(counted[0])
 
 
 def reasons_of(rows: Sequence[Row]) -> Iterator[str]:
@@ -162,9 +222,9 @@ def reasons_of(rows: Sequence[Row]) -> Iterator[str]:
         yield because if told and because.startswith(f"{told}:") else f"{told}: {because}"
 
 
-def _later_row(found: Found, first: Sequence[Found]) -> Row:
+def _later_row(found: Found, first: Sequence[Found], *, sizes: bool) -> Row:
     """A row of a table that is laid out already: an engine that has no column is named next to the model."""
-    row = _judged(found) if isinstance(found, Check) else _unanswered(found, {})
+    row = _judged(found, sizes=sizes) if isinstance(found, Check) else _unanswered(found, {})
     if not _one_engine(first):
         return row
     is_other = bool(row.engine) and not _one_engine([*first, found])
@@ -203,36 +263,47 @@ class _Layout:
 
 
 def _layout(rows: Sequence[Row], width: int) -> _Layout:
-    """Names are shortened to fit the width; where too little of them is left there are no columns.
+    """Names are shortened to fit the width. Where that leaves too little of them, columns are left out one by one,
+    and where that does not help, a row takes several lines.
 
-    Empty columns are left out; of a table that goes on, only the engine's is.
+    Empty columns are left out; of a table that goes on, only those of the engine and the sizes are.
     """
     every = [_cells(row) for row in rows]
     goes_on = len(rows) >= FIRST_ROWS
     widths = {
         head: max(len(head), *(len(printable(cells[head])) for cells in every))
         for head in _cells(Row(outcome=""))
-        if any(cells[head] for cells in every) or (goes_on and head != "engine")
+        if any(cells[head] for cells in every) or (goes_on and head not in _NOT_ALWAYS)
     }
-    over = sum(widths.values()) + 2 * (len(widths) - 1) - width
-    room = widths.get("model", 0) - over
-    if over > 0 and room < LEAST_NAME:
-        return _Layout(width=width, columns={})
-    return _Layout(width=width, columns={**widths, "model": room} if over > 0 else widths)
+    for last in range(len(_LEFT_OUT) + 1):
+        columns = {head: size for head, size in widths.items() if head not in _LEFT_OUT[:last]}
+        over = sum(columns.values()) + 2 * (len(columns) - 1) - width
+        if over <= 0:
+            return _Layout(width=width, columns=columns)
+        room = columns.get(_NAME, 0) - over
+        if room >= LEAST_NAME:
+            return _Layout(width=width, columns={**columns, _NAME: room})
+    return _Layout(width=width, columns={})
+
+
+_NAME = "model"
+_WORDS = frozenset({"", _NAME, "engine", "weights"})
+_NOT_ALWAYS = frozenset({"engine", "GiB"})
+_LEFT_OUT = ("GiB", "max", "tokens/s")  # on a narrow screen, in this order
 
 
 def _cells(row: Row) -> dict[str, str]:
     return {
         "": row.outcome,
-        "model": row.name,
+        _NAME: row.name,
         "engine": row.engine,
-        "memory": row.memory,
-        "used": row.share,
-        "max context": row.context,
+        "weights": row.weights,
+        "GiB": row.gib,
+        "context": row.context,
+        "max": row.longest,
+        "GiB used": row.memory,
+        "tokens/s": row.speed,
     }
-
-
-_WORDS = frozenset({"", "model", "engine"})
 
 
 def shortened(name: str, room: int) -> str:
@@ -247,6 +318,13 @@ def _stacked(row: Row, width: int) -> list[str]:
     first = folded("  ".join(filter(None, (row.outcome, row.name, row.engine))), width)
     if row.memory == "-":
         return first
-    context = f"up to {row.context}" if row.context != "-" else "no context"
-    figures_told = ", ".join(filter(None, (row.memory, row.share, context)))
-    return [*first, *(f"  {line}" for line in folded(figures_told, width - 2))]
+    used, _, ram = row.memory.partition(" +")
+    used += "" if "iB" in used else " GiB"
+    weights = f"{row.weights} {row.gib} GiB".strip() if row.gib else row.weights
+    longest = "" if row.longest == "-" else f" (max {row.longest})"
+    told = [weights, f"{row.context}{longest}", " + ".join(filter(None, (used, ram)))]
+    told += [f"{row.speed} tokens/s"] if row.speed not in {"-", "?"} else []
+    return [
+        *first,
+        *(f"  {line}" for line in folded(", ".join(filter(None, told)), width - 2)),
+    ]

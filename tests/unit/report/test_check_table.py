@@ -47,12 +47,12 @@ MANY: tuple[Found, ...] = (
 TABLE = """\
 llama.cpp 1.0  ·  this machine
 
-              model                    memory   used  max context
-fits          one.gguf       11.5 of 23.0 GiB   50 %       74,240
-fits          two-Q8_0.gguf  11.5 of 23.0 GiB   50 %    1,048,576
-tight         three.gguf     13.5 of 15.0 GiB   90 %       74,240
-does not fit  four.gguf      24.0 of 15.0 GiB  160 %            -
-not read      ./five.gguf                   -                   -
+              model          context  max      GiB used  tokens/s
+fits          one.gguf           32K  72K  11.5 of 23.0         ?
+fits          two-Q8_0.gguf      32K   1M  11.5 of 23.0         ?
+tight         three.gguf         32K  72K  13.5 of 15.0         ?
+does not fit  four.gguf          32K    -  24.0 of 15.0         -
+not read      ./five.gguf          -    -             -         -
 
 ./five.gguf: it breaks off
 
@@ -66,10 +66,10 @@ ENGINES: tuple[Found, ...] = (
 ALL_ENGINES = """\
 one.gguf  ·  this machine
 
-            engine               memory  used  max context
-fits        llama.cpp  11.5 of 23.0 GiB  50 %       74,240
-cannot run  vllm                      -                  -
-cannot run  mlx                       -                  -
+            engine     context  max      GiB used  tokens/s
+fits        llama.cpp      32K  72K  11.5 of 23.0         ?
+cannot run  vllm             -    -             -         -
+cannot run  mlx              -    -             -         -
 
 vllm: vLLM loads no GGUF
 mlx: no Apple silicon here
@@ -80,11 +80,10 @@ NARROW = """\
 llama.cpp 1.0  ·  this machine
 
 fits  one.gguf
-  11.5 of 23.0 GiB, 50 %, up to
-  74,240
+  32K (max 72K), 11.5 of 23.0
+  GiB
 does not fit  four.gguf
-  24.0 of 15.0 GiB, 160 %, no
-  context
+  32K, 24.0 of 15.0 GiB
 not read  ./five.gguf
 
 ./five.gguf: it breaks off
@@ -152,13 +151,43 @@ def test_a_later_row_of_another_engine_names_it() -> None:
 def test_a_long_name_keeps_its_ends() -> None:
     rows = (named(made(), "meta-llama-3.1-70b-instruct-Q4_K_M.gguf"), MANY[0])
     told = check_table(rows, width=70).splitlines()
-    assert told[3] == "fits  meta-llama-3...-Q4_K_M.gguf  11.5 of 23.0 GiB  50 %       74,240"
+    assert told[3] == "fits  meta-llama-...-Q4_K_M.gguf      32K  72K  11.5 of 23.0         ?"
     assert max(map(len, told)) == 70
+
+
+def test_the_cache_weights_and_users_of_a_row() -> None:
+    check = named(made(), "a")
+    chosen = replace(check.result, quantization="Q4_K_M", cache="q8_0")
+    shared = replace(check.result, quantization="MXFP4_MOE", streams=4)
+    told = check_table((replace(check, result=chosen), replace(check, result=shared))).splitlines()
+    assert told[2:5] == [
+        "      weights   context  max      GiB used  tokens/s",
+        "fits  Q4_K_M   32K q8_0  72K  11.5 of 23.0         ?",
+        "fits  MXFP4      4 x 8K  72K  11.5 of 23.0         ?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("width", "head"),
+    [
+        (80, "      model           engine     GiB  context  max      GiB used  tokens/s"),
+        (70, "      model           engine     context  max      GiB used  tokens/s"),
+        (66, "      model           engine     context      GiB used  tokens/s"),
+        (60, "      model           engine     context      GiB used"),
+        (50, "fits  model-one.gguf  llama.cpp"),
+    ],
+)
+def test_a_narrow_screen_has_fewer_columns(width: int, head: str) -> None:
+    rows = (named(made(), "model-one.gguf"), named(made(), "model-two.gguf", "mlx"))
+    assert check_table(rows, width=width, sizes=True).splitlines()[2] == head
 
 
 def test_a_context_beyond_the_models_own_that_fits() -> None:
     told = check_table((named(made(context_tokens=262_144), "a"), MANY[0]))
-    assert [row.split()[-1] for row in told.splitlines()[3:5]] == ["262,144", "74,240"]
+    assert [row.split()[2:4] for row in told.splitlines()[3:5]] == [
+        ["256K", "256K"],
+        ["32K", "72K"],
+    ]
 
 
 def test_what_is_true_of_many_is_said_once() -> None:
@@ -210,7 +239,8 @@ def test_counts() -> None:
     assert check_table(()) == "no models\n"
     assert (
         check_table([unread("x")])
-        == "          model  memory  max context\nnot read  x           -            -\n\nx: it breaks off\n\n1 could not be read\n"
+        == "          model  context  max  GiB used  tokens/s\nnot read  x            -    -         -         -\n\n"
+        "x: it breaks off\n\n1 could not be read\n"
     )
 
 
