@@ -15,7 +15,7 @@ from edgekit.catalog import find_entry, near_ids, opened, read_catalog
 from edgekit.catalog.naming import is_base, names_instruct, ollama_latest, split_quant
 from edgekit.catalog.repositories import original_repository
 from edgekit.catalog.types import Catalog, Entry, Kind
-from edgekit.engine import engine_for, engine_name, quant_names
+from edgekit.engine import FROM_GGUF, engine_for, engine_name, quant_names
 from edgekit.engine.llamacpp.as_gguf import convert, default_mix
 from edgekit.engine.quant_names import read_quant, takes
 from edgekit.errors import (
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from edgekit.source.download import Download
 
 CATALOG = "catalog:"
-LLAMACPP, STREAM, AUTO = "llama.cpp", "stream", "auto"
+LLAMACPP, AUTO = "llama.cpp", "auto"
 
 Read = TypeVar("Read")
 
@@ -210,8 +210,7 @@ class ResolvedModel(Resolved[Opened]):
     def opened(self, engine: str) -> Opened:
         """Raises RefusedError where the entry has nothing that the engine loads."""
         if self.found is None and self.entry is not None:
-            model = opened(self.entry, engine)
-            return _at_usual_mix(model, engine) if engine == STREAM else model
+            return opened(self.entry, engine)
         if self.found is None:
             raise self.missing or UsageError(f"{self.name}: neither opened nor in the catalog")
         return self.found
@@ -222,14 +221,16 @@ class ResolvedModel(Resolved[Opened]):
         What is known by its config alone is left to llama.cpp to convert, which says so in the bill.
         """
         model = self.opened(engine)
-        is_file = self.found is not None or engine != LLAMACPP
-        return model if is_file else _at_usual_mix(model, engine)
+        if self.found is not None or engine not in FROM_GGUF:
+            return model
+        if model.model.header.container is not Container.GGUF:
+            return replace(model, mix=default_mix(model.model))
+        usual = usual_variant(variants_of(model.model, engine, settled=False))
+        return replace(model, model=convert(model.model, usual.name).model, mix=usual.name)
 
     def variants(self, model: Opened, engine: str, start: Start) -> tuple[Variant, ...]:
         """The weights to choose from: the files of a repository where none was named, else what can be made of it."""
         files = model.files
-        if engine == STREAM:  # it runs a file as it is
-            return as_named(model.model, model.mix or AS_NAMED)
         if {"mix", "quantize", "quantization"} & start.settled:
             return as_named(model.model, str(getattr(start.setup, "mix", None) or "as asked"))
         if files is None or files.container is not Container.GGUF or engine != LLAMACPP:
@@ -249,14 +250,6 @@ class ResolvedModel(Resolved[Opened]):
         if self.entry is not None:
             return Kind.EMBEDDING in self.entry.kinds
         return self.found is not None and self.found.model.geometry.embeds
-
-
-def _at_usual_mix(model: Opened, engine: str) -> Opened:
-    """As the GGUF file that people run. Of a config alone, the mix that it would be converted to."""
-    if model.model.header.container is not Container.GGUF:
-        return replace(model, mix=default_mix(model.model))
-    usual = usual_variant(variants_of(model.model, engine, settled=False))
-    return replace(model, model=convert(model.model, usual.name).model, mix=usual.name)
 
 
 Model = TypeVar("Model", bound=ResolvedModel)
