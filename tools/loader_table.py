@@ -308,9 +308,7 @@ def shapes(text: str, local: dict[str, str]) -> Iterator[str]:
         yield ANY_SHAPE if value == UNKNOWN else value
 
 
-def read_keys(
-    text: str, keys: dict[str, str], defaults: dict[str, str], loader: Loader
-) -> None:
+def read_keys(text: str, keys: dict[str, str], defaults: dict[str, str], loader: Loader) -> None:
     for around, statement in statements(text):
         pattern = r"ml\.(get_key|get_arr|get_key_or_arr|get_arr_n)\(LLM_KV_(\w+),\s*([^,]+?)[,)]"
         for found in re.finditer(pattern, statement):

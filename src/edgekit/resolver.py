@@ -17,6 +17,7 @@ from edgekit.catalog.repositories import original_repository
 from edgekit.catalog.types import Catalog, Entry, Kind
 from edgekit.engine import FROM_GGUF, engine_for, engine_name, quant_names
 from edgekit.engine.llamacpp.as_gguf import convert, default_mix
+from edgekit.engine.mlx.types import Mode, Quantize
 from edgekit.engine.quant_names import read_quant, takes
 from edgekit.errors import (
     EdgekitError,
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from edgekit.source.download import Download
 
 CATALOG = "catalog:"
-LLAMACPP, AUTO = "llama.cpp", "auto"
+LLAMACPP, STREAM, AUTO = "llama.cpp", "stream", "auto"
 
 Read = TypeVar("Read")
 
@@ -225,14 +226,17 @@ class ResolvedModel(Resolved[Opened]):
             return model
         if model.model.header.container is not Container.GGUF:
             return replace(model, mix=default_mix(model.model))
-        usual = usual_variant(variants_of(model.model, engine, settled=False))
+        usual = usual_variant(variants_of(model.model, LLAMACPP, settled=False))
         return replace(model, model=convert(model.model, usual.name).model, mix=usual.name)
 
     def variants(self, model: Opened, engine: str, start: Start) -> tuple[Variant, ...]:
         """The weights to choose from: the files of a repository where none was named, else what can be made of it."""
         files = model.files
         if {"mix", "quantize", "quantization"} & start.settled:
-            return as_named(model.model, str(getattr(start.setup, "mix", None) or "as asked"))
+            return as_named(model.model, self._quantisation(start.setup))
+        if engine == STREAM:
+            file = model if files is not None else self.as_file(engine)
+            return as_named(file.model, file.mix or AS_NAMED)
         if files is None or files.container is not Container.GGUF or engine != LLAMACPP:
             return variants_of(model.model, engine, settled=False)
         tag = quant_tag(files.label.rpartition(":")[2]) or quant_tag(files.label) or AS_NAMED
@@ -243,6 +247,17 @@ class ResolvedModel(Resolved[Opened]):
         mine = replace(own[0], accuracy=accuracy_of(tag) or stored_accuracy(model.model))
         every = (mine, *(one for one in others if one.name != tag))
         return tuple(sorted(every, key=lambda one: -one.accuracy))
+
+    def _quantisation(self, setup: Any) -> str:
+        """The one that was asked for, as reports name it: 'Q4_K_M', '4 bit', 'fp8'."""
+        packed = getattr(setup, "quantize", None)
+        if isinstance(packed, Quantize) and packed.rest and packed.recipe is None:
+            if packed.packing.mode is Mode.AFFINE:
+                return f"{packed.packing.bits} bit"
+            return str(packed.packing.mode.value)
+        options = ("mix", "quantization")
+        found = next(filter(None, (getattr(setup, name, None) for name in options)), self.quant)
+        return found or "as asked"
 
     @property
     def embeds(self) -> bool:

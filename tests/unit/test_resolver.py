@@ -74,6 +74,24 @@ def test_model_preflight_judges_a_catalog_name_as_check_does(
     assert (result.context_tokens, result.max_context) == (told["context_tokens"], 40_960)
 
 
+@pytest.mark.parametrize(
+    ("quant", "engine", "device", "name"),
+    [
+        ("q6_k", "llama.cpp", "RTX 4090", "Q6_K"),
+        ("8bit", "mlx", "m3-max-64", "8 bit"),
+        ("mxfp4", "mlx", "m3-max-64", "mxfp4"),
+        ("fp8", "vllm", "RTX 4090", "fp8"),
+    ],
+)
+def test_a_quantisation_that_was_asked_for_is_named(
+    quant: str, engine: str, device: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = model_preflight(NAME, engine, quant=quant, device=device, context=4096)
+    words = ("--engine", engine, "--quant", quant, "--device", device, "-c", "4096")
+    told = ask_json(capsys, "check", NAME, *words)
+    assert (result.quantization, told["quantization"]) == (name, name)
+
+
 def test_model_preflight_starts_an_embedding_file_to_embed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,7 +129,7 @@ def test_run_and_serve_name_the_repository_of_an_entry(
     assert main([*command, "qwen3-0.6b:Q8_0", "--offline"]) == 4
     err = capsys.readouterr().err
     assert "qwen3-0.6b at Q8_0, from Qwen/Qwen3-0.6B-GGUF" in err
-    assert "is not in the hub's cache" in err
+    assert "Qwen/Qwen3-0.6B-GGUF is not in the Hugging Face cache" in err
 
 
 @pytest.mark.skipif(not binding.is_here(), reason="xllamacpp is not installed")

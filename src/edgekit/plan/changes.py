@@ -64,6 +64,8 @@ def _cache(question: Question, result: PreflightResult) -> Iterator[Change]:
     if result.max_context >= (result.native_context or 0) * result.streams:
         return
     for choice in cache_choices(question)[1:]:
+        if choice.name == result.cache:
+            continue
         found = _judged(choice.of(question))
         if found is None or found.max_context <= result.max_context:
             continue

@@ -161,6 +161,8 @@ class _Search:
     def _may_use_host(self) -> bool:
         """Whether a part of the model may leave the devices (of the built-in engine: the memory)."""
         question = self.question
+        if question.engine == "stream":
+            return "keep" not in question.start.settled
         if question.engine == "llama.cpp":
             has_devices = bool(devices_for(question.machine, question.engine))
             return (
@@ -168,7 +170,7 @@ class _Search:
                 and question.machine.host is not None
                 and not question.start.settled & PLACED
             )
-        return question.engine == "stream"
+        return False
 
     def _caches(
         self, variant: Variant
@@ -246,9 +248,12 @@ class _Search:
     def _nearest(self, variant: Variant, tokens: int) -> Candidate:
         """What does not fit, with the figures of step 4: the short context with an 8-bit cache."""
         own, eight, _ = self._caches(variant)
-        ladder = self._ladder(variant, own, on_host=False)
+        streams = self.question.engine == "stream"  # it needs no weights in memory
+        ladder = self._ladder(variant, own, on_host=streams)
+        if streams and ladder.top.asked is None:
+            tokens = ladder.top.minimum
         for cache in eight:
-            other = self._ladder(variant, cache, on_host=False)
+            other = self._ladder(variant, cache, on_host=streams)
             if _is_run(other, tokens):
                 own, ladder = cache, other
         return Candidate(
@@ -285,9 +290,12 @@ def as_named(model: Model, name: str = AS_NAMED, reference: str = "") -> tuple[V
 
 
 def whole(question: Question) -> Ways:
-    """Placements with all of the model where the engine computes: on the devices, or on a CPU without any."""
+    """Placements with all of the model where the engine computes: on the devices, or on a CPU without any.
+
+    Where the user settled a placement that leaves something elsewhere, that one.
+    """
     divides = question.engine in {"llama.cpp", "stream"}
-    return whole_ways(question) if divides else ways_of(question)
+    return (whole_ways(question) if divides else ()) or ways_of(question)
 
 
 def holder(ladder: Ladder, tokens: int) -> Fitting | None:

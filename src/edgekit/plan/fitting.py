@@ -253,6 +253,8 @@ class Fitting:
             usual = () if self.question.embeds else (DEFAULT_TOKENS, MINIMUM_TOKENS)
             tried = [min(tokens * self.streams, self.most) for tokens in usual]
         longer = [tokens for tokens in tried if tokens > self.minimum]
+        if longer and self.question.engine == "stream":
+            return tuple(dict.fromkeys(longer))  # shorter ones take what the memory leaves
         return tuple(dict.fromkeys((*longer, self.minimum)))
 
     @cached_property

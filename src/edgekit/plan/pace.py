@@ -31,7 +31,9 @@ BANDWIDTH_OFF = 0.1  # an expectation from another bandwidth than this is anothe
 def pace(
     question: Question, weighed: Weighed, fill_tokens: int = USUAL_FILL_TOKENS
 ) -> Speed | None:
-    """None where nothing is known of a device's bandwidth."""
+    """None where nothing is known of a device's bandwidth, and for the built-in engine, which may read from a disk."""
+    if question.engine == "stream":
+        return None
     way = weighed.way
     machine = replace(question.machine, devices=way.cards)
     load = replace(question.load, context_tokens=weighed.context_tokens)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from edgekit.engine import FROM_GGUF
 from edgekit.engine.llamacpp.as_gguf import MADE_IN_MXFP4, USUAL_MIXES, default_mix
 from edgekit.engine.types import Model
 from edgekit.header.mixes import mix_by_name
@@ -84,9 +83,9 @@ def _at_bits(model: Model) -> Iterator[Variant]:
 
 def variants_of(model: Model, engine: str, *, settled: bool) -> tuple[Variant, ...]:
     """What can be made of a model. `settled`: the caller has named the file, or how it is quantised."""
-    if engine == "vllm" or settled:
+    if settled or engine in {"vllm", "stream"}:
         return as_named(model)
-    if engine in FROM_GGUF:
+    if engine == "llama.cpp":
         return _up_to_stored(model, at_mixes(model))
     from edgekit.engine.mlx.weights import quantization_of
 

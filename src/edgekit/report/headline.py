@@ -16,7 +16,7 @@ from edgekit.report.check_words import (
 )
 from edgekit.report.lines import printable
 from edgekit.report.speed_words import about_words
-from edgekit.units import GIB
+from edgekit.units import GIB, MIB
 
 _OWN_CACHES = frozenset({"", "f16", "bf16", "16 bit", "auto"})
 _EIGHT_BIT, _FOUR_BIT = "an 8-bit", "a 4-bit"
@@ -232,21 +232,22 @@ def _needs(result: PreflightResult, use: Use) -> str:
     everywhere = sum(one.required_bytes for one in found)
     in_all = together_bytes(one.budget for one in result.uses)
     if len(found) > 1 and everywhere > in_all:
-        return f"needs {_gib_pair(everywhere, in_all)} usable in all"
+        return f"needs {_size_pair(everywhere, in_all)} usable in all"
     if required > usable:
-        return f"needs {_gib_pair(required, usable)} usable"
+        return f"needs {_size_pair(required, usable)} usable"
     if use.max_use is not None and required > usable * use.max_use:
-        return f"needs {_gib_pair(required, int(usable * use.max_use))} allowed by --max-use"
+        return f"needs {_size_pair(required, int(usable * use.max_use))} allowed by --max-use"
     if use.assumed:
-        return f"needs about {_gib_pair(required, usable)} usable, and an estimate may take 85 % of that"
+        return f"needs about {_size_pair(required, usable)} usable, and an estimate may take 85 % of that"
     most = required + use.bound_bytes
-    return f"may need {_gib_pair(most, use.budget.free_bytes)} free"
+    return f"may need {_size_pair(most, use.budget.free_bytes)} free"
 
 
-def _gib_pair(required: int, usable: int) -> str:
-    """'9.0 GiB, 6.5'; with a second digit where the first does not tell them apart."""
-    digits = 1 if round(required / GIB, 1) != round(usable / GIB, 1) else 2
-    return f"{required / GIB:,.{digits}f} GiB, {usable / GIB:,.{digits}f}"
+def _size_pair(required: int, usable: int) -> str:
+    """'9.0 GiB, 6.5', in MiB below one GiB; with a second digit where the first does not tell them apart."""
+    step, unit = (GIB, "GiB") if required >= GIB else (MIB, "MiB")
+    digits = 1 if round(required / step, 1) != round(usable / step, 1) else 2
+    return f"{required / step:,.{digits}f} {unit}, {usable / step:,.{digits}f}"
 
 
 def _would_fit(result: PreflightResult) -> str:
