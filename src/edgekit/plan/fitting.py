@@ -58,13 +58,16 @@ class Fitting:
 
     def _divided(self, found: Weighed) -> Weighed:
         """Among several cards: as the engine divides its layers, or as they have room for them."""
-        if found.fits or not self.way.may_resplit or self._devices(found) > 1:
+        is_easy = found.status is Status.PASSED
+        if is_easy or not self.way.may_resplit or self._devices(found) > 1:
             return found  # what is too much for all of them together no division mends
         if self._division is not None:  # what another length was divided like often does
             found = self._better(found, [self._division])
         idle = 0 if found.way.setup.load_mtp else self.question.model.geometry.mtp_layers
-        for _ in range(TIMES_DIVIDED if self.way.whole else 1):
-            other = None if found.fits else resplit(found.way, found.estimate, idle)
+        for _ in range(TIMES_DIVIDED if self.way.whole and not found.fits else 1):
+            other = None
+            if found.status is not Status.PASSED:
+                other = resplit(found.way, found.estimate, idle)
             if other is None:
                 break
             found = self._better(found, [other])
