@@ -35,9 +35,16 @@ from __future__ import annotations
 
 
 class EdgekitError(Exception):
-    """The root. `exit_code` is what the command line ends with."""
+    """The root. `exit_code` is what the command line ends with.
+
+    `about` is the part of the question at fault, where that is known: model, engine, machine, settings, cache types.
+    """
 
     exit_code = 5
+
+    def __init__(self, *told: object, about: str = "") -> None:
+        super().__init__(*told)
+        self.about = about
 
 
 class UsageError(EdgekitError):

@@ -56,7 +56,7 @@ def test_a_unified_memory_is_one_bar_and_what_may_grow_is_in_none() -> None:
         backend="metal",
         lines=(
             line(Component.COMPUTE, 30, DEVICE),
-            line(Component.WEIGHTS, 100, DEVICE),
+            line(Component.WEIGHTS, 140, DEVICE),
             line(Component.WEIGHTS, 10, HOST),
             line(Component.KV_CACHE, 0, DEVICE),
             line(Component.PROMPT_CACHE, 999, HOST, reserved=False),
@@ -71,21 +71,21 @@ def test_a_unified_memory_is_one_bar_and_what_may_grow_is_in_none() -> None:
         reserve_bytes=50,
         because="for everything else",
     )
-    (bar,) = bars_json([Use(budget=budget, required_bytes=140)], estimate)
+    (bar,) = bars_json([Use(budget=budget, required_bytes=180)], estimate)
     assert bar == {
         "memory": "unified memory",
         "total_bytes": 300,
         "free_bytes": 250,
         "reserve_bytes": 50,
         "available_bytes": 200,
-        "required_bytes": 140,
-        "utilization": 0.7,
-        "share": "70 %",
+        "required_bytes": 180,
+        "utilization": 0.9,
+        "share": "90 %",
         "status": "warning",
         "because": "for everything else",
         "blocked": None,
         "parts": [
-            {"component": "weights", "bytes": 110},
+            {"component": "weights", "bytes": 150},
             {"component": "compute", "bytes": 30},
         ],
     }
@@ -105,15 +105,16 @@ def test_a_limit_on_the_gpu_is_held_back() -> None:
     ("required", "status", "share"),
     [
         (3, "passed", "<1 %"),
-        (699, "passed", "69.9 %"),
-        (700, "warning", "70 %"),
-        (851, "failed", "85.1 %"),
+        (850, "passed", "85 %"),
+        (851, "warning", "85.1 %"),
+        (1000, "warning", "100 %"),
+        (1001, "failed", "100.1 %"),
         (26_000, "failed", "2,600 %"),
     ],
 )
 def test_shares_are_the_command_line_s_words(required: int, status: str, share: str) -> None:
     budget = Budget(
-        name="host memory",
+        name="RAM",
         pools=frozenset({HOST}),
         total_bytes=1000,
         free_bytes=1000,

@@ -304,7 +304,7 @@ def test_curves(server: str, fields: dict[str, Any], caches: list[str]) -> None:
         assert tokens == sorted(set(tokens))
         assert 6 <= len(tokens) <= 7  # the end of what fits may lie between two
         assert tokens[-1] == curve["native"]
-        within = [size <= curve["budget_bytes"] * 0.85 for _, size in curve["points"]]
+        within = [size <= curve["budget_bytes"] for _, size in curve["points"]]
         assert within == [count <= curve["longest"] for count in tokens]
 
 

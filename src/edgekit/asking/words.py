@@ -211,10 +211,13 @@ def ask_of(words: Words, machine: Machine | None = None) -> Ask:
     """What `recommend` is asked. Raises UsageError."""
     from edgekit.engine import engine_name
     from edgekit.plan.making import check_planned
+    from edgekit.plan.placement import check_limits
     from edgekit.plan.recommending import Ask
 
     engine, job = engine_name(words.engine or LLAMACPP), _job(words.job)
     check_planned(engine)
+    max_use, reserve_bytes = read_max_use(words.max_use), read_reserve(words.reserve)
+    check_limits(engine, reserve_bytes, max_use)
     return Ask(
         machine=machine or machine_of(words),
         task=task_of(words.task),
@@ -223,8 +226,8 @@ def ask_of(words: Words, machine: Machine | None = None) -> Ask:
         users=read_number("--users", words.users, least=1),
         min_context=read_number("--min-context", words.min_context),
         prefer_accurate_cache=words.prefer_accurate_kv,
-        max_use=read_max_use(words.max_use),
-        reserve_bytes=read_reserve(words.reserve),
+        max_use=max_use,
+        reserve_bytes=reserve_bytes,
     )
 
 

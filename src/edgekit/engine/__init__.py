@@ -46,7 +46,9 @@ def engine_name(name: str) -> str:
     wanted = name.lower()
     wanted = _ALIASES.get(wanted, wanted)
     if wanted not in ENGINES:
-        raise UsageError(f"unknown engine {name[:40]!r}; choose one of {', '.join(ENGINES)}")
+        raise UsageError(
+            f"unknown engine {name[:40]!r}; choose one of {', '.join(ENGINES)}", about="engine"
+        )
     return wanted
 
 

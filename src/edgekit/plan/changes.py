@@ -13,11 +13,19 @@ from edgekit.hardware.budgets import devices_for, together_bytes
 from edgekit.hardware.gpu_limit import raised_limit
 from edgekit.hardware.types import HostMemory, Machine
 from edgekit.memory.types import HOST, Load
-from edgekit.plan.caches import cache_choices, with_setup
+from edgekit.plan.caches import CacheChoice, cache_choices, with_setup
 from edgekit.plan.choice import at, choose
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.placement import PLACED, ways_of
-from edgekit.plan.types import Change, ChangeKind, PreflightResult, Question, Start, Use
+from edgekit.plan.types import (
+    Change,
+    ChangeKind,
+    PreflightResult,
+    Question,
+    Start,
+    Use,
+    Variant,
+)
 from edgekit.plan.verdict import result_of
 from edgekit.units import GIB, MIB, format_bytes
 
@@ -45,6 +53,7 @@ def _context(question: Question, result: PreflightResult) -> Iterator[Change]:
         kind=ChangeKind.CONTEXT,
         value=f"{tokens}",
         told=f"-c {tokens}: fits{_changed(found, question)}",
+        flags={"context": f"{tokens}"},
         max_context=tokens,
         result=found,
     )
@@ -74,10 +83,18 @@ def _cache(question: Question, result: PreflightResult) -> Iterator[Change]:
             value=choice.name,
             told=f"{choice.flags}{' (8-bit cache)' if choice.is_eight_bit else ''}: up to "
             f"{found.max_context:,} tokens",
+            flags=_cache_flags(choice),
             max_context=found.max_context,
             result=found,
         )
         return
+
+
+def _cache_flags(choice: CacheChoice) -> dict[str, str]:
+    names = {"cache_k": "type_k", "cache_v": "type_v"}
+    return {names[side]: kind.name for side, kind in choice.load.items()} | {
+        name: f"{value}" for name, value in choice.setup.items()
+    }
 
 
 def _limit(question: Question, _: PreflightResult) -> Iterator[Change]:
@@ -97,7 +114,7 @@ def _limit(question: Question, _: PreflightResult) -> Iterator[Change]:
 
 def _weights(question: Question, result: PreflightResult) -> Iterator[Change]:
     """The most accurate quantisation that makes it fit."""
-    for value, told, changed in _smaller_weights(question, result):
+    for value, told, flags, changed in _smaller_weights(question, result):
         found = _judged(changed)
         if found is not None and found.can_load:
             size = format_bytes(found.estimate.weights_bytes)
@@ -105,6 +122,7 @@ def _weights(question: Question, result: PreflightResult) -> Iterator[Change]:
                 kind=ChangeKind.WEIGHTS,
                 value=value,
                 told=f"{told} ({size}): fits, up to {found.max_context:,} tokens",
+                flags=flags,
                 max_context=found.max_context,
                 result=found,
             )
@@ -113,11 +131,13 @@ def _weights(question: Question, result: PreflightResult) -> Iterator[Change]:
 
 def _smaller_weights(
     question: Question, result: PreflightResult
-) -> Iterator[tuple[str, str, Question]]:
+) -> Iterator[tuple[str, str, dict[str, str], Question]]:
+    """The name, the sentence, the flags and the question, for each."""
     low = [one for one in question.variants if not one.is_good]
     if low:
         for one in low:
-            yield one.name, f"--quant {one.name}", replace(at(question, one), variants=(one,))
+            asked = replace(at(question, one), variants=(one,))
+            yield one.name, f"--quant {one.name}", _weights_flags(one), asked
     elif (
         question.engine == "llama.cpp"
         and not question.variants
@@ -125,9 +145,14 @@ def _smaller_weights(
     ):
         for mix in _smaller_mixes(question.model, _room(result)):
             here = ", which the repository has" if mix in question.alternatives else ""
-            yield mix, f"--quant {mix}{here}", with_setup(question, mix=mix)
+            yield mix, f"--quant {mix}{here}", {"mix": mix}, with_setup(question, mix=mix)
     elif question.engine == "mlx" and "quantize" not in question.start.settled:
         yield from _smaller_bits(question)
+
+
+def _weights_flags(variant: Variant) -> dict[str, str]:
+    packed = variant.changes.get("quantize")
+    return {"mix": variant.name} if packed is None else {"quantize": f"q{packed.packing.bits}"}
 
 
 def _room(result: PreflightResult) -> int:
@@ -150,7 +175,7 @@ def _smaller_mixes(model: Model, room_bytes: int) -> Iterator[str]:
             yield mix
 
 
-def _smaller_bits(question: Question) -> Iterator[tuple[str, str, Question]]:
+def _smaller_bits(question: Question) -> Iterator[tuple[str, str, dict[str, str], Question]]:
     from edgekit.engine.mlx.types import Packing, Quantize
     from edgekit.engine.mlx.weights import quantization_of
 
@@ -159,7 +184,8 @@ def _smaller_bits(question: Question) -> Iterator[tuple[str, str, Question]]:
     for bits in MLX_BITS:
         packing = Quantize(packing=Packing(bits=bits, group_size=64))
         told = f"mlx_lm.convert -q --q-bits {bits}"
-        yield f"{bits} bit", told, with_setup(question, quantize=packing)
+        flags = {"quantize": f"q{bits}"}
+        yield f"{bits} bit", told, flags, with_setup(question, quantize=packing)
 
 
 def _placement(question: Question, _: PreflightResult) -> Iterator[Change]:
@@ -172,10 +198,12 @@ def _placement(question: Question, _: PreflightResult) -> Iterator[Change]:
     if found is None or not found.can_load:
         return
     host_use = next(use for use in found.uses if HOST in use.budget.pools)
+    needed = _free_for(host_use)
     yield Change(
         kind=ChangeKind.PLACEMENT,
         value=found.way.because,
-        told=f"{_free_for(host_use)} of free RAM (--ram): fits with {found.way.because}",
+        told=f"{needed} of free RAM (--ram): fits with {found.way.because}",
+        flags=_ram(needed),
         result=found,
     )
 
@@ -186,6 +214,11 @@ def _free_for(use: Use) -> str:
     if needed < GIB // 2:
         return f"{-(-needed // (10 * MIB)) * 10} MiB"
     return f"{math.ceil(needed * 10 / GIB + 0.5) / 10:.1f} GiB"
+
+
+def _ram(needed: str) -> dict[str, str]:
+    """'13.4 GiB' -> as --ram takes it."""
+    return {"ram": needed.replace(" ", "").removesuffix("iB")}
 
 
 def _free_bytes(use: Use) -> int:
@@ -206,7 +239,7 @@ def _memory(question: Question, result: PreflightResult) -> Iterator[Change]:
     told = f"{needed} of free RAM; {format_bytes(use.budget.free_bytes)} are free now"
     if limit is not None:
         told += f", because of {limit.name}"
-    yield Change(kind=ChangeKind.MEMORY, value=needed, told=told)
+    yield Change(kind=ChangeKind.MEMORY, value=needed, told=told, flags=_ram(needed))
 
 
 def _other_uses(question: Question, result: PreflightResult) -> Iterator[Use]:
@@ -234,6 +267,7 @@ def _engine(question: Question, _: PreflightResult) -> Iterator[Change]:
             value="llama.cpp",
             told=f"--engine llama.cpp: fits as a Q4_K_M GGUF, {found.way.because}, up to "
             f"{found.max_context:,} tokens",
+            flags={"engine": "llama.cpp"},
             max_context=found.max_context,
             result=found,
         )
@@ -252,6 +286,7 @@ def _built_in(question: Question, _: PreflightResult) -> Iterator[Change]:
             value="stream",
             told=f"--engine stream: the built-in engine holds it, slowly: {found.way.because}, up to "
             f"{found.max_context:,} tokens",
+            flags={"engine": "stream"},
             max_context=found.max_context,
             result=found,
         )
@@ -273,7 +308,7 @@ def _device(question: Question, result: PreflightResult) -> Iterator[Change]:
         if held is not None:
             what = "GPU" if kind is Kind.GPU else "Mac"
             told = f"{held.name}: the smallest current {what} that holds all of it at {tokens:,} tokens"
-            yield Change(kind=ChangeKind.DEVICE, value=held.name, told=told)
+            yield _of_device(held.name, told)
 
 
 def _more_cards(question: Question, result: PreflightResult) -> Iterator[Change]:
@@ -294,8 +329,12 @@ def _more_cards(question: Question, result: PreflightResult) -> Iterator[Change]
         if _holds(question, several, tokens):
             name = f"{count}x {cards[0].name}"
             told = f"{name}: hold all of it at {tokens:,} tokens"
-            yield Change(kind=ChangeKind.DEVICE, value=name, told=told)
+            yield _of_device(name, told)
             return
+
+
+def _of_device(name: str, told: str) -> Change:
+    return Change(kind=ChangeKind.DEVICE, value=name, told=told, flags={"device": name})
 
 
 def _smallest(machines: list[Machine], holds: Callable[[Machine], bool]) -> Machine | None:

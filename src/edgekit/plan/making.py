@@ -236,4 +236,4 @@ def _for_each(change: Change, result: PreflightResult) -> Change:
         return change
     each = result.max_context // result.streams
     told = f"-c {each}: the longest context that fits for each of {result.streams}"
-    return replace(change, value=str(each), told=told)
+    return replace(change, value=f"{each}", told=told, flags={"context": f"{each}"})

@@ -63,14 +63,19 @@ def first_way(question: Question) -> Way:
 
 def _ways(question: Question) -> Iterator[Way]:
     check_runs(question.machine, question.engine)
-    limits = {"--reserve": question.reserve_bytes, "--max-use": question.max_use}
+    check_limits(question.engine, question.reserve_bytes, question.max_use)
+    for way in _WAYS[question.engine](question):
+        yield way if question.reserve_bytes is None else _with_reserve(way, question.reserve_bytes)
+
+
+def check_limits(engine: str, reserve_bytes: int | None, max_use: float | None) -> None:
+    """Raises UsageError for an engine that has neither a reserve nor a largest share."""
+    limits = {"--reserve": reserve_bytes, "--max-use": max_use}
     given = [flag for flag, value in limits.items() if value is not None]
-    if given and question.engine == "vllm":
+    if given and engine == "vllm":
         raise UsageError(
             f"{given[0]} does not apply to vLLM, which takes a fixed share: use --gpu-memory-utilization"
         )
-    for way in _WAYS[question.engine](question):
-        yield way if question.reserve_bytes is None else _with_reserve(way, question.reserve_bytes)
 
 
 def _with_reserve(way: Way, reserve_bytes: int) -> Way:

@@ -329,7 +329,10 @@ class Change:
     """One thing to do, and what it gives."""
 
     kind: ChangeKind
-    value: str  # "q8_0", "Q3_K_M", "RTX 4090", "16,384"
+    value: str  # "q8_0", "Q3_K_M", "RTX 4090", "16384"
     told: str  # the sentence
+    flags: Mapping[str, str] = field(
+        default_factory=dict
+    )  # what to ask for, by the names of REST; empty: no flag does it
     max_context: int | None = None  # with it
     result: PreflightResult | None = field(default=None, repr=False)

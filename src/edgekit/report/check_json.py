@@ -90,6 +90,7 @@ def change_json(change: Change) -> dict[str, Any]:
         "kind": change.kind.value,
         "value": change.value,
         "told": change.told,
+        "flags": dict(change.flags),
         "max_context": change.max_context,
     }
 

@@ -31,6 +31,7 @@ from edgekit.report.hardware_json import devices_json, hardware_json
 from edgekit.report.plan_json import plan_json
 from edgekit.resolver import file_at, inspect_named, quantised
 from edgekit.web import requests
+from edgekit.web.failures import about
 from edgekit.web.fit import curve_answer, fit
 from edgekit.web.machines import machine_now
 from edgekit.web.references import (
@@ -63,7 +64,8 @@ class Call:
 
 def _named(state: State, asked: Any, words: Words, watch: Watch) -> KeptNamed:
     """The model, at the quantisation that is asked for beside its name."""
-    named = state.models.named(asked.model, watch)
+    with about("model"):
+        named = state.models.named(asked.model, watch)
     quant = words.quant
     if quant is None:
         return named

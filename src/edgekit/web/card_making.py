@@ -51,6 +51,8 @@ class Order:
 
     machine: Machine
     engine: str
+    max_use: float | None = None
+    reserve_bytes: int | None = None
     made: frozenset[str] = frozenset()
 
 
@@ -87,7 +89,13 @@ class Maker:
 
     def _plan(self, entry: Entry, catalog: Catalog, order: Order) -> Plan:
         named = self._named(entry, catalog, order.engine)
-        wanted = Wanted(machine=order.machine, engine=order.engine, drafter=False)
+        wanted = Wanted(
+            machine=order.machine,
+            engine=order.engine,
+            drafter=False,
+            max_use=order.max_use,
+            reserve_bytes=order.reserve_bytes,
+        )
         if named.found is not None and named.files is not None:
             return plan_model(named, wanted, reach=self._reach, thorough=False)
         return make_plan(wish_of(named, wanted), thorough=False, helpful=False)

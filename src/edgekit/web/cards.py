@@ -7,7 +7,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.process import BaseProcess
 from typing import Annotated, Any, cast
 
@@ -15,12 +15,9 @@ from anyio import to_thread
 from fastapi import APIRouter, Query, Request
 from starlette.responses import StreamingResponse
 
-from edgekit.asking.words import LLAMACPP, Words
+from edgekit.asking.words import Words, ask_of
 from edgekit.catalog import read_catalog
-from edgekit.engine import engine_name
-from edgekit.hardware.types import Machine
 from edgekit.kept import steadied
-from edgekit.plan.making import check_planned
 from edgekit.report.as_json import json_line
 from edgekit.web import requests
 from edgekit.web.bells import PING_S, Bell
@@ -67,7 +64,7 @@ class Deck:
     def left(self) -> Order:
         """What is still to be made."""
         made = frozenset(str(card["id"]) for card in self.cards)
-        return Order(machine=self.order.machine, engine=self.order.engine, made=made)
+        return replace(self.order, made=made)
 
     @property
     def told(self) -> dict[str, Any]:
@@ -104,22 +101,21 @@ class Cards:
         """The worker's own; None where there is none now."""
         return None if self._worker is None else self._worker.process
 
-    def deck(self, machine: Machine, engine: str) -> Deck:
+    def deck(self, order: Order) -> Deck:
         """The one that there is for it, or a new one. Nothing is made before somebody follows it.
 
         Raises TooManyError where too many others are being followed.
         """
-        machine = steadied(machine)
+        order = replace(order, machine=steadied(order.machine))
         entries = read_catalog().entries
         own = repr([(one, one.keys, one.config) for one in entries if one.is_users])
-        key = (machine, engine, own)
+        key = (order, own)
         with self._lock:
             deck = self._decks.get(key)
             if deck is None or deck.fault or time.monotonic() - deck.begun_s > KEPT_S:
                 if len(self._followed) >= MOST_FOLLOWED:
                     raise TooManyError("too many machines are being checked; try again in a moment")
                 self._numbers += 1
-                order = Order(machine=machine, engine=engine)
                 deck = Deck(number=self._numbers, order=order, count=len(entries))
                 self._decks[key] = deck
             self._decks.move_to_end(key)
@@ -229,9 +225,15 @@ class Cards:
 
 
 def _asked(cards: Cards, words: Words) -> Deck:
-    engine = engine_name(words.engine or LLAMACPP)
-    check_planned(engine)
-    return cards.deck(machine_now(words), engine)
+    ask = ask_of(words, machine_now(words))
+    return cards.deck(
+        Order(
+            machine=ask.machine,
+            engine=ask.engine,
+            max_use=ask.max_use,
+            reserve_bytes=ask.reserve_bytes,
+        )
+    )
 
 
 @router.get(

@@ -1,8 +1,9 @@
-"""What went wrong -> a status and `{"error": {"type", "message"}}`, the same for every call and every job."""
+"""What went wrong -> a status and `{"error": {"type", "message", "about"}}`, the same for every call and every job."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pydantic import BaseModel
@@ -53,6 +54,7 @@ class Told(BaseModel):
 
     type: str
     message: str
+    about: str | None = None  # model, engine, machine, settings, cache types
 
 
 class Failure(BaseModel):
@@ -67,12 +69,24 @@ def status_of(error: EdgekitError, *, network: bool = True) -> int:
     return _NOT_HERE if found == _ANOTHER_FAILED and not network else found
 
 
+@contextmanager
+def about(part: str) -> Iterator[None]:
+    """Errors raised inside are about this part of a request, unless they already name another."""
+    try:
+        yield
+    except EdgekitError as error:
+        error.about = error.about or part
+        raise
+
+
 def error_json(error: EdgekitError) -> dict[str, Any]:
-    return failure_json(type(error).__name__, str(error))
+    """A request that makes no sense is about the settings, unless the error names another part."""
+    part = error.about or ("settings" if type(error) is UsageError else "")
+    return failure_json(type(error).__name__, str(error), part)
 
 
-def failure_json(kind: str, message: str) -> dict[str, Any]:
-    return {"error": {"type": kind, "message": message}}
+def failure_json(kind: str, message: str, part: str = "") -> dict[str, Any]:
+    return {"error": {"type": kind, "message": message, "about": part or None}}
 
 
 def error_answer(error: EdgekitError, told: dict[str, Any], *, network: bool) -> JSONResponse:
@@ -85,16 +99,26 @@ def error_answer(error: EdgekitError, told: dict[str, Any], *, network: bool) ->
 def unreadable_answer(faults: Sequence[Mapping[str, Any]]) -> JSONResponse:
     """From pydantic's list of errors: each field by name, and what is wrong with it."""
     told = "; ".join(_fault(fault) for fault in faults[:5])
-    return JSONResponse(failure_json("UsageError", told or "invalid request"), 400)
+    parts = {_PARTS.get(_name(fault).partition(".")[0], "settings") for fault in faults}
+    part = parts.pop() if len(parts) == 1 else ""
+    return JSONResponse(failure_json("UsageError", told or "invalid request", part), 400)
 
 
+# What a field is about; all others are settings.
+_PARTS = {"model": "model", "engine": "engine"} | dict.fromkeys(
+    ("device", "ram", "vram"), "machine"
+)
 # Not shown: where in the request the field is.
 _PLACES = frozenset({"body", "query", "path"})
 
 
-def _fault(fault: Mapping[str, Any]) -> str:
+def _name(fault: Mapping[str, Any]) -> str:
     place = [str(part) for part in fault.get("loc", ()) if part not in _PLACES]
-    name = ".".join(place)[:80]
+    return ".".join(place)[:80]
+
+
+def _fault(fault: Mapping[str, Any]) -> str:
+    name = _name(fault)
     match fault.get("type"):
         case "json_invalid":
             return "the body is not JSON"

@@ -12,7 +12,7 @@ from edgekit.asking.checks import Asking, asked_question, for_model
 from edgekit.asking.flags import flag_words, read_flags, typed
 from edgekit.asking.llamacpp_options import this_cpu
 from edgekit.asking.words import Words, asking_of
-from edgekit.errors import HardwareError, RefusedError, UsageError
+from edgekit.errors import EdgekitError, HardwareError, RefusedError, UsageError
 from edgekit.estimation import Opened
 from edgekit.hardware.devices import find_device
 from edgekit.hardware.types import Accelerator
@@ -205,6 +205,7 @@ def _told(load: _Load, named: KeptNamed, engine: str, reach: Reach) -> Json:
         "estimate_command": _command(named, engine, load.flags),
         "command": command if status is not Status.FAILED and command else None,
         "refused": weighed.refused or None,
+        "refused_about": None,
     }
 
 
@@ -224,7 +225,7 @@ def _sentence(load: _Load) -> str:
     return headline(result_for(settled, max_context=settled.tokens))
 
 
-def _refused(error: Exception, asking: Asking, named: KeptNamed, engine: str) -> Json:
+def _refused(error: EdgekitError, asking: Asking, named: KeptNamed, engine: str) -> Json:
     """The flags as they were asked for."""
     flags = for_model(asking, named, engine).flags.get(engine, {})
     values = Asked(engine, flags).values(engine)
@@ -242,6 +243,7 @@ def _refused(error: Exception, asking: Asking, named: KeptNamed, engine: str) ->
         "estimate_command": _command(named, engine, typed(values)),
         "command": None,
         "refused": str(error),
+        "refused_about": error.about or None,
     }
 
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from edgekit.asking.words import Words, machine_of
 from edgekit.hardware.types import Machine
+from edgekit.web.failures import about
 
 SEEN_S = 2.0  # what is free here changes; a slider that is dragged does not wait for it
 
@@ -18,7 +19,8 @@ _seen: list[tuple[float, Machine]] = []
 def machine_now(words: Words) -> Machine:
     """The one at hand where none is named. Raises UsageError for a name or a size that means nothing."""
     if words.devices or words.ram is not None or words.vram is not None:
-        return _wished(words.devices, words.ram, words.vram)
+        with about("machine"):
+            return _wished(words.devices, words.ram, words.vram)
     with _lock:
         if not _seen or time.monotonic() - _seen[0][0] > SEEN_S:
             _seen[:] = [(time.monotonic(), machine_of(Words()))]

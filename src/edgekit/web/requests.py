@@ -185,15 +185,17 @@ _MODEL = _model(
 _ENGINE: Fields = {
     "engine": _said(Word, f"{', '.join(OPTIONS)} (default: the engine for this file format)")
 }
-_MACHINE: Fields = {
+_DESCRIBED: Fields = {
     "device": _said(
         Devices,
         'device of the machine to check: "RTX 4090", "2x RTX 3090", m3-max-64 (default: this machine)',
     ),
-    "max_use": _said(Word, "refuse what needs more than this share of the usable memory: 85%"),
-    "reserve": _said(Word, "memory to leave free on every card and in RAM: 512M, 0"),
     "ram": _said(Word, "system RAM: 32G"),
     "vram": _said(Word, "VRAM of each GPU (NVIDIA), for a GPU without a known name: 24G,24G"),
+}
+_MACHINE: Fields = _DESCRIBED | {
+    "max_use": _said(Word, "refuse what needs more than this share of the usable memory: 85%"),
+    "reserve": _said(Word, "memory to leave free on every card and in RAM: 512M, 0"),
 }
 _LEAST: Fields = {
     "min_context": _said(
@@ -285,7 +287,7 @@ CURVES = _made(
     _MACHINE,
     {"points": _said(int, "number of points per curve (default 16)", ge=2, le=MOST_POINTS)},
 )
-HARDWARE = _made("HardwareRequest", _MACHINE)
+HARDWARE = _made("HardwareRequest", _DESCRIBED)
 CARDS = _made("CardsRequest", {"engine": _said(Word, "llama.cpp (default), vllm or mlx")}, _MACHINE)
 DEVICES = _made("DevicesRequest")
 CATALOG = _made(

@@ -145,12 +145,7 @@ export function billTable(estimate, nameOf) {
 /** Everything that has to be known beside the numbers; what only the check says is marked. */
 export function notes(fit, check) {
   const estimate = fit.estimate;
-  const native = fit.native_context;
-  const isTold = native && estimate?.notes.some((text) => text.includes(tokens(native)));
-  const each = Math.floor(fit.context_tokens / fit.streams);
-  const beyond = native && each - native >= 256 && !isTold;
   const told = [
-    beyond && MODEL.beyondTrained(each, native, fit.streams > 1),
     estimate && basisTold(estimate.lines),
     ...(fit.notes ?? []),
     ...(estimate?.notes ?? []),

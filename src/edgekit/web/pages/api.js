@@ -9,11 +9,12 @@ const POLL_MS = 2000; // while the server is lost
 
 /** What the server refused, as the plain sentence it gave. */
 class ApiError extends Error {
-  constructor(message, { type = "Error", status = 0 } = {}) {
+  constructor(message, { type = "Error", status = 0, about = null } = {}) {
     super(message);
     this.name = "ApiError";
     this.type = type;
     this.status = status;
+    this.about = about; // the part of the question that is at fault
   }
 }
 
@@ -89,9 +90,9 @@ async function reach(url, options) {
 async function answer(reply) {
   const body = await reply.json().catch(() => null);
   if (reply.ok && body !== null) return body;
-  const { type, message } = body?.error ?? {};
+  const { type, message, about } = body?.error ?? {};
   const plain = message ?? ERRORS.status(reply.status);
-  throw new ApiError(plain, { type: type ?? "Error", status: reply.status });
+  throw new ApiError(plain, { type: type ?? "Error", status: reply.status, about });
 }
 
 function posted(fields, signal) {

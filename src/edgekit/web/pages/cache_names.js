@@ -25,8 +25,8 @@ const PAIR = { type_k: "type_v", type_v: "type_k" };
 /** The flag of the other half, where keys and values each have one. */
 export const otherHalf = (key) => PAIR[key] ?? null;
 
-/** Whether an engine refuses because keys and values differ: some models keep one cache for both. */
-export const wantsOneType = (message) => /does not support different K .* and V .* cache types/.test(message);
+/** What a refusal is about where K and V must have one cache type: some models keep one cache for both. */
+export const ONE_TYPE = "cache types";
 
 /** What the settings say, by the name that curves have. */
 export function cacheName(settings) {

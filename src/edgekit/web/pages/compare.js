@@ -299,7 +299,7 @@ function showState(page, column) {
 
 function modelQuery(page, column) {
   const query = new URLSearchParams({ ref: column.ref, engine: column.check.engine.name });
-  query.set("context", String(column.check.context_tokens));
+  if (page.context) query.set("context", page.context);
   for (const [name, value] of Object.entries(chosenMachine())) {
     for (const text of [value ?? []].flat()) if (text) query.append(name, text);
   }

@@ -2,7 +2,7 @@
 
 import { isPassing } from "./api.js";
 import { bars, billTable, headline, notes, poolNames } from "./answer.js";
-import { cacheName, OFFERED, otherHalf, wantsOneType } from "./cache_names.js";
+import { cacheName, OFFERED, ONE_TYPE, otherHalf } from "./cache_names.js";
 import { changeList, changesTitle } from "./changes.js";
 import { commands } from "./commands.js";
 import { readTokens } from "./context_control.js";
@@ -134,8 +134,8 @@ export class ModelView {
   }
 
   /** Some models keep one cache for keys and values: the other half goes where the first was put. Whether it did. */
-  #pair(refusal) {
-    const other = wantsOneType(refusal ?? "") && otherHalf(this.#picked);
+  #pair(about) {
+    const other = about === ONE_TYPE && otherHalf(this.#picked);
     if (!other) return false;
     const value = this.#settings.chosen[this.#picked] ?? null;
     this.#settings.set(other, value);
@@ -212,7 +212,7 @@ export class ModelView {
   }
 
   #onFit(fit) {
-    if (this.#pair(fit.refused)) return;
+    if (this.#pair(fit.refused_about)) return;
     const { check } = this.#session;
     const nameOf = poolNames(fit, check);
     this.#setStale(!this.#session.isPresent("fit"));
@@ -270,7 +270,7 @@ export class ModelView {
 
   #onFailed({ error, what }) {
     const isRefused = error.status === REFUSED;
-    if (isRefused && this.#pair(error.message)) return;
+    if (isRefused && this.#pair(error.about)) return;
     this.#failed[what] = error;
     this.#tellFailed();
     if (what === "check" && isPassing(error) && this.#session.isPresent("fit")) return; // the numbers are those of the settings

@@ -1,12 +1,11 @@
 // A reference that was typed -> a first answer: progress while it is read, errors with what to do.
 
 import { job, query } from "./api.js";
-import { wantsOneType } from "./cache_names.js";
+import { ONE_TYPE } from "./cache_names.js";
 import { ENGINES } from "./control_rows.js";
 import { el } from "./dom.js";
 import { COMMON, OPENING } from "./texts.js";
 
-const NAMED = 100; // letters of a name, by which it is found in a message
 const QUIET_MS = 150; // what is quicker shows no progress
 const NO_ENGINE = new Set(["RefusedError", "HardwareError", "UnknownArchitectureError"]);
 
@@ -35,19 +34,15 @@ export function open(place, fields, { signal, further }) {
   });
 }
 
-/** Whether a message names the model, a setting, the machine or the engine, and so what can be done about it. */
-function subjectOf({ type, message }, settings) {
+/** Whether the model, a setting, the machine or the engine is at fault, and so what can be done about it. */
+function subjectOf({ type, about }, settings) {
   if (NO_ENGINE.has(type)) return "engine";
-  if (type !== "UsageError") return "model";
-  if (/^(unknown engine|engine: )/.test(message)) return "engine";
-  if (/^(unknown device|(--)?(device|ram|vram)\b)/.test(message)) return "machine";
-  if (message.startsWith("-") || Object.keys(settings.chosen).some((key) => message.startsWith(`${key}: `))) return "settings";
-  const isNamed = message.includes(settings.name.slice(0, NAMED)); // a message cuts what is very long
-  return isNamed || !settings.isSaid ? "model" : "all";
+  if (type !== "UsageError" || !settings.isSaid) return "model";
+  return about ?? "all";
 }
 
 function helpFor(error, subject) {
-  if (wantsOneType(error.message)) return OPENING.oneCacheType;
+  if (error.about === ONE_TYPE) return OPENING.oneCacheType;
   return error.type === "UsageError" ? OPENING.usageHelp[subject] : OPENING.help[error.type];
 }
 
@@ -66,7 +61,7 @@ function oneType(settings) {
 
 /** What can be done beside trying again. */
 function waysOut(error, subject, settings, { onplain }) {
-  if (wantsOneType(error.message)) return oneType(settings);
+  if (error.about === ONE_TYPE) return oneType(settings);
   if (subject === "engine") return ENGINES.filter(([name]) => name && name !== settings.chosen.engine).map(([name, text]) => engineLink(settings, name, text));
   if (subject === "model" || !settings.isSaid) return [];
   return [el("button", { type: "button", text: OPENING.withoutSettings, onclick: () => onplain(subject) })];

@@ -252,7 +252,6 @@ export const MODEL = {
   moreLines: (reason, count) => `${reason} (first of ${tokens(count)} lines)`,
   basis: (parts) => `Accuracy of these figures: ${parts}`,
   notes: "Notes",
-  beyondTrained: (each, native, isPerRequest) => `${tokens(each)} tokens${isPerRequest ? " per request" : ""} is more than the ${tokens(native)} the model was trained for (${short(native)}): expect worse answers, or nonsense, beyond that.`,
   layers: "Layers",
   commands: "Commands",
   plot: "Memory vs context",
