@@ -216,7 +216,7 @@ MISTAKES: list[tuple[int, str, dict[str, Any], tuple[str, ...]]] = [
     (422, "check", {"model": "qwen3-8b", "engine": "mlx", "ram": "8G"}, ("qwen3-8b", "--engine", "mlx", "--ram", "8G")),
     (400, "check", {"model": "qwen3-8b", "device": ["RTX 9999"]}, ("qwen3-8b", "--device", "RTX 9999")),
     (400, "check", {"model": "qwen3-8b", "ram": "64"}, ("qwen3-8b", "--ram", "64")),
-    (400, "plan", {"model": "qwen3-8b", "context": "2M", **CARD}, ("qwen3-8b", "-c", "2M", *CARD_WORDS)),
+    (400, "plan", {"model": "qwen3-8b", "parallel": 2, **CARD}, ("qwen3-8b", "-np", "2", *CARD_WORDS)),
     (400, "recommend", {"task": "dance"}, ("--task", "dance")),
     (404, "inspect", {"model": "sample:nothing"}, ("sample:nothing",)),
     (404, "estimate", {"model": "qwen3-8c"}, ("qwen3-8c", "--offline")),
@@ -232,7 +232,113 @@ def test_what_goes_wrong_is_told_as_the_command_line_tells_it(
 ) -> None:
     status, call, fields, words = mistake
     answer = ask(server, f"/api/v1/{call}", fields)
-    assert (answer.status, answer.json()) == (status, told(capsys, call, *words))
+    error = {name: value for name, value in answer.error.items() if name != "about"}
+    assert (answer.status, {"error": error}) == (status, told(capsys, call, *words))
+
+
+ABOUT: list[tuple[str, dict[str, Any], str | None]] = [
+    ("check", {"model": "no-such-model"}, "model"),
+    ("check", {"model": ""}, "model"),
+    ("check", {"model": "qwen3-8b", "engine": "banana"}, "engine"),
+    ("recommend", {"engine": "banana"}, "engine"),
+    ("check", {"model": "qwen3-8b", "engine": ["vllm"]}, "engine"),
+    ("check", {"model": "qwen3-8b", "device": ["nonsense"]}, "machine"),
+    ("fit", {"model": "qwen3-8b", "device": ["m3-max-36"], "ram": "64G"}, "machine"),
+    ("curves", {"model": "qwen3-8b", "ram": "64"}, "machine"),
+    ("plan", {"model": "qwen3-8b", "vram": [24]}, "machine"),
+    ("check", {"model": "qwen3-8b", "context": "NaN"}, "settings"),
+    ("check", {"model": "qwen3-8b", "cpu_moe": "banana"}, "settings"),
+    ("check", {"model": "qwen3-8b", "context": 4096, "job": "6000+800", **CARD}, "settings"),
+    ("check", {"model": "qwen3-8b:Q8_0", "quant": "Q4_K_M", **CARD}, "settings"),
+    ("check", {"model": "qwen3-8b", "vram": [24], "foo": "bar"}, None),
+    ("check", {"model": "deepseek-v3", "type_k": "q8_0", "type_v": "f16", **CARD}, "cache types"),
+]
+
+
+@pytest.mark.parametrize(("call", "fields", "about"), ABOUT)
+def test_an_error_names_the_part_of_the_question_it_is_about(
+    server: str, call: str, fields: dict[str, Any], about: str | None
+) -> None:
+    assert ask(server, f"/api/v1/{call}", fields).error["about"] == about
+
+
+FAILING: list[dict[str, Any]] = [
+    {"model": "qwen3-8b", "context": "40k", "device": ["RTX 3060"], "mix": "Q8_0", "type_k": "f16", "type_v": "f16"},
+    {"model": "llama-3.1-70b", "device": ["RTX 4090"]},
+    {"model": "qwen3-32b", "ram": "16G"},
+    {"model": "qwen3-32b", "engine": "vllm", "device": ["RTX 4090"], "ram": "64G"},
+    {"model": "qwen3-8b", "engine": "mlx", "device": ["m1-8"]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", FAILING)
+def test_the_flags_of_a_change_make_it_fit(server: str, fields: dict[str, Any]) -> None:
+    check = ask(server, "/api/v1/check", fields).json()
+    assert check["status"] == "failed"
+    assert any(change["flags"] for change in check["changes"])
+    for change in (one for one in check["changes"] if one["flags"]):
+        changed = {"engine": check["engine"]["name"], **fields, **change["flags"]}
+        if "device" in change["flags"]:
+            changed.pop("ram", None)
+        answer = ask(server, "/api/v1/check", changed).json()
+        assert answer["status"] in {"passed", "warning"}, change
+
+
+def test_a_change_that_gives_more_room_has_its_flags(server: str) -> None:
+    fields = {"model": "qwen3-8b", "context": "16k", "device": ["RTX 3060"], "ram": "32G"}
+    check = ask(server, "/api/v1/check", fields).json()
+    (change,) = check["changes"]
+    assert change["flags"] == {"type_k": "q8_0", "type_v": "q8_0"}
+    changed = ask(server, "/api/v1/check", {**fields, **change["flags"]}).json()
+    assert changed["max_context"] == change["max_context"] > check["max_context"]
+
+
+# --- the limits that a user sets
+
+SMALL_CARD = {"device": ["RTX 4060"], "ram": "32G"}
+
+
+def test_another_reserve_and_a_largest_share_are_judged(server: str) -> None:
+    def fit(**limits: object) -> Any:
+        fields = {"model": "llama-3.1-8b", "context": "8k", "mix": "Q4_K_M", "n_gpu_layers": "all"}
+        return ask(server, "/api/v1/fit", {**fields, **SMALL_CARD, **limits}).json()
+
+    usual, none, half = fit(), fit(reserve=0), fit(max_use="50%")
+    card = usual["bars"][0]
+    assert none["bars"][0]["available_bytes"] == card["free_bytes"]
+    assert none["bars"][0]["reserve_bytes"] == 0
+    assert (usual["status"], half["status"]) == ("warning", "failed")
+    assert half["bars"][0]["available_bytes"] == card["available_bytes"]  # the mark stays at usable
+    assert fit(max_use="100%") == fit(max_use=1) == usual
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("max_use", value) for value in ("0", "101%", "1.5", "-1", "nan", "most", "", "%")),
+        *(("reserve", value) for value in ("-1G", "some", "", "nan", "1e400", "12 parsecs")),
+    ],
+)
+def test_limits_that_mean_nothing_are_refused(server: str, field: str, value: str) -> None:
+    for call in ("check", "fit", "curves", "plan", "recommend"):
+        model = {} if call == "recommend" else {"model": "qwen3-8b"}
+        answer = ask(server, f"/api/v1/{call}", {**model, **SMALL_CARD, field: value})
+        assert (answer.status, answer.error["type"]) == (400, "UsageError")
+        flag = f"--{field.replace('_', '-')}"
+        assert answer.error["message"].startswith(f"{flag}: {value!r} is not ")
+    assert ask(server, f"/api/v1/cards/events?{urlencode({field: value})}").status == 400
+
+
+@pytest.mark.parametrize("limit", [{"max_use": "50%"}, {"reserve": "2G"}])
+def test_vllm_takes_neither_a_reserve_nor_a_largest_share(
+    server: str, limit: dict[str, str]
+) -> None:
+    asked = {"engine": "vllm", "device": ["RTX 4090"], **limit}
+    for call in ("check", "fit", "curves", "plan", "recommend"):
+        model = {} if call == "recommend" else {"model": "qwen3-8b"}
+        answer = ask(server, f"/api/v1/{call}", {**model, **asked})
+        assert answer.status == 400
+        assert "does not apply to vLLM" in answer.error["message"]
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,16 @@ def without_because(speed: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in speed.items() if name != "because"}
 
 
+def test_cards_keep_to_the_reserve_and_the_largest_share_asked_for() -> None:
+    machine = machine_of(Words(devices=("RTX 4060",), ram="32G"))
+    usual, roomy, half = (
+        next(cards_of(("llama-3.1-8b",), Order(machine=machine, engine="llama.cpp", **limits)))
+        for limits in ({}, {"reserve_bytes": 0}, {"max_use": 0.5})
+    )
+    assert roomy["bars"][0]["available_bytes"] == usual["bars"][0]["free_bytes"]
+    assert half["bars"][0]["utilization"] <= 0.5 < usual["bars"][0]["utilization"]
+
+
 def test_what_an_engine_refuses_is_a_card_with_the_sentence() -> None:
     order = Order(machine=machine_of(SMALL), engine="llama.cpp")
     (card,) = cards_of(("phi-3-small-8k-instruct",), order)
