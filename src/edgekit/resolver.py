@@ -239,7 +239,7 @@ class ResolvedModel(Resolved[Opened]):
             return as_named(file.model, file.mix or AS_NAMED)
         if files is None or files.container is not Container.GGUF or engine != LLAMACPP:
             return variants_of(model.model, engine, settled=False)
-        tag = quant_tag(files.label.rpartition(":")[2]) or quant_tag(files.label) or AS_NAMED
+        tag = stored_quant(files)
         own = as_named(model.model, tag, files.reference)
         if ":" in self.name.rpartition("/")[2] or files.origin is not Origin.HUB:
             return own
@@ -311,6 +311,11 @@ def resolve_model(
     if other is not None:
         return resolve_model(other, depth=depth, reach=reach, confirm=confirm)
     return quantised(model, quant)
+
+
+def stored_quant(files: ModelFiles) -> str:
+    """The quantisation that the name of a file or repository states."""
+    return quant_tag(files.label.rpartition(":")[2]) or quant_tag(files.label) or AS_NAMED
 
 
 def quantised(model: Model, quant: str) -> Model:

@@ -276,7 +276,8 @@ def test_the_flags_of_a_check_are_its_load(
     engine = check["engine"]["name"]
     answer = fit(server, model=model, **{**machine, "engine": engine}, **check["flags"])
     assert sums(answer) == [budget["required_bytes"] for budget in check["budgets"]]
-    assert answer["context_tokens"] == check["context_tokens"]
+    for name in ("status", "context_tokens", "quantization", "cache"):
+        assert answer[name] == check[name]
     assert {key: answer["flags"][key] for key in check["flags"]} == check["flags"]
 
 

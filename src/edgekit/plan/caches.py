@@ -9,6 +9,7 @@ from typing import Any
 from edgekit.engine.llamacpp.types import default_setup
 from edgekit.hardware.budgets import devices_for
 from edgekit.memory.cache_types import cache_type
+from edgekit.memory.types import Load
 from edgekit.plan.placement import first_way
 from edgekit.plan.types import Question, Start
 
@@ -50,6 +51,16 @@ class CacheChoice:
 def cache_choices(question: Question) -> tuple[CacheChoice, ...]:
     """All there are, the most accurate first; what the caller settled is the only one."""
     return tuple(_CHOICES[question.engine](question))
+
+
+def cache_name(engine: str, load: Load, setup: Any) -> str:
+    """The cache that the engine keeps with this load and setup, by the name that choices have."""
+    if engine == "vllm":
+        return str(setup.kv_cache_dtype)
+    if engine == "mlx":
+        return f"{setup.kv_bits or 16} bit"
+    keys, values = (kind.name if kind else "f16" for kind in (load.cache_k, load.cache_v))
+    return pair_name(keys, values)
 
 
 def _settled(name: str) -> CacheChoice:

@@ -59,7 +59,7 @@ def result_for(found: Candidate, *, max_context: int | None = None) -> Preflight
         recommended_context=recommended_context(most),
         native_context=geometry.native_context or geometry.trained_context,
         streams=held.streams,
-        quantization=found.variant.name,
+        quantization=weights_name(weighed.way.setup, found.variant.name),
         cache=found.choice.name,
         step=found.step,
         variant=found.variant,
@@ -72,6 +72,16 @@ def result_for(found: Candidate, *, max_context: int | None = None) -> Preflight
         way=weighed.way,
         machine=question.machine,
     )
+
+
+def weights_name(setup: Any, name: str) -> str:
+    """The quantisation of the weights: the one the engine is told, else the name of the file's."""
+    quantize = getattr(setup, "quantize", None)
+    bits = (
+        f"{quantize.packing.bits} bit" if hasattr(quantize, "packing") and quantize.rest else None
+    )
+    told = getattr(setup, "mix", None) or bits or getattr(setup, "quantization", None)
+    return str(told or name)
 
 
 def pinned_candidate(found: Candidate) -> Candidate:

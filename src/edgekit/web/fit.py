@@ -16,19 +16,19 @@ from edgekit.errors import EdgekitError, HardwareError, RefusedError, UsageError
 from edgekit.estimation import Opened
 from edgekit.hardware.devices import find_device
 from edgekit.hardware.types import Accelerator
-from edgekit.plan.caches import cache_choices
-from edgekit.plan.choice import Candidate, as_named
+from edgekit.plan.caches import cache_choices, cache_name
+from edgekit.plan.choice import AS_NAMED, Candidate, as_named
 from edgekit.plan.curve import curves
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.ladder import Ladder
 from edgekit.plan.placement import first_way
 from edgekit.plan.types import Question, Status, Way, Weighed
-from edgekit.plan.verdict import result_for
+from edgekit.plan.verdict import result_for, weights_name
 from edgekit.report.bill_json import SCHEMA, bill_json
 from edgekit.report.check_words import VERDICTS
 from edgekit.report.commands.cards import with_cards
 from edgekit.report.headline import headline
-from edgekit.resolver import AUTO, CATALOG
+from edgekit.resolver import AUTO, CATALOG, stored_quant
 from edgekit.web.bars import bars_json
 from edgekit.web.machines import machine_now
 from edgekit.web.types import Watch, reach_of
@@ -199,6 +199,8 @@ def _told(load: _Load, named: KeptNamed, engine: str, reach: Reach) -> Json:
         "context_tokens": weighed.context_tokens,
         "native_context": geometry.native_context or geometry.trained_context,
         "streams": load.streams,
+        "quantization": weights_name(weighed.way.setup, _stored(load.opened)),
+        "cache": cache_name(engine, load.question.load, weighed.way.setup),
         "bars": bars_json(weighed.uses, weighed.estimate),
         "flags": dict(load.flags),
         "estimate": bill_json(bill, layers=True),
@@ -207,6 +209,12 @@ def _told(load: _Load, named: KeptNamed, engine: str, reach: Reach) -> Json:
         "refused": weighed.refused or None,
         "refused_about": None,
     }
+
+
+def _stored(opened: Opened) -> str:
+    if opened.mix:
+        return opened.mix
+    return AS_NAMED if opened.files is None else stored_quant(opened.files)
 
 
 def _sentence(load: _Load) -> str:
@@ -237,6 +245,8 @@ def _refused(error: EdgekitError, asking: Asking, named: KeptNamed, engine: str)
         "context_tokens": values.get("context") or native or 0,
         "native_context": native,
         "streams": 1,
+        "quantization": None,
+        "cache": None,
         "bars": [],
         "flags": typed(values),
         "estimate": None,
