@@ -74,8 +74,11 @@ def _pairs(question: Question) -> Iterator[CacheChoice]:
         return
     on_the_cpu = not first_way(question).cards
     given = keys or values
-    if question.engine == "stream":
-        pairs: tuple[tuple[str, str], ...] = STREAM_PAIRS
+    pairs: tuple[tuple[str, str], ...]
+    if question.load.flash_attention is False:  # llama.cpp quantises V only with flash attention
+        pairs = EQUAL_PAIRS[:1]
+    elif question.engine == "stream":
+        pairs = STREAM_PAIRS
     elif given is not None and not on_the_cpu:
         pairs = ((given.name, given.name),)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -94,6 +95,13 @@ def test_on_a_card_the_other_side_is_kept_alike(load: Load) -> None:
     assert (only.name, only.asked) == ("q8_0", True)
     kept = only.of(asked).load
     assert (kept.cache_k, kept.cache_v) == (Q8, Q8)
+
+
+@pytest.mark.parametrize("machine", [cards(24), cpu(16)])
+def test_without_flash_attention_v_is_not_quantised(machine: Machine) -> None:
+    off = Load(flash_attention=False)
+    assert names(question(machine=machine, load=off)) == ["f16"]
+    assert names(question(machine=machine, load=replace(off, cache_k=Q8))) == ["q8_0 + f16"]
 
 
 def test_who_settles_the_processor_has_its_pairs() -> None:

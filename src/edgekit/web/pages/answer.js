@@ -30,9 +30,10 @@ function reasons(fit, check) {
   return el("div", { class: "why" }, el("h2", { class: "small", text: MODEL.why }), el("ul", { class: "notes" }, ...check.reasons.map((text) => el("li", { text }))));
 }
 
-/** The verdict with its sentence, and the figures people look for; isOfIt: the check is of these settings too. */
+/** The verdict with the sentence of the check where that is of these settings too (isOfIt), and the figures people look for. */
 export function headline(fit, check, isOfIt) {
   const status = fit.refused ? "refused" : fit.status;
+  const told = fit.refused ?? (isOfIt && check.status === fit.status ? check.headline : fit.told);
   const facts = [
     [MODEL.context, tokens(fit.context_tokens)],
     [MODEL.trainedContext, fit.native_context === null ? COMMON.unknown : tokens(fit.native_context)],
@@ -41,7 +42,7 @@ export function headline(fit, check, isOfIt) {
   ];
   const pairs = facts.map(([name, value, className]) => el("div", { class: className }, el("dt", { text: name }), el("dd", {}, value)));
   return [
-    el("p", { class: "told" }, verdict(status, fit.engine), " ", el("span", { class: "sentence", text: sentence(fit.refused ?? fit.told, status) })),
+    el("p", { class: "told" }, verdict(status, fit.engine), " ", el("span", { class: "sentence", text: sentence(told, status) })),
     isOfIt && reasons(fit, check),
     el("dl", { class: "figures" }, ...pairs),
   ].filter(Boolean);

@@ -11,7 +11,7 @@ import { COMMON, COMPARE, ENGINE_NAMES, ERRORS, verdictWord } from "./texts.js";
 
 const LEAST_COLUMNS = 2;
 const MOST_COLUMNS = 3;
-const USUAL_CONTEXT = "8192"; // so that the columns say something about the same load
+const USUAL_CONTEXT = "16384"; // the same for all columns, as edgekit compare has it
 const ENGINES = { "": COMMON.auto, ...Object.fromEntries(COMPARED.map((name) => [name, ENGINE_NAMES[name]])) };
 const CANNOT_RUN = new Set(["RefusedError", "HardwareError"]);
 const RANKS = { passed: 3, warning: 2, failed: 1, refused: 0 };
@@ -389,10 +389,8 @@ function shownLargest({ check }) {
   return check && (check.max_context ? tokens(check.max_context) : COMMON.none);
 }
 
-// Why it does not fit, where the load itself would; else what the load takes, without the word of the verdict.
-function inWords({ check, fit }) {
-  if (check?.reasons.length) return check.reasons.join("; ");
-  return fit?.told && sentence(fit.told, fit.status);
+function inWords({ check }) {
+  return check && sentence(check.headline, check.status);
 }
 
 function shownBars(column, page) {
