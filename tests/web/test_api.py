@@ -392,7 +392,7 @@ def test_a_file_that_may_not_be_read_is_told_of(
 )
 def test_who_says_a_flag_is_told_its_field(server: str, call: str, name: str, told_of: str) -> None:
     answer = both_ways(server, call, {"model": GEMMA, name: "1"})
-    assert answer["error"] == {"type": "UsageError", "message": told_of}
+    assert answer["error"] == {"type": "UsageError", "message": told_of, "about": "settings"}
 
 
 def test_every_flag_has_a_field_with_its_help() -> None:

@@ -369,23 +369,35 @@ class TestJobs:
         assert jobs.named(first.id) is first
 
     @pytest.mark.parametrize(
-        ("error", "state", "kind"),
+        ("error", "state", "told"),
         [
-            (UsageError("no such flag"), JobState.FAILED, "UsageError"),
-            (DeadlineError("too long"), JobState.FAILED, "DeadlineError"),
+            (
+                UsageError("no such flag"),
+                JobState.FAILED,
+                {"type": "UsageError", "message": "no such flag", "about": "settings"},
+            ),
+            (
+                UsageError("no such engine", about="engine"),
+                JobState.FAILED,
+                {"type": "UsageError", "message": "no such engine", "about": "engine"},
+            ),
+            (
+                DeadlineError("too long"),
+                JobState.FAILED,
+                {"type": "DeadlineError", "message": "too long", "about": None},
+            ),
             (CancelledError("gone"), JobState.CANCELLED, None),
         ],
     )
     def test_errors_become_ends(
-        self, jobs: Jobs, error: Exception, state: JobState, kind: str | None
+        self, jobs: Jobs, error: Exception, state: JobState, told: dict[str, str] | None
     ) -> None:
         def work(_: Watch) -> dict[str, Any]:
             raise error
 
         job = jobs.start("plan", work)
         until(job, state)
-        told = job.as_json()["error"]
-        assert told == (None if kind is None else {"type": kind, "message": str(error)})
+        assert job.as_json()["error"] == told
 
     def test_what_nobody_foresaw_is_told_without_details(
         self, jobs: Jobs, caplog: pytest.LogCaptureFixture
