@@ -22,7 +22,7 @@ from edgekit.errors import (
     UnknownArchitectureError,
     UsageError,
 )
-from edgekit.estimation import Opened
+from edgekit.estimation import Opened, open_model
 from edgekit.header.types import Depth
 from edgekit.memory.types import Load
 from edgekit.metadata import ModelMetadata, read_metadata
@@ -110,7 +110,7 @@ def model_preflight(
         max_use=max_use,
         reserve=reserve,
     )
-    return _judged(named, engine, here, options or {}, asked)
+    return _judged(named, engine, here, options or {}, asked, reach=reach)
 
 
 def can_load(
@@ -145,7 +145,9 @@ def can_load(
             quant=_quant(quant, options or {}),
         )
         asked = Asked(context=context, min_context=min_context)
-        return _judged(named, engine, here, options or {}, asked, loads_only=True).can_load
+        return _judged(
+            named, engine, here, options or {}, asked, reach=reach, loads_only=True
+        ).can_load
     except (HardwareError, RefusedError):
         return False
 
@@ -251,6 +253,7 @@ def _judged(
     options: Mapping[str, Any],
     asked: Asked,
     *,
+    reach: Reach | None,
     loads_only: bool = False,
 ) -> PreflightResult:
     """By the engine that is named; automatically, by the files' own and, where that has no room, by llama.cpp."""
@@ -266,7 +269,7 @@ def _judged(
             question = _question(opened, name, machine, own, asked, embeds=named.embeds)
             return replace(question, variants=named.variants(opened, name, question.start))
 
-        return in_two_steps(named.opened(name), ask, loads_only=loads_only)[-1]
+        return in_two_steps(named.opened(name), ask, reach=reach, loads_only=loads_only)[-1]
 
     name = named.engine(engine, machine)
     if engine.lower() != AUTO or name == LLAMACPP or options:
@@ -291,18 +294,27 @@ def in_two_steps(
     reach: Reach | None = None,
     loads_only: bool = False,
 ) -> tuple[Opened, Question, PreflightResult]:
-    """The verdict, from the first range of a remote file where that decides it, else from its whole header."""
+    """The verdict, from the first range of a remote file where that decides it, else from its whole header.
+
+    Where another file of the repository is chosen, the same is done with that one. `loads_only`: only `can_load`
+    matters, and that can be said without a look at a better file.
+    """
     if opened.whole is not None:
         with suppress(
             RefusedError, HeaderError, UnknownArchitectureError
         ):  # the keys alone leave something open
             question = ask(opened)
             result = judge(question)
+            other = result.variant if result.can_load and not loads_only else None
+            if other is not None and other.changes and other.reference:
+                opened = open_model(other.reference, depth=Depth.ARCHITECTURE, reach=reach)
+                question = ask(opened)
+                result = judge(question)
             if is_decided(question, result, loads_only=loads_only):
                 bill = result.estimate
                 noted = replace(bill, notes=(*bill.notes, TENSORS_NOT_CHECKED))
                 return opened, question, replace(result, estimate=noted)
-        opened = opened.whole()
+        opened = opened if opened.whole is None else opened.whole()
     opened, question, choice = choose_file(opened, ask(opened), reach)
     return opened, question, result_of(choice)
 

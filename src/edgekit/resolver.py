@@ -239,11 +239,14 @@ class ResolvedModel(Resolved[Opened]):
             return as_named(file.model, file.mix or AS_NAMED)
         if files is None or files.container is not Container.GGUF or engine != LLAMACPP:
             return variants_of(model.model, engine, settled=False)
+        title, last = files.label.rpartition(":")[2], self.name.rpartition("/")[2]
         tag = stored_quant(files)
         own = as_named(model.model, tag, files.reference)
-        if ":" in self.name.rpartition("/")[2] or files.origin is not Origin.HUB:
+        is_named = ":" in last or last.lower().endswith(MODEL_SUFFIXES)
+        if is_named or files.origin is not Origin.HUB:
             return own
-        others = at_mixes(model.model, files.alternatives, repository=files.reference)
+        repository = files.reference.removesuffix(f":{title}")
+        others = at_mixes(model.model, files.alternatives, repository=repository)
         mine = replace(own[0], accuracy=accuracy_of(tag) or stored_accuracy(model.model))
         every = (mine, *(one for one in others if one.name != tag))
         return tuple(sorted(every, key=lambda one: -one.accuracy))
@@ -363,21 +366,21 @@ def choose_file(
 ) -> tuple[Opened, Question, Choice]:
     """What SPEC A4 chooses. Where that is another file of the repository, its header is read too.
 
-    Such a file may be larger than its name says: then the next smaller one is looked at.
+    Such a file may be larger or smaller than its name says: the choice is made again with what was read, until it is
+    a file whose header was read.
     """
+    files = {}
     while True:
         choice = choose(question)
         chosen = choice.candidate.variant
-        if not choice.fits or not chosen.reference or not chosen.changes:
-            return opened, question, choice
-        found = open_model(chosen.reference, reach=reach)
-        real = as_named(found.model, chosen.name, chosen.reference)
-        exact = replace(question, model=found.model, variants=real)
-        choice = choose(exact)
-        smaller = question.variants[question.variants.index(chosen) + 1 :]
-        if choice.fits or not smaller:
-            return found, exact, choice
-        question = replace(question, variants=smaller)
+        if not chosen.reference or not chosen.changes:
+            break
+        files[chosen.name] = open_model(chosen.reference, reach=reach)
+        read = replace(chosen, model=files[chosen.name].model, changes={})
+        variants = (read if one is chosen else one for one in question.variants)
+        question = replace(question, variants=tuple(variants))
+    found = files.get(chosen.name, opened)
+    return found, replace(question, model=chosen.model), choice
 
 
 def inspect_named(

@@ -2,69 +2,61 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.hub import nginx_hub
 from tests.hub.nginx_hub import Hub
 from tests.hub.test_check import running
-from tests.recorded import header_bytes, models, padded
 from tests.unit.plan.machines import cards, cpu
 from tests.unit.plan.wishes import gguf, is_within, rated
 
 from edgekit.basis import Basis
 from edgekit.cli import main
+from edgekit.engine.llamacpp import estimate
+from edgekit.engine.llamacpp.as_gguf import convert
+from edgekit.engine.types import Model
 from edgekit.errors import RemoteInspectError
+from edgekit.hardware.types import Machine
 from edgekit.memory.types import Load
+from edgekit.models import can_load, model_preflight
 from edgekit.plan.planned import Lever, Plan
+from edgekit.plan.types import Status
 from edgekit.planning import Wanted, plan_model, wish_of
 from edgekit.resolver import resolve_model
 from edgekit.source.types import Reach
+from edgekit.verify.generated import generated_files
+from edgekit.verify.hollow import HollowFile
 
-REPOSITORY = "acme/tiny-GGUF"
-QUANTS = ("Q8_0", "Q4_K_M")
-
-
-def recorded(quant: str) -> tuple[bytes, int]:
-    """The header of llama-3.1-8b and the bytes behind it."""
-    fact = next(m for m in models() if (m["model"], m["quant"]) == ("llama-3.1-8b", quant))
-    raw = header_bytes(fact["header_without_vocabulary"])
-    return raw.ljust(padded(len(raw)), b"\0"), fact["data_section_bytes"]
+REPOSITORY, MISNAMED = "acme/llama-8b-GGUF", "acme/misnamed-GGUF"
+QUANTS = ("Q8_0", "Q6_K", "Q4_K_M", "IQ4_XS")
 
 
-def fill(root: Path) -> dict[str, tuple[str, int]]:
-    """nginx_hub's own files, and in one repository real headers in front of holes."""
-    linked = _BUILD(root)
-    listing = root / "hub/api/models" / REPOSITORY / "tree/main/page.json"
-    files = [one for one in json.loads(listing.read_text()) if "tiny-Q" not in one["path"]]
-    for quant in QUANTS:
-        raw, weights = recorded(quant)
-        name = f"tiny-{quant}.gguf"
-        path = root / "cdn" / REPOSITORY / name
-        path.write_bytes(raw)
-        os.truncate(path, len(raw) + weights)
-        for key in [key for key in linked if key.endswith(f"/{name}") and REPOSITORY in key]:
-            linked[key] = linked[key][0], len(raw) + weights
-            digest = linked[key][0]
-        lfs = {"oid": digest, "size": len(raw) + weights, "pointerSize": 134}
-        files.append({"type": "file", "path": name, "size": len(raw) + weights, "lfs": lfs})
-    listing.write_text(json.dumps(files))
-    return linked
+def model_at(quant: str) -> Model:
+    """llama-3.1-8b as it was recorded, or as llama-quantize would write it."""
+    if quant in {"Q8_0", "Q4_K_M"}:
+        return gguf("llama-3.1-8b", quant)
+    return convert(gguf("llama-3.1-8b"), quant).model
 
 
-_BUILD = nginx_hub.build
+def add_repositories(add: Callable[..., None], _: Callable[..., None]) -> None:
+    """One with a file for each quantisation, and one whose Q6_K is really a Q8_0."""
+    named = [(REPOSITORY, quant, quant) for quant in QUANTS]
+    misnamed = [(MISNAMED, "Q6_K", "Q8_0"), (MISNAMED, "Q4_K_M", "Q4_K_M")]
+    for repository, quant, real in (*named, *misnamed):
+        file = generated_files(model_at(real).header, label="llama-8b").weights[0].open()
+        assert isinstance(file, HollowFile)
+        weights_bytes = file.size_bytes - len(file.header)
+        add(repository, f"llama-8b-{quant}.gguf", file.header, weights_bytes)
 
 
 @pytest.fixture(scope="module")
 def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nginx_hub, "build", fill)
+        patch.setattr(nginx_hub, "_add_whole", add_repositories)
         with running(tmp_path_factory.mktemp("nginx")) as (hub, _):
             yield hub
 
@@ -78,8 +70,10 @@ def plan(wanted: Wanted, reach: Reach, name: str = REPOSITORY) -> Plan:
     return plan_model(resolve_model(name, reach=reach), wanted, reach=reach)
 
 
-def files_read(hub: Hub) -> set[str]:
-    return {match[0] for line in hub.log("cdn") for match in re.findall(r"(tiny-Q\w+)(\.gguf)", line)}  # fmt: skip
+def files_read(hub: Hub) -> list[str]:
+    """Quantisations, in the order in which their files were read."""
+    found = (re.findall(r"llama-8b-(\w+)\.gguf", line) for line in hub.log("cdn"))
+    return list(dict.fromkeys(quant for quants in found for quant in quants))
 
 
 # --- which file of a repository
@@ -88,57 +82,91 @@ def files_read(hub: Hub) -> set[str]:
 def test_the_files_there_are_are_the_choices(hub: Hub, reach: Reach) -> None:
     named = resolve_model(REPOSITORY, reach=reach)
     variants = wish_of(named, Wanted(machine=cpu(16))).variants
-    assert {one.reference for one in variants} >= {f"{REPOSITORY}:Q8_0"}
-    assert all(one.reference.startswith(REPOSITORY) for one in variants)
-    assert not {"Q6_K", "Q2_K"} & {one.name for one in variants}  # nobody has them
-    assert files_read(hub) == {"tiny-Q4_K_M"}  # the usual one is looked at first
+    assert [one.name for one in variants] == [*QUANTS]  # nothing that would have to be made
+    assert {one.reference for one in variants} == {
+        REPOSITORY,
+        *(f"{REPOSITORY}:{quant}" for quant in QUANTS if quant != "Q4_K_M"),
+    }
+    assert files_read(hub) == ["Q4_K_M"]  # the usual one is read first
 
 
-# Q8_0: 7.95 GiB of weights, 131,072 tokens at q8_0: 8.5. 48 GiB of a quick card hold both.
 @pytest.mark.usefixtures("hub")
 def test_quant_chooses_the_file_of_a_repository(reach: Reach) -> None:
     for quant in QUANTS:
         found = resolve_model(REPOSITORY, reach=reach, quant=quant.lower())
         assert found.files is not None
-        assert found.files.weights[0].name == f"tiny-{quant}.gguf"
+        assert found.files.weights[0].name == f"llama-8b-{quant}.gguf"
         assert found.quant is None
-    other = resolve_model(REPOSITORY, reach=reach, quant="Q6_K")
-    assert other.quant == "Q6_K"  # no such file: as if it were quantised so
+    other = resolve_model(REPOSITORY, reach=reach, quant="Q5_K_M")
+    assert other.quant == "Q5_K_M"  # no such file: as if it were quantised so
 
 
-@pytest.mark.parametrize(
-    ("machine", "quant"),
-    [(rated(cards(48), card=1000), "Q8_0"), (rated(cpu(16)), "Q4_K_M"), (cards(48), "Q4_K_M")],
-    ids=["room and speed", "too slow", "speed not known"],
-)
-def test_the_chosen_file_is_read_itself(hub: Hub, reach: Reach, machine: Any, quant: str) -> None:
+# Weights: 6.1 GiB at Q6_K, 4.6 at Q4_K_M, 4.1 at IQ4_XS; 32K take 4 GiB at f16, 16K take 1.1 at q8_0.
+FAST = rated(cards(48), card=1000)
+CHOSEN_FILES = [
+    pytest.param(FAST, "Q6_K", 1, id="comfortable at Q6_K: never Q8_0 unasked"),
+    pytest.param(cards(48), "Q6_K", 1, id="an unknown speed does not stop it"),
+    pytest.param(rated(cpu(48)), "Q4_K_M", 1, id="slower than reading speed"),
+    pytest.param(rated(cards(12)), "Q4_K_M", 1, id="tight at Q6_K"),
+    pytest.param(rated(cards(7)), "IQ4_XS", 5, id="only fewer bits fit whole"),
+    pytest.param(rated(cards(5)), "Q4_K_M", 6, id="nothing fits whole"),
+]
+
+
+@pytest.mark.parametrize(("machine", "quant", "step"), CHOSEN_FILES)
+def test_the_chosen_file_is_read_itself(
+    hub: Hub, reach: Reach, machine: Machine, quant: str, step: int
+) -> None:
     found = plan(Wanted(machine=machine), reach)
-    assert found.fits
     assert is_within(found)
-    assert found.variant.reference.startswith(REPOSITORY)
-    assert found.variant.model.header.tensor_bytes == gguf("llama-3.1-8b", quant).header.tensor_bytes  # fmt: skip
+    assert (found.variant.name, found.result.step) == (quant, step)
+    assert found.variant.reference in {REPOSITORY, f"{REPOSITORY}:{quant}"}
+    assert found.variant.model.header.tensor_bytes == model_at(quant).header.tensor_bytes
     assert dict(found.variant.changes) == {}  # the file, not as if
-    assert f"tiny-{quant}" in files_read(hub)
+    assert files_read(hub) == list(dict.fromkeys(("Q4_K_M", quant)))
     assert found.result.way.setup.mix is None
 
 
-def test_the_plan_is_exact_for_that_file(hub: Hub, reach: Reach) -> None:
-    found = plan(Wanted(machine=rated(cards(48), card=1000), load=Load(context_tokens=16_384)), reach)  # fmt: skip
-    from edgekit.engine.llamacpp import estimate
+@pytest.mark.parametrize(("machine", "quant", "step"), CHOSEN_FILES)
+def test_check_and_python_choose_the_file_that_plan_chooses(
+    hub: Hub, reach: Reach, machine: Machine, quant: str, step: int
+) -> None:
+    result = model_preflight(REPOSITORY, machine=machine, reach=reach)
+    assert (result.quantization, result.step) == (quant, step)
+    assert result.required_bytes == plan(Wanted(machine=machine), reach).result.required_bytes
+    assert files_read(hub) == list(dict.fromkeys(("Q4_K_M", quant)))
+    assert can_load(REPOSITORY, machine=machine, reach=reach)
 
-    own = estimate(gguf("llama-3.1-8b", "Q8_0"), found.load, found.result.way.setup)
+
+def test_a_file_that_is_larger_than_its_name_says_is_judged_as_it_is(
+    hub: Hub, reach: Reach
+) -> None:
+    """The Q6_K of the repository is a Q8_0: comfortable by its name, tight by its size."""
+    machine = rated(cards(14))
+    assert plan(Wanted(machine=machine), reach).variant.name == "Q6_K"
+    found = plan(Wanted(machine=machine), reach, MISNAMED)
+    assert files_read(hub) == ["Q4_K_M", "Q6_K"]
+    assert found.variant.name == "Q4_K_M"
+    result = model_preflight(MISNAMED, machine=machine, reach=reach)
+    assert (result.quantization, result.status) == ("Q4_K_M", Status.PASSED)
+
+
+def test_the_plan_is_exact_for_that_file(hub: Hub, reach: Reach) -> None:
+    found = plan(Wanted(machine=FAST, load=Load(context_tokens=16_384)), reach)
+    own = estimate(model_at("Q6_K"), found.load, found.result.way.setup)
     assert own.total_bytes == found.result.estimate.total_bytes
     caches = [line.basis for line in found.result.estimate.lines if line.layer is not None]
     assert set(caches) == {Basis.EXACT}
     decision = found.decision(Lever.WEIGHTS)
     assert decision is not None
-    assert decision.value == "Q8_0"
+    assert decision.value == "Q6_K"
 
 
-def test_a_file_that_was_named_stays(hub: Hub, reach: Reach) -> None:
-    found = plan(Wanted(machine=rated(cards(48), card=1000)), reach, f"{REPOSITORY}:Q4_K_M")
+@pytest.mark.parametrize("name", [f"{REPOSITORY}:Q4_K_M", f"{REPOSITORY}/llama-8b-Q4_K_M.gguf"])
+def test_a_file_that_was_named_stays(hub: Hub, reach: Reach, name: str) -> None:
+    found = plan(Wanted(machine=FAST), reach, name)
     assert found.result.way.setup.mix is None
-    assert files_read(hub) == {"tiny-Q4_K_M"}
+    assert files_read(hub) == ["Q4_K_M"]
 
 
 def test_nothing_of_it_fits(hub: Hub, reach: Reach) -> None:
@@ -148,10 +176,12 @@ def test_nothing_of_it_fits(hub: Hub, reach: Reach) -> None:
 
 
 def test_the_commands_name_the_chosen_file(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
-    code = main(["plan", REPOSITORY, "--device", "RTX 6000 Ada", "--ram", "64G", "-c", "16k", "--for", "llama-server"])  # fmt: skip
-    out, err = capsys.readouterr()
-    assert (code, err) == (0, "")
-    assert f"-hf {REPOSITORY}:Q8_0" in out
+    words = [REPOSITORY, "--device", "RTX 6000 Ada", "--ram", "64G", "-c", "16k"]
+    assert main(["plan", *words, "--for", "llama-server"]) == 0
+    planned, err = capsys.readouterr()
+    assert (planned.startswith(f"llama-server -hf {REPOSITORY}:Q6_K "), err) == (True, "")
+    assert main(["check", *words]) == 0
+    assert f"llama-server -hf {REPOSITORY}:Q6_K " in capsys.readouterr().out
 
 
 # --- a hub that is not there
@@ -171,10 +201,10 @@ def test_a_known_repository_is_taken_from_the_catalog(
 def test_a_hub_that_goes_away_in_between(
     hub: Hub, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The listing was read, and the header of the chosen file cannot be: no plan for a file that nobody saw."""
+    """The listing was read, and the header of the chosen file cannot be: no plan for a file that was not read."""
     named = resolve_model(REPOSITORY, reach=reach)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    wanted = Wanted(machine=rated(cards(48), card=1000))
+    wanted = Wanted(machine=FAST)
     with pytest.raises(RemoteInspectError, match="cannot reach"):
         plan_model(named, wanted, reach=replace(reach, total_timeout_s=2.0))
 

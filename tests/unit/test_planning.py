@@ -187,9 +187,9 @@ def test_a_plan_by_name() -> None:
     plan = plan_model(resolve_model("qwen3-8b"), Wanted(machine=cpu(16), load=Load(context_tokens=16_384)))  # fmt: skip
     assert plan.fits
     assert (plan.variant.name, plan.context_tokens) == ("Q4_K_M", 16_384)
-    # K and V of 8 heads of 128, 16 bit: 36 layers, and 28 of the 0.6B that drafts
-    assert plan.drafter is not None
-    assert plan.result.estimate.kv_cache_bytes == 16_384 * (36 + 28) * 2 * 8 * 128 * 2
+    assert plan.drafter is not None  # proposed, and not in the bill
+    # K and V of 8 heads of 128, 16 bit, in 36 layers
+    assert plan.result.estimate.kv_cache_bytes == 16_384 * 36 * 2 * 8 * 128 * 2
     assert plan.wish.repository == "Qwen/Qwen3-8B"
 
 

@@ -10,17 +10,17 @@ from edgekit.basis import Basis
 from edgekit.engine import engine_named
 from edgekit.errors import RefusedError
 from edgekit.memory.types import Component, Load, MemoryEstimate, MemoryLine
-from edgekit.plan.choice import Candidate, Choice, choose
+from edgekit.plan.choice import READING_TOKENS_PER_S, Candidate, Choice, choose
 from edgekit.plan.context import recommended_context
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.ladder import Ladder
-from edgekit.plan.pace import pace
+from edgekit.plan.pace import pace, steady_pace
 from edgekit.plan.placement import ways_of
 from edgekit.plan.split import pinned
 from edgekit.plan.types import Bill, PreflightResult, Question, Status
 
-# Of a bill without the tensor directory no line is trusted further than this, whatever its own bound.
 _ALWAYS_WHOLE = frozenset({"vllm", "mlx"})  # they leave nothing on the host
+# Of a bill without the tensor directory no line is trusted further than this, whatever its own bound.
 LEAST_BOUND, LEAST_COMPUTE_BOUND = 0.01, 0.1
 
 
@@ -76,12 +76,10 @@ def result_for(found: Candidate, *, max_context: int | None = None) -> Preflight
 
 def weights_name(setup: Any, name: str) -> str:
     """The quantisation of the weights: the one the engine is told, else the name of the file's."""
-    quantize = getattr(setup, "quantize", None)
-    bits = (
-        f"{quantize.packing.bits} bit" if hasattr(quantize, "packing") and quantize.rest else None
-    )
-    told = getattr(setup, "mix", None) or bits or getattr(setup, "quantization", None)
-    return str(told or name)
+    quantize: Any = getattr(setup, "quantize", None)
+    if hasattr(quantize, "packing") and quantize.rest:
+        return f"{quantize.packing.bits} bit"
+    return str(getattr(setup, "mix", None) or getattr(setup, "quantization", None) or name)
 
 
 def pinned_candidate(found: Candidate) -> Candidate:
@@ -112,34 +110,42 @@ def _reasons(found: Candidate, longest_tokens: int) -> list[str]:
 
 
 def is_decided(question: Question, result: PreflightResult, *, loads_only: bool = False) -> bool:
-    """Whether the answer to a bill without the tensor directory is the answer: its bounds change nothing in it.
+    """Whether the answer to a bill without the tensor directory is the answer.
 
-    That is so where all of the model and its whole window fit comfortably with every line at its upper bound, or where
-    not even the shortest context fits with every line at its lower one. In between the directory decides.
-    `loads_only`: the longest context and the comfort do not matter, only whether it loads.
+    That is so where it is the same with every line at its lower and at its upper bound, and all of the model fits
+    comfortably or no context fits at all. In between the directory decides. `loads_only`: only `can_load` matters.
     """
     if question.bill is not None or result.estimate.basis is Basis.ASSUMED:
         return False
-    if result.failed:
-        lowest = replace(question, bill=_at_bound(question, -1))
-        if loads_only or would_hold(lowest):
-            return not would_hold(lowest)
-        ladder = Ladder(lowest, ways_of(question))
-        return not result.max_context and ladder.holder(ladder.top.least) is None
-    if result.variant is not None and result.variant.changes:
-        return False  # another file than the one that was looked at
-    highest = Fitting(replace(question, load=result.load, bill=_at_bound(question, 1)), result.way)
     if loads_only:
-        return highest.fits(result.context_tokens)
+        bound = replace(question, bill=_at_bound(question, 1 if result.can_load else -1))
+        return choose(bound).fits == result.can_load
+    if result.can_load:
+        is_read = result.variant is None or not result.variant.changes
+        is_whole = result.way.whole or question.engine in _ALWAYS_WHOLE
+        is_easy = result.passed and result.step == 1 and is_read and is_whole
+        if not is_easy or _is_near_reading_speed(question, result):
+            return False
+    bounds = (replace(question, bill=_at_bound(question, sign)) for sign in (1, -1))
+    return all(_answer(judge(bound)) == _answer(result) for bound in bounds)
+
+
+def _answer(result: PreflightResult) -> tuple[object, ...]:
     return (
-        result.passed
-        and result.step == 1
-        and (result.way.whole or question.engine in _ALWAYS_WHOLE)
-        and result.max_context == highest.most
-        and highest.is_comfortable(result.context_tokens)
-        and (result.asked or result.context_tokens == highest.most)
-        and highest.fits(result.max_context)
+        result.status,
+        result.quantization,
+        result.cache,
+        result.context_tokens,
+        result.max_context,
+        result.way.because,
     )
+
+
+def _is_near_reading_speed(question: Question, result: PreflightResult) -> bool:
+    """Whether a slightly different size of the weights could end or begin the spending of memory that is left."""
+    fitting = Fitting(replace(question, load=result.load), result.way)
+    speed = steady_pace(question, fitting.price(result.context_tokens))
+    return speed is not None and abs(speed / READING_TOKENS_PER_S - 1) < LEAST_COMPUTE_BOUND
 
 
 def _at_bound(question: Question, sign: int) -> Bill:
@@ -156,8 +162,3 @@ def _at_bound(question: Question, sign: int) -> Bill:
         return replace(estimate, lines=tuple(map(moved, estimate.lines)))
 
     return bill
-
-
-def would_hold(question: Question) -> bool:
-    """Whether `judge` would say that it loads, without looking how long a context it could be."""
-    return choose(question).fits
