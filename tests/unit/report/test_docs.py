@@ -1,4 +1,4 @@
-"""What docs/check.md, docs/hardware.md and docs/json.md say is what the commands print."""
+"""What README.md and the pages in docs/ show is what the commands print."""
 
 from __future__ import annotations
 
@@ -20,13 +20,23 @@ from edgekit.report.check_json import check_json, checks_json
 from edgekit.report.hardware_json import devices_json, hardware_json
 from edgekit.units import GIB
 
-DOCS = Path(__file__).parents[3] / "docs"
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs"
 EXAMPLE = re.compile(r"`(edgekit [^`\n]+)`\n\n```text\n(.*?)```", re.DOTALL)
-EXAMPLES = [
-    found
-    for page in ("check.md", "hardware.md", "plan.md")
-    for found in EXAMPLE.findall((DOCS / page).read_text(encoding="utf-8"))
+ROW = re.compile(r"^\| `(edgekit check [^`\n]+)` \| [^|\n]* \| ([^|\n]*) \|", re.MULTILINE)
+PAGES = [
+    (ROOT / page).read_text(encoding="utf-8")
+    for page in (
+        "README.md",
+        "docs/check.md",
+        "docs/estimate.md",
+        "docs/hardware.md",
+        "docs/inspect.md",
+        "docs/plan.md",
+    )
 ]
+EXAMPLES = [found for page in PAGES for found in EXAMPLE.findall(page)]
+SET_UPS = [found for page in PAGES for found in ROW.findall(page)]
 
 LIMIT = MemoryLimit(name="a file", limit_bytes=8 * GIB, used_bytes=GIB)
 HERE = machine(
@@ -35,21 +45,45 @@ HERE = machine(
 )
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="another reserve")
-@pytest.mark.parametrize(("command", "printed"), EXAMPLES)
-def test_examples_are_real(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str, printed: str
-) -> None:
+@pytest.fixture
+def as_in_docs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As tools/doc_examples.py runs them."""
     monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setenv(
-        "EDGEKIT_LLAMA_VERSION", "0.6"
-    )  # what is newest, as tools/doc_examples.py has it
+    monkeypatch.setenv("EDGEKIT_LLAMA_VERSION", "0.6")
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="another reserve")
+@pytest.mark.usefixtures("as_in_docs")
+@pytest.mark.parametrize(("command", "printed"), EXAMPLES)
+def test_examples_are_real(capsys: pytest.CaptureFixture[str], command: str, printed: str) -> None:
     main(shlex.split(command)[1:])
     assert capsys.readouterr().out == printed
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="another reserve")
+@pytest.mark.usefixtures("as_in_docs")
+@pytest.mark.parametrize(("command", "headline"), SET_UPS)
+def test_set_ups_get_the_answers_of_the_table(
+    capsys: pytest.CaptureFixture[str], command: str, headline: str
+) -> None:
+    main([*shlex.split(command)[1:], "--quiet"])
+    assert " ".join(capsys.readouterr().out.split()) == headline
+
+
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) == 7
+    assert len(EXAMPLES) == 12
+    assert len(SET_UPS) == 20
+
+
+def test_readme_is_short_and_shows_the_three_main_commands() -> None:
+    readme = PAGES[0]
+    assert len(readme.encode()) < 12_000
+    assert [command.split()[1] for command, _ in EXAMPLE.findall(readme)] == [
+        "recommend",
+        "check",
+        "plan",
+    ]
 
 
 def _names(value: Any, *, without: frozenset[str]) -> Iterator[str]:
