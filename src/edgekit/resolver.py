@@ -238,7 +238,8 @@ class ResolvedModel(Resolved[Opened]):
             file = model if files is not None else self.as_file(engine)
             return as_named(file.model, file.mix or AS_NAMED)
         if files is None or files.container is not Container.GGUF or engine != LLAMACPP:
-            return variants_of(model.model, engine, settled=False)
+            known = self.entry.id if self.entry is not None and files is None else ""
+            return variants_of(model.model, engine, settled=False, label=known)
         title, last = files.label.rpartition(":")[2], self.name.rpartition("/")[2]
         tag = stored_quant(files)
         own = as_named(model.model, tag, files.reference)

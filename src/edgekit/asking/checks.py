@@ -207,6 +207,8 @@ def check_opened(
     found, question, result = in_two_steps(opened, ask, reach=reach)
     if result.variant is not None and "mix" in result.variant.changes:
         found = replace(found, mix=result.variant.name)
+    elif result.variant is not None and result.variant.reference and found.files is None:
+        found = replace(found, repository=result.variant.reference)
     return _told(found, question, result, _values(found, engine, asking), asking)
 
 

@@ -97,17 +97,18 @@ def _cache_flags(choice: CacheChoice) -> dict[str, str]:
     }
 
 
-def _limit(question: Question, _: PreflightResult) -> Iterator[Change]:
-    """What the system lets the GPU use of a unified memory can be raised."""
+def _limit(question: Question, result: PreflightResult) -> Iterator[Change]:
+    """What the system lets the GPU use of a unified memory can be raised, so that it fits or holds a longer context."""
     raised = raised_limit(question.machine)
     if raised is None:
         return
     found = _judged(replace(question, machine=raised.machine))
-    if found is not None:
+    if found is not None and (result.failed or found.max_context > result.max_context):
+        tokens = found.context_tokens if result.failed else found.max_context
         yield Change(
             kind=ChangeKind.MEMORY,
             value=raised.setting or raised.how,
-            told=raised.sentence(f"fits at {found.context_tokens:,} tokens"),
+            told=raised.sentence(f"{'fits at' if result.failed else 'up to'} {tokens:,} tokens"),
             result=found,
         )
 
@@ -380,4 +381,4 @@ _TO_FIT: tuple[Maker, ...] = (
     _more_cards,
     _device,
 )
-_TO_STRETCH: tuple[Maker, ...] = (_cache,)
+_TO_STRETCH: tuple[Maker, ...] = (_limit, _cache)

@@ -159,11 +159,9 @@ def _decisions(choice: Choice, found: Candidate, result: PreflightResult) -> Ite
 
 def _weights_because(choice: Choice, found: Candidate) -> str:
     if len(found.question.variants) < 2:
-        return (
-            "as asked"
-            if {"mix", "quantize"} & found.question.start.settled
-            else "the file that was named"
-        )
+        if {"mix", "quantize", "quantization"} & found.question.start.settled:
+            return "as asked"
+        return "the model's own form" if found.variant.changes else "the file that was named"
     if found.step == 5:
         return "the largest that fits the GPU"
     first = choice.attempts[0].variant

@@ -244,7 +244,7 @@ def wish_for(entry: Entry, ask: Ask) -> Wish:
         raise RefusedError("mlx-lm hands over no embeddings")
     return Wish(
         label=entry.id,
-        variants=variants_of(model, ask.engine, settled=False),
+        variants=variants_of(model, ask.engine, settled=False, label=entry.id),
         engine=ask.engine,
         machine=ask.machine,
         load=Load(context_tokens=ask.context_tokens),

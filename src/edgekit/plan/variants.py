@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
 
+from edgekit.catalog.repositories import Form, repositories_of
 from edgekit.engine.llamacpp.as_gguf import MADE_IN_MXFP4, USUAL_MIXES, default_mix
 from edgekit.engine.types import Model
+from edgekit.header import read_quantization
 from edgekit.header.mixes import mix_by_name
 from edgekit.memory.mix_table import BY_NAME
 from edgekit.plan.choice import USUAL_ACCURACY, as_named
@@ -81,16 +85,45 @@ def _at_bits(model: Model) -> Iterator[Variant]:
         )
 
 
-def variants_of(model: Model, engine: str, *, settled: bool) -> tuple[Variant, ...]:
-    """What can be made of a model. `settled`: the caller has named the file, or how it is quantised."""
-    if settled or engine in {"vllm", "stream"}:
+def variants_of(
+    model: Model, engine: str, *, settled: bool, label: str = ""
+) -> tuple[Variant, ...]:
+    """What can be made of a model. `settled`: the caller has named the file, or how it is quantised. `label`: its name
+    in the catalog, whose other repositories vLLM may load.
+    """
+    if settled or engine == "stream":
         return as_named(model)
+    if engine == "vllm":
+        return (*as_named(model), *(_repositories(model, label) if label else ()))
     if engine == "llama.cpp":
         return _up_to_stored(model, at_mixes(model))
     from edgekit.engine.mlx.weights import quantization_of
 
     plain = model.header.container is not Container.GGUF and quantization_of(model) is None
     return at_bits(model) if plain else as_named(model)
+
+
+# What such repositories usually state, and the order in which they are tried.
+_QUANTISED: dict[Form, tuple[int, dict[str, Any]]] = {
+    Form.FP8: (480, {"quant_method": "fp8", "activation_scheme": "dynamic"}),
+    Form.AWQ: (425, {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}),
+}
+
+
+def _repositories(model: Model, label: str) -> Iterator[Variant]:
+    """The known FP8 and 4-bit repositories of a model whose own weights are not quantised."""
+    if model.header.quantization is not None:
+        return
+    for form, (accuracy, stated) in _QUANTISED.items():
+        for one in repositories_of(label, form)[:1]:
+            config = {**model.header.config, "quantization_config": stated}
+            quantised = replace(model.header, config=config, quantization=read_quantization(config))
+            yield Variant(
+                name=form.name,
+                model=Model(header=quantised, geometry=model.geometry),
+                accuracy=accuracy,
+                reference=one.name,
+            )
 
 
 def usual_variant(variants: tuple[Variant, ...]) -> Variant:

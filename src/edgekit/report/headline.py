@@ -54,7 +54,7 @@ def cache_words(result: PreflightResult) -> str:
 
 def quantization_words(result: PreflightResult) -> str:
     """The weights where we chose them: 'Q4_K_M', '4-bit'; '' for a file that was named."""
-    chosen = result.variant is not None and bool(result.variant.changes)
+    chosen = result.variant is not None and bool(result.variant.changes or result.step == 5)
     return result.quantization.replace(" bit", "-bit") if chosen else ""
 
 

@@ -15,6 +15,7 @@ from edgekit.errors import UsageError
 from edgekit.hardware.types import Machine
 from edgekit.memory.cache_types import cache_type
 from edgekit.memory.types import Load
+from edgekit.models import model_preflight
 from edgekit.plan.caches import cache_choices, embedding_start
 from edgekit.plan.choice import choose, reads_at_once
 from edgekit.plan.making import make_plan, question_of
@@ -216,3 +217,15 @@ def test_reads_at_once_of_a_mean_over_all_tokens() -> None:
     setup = replace(default_setup(), embeddings=True)
     assert reads_at_once(gguf("all-minilm-l6-v2", "F16"), "llama.cpp", setup)
     assert not reads_at_once(gguf(LLAMA), "llama.cpp", default_setup())
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [("H100", (2, "as stored")), ("L40S", (5, "FP8")), ("RTX 5090", (5, "AWQ"))],
+)
+def test_choose_for_vllm_falls_back_to_a_known_repository(
+    device: str, expected: tuple[int, str]
+) -> None:
+    """Qwen3-32B: 61 GiB in 16 bits, 32 in FP8, 18 in AWQ; 40K of cache are 10 GiB, 5 in fp8."""
+    found = model_preflight("qwen3-32b", "vllm", device=device, context=40_960)
+    assert (found.step, found.quantization) == expected
