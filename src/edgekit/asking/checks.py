@@ -51,6 +51,7 @@ if TYPE_CHECKING:  # only to name it: a local file needs none of it
     from edgekit.source.download import Download
 
 LLAMACPP, STREAM = "llama.cpp", "stream"
+OWN_CACHE = "f16"  # of both: it needs no flag
 
 Answer = Check | Unanswered
 
@@ -289,8 +290,10 @@ def _chosen(result: PreflightResult) -> dict[str, Any]:
         found = {} if setup.kv_bits is None else bits
         packed = result.variant.changes.get("quantize") if result.variant is not None else None
         return found if packed is None else {**found, "quantize": f"q{packed.packing.bits}"}
-    types = {"type_k": load.cache_k, "type_v": load.cache_v, "mix": getattr(setup, "mix", None)}
-    return {key: value for key, value in types.items() if value is not None}
+    types = {"type_k": load.cache_k, "type_v": load.cache_v}
+    chosen = {key: kind for key, kind in types.items() if kind and kind.name != OWN_CACHE}
+    mix = getattr(setup, "mix", None)
+    return chosen if mix is None else {**chosen, "mix": mix}
 
 
 def _left_alone(result: PreflightResult) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 # ruff: noqa: E501 - a table: one row, one line
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -65,14 +66,13 @@ def command(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened)
 
 def conversion(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened) -> str:
     """What has to be run first, where the weights are billed as they are not stored."""
+    from edgekit.report.commands.mlx import convert_words
     from edgekit.report.model_words import repository_word
 
     packed = _to_convert(values, estimate)
     if packed is None or _published(packed, opened) is not None:
         return ""
-    wanted = values.get("quantize")
-    how = "" if wanted is None else f", as {wanted}"
-    return f"mlx_lm.convert --hf-path {repository_word(opened.files, opened.repository)} -q{how}"
+    return shlex.join(convert_words(repository_word(opened.files, opened.repository), packed))
 
 
 def _to_convert(values: Mapping[str, Any], estimate: MemoryEstimate) -> Quantize | None:

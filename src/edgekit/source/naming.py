@@ -169,11 +169,15 @@ def shard_names(name: str) -> list[str]:
 
 
 def close_names(wanted: str, known: Iterable[str], *, limit: int = SHOWN) -> tuple[str, ...]:
-    """Those of the first 500 `known` that look like `wanted`, best first."""
+    """Those of the first 500 `known` that look like `wanted`, best first: the same letters in another order, a common
+    slip, before others.
+    """
     from difflib import get_close_matches  # only a mistake needs it
 
     folded = {name[:MAX_COMPARED_CHARS].lower(): name for name in islice(known, MAX_COMPARED)}
-    matches = get_close_matches(wanted[:MAX_COMPARED_CHARS].lower(), folded, n=limit)
+    typed = wanted[:MAX_COMPARED_CHARS].lower()
+    matches = get_close_matches(typed, folded, n=limit)
+    matches.sort(key=lambda match: sorted(match) != sorted(typed))
     return tuple(folded[match] for match in matches)
 
 

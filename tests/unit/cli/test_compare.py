@@ -17,6 +17,9 @@ CONFIG = {
 }  # fmt: skip
 
 
+A, B = "sample:gemma-3-27b", "sample:qwen3-30b-a3b"
+
+
 def ask(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     code = main(["compare", *words])
     out, err = capsys.readouterr()
@@ -43,6 +46,13 @@ def test_the_same_load_for_all(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert [one["kv_bytes"] for one in answer["engines"].values()] == [8192 * 4 * 2 * 128 * 2] * 3
 
 
+def test_without_a_machine_the_context_is_32k_or_the_models_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _, out, _ = ask(capsys, A, "--json")
+    assert json.loads(out)["context_tokens"] == 32_768  # made for 131,072
+
+
 def test_an_engine_that_refuses_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = ask(capsys, "sample:gemma-3-27b", "-c", "8k")
     assert code == 0
@@ -65,41 +75,62 @@ def test_errors_are_a_sentence_and_a_code(capsys: pytest.CaptureFixture[str]) ->
 
 # Several models, or a machine.
 
-A, B = "sample:gemma-3-27b", "sample:qwen3-30b-a3b"
 CARD = ("--device", "RTX 4090", "--ram", "64G")
 
 
 def rows(out: str) -> list[list[str]]:
     lines = out.splitlines()
-    head = next(place for place, line in enumerate(lines) if line.endswith("max ctx"))
+    head = next(place for place, line in enumerate(lines) if line.split()[-1:] == ["tokens/s"])
     return [line.split() for line in lines[head:]]
 
 
 def test_one_row_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = ask(capsys, A, B, *CARD, "-c", "8k")
     assert (code, err) == (0, "")
-    assert out.splitlines()[0].startswith("RTX 4090 + 64 GiB RAM")
-    assert out.splitlines()[0].endswith("8,192 tokens of context")
+    assert out.splitlines()[0].endswith("RTX 4090 + 64 GiB RAM")
     head, first, second, *_ = rows(out)
-    assert head == ["model", "parameters", "weights", "cache", "total", "used", "max", "ctx"]
-    assert first[1] == "gemma-3-27b.Q4_K_M.gguf"
-    assert second[1:6] == ["qwen3-30b-a3b.Q4_K_M.gguf", "30.53", "B", "(3.35", "B)"]
-    assert second[-1] == "40,960"
+    assert " ".join(head) == "model weights GiB context max GiB used tokens/s"
+    assert first[:7] == ["fits", "gemma-3-27b.Q4_K_M.gguf", "27B", "Q4_K_M", "16.5", "8K", "56K"]
+    assert second[:7] == ["fits", "qwen3-30b-a3b.Q4_K_M.gguf", "31B", "Q4_K_M", "17.3", "8K", "40K"]
     assert max(map(len, out.splitlines())) <= 100
 
 
-def test_figures_of_several_models_are_those_of_check(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = ask(capsys, A, B, *CARD, "-c", "8k", "--json")
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ((A, B), (*CARD, "-c", "8k")),
+        ((A, B), CARD),
+        ((A, B), ("--device", "RTX 3060", "--ram", "32G")),  # a smaller cache, experts in RAM
+        (("qwen3-8b", "qwen3-14b"), ("--device", "RTX 4060", "--ram", "32G")),  # weights are chosen
+        (("qwen3-8b", "qwen3-14b"), (*CARD, "--users", "4", "--max-use", "80%")),
+        ((A, B), (*CARD, "--reserve", "4G", "-ngl", "20")),
+    ],
+)
+def test_the_answer_for_each_model_is_that_of_check(
+    names: tuple[str, ...], words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = ask(capsys, *names, *words, "--json")
     assert code == 0
-    for one in json.loads(out)["models"]:
-        name = A if "gemma" in one["model"] else B
-        assert main(["check", name, *CARD, "-c", "8k", "-np", "1", "--json"]) == 0
+    for name, one in zip(names, json.loads(out)["models"], strict=True):
+        main(["check", name, *words, "--json"])
         alone = json.loads(capsys.readouterr().out)
-        for key in ("status", "context_tokens", "max_context", "required_bytes", "available_bytes"):
-            assert one[key] == alone[key]
+        del alone["changes"]  # a table has no room for them
+        assert {key: one[key] for key in alone} == alone
         assert one["total_bytes"] == alone["estimate"]["total_bytes"]
         assert one["cache_bytes"] == sum(alone["estimate"][key] for key in ("kv_bytes", "kv_swa_bytes", "recurrent_bytes"))  # fmt: skip
         assert one["parameters"] >= one["active_parameters"] > 10**9
+
+
+def test_the_answer_for_each_engine_is_that_of_check(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = ask(capsys, "qwen3-8b", *CARD, "--json")
+    assert code == 0
+    compared = {one["engine"]["name"]: one for one in json.loads(out)["models"] if "status" in one}
+    assert list(compared) == ["llama.cpp", "vllm", "stream"]
+    for engine, one in compared.items():
+        main(["check", "qwen3-8b", *CARD, "--engine", engine, "--json"])
+        alone = json.loads(capsys.readouterr().out)
+        for key in ("headline", "quantization", "cache", "context_tokens", "way", "flags"):
+            assert one[key] == alone[key]
 
 
 def test_a_model_that_cannot_be_read_is_a_row(capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,14 +149,14 @@ def test_where_none_can_be_read_it_is_an_error(capsys: pytest.CaptureFixture[str
     assert "no such sample: 'none'" in err
 
 
-def test_without_a_context_each_has_16k_or_its_own_window(
+def test_without_a_context_each_has_32k_or_its_own_window(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))  # made for 8,192
     code, out, _ = ask(capsys, A, str(tmp_path), *CARD, "--json")
     assert code == 0
     contexts = [one["context_tokens"] for one in json.loads(out)["models"]]
-    assert contexts == [16_384, 8192]
+    assert contexts == [32_768, 8192]
 
 
 def test_each_is_judged_for_the_engine_its_files_are_for(
@@ -160,7 +191,8 @@ def test_on_a_narrow_screen(width: int, capsys: pytest.CaptureFixture[str], monk
     monkeypatch.setattr("edgekit.cli.compare_command.screen_width", lambda: width)
     _, out, _ = ask(capsys, A, B, *CARD)
     assert max(map(len, out.splitlines())) <= width
-    assert "16.48 GiB" in " ".join(out.split())
+    assert "27B Q4_K_M" in " ".join(out.split())
+    assert "20.5 of 22.5" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(

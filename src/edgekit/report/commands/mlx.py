@@ -61,7 +61,13 @@ def _told(packed: Quantize) -> str:
 
 
 def _convert(planned: Planned, packed: Quantize) -> list[str]:
-    words = ["mlx_lm.convert", "--hf-path", planned.repository_word, "-q"]
+    words = convert_words(planned.repository_word, packed)
+    return [*words, "--mlx-path", converted_name(planned)]
+
+
+def convert_words(repository: str, packed: Quantize) -> list[str]:
+    """The command that packs the weights of a repository so."""
+    words = ["mlx_lm.convert", "--hf-path", repository, "-q"]
     packing = packed.packing
     if packed.recipe is not None:
         words += ["--quant-predicate", packed.recipe.value]
@@ -69,7 +75,7 @@ def _convert(planned: Planned, packed: Quantize) -> list[str]:
         words += ["--q-mode", packing.mode.value]
     else:
         words += ["--q-bits", str(packing.bits), "--q-group-size", str(packing.group_size)]
-    return [*words, "--mlx-path", converted_name(planned)]
+    return words
 
 
 def _server(planned: Planned) -> list[str]:
