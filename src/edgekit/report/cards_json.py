@@ -36,6 +36,7 @@ def _suggestion(one: Suggestion) -> dict[str, Any]:
         "id": one.entry.id,
         "entry": card_entry_json(one.entry),
         "rank": one.rank,
+        "worth": one.worth,
         "is_quick": one.is_quick,
         "plan": plan_fields(one.plan),
     }

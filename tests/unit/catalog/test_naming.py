@@ -87,7 +87,7 @@ def test_find_entry_finds_every_entry_by_spaces_capitals_and_underscores() -> No
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen3", "gpt-oss", "Qwen3-30B-A3B-Instruct-2507", "Qwen3-8B-AWQ", "", "/"]
+    "name", ["qwen3", "gpt-oss", "Qwen3-30B-A3B-Instruct-2508", "Qwen3-8B-AWQ", "", "/"]
 )
 def test_find_entry_does_not_guess_another_model(name: str) -> None:
     with pytest.raises(NotFoundError):

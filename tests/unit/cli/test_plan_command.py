@@ -120,10 +120,10 @@ def test_json_is_the_same_twice(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_error_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = ask(capsys, MODEL, "--ram", "16G", "-c", "50k", "--json")
+    code, out, err = ask(capsys, MODEL, "--ram", "16G", "--nodes", "2", "--json")
     assert code == 2
     assert json.loads(out)["error"]["type"] == "UsageError"
-    assert "made for 40,960" in err
+    assert "planned for vLLM, not for llama.cpp" in err
 
 
 # --- wishes
@@ -137,11 +137,10 @@ def test_users_have_a_window_each(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_accurate_cache_before_a_long_context(
     llama: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    longest = ask_json(capsys, llama, "--ram", "16G")
-    accurate = ask_json(capsys, llama, "--ram", "16G", "--prefer-accurate-kv")
-    assert (longest["context_tokens"], longest["cache"]["name"]) == (131_072, "q8_0 + q5_1")
-    assert accurate["cache"]["name"] == "f16"
-    assert accurate["context_tokens"] < 65_536
+    longest = ask_json(capsys, llama, "--ram", "8G")
+    accurate = ask_json(capsys, llama, "--ram", "8G", "--prefer-accurate-kv")
+    assert (longest["context_tokens"], longest["cache"]["name"]) == (32_768, "q8_0")
+    assert (accurate["context_tokens"], accurate["cache"]["name"]) == (16_384, "f16")
 
 
 def test_a_cache_that_was_typed_stays(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,18 +180,27 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("users", "window"), [((), "50K"), (("--users", "2"), "50K for each of 2 users")]
+)
+def test_a_context_beyond_the_models_own_is_planned_and_named(
+    users: tuple[str, ...], window: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = ask_json(capsys, MODEL, "--ram", "32G", "-c", "50k", *users)
+    assert told["context_tokens"] == 51_200
+    assert f" at {window} (beyond the model's own 40K)" in told["headline"]
+
+
 # --- contradictions, and what cannot be read
 
 
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        (["-c", "50k"], 2, "51,200 tokens of context are asked for, and the model was made for 40,960"),
         (["-c", "-5"], 2, ""),
         (["-c", "many"], 2, "-c/--ctx-size"),
         (["--users", "0"], 2, "--users: 0 is not between 1"),
         (["--users", "x"], 2, "--users"),
-        (["--users", "4", "-c", "50k"], 2, "made for 40,960"),
         (["--nodes", "2"], 2, "several machines together are planned for vLLM, not for llama.cpp"),
         (["--nodes", "0"], 2, "--nodes"),
         (["--engine", "nobody"], 2, "nobody"),
@@ -276,7 +284,7 @@ def test_for_one_program(llama: str, capsys: pytest.CaptureFixture[str]) -> None
     code, out, _ = ask(capsys, llama, "--ram", "16G", "--for", "ollama")
     assert code == 0
     assert f"FROM {llama}\n" in out
-    assert "PARAMETER num_ctx 131072" in out
+    assert "PARAMETER num_ctx 32768" in out
     assert "llama-server" not in out
 
 

@@ -158,8 +158,17 @@ def test_run_does_not_requantise_a_file(tmp_path: Path, capsys: pytest.CaptureFi
 def test_run_and_serve_look_for_weights_at_the_quantisation(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(words) == UsageError.exit_code
-    assert "ORG/REPOSITORY:Q8_0" in capsys.readouterr().err
+    assert main(words) == NotFoundError.exit_code  # the tests have no network
+    assert capsys.readouterr().err.startswith(f"{NAME} at Q8_0, from Qwen/Qwen3-8B-GGUF\n")
+
+
+def test_run_of_a_quantisation_without_a_known_repository_lists_the_known_ones(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["run", f"{NAME}:IQ1_S", "-p", "hi"]) == UsageError.exit_code
+    told = capsys.readouterr().err
+    assert "no repository with a GGUF of qwen3-8b at IQ1_S is known (known: Q8_0, " in told
+    assert "edgekit run ORG/REPOSITORY:QUANT" in told
 
 
 def test_rows_of_a_batch_take_names_and_quantisations(

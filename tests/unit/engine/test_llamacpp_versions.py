@@ -191,8 +191,8 @@ def test_every_command_bills_the_installed_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     installed(tmp_path, monkeypatch, "2026.12.12345")
-    for command in ("check", "plan", "estimate"):
-        main((command, "sample:gemma-3-27b", "-c", "4k"))
+    for command in (("check", "--why"), ("plan", "--why"), ("estimate",)):
+        main((*command, "sample:gemma-3-27b", "-c", "4k"))
         told = capsys.readouterr().out
         assert "llama.cpp b12345" in told
         assert "is newer than 0.6.0-dev (b11549)" in " ".join(told.split())

@@ -396,7 +396,7 @@ def test_the_cards_that_a_program_sees(tmp_path: Path) -> None:
     look = probes_of(launch, here).devices
     assert look() == (Device(name="GPU 0", free_bytes=150_109_880_320),)
     memory = said["nvmlDeviceGetMemoryInfo"]
-    for code, words in ((15, "it has fallen off the bus"), (16, "it wants a reset")):
+    for code, words in ((15, "the GPU has fallen off the bus"), (16, "the GPU needs a reset")):
         memory[next(iter(memory))] = {"error": code}
         (found,) = look()
         assert found.gone.startswith(words)
