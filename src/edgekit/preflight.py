@@ -87,7 +87,7 @@ def model_preflight(
 
     >>> result = model_preflight("sample:gemma-3-27b", "llama.cpp", device="RTX 4090", ram="64G")
     >>> result.status.name, result.max_context
-    ('WARNING', 131072)
+    ('WARNING', 58112)
     """
     _check_kinds(model_id, engine, options)
     confirm = (lambda _: True) if allow_download else None
@@ -125,12 +125,15 @@ def can_load(
     vram: str | None = None,
     machine: Machine | None = None,
     min_context: int | None = None,
+    max_use: float | None = None,
+    reserve: int | None = None,
     reach: Reach | None = None,
 ) -> bool:
-    """Whether the engine would load it there. Quick, never downloads: RemoteInspectError where it cannot be told.
+    """Whether the engine would load it there: `model_preflight(...).can_load`, with less reading.
 
-    What one request brings is judged first, and stands where its bounds cannot change it. Else the whole header is
-    read. An engine that has no such hardware, or refuses the model, is a no.
+    Quick, and never downloads: RemoteInspectError where the header cannot be read. The first range of a remote file
+    decides where its bounds do not matter; otherwise the whole header is read. False also where the machine has no
+    hardware for the engine, or the engine refuses the model.
 
     >>> can_load("sample:gemma-3-27b", "llama.cpp", ram="8G")
     False
@@ -144,7 +147,7 @@ def can_load(
             reach=reach,
             quant=_quant(quant, options or {}),
         )
-        asked = Asked(context=context, min_context=min_context)
+        asked = Asked(context=context, min_context=min_context, max_use=max_use, reserve=reserve)
         return _judged(
             named, engine, here, options or {}, asked, reach=reach, loads_only=True
         ).can_load

@@ -325,6 +325,8 @@ def _is_easy(found: Candidate) -> bool:
 def _because(top: Fitting, tokens: int) -> str:
     if top.asked is not None:
         return top.asked_because
+    if tokens == top.minimum and top.question.min_context is not None:
+        return "the shortest that --min-context allows"
     if top.question.window_budget_bytes is not None and tokens == top.windows[0]:
         return (
             f"the longest whose cache stays within {format_bytes(top.question.window_budget_bytes)}"

@@ -251,10 +251,12 @@ class Fitting:
             return (self.asked,)
         budget = self.question.window_budget_bytes
         if budget is not None:
-            tried = [budget_window(self._cache_bytes, budget, step=self.step, most=self.most)]
-        else:
-            usual = () if self.question.embeds else (DEFAULT_TOKENS, MINIMUM_TOKENS)
-            tried = [min(tokens * self.streams, self.most) for tokens in usual]
+            held = budget_window(self._cache_bytes, budget, step=self.step, most=self.most)
+            is_set = self.question.min_context is not None
+            least = self.minimum if is_set else min(max(held, self.least), self.minimum)
+            return tuple(dict.fromkeys((max(held, least), least)))
+        usual = () if self.question.embeds else (DEFAULT_TOKENS, MINIMUM_TOKENS)
+        tried = [min(tokens * self.streams, self.most) for tokens in usual]
         longer = [tokens for tokens in tried if tokens > self.minimum]
         if longer and self.question.engine == "stream":
             return tuple(dict.fromkeys(longer))  # shorter ones take what the memory leaves
