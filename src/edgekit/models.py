@@ -1,12 +1,12 @@
-"""EdgeKit's face: will this model run on my machine?
+"""The public API: will this model run on my machine?
 
     from edgekit.models import model_preflight
 
     result = model_preflight("unsloth/gemma-3-27b-it-GGUF:Q4_K_M", "llama.cpp")
     print(result.status.name, f"{result.utilization:.0%}", result.max_context)
 
-Seven names, and no logic: what they do stands in `edgekit.preflight`. They are imported on first use, so that importing
-this module costs nothing.
+Seven names and no logic: that is in `edgekit.preflight`. They are imported on first use, so that importing this module
+is cheap.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
+import re
 import sys
 import types
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from tests.runnable import write_chatting
 
 import edgekit.models
+from edgekit.models import PreflightResult
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
@@ -34,6 +36,13 @@ def test_it_prints_what_it_says(
 @pytest.mark.parametrize("name", edgekit.models.__all__)
 def test_every_name_has_an_example(name: str) -> None:
     assert any(f"import {name}" in example or f", {name}" in example for example in EXAMPLES)
+
+
+def test_every_attribute_of_a_result_is_listed() -> None:
+    section = PAGE.split("\n## PreflightResult\n")[1].split("\n## ")[0]
+    public = {name for name in dir(PreflightResult) if not name.startswith("_")}
+    listed = set(re.findall(r"`(\w+)(?:\(\))?`", section))
+    assert public <= listed
 
 
 def with_a_model() -> list[str]:

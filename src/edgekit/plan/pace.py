@@ -14,6 +14,7 @@ from edgekit.hardware.calibration import device_key
 from edgekit.hardware.measured import Pace
 from edgekit.hardware.throughput import READING, Reading, host_pace
 from edgekit.hardware.types import Accelerator, Machine
+from edgekit.memory.types import Component
 from edgekit.plan.placement import BACKENDS
 from edgekit.plan.speed import Calibration, expected_speed
 from edgekit.plan.types import Question, Speed, Weighed
@@ -31,8 +32,12 @@ BANDWIDTH_OFF = 0.1  # an expectation from another bandwidth than this is anothe
 def pace(
     question: Question, weighed: Weighed, fill_tokens: int = USUAL_FILL_TOKENS
 ) -> Speed | None:
-    """None where nothing is known of a device's bandwidth, and for the built-in engine, which may read from a disk."""
-    if question.engine == "stream":
+    """None where it is not known: of a device without a bandwidth, of weights that are only assumed, and of the
+    built-in engine, which may have to read from a disk.
+    """
+    lines = weighed.estimate.lines
+    weights = (line for line in lines if line.component is Component.WEIGHTS)
+    if question.engine == "stream" or any(line.basis is Basis.ASSUMED for line in weights):
         return None
     way = weighed.way
     machine = replace(question.machine, devices=way.cards)

@@ -82,11 +82,18 @@ def test_check_marks_what_is_assumed_and_prints_no_command(
 ) -> None:
     assert main(["check", NAME, "--ram", "32G"]) == 0
     out = capsys.readouterr().out
-    assert out.splitlines()[0].endswith("(ASSUMED from its name)")
+    assert out.startswith("Runs on the CPU: ")
+    assert out.splitlines()[0].endswith("(rough estimate from the name alone)")
     assert "\nRun" not in out
     assert main(["check", NAME, "--ram", "32G", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["basis"], told["command"]) == ("assumed", None)
+
+
+def test_a_name_alone_says_nothing_about_speed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert judged(ram="32G").speed is None
+    main(["check", NAME, "--ram", "32G", "--why"])
+    assert "tokens/s" not in capsys.readouterr().out
 
 
 def test_vllm_is_not_judged_by_a_name() -> None:
