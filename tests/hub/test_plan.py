@@ -173,6 +173,8 @@ def test_nothing_of_it_fits(hub: Hub, reach: Reach) -> None:
     found = plan(Wanted(machine=cpu(3)), reach)
     assert not found.fits
     assert found.to_fit
+    assert model_preflight(REPOSITORY, machine=cpu(3), reach=reach).failed
+    assert not can_load(REPOSITORY, machine=cpu(3), reach=reach)
 
 
 def test_the_commands_name_the_chosen_file(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:

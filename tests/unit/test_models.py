@@ -168,6 +168,21 @@ def test_the_window_the_longest_and_the_cache(
         assert result.window
 
 
+@pytest.mark.parametrize(
+    ("asked", "window"),
+    [
+        ({"ram": "10G"}, "the default"),
+        ({"ram": "7G"}, "the default minimum"),
+        ({"ram": "6G", "min_context": 4_096}, "the shortest that --min-context allows"),
+        ({"ram": "24G", "window_budget_bytes": GIB}, "the longest whose cache stays within 1.00 GiB"),
+        ({"ram": "24G", "window_budget_bytes": GIB, "min_context": 20_000}, "the shortest that --min-context allows"),
+        ({"ram": "24G", "context": 8_192}, "as asked"),
+    ],
+)  # fmt: skip
+def test_why_the_context_is_this_long(asked: dict[str, Any], window: str, llama: Path) -> None:
+    assert model_preflight(llama, "llama.cpp", **asked).window == window
+
+
 def test_one_step_more_does_not_fit(llama: Path) -> None:
     """With the cache type given: without, a smaller one is tried."""
     asked: dict[str, Any] = {"ram": "16G", "options": {"type_k": "f16", "type_v": "f16"}}
