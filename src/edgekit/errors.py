@@ -37,7 +37,7 @@ from __future__ import annotations
 class EdgekitError(Exception):
     """The root. `exit_code` is what the command line ends with.
 
-    `about` is the part of the question at fault, where that is known: model, engine, machine, settings, cache types.
+    `about` is the part of the question at fault, where that is known: model, engine, machine, settings, cache_types.
     """
 
     exit_code = 5

@@ -179,6 +179,20 @@ def test_lists(
     assert ask(server, f"/api/v1/{path}").json() == told(capsys, *words)
 
 
+@pytest.mark.parametrize(
+    ("device", "told_of"),
+    [
+        ("RTX 4090", "less 1 GiB for everything else"),
+        ("m3-max-36", "macOS lets the GPU use 75 % of the memory"),
+    ],
+)
+def test_hardware_says_why_not_all_that_is_free_is_usable(
+    server: str, device: str, told_of: str
+) -> None:
+    answer = ask(server, f"/api/v1/hardware?{as_query({'device': device})}").json()
+    assert told_of in answer["engines"]["llama.cpp"]["budgets"][0]["told"]
+
+
 def test_a_file_of_a_models_dir(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,7 +265,7 @@ ABOUT: list[tuple[str, dict[str, Any], str | None]] = [
     ("check", {"model": "qwen3-8b", "context": 4096, "job": "6000+800", **CARD}, "settings"),
     ("check", {"model": "qwen3-8b:Q8_0", "quant": "Q4_K_M", **CARD}, "settings"),
     ("check", {"model": "qwen3-8b", "vram": [24], "foo": "bar"}, None),
-    ("check", {"model": "deepseek-v3", "type_k": "q8_0", "type_v": "f16", **CARD}, "cache types"),
+    ("check", {"model": "deepseek-v3", "type_k": "q8_0", "type_v": "f16", **CARD}, "cache_types"),
 ]
 
 

@@ -54,7 +54,7 @@ ODD_SETTINGS = (
     ("cpu_moe=banana", "cpu_moe: must be true or false"),
     ("context=4096&job=6000%2B800", "give a context or a job, not both"),
     ("device=nonsense", "unknown device 'nonsense'"),
-    ("device=m3-max-36&ram=64G", "M3 Max 36GB has 36 GiB for everything"),
+    ("device=m3-max-36&ram=64G", "M3 Max 36GB has 36 GiB of unified memory"),
 )
 
 

@@ -10,12 +10,12 @@ from edgekit.hardware.types import Accelerator, HostMemory, Machine
 from edgekit.memory.types import Pool, PoolKind
 from edgekit.report.bill_json import SCHEMA
 from edgekit.report.calibrate_json import measured_json
-from edgekit.report.usable import Usable, usable_by_engines
+from edgekit.report.usable import Usable, limit_on, reserve_words, usable_by_engines
 
 
 def hardware_json(machine: Machine) -> dict[str, Any]:
     """The whole answer: what there is, and what each engine may use of it."""
-    engines = {usable.engine: _usable(usable) for usable in usable_by_engines(machine)}
+    engines = {usable.engine: _usable(usable, machine) for usable in usable_by_engines(machine)}
     return {"schema": SCHEMA, "machine": machine_json(machine), "engines": engines}
 
 
@@ -101,12 +101,19 @@ def _known(device: Device) -> dict[str, Any]:
     }
 
 
-def _usable(usable: Usable) -> dict[str, Any]:
+def _usable(usable: Usable, machine: Machine) -> dict[str, Any]:
     if usable.error is not None:
         return {"error": {"type": type(usable.error).__name__, "message": str(usable.error)}}
     return {
         "devices": [device.name for device in usable.devices],
-        "budgets": [budget_json(budget) for budget in usable.budgets],
+        "budgets": [
+            {
+                **budget_json(budget),
+                "told": reserve_words(budget, limit_on(budget, machine))
+                + (f": {budget.blocked}" if budget.blocked else ""),
+            }
+            for budget in usable.budgets
+        ],
     }
 
 

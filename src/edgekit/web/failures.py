@@ -54,7 +54,7 @@ class Told(BaseModel):
 
     type: str
     message: str
-    about: str | None = None  # model, engine, machine, settings, cache types
+    about: str | None = None  # model, engine, machine, settings, cache_types
 
 
 class Failure(BaseModel):

@@ -186,7 +186,7 @@ def _check_types(heads: Heads, type_k: CacheType, type_v: CacheType) -> None:
         raise RefusedError(
             f"llama.cpp: this model does not support different K ({type_k.name}) and V "
             f"({type_v.name}) cache types: it has a K cache only, which also serves as V",
-            about="cache types",
+            about="cache_types",
         )
     for side, kind, dims in (("K", type_k, heads.key_dims), ("V", type_v, heads.value_dims)):
         for dim in sorted(dims):

@@ -45,10 +45,11 @@ export function verdict(status, engine) {
   return el("span", { class: `verdict verdict-${status}` }, picture, el("span", { text: verdictWord(status, engine) }));
 }
 
-/** A sentence without the word that its badge says already. */
+/** A sentence without the word that the badge before it already has. */
 export function sentence(told, status) {
-  const word = [verdictWord(status), verdictWord(status, "vllm")].find((one) => told.startsWith(`${one}: `));
-  return word ? told.slice(word.length + 2) : told;
+  const starts = [verdictWord(status), verdictWord(status, "vllm")].flatMap((word) => [`${word}: `, `${word} `]);
+  const start = starts.find((one) => told.startsWith(one)) ?? "";
+  return told.slice(start.length);
 }
 
 /** Which colour, pattern and line means what: names of components, or rows of COMPONENTS. */
@@ -108,10 +109,11 @@ function stripes(b, total, whole) {
   ];
 }
 
-/** What may be used of a memory, before anything lies in it. */
+/** What may be used of a memory, before anything is in it. What is free and may not be used is drawn as a reserve. */
 export function budgetBar(b) {
-  const total = Math.max(b.total_bytes, b.available_bytes + b.reserve_bytes);
-  const usable = { ...b, parts: [{ component: "usable", bytes: b.available_bytes }] };
+  const kept = Math.max(0, b.free_bytes - b.available_bytes);
+  const total = Math.max(b.total_bytes, b.available_bytes + kept);
+  const usable = { ...b, reserve_bytes: kept, parts: [{ component: "usable", bytes: b.available_bytes }] };
   const track = el("div", { class: "track", role: "img", "aria-label": BARS.budgetLabel(b) }, stripes(usable, total, total));
   const caption = el(
     "figcaption",

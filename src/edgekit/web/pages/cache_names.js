@@ -26,7 +26,7 @@ const PAIR = { type_k: "type_v", type_v: "type_k" };
 export const otherHalf = (key) => PAIR[key] ?? null;
 
 /** What a refusal is about where K and V must have one cache type: some models keep one cache for both. */
-export const ONE_TYPE = "cache types";
+export const ONE_TYPE = "cache_types";
 
 /** What the settings say, by the name that curves have. */
 export function cacheName(settings) {

@@ -1,7 +1,7 @@
 // The compare page: two or three models, or engines, on one machine at one context.
 
 import { call, job } from "./api.js";
-import { bar, legend, occurring, sentence, verdict } from "./bar.js";
+import { bar, legend, occurring, verdict } from "./bar.js";
 import { announce, copy, el, refill } from "./dom.js";
 import { COMPARED, engineWords } from "./engines.js";
 import { bytes, tokens } from "./format.js";
@@ -390,7 +390,7 @@ function shownLargest({ check }) {
 }
 
 function inWords({ check }) {
-  return check && sentence(check.headline, check.status);
+  return check?.headline;
 }
 
 function shownBars(column, page) {

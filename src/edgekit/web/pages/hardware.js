@@ -114,18 +114,11 @@ function usableTable(engines) {
   return el("table", { class: "usable" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows));
 }
 
-/** "23.5 GiB free minus 1 GiB for everything else". */
-function reserveWords({ free_bytes: free, total_bytes: total, reserve_bytes: reserve, because, blocked }) {
-  if (blocked) return HARDWARE.blocked(free, total, blocked);
-  if (!reserve) return because || HARDWARE.onlyFree(free);
-  return HARDWARE.reserved(free, /^\d/.test(because) ? null : reserve, because); // some reasons start with the amount
-}
-
 function usableCell(usable) {
   if (usable.error) return el("p", { class: "muted", text: usable.error.message });
   return grouped(usable.budgets).map(([one, count]) => {
     const name = HARDWARE.counted(count, one.name);
-    const why = el("p", { class: "muted small", text: reserveWords(one) });
+    const why = el("p", { class: "muted small", text: one.told });
     return el("div", { class: "budget-row" }, budgetBar({ ...one, name }), why);
   });
 }

@@ -62,7 +62,7 @@ export const BARS = {
   part: (name, size) => `${name} ${bytes(size)}`,
   sum: (required, available, share) => [gibOf(required, available), share].filter(Boolean).join(" · "),
   budget: (available, total) => `${gibOf(available, total)} usable`,
-  budgetLabel: (b) => `${b.name}: ${gibOf(b.available_bytes, b.total_bytes)} usable, ${gib(b.free_bytes)} free${b.reserve_bytes > 0 ? `, ${gib(b.reserve_bytes)} reserved: ${b.because}` : ""}`,
+  budgetLabel: (b) => `${b.name}: ${gibOf(b.available_bytes, b.total_bytes)} usable. ${b.told}`,
   used: (b) => `${b.memory}: ${gibOf(b.required_bytes, b.available_bytes)} usable${b.share ? ` (${b.share})` : ""}`,
   over: (size) => `${gib(size)} over the limit`,
   reserved: (size, because) => `${gib(size)} reserved${because ? `: ${because}` : ""}`,
@@ -458,9 +458,6 @@ export const HARDWARE = {
   processSize: (name, size) => `${name} ${gib(size)}`,
   basis: "Basis",
   counted: (count, name) => (count > 1 ? `${count}x ${name}` : name),
-  blocked: (free, total, why) => `${gib(free)} of ${gib(total)} free: ${why}`,
-  onlyFree: (free) => `${gib(free)} free`,
-  reserved: (free, reserve, because) => `${gib(free)} free minus ${[reserve === null ? "" : gib(reserve), because].filter(Boolean).join(" ")}`,
   measuredHere: "Measured on this machine",
   measuredOn: (date) => `Machine measured on ${date}`,
   engineMeasured: ({ engine, version, device, overhead, speed, label, date }) =>
