@@ -84,6 +84,7 @@ def test_one_that_does_not_fit_has_reasons_and_no_command() -> None:
             "kind": "cache",
             "value": "q8_0",
             "told": "-ctk q8_0 -ctv q8_0: fits, up to 131,072 tokens",
+            "flags": {"type_k": "q8_0", "type_v": "q8_0"},
             "max_context": 131_072,
         }
     ]

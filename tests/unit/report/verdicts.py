@@ -130,7 +130,8 @@ def made(
 
 
 def with_change(check: Check, told: str, kind: ChangeKind = ChangeKind.CACHE) -> Check:
-    change = Change(kind=kind, value="q8_0", told=told, max_context=131_072)
+    flags = {"type_k": "q8_0", "type_v": "q8_0"}
+    change = Change(kind=kind, value="q8_0", told=told, flags=flags, max_context=131_072)
     return replace(check, changes=(*check.changes, change))
 
 
