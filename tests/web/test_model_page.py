@@ -338,6 +338,9 @@ def test_a_model_that_does_not_fit(visitor: Visitor, capsys: pytest.CaptureFixtu
     answer = page.get_by_role("region", name="Answer")
     expect(answer.get_by_role("heading", name="Why")).to_be_visible()
     expect(answer).to_contain_text("the longest context that fits is 40,960 tokens")
+    main(shlex.split("check qwen3-32b -c 81920 -ctk f16 -ctv f16 --device m3-max-36 --json"))
+    headline = json.loads(capsys.readouterr().out)["headline"]
+    expect(answer.locator(".told")).to_have_text(headline)  # the badge has its first words
     known = page.get_by_role("region", name="Notes")
     assert main(shlex.split(read(page).command)[1:]) == 0
     basis = re.search(r"^Basis +(.*?)\n\n", capsys.readouterr().out, re.DOTALL | re.MULTILINE)
