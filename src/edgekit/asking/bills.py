@@ -352,7 +352,7 @@ def _notes(
     if files is not None:
         yield from files.notes
     if geometry.because:
-        yield f"{geometry.basis.name}: {geometry.because}"
+        yield f"approximate: {geometry.because}"
     facts: dict[str, Any] = dict(estimate.facts)
     native, length = geometry.native_context, facts.get("n_ctx_seq") or asked[0].context_tokens
     if native is not None and length is not None and length - native >= CELLS:

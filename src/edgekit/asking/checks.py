@@ -200,8 +200,8 @@ def check_opened(
 
     def ask(opened: Opened) -> Question:
         question, _ = asked_question(opened, engine, asking, reach)
-        is_open = question.bill is not None and "mix" not in question.start.settled
-        if is_open or variants is None:
+        is_billed = question.bill is not None and "mix" not in question.start.settled
+        if variants is None or (is_billed and opened.files is not None):
             return question  # what is loaded with it was opened for this file
         return replace(question, variants=variants(opened, engine, question.start))
 

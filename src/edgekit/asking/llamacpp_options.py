@@ -122,6 +122,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("-cram", "--cache-ram"), "cache_ram", "size of llama-server's prompt cache in MiB (default 8192)", "MIB", whole()),
     Flag(("-ctxcp", "--ctx-checkpoints"), "ctx_checkpoints", "context checkpoints that llama-server keeps per slot (default 32)", "N", whole()),
     Flag(("-mm", "--mmproj"), "mmproj", "multimodal projector; auto takes the one next to the model", "FILE"),
+    Flag(("--no-mmproj",), "no_mmproj", "load no projector (what is billed unless --mmproj is given)", ours=True),
     Flag(("--lora",), "lora", "LoRA adapters, separated by commas", "FILES", names),
     Flag(("-md", "--model-draft", "--spec-draft-model"), "draft_model", "draft model for speculative decoding", "MODEL"),
     Flag(("-ctkd", "--cache-type-k-draft"), "draft_type_k", "K-cache type of the draft model", "TYPE", _cache_type),

@@ -3,7 +3,6 @@
 # ruff: noqa: E501 - a table: one row, one line
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +65,8 @@ def command(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened)
 
 def conversion(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened) -> str:
     """What has to be run first, where the weights are billed as they are not stored."""
+    import shlex
+
     from edgekit.report.commands.mlx import convert_words
     from edgekit.report.model_words import repository_word
 

@@ -18,6 +18,7 @@ from edgekit.plan.choice import at, choose
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.placement import PLACED, ways_of
 from edgekit.plan.types import (
+    ASSUMED_FULL_PERCENT,
     Change,
     ChangeKind,
     PreflightResult,
@@ -35,8 +36,6 @@ BEYOND_ANY_HOST_BYTES = 2**50
 
 def changes(question: Question, result: PreflightResult) -> tuple[Change, ...]:
     """Each on its own, those that cost least first. What an engine refuses is left out."""
-    if result.variant is not None and result.can_load:
-        question = replace(at(question, result.variant), variants=())
     makers = _TO_FIT if result.failed else _TO_STRETCH
     return tuple(change for make in makers for change in make(question, result))
 
@@ -49,11 +48,12 @@ def _context(question: Question, result: PreflightResult) -> Iterator[Change]:
     found = _judged(replace(question, load=replace(question.load, context_tokens=tokens), job=None))
     if found is None:
         return
+    each = tokens // result.streams  # -c is the context of one user
     yield Change(
         kind=ChangeKind.CONTEXT,
-        value=f"{tokens}",
-        told=f"-c {tokens}: fits{_changed(found, question)}",
-        flags={"context": f"{tokens}"},
+        value=f"{each}",
+        told=f"-c {each}: fits{_changed(found, question)}",
+        flags={"context": f"{each}"},
         max_context=tokens,
         result=found,
     )
@@ -65,7 +65,8 @@ def _changed(found: PreflightResult, question: Question) -> str:
     is_eight_bit = any(one.name == found.cache and one.is_eight_bit for one in others)
     words = "an 8-bit" if is_eight_bit else f"a {found.cache}"
     cache = "" if found.cache == own.name else f" with {words} cache"
-    return cache if found.way.whole else f"{cache}, {found.way.because}"
+    is_whole = found.way.whole or found.engine in {"mlx", "vllm"}
+    return cache if is_whole else f"{cache}, {found.way.because}"
 
 
 def _cache(question: Question, result: PreflightResult) -> Iterator[Change]:
@@ -82,7 +83,7 @@ def _cache(question: Question, result: PreflightResult) -> Iterator[Change]:
             kind=ChangeKind.CACHE,
             value=choice.name,
             told=f"{choice.flags}{' (8-bit cache)' if choice.is_eight_bit else ''}: up to "
-            f"{found.max_context:,} tokens",
+            f"{found.max_context // found.streams:,} tokens",
             flags=_cache_flags(choice),
             max_context=found.max_context,
             result=found,
@@ -104,7 +105,7 @@ def _limit(question: Question, result: PreflightResult) -> Iterator[Change]:
         return
     found = _judged(replace(question, machine=raised.machine))
     if found is not None and (result.failed or found.max_context > result.max_context):
-        tokens = found.context_tokens if result.failed else found.max_context
+        tokens = (found.context_tokens if result.failed else found.max_context) // found.streams
         yield Change(
             kind=ChangeKind.MEMORY,
             value=raised.setting or raised.how,
@@ -122,7 +123,7 @@ def _weights(question: Question, result: PreflightResult) -> Iterator[Change]:
             yield Change(
                 kind=ChangeKind.WEIGHTS,
                 value=value,
-                told=f"{told} ({size}): fits, up to {found.max_context:,} tokens",
+                told=f"{told} ({size}): fits, up to {found.max_context // found.streams:,} tokens",
                 flags=flags,
                 max_context=found.max_context,
                 result=found,
@@ -223,7 +224,10 @@ def _ram(needed: str) -> dict[str, str]:
 
 
 def _free_bytes(use: Use) -> int:
-    return use.required_bytes + max(use.budget.reserve_bytes, use.bound_bytes)
+    usable = use.required_bytes / min(
+        use.max_use or 1.0, ASSUMED_FULL_PERCENT / 100 if use.assumed else 1.0
+    )
+    return math.ceil(usable) + max(use.budget.reserve_bytes, use.bound_bytes)
 
 
 def _memory(question: Question, result: PreflightResult) -> Iterator[Change]:

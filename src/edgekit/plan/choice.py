@@ -6,6 +6,7 @@ here, so that they cannot disagree.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -252,9 +253,9 @@ class _Search:
         ladder = self._ladder(variant, own, on_host=streams)
         if streams and ladder.top.asked is None:
             tokens = ladder.top.minimum
-        for cache in eight:
+        for cache in eight:  # MLX works beside a packed cache, which may then take more
             other = self._ladder(variant, cache, on_host=streams)
-            if _is_run(other, tokens):
+            if _fullness(other, tokens) < _fullness(ladder, tokens):
                 own, ladder = cache, other
         return Candidate(
             step=NOTHING,
@@ -340,9 +341,10 @@ def _because(top: Fitting, tokens: int) -> str:
     return "as long as it stays comfortable"
 
 
-def _is_run(ladder: Ladder, tokens: int) -> bool:
+def _fullness(ladder: Ladder, tokens: int) -> float:
+    """Infinite where the engine refuses it."""
     try:
         ladder.top.price(tokens)
+        return ladder.nearest(tokens).price(tokens).fullness
     except RefusedError:
-        return False
-    return True
+        return math.inf

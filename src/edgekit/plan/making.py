@@ -14,7 +14,7 @@ from edgekit.plan.pace import steady_pace
 from edgekit.plan.placement import PLACED
 from edgekit.plan.planned import Decision, Lever, Plan, Tried, Wish
 from edgekit.plan.sharing import decide_sequences
-from edgekit.plan.types import Change, ChangeKind, PreflightResult, Question
+from edgekit.plan.types import PreflightResult, Question
 from edgekit.plan.verdict import pinned_candidate, result_for
 from edgekit.plan.wiring import decide_limit
 from edgekit.units import format_bytes
@@ -224,14 +224,5 @@ def _nothing_fits(wish: Wish, question: Question, choice: Choice, *, helpful: bo
         choice=found.choice,
         result=result,
         decisions=(weights,),
-        to_fit=tuple(_for_each(one, result) for one in helps),
+        to_fit=helps,
     )
-
-
-def _for_each(change: Change, result: PreflightResult) -> Change:
-    """The context of one user."""
-    if change.kind is not ChangeKind.CONTEXT or result.streams == 1:
-        return change
-    each = result.max_context // result.streams
-    told = f"-c {each}: the longest context that fits for each of {result.streams}"
-    return replace(change, value=f"{each}", told=told, flags={"context": f"{each}"})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from edgekit.hardware.budgets import together_bytes
 from edgekit.plan.types import PreflightResult, Use
+from edgekit.plan.verdict import unchecked_bytes
 from edgekit.report.bars import Memory, memories
 from edgekit.report.check_words import (
     card_names,
@@ -126,9 +127,14 @@ def _place(result: PreflightResult) -> str:
 
 def _experts_in_ram(result: PreflightResult) -> str:
     setup = result.way.setup
-    if setup.cpu_moe:
+    if setup.overrides:
+        return "the tensors of -ot"
+    layers = () if result.variant is None else result.variant.model.geometry.layers
+    with_experts = sum(1 for layer in layers if layer.experts is not None)
+    moved = sum(1 for layer in layers[: setup.n_cpu_moe] if layer.experts is not None)
+    if with_experts and (setup.cpu_moe or moved == with_experts):
         return "all experts"
-    return f"the experts of {setup.n_cpu_moe} layers" if setup.n_cpu_moe else ""
+    return f"the experts of {moved} layers" if moved else ""
 
 
 def _layers_on_cards(result: PreflightResult) -> str | None:
@@ -183,7 +189,14 @@ def _used(result: PreflightResult) -> str:
         words += f" on the {fuller if alike else card.name}"
     if has_ram:
         words += f" and {_sizes(ram[0])} RAM"
+    elif unchecked_ram_bytes(result):
+        words += f" VRAM and {unchecked_ram_bytes(result) / GIB:,.1f} GiB of RAM, not checked (add --ram)"
     return words
+
+
+def unchecked_ram_bytes(result: PreflightResult) -> int:
+    """What the placement needs of RAM whose size is unknown."""
+    return unchecked_bytes(result.estimate) if result.machine.host is None else 0
 
 
 def is_divided(result: PreflightResult) -> bool:

@@ -68,7 +68,8 @@ def _open_levers(plan: Plan) -> Iterator[str]:
         if decision is not None and decision.value != "none":
             what = decision.value
             if lever is Lever.DRAFTER:
-                what = f"{shlex.join(draft_words(plan))} (draft model)"
+                words = shlex.join(draft_words(plan))
+                what = f"{words} (draft model)" if words else f"draft model {what}"
             yield f"{what}: {decision.because}"
 
 

@@ -425,3 +425,13 @@ def test_vllm_without_compilation_needs_a_little_beyond_its_share() -> None:
         setup = VllmSetup(enforce_eager=eager)
         start = Start(setup=setup, settled=frozenset({"gpu_memory_utilization"}))
         assert judge(replace(question, start=start)).passed is starts
+
+
+def test_judge_is_not_comfortable_with_much_in_ram_of_unknown_size() -> None:
+    """A 70B with no layer on the card: 1 GiB of VRAM, and 40 GiB in RAM that nobody stated."""
+    setup = LlamaCppSetup(mode=Mode.SERVER, n_gpu_layers=0)
+    start = Start(setup=setup, settled=frozenset({"n_gpu_layers"}))
+    unknown = judge(ask(recorded("llama-3.1-70b"), cards(24, ram=None), start=start))
+    assert unknown.status is Status.WARNING
+    known = judge(ask(recorded("llama-3.1-70b"), cards(24, ram=128), start=start))
+    assert known.status is Status.PASSED
