@@ -141,8 +141,8 @@ def test_a_known_model_comes_in_every_quantisation() -> None:
     assert names(resolve_model("qwen3-8b"), Wanted(machine=cpu(16))) == MIXES
     assert names(resolve_model("qwen3-8b"), Wanted(machine=mac(16), engine="mlx")) == ["8 bit", "6 bit", "5 bit", "4 bit", "3 bit"]  # fmt: skip
     assert names(resolve_model("qwen3-8b"), Wanted(machine=cards(24), engine="vllm")) == [
-        "as stored"
-    ]
+        "as stored", "FP8", "AWQ"
+    ]  # fmt: skip
 
 
 def test_a_settled_quantisation_is_the_only_one() -> None:

@@ -42,6 +42,7 @@ from edgekit.report.bill import Bill
 from edgekit.report.check import Check, Unanswered
 from edgekit.report.check_json import check_json, checks_json
 from edgekit.report.commands.cards import with_cards
+from edgekit.report.commands.vllm import most_sequences
 from edgekit.resolver import AUTO, ResolvedModel, resolve_model
 from edgekit.source.folders import is_here
 from edgekit.source.side_by_side import side_by_side
@@ -268,10 +269,14 @@ def _told(
         **OPTIONS[engine].settled(setup),
         **_left_alone(result),
     }
+    pool = _whole_pool(question, result, load) if engine == "vllm" else None
+    if pool is not None and "max_num_seqs" not in values:
+        most = most_sequences(question.model, pool)
+        settled |= {} if most is None else {"max_num_seqs": most}
     bill = told_bill(opened, engine, settled, (load, setup), result.estimate)
     bill = replace(bill, command=with_cards(bill.command, result.way, asking.machine, engine))
-    if engine == "vllm":  # judged is what requests need; told is the pool that it will take
-        bill = replace(bill, asked=OPTIONS[engine].told(load, _whole_pool(question, result, load)))
+    if pool is not None:  # judged is what requests need; shown is the pool that it will take
+        bill = replace(bill, asked=OPTIONS[engine].told(load, pool))
     return Check(
         bill=bill,
         result=result,

@@ -27,7 +27,7 @@ from edgekit.plan.types import (
     Use,
     Variant,
 )
-from edgekit.plan.verdict import result_of
+from edgekit.plan.verdict import is_too_short, result_of
 from edgekit.units import GIB, MIB, format_bytes
 
 MLX_BITS = (3,)  # unquantised repositories are judged at 4 already
@@ -36,6 +36,8 @@ BEYOND_ANY_HOST_BYTES = 2**50
 
 def changes(question: Question, result: PreflightResult) -> tuple[Change, ...]:
     """Each on its own, those that cost least first. What an engine refuses is left out."""
+    if is_too_short(result):
+        return ()
     makers = _TO_FIT if result.failed else _TO_STRETCH
     return tuple(change for make in makers for change in make(question, result))
 
@@ -104,7 +106,8 @@ def _limit(question: Question, result: PreflightResult) -> Iterator[Change]:
     if raised is None:
         return
     found = _judged(replace(question, machine=raised.machine))
-    if found is not None and (result.failed or found.max_context > result.max_context):
+    moves = found is not None and found.way.whole and not result.way.whole
+    if found is not None and (result.failed or moves or found.max_context > result.max_context):
         tokens = (found.context_tokens if result.failed else found.max_context) // found.streams
         yield Change(
             kind=ChangeKind.MEMORY,

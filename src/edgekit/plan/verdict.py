@@ -91,11 +91,18 @@ def unchecked_bytes(estimate: MemoryEstimate) -> int:
     return size if size > ALWAYS_IN_RAM_BYTES else 0
 
 
+def is_too_short(result: PreflightResult) -> bool:
+    """Whether the model's own context is shorter than the least that is wanted: no memory helps."""
+    native = (result.native_context or 0) * result.streams
+    return result.failed and not result.asked and 0 < native < result.context_tokens
+
+
 def weights_name(setup: Any, name: str) -> str:
     """The quantisation of the weights: the one the engine is told, else the name of the file's."""
     quantize: Any = getattr(setup, "quantize", None)
     if hasattr(quantize, "packing") and quantize.rest:
-        return f"{quantize.packing.bits} bit"
+        mode = quantize.packing.mode.value
+        return f"{quantize.packing.bits} bit" if mode == "affine" else str(mode)
     return str(getattr(setup, "mix", None) or getattr(setup, "quantization", None) or name)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from edgekit.hardware.budgets import together_bytes
 from edgekit.plan.types import PreflightResult, Use
-from edgekit.plan.verdict import unchecked_bytes
+from edgekit.plan.verdict import is_too_short, unchecked_bytes
 from edgekit.report.bars import Memory, memories
 from edgekit.report.check_words import (
     card_names,
@@ -220,7 +220,7 @@ def _fails(result: PreflightResult) -> str:
     start = f"{verb} {where}{_at_weights(result)}"
     failed = [use for use in result.uses if use.fullness > 1]
     blocked = next((use.budget.blocked for use in result.uses if use.budget.blocked), "")
-    if blocked or not failed:
+    if blocked or not failed or is_too_short(result):
         reason = blocked or "".join(result.reasons[:1])
         return f"{start}: {reason.removeprefix('vLLM does not start: ')}"
     cache, context = cache_words(result), _window(result)

@@ -70,7 +70,7 @@ def _open_levers(plan: Plan) -> Iterator[str]:
             if lever is Lever.DRAFTER:
                 words = shlex.join(draft_words(plan))
                 what = f"{words} (draft model)" if words else f"draft model {what}"
-            yield f"{what}: {decision.because}"
+            yield decision.because if lever is Lever.LIMIT else f"{what}: {decision.because}"
 
 
 def _title(plan: Plan) -> tuple[str, ...]:

@@ -182,7 +182,7 @@ def _host(planned: Planned) -> Iterator[str]:
 
 
 def _rearranged(planned: Planned) -> tuple[int, bool]:
-    """What a build that rearranges weights for its CPU holds more on the host, and whether that is too much."""
+    """The size of the repacked copy of the weights that CPU builds keep, and whether that is too much."""
     if planned.setup.repack:
         return 0, False  # in the bill already
     more = repacked_bytes(planned.plan.variant.model, planned.setup)
@@ -195,5 +195,5 @@ def _repack_notes(planned: Planned) -> list[str]:
     more, avoided = _rearranged(planned)
     if not more or avoided:
         return []
-    told = f"a build that rearranges weights for its CPU (many do) holds {format_bytes(more)} more on the host"
-    return [f"{told}: -nr avoids it"]
+    copy = f"default CPU builds keep a repacked copy of the weights: +{format_bytes(more)} of RAM"
+    return [f"{copy}; -nr turns it off"]

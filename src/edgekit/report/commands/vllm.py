@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from edgekit.engine import vllm
+from edgekit.engine.types import Model
 from edgekit.engine.vllm.types import VllmSetup
+from edgekit.memory.types import MemoryEstimate
 from edgekit.report.commands import cards
 from edgekit.report.commands.types import Planned, Ready
 
@@ -77,25 +80,26 @@ def _set(planned: Planned) -> Iterator[str]:
 
 
 def _sequences(planned: Planned) -> Iterator[str]:
-    """As many as there are users. Models with states need a block for each, or vLLM does not start (compilation.py
-    adjust_cudagraph_sizes_for_mamba_cache @ a014e35).
-    """
-    plan = planned.plan
-    if plan.wish.users is not None:
-        yield from ("--max-num-seqs", str(plan.wish.users))
-    elif any(layer.mixer.states for layer in plan.variant.model.geometry.layers):
-        most = _blocks(planned)
-        if most is not None and most < planned.facts["max_num_seqs"]:
-            yield from ("--max-num-seqs", str(most))
-
-
-def _blocks(planned: Planned) -> int | None:
-    """Of the whole pool, as vLLM takes it at the start."""
+    """As many as there are users, or as a model with states may have."""
     plan, setup = planned.plan, planned.setup
-    card = replace(setup.gpu, memory_bytes=setup.gpu.total_bytes)
-    whole = vllm.estimate(plan.variant.model, plan.load, replace(setup, gpu=card))
-    found = dict(whole.facts).get("num_blocks")
-    return found if isinstance(found, int) else None
+    most = plan.wish.users
+    if most is None:
+        card = replace(setup.gpu, memory_bytes=setup.gpu.total_bytes)
+        pool = vllm.estimate(plan.variant.model, plan.load, replace(setup, gpu=card))
+        most = most_sequences(plan.variant.model, pool)
+    if most is not None:
+        yield from ("--max-num-seqs", str(most))
+
+
+def most_sequences(model: Model, pool: MemoryEstimate) -> int | None:
+    """Models with states need a block for each sequence, or vLLM does not start (compilation.py
+    adjust_cudagraph_sizes_for_mamba_cache @ a014e35). None where the engine's own number does.
+    """
+    facts: dict[str, Any] = dict(pool.facts)
+    blocks = facts.get("num_blocks")
+    has_states = any(layer.mixer.states for layer in model.geometry.layers)
+    is_too_many = has_states and isinstance(blocks, int) and blocks < facts["max_num_seqs"]
+    return blocks if is_too_many else None
 
 
 def _ray(planned: Planned, nodes: int) -> Iterator[Ready]:
