@@ -42,7 +42,7 @@ STEPS = (
     ("Layers on the GPU", "12", "-ngl 12"),
     ("Micro-batch size", "256", "-ub 256"),
     ("KV cache (V)", "", "-ctv q8_0"),
-    ("Flash attention", "off", "(?=.*-ctv f16)(?=.*-fa off)"),  # needed for a quantised V
+    ("Flash attention", "off", "^(?!.*-ctv).*-fa off"),  # a quantised V needs it
     ("Context (tokens)", "40k", "-c 40960"),
 )
 

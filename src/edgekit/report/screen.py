@@ -12,7 +12,6 @@ LEAST_WIDTH = 20
 MOST_WIDTH = 100  # longer lines are hard to read, however wide the screen
 _BESIDE_FROM = 50
 _LABEL = 9
-WIDE_ENOUGH = 60  # columns: on narrower screens long words are cut
 _WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|\\.|[^\s'"\\])+""")  # quotes stay as they are
 
 
@@ -23,8 +22,8 @@ def within(width: int) -> int:
 
 def folded(text: str, width: int) -> list[str]:
     """Lines of at most `width`; what a stranger wrote does not steer the terminal."""
-    breaks = width < WIDE_ENOUGH  # an address that is cut can be neither clicked nor copied
     words = printable(text)
+    breaks = "https://" not in words  # an address that is cut can be neither clicked nor copied
     return textwrap.wrap(words, width, break_on_hyphens=False, break_long_words=breaks) or [""]
 
 

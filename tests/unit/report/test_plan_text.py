@@ -105,7 +105,7 @@ Run      llama-server -m x.gguf
 
 Note     it has to be downloaded first
 
-Or       iogpu.wired_limit_mb=1: lets the GPU use more
+Or       lets the GPU use more
          draft model gemma-3-1b: would fit as well
 
 More     --why: the memory breakdown, the reasons, how each figure is known
