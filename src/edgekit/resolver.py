@@ -16,7 +16,7 @@ from edgekit.catalog.naming import is_base, names_instruct, ollama_latest, split
 from edgekit.catalog.repositories import original_repository
 from edgekit.catalog.types import Catalog, Entry, Kind
 from edgekit.engine import FROM_GGUF, engine_for, engine_name, quant_names
-from edgekit.engine.llamacpp.as_gguf import convert, default_mix
+from edgekit.engine.llamacpp.as_gguf import MADE_IN_MXFP4, convert, default_mix
 from edgekit.engine.mlx.types import Mode, Quantize
 from edgekit.engine.quant_names import read_quant, takes
 from edgekit.errors import (
@@ -244,7 +244,8 @@ class ResolvedModel(Resolved[Opened]):
         tag = stored_quant(files)
         own = as_named(model.model, tag, files.reference)
         is_named = ":" in last or last.lower().endswith(MODEL_SUFFIXES)
-        if is_named or files.origin is not Origin.HUB:
+        released = model.model.geometry.architecture in MADE_IN_MXFP4  # nothing is better than that
+        if is_named or released or files.origin is not Origin.HUB:
             return own
         repository = files.reference.removesuffix(f":{title}")
         others = at_mixes(model.model, files.alternatives, repository=repository)

@@ -265,9 +265,7 @@ def _engine(question: Question, _: PreflightResult) -> Iterator[Change]:
     """llama.cpp quantises, and divides a model between the GPU and the host. Its users share what is counted here."""
     if question.engine in FROM_GGUF or (question.load.sequences or 1) > 1:
         return
-    asked = replace(
-        question, engine="llama.cpp", start=Start(), bill=None, variants=(), max_use=None
-    )
+    asked = replace(question, engine="llama.cpp", start=Start(), bill=None, variants=())
     found = _judged(asked)
     if found is not None and found.can_load:
         yield Change(

@@ -27,6 +27,8 @@ READING_TOKENS_PER_S = 8.0  # slower than this, memory that is left is not spent
 USUAL_ACCURACY = 500  # in hundredths of a bit per weight: Q4_K_M, MLX 4-bit
 EMBEDDING_ACCURACY = 850  # Q8_0
 MOST_ACCURACY = 660  # Q6_K, MLX 6-bit: the measured loss of more is in the noise
+# Never chosen unasked: below IQ4_XS by their tensors, or older than the K-quants.
+UNUSUAL = ("Q2", "IQ2", "Q3", "IQ3", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 ROUND_TOKENS = 4096  # a longer context is a round number
 NOTHING = 0  # the step of a question that has no answer
 AS_NAMED = "as stored"
@@ -126,12 +128,15 @@ class _Search:
 
     def _weights(self) -> tuple[Variant, Sequence[Variant], Sequence[Variant]]:
         """Those to begin with (about 4.8 bits, 8 of an embedding model, or what was named); fewer bits; more bits."""
-        good = [one for one in self.variants if one.is_good] or list(self.variants)
+        good = [one for one in self.variants if one.is_good and not one.name.startswith(UNUSUAL)]
+        good = good or list(self.variants)
         most = EMBEDDING_ACCURACY if self.question.embeds else USUAL_ACCURACY
         usual = [one for one in good if one.accuracy <= most] or good[-1:]
         first = usual[0]
+        if most == USUAL_ACCURACY:
+            first = next((one for one in usual if one.name == "Q4_K_M"), first)
         better = [one for one in good if first.accuracy < one.accuracy <= MOST_ACCURACY]
-        return first, usual[1:], better
+        return first, [one for one in usual if one.accuracy < first.accuracy], better
 
     def _first_that_fits(
         self, first: Variant, fewer: Sequence[Variant], windows: Sequence[int]

@@ -255,7 +255,7 @@ class Fitting:
             is_set = self.question.min_context is not None
             least = self.minimum if is_set else min(max(held, self.least), self.minimum)
             return tuple(dict.fromkeys((max(held, least), least)))
-        usual = () if self.question.embeds else (DEFAULT_TOKENS, MINIMUM_TOKENS)
+        usual = (EMBEDDING_TOKENS,) if self.question.embeds else (DEFAULT_TOKENS, MINIMUM_TOKENS)
         tried = [min(tokens * self.streams, self.most) for tokens in usual]
         longer = [tokens for tokens in tried if tokens > self.minimum]
         if longer and self.question.engine == "stream":
@@ -280,7 +280,7 @@ class Fitting:
                 "give a context or a job, not both: a job says how long a context it needs"
             )
         if job is not None:
-            return job_window(job, self.most)[0]
+            return job_window(job, self.native)[0] * self.streams
         if tokens is not None and tokens < 0:
             raise UsageError(f"the context must not be negative (got {tokens})")
         return self.native if tokens == 0 else tokens
@@ -288,7 +288,7 @@ class Fitting:
     @property
     def asked_because(self) -> str:
         job = self.question.job
-        return "as asked" if job is None else job_window(job, self.most)[1]
+        return "as asked" if job is None else job_window(job, self.native)[1]
 
     @property
     def states_its_window(self) -> bool:

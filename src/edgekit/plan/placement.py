@@ -72,6 +72,10 @@ def check_limits(engine: str, reserve_bytes: int | None, max_use: float | None) 
     """Raises UsageError for an engine that has neither a reserve nor a largest share."""
     limits = {"--reserve": reserve_bytes, "--max-use": max_use}
     given = [flag for flag, value in limits.items() if value is not None]
+    if reserve_bytes is not None and engine == "stream":
+        raise UsageError(
+            "--reserve does not apply to the built-in engine, which bills its whole process"
+        )
     if given and engine == "vllm":
         raise UsageError(
             f"{given[0]} does not apply to vLLM, which takes a fixed share: use --gpu-memory-utilization"
@@ -79,7 +83,7 @@ def check_limits(engine: str, reserve_bytes: int | None, max_use: float | None) 
 
 
 def _with_reserve(way: Way, reserve_bytes: int) -> Way:
-    """The placement with another reserve in every memory; a limit of the system has none."""
+    """The placement with another reserve in every memory."""
     budgets = (
         replace(
             one,
@@ -87,8 +91,6 @@ def _with_reserve(way: Way, reserve_bytes: int) -> Way:
             because="as asked (--reserve)",
             has_default_reserve=False,
         )
-        if one.reserve_bytes
-        else one
         for one in way.budgets
     )
     return replace(way, budgets=tuple(budgets))

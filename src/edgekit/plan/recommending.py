@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -138,7 +139,8 @@ class _Search:
     ) -> None:
         self._ask, self._most, self._of_a_family = ask, most, of_a_family
         self._tell = tell
-        self._room_bytes = room_bytes(ask.machine, ask.engine)
+        default = ask.reserve_bytes is None  # with another reserve only the bill decides
+        self._room_bytes = room_bytes(ask.machine, ask.engine) if default else sys.maxsize
         self.passed_over: Counter[str] = Counter()
 
     def found(self, ranked: Sequence[Entry]) -> list[Suggestion]:

@@ -44,7 +44,9 @@ def result_for(found: Candidate, *, max_context: int | None = None) -> Preflight
     weighed, question, held = found.weighed, found.question, found.held
     reasons: tuple[str, ...] = ()
     if found.step:
-        most = max(held.longest, found.tokens) if max_context is None else max_context
+        most = max_context
+        if most is None:  # never above the model's own, also where more was asked for
+            most = held.longest if found.tokens > held.most else max(held.longest, found.tokens)
     else:
         most = _longest_anywhere(found) if max_context is None else max_context
         reasons = tuple(_reasons(found, most))

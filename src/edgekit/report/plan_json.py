@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.engine import rules_version
 from edgekit.memory.cache_types import CacheType
-from edgekit.plan.planned import Decision, Lever, Plan
+from edgekit.plan.planned import Decision, Plan
 from edgekit.plan.types import PreflightResult, Speed, Variant
 from edgekit.report.bill_json import SCHEMA, answer_json, bill_json
 from edgekit.report.check_json import change_json, speed_json, use_json
@@ -94,9 +94,8 @@ def _variant(variant: Variant) -> dict[str, Any]:
 
 def _cache(plan: Plan) -> dict[str, Any]:
     """Types of keys and values are null where they are the engine's own."""
-    chosen = plan.decision(Lever.CACHE)
     return {
-        "name": None if chosen is None else chosen.value,
+        "name": None if plan.choice is None else plan.choice.name,
         "type_k": _type(plan.load.cache_k),
         "type_v": _type(plan.load.cache_v),
     }

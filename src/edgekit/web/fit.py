@@ -23,7 +23,7 @@ from edgekit.plan.fitting import Fitting
 from edgekit.plan.ladder import Ladder
 from edgekit.plan.placement import first_way
 from edgekit.plan.types import Question, Status, Way, Weighed
-from edgekit.plan.verdict import result_for, weights_name
+from edgekit.plan.verdict import result_for, unchecked_bytes, weights_name
 from edgekit.report.bill_json import SCHEMA, bill_json
 from edgekit.report.check_words import VERDICTS
 from edgekit.report.commands.cards import with_cards
@@ -55,8 +55,10 @@ class _Load:
 
     @property
     def status(self) -> Status:
-        blocked = any(use.budget.blocked for use in self.weighed.uses)
-        return Status.FAILED if blocked else self.weighed.status
+        unknown = self.question.machine.host is None and unchecked_bytes(self.weighed.estimate)
+        if unknown and self.weighed.status is Status.PASSED:
+            return Status.WARNING
+        return self.weighed.status
 
 
 def fit(state: State, words: Words, named: KeptNamed, watch: Watch) -> Json:

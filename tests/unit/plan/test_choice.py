@@ -20,7 +20,8 @@ from edgekit.plan.caches import cache_choices, embedding_start
 from edgekit.plan.choice import choose, reads_at_once
 from edgekit.plan.making import make_plan, question_of
 from edgekit.plan.planned import Wish
-from edgekit.plan.types import PreflightResult, Question, Start, Status
+from edgekit.plan.types import Job, PreflightResult, Question, Start, Status
+from edgekit.plan.variants import at_mixes
 from edgekit.plan.verdict import judge
 from edgekit.units import GIB
 
@@ -229,3 +230,24 @@ def test_choose_for_vllm_falls_back_to_a_known_repository(
     """Qwen3-32B: 61 GiB in 16 bits, 32 in FP8, 18 in AWQ; 40K of cache are 10 GiB, 5 in fp8."""
     found = model_preflight("qwen3-32b", "vllm", device=device, context=40_960)
     assert (found.step, found.quantization) == expected
+
+
+def test_choose_for_a_job_of_several_users_gives_each_its_context() -> None:
+    job = Job(prompt_tokens=6000, new_tokens=800)
+    question = question_of(one_file(LLAMA, rated(cards(24)), users=4))
+    assert judge(replace(question, job=job)).context_tokens == 4 * (6000 + 800 + 64)
+
+
+def test_choose_begins_at_q4_k_m_whatever_else_a_repository_has() -> None:
+    """Q4_1 has more bits, and Q3_K_L more than IQ4_XS: neither is taken unasked."""
+    mixes = ("Q8_0", "Q4_1", "Q4_K_M", "Q3_K_L", "IQ4_XS", "Q2_K")
+    wish = any_mix(GEMMA, rated(cards(18)))
+    several = replace(wish, variants=at_mixes(gguf(GEMMA, "F16"), mixes))
+    attempts = choose(question_of(several)).attempts
+    assert list(dict.fromkeys(one.variant.name for one in attempts)) == ["Q4_K_M", "IQ4_XS"]
+
+
+def test_reserve_is_refused_for_the_built_in_engine() -> None:
+    question = Question(model=gguf("qwen3-0.6b"), engine="stream", machine=cpu(4), reserve_bytes=0)
+    with pytest.raises(UsageError, match="built-in engine"):
+        judge(question)
