@@ -374,7 +374,8 @@ def test_numbers_that_are_not_taken(visitor: Visitor) -> None:
     context.press("Enter")
     expect(context).to_have_accessible_description(re.compile("is not a number of tokens"))
     context.press("Tab")
-    expect(context).to_have_value("6,864")
+    # -c is the context of all four together
+    expect(context).to_have_value("27,456")
     assert read(page) == before
     side = page.locator(".side")
     expect(side).to_have_class(re.compile("more"))
