@@ -362,7 +362,7 @@ def test_numbers_that_are_not_taken(visitor: Visitor) -> None:
     assert "-c 6864" in read(page).command
     field = page.get_by_label("Parallel requests")
     set_to(page, "Parallel requests", "4")
-    before = read(page, "-np 4")
+    before = read(page, "-c 27456 -np 4")  # a context for each of the four
     for odd in ("0", "2.5", "99999999999"):
         field.fill(odd)
         expect(field).to_have_attribute("aria-invalid", "true")
@@ -374,7 +374,6 @@ def test_numbers_that_are_not_taken(visitor: Visitor) -> None:
     context.press("Enter")
     expect(context).to_have_accessible_description(re.compile("is not a number of tokens"))
     context.press("Tab")
-    # -c is the context of all four together
     expect(context).to_have_value("27,456")
     assert read(page) == before
     side = page.locator(".side")
