@@ -27,9 +27,9 @@ SETUP = LlamaCppSetup(mode=Mode.SERVER, backend=Backend.CUDA, rules=Rules.V0_5)
 ROWS = list(rows("line_h200.jsonl.gz"))
 
 
-def _bill(row: dict[str, Any]) -> MemoryEstimate:
+def _load(row: dict[str, Any]) -> Load:
     kind = cache_type(row["cache_type"])
-    load = Load(
+    return Load(
         context_tokens=row["n_ctx"],
         sequences=row["sequences"],
         unified=row["unified"],
@@ -37,7 +37,11 @@ def _bill(row: dict[str, Any]) -> MemoryEstimate:
         cache_k=kind,
         cache_v=kind,
     )
-    return llamacpp.estimate(engine_models()[row["model"], row["quantisation"]], load, SETUP)
+
+
+def _bill(row: dict[str, Any]) -> MemoryEstimate:
+    model = engine_models()[row["model"], row["quantisation"]]
+    return llamacpp.estimate(model, _load(row), SETUP)
 
 
 def _device_bytes(row: dict[str, Any]) -> int:
@@ -69,8 +73,7 @@ def test_the_bill_is_what_was_taken_and_at_most_20_mib_more() -> None:
 
 
 def _verdict(row: dict[str, Any], reserve_bytes: int | None = None) -> PreflightResult:
-    """What is said of this load on a card with that much free memory."""
-    kind = cache_type(row["cache_type"])
+    """The verdict on this load on a card with that much free memory."""
     card = Accelerator(
         vendor=Vendor.NVIDIA,
         name="H200",
@@ -81,14 +84,7 @@ def _verdict(row: dict[str, Any], reserve_bytes: int | None = None) -> Preflight
         model=engine_models()[row["model"], row["quantisation"]],
         engine="llama.cpp",
         machine=Machine(name="H200", system=System.LINUX, host=None, devices=(card,)),
-        load=Load(
-            context_tokens=row["n_ctx"],
-            sequences=row["sequences"],
-            unified=row["unified"],
-            output_rows=row["outputs"],
-            cache_k=kind,
-            cache_v=kind,
-        ),
+        load=_load(row),
         start=Start(setup=SETUP, settled=frozenset({"backend"})),
         reserve_bytes=reserve_bytes,
     )

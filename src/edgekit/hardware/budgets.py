@@ -206,7 +206,7 @@ def vllm_share(devices: tuple[Accelerator, ...], wanted: float, *, eager: bool =
 
 
 def _before_vllm(devices: tuple[Accelerator, ...], *, eager: bool) -> int:
-    """What has to be free beside its share."""
+    """What has to be free in addition to its share."""
     several = NCCL_BYTES if len(devices) > 1 else 0
     return VLLM_CONTEXT_BYTES + several + (VLLM_BEYOND_SHARE_BYTES if eager else 0)
 

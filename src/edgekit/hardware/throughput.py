@@ -14,7 +14,6 @@ from edgekit.hardware.types import Accelerator, Machine, Vendor
 Range = tuple[float, float]  # from slow to fast
 
 GB = 10**9
-TERA = 10**12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -128,7 +128,7 @@ class MemoryEstimate:
 
     def bounds_in(self, pools: Collection[Pool]) -> tuple[int, bool]:
         """Bytes by which the bounds of the reserved lines of these pools could exceed them, and whether a line of
-        them has no bound. What the engine and its driver take beside the model always has one.
+        them has no bound. What the engine and its driver take for themselves always has one.
         """
         added, unbounded = 0.0, False
         for line in self.lines:

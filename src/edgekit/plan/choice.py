@@ -258,7 +258,7 @@ class _Search:
         ladder = self._ladder(variant, own, on_host=streams)
         if streams and ladder.top.asked is None:
             tokens = ladder.top.minimum
-        for cache in eight:  # MLX works beside a packed cache, which may then take more
+        for cache in eight:  # MLX unpacks an 8-bit cache to compute, which may take more in all
             other = self._ladder(variant, cache, on_host=streams)
             if _fullness(other, tokens) < _fullness(ladder, tokens):
                 own, ladder = cache, other

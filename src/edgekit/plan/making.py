@@ -92,16 +92,12 @@ def question_of(wish: Wish) -> Question:
         machine=wish.machine,
         load=replace(load, context_tokens=tokens),
         start=wish.start,
-        bill=wish.bill,
-        job=wish.job,
         min_context=wish.min_context,
-        window_budget_bytes=wish.window_budget_bytes,
         max_use=wish.max_use,
         reserve_bytes=wish.reserve_bytes,
         own_cache_only=wish.prefer_accurate_cache,
         nodes=wish.nodes,
         in_one_batch=reads_at_once(model, wish.engine, wish.start.setup),
-        alternatives=wish.alternatives,
         cancelled=wish.cancelled,
     )
 

@@ -12,7 +12,7 @@ from edgekit.engine.types import Model
 from edgekit.hardware.types import Machine
 from edgekit.memory.types import Load
 from edgekit.plan.caches import CacheChoice
-from edgekit.plan.types import Bill, Change, Job, PreflightResult, Speed, Start, Variant
+from edgekit.plan.types import Change, PreflightResult, Speed, Start, Variant
 
 
 class Lever(enum.Enum):
@@ -70,12 +70,8 @@ class Wish:
     users: int | None = None  # sequences of that length at the same time
     min_context: int | None = None
     prefer_accurate_cache: bool = False  # never a smaller cache than the engine's own
-    bill: Bill | None = field(default=None, repr=False)  # with what is loaded beside the model
-    job: Job | None = None
-    window_budget_bytes: int | None = None
     max_use: float | None = None
     reserve_bytes: int | None = None
-    alternatives: tuple[str, ...] = ()  # other quantisations in the repository
     drafters: tuple[Drafter, ...] = ()  # in the order in which they are tried
     nodes: int = 1  # machines like this one (vLLM on Ray)
     repository: str = ""  # on the hub: what the weights are, or are made from; "": not known

@@ -205,7 +205,9 @@ class Question:
     )  # None: the engine's own, of the model alone
     job: Job | None = None
     min_context: int | None = None
-    window_budget_bytes: int | None = None  # SPEC W2: the cache of a window nobody asked for
+    window_budget_bytes: int | None = (
+        None  # SPEC W2: the size of the cache where no context is given
+    )
     max_use: float | None = None  # SPEC A1: refuse above this share of the usable memory
     reserve_bytes: int | None = None  # instead of the engine's own reserve
     own_cache_only: bool = False  # never a smaller cache than the engine's own

@@ -52,7 +52,7 @@ def change_lines(
 
 
 def _figures(result: PreflightResult) -> Iterator[str]:
-    """Those beside the headline's: the longest context, the range of the speed."""
+    """Figures that the headline leaves out: the longest context, the range of the speed."""
     if result.failed:
         return
     if result.max_context > result.context_tokens:

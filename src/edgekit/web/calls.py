@@ -63,7 +63,7 @@ class Call:
 
 
 def _named(state: State, asked: Any, words: Words, watch: Watch) -> KeptNamed:
-    """The model, at the quantisation that is asked for beside its name."""
+    """The model at the quantisation that was given separately from its name."""
     with about("model"):
         named = state.models.named(asked.model, watch)
     quant = words.quant

@@ -119,7 +119,7 @@ def _split_mode(options: Mapping[str, Any]) -> SplitMode:
 
 
 def _devices(options: Mapping[str, Any], split: tuple[float, ...], *, least: int) -> int:
-    """GPUs beside those of servers."""
+    """GPUs in addition to those of servers."""
     count = whole(options, "n_devices") or least
     if not least <= count <= MAX_DEVICES:
         raise UsageError(f"n_devices {count} is not between {least} and {MAX_DEVICES}")

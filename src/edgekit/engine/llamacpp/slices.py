@@ -96,7 +96,7 @@ def check_sliced(model: Model) -> None:
 
 
 class Slicer:
-    """A model among so many devices; `split`: their shares, all alike where it is empty."""
+    """A model divided among devices; `split`: their shares, equal where it is empty."""
 
     def __init__(self, model: Model, devices: int, split: tuple[float, ...]) -> None:
         self.devices = devices
