@@ -19,7 +19,7 @@ from edgekit.asking.bills import (
 )
 from edgekit.asking.flags import COMMON, read, read_flags, read_number, whole
 from edgekit.errors import UsageError
-from edgekit.units import parse_size
+from edgekit.units import MIB, parse_size
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.asking.checks import Asking
@@ -249,7 +249,12 @@ def read_reserve(text: str | None) -> int | None:
     """What is left free of every memory: '512M', '0'."""
     if text is None:
         return None
-    return 0 if text.strip() == "0" else read("--reserve", parse_size, text)
+    size = 0 if text.strip() == "0" else read("--reserve", parse_size, text)
+    if 0 < size < MIB:
+        raise UsageError(
+            f"--reserve: {text.strip()[:40]!r} is too small; it needs a unit, such as 1G"
+        )
+    return size
 
 
 def task_of(word: str) -> Kind:

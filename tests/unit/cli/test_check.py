@@ -519,6 +519,8 @@ ERRORS = [
     (["{llama}", "--device", "RTX 4009"], 2, "did you mean RTX 4090"),
     (["{llama}", "--device", "m3 max"], 2, "comes in several sizes: M3 Max 36GB"),
     (["{llama}", "--device", ""], 2, "--device is empty"),
+    (["{llama}", "--ram", "16G", "--reserve", "5"], 2, "it needs a unit, such as 1G"),
+    (["{llama}", "--ram", "16G", "--max-use", "180%"], 2, "is not a share such as 85%"),
     (["{llama}", "--device", "2x"], 2, "unknown device '2x'"),
     (["{llama}", "--device", "0x RTX 3090"], 2, "give 1 to 64 GPUs"),
     (["{llama}", "--device", "99x RTX 3090"], 2, "give 1 to 64 GPUs"),
