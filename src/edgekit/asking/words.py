@@ -145,7 +145,7 @@ def asking_of(
         flags=flags,
         quant=words.quant,
         users=read_number("--users", words.users, least=1),
-        job=_job(words.job),
+        job=_job(words),
         min_context=read_number("--min-context", words.min_context),
         window_budget_bytes=None if budget is None else read("--window-budget", parse_size, budget),
         max_use=read_max_use(words.max_use),
@@ -175,6 +175,8 @@ def wanted_of(words: Words, named: ResolvedModel, machine: Machine | None = None
     """What `plan` wants of a model. Raises UsageError."""
     from dataclasses import replace
 
+    from edgekit.engine.llamacpp.context import MAX_TOKENS
+    from edgekit.plan.context import job_window
     from edgekit.plan.types import Start
     from edgekit.planning import Wanted
 
@@ -186,12 +188,12 @@ def wanted_of(words: Words, named: ResolvedModel, machine: Machine | None = None
         if key in flags:
             raise UsageError(f"plan does not take {told}")
     load, setup = OPTIONS[engine].ask(flags)
-    context, job = flags.pop("context", None), _job(words.job)
+    context, job = flags.pop("context", None), _job(words)
     if context == 0:  # every engine: the whole native window
         load = replace(load, context_tokens=0)
     elif context is None and job is not None:
         native = named.opened(engine).model.geometry.native_context
-        load = replace(load, context_tokens=_job_tokens(job, native))
+        load = replace(load, context_tokens=job_window(job, native or MAX_TOKENS)[0])
     return Wanted(
         machine=machine,
         engine=engine,
@@ -210,11 +212,13 @@ def wanted_of(words: Words, named: ResolvedModel, machine: Machine | None = None
 def ask_of(words: Words, machine: Machine | None = None) -> Ask:
     """What `recommend` is asked. Raises UsageError."""
     from edgekit.engine import engine_name
+    from edgekit.engine.llamacpp.context import MAX_TOKENS
+    from edgekit.plan.context import job_window
     from edgekit.plan.making import check_planned
     from edgekit.plan.placement import check_limits
     from edgekit.plan.recommending import Ask
 
-    engine, job = engine_name(words.engine or LLAMACPP), _job(words.job)
+    engine, job = engine_name(words.engine or LLAMACPP), _job(words)
     check_planned(engine)
     max_use, reserve_bytes = read_max_use(words.max_use), read_reserve(words.reserve)
     check_limits(engine, reserve_bytes, max_use)
@@ -222,7 +226,7 @@ def ask_of(words: Words, machine: Machine | None = None) -> Ask:
         machine=machine or machine_of(words),
         task=task_of(words.task),
         engine=engine,
-        context_tokens=words.context or (None if job is None else _job_tokens(job, None)),
+        context_tokens=words.context or (None if job is None else job_window(job, MAX_TOKENS)[0]),
         users=read_number("--users", words.users, least=1),
         min_context=read_number("--min-context", words.min_context),
         prefer_accurate_cache=words.prefer_accurate_kv,
@@ -268,18 +272,14 @@ def task_of(word: str) -> Kind:
         raise UsageError(f"--task: {word[:40]!r} is not one of {known}") from error
 
 
-def _job_tokens(job: Job, native: int | None) -> int:
-    """The prompt, the new tokens and a margin, up to the native window."""
-    from edgekit.plan.context import JOB_MARGIN_TOKENS
-
-    tokens = job.prompt_tokens + job.new_tokens + JOB_MARGIN_TOKENS
-    return tokens if native is None else min(tokens, native)
-
-
-def _job(text: str | None) -> Job | None:
+def _job(words: Words) -> Job | None:
+    text = words.job
     if text is None:
         return None
     from edgekit.plan.types import Job
+
+    if words.context is not None:
+        raise UsageError("give -c or --job, not both: a job says how long a context it needs")
 
     prompt, plus, new = text.partition("+")
     if not plus:
