@@ -278,7 +278,11 @@ def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         names = [name for name in dir(value) if not name.startswith("_")]
         found = {name: getattr(value, name) for name in names}
-        found |= {name: getattr(found[name], "name", "") for name in ("machine", "variant") if name in found}
+        found |= {
+            name: getattr(found[name], "name", "")
+            for name in ("machine", "variant")
+            if name in found
+        }
         found |= {
             name: [one.name for one in found[name]]
             for name in ("budgets", "cards")
