@@ -35,9 +35,18 @@ FLAGS = {  # by the names of REST and Python
     "mix": "--mix",
     "kv_cache_dtype": "--kv-cache-dtype",
     "kv_bits": "--kv-bits",
+    "tensor_split": "-ts",
+    "quant": "--quant",
+    "users": "--users",
+    "job": "--job",
+    "min_context": "--min-context",
+    "max_use": "--max-use",
+    "reserve": "--reserve",
 }
-OF_RECOMMEND = {"context"}  # recommend cannot be asked for the others
-DEFAULT_CACHE = {"llama.cpp": "f16", "vllm": "auto", "mlx": "16 bit"}
+OF_THE_VERDICT = {"users", "job", "min_context", "max_use", "reserve"}  # no options of an engine
+OF_RECOMMEND = OF_THE_VERDICT | {"context"}  # recommend cannot be asked for the others
+AUTO = "auto"
+FOLDER = "folder of "  # a folder with the config.json of a model in the catalog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +73,12 @@ class Question:
         flags = [word for name, value in self.flags.items() for word in (FLAGS[name], str(value))]
         return ["--engine", self.engine, *machine, *flags]
 
+    @property
+    def fields(self) -> Json:
+        """All but the flags, as REST and Python name them."""
+        engine = {} if self.engine == AUTO else {"engine": self.engine}
+        return {"model": self.model, **engine, **self.machine}
+
     def __str__(self) -> str:
         return shlex.join([self.model, *self.words])
 
@@ -77,8 +92,11 @@ class Answer:
     window: int | None = None
     cache: str | None = None
     quantization: str | None = None
+    engine: str | None = None
+    command: str | None = None
 
 
+MAY_BE_MISSING = {"placement", "command"}  # recommend has only words, Python no commands
 NAMES = tuple(one.name for one in fields(Answer))
 NOT_LISTED = Answer(verdict="not listed")
 NOT_ASKED = Answer(verdict="cannot be asked")
@@ -141,12 +159,53 @@ QUESTIONS = (
     _question("deepseek-v3", "8x H200", "vllm"),
     _question("qwen3-8b", "m2-16", "mlx"),
     _question("qwen3-30b-a3b", "m4-max-64", "mlx", context=32768, kv_bits=8),
+    _question("qwen3-8b", "RTX 4090 + 64G", users=4),
+    _question("llama-3.1-8b", "RTX 4090 + 64G", users=4, context=8192),
+    _question("qwen3-8b", "RTX 4090 + 64G", "vllm", users=8, context=4096),
+    _question("qwen3-8b", "m4-max-64", "mlx", users=2),
+    _question("qwen3-14b", "RTX 3060 + 32G", job="6000+800"),
+    _question("qwen3-8b", "RTX 4090", "vllm", job="6000+800"),
+    _question("qwen3-8b", "RTX 4090 + 64G", users=2, job="6000+800"),
+    _question("qwen3-14b", "RTX 3060 + 32G", min_context=65536),
+    _question("phi-4", "RTX 4090 + 64G", min_context=65536),
+    _question("llama-3.1-8b", "RTX 4060 + 32G", max_use="80%"),
+    _question("gemma-3-27b", "RTX 4090 + 64G", reserve="0"),
+    _question("qwen3-8b", "RTX 4090", "vllm", reserve="1G"),
+    _question("llama-3.1-8b", "RTX 4090 + 64G", context=0),
+    _question("qwen3-8b", "RTX 4090 + 64G", context=0, users=2),
+    _question("qwen3-8b", "RTX 4090", "vllm", context=0),
+    _question("qwen3-8b", "m4-max-64", "mlx", context=0),
+    _question("llama-3.1-8b", "RTX 4060 + 32G", type_k="q8_0"),
+    _question("qwen3-8b", "16G", context=32768, type_v="q4_0"),
+    _question("llama-3.1-70b", "2x RTX 3090 + 64G", tensor_split="2,1"),
+    _question("llama-3.1-70b", "2x RTX 3090", tensor_split="1,1"),
+    _question("qwen3-30b-a3b", "RTX 3060"),
+    _question("llama-3.1-8b", "RTX 4090"),
+    _question("gpt-oss-120b", "RTX 4090"),
+    _question("folder of qwen3-8b", "RTX 4090 + 64G", AUTO),
+    _question("folder of qwen3-32b", "RTX 4090 + 64G", AUTO),
+    _question("folder of qwen3-32b", "RTX 4060 + 64G", AUTO, context=16384),
+    _question("folder of llama-3.1-70b", "m2-16", AUTO),
+    _question("folder of qwen3-32b", "RTX 4090 + 64G", AUTO, kv_cache_dtype="fp8"),
+    _question("folder of qwen3-32b", "RTX 4090 + 64G", AUTO, n_gpu_layers=20),
+    _question("llama-3.1-8b", "RTX 4060 Ti 16GB", "vllm"),
+    _question("llama-3.3-70b", "2x RTX 4090", "vllm"),
+    _question("llama-3.1-8b", "RTX 4060 Ti 16GB", "vllm", users=2, context=8192),
+    _question("nomic-embed-text-v1.5", "RTX 4090 + 64G", "vllm"),
+    _question("qwen3-embedding-8b", "RTX 4060 + 32G"),
+    _question("llama-3.1-70b", "RTX 4060 + 16G"),
+    _question("llama-3.1-70b", "m2-16", "mlx"),
+    _question("llama-3.1-70b", "RTX 4060", "vllm"),
+    _question("qwen3-8b:Q8_0", "RTX 4060 + 32G", AUTO),
+    _question("qwen3-8b", "m2-16", "mlx", quant="8bit"),
 )
 
 
 def answers(question: Question) -> dict[str, Answer]:
     """What each door answers."""
-    with same_everywhere():
+    with same_everywhere() as home:
+        if question.model.startswith(FOLDER):
+            question = replace(question, model=_folder(home, question.model.removeprefix(FOLDER)))
         return {
             "check": _check(question),
             "plan": _plan(question),
@@ -156,17 +215,26 @@ def answers(question: Question) -> dict[str, Answer]:
         }
 
 
+def _folder(home: str, name: str) -> str:
+    """A folder as it is downloaded, without its weights."""
+    from edgekit.catalog import find_entry
+
+    folder = Path(home, name)
+    folder.mkdir()
+    folder.joinpath("config.json").write_text(json.dumps(find_entry(name).config, default=dict))
+    return str(folder)
+
+
 def differences(found: Mapping[str, Answer], *, missing: bool = True) -> dict[str, list[str]]:
     """The properties in which doors differ, with what each says; a door that lists no such model is left out.
 
-    What a door leaves out is a difference too, unless `missing` is false. Placement is an exception: recommend has only
-    words for it, which do not always say enough.
+    What a door leaves out is a difference too, unless `missing` is false.
     """
     asked = {door: one for door, one in found.items() if one not in {NOT_LISTED, NOT_ASKED}}
     differ = {}
     for name in NAMES:
         values = {door: getattr(one, name) for door, one in asked.items()}
-        if not missing or name == "placement":
+        if not missing or name in MAY_BE_MISSING:
             values = {door: value for door, value in values.items() if value is not None}
         if len(set(values.values())) > 1:
             differ[name] = [f"{door} {value}" for door, value in values.items()]
@@ -174,19 +242,22 @@ def differences(found: Mapping[str, Answer], *, missing: bool = True) -> dict[st
 
 
 def _check(question: Question) -> Answer:
-    return _of_check(_command("check", question.model, *question.words), question.engine)
+    return _of_check(_command("check", question.model, *question.words))
 
 
-def _of_check(answer: Json, engine: str) -> Answer:
+def _of_check(answer: Json) -> Answer:
     if "error" in answer:
         return Answer(verdict=answer["error"]["type"])
-    flags = answer["flags"]
+    flags, engine = answer["flags"], _named(answer["engine"]) or ""
+    can_load = answer["can_load"]
     return Answer(
         verdict=answer["status"],
-        placement=_placement(flags, engine),
+        placement=_placement(flags, engine) if can_load else None,
         window=answer["context_tokens"],
-        cache=_named(answer.get("cache")) or _cache(flags, engine),
-        quantization=_named(answer.get("quantization")) or _weights(answer, engine),
+        cache=answer["cache"],
+        quantization=answer["quantization"],
+        engine=engine,
+        command=answer["command"] if can_load else None,
     )
 
 
@@ -194,21 +265,21 @@ def _plan(question: Question) -> Answer:
     answer = _command("plan", question.model, *question.words)
     if "error" in answer:
         return Answer(verdict=answer["error"]["type"])
-    found, typed = _of_plan(answer, question.engine), answer["estimate"]["command"]
-    if not typed or answer.get("flags"):
-        return found
-    return replace(found, placement=_placement(_typed(typed), question.engine))
+    found = _of_plan(answer)
+    typed = answer["estimate"]["command"] if answer["can_load"] else None
+    if not typed:
+        return replace(found, placement=None)
+    return replace(found, placement=_placement(_typed(typed), found.engine or ""), command=typed)
 
 
-def _of_plan(answer: Json, engine: str) -> Answer:
-    flags = answer.get("flags")
-    default = DEFAULT_CACHE[engine] if answer["can_load"] else None
+def _of_plan(answer: Json) -> Answer:
     return Answer(
         verdict=answer["status"],
-        placement=_placement(flags, engine) if flags else _in_words(answer["way"]),
-        window=answer["context_tokens"],
-        cache=_named(answer["cache"]) or default,
+        placement=_in_words(answer["way"]) if answer["can_load"] else None,
+        window=answer["total_context_tokens"],
+        cache=_named(answer["cache"]),
         quantization=_named(answer["variant"]),
+        engine=_named(answer["engine"]),
     )
 
 
@@ -216,7 +287,7 @@ def _recommend(question: Question) -> Answer:
     """Of a catalog with this model alone: where it can be listed, it is."""
     from edgekit.catalog import read_catalog
 
-    if question.flags.keys() - OF_RECOMMEND:
+    if question.flags.keys() - OF_RECOMMEND or question.engine == AUTO:
         return NOT_ASKED
     catalog = read_catalog()
     alone = replace(
@@ -227,45 +298,52 @@ def _recommend(question: Question) -> Answer:
     if "error" in answer:
         return Answer(verdict=answer["error"]["type"])
     listed = [*answer["suggestions"], *([answer["nearest"]] if answer["nearest"] else [])]
-    return _of_plan(listed[0]["plan"], question.engine) if listed else NOT_LISTED
+    return _of_plan(listed[0]["plan"]) if listed else NOT_LISTED
 
 
 def _page(question: Question) -> Answer:
-    asked = {"model": question.model, "engine": question.engine} | question.machine
-    status, check = response_of("POST", "check", asked | dict(question.flags))
+    asked, home = question.fields, (Path.cwd(),)
+    status, check = response_of("POST", "check", asked | dict(question.flags), models_dirs=home)
     if status != 200:
         return Answer(verdict=check["error"]["type"])
-    _, fit = response_of("POST", "fit", asked | check["flags"])
-    return _of_check(fit, question.engine)
+    said = ("max_use", "reserve", "min_context")
+    limits = {name: question.flags[name] for name in said if name in question.flags}
+    if "parallel" not in check["flags"] and "users" in question.flags:
+        limits["users"] = question.flags["users"]
+    settled = asked | {"engine": check["engine"]["name"]} | check["flags"] | limits
+    _, fit = response_of("POST", "fit", settled, models_dirs=home)
+    return _of_check(fit)
 
 
 def _python(question: Question) -> Answer:
     from edgekit.asking.bills import OPTIONS
     from edgekit.asking.flags import typed
+    from edgekit.asking.words import read_max_use, read_reserve
     from edgekit.errors import EdgekitError
     from edgekit.models import model_preflight
 
     options: Json = dict(question.flags)
+    asked = {name: options.pop(name) for name in ("context", *OF_THE_VERDICT) if name in options}
+    if "job" in asked:
+        asked["job"] = tuple(map(int, str(asked["job"]).split("+")))
+    asked["max_use"] = read_max_use(asked.get("max_use"))
+    asked["reserve"] = read_reserve(asked.get("reserve"))
+    if "tensor_split" in options:
+        options["tensor_split"] = [float(share) for share in options["tensor_split"].split(",")]
     try:
         result = model_preflight(
-            question.model,
-            question.engine,
-            context=options.pop("context", None),
-            options=options,
-            device=question.device,
-            ram=question.ram,
-            vram=question.vram,
+            question.model, question.engine, options=options, **asked, **question.machine
         )
     except EdgekitError as error:
         return Answer(verdict=type(error).__name__)
+    flags = typed(OPTIONS[result.engine].settled(result.way.setup))
     return Answer(
         verdict=result.status.value,
-        placement=_placement(
-            typed(OPTIONS[result.engine].settled(result.way.setup)), result.engine
-        ),
+        placement=_placement(flags, result.engine) if result.can_load else None,
         window=result.context_tokens,
-        cache=_named(getattr(result, "cache", None)),
-        quantization=_named(getattr(result, "quantization", None)),
+        cache=result.cache,
+        quantization=result.quantization,
+        engine=result.engine,
     )
 
 
@@ -330,27 +408,6 @@ def _in_words(way: str) -> str | None:
     return way
 
 
-def _cache(flags: Mapping[str, Any], engine: str) -> str:
-    if engine == "llama.cpp":
-        keys, values = (flags.get(name, "f16") for name in ("type_k", "type_v"))
-        return str(keys) if keys == values else f"{keys} + {values}"
-    if engine == "mlx":
-        return f"{flags.get('kv_bits', 16)} bit"
-    return str(flags.get("kv_cache_dtype", "auto"))
-
-
-def _weights(answer: Json, engine: str) -> str | None:
-    """By the name of the file in the command, or by a note."""
-    estimate = answer.get("estimate") or {}
-    if engine == "llama.cpp":
-        found = re.search(r"[-.:]([A-Z0-9_]+)(\.gguf)?(?= -|$)", estimate.get("command") or "")
-        return found[1] if found else None
-    if engine == "mlx":
-        found = re.search(r"converted to (\d+) bits", " ".join(estimate.get("notes", [])))
-        return f"{found[1]} bit" if found else "as stored"
-    return str(answer["flags"].get("quantization", "as stored"))
-
-
 def main() -> int:
     """Return 1 where answers differ."""
     parser = argparse.ArgumentParser(
@@ -380,12 +437,13 @@ def table(question: Question, found: Mapping[str, Answer]) -> str:
     """A line for each door, and in what they differ."""
     lines = [str(question)]
     for door, one in found.items():
-        verdict, placement, window, cache, weights = (
+        verdict, placement, window, cache, weights, engine, command = (
             "-" if getattr(one, name) is None else str(getattr(one, name)) for name in NAMES
         )
         lines.append(
-            f"  {door:9}  {verdict:15}  {placement:22}  {window:>8}  {cache:11}  {weights}"
+            f"  {door:9}  {verdict:15}  {placement:22}  {window:>8}  {cache:11}  {weights:10}  {engine}"
         )
+        lines += [f"{'':13}{command}"] if command != "-" else []
     return "\n".join((*lines, f"  differ: {', '.join(differences(found)) or 'no'}", ""))
 
 

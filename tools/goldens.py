@@ -200,12 +200,14 @@ def _call(verb: str, path: str, fields: asked.Fields | None) -> str:
     return f"status {status}\n{_json_text(answer)}"
 
 
-def response_of(verb: str, path: str, fields: asked.Fields | None) -> tuple[int, Any]:
+def response_of(
+    verb: str, path: str, fields: asked.Fields | None, *, models_dirs: tuple[Path, ...] = ()
+) -> tuple[int, Any]:
     """The status and the JSON of one request to the application, without a server."""
     from edgekit.web.app import create_app
     from edgekit.web.types import Settings
 
-    app = create_app(Settings(network=False, cache=False))
+    app = create_app(Settings(network=False, cache=False, models_dirs=models_dirs))
     where, _, query = path.partition("?")
     scope = {
         "type": "http",

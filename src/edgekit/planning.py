@@ -28,7 +28,7 @@ from edgekit.plan.recommending import (
     recommend,
     wish_for,
 )
-from edgekit.plan.types import Start
+from edgekit.plan.types import Job, Start
 from edgekit.resolver import AUTO, LLAMACPP, ResolvedModel, choose_file
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class Wanted:
     load: Load = field(default_factory=Load)
     start: Start = field(default_factory=Start)
     users: int | None = None
+    job: Job | None = None
     min_context: int | None = None
     prefer_accurate_cache: bool = False
     drafter: bool = True  # look for one
@@ -82,6 +83,7 @@ def wish_of(named: ResolvedModel, wanted: Wanted) -> Wish:
         load=wanted.load,
         start=embedding_start(wanted.start, engine) if embeds else wanted.start,
         users=wanted.users,
+        job=wanted.job,
         min_context=wanted.min_context,
         prefer_accurate_cache=wanted.prefer_accurate_cache,
         max_use=wanted.max_use,
@@ -114,6 +116,7 @@ def recommended(
     wishes = (
         ask.context_tokens,
         ask.users,
+        ask.job,
         ask.min_context,
         ask.prefer_accurate_cache,
         ask.max_use,

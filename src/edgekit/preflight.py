@@ -28,9 +28,10 @@ from edgekit.memory.types import Load
 from edgekit.metadata import ModelMetadata, read_metadata
 from edgekit.plan.caches import embedding_start
 from edgekit.plan.choice import reads_at_once
+from edgekit.plan.making import for_users
 from edgekit.plan.types import Job, PreflightResult, Question, Start
 from edgekit.plan.verdict import is_decided, judge, result_of
-from edgekit.resolver import AUTO, LLAMACPP, ResolvedModel, choose_file, resolve_model
+from edgekit.resolver import AUTO, ResolvedModel, automatic, choose_file, resolve_model
 
 if TYPE_CHECKING:
     from edgekit.hardware.types import Machine
@@ -42,6 +43,7 @@ TENSORS_NOT_CHECKED = (
 )
 
 ModelId = str | os.PathLike[str]
+_WHOLE = ("context", "sequences", "users", "min_context", "window_budget_bytes", "reserve")
 
 
 def model_preflight(
@@ -50,6 +52,7 @@ def model_preflight(
     *,
     context: int | None = None,
     sequences: int | None = None,
+    users: int | None = None,
     job: tuple[int, int] | None = None,
     quant: str | None = None,
     options: Mapping[str, Any] | None = None,
@@ -69,11 +72,11 @@ def model_preflight(
 
     `model_id` is a path, a hub id (`org/name:Q4_K_M`), an address or a name, also one of the catalog (`qwen3-8b`);
     `engine` llama.cpp, vllm, mlx, stream (the built-in one) or auto. Without `context` the default window is judged; a
-    `job` (prompt, new tokens) sizes it for known work. `quant` is the quantisation of the weights: "Q8_0", "4bit",
-    "fp8". `options` are the engine's own, by its names: `{"type_k": "q8_0", "n_gpu_layers": 20}`. `device`, `ram` and
-    `vram` ask about another machine than this one: "RTX 4090", "m3-max-64", "32G", "24G,24G". `max_use=0.85` refuses
-    what needs more than that share of the usable memory; `reserve` replaces the memory that is left free (bytes, of
-    every card and of the RAM).
+    `job` (prompt, new tokens) sizes it for known work. `users` have a context of their own each, `sequences` share
+    one. `quant` is the quantisation of the weights: "Q8_0", "4bit", "fp8". `options` are the engine's own, by its
+    names: `{"type_k": "q8_0", "n_gpu_layers": 20}`. `device`, `ram` and `vram` ask about another machine than this
+    one: "RTX 4090", "m3-max-64", "32G", "24G,24G". `max_use=0.85` refuses what needs more than that share of the usable
+    memory; `reserve` replaces the memory that is left free (bytes, of every card and of the RAM).
 
     Of a GGUF on the hub the first range is read, and its tensor directory where that does not decide the verdict;
     `exact=True` always reads it, for a bill to the byte. A note of the estimate says where tensors were not checked.
@@ -104,6 +107,7 @@ def model_preflight(
     asked = Asked(
         context=context,
         sequences=sequences,
+        users=users,
         job=_job(job),
         min_context=min_context,
         window_budget_bytes=window_budget_bytes,
@@ -220,6 +224,7 @@ class Asked:
 
     context: int | None = None
     sequences: int | None = None
+    users: int | None = None
     job: Job | None = None
     min_context: int | None = None
     window_budget_bytes: int | None = None
@@ -227,8 +232,10 @@ class Asked:
     reserve: int | None = None  # bytes
 
     def __post_init__(self) -> None:
-        for name in ("context", "sequences", "min_context", "window_budget_bytes", "reserve"):
+        for name in _WHOLE:
             _check_whole(name, getattr(self, name))
+        if self.users is not None and self.sequences is not None:
+            raise UsageError("users= and sequences= both say how many at a time: give one")
         share: object = self.max_use
         if share is not None and (isinstance(share, bool) or not isinstance(share, float | int)):
             raise UsageError(f"max_use {share!r:.60} is not a share such as 0.85")
@@ -259,8 +266,6 @@ def _judged(
     reach: Reach | None,
     loads_only: bool = False,
 ) -> PreflightResult:
-    """By the engine that is named; automatically, by the files' own and, where that has no room, by llama.cpp."""
-
     def by(name: str) -> PreflightResult:
         own = with_quant(name, options, named.quant)
         if named.assumed is not None:
@@ -274,20 +279,15 @@ def _judged(
 
         return in_two_steps(named.opened(name), ask, reach=reach, loads_only=loads_only)[-1]
 
-    name = named.engine(engine, machine)
-    if engine.lower() != AUTO or name == LLAMACPP or options:
-        return by(name)
-    try:
-        other = by(LLAMACPP)
-    except EdgekitError:
-        other = None
-    try:
-        first = by(name)
-    except RefusedError:
-        if other is None or other.failed:
-            raise
-        return other
-    return first if first.can_load or other is None or other.failed else other
+    if engine.lower() != AUTO:
+        return by(engine_name(engine))
+    own = named.engine(AUTO, machine)
+    typed = {name: value for name, value in options.items() if name != "quant"}
+    if not _takes(own, typed):  # as on the command line: the engine that has these options
+        return by(next((name for name in ENGINES if _takes(name, typed)), own))
+    found, note = automatic(named, machine, by, lambda result: result)
+    bill = found.estimate
+    return replace(found, estimate=replace(bill, notes=(note, *bill.notes))) if note else found
 
 
 def in_two_steps(
@@ -333,6 +333,7 @@ def _question(
 ) -> Question:
     load, setup = _read_options(engine, options) if options else (Load(), None)
     own: dict[str, Any] = {"context_tokens": asked.context, "sequences": asked.sequences}
+    load = replace(load, **{name: value for name, value in own.items() if value is not None})
     start = Start(setup=setup, settled=frozenset(options))
     if embeds:
         start = embedding_start(start, engine)
@@ -340,7 +341,7 @@ def _question(
         model=opened.model,
         engine=engine,
         machine=machine,
-        load=replace(load, **{name: value for name, value in own.items() if value is not None}),
+        load=for_users(load, asked.users, engine, opened.model),
         start=start,
         job=asked.job,
         min_context=asked.min_context,
@@ -349,6 +350,14 @@ def _question(
         max_use=asked.max_use,
         reserve_bytes=asked.reserve,
     )
+
+
+def _takes(engine: str, options: Mapping[str, Any]) -> bool:
+    try:
+        _read_options(engine, options)
+    except UsageError:
+        return False
+    return True
 
 
 def _read_options(engine: str, options: Mapping[str, Any]) -> tuple[Load, Any]:

@@ -20,9 +20,12 @@ from edgekit.engine.llamacpp.as_gguf import MADE_IN_MXFP4, convert, default_mix
 from edgekit.engine.mlx.types import Mode, Quantize
 from edgekit.engine.quant_names import read_quant, takes
 from edgekit.errors import (
+    CancelledError,
     EdgekitError,
+    HardwareError,
     NotFoundError,
     PrivateAddressError,
+    RefusedError,
     RemoteAccessError,
     RemoteInspectError,
     RemoteNotFoundError,
@@ -36,7 +39,7 @@ from edgekit.memory.names import read_name
 from edgekit.plan.assumed import AssumedChoice, assumed_choice
 from edgekit.plan.choice import AS_NAMED, Choice, as_named, choose
 from edgekit.plan.placement import engine_on
-from edgekit.plan.types import Question, Start, Variant
+from edgekit.plan.types import PreflightResult, Question, Start, Variant
 from edgekit.plan.variants import (
     accuracy_of,
     at_mixes,
@@ -361,6 +364,49 @@ def _assumed(name: str) -> AssumedChoice | None:
         return assumed_choice(from_name(name), read_catalog().entries)
     except UsageError:
         return None
+
+
+Answer = TypeVar("Answer")
+
+
+def automatic(
+    named: ResolvedModel,
+    machine: Machine,
+    ask: Callable[[str], Answer],
+    result_of: Callable[[Answer], PreflightResult],
+) -> tuple[Answer, str]:
+    """The answer of the engine that the files are for; where it does not fit there, or the engine cannot run it, that
+    of llama.cpp, which quantises and divides a model, with a note that says why. `ask` takes the name of an engine.
+
+    Raises what `ask` raises: a mistake in the question is one for every engine.
+    """
+    engine = named.engine(AUTO, machine)
+    first, failure = None, None
+    try:
+        first = ask(engine)
+        why = "; ".join(result_of(first).reasons)
+    except (RefusedError, HardwareError) as error:
+        failure, why = error, str(error)
+    is_final = engine == LLAMACPP or (first is not None and result_of(first).can_load)
+    other = None if is_final else _fitting(ask, result_of)
+    if other is not None:
+        return other, f"judged for llama.cpp, because {engine} does not fit: {why}"
+    if first is None:
+        raise failure
+    return first, ""
+
+
+def _fitting(
+    ask: Callable[[str], Answer], result_of: Callable[[Answer], PreflightResult]
+) -> Answer | None:
+    """llama.cpp's answer; None where it does not fit either, or llama.cpp does not take the question."""
+    try:
+        found = ask(LLAMACPP)
+    except CancelledError:
+        raise
+    except EdgekitError:
+        return None
+    return found if result_of(found).can_load else None
 
 
 def choose_file(

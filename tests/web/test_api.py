@@ -33,7 +33,7 @@ from edgekit.asking import bills
 from edgekit.asking.bills import CONTEXT, OPTIONS
 from edgekit.asking.checks import check_named
 from edgekit.asking.known import recommend_words
-from edgekit.asking.words import Words, asking_of, wanted_of
+from edgekit.asking.words import Words, asking_of, plan_words
 from edgekit.catalog import read_catalog
 from edgekit.cli import main
 from edgekit.errors import (
@@ -46,7 +46,6 @@ from edgekit.errors import (
 )
 from edgekit.estimation import open_model
 from edgekit.hardware import probes
-from edgekit.planning import plan_model
 from edgekit.resolver import ResolvedModel, resolve_model
 from edgekit.source.types import Origin, Reach
 from edgekit.web import machines, turns
@@ -770,7 +769,7 @@ def test_what_nobody_waits_for_is_not_gone_on_with(way: str, looks: int) -> None
         if way == "check":
             check_named(named, asking_of(words, reach=lambda: reach), reach)
         else:
-            plan_model(named, wanted_of(words, named), reach=reach)
+            plan_words(words, named, reach=reach)
     assert cancelled.looks == looks + 1
 
 

@@ -260,21 +260,16 @@ def values_for_users(
     """
     if users is None:
         return dict(values)
-    from edgekit.plan.context import UNKNOWN_NATIVE_TOKENS
-    from edgekit.plan.making import check_users
+    from edgekit.memory.types import Load
+    from edgekit.plan.making import for_users
 
-    check_users(users, engine)
-    if engine == "stream" and users > 1:
-        raise UsageError("--users: the built-in engine serves one user at a time")
+    load = for_users(Load(context_tokens=values.get("context")), users, engine, model)
     if engine != "llama.cpp":
         return dict(values)
     if "parallel" in values or values.get("unified"):
         raise UsageError("--users N means -np N with a context for each user: give one of them")
     found = {**values, "parallel": users, "unified": False}
-    if "context" in values:
-        native = model.geometry.native_context or UNKNOWN_NATIVE_TOKENS
-        found["context"] = (values["context"] or native) * users
-    return found
+    return found if load.context_tokens is None else {**found, "context": load.context_tokens}
 
 
 def values_on_cards(

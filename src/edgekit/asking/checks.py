@@ -15,8 +15,8 @@ from edgekit.asking.bills import (
     values_for_users,
     with_quant,
 )
-from edgekit.asking.flags import typed
-from edgekit.asking.llamacpp_options import COMPANIONS
+from edgekit.asking.flags import flag_words, typed
+from edgekit.asking.llamacpp_options import BESIDE_THE_SETUP, COMPANIONS
 from edgekit.engine import engine_named
 from edgekit.errors import CancelledError, EdgekitError, HardwareError, UsageError
 from edgekit.estimation import Opened
@@ -41,9 +41,10 @@ from edgekit.preflight import in_two_steps
 from edgekit.report.bill import Bill
 from edgekit.report.check import Check, Unanswered
 from edgekit.report.check_json import check_json, checks_json
-from edgekit.report.commands.cards import with_cards
+from edgekit.report.commands import Ready, commands_of
 from edgekit.report.commands.vllm import most_sequences
-from edgekit.resolver import AUTO, ResolvedModel, resolve_model
+from edgekit.report.plan_run import main_command
+from edgekit.resolver import AUTO, ResolvedModel, automatic, resolve_model
 from edgekit.source.folders import is_here
 from edgekit.source.side_by_side import side_by_side
 from edgekit.source.types import Reach
@@ -123,30 +124,37 @@ def _told_apart(answers: list[Answer]) -> list[Answer]:
 
 
 def _automatic(named: ResolvedModel, asking: Asking, reach: Reach) -> Answer:
-    """The engine that the files are for; where that has no room, llama.cpp, which quantises and divides."""
-    engine = named.engine(AUTO, asking.machine)
-    first = _answer(named, engine, asking, reach)
-    if engine == LLAMACPP or (isinstance(first, Check) and first.result.can_load):
-        return first
-    other = _answer(named, LLAMACPP, asking, reach)
-    if not isinstance(other, Check) or other.result.failed:
-        return first
-    why = first.error if isinstance(first, Unanswered) else "; ".join(first.result.reasons)
-    note = f"judged for llama.cpp, because {engine} does not fit: {why}"
-    return replace(other, bill=replace(other.bill, notes=(note, *other.bill.notes)))
+    try:
+        found, note = automatic(
+            named,
+            asking.machine,
+            lambda engine: _checked(named, engine, asking, reach),
+            lambda check: check.result,
+        )
+    except CancelledError:
+        raise
+    except EdgekitError as error:
+        engine = named.engine(AUTO, asking.machine)
+        return Unanswered(reference=named.name, engine=engine, error=error)
+    notes = (note, *found.bill.notes) if note else found.bill.notes
+    return replace(found, bill=replace(found.bill, notes=notes))
 
 
 def _answer(named: ResolvedModel, engine: str, asking: Asking, reach: Reach) -> Answer:
     try:
-        if named.assumed is not None:
-            return _assumed(named, named.assumed, engine, asking, reach)
-        asking = for_model(asking, named, engine)
-        found = check_opened(named.opened(engine), engine, asking, reach, named.variants)
-        return replace(found, bill=replace(found.bill, notes=(*named.notes, *found.bill.notes)))
+        return _checked(named, engine, asking, reach)
     except CancelledError:
         raise
     except EdgekitError as error:
         return Unanswered(reference=named.name, engine=engine, error=error)
+
+
+def _checked(named: ResolvedModel, engine: str, asking: Asking, reach: Reach) -> Check:
+    if named.assumed is not None:
+        return _assumed(named, named.assumed, engine, asking, reach)
+    asking = for_model(asking, named, engine)
+    found = check_opened(named.opened(engine), engine, asking, reach, named.variants)
+    return replace(found, bill=replace(found.bill, notes=(*named.notes, *found.bill.notes)))
 
 
 def _assumed(
@@ -274,7 +282,9 @@ def _told(
         most = most_sequences(question.model, pool)
         settled |= {} if most is None else {"max_num_seqs": most}
     bill = told_bill(opened, engine, settled, (load, setup), result.estimate)
-    bill = replace(bill, command=with_cards(bill.command, result.way, asking.machine, engine))
+    ready = start_commands(opened, result, values, users=asking.users)
+    if ready:
+        bill = replace(bill, command=main_command(ready))
     if pool is not None:  # judged is what requests need; shown is the pool that it will take
         bill = replace(bill, asked=OPTIONS[engine].told(load, pool))
     return Check(
@@ -282,7 +292,34 @@ def _told(
         result=result,
         changes=changes(question, result) if asking.with_changes else (),
         flags=typed(settled),
+        ready=ready,
     )
+
+
+def start_commands(
+    opened: Opened,
+    result: PreflightResult,
+    values: Mapping[str, Any],
+    *,
+    users: int | None = None,
+) -> tuple[Ready, ...]:
+    """As `plan` prints them; none for the built-in engine and llama.cpp as a library, whose bill has the command."""
+    if result.engine == STREAM or values.get("mode") == "library":
+        return ()
+    return commands_of(
+        result,
+        label=opened.label,
+        repository=opened.repository,
+        files=opened.files,
+        users=users,
+        more=said_words(result.engine, values),
+    )
+
+
+def said_words(engine: str, values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Flags that the command of an answer repeats as they were typed."""
+    said = {key: value for key, value in values.items() if key in BESIDE_THE_SETUP}
+    return tuple(flag_words(OPTIONS[engine].FLAGS, said))
 
 
 def _chosen(result: PreflightResult) -> dict[str, Any]:

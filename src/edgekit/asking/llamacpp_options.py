@@ -25,6 +25,11 @@ DRAFT_MAX = 3  # common.h @ 0c1e570: common_params_speculative_draft.n_max
 COMPANIONS = frozenset(
     {"mmproj", "lora", "draft_model", "mix"}
 )  # loaded beside the model, or in its stead
+# Flags that the command of an answer repeats as they were typed: load and setup do not say them, or not all of it.
+BESIDE_THE_SETUP = frozenset({
+    "mmproj", "lora", "draft_model", "draft_type_k", "draft_type_v", "draft_gpu_layers",
+    "draft_device", "draft_max", "spec_type", "ctx_shift", "repack", "cache_ram", "ctx_checkpoints",
+})  # fmt: skip
 _TRUTHY = {"on": True, "enabled": True, "true": True, "1": True}  # arg.cpp: is_truthy, is_falsey
 _FLASH = _TRUTHY | {"off": False, "disabled": False, "false": False, "0": False, "auto": None}
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.memory.types import Load, MemoryEstimate
 
 TITLE = "MLX"
-CONVERTED = "mlx_model"  # where mlx_lm.convert writes to
 FLAGS: tuple[Flag, ...] = (
     Flag(("--kv-bits",), "kv_bits", "bits per number in the KV cache: 8, 4 ... (default 16, not quantised)", "N", whole(1, 16)),
     Flag(("--kv-group-size",), "kv_group_size", "numbers of the KV cache that share a scale (default 64)", "N", whole(1, 4096)),
@@ -49,12 +48,14 @@ def told(load: Load, estimate: MemoryEstimate) -> str:
 
 
 def command(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened) -> list[str]:
+    from edgekit.report.commands.mlx import converted_name
     from edgekit.report.model_words import repository_word
 
     new = dict(estimate.facts)["new_tokens"]
     asked = {**values, "max_tokens": new} if new else values
     packed = _to_convert(values, estimate)
-    own = repository_word(opened.files, opened.repository) if packed is None else CONVERTED
+    stored = repository_word(opened.files, opened.repository)
+    own = stored if packed is None else converted_name(opened.label, packed)
     return [
         "mlx_lm.generate",
         "--model",
@@ -73,7 +74,8 @@ def conversion(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Open
     packed = _to_convert(values, estimate)
     if packed is None or _published(packed, opened) is not None:
         return ""
-    return shlex.join(convert_words(repository_word(opened.files, opened.repository), packed))
+    stored = repository_word(opened.files, opened.repository)
+    return shlex.join(convert_words(stored, packed, opened.label))
 
 
 def _to_convert(values: Mapping[str, Any], estimate: MemoryEstimate) -> Quantize | None:

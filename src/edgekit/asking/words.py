@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgekit.asking.bills import (
     CONTEXT,
@@ -26,9 +26,11 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.catalog.types import Kind
     from edgekit.hardware.types import Machine
     from edgekit.header.types import Depth
+    from edgekit.plan.planned import Plan
     from edgekit.plan.recommending import Ask
     from edgekit.plan.types import Job
     from edgekit.planning import Wanted
+    from edgekit.report.commands import Ready
     from edgekit.resolver import ResolvedModel
     from edgekit.source.download import Download
     from edgekit.source.types import Reach
@@ -171,35 +173,61 @@ def planned_engine(words: Words) -> tuple[str, EngineFlags]:
     return next(iter(chosen), AUTO), flags
 
 
-def wanted_of(words: Words, named: ResolvedModel, machine: Machine | None = None) -> Wanted:
-    """What `plan` wants of a model. Raises UsageError."""
+class PlanAnswer(NamedTuple):
+    """What `plan` answers."""
+
+    plan: Plan
+    ready: tuple[Ready, ...]  # the commands; none where nothing fits
+    notes: tuple[str, ...]
+
+
+def plan_words(
+    words: Words, named: ResolvedModel, *, reach: Reach, machine: Machine | None = None
+) -> PlanAnswer:
+    """Raises EdgekitError."""
+    from edgekit.asking.checks import said_words
+    from edgekit.planning import plan_model
+    from edgekit.report.commands import ready_commands
+    from edgekit.resolver import automatic
+
+    chosen, flags = planned_engine(words)
+    here = machine or machine_of(words)
+
+    def ask(engine: str) -> Plan:
+        return plan_model(named, wanted_of(words, named, engine, here), reach=reach)
+
+    if chosen == AUTO:
+        plan, note = automatic(named, here, ask, lambda plan: plan.result)
+    else:
+        plan, note = ask(chosen), ""
+    engine = plan.wish.engine
+    more = said_words(engine, Asked(engine, flags[engine]).values(engine))
+    ready = ready_commands(plan, files=named.files, more=more) if plan.fits else ()
+    return PlanAnswer(plan, ready, (note, *named.notes) if note else named.notes)
+
+
+def wanted_of(words: Words, named: ResolvedModel, engine: str, machine: Machine) -> Wanted:
+    """What a plan for the engine wants of a model. Raises UsageError."""
     from dataclasses import replace
 
-    from edgekit.engine.llamacpp.context import MAX_TOKENS
-    from edgekit.plan.context import job_window
     from edgekit.plan.types import Start
     from edgekit.planning import Wanted
 
-    chosen, given = planned_engine(words)
-    machine = machine or machine_of(words)
-    engine = named.engine(chosen, machine)
+    _, given = planned_engine(words)
     flags = Asked(engine, with_quant(given[engine], engine, named.quant)).values(engine)
     for key, told in _NOT_PLANNED.items():
         if key in flags:
             raise UsageError(f"plan does not take {told}")
     load, setup = OPTIONS[engine].ask(flags)
-    context, job = flags.pop("context", None), _job(words)
-    if context == 0:  # every engine: the whole native window
+    if flags.pop("context", None) == 0:  # every engine: the whole native window
         load = replace(load, context_tokens=0)
-    elif context is None and job is not None:
-        native = named.opened(engine).model.geometry.native_context
-        load = replace(load, context_tokens=job_window(job, native or MAX_TOKENS)[0])
     return Wanted(
         machine=machine,
         engine=engine,
         load=load,
         start=Start(setup=setup if flags else None, settled=frozenset(flags)),
         users=read_number("--users", words.users, least=1),
+        job=_job(words),
         min_context=read_number("--min-context", words.min_context),
         prefer_accurate_cache=words.prefer_accurate_kv,
         drafter=words.drafter,
@@ -212,13 +240,11 @@ def wanted_of(words: Words, named: ResolvedModel, machine: Machine | None = None
 def ask_of(words: Words, machine: Machine | None = None) -> Ask:
     """What `recommend` is asked. Raises UsageError."""
     from edgekit.engine import engine_name
-    from edgekit.engine.llamacpp.context import MAX_TOKENS
-    from edgekit.plan.context import job_window
     from edgekit.plan.making import check_planned
     from edgekit.plan.placement import check_limits
     from edgekit.plan.recommending import Ask
 
-    engine, job = engine_name(words.engine or LLAMACPP), _job(words)
+    engine = engine_name(words.engine or LLAMACPP)
     check_planned(engine)
     max_use, reserve_bytes = read_max_use(words.max_use), read_reserve(words.reserve)
     check_limits(engine, reserve_bytes, max_use)
@@ -226,8 +252,9 @@ def ask_of(words: Words, machine: Machine | None = None) -> Ask:
         machine=machine or machine_of(words),
         task=task_of(words.task),
         engine=engine,
-        context_tokens=words.context or (None if job is None else job_window(job, MAX_TOKENS)[0]),
+        context_tokens=words.context,
         users=read_number("--users", words.users, least=1),
+        job=_job(words),
         min_context=read_number("--min-context", words.min_context),
         prefer_accurate_cache=words.prefer_accurate_kv,
         max_use=max_use,

@@ -28,7 +28,6 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
 
     from edgekit.plan.planned import Plan
     from edgekit.report.commands import Ready
-    from edgekit.resolver import ResolvedModel
 
 _DESCRIPTION = (
     "How to run the model on this machine, or on another: quantisation, context, KV cache, layers on the GPU, draft "
@@ -91,11 +90,7 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     if is_tier(arguments.model):
         return run_tier(arguments)
     check_latency(arguments)
-    from dataclasses import replace
-
-    from edgekit.asking.words import planned_engine, wanted_of
-    from edgekit.planning import plan_model
-    from edgekit.report.commands import ready_commands
+    from edgekit.asking.words import plan_words, planned_engine
     from edgekit.resolver import resolve_model
 
     words = words_of(arguments)
@@ -103,14 +98,12 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     with reach_of(arguments, quiet=arguments.json) as reach:
         confirm = confirmed(arguments, alone=True)
         named = resolve_model(arguments.model, reach=reach, confirm=confirm, quant=words.quant)
-        plan = plan_model(named, wanted_of(words, named), reach=reach)
-    ready = ready_commands(plan, files=named.files) if plan.fits else ()
+        plan, ready, notes = plan_words(words, named, reach=reach)
     if arguments.plot is not None:
         _plot(plan, arguments.plot)
-        told = f"wrote a plot of memory versus context to {arguments.plot}"
-        named = replace(named, notes=(*named.notes, told))
+        notes = (*notes, f"wrote a plot of memory versus context to {arguments.plot}")
     code = 0 if plan.fits else HardwareError.exit_code
-    return _told(plan, named, _only(ready, arguments.program), arguments), code
+    return _told(plan, notes, _only(ready, arguments.program), arguments), code
 
 
 def _only(ready: tuple[Ready, ...], program: str | None) -> tuple[Ready, ...]:
@@ -150,13 +143,13 @@ def _parts(ready: tuple[Ready, ...]) -> str:
 
 
 def _told(
-    plan: Plan, named: ResolvedModel, ready: tuple[Ready, ...], arguments: argparse.Namespace
+    plan: Plan, notes: tuple[str, ...], ready: tuple[Ready, ...], arguments: argparse.Namespace
 ) -> str:
     if arguments.json:
         from edgekit.report.as_json import json_text
         from edgekit.report.plan_json import plan_json
 
-        return json_text(plan_json(plan, ready=ready, notes=named.notes))
+        return json_text(plan_json(plan, ready=ready, notes=notes))
     if arguments.program is not None and ready:
         return _parts(ready)
     from edgekit.report.bars import glyphs_for
@@ -165,7 +158,7 @@ def _told(
     return plan_text(
         plan,
         ready=ready,
-        notes=named.notes,
+        notes=notes,
         width=screen_width(),
         colour=is_terminal(sys.stdout),
         glyphs=glyphs_for(getattr(sys.stdout, "encoding", None)),

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from edgekit.engine.types import Model
 from edgekit.errors import UsageError
+from edgekit.memory.types import Load
 from edgekit.plan.changes import changes
 from edgekit.plan.choice import Attempt, Candidate, Choice, choose, reads_at_once, whole
 from edgekit.plan.context import UNKNOWN_NATIVE_TOKENS
@@ -74,24 +76,15 @@ def planned(wish: Wish, found: Candidate, *, thorough: bool = False) -> Plan:
 
 
 def question_of(wish: Wish) -> Question:
-    """Users have a context of their own each: llama.cpp counts them together, the others apart."""
-    load, users, tokens = wish.load, wish.users, wish.load.context_tokens
     model = wish.variants[0].model
-    if tokens == 0:
-        tokens = model.geometry.native_context or model.geometry.trained_context
-        tokens = tokens or UNKNOWN_NATIVE_TOKENS
-    if users is not None:
-        load = replace(load, sequences=users)
-        if wish.engine == "llama.cpp":
-            load = replace(load, unified=False)
-            tokens = None if tokens is None else tokens * users
     return Question(
         model=model,
         variants=wish.variants,
         engine=wish.engine,
         machine=wish.machine,
-        load=replace(load, context_tokens=tokens),
+        load=for_users(wish.load, wish.users, wish.engine, model),
         start=wish.start,
+        job=wish.job,
         min_context=wish.min_context,
         max_use=wish.max_use,
         reserve_bytes=wish.reserve_bytes,
@@ -102,8 +95,27 @@ def question_of(wish: Wish) -> Question:
     )
 
 
+def for_users(load: Load, users: int | None, engine: str, model: Model) -> Load:
+    """The load with a context of their own for each user: llama.cpp counts them together, the others apart.
+
+    Raises UsageError for more users than the engine serves at once.
+    """
+    if users is None:
+        return load
+    check_users(users, engine)
+    load = replace(load, sequences=users)
+    if engine != "llama.cpp":
+        return load
+    geometry, tokens = model.geometry, load.context_tokens
+    if tokens == 0:  # the whole native window
+        tokens = geometry.native_context or geometry.trained_context or UNKNOWN_NATIVE_TOKENS
+    return replace(load, unified=False, context_tokens=None if tokens is None else tokens * users)
+
+
 def check_users(users: int | None, engine: str) -> None:
     """Raises UsageError for more than an engine serves at once."""
+    if engine == "stream" and users is not None and users > 1:
+        raise UsageError("--users: the built-in engine serves one user at a time")
     most = MOST_SEQUENCES if engine == "llama.cpp" else MOST_REQUESTS
     if users is not None and not 1 <= users <= most:
         raise UsageError(f"{users:,} users: {engine} serves 1 to {most:,} at once")
@@ -192,7 +204,7 @@ def _cache_because(found: Candidate) -> str:
 def _further(wish: Wish, found: Candidate) -> Iterator[Decision]:
     several = wish.engine == "vllm"  # more requests may take more cards
     yield decide_sequences(wish, found, whole(found.question) if several else (found.held.way,))
-    if found.tokens < found.held.most and wish.load.context_tokens is None:
+    if found.tokens < found.held.most and found.held.asked is None:
         limit = decide_limit(
             wish.machine,
             found.tokens,

@@ -12,7 +12,7 @@ from edgekit.engine.types import Model
 from edgekit.hardware.types import Machine
 from edgekit.memory.types import Load
 from edgekit.plan.caches import CacheChoice
-from edgekit.plan.types import Change, PreflightResult, Speed, Start, Variant
+from edgekit.plan.types import Change, Job, PreflightResult, Speed, Start, Variant
 
 
 class Lever(enum.Enum):
@@ -68,6 +68,7 @@ class Wish:
     load: Load = field(default_factory=Load)  # its context is that of one user
     start: Start = field(default_factory=Start)
     users: int | None = None  # sequences of that length at the same time
+    job: Job | None = None  # instead of a context
     min_context: int | None = None
     prefer_accurate_cache: bool = False  # never a smaller cache than the engine's own
     max_use: float | None = None

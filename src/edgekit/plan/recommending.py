@@ -15,13 +15,13 @@ from edgekit.hardware.types import Machine
 from edgekit.memory.types import Load
 from edgekit.plan.caches import embedding_start
 from edgekit.plan.choice import READING_TOKENS_PER_S
-from edgekit.plan.context import MINIMUM_TOKENS
+from edgekit.plan.context import MINIMUM_TOKENS, job_window
 from edgekit.plan.making import check_planned, check_users, find_plan, make_plan
 from edgekit.plan.pace import fastest_middle
 from edgekit.plan.planned import Plan, Wish
 from edgekit.plan.ranking import rank_of, root_of
 from edgekit.plan.room import room_bytes
-from edgekit.plan.types import GOOD_ACCURACY, Start
+from edgekit.plan.types import GOOD_ACCURACY, Job, Start
 from edgekit.plan.variants import accuracy_of, variants_of
 
 SHOWN = 5
@@ -42,6 +42,7 @@ class Ask:
     engine: str = "llama.cpp"
     context_tokens: int | None = None  # of each user
     users: int | None = None
+    job: Job | None = None
     min_context: int | None = None
     prefer_accurate_cache: bool = False
     max_use: float | None = None
@@ -218,7 +219,9 @@ class _Search:
         """What needs no bill: a window that is too short, weights beyond all memory there is."""
         ask = self._ask
         least = max(ask.context_tokens or 0, ask.min_context or 0)
-        if ask.context_tokens is None and ask.min_context is None:
+        if ask.job is not None:
+            least = max(least, job_window(ask.job, sys.maxsize)[0])
+        elif not ask.context_tokens and ask.min_context is None:
             least = MINIMUM_TOKENS
         if ask.task is not Kind.EMBEDDING and entry.native_context is None:
             return "with an unknown context length"
@@ -252,6 +255,7 @@ def wish_for(entry: Entry, ask: Ask) -> Wish:
         load=Load(context_tokens=ask.context_tokens),
         start=embedding_start(Start(), ask.engine) if embeds else Start(),
         users=ask.users,
+        job=ask.job,
         min_context=ask.min_context,
         prefer_accurate_cache=ask.prefer_accurate_cache,
         max_use=ask.max_use,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from edgekit.errors import EdgekitError
 from edgekit.plan.types import Change, PreflightResult
 from edgekit.report.bill import Bill
+from edgekit.report.commands.types import Ready
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,7 @@ class Check:
     flags: Mapping[str, str | bool] = field(
         default_factory=dict
     )  # of the engine, as they are typed
+    ready: tuple[Ready, ...] = field(default=(), repr=False)  # commands for every program
     is_assumed: bool = False  # from the size and quantisation in a name: no file was found
 
 

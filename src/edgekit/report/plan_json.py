@@ -16,7 +16,7 @@ from edgekit.report.commands.llamacpp import draft_words
 from edgekit.report.hardware_json import machine_json
 from edgekit.report.headline import headline
 from edgekit.report.plan_bill import bill_of
-from edgekit.report.plan_run import by_program, program_of
+from edgekit.report.plan_run import main_command, program_of
 
 if TYPE_CHECKING:
     from edgekit.report.commands import Ready
@@ -28,12 +28,11 @@ def plan_json(
     """The whole plan, with every line of its bill."""
     result = plan.result
     shown = ready if plan.fits else ()
-    main = next(iter(by_program(shown).values()), [None])[-1]  # what is run first comes before it
     return {
         "schema": SCHEMA,
         **plan_fields(plan),
         "machine": machine_json(plan.wish.machine),
-        "estimate": bill_json(bill_of(plan, main.text if main is not None else "")),
+        "estimate": bill_json(bill_of(plan, main_command(shown))),
         "commands": [_ready(one) for one in shown],
         "notes": [*result.machine.notes, *notes, *result.estimate.notes],
     }
@@ -50,7 +49,7 @@ def plan_fields(plan: Plan) -> dict[str, Any]:
         "engine": {"name": wish.engine, "version": rules_version(wish.engine, result.way.setup)},
         "variant": _variant(plan.variant),
         "context_tokens": plan.context_tokens,
-        "context_asked": wish.load.context_tokens is not None,
+        "context_asked": result.asked,
         "native_context": result.native_context,
         "max_context": result.max_context,
         "step": result.step,

@@ -41,6 +41,12 @@ def by_program(ready: Sequence[Ready]) -> dict[str, list[Ready]]:
     return found
 
 
+def main_command(ready: Sequence[Ready]) -> str:
+    """What starts the model, after what is to be run before it; "" where there is nothing."""
+    shown = next(iter(by_program(ready).values()), [])
+    return shown[-1].text if shown else ""
+
+
 def run_lines(ready: Sequence[Ready], system: System, width: int) -> list[str]:
     """What to paste, and which other programs it could be pasted into."""
     programs = by_program(ready)

@@ -14,19 +14,17 @@ from edgekit.asking.words import (
     asking_of,
     bill_flags,
     engine_flags,
+    plan_words,
     planned_engine,
-    wanted_of,
 )
 from edgekit.catalog import read_catalog
 from edgekit.catalog.types import Kind
 from edgekit.errors import UsageError
 from edgekit.header.types import Depth
-from edgekit.planning import plan_model
 from edgekit.report.as_json import inspection_json
 from edgekit.report.bill_json import bill_json
 from edgekit.report.cards_json import cards_json
 from edgekit.report.catalog_json import catalog_json
-from edgekit.report.commands import ready_commands
 from edgekit.report.hardware_json import devices_json, hardware_json
 from edgekit.report.plan_json import plan_json
 from edgekit.resolver import file_at, inspect_named, quantised
@@ -110,14 +108,14 @@ def _plan(state: State, asked: Any, watch: Watch) -> Json:
     words = allowed_words(asked.words(), state.settings)
     planned_engine(words)
     named = _named(state, asked, words, watch)
-    wanted = wanted_of(words, named, machine_now(words))
     is_far = (
         named.files is not None and named.files.origin.is_remote
     )  # another of its files may be chosen
     with state.models.among_the_waiting(watch, far=is_far):
-        plan = plan_model(named, wanted, reach=reach_of(state.settings, watch))
-    ready = ready_commands(plan, files=named.files) if plan.fits else ()
-    return plan_json(plan, ready=ready, notes=named.notes)
+        plan, ready, notes = plan_words(
+            words, named, reach=reach_of(state.settings, watch), machine=machine_now(words)
+        )
+    return plan_json(plan, ready=ready, notes=notes)
 
 
 def _recommend(_: State, asked: Any, watch: Watch) -> Json:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from edgekit.asking.bills import CONTEXT, OPTIONS, Asked, bill_of
-from edgekit.asking.checks import Asking, asked_question, for_model
+from edgekit.asking.checks import Asking, asked_question, for_model, start_commands
 from edgekit.asking.flags import flag_words, read_flags, typed
 from edgekit.asking.llamacpp_options import this_cpu
 from edgekit.asking.words import Words, asking_of
@@ -16,18 +16,18 @@ from edgekit.errors import EdgekitError, HardwareError, RefusedError, UsageError
 from edgekit.estimation import Opened
 from edgekit.hardware.devices import find_device
 from edgekit.hardware.types import Accelerator
-from edgekit.plan.caches import cache_choices, cache_name
-from edgekit.plan.choice import AS_NAMED, Candidate, as_named
+from edgekit.plan.caches import CacheChoice, cache_name
+from edgekit.plan.choice import AS_NAMED, NOTHING, Candidate, as_named
 from edgekit.plan.curve import curves
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.ladder import Ladder
 from edgekit.plan.placement import first_way
-from edgekit.plan.types import Question, Status, Way, Weighed
-from edgekit.plan.verdict import result_for, unchecked_bytes, weights_name
+from edgekit.plan.types import PreflightResult, Question, Status, Variant, Way, Weighed
+from edgekit.plan.verdict import result_for
 from edgekit.report.bill_json import SCHEMA, bill_json
 from edgekit.report.check_words import VERDICTS
-from edgekit.report.commands.cards import with_cards
 from edgekit.report.headline import headline
+from edgekit.report.plan_run import main_command
 from edgekit.resolver import AUTO, CATALOG, stored_quant
 from edgekit.web.bars import bars_json
 from edgekit.web.machines import machine_now
@@ -44,21 +44,39 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Load:
-    """One load that is settled: where it lies, what it takes, and the flags that say so."""
+    """One load that is settled: its weights, and where they lie."""
 
     opened: Opened = field(repr=False)
-    question: Question = field(repr=False)
+    variant: Variant
     fitting: Fitting = field(repr=False)
-    weighed: Weighed
-    streams: int
-    flags: Mapping[str, str | bool]
 
     @property
-    def status(self) -> Status:
-        unknown = self.question.machine.host is None and unchecked_bytes(self.weighed.estimate)
-        if unknown and self.weighed.status is Status.PASSED:
-            return Status.WARNING
-        return self.weighed.status
+    def question(self) -> Question:
+        return self.fitting.question
+
+    @property
+    def weighed(self) -> Weighed:
+        return self.fitting.price(self.fitting.asked or self.fitting.native)
+
+    def result(self) -> PreflightResult:
+        """The verdict on this load as it is: nothing of it is chosen here."""
+        weighed, least = self.weighed, self.question.min_context
+        # a check that sets such a context has failed: it is no context that was asked for
+        is_too_short = least is not None and (
+            least * self.fitting.streams == weighed.context_tokens > self.fitting.most
+        )
+        cache = cache_name(self.question.engine, self.question.load, weighed.way.setup)
+        settled = Candidate(
+            step=NOTHING if is_too_short else 1,
+            variant=self.variant,
+            choice=CacheChoice(name=cache, place=0, flags=""),
+            ladder=Ladder(self.question, (weighed.way,)),
+            held=self.fitting,
+            tokens=weighed.context_tokens,
+            because="",
+        )
+        result = result_for(settled, max_context=settled.tokens)
+        return replace(result, asked=not is_too_short)
 
 
 def fit(state: State, words: Words, named: KeptNamed, watch: Watch) -> Json:
@@ -73,8 +91,11 @@ def fit(state: State, words: Words, named: KeptNamed, watch: Watch) -> Json:
         "engine": engine,
     }
     try:
-        load = _settled(named, engine, asking, reach)
-        return {**common, **_told(load, named, engine, reach), "notes": list(named.notes)}
+        opened, asked = named.as_file(engine), for_model(asking, named, engine)
+        question, values = asked_question(opened, engine, asked, reach, named.pricing)
+        load = _settled(named, opened, question)
+        told = _told(load, values, named, reach, users=asking.users)
+        return {**common, **told, "notes": list(named.notes)}
     except (RefusedError, HardwareError) as error:
         return {**common, **_refused(error, asking, named, engine), "notes": list(named.notes)}
 
@@ -126,20 +147,22 @@ def _reference(named: KeptNamed) -> str:
     return named.name
 
 
-def _settled(named: KeptNamed, engine: str, asking: Asking, reach: Reach) -> _Load:
-    opened = named.as_file(engine)
-    question, values = asked_question(
-        opened, engine, for_model(asking, named, engine), reach, named.pricing
-    )
-    fitting = Fitting(question, first_way(question))
-    weighed = fitting.price(fitting.asked or fitting.native)
+def _settled(named: KeptNamed, opened: Opened, question: Question) -> _Load:
+    """The file as it is. Where it does not fit, vLLM loads another repository of the model that does, as in a check."""
+    first = _load(opened, as_named(opened.model, _stored(opened))[0], question)
+    if question.engine != "vllm" or first.weighed.fits:
+        return first
+    others = named.variants(opened, question.engine, question.start)[1:]
+    loads = (_load(replace(opened, repository=one.reference), one, question) for one in others)
+    return next((one for one in loads if one.fitting.fits(first.weighed.context_tokens)), first)
+
+
+def _load(opened: Opened, variant: Variant, question: Question) -> _Load:
+    asked = replace(question, model=variant.model)
     return _Load(
-        opened=opened,
-        question=question,
-        fitting=fitting,
-        weighed=weighed,
-        streams=fitting.streams,
-        flags=typed(_completed(fitting, weighed, values)),
+        opened=replace(opened, model=variant.model),
+        variant=variant,
+        fitting=Fitting(asked, first_way(asked)),
     )
 
 
@@ -188,26 +211,29 @@ def _gpu(card: Accelerator) -> dict[str, Any]:
     return {"gpu": device.name, **({} if same else {"gpu_memory": card.total_bytes})}
 
 
-def _told(load: _Load, named: KeptNamed, engine: str, reach: Reach) -> Json:
+def _told(
+    load: _Load, values: Mapping[str, Any], named: KeptNamed, reach: Reach, *, users: int | None
+) -> Json:
     """The estimate is read from the flags as they are typed, so that whoever types them gets the same."""
-    bill = bill_of(load.opened, engine, Asked(engine, load.flags), reach, named.pricing)
-    weighed, status = load.weighed, load.status
-    geometry = load.question.model.geometry
-    command = with_cards(bill.command, weighed.way, load.question.machine, engine)
+    weighed, result, engine = load.weighed, load.result(), load.question.engine
+    flags = typed(_completed(load.fitting, weighed, values))
+    bill = bill_of(load.opened, engine, Asked(engine, flags), reach, named.pricing)
+    command = main_command(start_commands(load.opened, result, values, users=users)) or bill.command
+    refused = f"{VERDICTS[result.status]}: {weighed.refused}" if weighed.refused else ""
     return {
-        "status": status.value,
-        "told": _sentence(load),
-        "can_load": status is not Status.FAILED,
+        "status": result.status.value,
+        "told": refused or headline(result),
+        "can_load": result.can_load,
         "context_tokens": weighed.context_tokens,
-        "native_context": geometry.native_context or geometry.trained_context,
-        "streams": load.streams,
-        "quantization": weights_name(weighed.way.setup, _stored(load.opened)),
-        "cache": cache_name(engine, load.question.load, weighed.way.setup),
+        "native_context": result.native_context,
+        "streams": result.streams,
+        "quantization": result.quantization,
+        "cache": result.cache,
         "bars": bars_json(weighed.uses, weighed.estimate),
-        "flags": dict(load.flags),
-        "estimate": bill_json(bill, layers=True),
-        "estimate_command": _command(named, engine, load.flags),
-        "command": command if status is not Status.FAILED and command else None,
+        "flags": flags,
+        "estimate": bill_json(replace(bill, command=command), layers=True),
+        "estimate_command": _command(named, engine, flags),
+        "command": command if result.can_load and command else None,
         "refused": weighed.refused or None,
         "refused_about": None,
     }
@@ -217,22 +243,6 @@ def _stored(opened: Opened) -> str:
     if opened.mix:
         return opened.mix
     return AS_NAMED if opened.files is None else stored_quant(opened.files)
-
-
-def _sentence(load: _Load) -> str:
-    """The headline of this load as it is: nothing of it is chosen here."""
-    if load.weighed.refused:
-        return f"{VERDICTS[load.status]}: {load.weighed.refused}"
-    settled = Candidate(
-        step=1,
-        variant=as_named(load.question.model)[0],
-        choice=cache_choices(load.question)[0],
-        ladder=Ladder(load.question, (load.weighed.way,)),
-        held=load.fitting,
-        tokens=load.weighed.context_tokens,
-        because="",
-    )
-    return headline(result_for(settled, max_context=settled.tokens))
 
 
 def _refused(error: EdgekitError, asking: Asking, named: KeptNamed, engine: str) -> Json:

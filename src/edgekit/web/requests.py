@@ -277,7 +277,7 @@ RECOMMEND = _made(
     },
     _MACHINE,
 )
-FIT = _made("FitRequest", _MODEL, _ENGINE, _CHECKED, _CHECK, _MACHINE)
+FIT = _made("FitRequest", _MODEL, _ENGINE, _CHECKED, _CHECK, _USERS, _MACHINE)
 CURVES = _made(
     "CurvesRequest",
     _MODEL,

@@ -378,8 +378,9 @@ def test_the_command_starts_what_was_judged(
     program, *rest = shlex.split(told["command"])
     flags = rest[2:]  # after -m FILE, serve MODEL, --model MODEL
     if program == "mlx_lm.generate":  # it has no such flags
-        assert any("mlx_lm.convert --hf-path" in note and note.endswith("-q --q-bits 6 --q-group-size 64") for note in told["notes"])  # fmt: skip
-        flags += ["-c", str(told["context_tokens"]), "--quantize", "q6"]
+        assert any("mlx_lm.convert --hf-path" in note and "-q --q-bits 6 --q-group-size 64 --mlx-path" in note for note in told["notes"])  # fmt: skip
+        assert flags[:2] == ["--prompt", "-"]
+        flags = [*flags[2:], "-c", str(told["context_tokens"]), "--quantize", "q6"]
     if "mix" in told["flags"]:  # of a file that has to be made
         assert rest[1].endswith(f"-{told['flags']['mix']}.gguf")
         flags += ["--mix", told["flags"]["mix"]]

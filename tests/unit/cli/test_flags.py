@@ -65,7 +65,6 @@ def test_users_of_check_have_a_context_each(capsys: pytest.CaptureFixture[str]) 
     told = ask(capsys, "check", MODEL, *CARD, "--users", "4", "-c", "4k")
     assert told["context_tokens"] == 4 * 4096
     assert "-np 4" in told["command"]
-    assert "-no-kvu" in told["command"]
 
 
 @pytest.mark.parametrize("engine", ["llama.cpp", "vllm"])

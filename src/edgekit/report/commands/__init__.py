@@ -10,12 +10,40 @@ from edgekit.report.commands.types import Planned, Ready
 if TYPE_CHECKING:
     from edgekit.engine.llamacpp.types import LlamaCppSetup
     from edgekit.plan.planned import Plan
+    from edgekit.plan.types import PreflightResult
     from edgekit.source.types import ModelFiles
 
-__all__ = ["Ready", "ready_commands"]
+__all__ = ["Ready", "commands_of", "ready_commands"]
 
 
-def ready_commands(plan: Plan, *, files: ModelFiles | None = None) -> tuple[Ready, ...]:
+def commands_of(
+    result: PreflightResult,
+    *,
+    label: str,
+    repository: str = "",
+    files: ModelFiles | None = None,
+    users: int | None = None,
+    more: tuple[str, ...] = (),
+) -> tuple[Ready, ...]:
+    """The commands of a verdict: those of a plan that comes to the same."""
+    from edgekit.plan.planned import Plan, Wish
+
+    assert result.variant is not None  # noqa: S101 - every verdict has one
+    wish = Wish(
+        label=label,
+        variants=(result.variant,),
+        engine=result.engine,
+        machine=result.machine,
+        users=users,
+        repository=repository,
+    )
+    plan = Plan(wish=wish, variant=result.variant, load=result.load, result=result, decisions=())
+    return ready_commands(plan, files=files, more=more)
+
+
+def ready_commands(
+    plan: Plan, *, files: ModelFiles | None = None, more: tuple[str, ...] = ()
+) -> tuple[Ready, ...]:
     """In the order in which they are to be run; `files` are those the wish's model was found in."""
     from edgekit.report.commands import limits, llamacpp, lm_studio, mlx, ollama, vllm
 
@@ -24,7 +52,7 @@ def ready_commands(plan: Plan, *, files: ModelFiles | None = None) -> tuple[Read
         "vllm": (vllm.ready,),
         "mlx": (mlx.ready, lm_studio.ready),
     }
-    planned = Planned(plan=plan, files=files)
+    planned = Planned(plan=plan, files=files, more=more)
     if plan.wish.engine == "llama.cpp" and _is_by_hand(plan.result.way.setup):
         makers["llama.cpp"] = (llamacpp.ready,)  # the others have no flags for it
     first = limits.ready(planned)

@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
-
-from edgekit.hardware.types import Machine, Vendor
-from edgekit.plan.types import Way
+from edgekit.hardware.types import Vendor
 from edgekit.plan.visible_cards import leaves_some, visible_cards
-from edgekit.report.commands.types import Planned, shell_text
-
-
-def with_cards(command: str, way: Way, machine: Machine, engine: str) -> str:
-    """The command with the variables that keep the engine to the cards it was judged for."""
-    variables = visible_cards(way, machine, engine)
-    if not command or not variables:
-        return command
-    return shell_text(shlex.split(command), variables, machine.system)
+from edgekit.report.commands.types import Planned
 
 
 def environment(planned: Planned) -> dict[str, str]:

@@ -24,6 +24,7 @@ from edgekit.report.model_words import (
 from edgekit.units import format_bytes
 
 ALL = "all"
+OWN_CACHE = "f16"  # needs no flag
 DRAFT_FILE = "DRAFT.gguf"
 _GROWTH = {"cache_ram": "-cram", "ctx_checkpoints": "-ctxcp"}
 
@@ -94,6 +95,7 @@ def _rest(planned: Planned) -> list[str]:
         *_cache(planned),
         *_batches(planned),
         *_host(planned),
+        *planned.more,
     ]
 
 
@@ -130,7 +132,7 @@ def endpoint(server: Device) -> str:
 def _cache(planned: Planned) -> Iterator[str]:
     load = planned.plan.load
     for flag, kind in (("-ctk", load.cache_k), ("-ctv", load.cache_v)):
-        if kind is not None:
+        if kind is not None and kind.name != OWN_CACHE:
             yield from (flag, kind.name)
     flash = load.flash_attention
     if flash is None and load.cache_v is not None and load.cache_v.is_quantized:
@@ -175,10 +177,11 @@ def _host(planned: Planned) -> Iterator[str]:
         yield "--no-mmap"
     if setup.embeddings:
         yield "--embeddings"
-    if _rearranged(planned)[1]:
+    if _rearranged(planned)[1] and "-nr" not in planned.more:
         yield "-nr"
     for key, number in growth_limits(planned.plan.result).items():
-        yield from (_GROWTH[key], str(number))
+        if _GROWTH[key] not in planned.more:
+            yield from (_GROWTH[key], str(number))
 
 
 def _rearranged(planned: Planned) -> tuple[int, bool]:

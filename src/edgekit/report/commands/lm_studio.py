@@ -142,8 +142,9 @@ def _shown(name: str, value: Any, planned: Planned) -> str:
 
 def _notes(planned: Planned) -> Iterator[str]:
     if planned.plan.wish.engine == "mlx":
-        if mlx.model_word(planned) == mlx.converted_name(planned):
-            yield f"load the folder that mlx_lm.convert writes: {mlx.converted_name(planned)}"
+        packed = mlx.to_convert(planned)
+        if packed is not None and mlx.published(planned) is None:
+            yield f"load the folder that mlx_lm.convert writes: {mlx.model_word(planned)}"
         return
     yield from llamacpp.source_notes(planned)
     if planned.plan.result.streams > 1:

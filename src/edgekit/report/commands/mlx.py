@@ -13,11 +13,10 @@ from edgekit.source.types import Origin
 
 def ready(planned: Planned) -> Iterator[Ready]:
     """The server keeps its caches in 16 bits: where the plan packs them, mlx_lm.generate runs it."""
-    packed = None if _published(planned) else to_convert(planned)
+    packed = None if published(planned) else to_convert(planned)
     if packed is not None:
-        yield planned.command(
-            "mlx_lm.convert", _convert(planned, packed), notes=["run it once, first"]
-        )
+        words = convert_words(planned.repository_word, packed, planned.plan.wish.label)
+        yield planned.command("mlx_lm.convert", words, notes=["run it once, first"])
     if planned.setup.kv_bits is None and planned.setup.max_kv_size is None:
         yield planned.command("mlx_lm.server", _server(planned), notes=_server_notes(planned))
     else:
@@ -26,11 +25,17 @@ def ready(planned: Planned) -> Iterator[Ready]:
 
 def model_word(planned: Planned) -> str:
     """A repository with the weights as they are planned, or the folder that mlx_lm.convert writes."""
-    own = converted_name(planned) if to_convert(planned) is not None else planned.repository_word
-    return _published(planned) or own
+    packed = to_convert(planned)
+    own = (
+        planned.repository_word
+        if packed is None
+        else converted_name(planned.plan.wish.label, packed)
+    )
+    return published(planned) or own
 
 
-def _published(planned: Planned) -> str | None:
+def published(planned: Planned) -> str | None:
+    """A repository with the weights packed as they are planned; None where none is known, or needed."""
     packed, files = to_convert(planned), planned.files
     if packed is None or (files is not None and files.origin is Origin.LOCAL):
         return None
@@ -46,11 +51,9 @@ def to_convert(planned: Planned) -> Quantize | None:
     return wanted if is_packed else None
 
 
-def converted_name(planned: Planned) -> str:
-    name = planned.plan.wish.label.rsplit("/", maxsplit=1)[-1].partition(":")[0]
-    packed = to_convert(planned)
-    told = "" if packed is None else _told(packed)
-    return as_file(f"{name}-{told}")
+def converted_name(label: str, packed: Quantize) -> str:
+    """The folder that mlx_lm.convert is told to write."""
+    return as_file(f"{label.rsplit('/', maxsplit=1)[-1].partition(':')[0]}-{_told(packed)}")
 
 
 def _told(packed: Quantize) -> str:
@@ -60,12 +63,7 @@ def _told(packed: Quantize) -> str:
     return f"{packed.packing.bits}bit" if mode is Mode.AFFINE else mode.value
 
 
-def _convert(planned: Planned, packed: Quantize) -> list[str]:
-    words = convert_words(planned.repository_word, packed)
-    return [*words, "--mlx-path", converted_name(planned)]
-
-
-def convert_words(repository: str, packed: Quantize) -> list[str]:
+def convert_words(repository: str, packed: Quantize, label: str) -> list[str]:
     """The command that packs the weights of a repository so."""
     words = ["mlx_lm.convert", "--hf-path", repository, "-q"]
     packing = packed.packing
@@ -75,7 +73,7 @@ def convert_words(repository: str, packed: Quantize) -> list[str]:
         words += ["--q-mode", packing.mode.value]
     else:
         words += ["--q-bits", str(packing.bits), "--q-group-size", str(packing.group_size)]
-    return words
+    return [*words, "--mlx-path", converted_name(label, packed)]
 
 
 def _server(planned: Planned) -> list[str]:

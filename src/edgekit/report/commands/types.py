@@ -37,6 +37,7 @@ class Planned:
 
     plan: Plan
     files: ModelFiles | None = field(default=None, repr=False)
+    more: tuple[str, ...] = ()  # flags of llama.cpp that neither load nor setup say, as typed
 
     @cached_property
     def facts(self) -> Mapping[str, Any]:
