@@ -1,6 +1,6 @@
-"""What was recommended -> kept on the disk, so that the same question is answered at once; and back.
+"""What was recommended -> kept on the disk, so that the same question needs no second search; and back.
 
-Only choices are kept, never a bill: what is shown is priced anew, and a choice that does not fit any more is dropped.
+Only the names of the models are kept: each is planned anew for the memory that is free then.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from edgekit.source.cache import cache_folder
 from edgekit.source.disk import read_small
 from edgekit.units import MIB
 
-STEP_BYTES = (
-    256 * MIB
-)  # free memory goes up and down: what is free beyond a whole step does not count
+STEP_BYTES = 256 * MIB  # free memory goes up and down: a smaller change is the same question
 MAX_KEPT_BYTES = 64 * 1024  # one answer has some 5 KB
 LEFT_S = 3600  # so old a part is nobody's any more
 MOST_FILES = 64  # older ones are removed
 
 
 def steadied(machine: Machine) -> Machine:
-    """The machine with free memory in whole steps, always less than there is. One that is only wished for stays."""
+    """The machine with free memory in whole steps, to find answers to the same question again; never to judge by. One
+    that is only wished for stays.
+    """
     if machine.what_if:
         return machine
     host = machine.host

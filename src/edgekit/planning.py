@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from edgekit.catalog.types import Catalog, Entry
@@ -13,10 +13,9 @@ from edgekit.errors import (
 from edgekit.hardware.types import Machine
 from edgekit.kept import keep, kept, key_of, steadied
 from edgekit.memory.types import Load
-from edgekit.plan.again import as_data, choices_of, plan_again, read_choices
 from edgekit.plan.caches import embedding_start
 from edgekit.plan.drafting import catalog_drafters, own_drafter
-from edgekit.plan.making import check_wish, make_plan, question_of
+from edgekit.plan.making import check_wish, find_plan, make_plan, question_of
 from edgekit.plan.planned import Drafter, Plan, Wish
 from edgekit.plan.ranking import rank_of
 from edgekit.plan.recommending import (
@@ -107,28 +106,19 @@ def recommended(
     of_a_family: int = 1,
     tell: Callable[[str], None] | None = None,
 ) -> Recommendation:
-    """`recommend`, or what it said when the same was asked before, each priced anew.
+    """`recommend`, or the models that it listed when the same was asked before, each planned anew.
 
-    Free memory counts in whole steps, so that the same machine is asked the same question again.
+    Free memory counts in whole steps for "the same"; what is planned and shown is for the memory there is.
     """
-    ask = replace(ask, machine=steadied(ask.machine))
     ranked = ranked_for(ask.task, catalog.entries)
-    wishes = (
-        ask.context_tokens,
-        ask.users,
-        ask.job,
-        ask.min_context,
-        ask.prefer_accurate_cache,
-        ask.max_use,
-        ask.reserve_bytes,
-    )
-    key = key_of((*wishes, ask.task, most, of_a_family), ask.machine, ask.engine, ranked)
+    wishes = (getattr(ask, one.name) for one in fields(ask) if one.name != "machine")
+    key = key_of((*wishes, most, of_a_family), steadied(ask.machine), ask.engine, ranked)
     before = _before(kept(key), ask, ranked)
     if before is not None:
         return before
     found = recommend(ranked, ask, most=most, of_a_family=of_a_family, tell=tell)
     if found.suggestions:
-        picks = [{"id": one.entry.id, **as_data(choices_of(one.plan))} for one in found.suggestions]
+        picks = [one.entry.id for one in found.suggestions]
         keep(key, {"picks": picks, "passed_over": found.passed_over})
     return found
 
@@ -143,14 +133,12 @@ def _before(
     by_id = {entry.id: entry for entry in ranked}
     found: list[Suggestion] = []
     for pick in picks:
-        choices = read_choices(pick)
-        entry = None if choices is None else by_id.get(str(pick.get("id")))
-        if choices is None or entry is None:
-            return None
-        plan = plan_again(wish_for(entry, ask), choices)
-        if plan is None or not plan.fits:
+        entry = by_id.get(str(pick))
+        plan = None if entry is None else find_plan(wish_for(entry, ask))
+        if entry is None or plan is None:
             return None
         found.append(Suggestion(entry=entry, plan=plan, rank=rank_of(entry)))
+    found.sort(key=lambda one: -one.worth)
     return Recommendation(ask=ask, suggestions=tuple(found), passed_over=reasons)
 
 

@@ -100,7 +100,7 @@ def _cache_flags(choice: CacheChoice) -> dict[str, str]:
     }
 
 
-def _limit(question: Question, result: PreflightResult) -> Iterator[Change]:
+def higher_limit(question: Question, result: PreflightResult) -> Iterator[Change]:
     """What the system lets the GPU use of a unified memory can be raised, so that it fits or holds a longer context."""
     raised = raised_limit(question.machine)
     if raised is None:
@@ -377,7 +377,7 @@ def _judged(question: Question) -> PreflightResult | None:
 Maker = Callable[[Question, PreflightResult], Iterator[Change]]
 _TO_FIT: tuple[Maker, ...] = (
     _context,
-    _limit,
+    higher_limit,
     _weights,
     _placement,
     _memory,
@@ -386,4 +386,4 @@ _TO_FIT: tuple[Maker, ...] = (
     _more_cards,
     _device,
 )
-_TO_STRETCH: tuple[Maker, ...] = (_limit, _cache)
+_TO_STRETCH: tuple[Maker, ...] = (higher_limit, _cache)

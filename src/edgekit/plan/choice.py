@@ -14,14 +14,15 @@ from typing import Any
 from edgekit.engine.types import Model
 from edgekit.errors import RefusedError
 from edgekit.hardware.budgets import devices_for
+from edgekit.memory.types import MemoryEstimate, PoolKind
 from edgekit.plan.caches import CacheChoice, cache_choices, with_setup
 from edgekit.plan.context import longest
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.ladder import Ladder
 from edgekit.plan.pace import steady_pace
-from edgekit.plan.placement import PLACED, ways_of, whole_ways
+from edgekit.plan.placement import SHARED_OUT, ways_of, whole_ways
 from edgekit.plan.types import Question, Status, Variant, Ways, Weighed
-from edgekit.units import format_bytes
+from edgekit.units import GIB, format_bytes
 
 READING_TOKENS_PER_S = 8.0  # slower than this, memory that is left is not spent
 USUAL_ACCURACY = 500  # in hundredths of a bit per weight: Q4_K_M, MLX 4-bit
@@ -32,6 +33,7 @@ UNUSUAL = ("Q2", "IQ2", "Q3", "IQ3", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 ROUND_TOKENS = 4096  # a longer context is a round number
 NOTHING = 0  # the step of a question that has no answer
 AS_NAMED = "as stored"
+ALWAYS_IN_RAM_BYTES = 3 * GIB  # token embeddings and buffers of the largest models
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,15 @@ class Candidate:
     def weighed(self) -> Weighed:
         return self.held.price(self.tokens)
 
+    @property
+    def status(self) -> Status:
+        """Never comfortable where much of the model is in RAM whose size is unknown."""
+        if not self.step:
+            return Status.FAILED
+        unchecked = self.question.machine.host is None and unchecked_bytes(self.weighed.estimate)
+        status = self.weighed.status
+        return Status.WARNING if unchecked and status is Status.PASSED else status
+
     def on(self, ladder: Ladder) -> Candidate | None:
         """The same with other placements; None where none of them fits."""
         held = holder(ladder, self.tokens)
@@ -97,6 +108,12 @@ class Choice:
     @property
     def fits(self) -> bool:
         return self.candidate.step != NOTHING
+
+
+def unchecked_bytes(estimate: MemoryEstimate) -> int:
+    """What is in RAM beyond the few tensors that are always there; 0 where it is only those."""
+    size = estimate.in_pool(PoolKind.HOST)
+    return size if size > ALWAYS_IN_RAM_BYTES else 0
 
 
 def choose(question: Question) -> Choice:
@@ -174,7 +191,7 @@ class _Search:
             return (
                 has_devices
                 and question.machine.host is not None
-                and not question.start.settled & PLACED
+                and not question.start.settled & SHARED_OUT
             )
         return False
 
@@ -322,7 +339,7 @@ def reads_at_once(model: Model, engine: str, setup: Any) -> bool:
 
 def _is_easy(found: Candidate) -> bool:
     """Comfortable, and not slower than people read; an unknown speed does not count as slow."""
-    if found.weighed.status is not Status.PASSED:
+    if found.status is not Status.PASSED:
         return False
     speed = None if found.question.embeds else steady_pace(found.question, found.weighed)
     return speed is None or speed >= READING_TOKENS_PER_S

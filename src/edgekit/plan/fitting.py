@@ -155,16 +155,25 @@ class Fitting:
         return sum(self._held(tokens).values())
 
     def held_share(self, tokens: int) -> float:
-        """What weights and caches take of all devices together. Where only the bill tells them: the whole of it."""
+        """What weights and caches take of all devices together, of the fullest where their division is given. Where
+        only the bill tells them: the whole of it.
+        """
         if not self._is_plain:
             return self.devices_share(tokens)
         held = self._held(tokens)
-        cards = gpu_budgets(self.way.budgets)
-        required = sum(held.get(pool, 0) for budget in cards for pool in budget.pools)
-        usable = sum(budget.available_bytes for budget in cards) * (self.question.max_use or 1.0)
-        if not required:
-            return 0.0
-        return required / usable if usable else math.inf
+        needed = [
+            (sum(held.get(pool, 0) for pool in budget.pools), budget.available_bytes)
+            for budget in gpu_budgets(self.way.budgets)
+        ]
+        if self.way.may_resplit:
+            needed = [(sum(required for required, _ in needed), sum(size for _, size in needed))]
+        most = self.question.max_use or 1.0
+        shares = (
+            required / (usable * most) if usable else math.inf
+            for required, usable in needed
+            if required
+        )
+        return max(shares, default=0.0)
 
     def _held(self, tokens: int) -> dict[Pool, int]:
         from edgekit.engine.llamacpp import held_bytes
@@ -187,12 +196,14 @@ class Fitting:
         return (*cards, *((one.pools, one.unreserved_bytes) for one in with_ram))
 
     def devices_share(self, tokens: int) -> float:
-        """How full all devices are together, 1 being the most they hold; 0 where none is used."""
+        """How full all devices are together, or the fullest where their division is given; 1 is the most they hold."""
         return self._devices(self.price(tokens))
 
     def _devices(self, weighed: Weighed) -> float:
-        budgets = gpu_budgets(weighed.way.budgets)
-        return fullness(self._use(budget, weighed.estimate) for budget in budgets)
+        uses = [self._use(one, weighed.estimate) for one in gpu_budgets(weighed.way.budgets)]
+        if self.way.may_resplit:
+            return fullness(uses)
+        return max((use.fullness for use in uses), default=0.0)
 
     @cached_property
     def native(self) -> int:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from edgekit.engine.types import Model
 from edgekit.errors import UsageError
 from edgekit.memory.types import Load
-from edgekit.plan.changes import changes
+from edgekit.plan.changes import changes, higher_limit
 from edgekit.plan.choice import Attempt, Candidate, Choice, choose, reads_at_once, whole
 from edgekit.plan.context import UNKNOWN_NATIVE_TOKENS
 from edgekit.plan.drafting import propose_drafter
@@ -18,7 +18,6 @@ from edgekit.plan.planned import Decision, Lever, Plan, Tried, Wish
 from edgekit.plan.sharing import decide_sequences
 from edgekit.plan.types import PreflightResult, Question
 from edgekit.plan.verdict import pinned_candidate, result_for
-from edgekit.plan.wiring import decide_limit
 from edgekit.units import format_bytes
 
 MOST_NODES = 64
@@ -50,7 +49,7 @@ def make_plan(
     if thorough:
         drafter, draft = propose_drafter(wish, found)
         decisions += [draft] if draft is not None else []
-        decisions += _further(wish, found)
+        decisions += _further(wish, found, plan.result)
     return replace(plan, decisions=tuple(decisions), drafter=drafter)
 
 
@@ -201,17 +200,12 @@ def _cache_because(found: Candidate) -> str:
     return "the engine's own does not fit at this context"
 
 
-def _further(wish: Wish, found: Candidate) -> Iterator[Decision]:
+def _further(wish: Wish, found: Candidate, result: PreflightResult) -> Iterator[Decision]:
     several = wish.engine == "vllm"  # more requests may take more cards
     yield decide_sequences(wish, found, whole(found.question) if several else (found.held.way,))
-    if found.tokens < found.held.most and found.held.asked is None:
-        limit = decide_limit(
-            wish.machine,
-            found.tokens,
-            lambda machine: choose(replace(question_of(wish), machine=machine)).candidate.tokens,
-        )
-        if limit is not None:
-            yield limit
+    if not result.asked:  # a plan never counts on it: it has to be set first
+        for change in higher_limit(question_of(wish), result):
+            yield Decision(lever=Lever.LIMIT, value=change.value, because=change.told)
 
 
 def _nothing_fits(wish: Wish, question: Question, choice: Choice, *, helpful: bool) -> Plan:

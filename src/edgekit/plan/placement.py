@@ -34,6 +34,7 @@ PLACED = frozenset({
     "tensor_parallel_size", "pipeline_parallel_size",
     "split_mode", "main_gpu", "override_tensor", "rpc",
 })  # fmt: skip
+SHARED_OUT = PLACED - {"tensor_split"}  # a division alone leaves open how much goes to the host
 # Of these, flags that count on every device of the machine, numbered as llama.cpp does.
 BY_NUMBER = frozenset({"split_mode", "main_gpu", "override_tensor", "rpc"})
 Cards = tuple[Accelerator, ...]
@@ -127,9 +128,9 @@ def _llamacpp_ways(question: Question) -> Iterator[Way]:
         own = replace(setup, devices=_as_devices(some, setup.tensor_split))
         told = _all_told(setup, some) + _left_out(machine, some)
         yield replace(_on_devices(machine, some, own, told), whole=True)
-    if start.settled & PLACED or machine.host is None:
+    if start.settled & SHARED_OUT or machine.host is None:
         return
-    setup = replace(setup, devices=_as_devices(cards, ()))
+    setup = replace(setup, devices=_as_devices(cards, setup.tensor_split))
     where = f"on {_names(cards)}{_left_out(machine, cards)}"
     way = _on_devices(machine, cards, setup, where)
     for changes, told in _less_and_less(question.model):

@@ -9,7 +9,7 @@ from typing import Any
 from edgekit.basis import Basis
 from edgekit.engine import engine_named
 from edgekit.errors import RefusedError
-from edgekit.memory.types import Component, Load, MemoryEstimate, MemoryLine, PoolKind
+from edgekit.memory.types import Component, Load, MemoryEstimate, MemoryLine
 from edgekit.plan.choice import READING_TOKENS_PER_S, Candidate, Choice, choose
 from edgekit.plan.context import recommended_context
 from edgekit.plan.fitting import Fitting
@@ -17,13 +17,11 @@ from edgekit.plan.ladder import Ladder
 from edgekit.plan.pace import pace, steady_pace
 from edgekit.plan.placement import ways_of
 from edgekit.plan.split import pinned
-from edgekit.plan.types import Bill, PreflightResult, Question, Status
-from edgekit.units import GIB
+from edgekit.plan.types import Bill, PreflightResult, Question
 
 _ALWAYS_WHOLE = frozenset({"vllm", "mlx"})  # they leave nothing on the host
 # Of a bill without the tensor directory no line is trusted further than this, whatever its own bound.
 LEAST_BOUND, LEAST_COMPUTE_BOUND = 0.01, 0.1
-ALWAYS_IN_RAM_BYTES = 3 * GIB  # token embeddings and buffers of the largest models
 
 
 def judge(question: Question) -> PreflightResult:
@@ -55,7 +53,7 @@ def result_for(found: Candidate, *, max_context: int | None = None) -> Preflight
     is_rough = question.bill is not None and weighed.estimate.basis is Basis.ASSUMED
     return PreflightResult(
         engine=question.engine,
-        status=_status(found),
+        status=found.status,
         context_tokens=found.tokens,
         asked=held.asked is not None,
         max_context=most,
@@ -76,21 +74,6 @@ def result_for(found: Candidate, *, max_context: int | None = None) -> Preflight
         way=weighed.way,
         machine=question.machine,
     )
-
-
-def _status(found: Candidate) -> Status:
-    """Never comfortable where much of the model is in RAM whose size is unknown."""
-    if not found.step:
-        return Status.FAILED
-    weighed = found.weighed
-    unchecked = found.question.machine.host is None and unchecked_bytes(weighed.estimate)
-    return Status.WARNING if unchecked and weighed.status is Status.PASSED else weighed.status
-
-
-def unchecked_bytes(estimate: MemoryEstimate) -> int:
-    """What is in RAM beyond the few tensors that are always there; 0 where it is only those."""
-    size = estimate.in_pool(PoolKind.HOST)
-    return size if size > ALWAYS_IN_RAM_BYTES else 0
 
 
 def is_too_short(result: PreflightResult) -> bool:

@@ -6,8 +6,9 @@ Every command, the page and the Python examples show this sentence, so that they
 from __future__ import annotations
 
 from edgekit.hardware.budgets import together_bytes
+from edgekit.plan.choice import unchecked_bytes
 from edgekit.plan.types import PreflightResult, Use
-from edgekit.plan.verdict import is_too_short, unchecked_bytes
+from edgekit.plan.verdict import is_too_short
 from edgekit.report.bars import Memory, memories
 from edgekit.report.check_words import (
     card_names,

@@ -106,10 +106,9 @@ class Cards:
 
         Raises TooManyError where too many others are being followed.
         """
-        order = replace(order, machine=steadied(order.machine))
         entries = read_catalog().entries
         own = repr([(one, one.keys, one.config) for one in entries if one.is_users])
-        key = (order, own)
+        key = (replace(order, machine=steadied(order.machine)), own)
         with self._lock:
             deck = self._decks.get(key)
             if deck is None or deck.fault or time.monotonic() - deck.begun_s > KEPT_S:

@@ -88,6 +88,32 @@ def test_choose_keeps_what_was_given() -> None:
     assert judged(one_file("llama-3.1-70b", cards(24), start=start)).failed
 
 
+@pytest.mark.parametrize("split", [(1.0, 1.0), (2.0, 1.0), (1.0, 0.0)])
+def test_choose_keeps_a_division_and_sends_layers_to_the_host(split: tuple[float, float]) -> None:
+    """As many layers on the GPUs as the fuller one holds."""
+    start = Start(
+        setup=replace(default_setup(), tensor_split=split), settled=frozenset({"tensor_split"})
+    )
+    f16 = cache_type("f16")
+    load = Load(context_tokens=16_384, cache_k=f16, cache_v=f16)
+    question = question_of(replace(one_file(GEMMA, cards(10, 10, ram=64)), load=load, start=start))
+    result = judge(question)
+    setup = result.way.setup
+    assert (result.step, setup.tensor_split) == (6, split)
+    assert setup.n_gpu_layers > 20
+    settled = frozenset({"tensor_split", "n_gpu_layers"})
+    more = Start(setup=replace(setup, n_gpu_layers=setup.n_gpu_layers + 1), settled=settled)
+    assert judge(replace(question, start=more)).failed
+
+
+def test_choose_spends_nothing_where_much_is_in_ram_of_unknown_size() -> None:
+    start = Start(setup=replace(default_setup(), cpu_moe=True), settled=frozenset({"cpu_moe"}))
+    known = question_of(replace(one_file(MOE, cards(12, ram=64)), start=start))
+    assert (judge(known).status, judge(known).context_tokens) == (Status.PASSED, 40_960)
+    unknown = replace(known, machine=replace(known.machine, host=None))
+    assert (judge(unknown).status, judge(unknown).context_tokens) == (Status.WARNING, 32_768)
+
+
 def test_choose_sends_experts_to_the_host_before_layers() -> None:
     result = judged(one_file(MOE, rated(cards(12))))
     assert (result.step, result.context_tokens, result.cache) == (6, 32_768, "f16")

@@ -26,10 +26,12 @@ from tests.unit.plan.wishes import (
 from edgekit.engine.llamacpp.types import ALL_LAYERS
 from edgekit.engine.vllm.types import VllmSetup
 from edgekit.errors import HardwareError, RefusedError, UsageError
-from edgekit.memory.types import PoolKind
-from edgekit.plan.making import find_plan, make_plan
+from edgekit.memory.types import Load, PoolKind
+from edgekit.plan.changes import higher_limit
+from edgekit.plan.making import find_plan, make_plan, question_of
 from edgekit.plan.planned import Lever, Plan
 from edgekit.plan.types import ChangeKind, Start
+from edgekit.plan.verdict import judge
 
 LAYERS = 62 + 1  # gemma-3-27b, and the output behind them
 
@@ -259,3 +261,22 @@ def test_a_thorough_plan_says_more_of_the_same(thorough: bool) -> None:  # noqa:
     assert (plan.decision(Lever.SEQUENCES) is not None) is thorough
     other = make_plan(any_mix(LLAMA, rated(cards(12))), thorough=not thorough)
     assert (plan.variant.name, plan.load, plan.result.way) == (other.variant.name, other.load, other.result.way)  # fmt: skip
+
+
+def test_a_plan_and_a_check_say_the_same_of_a_higher_limit() -> None:
+    """A plan never counts on it, and of a context that was asked for it is not said."""
+    wish = one_file("llama-3.1-8b", mac(16, 10))
+    plan = make_plan(wish)
+    assert plan.result.machine == mac(16, 10)
+    (change,) = higher_limit(question_of(wish), judge(question_of(wish)))
+    decision = plan.decision(Lever.LIMIT)
+    assert decision is not None
+    assert (decision.value, decision.because) == ("iogpu.wired_limit_mb=13312", change.told)
+    assert change.result is not None
+    assert f"up to {change.result.max_context:,} tokens" in change.told
+    assert make_plan(replace(wish, load=Load(context_tokens=16_384))).decision(Lever.LIMIT) is None
+
+
+def test_no_plan_asks_for_a_higher_limit_that_gives_nothing() -> None:
+    plan = make_plan(from_config("qwen3-0.6b", mac(64, 48), "mlx"))
+    assert (plan.context_tokens, plan.decision(Lever.LIMIT)) == (40_960, None)
