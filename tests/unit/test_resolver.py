@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from tests.unit.cli.test_estimate import write_model
 
+from edgekit.catalog import find_entry
 from edgekit.cli import main
-from edgekit.errors import RemoteInspectError, UsageError
+from edgekit.errors import HardwareError, RefusedError, RemoteInspectError, UsageError
 from edgekit.header import read_header
 from edgekit.models import can_load, inspect_model_remote, model_preflight
-from edgekit.resolver import resolve, resolve_model
+from edgekit.plan.types import PreflightResult
+from edgekit.resolver import automatic, resolve, resolve_model
 from edgekit.source.types import Origin
 from edgekit.verify import binding
 from edgekit.verify.generated import generated_files
@@ -166,3 +168,58 @@ def test_generated_files_need_the_keys_of_a_gguf() -> None:
     opened = resolve_model("gpt-oss-120b").as_file("llama.cpp")
     with pytest.raises(UsageError, match=r"the catalog has only the config\.json"):
         generated_files(opened.model.header, label="gpt-oss-120b")
+
+
+# --- automatic
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """Of a 32B: 61 GiB as stored, 18.4 at Q4_K_M."""
+    config = json.dumps(find_entry("qwen3-32b").config, default=dict)
+    tmp_path.joinpath("config.json").write_text(config)
+    return str(tmp_path)
+
+
+CARD = {"device": "RTX 4090", "ram": "64G"}
+
+
+def test_a_folder_that_vllm_has_no_room_for_is_llama_cpps_in_every_command(
+    folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = ("--device", "RTX 4090", "--ram", "64G")
+    why = "judged for llama.cpp, because vllm does not fit: "
+    result = model_preflight(folder, options={}, **CARD)
+    assert result.estimate.notes[0].startswith(why)
+    for command in ("check", "plan"):
+        told = ask_json(capsys, command, folder, *machine)
+        assert told["engine"]["name"] == result.engine == "llama.cpp"
+        assert told["status"] == result.status.value
+        assert any(note.startswith(why) for note in told["notes"])
+
+
+def test_options_choose_the_engine_that_has_them(folder: str) -> None:
+    assert model_preflight(folder, options={"n_gpu_layers": 20}, **CARD).engine == "llama.cpp"
+    alone = model_preflight(folder, options={"kv_cache_dtype": "fp8"}, **CARD)
+    assert (alone.engine, alone.can_load) == ("vllm", False)
+
+
+@pytest.mark.parametrize("failure", [RefusedError("no"), HardwareError("no"), UsageError("no")])
+def test_a_mistake_in_the_question_is_not_asked_of_another_engine(
+    folder: str, failure: RefusedError | HardwareError | UsageError
+) -> None:
+    named = resolve_model(folder)
+    fits = model_preflight(folder, "llama.cpp", **CARD)
+
+    def ask(engine: str) -> PreflightResult:
+        if engine == "vllm":
+            raise failure
+        return fits
+
+    if isinstance(failure, UsageError):
+        with pytest.raises(UsageError):
+            automatic(named, fits.machine, ask, lambda result: result)
+    else:
+        found, note = automatic(named, fits.machine, ask, lambda result: result)
+        assert found is fits
+        assert note.endswith("vllm does not fit: no")

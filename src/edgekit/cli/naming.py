@@ -16,7 +16,10 @@ MAX_MODELS = 10_000  # of one call; a folder of so many is a mistake
 def references(words: Sequence[str]) -> tuple[str, ...]:
     """The models that are meant: folders of them opened up, `-` read from standard input."""
     for word in dict.fromkeys(word for word in words if words.count(word) > 1):
-        print(f"edgekit: {printable(word)} is named more than once and shown once", file=sys.stderr)
+        print(
+            f"edgekit: {printable(word)} was given more than once and is shown once",
+            file=sys.stderr,
+        )
     found: dict[str, None] = {}  # in order, each once
     for word in words:
         for one in _stdin_lines() if word == "-" else (word,):

@@ -143,8 +143,10 @@ def test_what_is_the_same_is_said_once(home: Path, capsys: pytest.CaptureFixture
 def test_nothing_of_a_table_is_left_for_one(
     three: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same model twice is one question."""
-    assert ask(capsys, three[0], three[0], *MACHINE) == ask(capsys, three[0], *MACHINE)
+    """The same model twice is one question, which is said on standard error."""
+    *once, _ = ask(capsys, three[0], *MACHINE)
+    note = f"edgekit: {three[0]} was given more than once and is shown once\n"
+    assert ask(capsys, three[0], three[0], three[0], *MACHINE) == (*once, note)
 
 
 def test_several_engines_for_several_models(
