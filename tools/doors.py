@@ -393,7 +393,7 @@ _WORDS = (
     (r"(\d+) of \d+ layers on .*", r"-ngl \1"),
     (r"all but the experts of (\d+) of \d+ layers on .*", r"-ngl all -ncmoe \1"),
     (r"all but the experts on .*", "-ngl all -cmoe"),
-    (r"shared by .*, tensor parallel (\d+)", r"-tp \1"),
+    (r"shared by .*, tensor parallel (\d+)(, .* of its memory)?", r"-tp \1"),
     (r"on .*|in the unified memory of .*", "as a whole"),
 )
 

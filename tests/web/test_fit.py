@@ -380,3 +380,43 @@ def test_a_note_on_the_model_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         state.close()
     assert isinstance(state.models, OpenedModels)
+
+
+@pytest.mark.parametrize(
+    ("types", "cache"),
+    [
+        ({"type_k": "q8_0"}, "q8_0 + f16"),
+        ({"type_v": "q4_0"}, "f16 + q4_0"),
+        ({"type_k": "q8_0", "type_v": "q8_0"}, "q8_0"),
+    ],
+)
+def test_the_cache_that_is_named_is_the_one_that_was_given(
+    server: str, types: dict[str, str], cache: str
+) -> None:
+    found = fit(server, model="llama-3.1-8b", engine="llama.cpp", context="8192", **types, **CARD)
+    assert found["cache"] == cache
+    assert ("with an 8-bit cache" if cache == "q8_0" else f"{cache} cache") in found["told"]
+
+
+def test_vllm_takes_a_smaller_repository_where_the_own_does_not_fit(server: str) -> None:
+    asked = {"model": "llama-3.1-8b", "engine": "vllm", "device": "RTX 4060 Ti 16GB"}
+    check = ask(server, "/api/v1/check", asked).json()
+    found = fit(server, **asked, **check["flags"])
+    for name in ("status", "quantization", "cache", "context_tokens", "command"):
+        assert found[name] == check[name], name
+    assert found["quantization"] == "FP8"
+    assert found["estimate_command"].startswith(
+        "edgekit estimate nvidia/Llama-3.1-8B-Instruct-FP8 "
+    )
+    curves = ask(server, "/api/v1/curves", asked).json()["curves"]
+    assert curves[0]["longest"] >= check["context_tokens"]
+    whole = fit(server, **asked | {"device": "RTX 4090"}, **check["flags"])
+    assert whole["quantization"] == "as stored"
+
+
+def test_a_context_that_the_model_lacks_fits_as_little_as_in_a_check(server: str) -> None:
+    asked = {"model": "phi-4", "engine": "llama.cpp", "min_context": "65536", **CARD}
+    check = ask(server, "/api/v1/check", asked).json()
+    found = fit(server, **asked, **check["flags"])
+    assert (found["status"], check["status"]) == ("failed", "failed")
+    assert check["reasons"][0] in found["told"]

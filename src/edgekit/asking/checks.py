@@ -282,7 +282,7 @@ def _told(
         most = most_sequences(question.model, pool)
         settled |= {} if most is None else {"max_num_seqs": most}
     bill = told_bill(opened, engine, settled, (load, setup), result.estimate)
-    ready = start_commands(opened, result, values, users=asking.users)
+    ready = start_commands(opened, result, values, users=asking.users) if result.can_load else ()
     if ready:
         bill = replace(bill, command=main_command(ready))
     if pool is not None:  # judged is what requests need; shown is the pool that it will take

@@ -28,6 +28,7 @@ from edgekit.cli.request_options import (
     add_window_budget_option,
 )
 from edgekit.cli.typed import words_of
+from edgekit.errors import UsageError
 from edgekit.units import MIB, format_bytes, parse_size
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
@@ -35,6 +36,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
 
     from edgekit.asking.checks import Answer
     from edgekit.report.bars import Glyphs
+    from edgekit.report.commands import Ready
     from edgekit.source.download import Download
 
 UNASKED_DOWNLOAD_BYTES = 512 * MIB  # downloads up to this size need no question
@@ -80,6 +82,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         action="store_true",
         help="add the memory breakdown, the reasons and how each figure is known",
     )
+    add_program_option(parser)
     parser.add_argument(
         "--exact",
         action="store_true",
@@ -112,6 +115,45 @@ def add_download_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_program_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--for",
+        dest="program",
+        metavar="PROGRAM",
+        help="print only the command or settings for this program: llama-server, ollama, lm-studio ...",
+    )
+
+
+def for_program(ready: tuple[Ready, ...], program: str | None) -> tuple[Ready, ...]:
+    """Those of one program, as --for names it; all where none was named."""
+    if program is None:
+        return ready
+    from edgekit.report.plan_run import program_of
+
+    wanted = _plain(program)
+    found = tuple(one for one in ready if wanted in {_plain(program_of(one)), _plain(one.name)})
+    if ready and not found:
+        names = ", ".join(dict.fromkeys(program_of(one) for one in ready))
+        raise UsageError(f"--for {program[:40]}: choose one of {names}")
+    return found
+
+
+def _plain(name: str) -> str:
+    return "".join(char for char in name.lower() if char.isalnum())
+
+
+def pasted(ready: tuple[Ready, ...]) -> str:
+    """One text as it is, ready for a shell or a file, what is to be known of it on standard error; of several each
+    under its name, with notes as comments.
+    """
+    if len(ready) == 1:
+        for note in ready[0].notes:
+            print(f"edgekit: {note}", file=sys.stderr)
+        return f"{ready[0].text}\n"
+    told = (["# " + one.name, *(f"# {note}" for note in one.notes), one.text] for one in ready)
+    return "\n\n".join("\n".join(lines) for lines in told) + "\n"
+
+
 def run(arguments: argparse.Namespace) -> tuple[str, int]:
     """The answer as text, and the verdict as an exit code."""
     from dataclasses import replace
@@ -123,9 +165,11 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     from edgekit.source.types import Traffic
 
     words = words_of(arguments)
-    engine_flags(words)  # errors in flags come before anything is read
+    engines, _ = engine_flags(words)  # errors in flags come before anything is read
     names = references(arguments.models)
     alone = len(names) == 1
+    if arguments.program is not None and (not alone or len(engines) > 1):
+        raise UsageError("--for prints the command of one model and one engine")
     depth = Depth.TENSORS if arguments.json or arguments.exact else Depth.ARCHITECTURE
     with reach_of(arguments, quiet=arguments.quiet or (arguments.json and alone)) as reach:
         if alone:
@@ -208,10 +252,18 @@ def _show_table(coming: Iterable[list[Answer]]) -> list[list[Answer]]:
 
 
 def _render(answers: Sequence[Answer], arguments: argparse.Namespace) -> str:
-    from edgekit.report.check import Unanswered
+    from dataclasses import replace
+
+    from edgekit.report.check import Check, Unanswered
 
     if len(answers) == 1 and isinstance(answers[0], Unanswered):
         raise answers[0].error  # told as every error is
+    if arguments.program is not None and isinstance(answers[0], Check) and answers[0].ready:
+        ready = for_program(answers[0].ready, arguments.program)
+        if not arguments.json:
+            return pasted(ready)
+        bill = replace(answers[0].bill, command=ready[-1].text)
+        answers = [replace(answers[0], bill=bill)]
     if arguments.json:
         from edgekit.asking.checks import answers_json
         from edgekit.report.as_json import json_text

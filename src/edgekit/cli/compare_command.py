@@ -18,6 +18,7 @@ from edgekit.cli.reach_options import (
     screen_width,
 )
 from edgekit.cli.request_options import (
+    add_job_option,
     add_limit_options,
     add_min_context_option,
     add_users_option,
@@ -71,6 +72,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     add_users_option(parser)
     add_min_context_option(parser)
+    add_job_option(parser)
     add_device_options(parser)
     add_limit_options(parser)
     add_reach_options(parser)
@@ -92,7 +94,7 @@ def run(arguments: argparse.Namespace) -> str:
     words = words_of(arguments)
     _, flags = engine_flags(words)  # errors in flags come before anything is read
     names = references(arguments.models)
-    machine = bool(words.devices or words.ram or words.vram)
+    machine = bool(words.devices or words.ram or words.vram or words.job)
     if len(names) == 1 and not machine and arguments.engine is None:
         return _engines(names[0], words, flags, arguments)
     return _models(names, words, arguments)

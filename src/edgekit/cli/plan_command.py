@@ -7,7 +7,13 @@ import sys
 from typing import TYPE_CHECKING
 
 from edgekit.asking.bills import OF_THE_MACHINE, PLANNED
-from edgekit.cli.check_command import add_download_options, confirmed
+from edgekit.cli.check_command import (
+    add_download_options,
+    add_program_option,
+    confirmed,
+    for_program,
+    pasted,
+)
 from edgekit.cli.device_options import add_device_options
 from edgekit.cli.engine_flags import CHOSEN_CONTEXT, add_engine_flags
 from edgekit.cli.reach_options import (
@@ -21,7 +27,7 @@ from edgekit.cli.reach_options import (
 from edgekit.cli.request_options import add_limit_options, add_plan_options
 from edgekit.cli.tiers import check_latency, is_tier, run_tier
 from edgekit.cli.typed import words_of
-from edgekit.errors import HardwareError, UsageError
+from edgekit.errors import HardwareError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
@@ -61,12 +67,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         action="store_true",
         help="add every decision, what was tried, and how each figure is known",
     )
-    parser.add_argument(
-        "--for",
-        dest="program",
-        metavar="PROGRAM",
-        help="print only the command or settings for this program: llama-server, ollama, lm-studio ...",
-    )
+    add_program_option(parser)
     parser.add_argument(
         "--plot",
         metavar="FILE",
@@ -103,24 +104,7 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
         _plot(plan, arguments.plot)
         notes = (*notes, f"wrote a plot of memory versus context to {arguments.plot}")
     code = 0 if plan.fits else HardwareError.exit_code
-    return _told(plan, notes, _only(ready, arguments.program), arguments), code
-
-
-def _only(ready: tuple[Ready, ...], program: str | None) -> tuple[Ready, ...]:
-    if program is None:
-        return ready
-    from edgekit.report.plan_run import program_of
-
-    wanted = _plain(program)
-    found = tuple(one for one in ready if wanted in {_plain(program_of(one)), _plain(one.name)})
-    if ready and not found:
-        names = ", ".join(dict.fromkeys(program_of(one) for one in ready))
-        raise UsageError(f"--for {program[:40]}: this plan is for {names}")
-    return found
-
-
-def _plain(name: str) -> str:
-    return "".join(char for char in name.lower() if char.isalnum())
+    return _told(plan, notes, for_program(ready, arguments.program), arguments), code
 
 
 def _plot(plan: Plan, path: str) -> None:
@@ -128,18 +112,6 @@ def _plot(plan: Plan, path: str) -> None:
     from edgekit.report.plot import write_plot
 
     write_plot(plan_curves(plan), path, model=plan.wish.label, machine=plan.wish.machine.name)
-
-
-def _parts(ready: tuple[Ready, ...]) -> str:
-    """One text as it is, ready for a shell or a file, what is to be known of it on standard error; of several each
-    under its name, with notes as comments.
-    """
-    if len(ready) == 1:
-        for note in ready[0].notes:
-            print(f"edgekit: {note}", file=sys.stderr)
-        return f"{ready[0].text}\n"
-    told = (["# " + one.name, *(f"# {note}" for note in one.notes), one.text] for one in ready)
-    return "\n\n".join("\n".join(lines) for lines in told) + "\n"
 
 
 def _told(
@@ -151,7 +123,7 @@ def _told(
 
         return json_text(plan_json(plan, ready=ready, notes=notes))
     if arguments.program is not None and ready:
-        return _parts(ready)
+        return pasted(ready)
     from edgekit.report.bars import glyphs_for
     from edgekit.report.plan_text import plan_text
 

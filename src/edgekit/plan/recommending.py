@@ -48,6 +48,15 @@ class Ask:
     max_use: float | None = None
     reserve_bytes: int | None = None
 
+    @property
+    def wanted_tokens(self) -> int | None:
+        """The context that each user needs: as given (0: the model's whole one), or for the job."""
+        return (
+            self.context_tokens
+            if self.job is None
+            else job_window(self.job, native_tokens=sys.maxsize)[0]
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suggestion:
@@ -218,10 +227,8 @@ class _Search:
     def _hopeless(self, entry: Entry) -> str:
         """What needs no bill: a window that is too short, weights beyond all memory there is."""
         ask = self._ask
-        least = max(ask.context_tokens or 0, ask.min_context or 0)
-        if ask.job is not None:
-            least = max(least, job_window(ask.job, sys.maxsize)[0])
-        elif not ask.context_tokens and ask.min_context is None:
+        least = max(ask.wanted_tokens or 0, ask.min_context or 0)
+        if not ask.wanted_tokens and ask.min_context is None:
             least = MINIMUM_TOKENS
         if ask.task is not Kind.EMBEDDING and entry.native_context is None:
             return "with an unknown context length"

@@ -86,8 +86,9 @@ def cards_answer(found: Recommendation) -> str:
 
 def _task_words(ask: Ask) -> str:
     task = _TASKS[ask.task]
-    if ask.context_tokens is not None:
-        task += f" with {ask.context_tokens:,} tokens"
+    tokens = ask.wanted_tokens
+    if tokens is not None:
+        task += f" with {tokens:,} tokens" if tokens else " with the model's whole context"
         return f"{task} for each of {ask.users} users" if ask.users else task
     return f"{task} with {ask.users} users at once" if ask.users else task
 

@@ -19,7 +19,7 @@ def cards_json(found: Recommendation, *, problems: Sequence[str] = ()) -> dict[s
         "schema": SCHEMA,
         "task": ask.task.value,
         "engine": ask.engine,
-        "context_tokens": ask.context_tokens,
+        "context_tokens": ask.wanted_tokens,
         "users": ask.users,
         "min_context": ask.min_context,
         "prefer_accurate_cache": ask.prefer_accurate_cache,

@@ -60,23 +60,24 @@ class _Load:
 
     def result(self) -> PreflightResult:
         """The verdict on this load as it is: nothing of it is chosen here."""
-        weighed, least = self.weighed, self.question.min_context
-        # a check that sets such a context has failed: it is no context that was asked for
-        is_too_short = least is not None and (
-            least * self.fitting.streams == weighed.context_tokens > self.fitting.most
-        )
+        weighed, held, least = self.weighed, self.fitting, self.question.min_context
+        tokens = weighed.context_tokens
+        # a check that sets such a context has failed: nobody asked for it
+        is_too_short = least is not None and least * held.streams == tokens > held.most
+        if is_too_short:
+            unasked = replace(self.question.load, context_tokens=None)
+            held = Fitting(replace(self.question, load=unasked), weighed.way)
         cache = cache_name(self.question.engine, self.question.load, weighed.way.setup)
         settled = Candidate(
             step=NOTHING if is_too_short else 1,
             variant=self.variant,
             choice=CacheChoice(name=cache, place=0, flags=""),
             ladder=Ladder(self.question, (weighed.way,)),
-            held=self.fitting,
-            tokens=weighed.context_tokens,
+            held=held,
+            tokens=tokens,
             because="",
         )
-        result = result_for(settled, max_context=settled.tokens)
-        return replace(result, asked=not is_too_short)
+        return result_for(settled, max_context=tokens)
 
 
 def fit(state: State, words: Words, named: KeptNamed, watch: Watch) -> Json:
@@ -107,9 +108,12 @@ def curve_answer(
     reach = reach_of(state.settings, watch)
     asking = asking_of(words, reach=lambda: reach, with_changes=False, machine=machine_now(words))
     engine = _engine(asking, named)
-    question, _ = asked_question(
-        named.as_file(engine), engine, for_model(asking, named, engine), reach
-    )
+    opened = named.as_file(engine)
+    question, _ = asked_question(opened, engine, for_model(asking, named, engine), reach)
+    if engine == "vllm":  # the weights that hold the shortest context there is
+        least = Fitting(question, first_way(question)).windows[-1]
+        shortest = replace(question, load=replace(question.load, context_tokens=least))
+        question = replace(question, model=_settled(named, opened, shortest).variant.model)
     found = curves(question, first_way(question), points=points or POINTS)
     return {
         "schema": SCHEMA,
@@ -231,8 +235,8 @@ def _told(
         "cache": result.cache,
         "bars": bars_json(weighed.uses, weighed.estimate),
         "flags": flags,
-        "estimate": bill_json(replace(bill, command=command), layers=True),
-        "estimate_command": _command(named, engine, flags),
+        "estimate": bill_json(bill, layers=True),
+        "estimate_command": _command(load.variant.reference or _reference(named), engine, flags),
         "command": command if result.can_load and command else None,
         "refused": weighed.refused or None,
         "refused_about": None,
@@ -262,7 +266,7 @@ def _refused(error: EdgekitError, asking: Asking, named: KeptNamed, engine: str)
         "bars": [],
         "flags": typed(values),
         "estimate": None,
-        "estimate_command": _command(named, engine, typed(values)),
+        "estimate_command": _command(_reference(named), engine, typed(values)),
         "command": None,
         "refused": str(error),
         "refused_about": error.about or None,
@@ -277,7 +281,7 @@ def _native(named: KeptNamed) -> int | None:
     return named.entry.native_context if named.entry is not None else None
 
 
-def _command(named: KeptNamed, engine: str, flags: Mapping[str, str | bool]) -> str:
+def _command(reference: str, engine: str, flags: Mapping[str, str | bool]) -> str:
     table = (CONTEXT, *OPTIONS[engine].FLAGS)
     words = flag_words(table, read_flags(table, flags), ours=True)
-    return shlex.join(["edgekit", "estimate", _reference(named), "--engine", engine, *words])
+    return shlex.join(["edgekit", "estimate", reference, "--engine", engine, *words])

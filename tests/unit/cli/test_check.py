@@ -830,3 +830,26 @@ def test_a_name_with_a_nul_does_not_end_the_list(
     assert code == 2
     assert "contains control characters" in out
     assert "fits" in out
+
+
+def test_for_another_program(capsys: pytest.CaptureFixture[str]) -> None:
+    machine = ("--device", "RTX 4060", "--ram", "32G")
+    code, out, _ = ask(capsys, "qwen3-8b", *machine, "--for", "Ollama")
+    assert code == 0
+    assert out.splitlines()[-1] == "ollama run hf.co/Qwen/Qwen3-8B-GGUF:Q4_K_M"
+    told = ask_json(capsys, "qwen3-8b", *machine, "--for", "llama-cli")
+    assert told["command"].startswith("llama-cli -hf Qwen/Qwen3-8B-GGUF:Q4_K_M -c 16384 -np 1 ")
+
+
+@pytest.mark.parametrize("words", [("qwen3-8b", "qwen3-4b"), ("qwen3-8b", "--engine", "all")])
+def test_for_needs_one_answer(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = ask(capsys, *words, "--ram", "32G", "--for", "ollama")
+    assert (code, "--for prints the command of one model and one engine" in err) == (2, True)
+
+
+def test_flags_that_were_given_are_in_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ("--context-shift", "-cram", "100", "-ctxcp", "2", "--repack")
+    for command in ("check", "plan"):
+        main([command, "qwen3-8b", "--ram", "32G", "-c", "8k", *given, "--json"])
+        told = json.loads(capsys.readouterr().out)["estimate"]["command"]
+        assert told.endswith(" -dev none --context-shift --repack -cram 100 -ctxcp 2")
