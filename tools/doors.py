@@ -193,6 +193,7 @@ QUESTIONS = (
     _question("llama-3.1-8b", "RTX 4060 Ti 16GB", "vllm", users=2, context=8192),
     _question("nomic-embed-text-v1.5", "RTX 4090 + 64G", "vllm"),
     _question("qwen3-embedding-8b", "RTX 4060 + 32G"),
+    _question("e5-mistral-7b-instruct", "m2-16", "mlx"),
     _question("llama-3.1-70b", "RTX 4060 + 16G"),
     _question("llama-3.1-70b", "m2-16", "mlx"),
     _question("llama-3.1-70b", "RTX 4060", "vllm"),

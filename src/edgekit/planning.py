@@ -7,9 +7,6 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from edgekit.catalog.types import Catalog, Entry
-from edgekit.errors import (
-    RefusedError,
-)
 from edgekit.hardware.types import Machine
 from edgekit.kept import keep, kept, key_of, steadied
 from edgekit.memory.types import Load
@@ -69,8 +66,6 @@ def wish_of(named: ResolvedModel, wanted: Wanted) -> Wish:
     engine = named.engine(wanted.engine, wanted.machine)
     model = named.opened(engine)
     embeds = named.embeds
-    if embeds and engine == "mlx":
-        raise RefusedError("mlx-lm hands over no embeddings: llama.cpp and vLLM do")
     drafters: tuple[Drafter, ...] = ()
     if wanted.drafter and engine == LLAMACPP and not embeds:
         drafters = (*own_drafter(model.model), *_catalog_drafters(named))

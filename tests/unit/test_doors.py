@@ -7,7 +7,7 @@ from tests.thoroughness import sampled
 from tools.doors import QUESTIONS, Question, answers, differences, table
 
 
-@pytest.mark.parametrize("question", sampled(QUESTIONS, each=10, turn=5), ids=str)
+@pytest.mark.parametrize("question", sampled(QUESTIONS, each=16, turn=5), ids=str)
 def test_every_door_gives_the_same_answer(question: Question) -> None:
     found = answers(question)
     assert not differences(found), table(question, found)

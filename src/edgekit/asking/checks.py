@@ -25,6 +25,7 @@ from edgekit.hardware.types import Machine
 from edgekit.header.types import Depth
 from edgekit.memory.types import HOST, Load, MemoryEstimate
 from edgekit.plan.assumed import AssumedChoice
+from edgekit.plan.caches import embedding_start
 from edgekit.plan.changes import changes
 from edgekit.plan.choice import reads_at_once
 from edgekit.plan.growth import growth_limits
@@ -186,10 +187,10 @@ def _assumed(
 def for_model(asking: Asking, named: ResolvedModel, engine: str) -> Asking:
     """With the quantisation of the model's name among the flags; an embedding model is started to embed.
 
-    Raises UsageError for a quantisation that the engine lacks.
+    Raises UsageError for a quantisation that the engine lacks, RefusedError where it returns no embeddings.
     """
     given = dict(with_quant(asking.flags.get(engine, {}), engine, named.quant))
-    if named.embeds and engine == LLAMACPP:
+    if named.embeds and embedding_start(Start(), engine).settled:
         given.setdefault("embeddings", True)
     return replace(asking, flags={**asking.flags, engine: given})
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgekit.engine.llamacpp.types import default_setup
+from edgekit.errors import RefusedError
 from edgekit.hardware.budgets import devices_for
 from edgekit.memory.cache_types import cache_type
 from edgekit.memory.types import Load
@@ -147,7 +148,9 @@ def plain_setup(engine: str) -> Any:
 
 
 def embedding_start(start: Start, engine: str) -> Start:
-    """Started to hand over embeddings, where the engine has to be told."""
+    """Started to return embeddings, where the engine has to be told. Raises RefusedError where it returns none."""
+    if engine == "mlx":
+        raise RefusedError("mlx-lm does not return embeddings; llama.cpp and vLLM do")
     if engine != "llama.cpp" or "embeddings" in start.settled:
         return start
     setup = start.setup if start.setup is not None else plain_setup(engine)

@@ -252,8 +252,6 @@ def wish_for(entry: Entry, ask: Ask) -> Wish:
     """Raises EdgekitError where the entry has nothing that the engine loads."""
     model = open_entry(entry, ask.engine)
     embeds = Kind.EMBEDDING in entry.kinds
-    if embeds and ask.engine == "mlx":
-        raise RefusedError("mlx-lm hands over no embeddings")
     return Wish(
         label=entry.id,
         variants=variants_of(model, ask.engine, settled=False, label=entry.id),
