@@ -31,6 +31,7 @@ from edgekit.plan.verdict import is_too_short, result_of
 from edgekit.units import GIB, MIB, format_bytes
 
 MLX_BITS = (3,)  # unquantised repositories are judged at 4 already
+SHORTER_TOKENS = (8192, 4096)  # below the minimum of 16K, and still of use
 BEYOND_ANY_HOST_BYTES = 2**50
 
 
@@ -100,21 +101,53 @@ def _cache_flags(choice: CacheChoice) -> dict[str, str]:
     }
 
 
-def higher_limit(question: Question, result: PreflightResult) -> Iterator[Change]:
-    """What the system lets the GPU use of a unified memory can be raised, so that it fits or holds a longer context."""
+def limit_changes(question: Question, result: PreflightResult) -> Iterator[Change]:
+    """What the system lets the GPU use of a unified memory can be raised, so that it fits, runs on the GPU or holds a
+    longer context. An answer never counts on it: it has to be set first.
+    """
     raised = raised_limit(question.machine)
-    if raised is None:
+    found = None if raised is None else _judged(replace(question, machine=raised.machine))
+    if raised is None or found is None:
         return
-    found = _judged(replace(question, machine=raised.machine))
-    moves = found is not None and found.way.whole and not result.way.whole
-    if found is not None and (result.failed or moves or found.max_context > result.max_context):
-        tokens = (found.context_tokens if result.failed else found.max_context) // found.streams
-        yield Change(
-            kind=ChangeKind.MEMORY,
-            value=raised.setting or raised.how,
-            told=raised.sentence(f"{'fits at' if result.failed else 'up to'} {tokens:,} tokens"),
-            result=found,
-        )
+    moves = found.way.whole and not result.way.whole
+    if result.failed:
+        outcome = f"fits at {found.context_tokens // found.streams:,} tokens"
+    elif moves:
+        outcome = _on_the_gpu(found)
+    elif found.max_context > result.max_context:
+        outcome = f"up to {found.max_context // found.streams:,} tokens"
+    else:
+        return
+    yield Change(
+        kind=ChangeKind.MEMORY,
+        value=raised.setting or raised.how,
+        told=raised.sentence(outcome),
+        result=found,
+    )
+
+
+def _on_the_gpu(found: PreflightResult) -> str:
+    """'runs on the GPU at 32,768 tokens, about 20 tokens/s'."""
+    speed = "" if found.speed is None else f", about {found.speed.typical:.2g} tokens/s"
+    return f"runs on the GPU at {found.context_tokens // found.streams:,} tokens{speed}"
+
+
+def _shorter(question: Question, result: PreflightResult) -> Iterator[Change]:
+    """A context below the minimum that keeps all of the model on the GPU."""
+    if result.asked or result.way.whole or not result.way.cards or question.engine != "llama.cpp":
+        return
+    for tokens in SHORTER_TOKENS:
+        load = replace(question.load, context_tokens=tokens * result.streams)
+        found = _judged(replace(question, load=load))
+        if found is not None and found.way.whole:
+            yield Change(
+                kind=ChangeKind.CONTEXT,
+                value=f"{tokens}",
+                told=f"-c {tokens}: {_on_the_gpu(found)}",
+                flags={"context": f"{tokens}"},
+                result=found,
+            )
+            return
 
 
 def _weights(question: Question, result: PreflightResult) -> Iterator[Change]:
@@ -313,7 +346,9 @@ def _device(question: Question, result: PreflightResult) -> Iterator[Change]:
         held = _smallest(machines, lambda one: _holds(question, one, tokens))
         if held is not None:
             what = "GPU" if kind is Kind.GPU else "Mac"
-            told = f"{held.name}: the smallest current {what} that holds all of it at {tokens:,} tokens"
+            told = (
+                f"{held.name}: the smallest current {what} that holds all of it at {_each(result)}"
+            )
             yield _of_device(held.name, told)
 
 
@@ -334,9 +369,15 @@ def _more_cards(question: Question, result: PreflightResult) -> Iterator[Change]
         several = replace(machine, devices=tuple(replace(cards[0], index=i) for i in range(count)))
         if _holds(question, several, tokens):
             name = f"{count}x {cards[0].name}"
-            told = f"{name}: hold all of it at {tokens:,} tokens"
+            told = f"{name}: hold all of it at {_each(result)}"
             yield _of_device(name, told)
             return
+
+
+def _each(result: PreflightResult) -> str:
+    """'8,192 tokens', or '8,192 tokens for each of 4 users'."""
+    words = f"{result.context_tokens // result.streams:,} tokens"
+    return words if result.streams == 1 else f"{words} for each of {result.streams} users"
 
 
 def _of_device(name: str, told: str) -> Change:
@@ -377,7 +418,7 @@ def _judged(question: Question) -> PreflightResult | None:
 Maker = Callable[[Question, PreflightResult], Iterator[Change]]
 _TO_FIT: tuple[Maker, ...] = (
     _context,
-    higher_limit,
+    limit_changes,
     _weights,
     _placement,
     _memory,
@@ -386,4 +427,4 @@ _TO_FIT: tuple[Maker, ...] = (
     _more_cards,
     _device,
 )
-_TO_STRETCH: tuple[Maker, ...] = (higher_limit, _cache)
+_TO_STRETCH: tuple[Maker, ...] = (_shorter, limit_changes, _cache)

@@ -322,9 +322,10 @@ class Fitting:
             yield weighed.refused
         elif not weighed.fits:
             use = max(weighed.uses, key=lambda use: (use.fullness, use.required_bytes))
-            yield f"{weighed.context_tokens:,} tokens need {_needed(use)}"
+            each = f" for each of {self.streams} users" if self.streams > 1 else ""
+            yield f"{weighed.context_tokens // self.streams:,} tokens{each} need {_needed(use)}"
             if longest_tokens:
-                yield f"the longest context that fits is {longest_tokens:,} tokens"
+                yield f"the longest context that fits is {longest_tokens // self.streams:,} tokens{each}"
             else:
                 bare = self.price(self.least).tightest
                 yield f"no context fits: weights and overhead alone need {format_bytes(bare.required_bytes)}"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from edgekit.engine.types import Model
 from edgekit.errors import UsageError
 from edgekit.memory.types import Load
-from edgekit.plan.changes import changes, higher_limit
+from edgekit.plan.changes import changes, limit_changes
 from edgekit.plan.choice import Attempt, Candidate, Choice, choose, reads_at_once, whole
 from edgekit.plan.context import UNKNOWN_NATIVE_TOKENS
 from edgekit.plan.drafting import propose_drafter
@@ -180,7 +180,8 @@ def _weights_because(choice: Choice, found: Candidate) -> str:
 def _tried(attempts: tuple[Attempt, ...], found: Candidate) -> Iterator[Tried]:
     """Every row of SPEC A4's list that was looked at, up to the one that was taken."""
     for one in attempts:
-        value = f"{one.variant.name}, {one.tokens:,} tokens, {one.cache.name} cache"
+        each = one.tokens // one.ladder.top.streams
+        value = f"{one.variant.name}, {each:,} tokens, {one.cache.name} cache"
         taken = one.fits and (one.variant.name, one.cache.name) == (
             found.variant.name,
             found.choice.name,
@@ -203,8 +204,8 @@ def _cache_because(found: Candidate) -> str:
 def _further(wish: Wish, found: Candidate, result: PreflightResult) -> Iterator[Decision]:
     several = wish.engine == "vllm"  # more requests may take more cards
     yield decide_sequences(wish, found, whole(found.question) if several else (found.held.way,))
-    if not result.asked:  # a plan never counts on it: it has to be set first
-        for change in higher_limit(question_of(wish), result):
+    if not result.asked or not result.way.whole:
+        for change in limit_changes(question_of(wish), result):
             yield Decision(lever=Lever.LIMIT, value=change.value, because=change.told)
 
 

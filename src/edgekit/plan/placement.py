@@ -42,6 +42,7 @@ LEAST_CAPABILITY = (7, 0)
 LEAST_CARD_BYTES = (
     5 * GIB // 2
 )  # a reserve of 1 GiB, a context of 0.6, a compute buffer and a layer
+ON_THE_CPU = "all of it on the CPU"
 BACKENDS = {Vendor.NVIDIA: "cuda", Vendor.APPLE: "metal"}
 
 
@@ -133,8 +134,9 @@ def _llamacpp_ways(question: Question) -> Iterator[Way]:
     setup = replace(setup, devices=_as_devices(cards, setup.tensor_split))
     where = f"on {_names(cards)}{_left_out(machine, cards)}"
     way = _on_devices(machine, cards, setup, where)
-    for changes, told in _less_and_less(question.model):
-        yield replace(way, setup=replace(way.setup, **changes), because=f"{told} {where}")
+    for changes, told in _less_and_less(question.model, cards):
+        because = told if told == ON_THE_CPU else f"{told} {where}"
+        yield replace(way, setup=replace(way.setup, **changes), because=because)
     yield _on_the_cpu(machine, setup)
 
 
@@ -240,9 +242,15 @@ def _as_devices(cards: tuple[Accelerator, ...], split: tuple[float, ...]) -> tup
     )
 
 
-def _less_and_less(model: Model) -> Iterator[tuple[dict[str, Any], str]]:
-    """Experts leave the devices first, block by block: they are large, and few of them work on a token."""
+def _less_and_less(model: Model, cards: Cards) -> Iterator[tuple[dict[str, Any], str]]:
+    """Experts leave the devices first, block by block: they are large, and few of them work on a token.
+
+    Metal maps the file from the first to the last tensor it computes, so a part on the CPU leaves as much on the GPU.
+    """
     layers = len(model.geometry.layers)
+    if cards[0].vendor is Vendor.APPLE:
+        yield {"n_gpu_layers": 0}, ON_THE_CPU
+        return
     experts: dict[str, Any] = {}
     told = ""
     if any(layer.experts for layer in model.geometry.layers):
@@ -250,8 +258,9 @@ def _less_and_less(model: Model) -> Iterator[tuple[dict[str, Any], str]]:
             yield {"n_cpu_moe": count}, f"all but the experts of {count} of {layers} layers"
         experts, told = {"cpu_moe": True}, ", no experts,"
         yield experts, "all but the experts"
-    for count in range(layers, -1, -1):
+    for count in range(layers, 0, -1):
         yield {"n_gpu_layers": count, **experts}, f"{count} of {layers + 1} layers{told}"
+    yield {"n_gpu_layers": 0, **experts}, ON_THE_CPU
 
 
 def _on_devices(machine: Machine, cards: tuple[Accelerator, ...], setup: Any, because: str) -> Way:
@@ -278,7 +287,7 @@ def _on_the_cpu(machine: Machine, setup: Any) -> Way:
     if machine.host is None:
         raise HardwareError(f"the memory of {machine.name} is not known: give --ram")
     alone = replace(setup, backend=Backend.CPU, **_of_the_machine(machine))
-    return Way(setup=alone, budgets=llamacpp_budgets(machine, ()), because="all of it on the CPU")
+    return Way(setup=alone, budgets=llamacpp_budgets(machine, ()), because=ON_THE_CPU)
 
 
 def _of_the_machine(machine: Machine, cards: Cards = ()) -> dict[str, Any]:

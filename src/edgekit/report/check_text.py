@@ -85,21 +85,22 @@ def _why_lines(
 
 
 def _context_rows(result: PreflightResult) -> Iterator[str]:
-    yield f"checked at {result.context_tokens:,} tokens: {result.window or 'as asked'}"
+    """Of one user, like -c."""
+    users = f" for each of {result.streams} users" if result.streams > 1 else ""
+    each = result.context_tokens // result.streams
+    yield f"checked at {each:,} tokens{users}: {result.window or 'as asked'}"
     native = result.native_context
     trained = f"the model's own is {native:,}" if native else "the model does not state its own"
     yield f"{_longest(result)}; {trained}"
 
 
 def _longest(result: PreflightResult) -> str:
+    recommended = f"recommended {result.recommended_context // result.streams:,}"
     if is_beyond(result):
-        return f"recommended {result.recommended_context:,}"
+        return recommended
     if not result.max_context:
         return "no context fits"
-    each = ""
-    if result.streams > 1:
-        each = f" ({result.max_context // result.streams:,} for each of {result.streams})"
-    return f"max context {result.max_context:,}{each}, recommended {result.recommended_context:,}"
+    return f"max context {result.max_context // result.streams:,}, {recommended}"
 
 
 def _sections(check: Check) -> Iterator[tuple[str, list[str]]]:

@@ -113,6 +113,8 @@ def _place(result: PreflightResult) -> str:
     if not way.cards:
         return f"on your {machine.name}" if machine.is_phone else "on the CPU"
     cards = f"your {card_names(way.cards)}"
+    if getattr(way.setup, "n_gpu_layers", None) == 0:
+        return f"on the CPU of {cards}" if way.cards[0].unified else "on the CPU"
     elsewhere = "on the CPU" if way.cards[0].unified else "in RAM"
     experts = layers = None
     if result.engine == "llama.cpp":

@@ -156,3 +156,23 @@ def test_a_load_that_fits_is_only_stretched() -> None:
 def test_what_has_its_whole_window_needs_nothing() -> None:
     question = ask(recorded("qwen3-0.6b"), cpu(64))
     assert changes(question, judge(question)) == ()
+
+
+def test_a_context_below_16k_that_keeps_all_on_the_gpu_is_offered() -> None:
+    question = ask(recorded("llama-3.1-8b"), cards(7, ram=32))
+    result = judge(question)
+    assert result.can_load and not result.way.whole
+    (change,) = (one for one in changes(question, result) if one.kind is ChangeKind.CONTEXT)
+    assert change.told.startswith(f"-c {change.value}: runs on the GPU at 8,192 tokens")
+    asked = judge(replace(question, load=Load(context_tokens=int(change.value))))
+    assert asked.can_load and asked.way.whole
+
+
+def test_contexts_are_those_of_one_user() -> None:
+    users = Load(context_tokens=8 * 32_768, sequences=8, unified=False)
+    question = ask(recorded("llama-3.1-8b"), cards(12, ram=None), load=users)
+    result = judge(question)
+    assert result.reasons[0].startswith("32,768 tokens for each of 8 users need")
+    found = [one.told for one in changes(question, result) if one.kind is ChangeKind.DEVICE]
+    assert found
+    assert all(told.endswith(" all of it at 32,768 tokens for each of 8 users") for told in found)
