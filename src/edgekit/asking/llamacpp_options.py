@@ -129,7 +129,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("-mm", "--mmproj"), "mmproj", "multimodal projector; auto takes the one next to the model", "FILE"),
     Flag(("--no-mmproj",), "no_mmproj", "load no projector (what is billed unless --mmproj is given)", ours=True),
     Flag(("--lora",), "lora", "LoRA adapters, separated by commas", "FILES", names),
-    Flag(("-md", "--model-draft", "--spec-draft-model"), "draft_model", "draft model for speculative decoding", "MODEL"),
+    Flag(("-md", "--model-draft", "--spec-draft-model"), "draft_model", "draft model for speculative decoding", "MODEL", aliases=("-hfd", "--hf-repo-draft", "--spec-draft-hf")),
     Flag(("-ctkd", "--cache-type-k-draft"), "draft_type_k", "K-cache type of the draft model", "TYPE", _cache_type),
     Flag(("-ctvd", "--cache-type-v-draft"), "draft_type_v", "V-cache type of the draft model", "TYPE", _cache_type),
     Flag(("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft"), "draft_gpu_layers", "layers of the draft model on the GPU: only all is modelled", "all", _all_layers),
@@ -292,6 +292,8 @@ def told(load: Load, estimate: MemoryEstimate) -> str:
 
 def command(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened) -> list[str]:
     """Context and layers are always said: llama.cpp would fit what is not to the memory it finds."""
+    from edgekit.report.model_words import draft_words
+
     program = "llama-server" if values.get("mode", "server") == "server" else "llama-cli"
     context = values.get("context") or dict(estimate.facts)["n_ctx"]
     words = [
@@ -299,7 +301,8 @@ def command(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened)
         *model_source(values, opened).words,
         "-c",
         str(context),
-        *flag_words(FLAGS, values),
+        *flag_words(FLAGS, {key: one for key, one in values.items() if key != "draft_model"}),
+        *(draft_words(values["draft_model"]) if "draft_model" in values else ()),
     ]
     if estimate.backend == "cpu":
         return [*words, "-dev", "none"]

@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
 
 PLACEHOLDER = "MODEL"
 PLACEHOLDER_FILE = "MODEL.gguf"
+PLACEHOLDER_DRAFT = "DRAFT.gguf"
 NO_PROJECTOR = "--no-mmproj"  # -hf would load a vision model's projector, which is not in the bill
 UNCONVERTED = "Q4_K_M"  # engine.llamacpp.as_gguf.DEFAULT_MIX
 
@@ -174,6 +175,25 @@ def typed_gguf_words(reference: str, *, is_name: bool = False) -> list[str]:
             return ["-mu", url]
         case _:
             return ["-m", reference]
+
+
+def draft_words(reference: str, *, is_catalog: bool = False) -> list[str]:
+    """-md FILE or -hfd REPOSITORY. A name of the catalog becomes a repository that has it, or a placeholder."""
+    from edgekit.catalog import find_entry
+    from edgekit.catalog.naming import split_quant
+    from edgekit.errors import NotFoundError
+
+    typed = ["-m", PLACEHOLDER_DRAFT] if is_catalog else typed_gguf_words(reference)
+    first, word, *file = typed
+    name, quant = split_quant(reference)
+    try:
+        known = "" if first != "-m" or parsed(reference) is None else find_entry(name).id
+    except NotFoundError:
+        known = ""
+    if known:
+        found = published_gguf(known, quant or UNCONVERTED, projector=True)
+        first, word = ("-md", PLACEHOLDER_DRAFT) if found.note else ("-hf", found.words[1])
+    return [{"-hf": "-hfd"}.get(first, "-md"), word, *(["-md", *file[1:]] if file else [])]
 
 
 def parsed(reference: str, *, is_name: bool = False) -> Reference | None:

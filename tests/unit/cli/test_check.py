@@ -853,3 +853,17 @@ def test_flags_that_were_given_are_in_the_command(capsys: pytest.CaptureFixture[
         main([command, "qwen3-8b", "--ram", "32G", "-c", "8k", *given, "--json"])
         told = json.loads(capsys.readouterr().out)["estimate"]["command"]
         assert told.endswith(" -dev none --context-shift --repack -cram 100 -ctxcp 2")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("gemma-3-1b", "-hfd ggml-org/gemma-3-1b-it-GGUF"),
+        ("Gemma 3 1B", "-hfd ggml-org/gemma-3-1b-it-GGUF"),
+    ],
+)
+def test_check_with_a_draft_model_of_the_catalog_runs_its_repository(
+    name: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["check", "gemma-3-27b", "-md", name, "--device", "RTX 4090", "--json"])
+    assert words in json.loads(capsys.readouterr().out)["command"]

@@ -161,11 +161,13 @@ def test_what_has_its_whole_window_needs_nothing() -> None:
 def test_a_context_below_16k_that_keeps_all_on_the_gpu_is_offered() -> None:
     question = ask(recorded("llama-3.1-8b"), cards(7, ram=32))
     result = judge(question)
-    assert result.can_load and not result.way.whole
+    assert result.can_load
+    assert not result.way.whole
     (change,) = (one for one in changes(question, result) if one.kind is ChangeKind.CONTEXT)
     assert change.told.startswith(f"-c {change.value}: runs on the GPU at 8,192 tokens")
     asked = judge(replace(question, load=Load(context_tokens=int(change.value))))
-    assert asked.can_load and asked.way.whole
+    assert asked.can_load
+    assert asked.way.whole
 
 
 def test_contexts_are_those_of_one_user() -> None:

@@ -23,6 +23,7 @@ from edgekit.plan.planned import Wish
 from edgekit.plan.types import Job, PreflightResult, Question, Start, Status
 from edgekit.plan.variants import at_mixes
 from edgekit.plan.verdict import judge
+from edgekit.report.headline import headline
 from edgekit.units import GIB
 
 
@@ -180,6 +181,13 @@ def test_choose_for_embeddings_takes_8k_at_most_and_8_bits() -> None:
     start = embedding_start(Start(), "llama.cpp")
     _, weights, tokens, _ = chosen(replace(wish, start=start))
     assert (weights, tokens) == ("Q8_0", 8192)
+
+
+def test_choose_for_embeddings_loses_bits_before_it_leaves_the_card() -> None:
+    start = embedding_start(Start(), "llama.cpp")
+    result = judged(replace(any_mix(LLAMA, rated(cards(12))), start=start))
+    assert (result.step, result.quantization, result.context_tokens) == (5, "Q6_K", 8192)
+    assert headline(result).startswith("Embeds on your 12 GiB card at Q6_K, just: ")
 
 
 def test_choose_beyond_the_native_context_judges_what_was_asked() -> None:

@@ -18,14 +18,13 @@ from edgekit.report.model_words import (
     NO_PROJECTOR,
     GgufSource,
     gguf_source,
-    published_gguf,
     typed_gguf_words,
 )
+from edgekit.report.model_words import draft_words as model_words_of_draft
 from edgekit.units import format_bytes
 
 ALL = "all"
 OWN_CACHE = "f16"  # needs no flag
-DRAFT_FILE = "DRAFT.gguf"
 _GROWTH = {"cache_ram": "-cram", "ctx_checkpoints": "-ctxcp"}
 
 
@@ -159,12 +158,10 @@ def draft_words(plan: Plan) -> list[str]:
     if drafter.model is None:
         return ["--spec-type", "draft-mtp", *alone]
     if drafter.reference:
-        first, word, *file = typed_gguf_words(drafter.reference)
+        words = model_words_of_draft(drafter.reference)
     else:
-        mix = drafter.changes.get("mix", DEFAULT_MIX)
-        found = published_gguf(drafter.name.partition(" ")[0], mix, projector=True)
-        first, word, *file = ["-m", DRAFT_FILE] if found.note else found.words
-    words = [{"-hf": "-hfd"}.get(first, "-md"), word, *(["-md", *file[1:]] if file else [])]
+        name = f"{drafter.name.partition(' ')[0]}:{drafter.changes.get('mix', DEFAULT_MIX)}"
+        words = model_words_of_draft(name, is_catalog=True)
     for flag, kind in (("-ctkd", load.cache_k), ("-ctvd", load.cache_v)):
         words += [] if kind is None else [flag, kind.name]
     return [*words, *(alone or ["-ngld", ALL])]
