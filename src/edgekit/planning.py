@@ -85,6 +85,7 @@ def wish_of(named: ResolvedModel, wanted: Wanted) -> Wish:
         drafters=drafters,
         nodes=wanted.nodes,
         repository=(named.entry.repository or "") if named.entry is not None else "",
+        is_remote=model.files is None or model.files.origin.is_remote,
     )
 
 

@@ -294,6 +294,7 @@ def _told(
         changes=changes(question, result) if asking.with_changes else (),
         flags=typed(settled),
         ready=ready,
+        is_remote=opened.files is None or opened.files.origin.is_remote,
     )
 
 

@@ -76,6 +76,7 @@ class Wish:
     drafters: tuple[Drafter, ...] = ()  # in the order in which they are tried
     nodes: int = 1  # machines like this one (vLLM on Ray)
     repository: str = ""  # on the hub: what the weights are, or are made from; "": not known
+    is_remote: bool = False  # the weights are not on this machine
     cancelled: threading.Event | None = field(default=None, repr=False, compare=False)
 
 

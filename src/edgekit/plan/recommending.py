@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,6 +31,7 @@ SHOWN = 5
 DIVIDED_SHARE, DIVIDED_DENSE_SHARE = 0.5, 0.1
 OF_A_ROOT = 2  # models of one line, however many families it has
 TOO_LARGE, SLOW = "too large", "slower than reading speed"
+EMBEDDING_TOKENS_PER_S = 2000  # a book of 100,000 tokens in less than a minute
 READ_SHARE = 0.75  # of the weights that work on a token, at least: of the embedding one row is read
 
 
@@ -70,7 +72,12 @@ class Suggestion:
     def worth(self) -> float:
         """The rank, less what slowness costs; with an unknown speed, less where a part is in RAM."""
         if Kind.EMBEDDING in self.entry.kinds:
-            return self.rank
+            read = None if self.plan.speed is None else self.plan.speed.prefill
+            return self.rank * (
+                1.0
+                if read is None
+                else slowness(math.sqrt(math.prod(read)), EMBEDDING_TOKENS_PER_S)
+            )
         speed = self.plan.steady_tokens_per_s
         if speed is None:
             is_dense = (self.entry.active_parameters or 0) >= (self.entry.parameters or 1)
@@ -85,12 +92,12 @@ class Suggestion:
         return speed is None or speed >= READING_TOKENS_PER_S or Kind.EMBEDDING in self.entry.kinds
 
 
-def slowness(tokens_per_s: float) -> float:
-    """What is left of a model's worth at this speed: all of it from reading speed on, a quarter at half of that.
+def slowness(tokens_per_s: float, enough: float = READING_TOKENS_PER_S) -> float:
+    """What is left of a model's worth at this speed: all of it where that is enough, a quarter at half of that.
 
     There is no sharp limit, so that a machine a little slower or larger is not recommended another list.
     """
-    return min(1.0, tokens_per_s / READING_TOKENS_PER_S) ** 2
+    return min(1.0, tokens_per_s / enough) ** 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +179,22 @@ class _Search:
                 shown = self._shown(found)
             if reason:
                 self.passed_over[reason] += 1
+        if self._most > 1 and shown and not any(one.is_quick for one in shown):
+            counted = self.passed_over.copy()
+            quick = self._first_quick(ranked)
+            self.passed_over = counted
+            shown = shown if quick is None else [*shown[: self._most - 1], quick]
         return shown
+
+    def _first_quick(self, ranked: Sequence[Entry]) -> Suggestion | None:
+        """The best model at reading speed, however much better the slower ones answer."""
+        for entry in ranked:
+            if self._hopeless(entry) or self._most_worth(entry) < rank_of(entry):
+                continue
+            one = self._suggestion(entry)
+            if one is not None and one.is_quick:
+                return one
+        return None
 
     def _shown(self, found: list[Suggestion]) -> list[Suggestion]:
         """The best, of one family and of one line only the first few."""
@@ -266,6 +288,7 @@ def wish_for(entry: Entry, ask: Ask) -> Wish:
         max_use=ask.max_use,
         reserve_bytes=ask.reserve_bytes,
         repository=entry.repository or "",
+        is_remote=True,
     )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from edgekit.plan.download import download_bytes
 from edgekit.plan.types import Change, ChangeKind, PreflightResult
 from edgekit.report.bars import Glyphs, memories
 from edgekit.report.check_memory import bar_lines, painted
 from edgekit.report.headline import embeds, headline
 from edgekit.report.screen import folded, joined, section
 from edgekit.report.speed_words import range_words
+from edgekit.units import format_download
 
 MOST_CHANGES = 3
 MORE = "--why: the memory breakdown, the reasons, how each figure is known"
@@ -18,6 +20,12 @@ _FIRST = (
     ChangeKind.CONTEXT, ChangeKind.CACHE, ChangeKind.MEMORY, ChangeKind.WEIGHTS, ChangeKind.PLACEMENT,
     ChangeKind.DEVICE, ChangeKind.ENGINE,
 )  # fmt: skip
+
+
+def download_words(result: PreflightResult, *, is_remote: bool) -> tuple[str, ...]:
+    """'18.6 GB download', of weights that are not on this machine."""
+    size = download_bytes(result) if is_remote else None
+    return () if size is None else (f"{format_download(size)} download",)
 
 
 def headline_lines(

@@ -10,6 +10,7 @@ from edgekit.catalog.repositories import Form, repository_at
 from edgekit.catalog.types import Kind
 from edgekit.hardware.types import Accelerator, Machine
 from edgekit.plan.choice import AS_NAMED
+from edgekit.plan.download import download_bytes
 from edgekit.plan.planned import Lever, Plan
 from edgekit.plan.recommending import Ask, Recommendation, Suggestion
 from edgekit.report.answer_lines import change_lines
@@ -22,7 +23,7 @@ from edgekit.report.headline import headline, is_divided
 from edgekit.report.lines import figures, printable
 from edgekit.report.screen import command_rows, folded, placed, section, within
 from edgekit.report.speed_words import is_slow, typical_figure
-from edgekit.units import GIB, short_count
+from edgekit.units import GIB, format_download, short_count
 
 _LEAST_NAME = 12  # columns; where fewer are left for the name, a model takes two lines
 _TASKS = {
@@ -32,7 +33,8 @@ _TASKS = {
     Kind.EMBEDDING: "embeddings",
     Kind.VISION: "vision",
 }
-_HEAD = ("", "model", "weights", "context", "GiB used", "tokens/s", "runs on")
+_HEAD = ("", "model", "weights", "download", "context", "GiB used", "tokens/s", "runs on")
+_MODEL, _WEIGHTS, _USED = 1, 2, 5  # columns
 
 
 def cards_text(
@@ -114,22 +116,33 @@ def _device_words(devices: Sequence[Accelerator]) -> Iterator[str]:
 
 
 def _table_lines(shown: Sequence[Suggestion], width: int) -> list[str]:
-    """One row a model; names give way to the width. On a narrow screen a model takes two lines."""
-    rows = [_row(number, one) for number, one in enumerate(shown, start=1)]
-    table = figures(_HEAD, rows, words=3)
-    over = max(map(len, table)) - width
-    if over <= 0:
-        return table
-    room = max(len(row[1]) for row in rows) - over
+    """One row a model. What a narrow screen has no room for goes first: parameters, which names have, what is usable,
+    where it runs; names are cut last. On the narrowest a model takes two lines.
+    """
+    full = [_row(number, one) for number, one in enumerate(shown, start=1)]
+    plain = [_with(row, _WEIGHTS, row[_WEIGHTS].split(" ")[-1]) for row in full]
+    short = [_with(row, _USED, row[_USED].partition(" of ")[0]) for row in plain]
+    head = _with(_HEAD, _USED, "GiB")
+    without = head[:-1], [row[:-1] for row in short]
+    for names, rows in ((_HEAD, full), (_HEAD, plain), (head, short), without):
+        table = figures(names, rows, words=3)
+        over = max(map(len, table)) - width
+        if over <= 0:
+            return table
+    room = max(len(row[_MODEL]) for row in full) - over
     if room >= _LEAST_NAME:
-        short = [(row[0], shortened(row[1], room), *row[2:]) for row in rows]
-        return figures(_HEAD, short, words=3)
-    return [line for row in rows for line in _stacked(row, width)]
+        cut = [_with(row, _MODEL, shortened(row[_MODEL], room)) for row in without[1]]
+        return figures(without[0], cut, words=3)
+    return [line for row in full for line in _stacked(row, width)]
+
+
+def _with(row: tuple[str, ...], column: int, text: str) -> tuple[str, ...]:
+    return (*row[:column], text, *row[column + 1 :])
 
 
 def _stacked(row: tuple[str, ...], width: int) -> list[str]:
-    number, name, weights, context, used, speed, where = row
-    second = f"{weights}, {context}, {used} GiB, {speed} tokens/s, {where}"
+    number, name, weights, download, context, used, speed, where = row
+    second = f"{weights}, {download} download, {context}, {used} GiB, {speed} tokens/s, {where}"
     return [
         *folded(f"{number} {name}", width),
         *(f"  {line}" for line in folded(second, width - 2)),
@@ -139,10 +152,12 @@ def _stacked(row: tuple[str, ...], width: int) -> list[str]:
 def _row(number: int, one: Suggestion) -> tuple[str, ...]:
     plan, entry, name = one.plan, one.entry, one.plan.variant.name
     size = short_count(entry.parameters) if entry.parameters is not None else ""
+    weights, download = printable(name).replace(" bit", "-bit"), download_bytes(plan.result)
     return (
         str(number),
         printable(entry.id),
-        " ".join(filter(None, (size, printable(name) if name != AS_NAMED else ""))),
+        " ".join(filter(None, (size, weights if name != AS_NAMED else ""))),
+        "?" if download is None else format_download(download),
         _window(plan),
         used_words(plan.result).removesuffix(" +RAM"),
         _speed(one),
@@ -169,7 +184,7 @@ def _speed(one: Suggestion) -> str:
 
 def _where(plan: Plan) -> str:
     cards = plan.result.way.cards
-    if not cards:
+    if not cards or getattr(plan.result.way.setup, "n_gpu_layers", None) == 0:
         return "CPU"
     gpus = "GPU" if len(cards) == 1 else f"{len(cards)} GPUs"
     return f"{gpus} + CPU" if is_divided(plan.result) else gpus

@@ -22,6 +22,7 @@ class Check:
         default_factory=dict
     )  # of the engine, as they are typed
     ready: tuple[Ready, ...] = field(default=(), repr=False)  # commands for every program
+    is_remote: bool = False  # the weights are not on this machine
     is_assumed: bool = False  # from the size and quantisation in a name: no file was found
 
 

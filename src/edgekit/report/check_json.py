@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from edgekit.plan.download import download_bytes
 from edgekit.plan.types import Change, Speed, Use
 from edgekit.report.bill_json import SCHEMA, bill_json
 from edgekit.report.check import Check, Unanswered
@@ -33,6 +34,7 @@ def check_json(check: Check) -> dict[str, Any]:
         "native_context": result.native_context,
         "quantization": result.quantization or None,
         "cache": result.cache or None,
+        "download_bytes": download_bytes(result) if check.is_remote else None,
         "step": result.step,
         "speed": None if result.speed is None else speed_json(result.speed),
         "required_bytes": result.required_bytes,

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edgekit.plan.types import PreflightResult
-from edgekit.report.answer_lines import MORE, change_lines, headline_lines, top_lines
+from edgekit.report.answer_lines import (
+    MORE,
+    change_lines,
+    download_words,
+    headline_lines,
+    top_lines,
+)
 from edgekit.report.bars import BLOCKS, Glyphs
 from edgekit.report.bill_text import basis_rows
 from edgekit.report.check import Check
@@ -42,9 +48,10 @@ def check_text(
         run = []
     lines = _why_lines(check, width, glyphs, run, colour=colour) if why else []
     if not why:
+        size = download_words(check.result, is_remote=check.is_remote)
         lines = top_lines(
             check.result,
-            (check.bill.label, check.result.engine),
+            (check.bill.label, check.result.engine, *size),
             width=width,
             colour=colour,
             glyphs=glyphs,
@@ -74,7 +81,9 @@ def _why_lines(
     lines = headline_lines(result, width=width, colour=colour, from_name=check.is_assumed)
     way, machine = result.way.because, result.machine.name
     where = way if machine in way else f"{machine}, {way}"
-    lines += joined((check.bill.label, check.bill.engine_title, where), width, glyphs.between)
+    size = download_words(result, is_remote=check.is_remote)
+    title = (check.bill.label, check.bill.engine_title, *size, where)
+    lines += joined(title, width, glyphs.between)
     lines += folded(check.bill.asked, width)
     lines += section("Context", _context_rows(result), width)
     shown = memory_lines(result, row_width(width), glyphs, colour=colour)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.engine import rules_version
 from edgekit.memory.cache_types import CacheType
+from edgekit.plan.download import download_bytes
 from edgekit.plan.planned import Decision, Plan
 from edgekit.plan.types import PreflightResult, Speed, Variant
 from edgekit.report.bill_json import SCHEMA, answer_json, bill_json
@@ -57,6 +58,7 @@ def plan_fields(plan: Plan) -> dict[str, Any]:
         "cache": _cache(plan),
         "way": result.way.because,
         "nodes": wish.nodes,
+        "download_bytes": download_bytes(result) if wish.is_remote else None,
         **_numbers(result),
         "budgets": [use_json(use) for use in result.uses],
         "decisions": [_decision(one) for one in plan.decisions],

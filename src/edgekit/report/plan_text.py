@@ -7,7 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from edgekit.plan.planned import Decision, Lever, Plan, Tried
-from edgekit.report.answer_lines import MORE, change_lines, headline_lines, top_lines
+from edgekit.report.answer_lines import (
+    MORE,
+    change_lines,
+    download_words,
+    headline_lines,
+    top_lines,
+)
 from edgekit.report.bars import BLOCKS, Glyphs
 from edgekit.report.bill_text import basis_rows
 from edgekit.report.check_memory import memory_lines
@@ -54,7 +60,8 @@ def plan_text(
         for label, rows in _sections(plan, (*notes, *before)):
             lines += section(label, rows, width)
         return "\n".join([*lines, *run]) + "\n"
-    title = (plan.wish.label, plan.wish.engine)
+    size = download_words(plan.result, is_remote=plan.wish.is_remote)
+    title = (plan.wish.label, plan.wish.engine, *size)
     lines = top_lines(plan.result, title, width=width, colour=colour, glyphs=glyphs)
     lines += [*run, *section("Note", [*notes, *before], width)]
     lines += change_lines(plan.result, plan.to_fit, width, more=list(_open_levers(plan)))
@@ -76,7 +83,8 @@ def _open_levers(plan: Plan) -> Iterator[str]:
 def _title(plan: Plan) -> tuple[str, ...]:
     wish = plan.wish
     machine = f"{wish.nodes} nodes of {wish.machine.name}" if wish.nodes > 1 else wish.machine.name
-    return wish.label, bill_of(plan).engine_title, machine
+    size = download_words(plan.result, is_remote=wish.is_remote)
+    return wish.label, bill_of(plan).engine_title, *size, machine
 
 
 def _sections(plan: Plan, notes: Sequence[str]) -> Iterator[tuple[str, list[str]]]:

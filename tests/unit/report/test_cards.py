@@ -87,9 +87,9 @@ Best for chat on RTX 4090 + 64 GiB RAM: gemma-3-27b
 Runs on your RTX 4090 at Q4_K_M, just: 20.5 of 22.5 GiB at 32K, about 36
 tokens/s
 
-   model          weights     context      GiB used  tokens/s    runs on
-1  gemma-3-27b    27B Q4_K_M      32K  20.5 of 22.5        36        GPU
-2  qwen3-30b-a3b  31B Q4_K_M      32K  10.2 of 10.5       3.4  GPU + CPU
+   model          weights  download  context      GiB used  tokens/s    runs on
+1  gemma-3-27b    Q4_K_M    16.5 GB      32K  20.5 of 22.5        36        GPU
+2  qwen3-30b-a3b  Q4_K_M    18.6 GB      32K  10.2 of 10.5       3.4  GPU + CPU
 
 skipped: 26 too large, 1 with too short a context
 
@@ -255,9 +255,19 @@ def test_an_embedding_model_is_judged_by_how_fast_it_reads() -> None:
 def test_a_cache_that_is_not_the_engines_own_and_users_are_in_the_row() -> None:
     plan = one_card()
     small = replace(plan, result=replace(plan.result, cache="q8_0"))
-    assert cells(small)[3] == "32K q8_0"
+    assert cells(small)[4] == "32K q8_0"
     shared = replace(plan, wish=replace(plan.wish, users=4), result=replace(plan.result, streams=4))
-    assert cells(shared)[3] == "4 x 8K"
+    assert cells(shared)[4] == "4 x 8K"
+
+
+@pytest.mark.parametrize(
+    "name", ["llama-3.3-nemotron-super-49b-v1", "qwen3-coder-30b-a3b-instruct"]
+)
+def test_no_name_is_cut_at_80_columns(name: str) -> None:
+    """Other columns give way: parameters, usable memory, where it runs."""
+    text = cards_text(made(suggested(experts_on_the_host(), replace(MOE, id=name))), width=80)
+    assert f"1  {name}  Q4_K_M    18.6 GB" in text
+    assert max(map(len, text.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(

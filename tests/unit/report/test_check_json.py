@@ -18,7 +18,7 @@ from edgekit.units import GIB
 NAMES = [
     "schema", "model", "reference", "headline", "status", "can_load", "context_tokens", "context_asked", "context_because",
     "max_context", "way_context", "recommended_context", "native_context",
-    "quantization", "cache", "step", "speed", "required_bytes", "available_bytes", "utilization",
+    "quantization", "cache", "download_bytes", "step", "speed", "required_bytes", "available_bytes", "utilization",
     "engine", "machine", "budgets", "way", "flags", "reasons", "changes", "basis", "estimate", "command", "notes",
 ]  # fmt: skip
 BUDGET = {
