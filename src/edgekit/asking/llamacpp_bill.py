@@ -86,17 +86,12 @@ def batch_notes(opened: Opened, setup: LlamaCppSetup, facts: Mapping[str, Any]) 
 def repack_notes(
     opened: Opened, setup: LlamaCppSetup, values: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """Many released builds rearrange weights on the host unless told not to: said where it was not settled."""
+    """What builds that repack weights for the CPU need more, where the user did not ask for it to be counted."""
     more = 0 if values.get("repack") else llamacpp.repacked_bytes(opened.model, setup)
     if more <= 0:
         return ()
-    kept = f"default CPU builds keep a repacked copy of the weights: +{format_bytes(more)} of RAM"
-    how = (
-        "-nr turns it off"
-        if "repack" in values
-        else "--repack counts it, -nr (--no-repack) turns it off"
-    )
-    return (f"{kept}; {how}",)
+    copy = "default CPU builds keep a repacked copy of the output weights"
+    return (f"{copy}: +{format_bytes(more)} of RAM; -nr turns it off",)
 
 
 def _projector(name: str, opened: Opened, reach: Reach) -> ModelHeader:

@@ -14,7 +14,6 @@ from dataclasses import replace
 from edgekit.basis import Basis
 from edgekit.errors import UsageError
 from edgekit.hardware.devices import AppLimit, Device, Kind, find_device
-from edgekit.hardware.system import is_arm
 from edgekit.hardware.types import (
     Accelerator,
     HostMemory,
@@ -34,7 +33,7 @@ _BETWEEN = re.compile(r",|(?<!max)\+", re.IGNORECASE)  # the Ryzen is called AI 
 _COUNT = re.compile(r"\s*(-?[0-9]+)\s*[x×*]\s*(?=\S)(.*)", re.IGNORECASE | re.DOTALL)  # noqa: RUF001 - people type it
 _SYSTEMS = {"linux": System.LINUX, "darwin": System.MACOS, "win32": System.WINDOWS}
 _FIRST_MACOS, _FIRST_MACOS_SINCE = 26, "2025-10"  # Macs from the M5 on run no older one
-_ALONE = "assumes the machine is otherwise idle"
+IDLE = "assumes the machine is otherwise idle"
 _NO_RAM = "system RAM unknown, so no offloading was considered (add --ram 32G)"
 _NO_GPU = "runs on the CPU: no engine is modelled on this GPU"
 
@@ -52,7 +51,7 @@ def wished_machine(
     cards = [_card(device) for device in found] or list(_unnamed(vram))
     if not cards and ram_bytes is None:
         raise UsageError("no machine is described: give --device, --ram or --vram")
-    return _assembled(cards, ram_bytes, arm=_arm(found) if cards else is_arm())
+    return _assembled(cards, ram_bytes, arm=_arm(found))
 
 
 def machine_of(device: Device) -> Machine:
@@ -157,7 +156,7 @@ def _assembled(cards: Sequence[Accelerator], ram_bytes: int | None, *, arm: bool
     parts = _tally(card.name for card in cards)
     if ram_bytes is not None:
         parts.append(f"{_short(ram_bytes)} RAM")
-    notes = (_ALONE,) if host else (_ALONE, _NO_RAM)
+    notes = (IDLE,) if host else (IDLE, _NO_RAM)
     return Machine(
         name=" + ".join(parts),
         system=_system(has_cards=bool(cards)),
@@ -192,7 +191,7 @@ def _whole(devices: Sequence[Device], ram_bytes: int | None) -> Machine:
             bandwidth_bytes_per_s=device.bandwidth_bytes_per_s,
         ),
         devices=(_shared_gpu(device),) if device.has_gpu else (),
-        notes=(_ALONE, *_caveat(device)),
+        notes=(IDLE, *_caveat(device)),
         what_if=True,
     )
 

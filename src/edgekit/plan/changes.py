@@ -32,6 +32,7 @@ from edgekit.units import GIB, MIB, format_bytes
 
 MLX_BITS = (3,)  # unquantised repositories are judged at 4 already
 SHORTER_TOKENS = (8192, 4096)  # below the minimum of 16K, and still of use
+WORTHWHILE = 1.25  # a context so much longer is worth a smaller cache
 BEYOND_ANY_HOST_BYTES = 2**50
 
 
@@ -73,14 +74,14 @@ def _changed(found: PreflightResult, question: Question) -> str:
 
 
 def _cache(question: Question, result: PreflightResult) -> Iterator[Change]:
-    """A smaller cache that holds a longer context."""
+    """A smaller cache that holds a clearly longer context."""
     if result.max_context >= (result.native_context or 0) * result.streams:
         return
     for choice in cache_choices(question)[1:]:
         if choice.name == result.cache:
             continue
         found = _judged(choice.of(question))
-        if found is None or found.max_context <= result.max_context:
+        if found is None or found.max_context < result.max_context * WORTHWHILE:
             continue
         yield Change(
             kind=ChangeKind.CACHE,

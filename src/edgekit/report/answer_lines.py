@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from edgekit.hardware.types import Machine
+from edgekit.hardware.wishes import IDLE
 from edgekit.plan.download import download_bytes
 from edgekit.plan.types import Change, ChangeKind, PreflightResult
 from edgekit.report.bars import Glyphs, memories
@@ -26,6 +28,11 @@ def download_words(result: PreflightResult, *, is_remote: bool) -> tuple[str, ..
     """'18.6 GB download', of weights that are not on this machine."""
     size = download_bytes(result) if is_remote else None
     return () if size is None else (f"{format_download(size)} download",)
+
+
+def assumed_of(machine: Machine) -> Iterator[str]:
+    """What is assumed of a machine that was only described, and decides how much of its memory counts."""
+    yield from (note for note in machine.notes if note == IDLE)
 
 
 def headline_lines(

@@ -13,7 +13,7 @@ from edgekit.plan.choice import AS_NAMED
 from edgekit.plan.download import download_bytes
 from edgekit.plan.planned import Lever, Plan
 from edgekit.plan.recommending import Ask, Recommendation, Suggestion
-from edgekit.report.answer_lines import change_lines
+from edgekit.report.answer_lines import assumed_of, change_lines
 from edgekit.report.bars import BLOCKS, Glyphs, memories
 from edgekit.report.check_memory import bar_lines, painted
 from edgekit.report.check_table import shortened, used_words
@@ -67,7 +67,9 @@ def cards_text(
         lines += _details(shown, width, glyphs, colour=colour)
     skipped = ", ".join(f"{count} {reason}" for reason, count in found.passed_over)
     lines += ["", *folded(f"skipped: {skipped}", width)] if skipped else []
-    lines += section("Note", [*(found.ask.machine.notes if why else ()), *problems], width)
+    machine = found.ask.machine
+    assumed = machine.notes if why else assumed_of(machine)
+    lines += section("Note", [*problems, *assumed], width)
     if shown:
         lines += _next(shown[0], found.ask, words, width)
     return "\n".join(lines) + "\n"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from edgekit.plan.types import PreflightResult
 from edgekit.report.answer_lines import (
     MORE,
+    assumed_of,
     change_lines,
     download_words,
     headline_lines,
@@ -72,6 +73,7 @@ def _short_notes(check: Check) -> Iterator[str]:
     """What has to be known to trust the answer; notes on how it was worked out are left to `why`."""
     yield from check.bill.notes
     yield from (note for note in check.bill.estimate.notes if note.startswith(_UNCHECKED))
+    yield from assumed_of(check.result.machine)
 
 
 def _why_lines(

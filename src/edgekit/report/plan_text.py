@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from edgekit.plan.planned import Decision, Lever, Plan, Tried
 from edgekit.report.answer_lines import (
     MORE,
+    assumed_of,
     change_lines,
     download_words,
     headline_lines,
@@ -63,7 +64,8 @@ def plan_text(
     size = download_words(plan.result, is_remote=plan.wish.is_remote)
     title = (plan.wish.label, plan.wish.engine, *size)
     lines = top_lines(plan.result, title, width=width, colour=colour, glyphs=glyphs)
-    lines += [*run, *section("Note", [*notes, *before], width)]
+    assumed = assumed_of(plan.wish.machine)
+    lines += [*run, *section("Note", [*notes, *before, *assumed], width)]
     lines += change_lines(plan.result, plan.to_fit, width, more=list(_open_levers(plan)))
     lines += section("More", [MORE], width)
     return "\n".join(lines) + "\n"

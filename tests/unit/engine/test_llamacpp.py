@@ -371,23 +371,25 @@ def test_rearranged_weights_stand_beside_the_mapped_file() -> None:
 
 def test_repacked_bytes_of_a_tied_head_follow_the_head() -> None:
     tied = engine_models()["llama-3.2-1b", "Q4_K_M"]
-    arm = replace(CUDA, cpu=Cpu.ARM)
+    arm = replace(CUDA, backend=Backend.METAL, cpu=Cpu.ARM)
     assert llamacpp.repacked_bytes(tied, arm) == 0  # all layers and the head are on the GPU
     head = 128256 * 2048 * 210 // 256  # token_embd at Q6_K
-    assert llamacpp.repacked_bytes(tied, replace(arm, n_gpu_layers=0)) > head
+    assert llamacpp.repacked_bytes(tied, replace(arm, n_gpu_layers=0)) == head
+    assert llamacpp.repacked_bytes(tied, replace(LIBRARY, cpu=Cpu.ARM)) == head
+    assert llamacpp.repacked_bytes(tied, replace(LIBRARY, cpu=Cpu.X86)) == 0
+
+
+@pytest.mark.parametrize("backend", [Backend.CUDA, Backend.VULKAN])
+def test_nothing_is_repacked_next_to_a_gpu_with_host_buffers(backend: Backend) -> None:
+    setup = replace(CUDA, backend=backend, cpu=Cpu.ARM, n_gpu_layers=4)
+    load = Load(context_tokens=4096)
+    plain = llamacpp.estimate(llama(), load, setup).weights_bytes
+    assert llamacpp.estimate(llama(), load, replace(setup, repack=True)).weights_bytes == plain
 
 
 def test_repacked_bytes_of_an_encoder_have_no_head() -> None:
     encoder = engine_models()["all-minilm-l6-v2", "Q8_0"]
-    arm = replace(LIBRARY, cpu=Cpu.ARM)
-    matrices = [
-        tensor.size_bytes
-        for tensor in encoder.header.tensors or ()
-        if tensor.type.name == "Q8_0"
-        and len(tensor.shape) > 1
-        and tensor.name != "token_embd.weight"
-    ]
-    assert llamacpp.repacked_bytes(encoder, arm) == sum(matrices)
+    assert llamacpp.repacked_bytes(encoder, replace(LIBRARY, cpu=Cpu.ARM)) == 0
 
 
 def test_one_model_asked_twice_is_not_answered_with_what_was_asked_before() -> None:

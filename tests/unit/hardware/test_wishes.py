@@ -290,3 +290,11 @@ def test_every_device_makes_a_machine() -> None:
         assert bool(machine.devices) == device.has_gpu
         assert device.has_gpu <= (device.kind is not Kind.PHONE)
     assert machine_of(find_device("4090")).devices == wished_machine(devices=["4090"]).devices
+
+
+@pytest.mark.parametrize("cpu", ["aarch64", "x86_64"])
+def test_a_machine_that_is_only_described_does_not_depend_on_this_one(
+    cpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: cpu)
+    assert not wished_machine(ram="16G").arm

@@ -93,6 +93,8 @@ tokens/s
 
 skipped: 26 too large, 1 with too short a context
 
+Note     assumes the machine is otherwise idle
+
 Next     edgekit plan gemma-3-27b --device 'RTX 4090' --ram 64G
 """
 DETAILS = """\

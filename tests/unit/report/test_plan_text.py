@@ -104,6 +104,7 @@ RAM       [██·······························�
 Run      llama-server -m x.gguf
 
 Note     it has to be downloaded first
+         assumes the machine is otherwise idle
 
 Or       lets the GPU use more
          draft model gemma-3-1b: would fit as well

@@ -91,7 +91,7 @@ def _weights_bytes(
 
 
 def repacked_bytes(model: Model, setup: LlamaCppSetup) -> int:
-    """What a build that rearranges weights for its CPU holds more on the host."""
+    """What a build that repacks weights for its CPU needs more of the host."""
     own = _as_loaded(model, setup)
     return weights.repacked_bytes(own, _placed(own, setup), setup)
 

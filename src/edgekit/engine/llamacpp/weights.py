@@ -18,7 +18,7 @@ from edgekit.engine.llamacpp.placement import (
     sums_of,
     tied_pool,
 )
-from edgekit.engine.llamacpp.types import Cpu, LlamaCppSetup
+from edgekit.engine.llamacpp.types import Backend, Cpu, LlamaCppSetup
 from edgekit.engine.types import Model
 from edgekit.memory.types import HOST, Component, MemoryLine, Pool
 
@@ -57,7 +57,10 @@ def _lines(model: Model, placement: Placement, setup: LlamaCppSetup) -> tuple[Me
 
 
 def repacked_bytes(model: Model, placement: Placement, setup: LlamaCppSetup) -> int:
-    """What a build that rearranges them adds on the host."""
+    """What a build that repacks weights needs more of the host: the originals in a mapped file are not read again, and
+    the system drops them from memory when it runs short.
+    """
+    setup = replace(setup, use_mmap=False)
     key = ("repacked", *weights_key(placement, replace(setup, repack=True)))
     return model.keep(key, lambda: _repacked_bytes(model, placement, setup))
 
@@ -88,7 +91,13 @@ def _block_lines(sums: Mapping[tuple[int | None, Pool], tuple[int, int]]) -> Ite
 def _repacked(
     model: Model, placement: Placement, placed: Sequence[Placed], setup: LlamaCppSetup
 ) -> Iterator[MemoryLine]:
-    """Rearranged copies on the host. Of a mapped file the originals stay in memory too, until it runs short."""
+    """Copies on the host, repacked for the CPU. Of a mapped file the originals stay in memory too, until it runs short.
+
+    With a CUDA or Vulkan device there are none: its buffer type for the host comes first (llama-model.cpp @ b21e4de:
+    make_cpu_buft_list). Metal has no such buffer type.
+    """
+    if setup.has_device and setup.backend is not Backend.METAL:
+        return
     types = REPACKED_TYPES[setup.cpu]
     sizes = [
         one.size_bytes

@@ -182,7 +182,7 @@ def _host(planned: Planned) -> Iterator[str]:
 
 
 def _rearranged(planned: Planned) -> tuple[int, bool]:
-    """The size of the repacked copy of the weights that CPU builds keep, and whether that is too much."""
+    """What CPU builds need more for repacked weights, and whether that is too much."""
     if planned.setup.repack:
         return 0, False  # in the bill already
     more = repacked_bytes(planned.plan.variant.model, planned.setup)
@@ -195,5 +195,5 @@ def _repack_notes(planned: Planned) -> list[str]:
     more, avoided = _rearranged(planned)
     if not more or avoided:
         return []
-    copy = f"default CPU builds keep a repacked copy of the weights: +{format_bytes(more)} of RAM"
+    copy = f"default CPU builds keep a repacked copy of the output weights: +{format_bytes(more)} of RAM"
     return [f"{copy}; -nr turns it off"]
