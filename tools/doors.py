@@ -389,8 +389,8 @@ def _plain_number(value: object) -> str:
 
 
 _WORDS = (
-    (r"all of it on the CPU", "CPU"),
-    (r"all of it on .*", "-ngl all"),
+    (r"fully on the CPU", "CPU"),
+    (r"fully on .*", "-ngl all"),
     (r"(\d+) of \d+ layers on .*", r"-ngl \1"),
     (r"all but the experts of (\d+) of \d+ layers on .*", r"-ngl all -ncmoe \1"),
     (r"all but the experts on .*", "-ngl all -cmoe"),

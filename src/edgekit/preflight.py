@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 
 TENSORS_NOT_CHECKED = (
-    "tensors were not checked: the first range of the file decides (--exact, exact=True read on)"
+    "tensors were not checked: the start of the file was enough to answer"
+    " (--exact or exact=True reads the whole header)"
 )
 
 ModelId = str | os.PathLike[str]
@@ -74,7 +75,7 @@ def model_preflight(
     `engine` llama.cpp, vllm, mlx, stream (the built-in one) or auto. Without `context` the default window is judged; a
     `job` (prompt, new tokens) sizes it for known work. `users` have a context of their own each, `sequences` share
     one. `quant` is the quantisation of the weights: "Q8_0", "4bit", "fp8". `options` are the engine's own, by its
-    names: `{"type_k": "q8_0", "n_gpu_layers": 20}`. `device`, `ram` and `vram` ask about another machine than this
+    names: `{"type_k": "q8_0", "n_gpu_layers": 20}`. `device`, `ram` and `vram` describe another machine than this
     one: "RTX 4090", "m3-max-64", "32G", "24G,24G". `max_use=0.85` refuses what needs more than that share of the usable
     memory; `reserve` replaces the memory that is left free (bytes, of every card and of the RAM).
 
@@ -208,9 +209,9 @@ def _machine(
     named = {"device": device, "ram": ram, "vram": vram}
     for name, value in named.items():
         if not isinstance(value, str | None):
-            raise UsageError(f"{name} {value!r:.60} is not a text such as 'RTX 4090' or '24G'")
+            raise UsageError(f"{name} {value!r:.60} is not a string such as 'RTX 4090' or '24G'")
     if machine is not None and any(value is not None for value in named.values()):
-        raise UsageError("a machine is given, and another described: choose one")
+        raise UsageError("give either a machine or device, ram and vram, not both")
     if machine is not None:
         return machine
     from edgekit.hardware import this_or_wished
@@ -244,7 +245,9 @@ class Asked:
 def _check_kinds(model_id: object, engine: object, options: object) -> None:
     """Raises UsageError for what can be no model, engine or options."""
     if not isinstance(model_id, str | os.PathLike):
-        raise UsageError(f"{model_id!r:.60} is no model: give a path, a hub id or an address")
+        raise UsageError(
+            f"{model_id!r:.60} is not a model: give a path, a Hugging Face ID or a URL"
+        )
     if not isinstance(engine, str):
         raise UsageError(f"engine {engine!r:.60} is not a name such as 'llama.cpp'")
     if not isinstance(options, Mapping | None):

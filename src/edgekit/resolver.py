@@ -265,7 +265,7 @@ class ResolvedModel(Resolved[Opened]):
             return str(packed.packing.mode.value)
         options = ("mix", "quantization")
         found = next(filter(None, (getattr(setup, name, None) for name in options)), self.quant)
-        return found or "as asked"
+        return found or "as requested"
 
     @property
     def embeds(self) -> bool:
@@ -304,7 +304,7 @@ def resolve_model(
         assumed = _assumed(name if quant is None else f"{name} {quant}") if assume else None
         if assumed is None:
             raise
-        note = f"judged by its name alone: {error}"
+        note = f"estimated from its name alone: {error}"
         return ResolvedModel(
             name=name,
             catalog=Catalog(entries=()),

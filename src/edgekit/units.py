@@ -54,12 +54,12 @@ LARGEST = 2**62  # beyond it no file, memory or context is meant
 
 def parse_size(text: str) -> int:
     """'24G', '24 GiB', '1.5g' -> bytes; every unit is binary, as in every report here."""
-    return _parsed(text, "a size such as 24G or 512MiB")[0]
+    return _parsed(text, "a size (write for example 24G or 512M)")[0]
 
 
 def parse_tokens(text: str) -> int:
     """'32k' -> 32768, '1.5k' -> 1536, '4096' -> 4096: people mean powers of two by it."""
-    wanted = "a whole number such as 8192 or 32k"
+    wanted = "a whole number (write for example 8 or 32k)"
     number, is_whole = _parsed(text, wanted)
     if not is_whole:
         raise UsageError(f"{text[:40]!r} is not {wanted}")
@@ -72,6 +72,8 @@ def _parsed(text: str, wanted: str) -> tuple[int, bool]:
     if _GROUPED.match(plain):  # 131,072; in 1,5G the comma is a point to some, nothing to others
         plain = plain.replace(",", "")
     found = _SIZE.fullmatch(plain)
+    if found is None and _SIZE.fullmatch(plain.removeprefix("-")):
+        raise UsageError(f"must not be negative (got {text[:40]})")
     if found is None or len(text) > 40:
         raise UsageError(f"{text[:40]!r} is not {wanted}")
     before, _, after = found[1].partition(".")

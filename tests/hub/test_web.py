@@ -89,7 +89,7 @@ def test_an_address_without_a_suffix_is_known_by_its_first_bytes(
 
 def test_an_address_of_something_else(raw_server: Server, reach: Reach) -> None:
     server = raw_server(lambda asked, say: say(ranged(b"PK\x03\x04" * 100, asked)))
-    with pytest.raises(HeaderError, match="nor does the file start like a GGUF"):
+    with pytest.raises(HeaderError, match="and the file is not a GGUF"):
         locate_url(f"{server.address}/model.zip", reach)
 
 

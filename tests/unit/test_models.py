@@ -176,7 +176,7 @@ def test_the_window_the_longest_and_the_cache(
         ({"ram": "6G", "min_context": 4_096}, "the shortest that --min-context allows"),
         ({"ram": "24G", "window_budget_bytes": GIB}, "the longest whose cache stays within 1.00 GiB"),
         ({"ram": "24G", "window_budget_bytes": GIB, "min_context": 20_000}, "the shortest that --min-context allows"),
-        ({"ram": "24G", "context": 8_192}, "as asked"),
+        ({"ram": "24G", "context": 8_192}, "as requested"),
     ],
 )  # fmt: skip
 def test_why_the_context_is_this_long(asked: dict[str, Any], window: str, llama: Path) -> None:
@@ -246,7 +246,7 @@ def test_a_failure_is_raised_with_its_numbers(llama: Path) -> None:
         result.raise_if_failed()
     # 16,384 * 131,072 * 17 / 32 bytes of cache, 4.58 GiB of weights, 0.12 of the rest, in 6 less 1 of reserve
     assert str(caught.value) == (
-        "16,384 tokens need 5.76 GiB of RAM, where 5.00 GiB are usable; "
+        "16,384 tokens need 5.76 GiB; RAM has 5.00 GiB usable; "
         "the longest context that fits is 4,608 tokens"
     )
 
@@ -254,7 +254,7 @@ def test_a_failure_is_raised_with_its_numbers(llama: Path) -> None:
 def test_a_native_window_below_the_minimum_is_raised_as_that(tmp_path: Path) -> None:
     path = write_model(tmp_path, "phi-3-mini-4k")
     result = model_preflight(path, ram="64G", min_context=32_768)
-    with pytest.raises(MemoryError, match=r"4,096 tokens, and 32,768 are wanted \(--min-context\)"):
+    with pytest.raises(MemoryError, match=r"4,096 tokens, and --min-context asks for 32,768"):
         result.raise_if_failed()
     assert model_preflight(path, ram="64G").context_tokens == 4_096
 
@@ -274,7 +274,7 @@ def test_max_use_is_one_more_limit(llama: Path) -> None:
     assert half.available_bytes == free.available_bytes
     little = model_preflight(llama, ram="16G", max_use=0.3)
     assert little.failed
-    assert "--max-use allows 30% of it" in little.reasons[0]
+    assert "of which --max-use allows 30%" in little.reasons[0]
     tight = model_preflight(llama, ram="10G")
     assert model_preflight(llama, ram="10G", max_use=0.99).status is tight.status  # never looser
 
@@ -335,12 +335,12 @@ def test_options_of_llama_cpp(options: dict[str, Any], cache_bytes: int, llama: 
 def test_layers_on_the_card_as_asked(llama: Path) -> None:
     asked: dict[str, Any] = {"device": "RTX 4090", "ram": "64G", "context": 8_192}
     half = model_preflight(llama, "llama.cpp", options={"n_gpu_layers": 16}, **asked)
-    assert half.way.because == "as asked, on RTX 4090"
+    assert half.way.because == "as requested, on RTX 4090"
     card, host = half.uses
     assert card.required_bytes > 16 * 8_192 * LLAMA_TOKEN // 32
     assert host.required_bytes > 16 * 8_192 * LLAMA_TOKEN // 32
     none = model_preflight(llama, "llama.cpp", options={"backend": "cpu"}, **asked)
-    assert none.way.because == "all of it on the CPU"
+    assert none.way.because == "fully on the CPU"
 
 
 @pytest.mark.parametrize(
@@ -382,7 +382,7 @@ def test_options_of_mlx(folder: Path) -> None:
     [
         ("llama", "tgi", {"ram": "8G"}, UsageError, "choose one of llama.cpp, vllm, mlx"),
         ("llama", "", {"ram": "8G"}, UsageError, "unknown engine"),
-        ("llama", "mlx", {"ram": "8G"}, HardwareError, "MLX as modelled here runs on Apple silicon"),
+        ("llama", "mlx", {"ram": "8G"}, HardwareError, "EdgeKit supports MLX on Apple silicon only"),
         ("llama", "vllm", {"device": "m3-max-36"}, HardwareError, "NVIDIA"),
         ("llama", "mlx", {"device": "m3-max-36"}, RefusedError, "GGUF"),
         ("folder", "vllm", {"device": "RTX 4090", "options": {"tensor_parallel_size": 2}}, HardwareError, "2 GPUs"),

@@ -177,7 +177,7 @@ def test_drafters_of_the_catalog() -> None:
 
 def test_own_blocks_come_first() -> None:
     drafters = wish_of(resolve_model("qwen3.6-27b"), Wanted(machine=cpu(64))).drafters
-    assert drafters[0].name == "its own blocks"
+    assert drafters[0].name == "its own prediction layers"
 
 
 # --- plans

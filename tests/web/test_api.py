@@ -181,7 +181,7 @@ def test_lists(
 @pytest.mark.parametrize(
     ("device", "told_of"),
     [
-        ("RTX 4090", "less 1 GiB for everything else"),
+        ("RTX 4090", "minus 1 GiB reserve"),
         ("m3-max-36", "macOS lets the GPU use 75 % of the memory"),
     ],
 )

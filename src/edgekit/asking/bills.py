@@ -52,7 +52,7 @@ CONTEXT_NAMES = (
 CONTEXT = Flag(
     ("-c", "--ctx-size"),
     "context",
-    "context in tokens: 8192, 32k (default: the native window); also --ctx, --max-model-len",
+    "context in tokens: 8192, 32k (default: the native context); also --ctx, --max-model-len",
     "N",
     whole(),
     aliases=CONTEXT_NAMES,
@@ -95,7 +95,7 @@ def read_asked(flags: Mapping[str, Mapping[str, Any]], *, engine: str | None) ->
             _belonging(one, keys) for one, keys in _foreign(named or "", given).items()
         )
         raise UsageError(
-            f"{told}: {f'the engine is {named}' if named else 'choose an engine with --engine'}"
+            f"{told}; {f'the engine here is {named}' if named else 'choose one with --engine'}"
         )
     chosen = named or next(iter(able), None)
     asked = Asked(chosen, {**common, **flags_for(chosen or COMMON, given)})
@@ -129,7 +129,9 @@ def with_one_quant(
         if named and engine is None:
             named.add(name)
     if len({str(name).upper() for name in named}) > 1:
-        raise UsageError(f"{' and '.join(sorted(map(str, named)))} are two quantisations: give one")
+        raise UsageError(
+            f"{' and '.join(sorted(map(str, named)))} are two different quantisations: give one"
+        )
     if named:
         given[COMMON] = {**given.get(COMMON, {}), "quant": named.pop()}
     return given
@@ -150,7 +152,7 @@ def with_quant(given: Mapping[str, Any], engine: str, quant: str | None) -> Mapp
     value = read_quant(engine, quant)
     key = QUANT_KEYS[engine]
     if str(given.get(key, value)).upper() != value.upper():
-        raise UsageError(f"{given[key]} and {quant} are two quantisations: give one")
+        raise UsageError(f"{given[key]} and {quant} are two different quantisations: give one")
     return {**given, key: value}
 
 
@@ -218,7 +220,9 @@ def assume_bill(name: str, asked: Asked) -> Bill:
     values = asked.values(engine)
     unused = ", ".join(sorted(set(values) - {"mix", "context"}))
     if unused:
-        raise UsageError(f"--assume, a rule of thumb, does not take {unused} into account")
+        raise UsageError(
+            f"--assume ignores {unused}: its rule of thumb knows only the size, the quantisation and the context"
+        )
     model = from_name(name, mix=values.get("mix") or asked.given.get("quant"))
     choice = assumed_choice(model, read_catalog().entries)
     load = Load(context_tokens=values.get("context"))
@@ -226,7 +230,7 @@ def assume_bill(name: str, asked: Asked) -> Bill:
         label=model.name,
         reference=name,
         version="",
-        asked="a rule of thumb from the name alone; no file was read",
+        asked="rule of thumb from the name alone; no file was read",
         command="",
         notes=() if choice is None else (choice.note,),
         estimate=assumed_estimate(model if choice is None else choice.assumed, load, engine=engine),
@@ -351,11 +355,11 @@ def _notes(
     facts: dict[str, Any] = dict(estimate.facts)
     native, length = geometry.native_context, facts.get("n_ctx_seq") or asked[0].context_tokens
     if native is not None and length is not None and length - native >= CELLS:
-        yield f"the native context is {native:,} tokens: answers beyond it get worse, or are nonsense"
+        yield f"the native context is {native:,} tokens: beyond it answers get worse or become nonsense"
     if files is not None and files.projectors and "mmproj" not in values:
         yield f"{files.projectors[0].name} is not counted; --mmproj auto (llama.cpp) adds it"
     if engine == "mlx" and (first := mlx_options.conversion(values, estimate, opened)):
-        yield f"before it is run: {first}"
+        yield f"run this first: {first}"
     if engine == "llama.cpp":
         if note := llamacpp_options.model_source(values, opened).note:
             yield note

@@ -168,15 +168,14 @@ def _assumed(
     if unused := sorted(COMPANIONS & values.keys()):
         flag = "-md" if unused[0] == "draft_model" else f"--{unused[0]}"
         raise UsageError(
-            f"{flag} does not apply to {named.name!r}, which is only a name: name a file or a repository, or put "
-            "the quantisation into the name"
+            f"{flag} does not apply to {named.name!r}, of which only the name is known: give a file or a repository"
         )
     result = judge(replace(question, bill=bill))
     shown = Bill(
         label=choice.assumed.name,
         reference=named.name,
         version="",
-        asked=f"{result.context_tokens:,} tokens; a rule of thumb from the name alone, no file was read",
+        asked=f"{result.context_tokens:,} tokens; rule of thumb from the name alone, no file was read",
         command="",
         notes=named.notes,
         estimate=result.estimate,

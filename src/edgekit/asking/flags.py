@@ -99,10 +99,20 @@ def whole(least: int = 0, most: int = 2**31 - 1) -> Read:
     def read(text: str) -> int:
         number = -parse_tokens(text[1:]) if text.startswith("-") else parse_tokens(text)
         if not least <= number <= most:
-            raise UsageError(f"{text[:40]} is not between {least} and {most:,}")
+            raise UsageError(_out_of_range(text[:40], number, least, most))
         return number
 
     return read
+
+
+def _out_of_range(text: str, number: int, least: int, most: int) -> str:
+    if number > most:
+        return f"must be at most {most:,} (got {text})"
+    return (
+        f"must not be negative (got {text})"
+        if not least
+        else f"must be at least {least} (got {text})"
+    )
 
 
 def read_number(flag: str, text: str | None, least: int = 0, most: int = 2**31 - 1) -> int | None:
@@ -125,7 +135,7 @@ def share(text: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number <= 1:
-        raise UsageError(f"{text[:40]!r} is not a share above 0 and up to 1")
+        raise UsageError(f"{text[:40]!r} is not a share (above 0, up to 1)")
     return number
 
 
@@ -136,7 +146,7 @@ def shares(text: str) -> tuple[float, ...]:
     except ValueError:
         found = ()
     if not found or not all(0 <= one < 1e18 for one in found) or not sum(found):
-        raise UsageError(f"{text[:40]!r} is not a list of shares such as 3,1")
+        raise UsageError(f"{text[:40]!r} is not a list of shares (write for example 3,1)")
     return found
 
 
@@ -144,7 +154,7 @@ def names(text: str) -> tuple[str, ...]:
     """'a.gguf,b.gguf' -> both."""
     found = tuple(word for word in text.split(",") if word)
     if not found:
-        raise UsageError("names nothing")
+        raise UsageError("no file given")
     return found
 
 

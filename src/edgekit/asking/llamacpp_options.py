@@ -69,9 +69,7 @@ def _endpoints(servers: tuple[str, ...]) -> tuple[str, ...]:
 def _all_layers(text: str) -> str:
     layers = _layers(text)
     if isinstance(layers, int) and layers < ENOUGH_LAYERS:
-        raise UsageError(
-            f"{text[:40]!r}: a draft model is modelled with all of its layers next to the model; use all"
-        )
+        raise UsageError(f"{text[:40]!r}: only all is supported for a draft model")
     return "all"
 
 
@@ -112,13 +110,13 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("--swa-full",), "swa_full", "keep the whole context in sliding-window layers too"),
     Flag(("--context-shift",), "ctx_shift", "drop the older half of a full context and continue"),
     Flag(("-ngl", "--n-gpu-layers", "--gpu-layers"), "n_gpu_layers", "layers on the GPU: a number or all (default)", "N", _layers),
-    Flag(("-ot", "--override-tensor"), "override_tensor", "where tensors go whose names match a pattern: exps=CPU; may be repeated", "PATTERN=BUFFER", _overrides, repeats=True),
+    Flag(("-ot", "--override-tensor"), "override_tensor", "put tensors whose names match a pattern into a buffer: exps=CPU (repeatable)", "PATTERN=BUFFER", _overrides, repeats=True),
     Flag(("-cmoe", "--cpu-moe"), "cpu_moe", "keep the experts of all layers in RAM"),
     Flag(("-ncmoe", "--n-cpu-moe"), "n_cpu_moe", "keep the experts of the first N layers in RAM", "N", whole(most=10**6)),
     Flag(("-ts", "--tensor-split"), "tensor_split", "share of the layers for each GPU: 3,1", "N,N", shares),
     Flag(("-sm", "--split-mode"), "split_mode", "how several GPUs share the model: layer (default), tensor, row (before July 2026) or none", "MODE", one_of("none", "layer", "row", "tensor")),
     Flag(("-mg", "--main-gpu"), "main_gpu", "the GPU that -sm none uses (default 0)", "N", whole(most=15)),
-    Flag(("--rpc",), "rpc", "RPC servers with the memory they have free: 192.168.1.5:50052=24G", "HOST:PORT=SIZE", _servers, repeats=True, engines=_endpoints),
+    Flag(("--rpc",), "rpc", "RPC servers and their free memory: 192.168.1.5:50052=24G", "HOST:PORT=SIZE", _servers, repeats=True, engines=_endpoints),
     Flag(("-nkvo", "--no-kv-offload"), "offload_kqv", "keep the KV cache in RAM", value=False),
     Flag(("--no-mmap",), "mmap", "load the weights into memory instead of mapping the file", value=False),
     Flag(("--repack",), "repack", "count the repacked copy of the weights that CPU builds keep"),
@@ -127,16 +125,16 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("-cram", "--cache-ram"), "cache_ram", "size of llama-server's prompt cache in MiB (default 8192)", "MIB", whole()),
     Flag(("-ctxcp", "--ctx-checkpoints"), "ctx_checkpoints", "context checkpoints that llama-server keeps per slot (default 32)", "N", whole()),
     Flag(("-mm", "--mmproj"), "mmproj", "multimodal projector; auto takes the one next to the model", "FILE"),
-    Flag(("--no-mmproj",), "no_mmproj", "load no projector (what is billed unless --mmproj is given)", ours=True),
-    Flag(("--lora",), "lora", "LoRA adapters, separated by commas", "FILES", names),
-    Flag(("-md", "--model-draft", "--spec-draft-model"), "draft_model", "draft model for speculative decoding", "MODEL", aliases=("-hfd", "--hf-repo-draft", "--spec-draft-hf")),
+    Flag(("--no-mmproj",), "no_mmproj", "do not load a projector (default unless --mmproj is given)", ours=True),
+    Flag(("--lora",), "lora", "LoRA adapters, separated by commas: a.gguf,b.gguf", "FILES", names),
+    Flag(("-md", "--model-draft", "--spec-draft-model"), "draft_model", "draft model for speculative decoding: qwen3-0.6b", "MODEL", aliases=("-hfd", "--hf-repo-draft", "--spec-draft-hf")),
     Flag(("-ctkd", "--cache-type-k-draft"), "draft_type_k", "K-cache type of the draft model", "TYPE", _cache_type),
     Flag(("-ctvd", "--cache-type-v-draft"), "draft_type_v", "V-cache type of the draft model", "TYPE", _cache_type),
-    Flag(("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft"), "draft_gpu_layers", "layers of the draft model on the GPU: only all is modelled", "all", _all_layers),
-    Flag(("-devd", "--device-draft"), "draft_device", "device of the draft model: only none (the CPU) can be given", "none", one_of("none")),
+    Flag(("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft"), "draft_gpu_layers", "layers of the draft model on the GPU: only all is supported", "all", _all_layers),
+    Flag(("-devd", "--device-draft"), "draft_device", "device of the draft model: only none (the CPU) is supported", "none", one_of("none")),
     Flag(("--spec-draft-n-max", "--draft-max"), "draft_max", "tokens that the draft model proposes at a time (default 3)", "N", whole(most=1024)),
     Flag(("--spec-type",), "spec_type", "draft-simple (default with -md) or draft-mtp (the model's own prediction layers)", "NAME", one_of("none", "draft-simple", "draft-mtp")),
-    Flag(("--mode",), "mode", "bill for llama-server (server, default) or llama-cli (library)", "MODE", one_of("server", "library"), ours=True),
+    Flag(("--mode",), "mode", "estimate for llama-server (server, default) or llama-cli (library)", "MODE", one_of("server", "library"), ours=True),
     Flag(("--backend",), "backend", "cpu, cuda, metal or vulkan (default: cuda with a GPU flag, else cpu)", "NAME", _backend, ours=True),
     Flag(("-dev",), "backend", "same as --backend cpu: -dev none", "none", _backend, ours=True),
     Flag(("--mix",), "mix", "same as --quant, for llama.cpp: Q4_K_M (default unless the file is a GGUF), Q8_0 ...", "NAME", ours=True),
@@ -245,8 +243,8 @@ def _devices(values: Mapping[str, Any]) -> tuple[Device, ...]:
     servers = _given_servers(values)
     if memory and split and len(memory) + len(servers) != len(split):
         raise UsageError(
-            f"--device-memory names {len(memory)} GPUs, --rpc {len(servers)} devices, "
-            f"and --tensor-split {len(split)}"
+            f"--device-memory has {len(memory)} GPUs and --rpc {len(servers)} devices, "
+            f"but --tensor-split has {len(split)} shares"
         )
     own = tuple(Device(free_bytes=free) for free in memory)
     if not own:

@@ -24,7 +24,9 @@ def _card(name: str) -> Device:
 
     device = find_device(name)
     if device.capability is None:
-        raise UsageError(f"{device.name}: vLLM is modelled for NVIDIA GPUs from Volta on")
+        raise UsageError(
+            f"{device.name}: EdgeKit supports vLLM on NVIDIA GPUs of the Volta generation or newer"
+        )
     return device
 
 
@@ -34,8 +36,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("--kv-cache-dtype",), "kv_cache_dtype", "KV cache type: auto (default), fp8 ...", "TYPE"),
     Flag(("--gpu-memory-utilization",), "gpu_memory_utilization", "share of the GPU's memory that vLLM may use (default 0.92)", "SHARE", share),
     Flag(("--kv-cache-memory-bytes",), "kv_cache_memory_bytes", "size of the KV cache, instead of a share of the GPU: 20G", "SIZE", size),
-    Flag(("--max-num-seqs",), "max_num_seqs", "most requests at the same time", "N", whole(1)),
-    Flag(("--max-num-batched-tokens",), "max_num_batched_tokens", "most tokens computed in one step", "N", whole(1)),
+    Flag(("--max-num-seqs",), "max_num_seqs", "maximum number of requests at the same time", "N", whole(1)),
+    Flag(("--max-num-batched-tokens",), "max_num_batched_tokens", "maximum number of tokens computed in one step", "N", whole(1)),
     Flag(("--block-size",), "block_size", "tokens per block of the KV cache", "N", whole(1, 2**20)),
     Flag(("--enable-prefix-caching",), "enable_prefix_caching", "reuse the KV cache of repeated prompts (default)"),
     Flag(("--no-enable-prefix-caching",), "enable_prefix_caching", "do not reuse the KV cache of repeated prompts", value=False),
@@ -69,7 +71,7 @@ def _gpu(values: Mapping[str, Any]) -> Gpu:
     card: Device | None = values.get("gpu")
     if memory is not None and memory < GIB:
         raise UsageError(
-            f"--gpu-memory: {memory} bytes is too little for a GPU; 80 GiB is written 80G"
+            f"--gpu-memory: {memory} bytes is too small for a GPU; write for example 80G"
         )
     if card is None or card.capability is None:
         return Gpu(memory_bytes=memory)
@@ -96,10 +98,10 @@ def told(load: Load, estimate: MemoryEstimate) -> str:
     cards = f" on each of {facts['world_size']} cards" if facts["world_size"] > 1 else ""
     asked = f"requests of up to {facts['max_model_len']:,} tokens{cards}, cache {cache}, "
     if facts["refused"]:
-        return f"{asked}of which not one fits"
+        return f"{asked}not even one of which fits"
     if facts["max_concurrency"] is None:
         count = load.sequences or 1
-        return f"{asked}memory of the card unknown (--gpu): the cache of {count} such request{'s' * (count > 1)}"
+        return f"{asked}GPU memory unknown (add --gpu): cache for {count} such request{'s' * (count > 1)}"
     return f"{asked}blocks of {facts['block_size']}: room for {facts['max_concurrency']:,.2f} such requests at once"
 
 

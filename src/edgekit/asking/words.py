@@ -45,13 +45,13 @@ _OTHER_NAMES = {
 }
 # What a plan chooses itself, or leaves to another command.
 _NOT_PLANNED = {
-    "parallel": "-np: --users N plans for N users, each with a context of their own",
-    "unified": "-kvu: every user of a plan has a context of their own (--users)",
-    "mmproj": "--mmproj: edgekit check counts a projector",
-    "lora": "--lora: edgekit check counts adapters",
-    "draft_model": "-md: a plan looks for a draft model itself; edgekit check counts the one you name",
-    "spec_type": "--spec-type: a plan looks for a draft model itself (--no-drafter)",
-    "max_num_seqs": "--max-num-seqs: --users N plans for N requests at the same time",
+    "parallel": "-np: use --users N, which gives each user a full context",
+    "unified": "-kvu: with --users every user gets a full context",
+    "mmproj": "--mmproj: use edgekit check, which counts the projector",
+    "lora": "--lora: use edgekit check, which counts adapters",
+    "draft_model": "-md: it looks for a draft model itself; use edgekit check for one you choose",
+    "spec_type": "--spec-type: it looks for a draft model itself (--no-drafter turns that off)",
+    "max_num_seqs": "--max-num-seqs: use --users N for N requests at the same time",
 }
 
 
@@ -166,7 +166,7 @@ def planned_engine(words: Words) -> tuple[str, EngineFlags]:
     chosen, flags = engine_flags(words)
     if len(chosen) > 1:
         raise UsageError(
-            "a plan is for one engine: --engine llama.cpp, vllm or mlx; check compares them"
+            "plan works for one engine (--engine llama.cpp, vllm or mlx); edgekit check --engine all compares them"
         )
     for engine in chosen:
         check_planned(engine)
@@ -272,7 +272,9 @@ def read_max_use(text: str | None) -> float | None:
     except ValueError:
         share = math.nan
     if not 0 < share <= 1:
-        raise UsageError(f"--max-use: {text[:40]!r} is not a share such as 85% or 0.85")
+        raise UsageError(
+            f"--max-use takes a share above 0 and up to 100%, for example 85% or 0.85 (got {text[:40]!r})"
+        )
     return share
 
 
@@ -280,10 +282,13 @@ def read_reserve(text: str | None) -> int | None:
     """What is left free of every memory: '512M', '0'."""
     if text is None:
         return None
-    size = 0 if text.strip() == "0" else read("--reserve", parse_size, text)
-    if 0 < size < MIB:
+    try:
+        size = 0 if text.strip() == "0" else parse_size(text)
+    except UsageError:
+        size = -1
+    if size < MIB and size != 0:
         raise UsageError(
-            f"--reserve: {text.strip()[:40]!r} is too small; it needs a unit, such as 1G"
+            f"--reserve takes a size like 512M or 2G, or 0 (got {text.strip()[:40]!r})"
         )
     return size
 
@@ -296,7 +301,7 @@ def task_of(word: str) -> Kind:
         return Kind(_OTHER_NAMES.get(name, name))
     except ValueError as error:
         known = ", ".join(kind.value for kind in Kind)
-        raise UsageError(f"--task: {word[:40]!r} is not one of {known}") from error
+        raise UsageError(f"--task must be one of {known} (got {word[:40]!r})") from error
 
 
 def _job(words: Words) -> Job | None:
@@ -306,9 +311,11 @@ def _job(words: Words) -> Job | None:
     from edgekit.plan.types import Job
 
     if words.context is not None:
-        raise UsageError("give -c or --job, not both: a job says how long a context it needs")
+        raise UsageError("give -c or --job, not both: the job sets the context")
 
     prompt, plus, new = text.partition("+")
     if not plus:
-        raise UsageError(f"--job: {text[:40]!r} is not a prompt and new tokens such as 6000+800")
+        raise UsageError(
+            f"--job takes prompt tokens + new tokens, for example 6000+800 (got {text[:40]!r})"
+        )
     return Job(prompt_tokens=read("--job", whole(), prompt), new_tokens=read("--job", whole(), new))

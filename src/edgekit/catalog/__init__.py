@@ -52,10 +52,11 @@ def find_entry(name: str, catalog: Catalog | None = None) -> Entry:
         if found:
             near = tuple(entry.id for entry in found[:SHOWN])
             raise NotFoundError(
-                f"{name[:80]!r} may be several models of the catalog", candidates=near
+                f"{name[:80]!r} matches several models of the catalog", candidates=near
             )
     raise NotFoundError(
-        f"no model {name[:80]!r} in the catalog", candidates=near_ids(name, entries)
+        f"{name[:80]!r} is not in the catalog (edgekit catalog list shows all models)",
+        candidates=near_ids(name, entries),
     )
 
 

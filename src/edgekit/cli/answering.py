@@ -167,8 +167,8 @@ def _converse(talker: Talker, order: Order, wanted: Wanted, told: Told) -> None:
     first = () if wanted.system is None else (Message(role="system", content=wanted.system),)
     messages = first
     told.say(
-        f"a conversation in a window of {talker.window_tokens:,} tokens;"
-        " /reset forgets it, /exit or Ctrl-D ends it, Ctrl-C stops an answer"
+        f"chat with a context of {talker.window_tokens:,} tokens;"
+        " /reset clears the history, /exit or Ctrl-D ends it, Ctrl-C stops an answer"
     )
     while (line := _next_line()) is not None:
         if line in _ENDS:

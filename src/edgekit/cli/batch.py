@@ -81,7 +81,7 @@ def _check_keys(row: Mapping[str, Any], engine: str | None) -> None:
     if CONTEXT_OPTIONS[wanted] in near:
         near = f": the context is an option, {CONTEXT_OPTIONS[wanted]}"
     keys = ", ".join(_KEYS)
-    raise UsageError(f"a row has no key {unknown!r}{near or f' (there are {keys})'}")
+    raise UsageError(f"a row has no key {unknown!r}{near or f' (known keys: {keys})'}")
 
 
 def _read_options(engine: str, options: Mapping[str, Any], backend: str | None) -> tuple[Any, Any]:

@@ -92,7 +92,7 @@ def _add_list(actions: _SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     whose = parser.add_mutually_exclusive_group()
     whose.add_argument("--user", action="store_true", help="only models that you added")
-    whose.add_argument("--packaged", action="store_true", help="only models that came with EdgeKit")
+    whose.add_argument("--packaged", action="store_true", help="only built-in models")
 
 
 def _add_show(actions: _SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -224,11 +224,11 @@ def run_remove(arguments: argparse.Namespace) -> str:
         catalog = read_catalog()
         own = Catalog(entries=tuple(one for one in catalog.entries if one.is_users))
         if any(name.lower() == one.id for one in catalog.entries if not one.is_users):
-            raise UsageError(f"{name} came with EdgeKit: only models that you added can be removed")
+            raise UsageError(f"{name} is built in: only models that you added can be removed")
         try:
             name = find_entry(name, own).id
         except NotFoundError as error:
-            told = f"you have not added a model {name[:80]!r}"
+            told = f"you have not added a model named {name[:80]!r}"
             raise NotFoundError(told, candidates=error.candidates) from error
         forget_entry(name)
     if arguments.json:

@@ -86,10 +86,10 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--exact",
         action="store_true",
-        help="read the whole header of a remote model even where its first part decides (--json always does)",
+        help="read the whole header of a remote model, even if its start is enough to answer (--json always does)",
     )
     parser.add_argument(
-        "--strict", action="store_true", help="exit with code 1 if the model fits only just (tight)"
+        "--strict", action="store_true", help="exit with code 1 if the model only just fits (tight)"
     )
     add_users_option(parser)
     add_min_context_option(parser)

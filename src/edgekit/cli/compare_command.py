@@ -80,7 +80,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         parser,
         several=True,
         engine_help="llama.cpp, vllm, mlx, stream, auto or all (default: all for one model, auto for several)",
-        context_help="context in tokens: 8192, 32k (default: chosen for the machine; without one 32k)",
+        context_help="context in tokens: 8192, 32k (default: chosen for the machine, or 32k if none is given)",
         without=OF_THE_MACHINE,
     )
     parser.set_defaults(run=run)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.hardware.types import Machine
 
 DEVICE_FORMS = """\
-NAME of a --device is a GPU, a Mac, a board or a phone: "RTX 4090", h100, m3-max-64, phone-8; 2x "RTX 3090" for two
+--device takes the name of a GPU, Mac, board or phone: "RTX 4090", h100, m3-max-64, phone-8; 2x "RTX 3090" for two
 (edgekit hardware --devices lists them). SIZES are binary: 24G, 24 GB and 24GiB are the same.
 """
 _FLAGS = ("--device", "--gpu")
@@ -20,7 +20,7 @@ _COUNT = re.compile("[0-9]+[xX*\N{MULTIPLICATION SIGN}]")
 
 def add_device_options(parser: argparse.ArgumentParser, *, ram: bool = True) -> None:
     """`ram`: whether the answer depends on it."""
-    group = parser.add_argument_group("another machine than this one")
+    group = parser.add_argument_group("another machine instead of this one")
     group.add_argument(
         "--device",
         "--gpu",

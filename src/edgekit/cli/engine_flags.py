@@ -15,7 +15,7 @@ from edgekit.errors import UsageError
 from edgekit.units import parse_tokens
 
 CHOSEN_CONTEXT = (
-    "context in tokens: 8192, 32k, 0 for the native window (default: chosen to fit, from 16k up); "
+    "context in tokens: 8192, 32k, 0 for the native context (default: chosen to fit, from 16k up); "
     "also --ctx, --max-model-len"
 )
 

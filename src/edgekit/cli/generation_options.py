@@ -22,7 +22,7 @@ def _number(text: str) -> float:
 
 # field of Sampling: (names, metavar, how it is read, help)
 _FLAGS: dict[str, tuple[tuple[str, ...], str, Callable[[str], float], str]] = {
-    "temperature": (("--temp", "--temperature"), "T", _number, "temperature; 0 takes the likeliest (default 0.8)"),
+    "temperature": (("--temp", "--temperature"), "T", _number, "temperature; 0 takes the top token (default 0.8)"),
     "top_k": (("--top-k",), "K", whole(), "sample among the K likeliest tokens (default 40; 0: all)"),
     "top_p": (("--top-p",), "P", _number, "sample among tokens of total probability P (default 0.95; 1: all)"),
     "min_p": (("--min-p",), "P", _number, "drop tokens below P times the likeliest (default 0.05; 0: none)"),

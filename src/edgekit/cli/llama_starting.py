@@ -190,8 +190,8 @@ def remember(judged: Judged, running: Running, rows: tuple[Row, ...], told: Told
     if not outside:
         return
     parts = ", ".join(f"{row.part} {row.difference_bytes:+,} B" for row in outside)
-    told.warn(f"the bill is not what llama.cpp {running.version} allocated: {parts}")
+    told.warn(f"the estimate differs from what llama.cpp {running.version} allocated: {parts}")
     try:
         remember_rows(judged.check.bill.label, rows, version=running.version)
     except SourceError as error:
-        told.warn(f"that could not be remembered: {error}")
+        told.warn(f"the difference could not be saved: {error}")

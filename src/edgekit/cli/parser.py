@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
@@ -66,7 +67,6 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Wraps paragraphs to the terminal; indented lines (examples, tables) stay as they are."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        import re
         import textwrap
 
         lines: list[str] = []
@@ -83,6 +83,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options | {"formatter_class": _HelpFormatter})
+        self._negative_number_matcher = re.compile(r"-\.?\d")  # -1G is a value, not a flag
         self.set_defaults(parser=self)  # the innermost command's wins
 
     def error(self, message: str) -> NoReturn:
@@ -112,7 +113,7 @@ class Parser(argparse.ArgumentParser):
             return
         what = action.option_strings[-1] if action.option_strings else str(action.metavar).lower()
         known = [str(one) for one in action.choices]
-        near = _near(str(value), known) or f"; there are {', '.join(known)}"
+        near = _near(str(value), known) or f"; choose one of {', '.join(known)}"
         raise argparse.ArgumentError(None, f"unknown {what} {str(value)[:60]!r}{near}")
 
 

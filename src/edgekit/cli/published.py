@@ -95,7 +95,7 @@ def _no_repository(name: str, quant: str | None, known: tuple[Repository, ...]) 
     tags = dict.fromkeys(tag for one in known for tag in one.quants)
     others = f" (known: {', '.join(tags)})" if tags else ""
     return (
-        f"no repository with a GGUF of {name}{at} is known{others}. Search {gguf_search(name)} and name what you find:"
+        f"no known repository has a GGUF of {name}{at}{others}. Search {gguf_search(name)} and name what you find:"
         " edgekit run ORG/REPOSITORY:QUANT, or a file"
     )
 
@@ -117,7 +117,7 @@ def find_published(order: Order, reach: Reach, confirm: Confirm | None, *, sever
                 break
     tried = ", ".join(order.published)
     raise NotFoundError(
-        f"{order.reference}: none of {tried} could be had ({missing}). Search {gguf_search(order.reference)}"
+        f"{order.reference}: none of {tried} could be read ({missing}). Search {gguf_search(order.reference)}"
     ) from missing
 
 

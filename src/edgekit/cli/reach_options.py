@@ -19,7 +19,7 @@ MODEL is any of
   a Hugging Face id         org/name, org/name:Q4_K_M, org/name@revision, hf.co/org/name
   an address                https://huggingface.co/org/name/blob/main/file.gguf, any .gguf URL
   a model of the catalog    qwen3-8b, qwen3-8b:Q8_0, "Gemma 3 27B" (edgekit catalog list)
-  an Ollama or LM Studio    llama3.2:1b, a model's folder name
+  Ollama or LM Studio       llama3.2:1b, a model's folder name
   a shipped sample          sample:gemma-3-27b, sample:qwen3-30b-a3b
 """
 ENVIRONMENT = """\
@@ -91,7 +91,9 @@ def seconds(text: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number <= 86_400:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds up to a day")
+        raise argparse.ArgumentTypeError(
+            f"must be a number of seconds, up to one day (got {text!r})"
+        )
     return number
 
 

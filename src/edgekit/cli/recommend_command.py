@@ -71,7 +71,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "--why", action="store_true", help="add each model's headline, bars, release and licence"
     )
     parser.add_argument(
-        "--offline", action="store_true", help="accepted as elsewhere: recommend needs no network"
+        "--offline", action="store_true", help="no effect: recommend never uses the network"
     )
     add_plan_options(parser)
     add_flags(parser, COMMON, "every engine", (CONTEXT._replace(help=CHOSEN_CONTEXT),))

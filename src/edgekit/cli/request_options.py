@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def add_users_option(parser: Options) -> None:
     parser.add_argument(
-        "--users", metavar="N", help="users at the same time, each with a context of their own"
+        "--users", metavar="N", help="number of users at the same time, each with a full context: 4"
     )
 
 
@@ -21,7 +21,7 @@ def add_min_context_option(parser: Options) -> None:
     parser.add_argument(
         "--min-context",
         metavar="N",
-        help="shortest context to accept (default 16k, or the native window where that is shorter)",
+        help="shortest context to accept (default 16k, or the native context if that is shorter)",
     )
 
 
@@ -29,7 +29,7 @@ def add_job_option(parser: Options) -> None:
     parser.add_argument(
         "--job",
         metavar="P+N",
-        help="size the context for a prompt of P tokens and N new ones: 6000+800",
+        help="size the context for a prompt of P tokens and an answer of N: 6000+800",
     )
 
 
@@ -37,7 +37,7 @@ def add_window_budget_option(parser: Options) -> None:
     parser.add_argument(
         "--window-budget",
         metavar="SIZE",
-        help="size the context by its KV cache where none is given: 4G",
+        help="without -c, the longest context whose KV cache fits in this size: 4G",
     )
 
 
@@ -46,7 +46,7 @@ def add_limit_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max-use",
         metavar="SHARE",
-        help="refuse what needs more than this share of the usable memory: 85%%",
+        help="fail if the model needs more than this share of the usable memory: 85%%",
     )
     group.add_argument(
         "--reserve",
@@ -63,10 +63,10 @@ def add_plan_options(parser: Options) -> None:
     parser.add_argument(
         "--prefer-accurate-kv",
         action="store_true",
-        help="prefer an accurate KV cache to a longer context where -c is not given",
+        help="without -c, prefer an accurate KV cache to a longer context",
     )
     parser.add_argument(
         "--latency",
         metavar="FOR",
-        help="who waits for cold cache pages of a tier: text (1.5 s, default) or voice (0.2 s)",
+        help="tiers only: longest wait for spilled cache pages, text (1.5 s, default) or voice (0.2 s)",
     )

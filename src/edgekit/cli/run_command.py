@@ -35,7 +35,7 @@ SHARED = frozenset(
     }
 )
 
-_CONTEXT = "context in tokens: 8192, 32k, 0 for the native window (default: what the job needs)"
+_CONTEXT = "context in tokens: 8192, 32k, 0 for the native context (default: what the job needs)"
 
 _DESCRIPTION = """\
 Runs a model inside the memory that it was predicted to need: judges it first, downloads it only if it fits, and starts

@@ -41,5 +41,5 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--force",
         action="store_true",
-        help="start the model even if it does not fit: it may swap, or be killed",
+        help="start even if the model does not fit (it may swap, or be killed)",
     )

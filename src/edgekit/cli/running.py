@@ -160,18 +160,18 @@ def read_order(
     """UsageError for what cannot be meant, before anything is fetched."""
     chosen, flags = engine_flags(words_of(arguments))
     if len(chosen) > 1:
-        raise UsageError(f"one engine runs a model: --engine {' or '.join(engines)}")
+        raise UsageError(f"run and serve use one engine: --engine {' or '.join(engines)}")
     engine = next(iter(chosen), LLAMACPP)
     flags[LLAMACPP] = _with_users(flags[LLAMACPP], getattr(arguments, "users", None))
     if engine in _OTHERS:
-        raise UsageError(f"{engine} is not started from here: {_OTHERS[engine]}")
+        raise UsageError(f"edgekit does not start {engine} itself: {_OTHERS[engine]}")
     if engine not in engines:
-        raise UsageError(f"--engine {engine} does not serve; edgekit run --engine {engine} answers")
+        raise UsageError(f"--engine {engine} cannot serve; use edgekit run --engine {engine}")
     if arguments.sinks is not None and not arguments.rolling:
-        raise UsageError("--sinks stay when a window rolls: add --rolling")
+        raise UsageError("--sinks only works with a rolling context: add --rolling")
     budget = getattr(arguments, "budget", None)  # run has one, serve does not
     if budget is not None and engine != STREAM:
-        raise UsageError("--budget is kept by the built-in engine: add --engine stream")
+        raise UsageError("--budget only works with the built-in engine: add --engine stream")
     window_budget = arguments.window_budget
     return Order(
         reference=_at_quant(arguments.model, flags[engine].get("quant")),
@@ -210,7 +210,7 @@ def _at_quant(reference: str, quant: str | None) -> str:
     if quant is None:
         return reference
     if is_here(reference):
-        raise UsageError(f"--quant {quant}: a file is loaded as it is; name a repository instead")
+        raise UsageError(f"--quant {quant}: a file is loaded as it is; give a repository instead")
     stated = split_quant(reference)[1]
     if stated is not None and stated.upper() != quant.upper():
         raise UsageError(f"{reference} and --quant {quant} name two quantisations: give one")
@@ -271,22 +271,20 @@ def _stored(name: str, reach: Reach) -> Opened | None:
         return None
 
 
-_EMBEDS = "{0} is an embedding model, which answers nothing: edgekit embed {0} TEXT"
+_EMBEDS = "{0} is an embedding model and cannot chat: use edgekit embed {0} TEXT"
 
 
 def _runnable(named: ResolvedModel) -> Opened:
     found = named.found
     if found is None or found.files is None:
-        raise UsageError(f"{named.name} has no weights to run: name a GGUF file or repository")
+        raise UsageError(f"{named.name} has no weights to run: give a GGUF file or repository")
     if found.files.origin is Origin.SAMPLE:
-        raise UsageError(
-            f"{named.name} is a shipped header without weights: edgekit check judges it"
-        )
+        raise UsageError(f"{named.name} is a sample header without weights: use edgekit check")
     if not found.model.geometry.causal:
         raise UsageError(_EMBEDS.format(named.name))
     if found.files.container is not Container.GGUF:
         raise UsageError(
-            f"{named.name} is {found.files.container.value}, and a GGUF file is run here: convert it"
+            f"{named.name} is {found.files.container.value}, but run needs a GGUF file: convert it"
             " (convert_hf_to_gguf.py FOLDER, then llama-quantize), or name a repository of GGUF files"
         )
     return found
@@ -384,7 +382,7 @@ def _beside(opened: Opened) -> str:
     """The projector that lies beside a model on this machine."""
     files = opened.files
     if files is None or not files.projectors or files.origin.is_remote:
-        raise UsageError("--mmproj auto: there is no mmproj file next to the model here; name one")
+        raise UsageError("--mmproj auto: there is no mmproj file next to the model; give its path")
     with closing(files.projectors[0].open()) as source:
         return source.name
 

@@ -71,12 +71,10 @@ def _check_protected(at: Address, arguments: argparse.Namespace, told: Told) -> 
         return
     if not arguments.insecure:
         raise UsageError(
-            f"on {at.host} everybody in the network could use the server, and one request can take all memory:"
+            f"on {at.host} anyone on the network could use the server, and one request can use all memory:"
             " give --api-key, or --insecure to serve without a key (docs/run.md)"
         )
-    told.warn(
-        f"everybody who can reach {at.host} can use this server: it asks for no key (--insecure)"
-    )
+    told.warn(f"anyone who can reach {at.host} can use this server without a key (--insecure)")
 
 
 def _announce(up: Up, check: Any, arguments: argparse.Namespace) -> None:
@@ -106,12 +104,12 @@ def _until_its_end(
         ended = up.running.wait()
     except (KeyboardInterrupt, SystemExit) as end:
         told.say("stopping")
-        ended = up.running.stop("asked to end")
+        ended = up.running.stop("stopped on request")
         _tell_end(ended, as_json=as_json)
         code = end.code if isinstance(end, SystemExit) else 0
         return "", 0 if code in {0, 128 + 15, None} else int(code or 0)
     if ended is None:
-        raise EngineError("llama.cpp is neither up nor gone")
+        raise EngineError("llama.cpp neither started nor exited")
     kind = MemoryPressureError if up.watch.starved else EngineError
     why = up.watch.reason or f"{ended.why}: {ended.last_words}"
     if not as_json:

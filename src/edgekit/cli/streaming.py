@@ -57,5 +57,5 @@ def start_stream(
             purpose=judged.order.purpose,
         )
     )
-    told.say(f"the cache has {engine.cache_bytes:,} bytes, as billed")
+    told.say(f"the cache has {engine.cache_bytes:,} bytes, as estimated")
     return StreamTalker(engine=engine, text=text), judged

@@ -28,7 +28,7 @@ def is_tier(name: str) -> bool:
 def check_latency(arguments: argparse.Namespace) -> None:
     """Raises UsageError where it would mean nothing."""
     if arguments.latency is not None:
-        raise UsageError("--latency is about the tiers: plan tier:27b, recommend --tiers")
+        raise UsageError("--latency only works for tiers: plan tier:27b, recommend --tiers")
 
 
 def run_tier(arguments: argparse.Namespace) -> tuple[str, int]:
@@ -61,7 +61,7 @@ def _maker(
     context = read_flags((CONTEXT,), given.pop(COMMON, {})).get("context") or None
     if given:
         raise UsageError(
-            "a tier is planned for a what-if engine: flags of real ones mean nothing to it"
+            "a tier is planned for a what-if engine, so flags of real engines do not apply"
         )
     least = read_number("--min-context", arguments.min_context, least=1)
     users = read_number("--users", arguments.users, least=1)
@@ -91,13 +91,13 @@ _NOT_OF_TIERS: dict[str, tuple[object, ...]] = {
 def _check_options(arguments: argparse.Namespace) -> None:
     if (engine := arguments.engine) is not None:
         raise UsageError(
-            f"{engine} has no such compressed caches: a tier is planned for a what-if engine, without --engine"
+            f"{engine} does not have the compressed caches of tiers: leave out --engine"
         )
     for name, usual in _NOT_OF_TIERS.items():
         if getattr(arguments, name, usual[0]) not in usual:
             flag = {"program": "for"}.get(name, name.replace("_", "-"))
             raise UsageError(
-                f"--{flag} means nothing to a tier, which is planned for a what-if engine"
+                f"--{flag} does not apply to a tier, which is planned for a what-if engine"
             )
 
 
@@ -107,7 +107,7 @@ def read_purpose(word: str | None) -> Purpose:
     try:
         return Purpose.TEXT if word is None else Purpose(word.lower())
     except ValueError as error:
-        raise UsageError(f"--latency: {word!r:.40} is not voice or text") from error
+        raise UsageError(f"--latency must be voice or text (got {word!r:.40})") from error
 
 
 def _told(plan: TierPlan, arguments: argparse.Namespace) -> tuple[str, int]:

@@ -46,7 +46,9 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("model", metavar="MODEL", nargs="?", help="open the page of this model")
     parser.add_argument(
-        "--json", action="store_true", help="print one line of JSON when it is ready (docs/web.md)"
+        "--json",
+        action="store_true",
+        help="print one line of JSON when the server is ready (docs/web.md)",
     )
     parser.add_argument(
         "--no-browser", action="store_true", help="print the address instead of opening the browser"

@@ -358,7 +358,7 @@ def _exact(what: str, size_bytes: int, because: str) -> PlanLine:
 def _token_way(asked: _Asked) -> _Way:
     wish, walked = asked.wish, asked.walked
     if wish.engine != BUILT_IN or wish.pooling is not None:
-        raise UsageError("mode tokens has neither an engine nor a pooling to choose")
+        raise UsageError("mode tokens does not take an engine or a pooling")
     size_bytes = token_mean_bytes(walked)
     width = _width(walked)
     buffers = _exact("buffers", size_bytes, "packed bytes and floats for part of one row")
@@ -508,7 +508,7 @@ def _budget_because(asked: _Asked) -> str:
         return "as much as is useful, up to a quarter of the free memory"
     if asked.budget_bytes == wished:
         return "as requested"
-    return f"{format_bytes(wished)} were requested, but a limit of this process allows less"
+    return f"{format_bytes(wished)} was requested, but a limit on this process allows less"
 
 
 # --- what is built

@@ -401,7 +401,7 @@ def _identity(told: Mapping[str, Any]) -> Id:
 
 def _cancel(told: Mapping[str, Any], identity: Id) -> Cancel:
     if told["cancel"] is not True or told.keys() != {"id", "cancel"}:
-        raise UsageError('to call a request off say {"id": ..., "cancel": true} and nothing else')
+        raise UsageError('to cancel a request send {"id": ..., "cancel": true} and nothing else')
     return Cancel(id=identity)
 
 

@@ -25,14 +25,14 @@ def within_address_space(devices: tuple[Accelerator, ...], host: HostMemory | No
         return Findings(devices=devices)
     found = f"{ADDRESS_SPACE} leaves {format_bytes(left)} of address space, and CUDA needs 13 GiB to start"
     if left <= CONTEXT_BYTES:
-        why = f"{found}: no NVIDIA GPU is counted. Fix: ulimit -v unlimited."
+        why = f"{found}: NVIDIA GPUs are not counted. Fix: ulimit -v unlimited."
         return Findings(notes=(why,))
     each = (left - CONTEXT_BYTES) // len(devices)
     held = tuple(_held(device, each) for device in devices)
     if held == devices:
         return Findings(devices=devices)
     why = (
-        f"{found}: {format_bytes(each)} are left for each NVIDIA GPU, less what the process maps in RAM. "
+        f"{found}: {format_bytes(each)} is left for each NVIDIA GPU, minus what the process maps in RAM. "
         "Fix: ulimit -v unlimited."
     )
     return Findings(devices=held, notes=(why,))

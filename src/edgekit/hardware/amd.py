@@ -103,7 +103,7 @@ def _shared(
         limit_bytes=max(0, free["gtt"]) + own_bytes,
         limit_because=(
             f"amdgpu may map {format_bytes(mapped_bytes)} of the RAM (GTT, ttm.pages_limit), of which "
-            f"{format_bytes(max(0, free['gtt']))} are free{carved_out}"
+            f"{format_bytes(max(0, free['gtt']))} is free{carved_out}"
         ),
         own_bytes=own_bytes,
         bandwidth_bytes_per_s=known_bandwidth(name, here.host.total_bytes),

@@ -36,8 +36,8 @@ VENDORS = {
     "stream": (),
 }
 _NEEDS = {
-    "vllm": "vLLM as modelled here runs on NVIDIA GPUs",
-    "mlx": "MLX as modelled here runs on Apple silicon",
+    "vllm": "EdgeKit supports vLLM on NVIDIA GPUs only",
+    "mlx": "EdgeKit supports MLX on Apple silicon only",
 }
 
 
@@ -139,7 +139,7 @@ def check_runs(machine: Machine, engine: str) -> None:
     """Raises HardwareError where the machine has nothing that the engine runs on."""
     if engine in _NEEDS and not devices_for(machine, engine):
         raise HardwareError(
-            f"{_NEEDS[engine]}, and {machine.name} has none (--device asks about another machine)"
+            f"{_NEEDS[engine]}, and {machine.name} has none (--device checks another machine)"
         )
 
 
@@ -228,9 +228,9 @@ def _share(device: Accelerator, utilization: float, before_bytes: int) -> Budget
     if started < asked:
         share = _startable(device, before_bytes)
         blocked = (
-            f"vLLM does not start: it asks for {format_bytes(asked)} of {device.name} "
-            f"(--gpu-memory-utilization {utilization:g}), where {format_bytes(started)} are free once it runs; "
-            f"free the card{f', or ask for {share:g}' if share else ''}"
+            f"vLLM does not start: it reserves {format_bytes(asked)} of {device.name} "
+            f"(--gpu-memory-utilization {utilization:g}), but only {format_bytes(started)} is free once it runs; "
+            f"free GPU memory{f', or use {share:g}' if share else ''}"
         )
     return Budget(
         name=device.name,
@@ -240,7 +240,7 @@ def _share(device: Accelerator, utilization: float, before_bytes: int) -> Budget
         reserve_bytes=max(0, device.free_bytes - asked),
         has_default_reserve=False,
         is_share=True,
-        because=f"beyond --gpu-memory-utilization {utilization:g} of {format_bytes(device.total_bytes)}",
+        because=f"not used at --gpu-memory-utilization {utilization:g} of {format_bytes(device.total_bytes)}",
         blocked=blocked,
     )
 
@@ -254,7 +254,7 @@ def _llamacpp_reserve(machine: Machine) -> tuple[int, str]:
         return 0, machine.host.tightest.name  # the limit already excludes the system's share
     if machine.system is System.WINDOWS:
         return LLAMACPP_WINDOWS_RESERVE_BYTES, "2 GiB for Windows"
-    return LLAMACPP_RESERVE_BYTES, "1 GiB for everything else"
+    return LLAMACPP_RESERVE_BYTES, "1 GiB reserve"
 
 
 def _card(pool: Pool, device: Accelerator, reserve: int, because: str) -> Budget:

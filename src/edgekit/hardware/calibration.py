@@ -239,14 +239,14 @@ def _locked(path: Path) -> Iterator[None]:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
     except OSError as error:
         raise SourceError(
-            f"{path} cannot be written ({error.strerror}): EDGEKIT_DATA names another folder"
+            f"{path} cannot be written ({error.strerror}): set EDGEKIT_DATA to another folder"
         ) from error
     try:
         end = time.monotonic() + WAIT_S
         while not try_lock(descriptor):
             if time.monotonic() > end:
                 raise SourceError(
-                    f"another edgekit has held {path} for {WAIT_S:g} s: wait for it, or end it"
+                    f"{path} has been locked by another edgekit for {WAIT_S:g} s: wait, or stop it"
                 )
             time.sleep(_RETRY_S)
         yield
@@ -271,7 +271,7 @@ def _write(path: Path, calibration: Calibration) -> None:
             raise
     except OSError as error:
         raise SourceError(
-            f"{path} cannot be written ({error.strerror}): EDGEKIT_DATA names another folder"
+            f"{path} cannot be written ({error.strerror}): set EDGEKIT_DATA to another folder"
         ) from error
 
 

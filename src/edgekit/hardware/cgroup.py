@@ -213,7 +213,7 @@ def _read(
         limits.append(MemoryLimit(name=title, limit_bytes=limit_bytes, used_bytes=used_bytes or 0))
         if used_bytes is None:
             notes.append(
-                f"{folder / version.usage} cannot be read: nothing counts as used in {title}."
+                f"{folder / version.usage} cannot be read: all memory of {title} counts as free."
             )
 
 

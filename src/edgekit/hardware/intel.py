@@ -111,7 +111,7 @@ def _memory(card: DrmCard) -> tuple[int, str]:
         fits = [size for size in sizes if size <= window_bytes]
         return max(fits, default=min(sizes)), "its PCI id"
     if window_bytes >= _WHOLE_BAR_BYTES:
-        return window_bytes // 2, "half of its PCI window (BAR), the least it can have"
+        return window_bytes // 2, "half of its PCI window (BAR), the minimum it can have"
     return 0, ""
 
 

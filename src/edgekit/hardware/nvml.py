@@ -169,7 +169,7 @@ def _device(card: _Card, handle: Any, *, partition: str = "") -> Accelerator:
         partition=partition,
         users=_aside(lambda: _users(card, handle), ()),
         basis=Basis.ASSUMED if card.by_windows else Basis.EXACT,
-        because="NVML, less what Windows is assumed to keep" if card.by_windows else "NVML",
+        because="NVML, minus what Windows is assumed to use" if card.by_windows else "NVML",
     )
 
 

@@ -13,8 +13,8 @@ _CACHE = (
     "If a model fails to load: sync; echo 3 | sudo tee /proc/sys/vm/drop_caches."
 )
 _HUGE_PAGES = (
-    "Huge pages are reserved here: on a GPU that shares the RAM llama.cpp takes the free huge pages for all "
-    "the free memory. Fix: sysctl vm.nr_hugepages=0."
+    "Huge pages are reserved here: on a GPU that shares the RAM llama.cpp counts only the free huge pages "
+    "as free memory. Fix: sysctl vm.nr_hugepages=0."
 )
 
 
@@ -46,6 +46,6 @@ def _container_note(host: HostMemory, device: Accelerator) -> tuple[str, ...]:
         return ()
     why = (
         f"The kernel does not apply {host.tightest.name} to what {device.name} takes of the shared memory. "
-        "EdgeKit counts it against the limit all the same: beyond it the whole machine runs short of memory."
+        "EdgeKit counts it against the limit anyway: beyond it the whole machine runs short of memory."
     )
     return (why,)

@@ -187,7 +187,7 @@ def host_pace(machine: Machine) -> HostPace:
         )
     server = cores[0] > FEW_CORES
     slow, fast = SERVER_BYTES_PER_S if server else DESKTOP_BYTES_PER_S
-    told = f"{slow / GB:,.0f} to {fast / GB:,.0f} GB/s assumed, as {'servers' if server else 'desktops'} have"
+    told = f"{slow / GB:,.0f} to {fast / GB:,.0f} GB/s (assumed, typical of {'servers' if server else 'desktops'})"
     return HostPace(bandwidth=(slow, fast), cores=cores, told=told, assumed=True)
 
 

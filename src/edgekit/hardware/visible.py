@@ -58,5 +58,5 @@ def hidden_note(
     """Told wherever something that is there does not count."""
     if wish is None or len(shown) == len(seen):
         return ()
-    said = f"{variable}={printable(wish, 80)}" if wish else f"{variable} is set to nothing"
+    said = f"{variable}={printable(wish, 80)}" if wish else f"{variable} is set but empty"
     return (f"{said}: only {len(shown)} of {len(seen)} GPUs are counted. Unset it to use all.",)

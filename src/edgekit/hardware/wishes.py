@@ -35,7 +35,7 @@ _SYSTEMS = {"linux": System.LINUX, "darwin": System.MACOS, "win32": System.WINDO
 _FIRST_MACOS, _FIRST_MACOS_SINCE = 26, "2025-10"  # Macs from the M5 on run no older one
 IDLE = "assumes the machine is otherwise idle"
 _NO_RAM = "system RAM unknown, so no offloading was considered (add --ram 32G)"
-_NO_GPU = "runs on the CPU: no engine is modelled on this GPU"
+_NO_GPU = "runs on the CPU: EdgeKit does not model this GPU"
 
 
 def wished_machine(
@@ -50,7 +50,7 @@ def wished_machine(
         return _whole(found, ram_bytes)
     cards = [_card(device) for device in found] or list(_unnamed(vram))
     if not cards and ram_bytes is None:
-        raise UsageError("no machine is described: give --device, --ram or --vram")
+        raise UsageError("describe a machine with --device, --ram or --vram")
     return _assembled(cards, ram_bytes, arm=_arm(found))
 
 
@@ -89,7 +89,7 @@ def _counted(flag: str, text: str) -> tuple[int, str]:
     if not name.strip():
         raise UsageError(f"{flag} is empty, or ends with a comma")
     if not 1 <= count <= MAX_CARDS:
-        raise UsageError(f"{flag}: {text[:40]!r}: give 1 to {MAX_CARDS} GPUs")
+        raise UsageError(f"{flag}: {text[:40]!r}: the number of GPUs must be 1 to {MAX_CARDS}")
     return count, name.strip()
 
 
@@ -114,7 +114,7 @@ _BEFORE_VOLTA = (6, 0)  # or less: the table has capabilities from Volta on
 
 
 def _card(device: Device) -> Accelerator:
-    reported = f"{device.name}: {device.memory_bytes // MIB:,} MiB by its driver"
+    reported = f"{device.name}: the driver reports {device.memory_bytes // MIB:,} MiB"
     kept = device.memory_bytes - device.usable_bytes
     return Accelerator(
         name=device.name,
@@ -124,7 +124,7 @@ def _card(device: Device) -> Accelerator:
         bandwidth_bytes_per_s=device.bandwidth_bytes_per_s,
         capability=device.capability or (_BEFORE_VOLTA if device.vendor is Vendor.NVIDIA else None),
         basis=device.basis,
-        because=f"{reported}, which keeps {kept // MIB:,} MiB for itself" if kept else reported,
+        because=f"{reported} and keeps {kept // MIB:,} MiB for itself" if kept else reported,
     )
 
 
@@ -151,7 +151,7 @@ def _arm(devices: Sequence[Device]) -> bool:
 def _assembled(cards: Sequence[Accelerator], ram_bytes: int | None, *, arm: bool) -> Machine:
     """Cards, and a processor with memory of its own."""
     if len(cards) > MAX_CARDS:
-        raise UsageError(f"{len(cards)} GPUs: give 1 to {MAX_CARDS}")
+        raise UsageError(f"{len(cards)} GPUs; the limit is {MAX_CARDS}")
     host = None if ram_bytes is None else HostMemory(total_bytes=ram_bytes, free_bytes=ram_bytes)
     parts = _tally(card.name for card in cards)
     if ram_bytes is not None:
@@ -173,7 +173,9 @@ def _whole(devices: Sequence[Device], ram_bytes: int | None) -> Machine:
     device = devices[0]
     if len(devices) > 1:
         shared = next(one.name for one in devices if one.unified)
-        raise UsageError(f"{shared} is a whole machine: give it alone")
+        raise UsageError(
+            f"{shared} is a complete machine: it cannot be combined with other devices"
+        )
     if ram_bytes not in {None, device.memory_bytes, _sold_bytes(device)}:
         raise UsageError(
             f"--ram: {device.name} has {_short(_sold_bytes(device))} of unified memory: "
@@ -202,7 +204,7 @@ def _app_limits(device: Device) -> tuple[MemoryLimit, ...]:
     if found is None:
         return ()
     system = "iOS" if device.vendor is Vendor.APPLE else "Android"
-    name = f"the limit of {system} for one app"
+    name = f"the memory limit of {system} for one app"
     return (MemoryLimit(name=name, limit_bytes=found.app_bytes, used_bytes=0),)
 
 
@@ -216,7 +218,7 @@ def _app_words(limit: AppLimit, *, apple: bool) -> str:
     size = format_bytes(limit.app_bytes)
     known = " (assumed)" if limit.assumed else ""
     if not apple:
-        return f"Android leaves {size} to one app{known}, less what other apps hold"
+        return f"Android allows one app {size}{known}, minus what other apps use"
     found = f"iOS kills an app that uses more than {size}{known} (with the increased-memory-limit entitlement)"
     return (
         found

@@ -38,8 +38,9 @@ class AssumedChoice:
     @property
     def note(self) -> str:
         return (
-            f"ASSUMED from the name alone: {format_count(self.assumed.parameters)} parameters at {self.assumed.mix}, "
-            f"with the cache of {self.stand_in_name}{self._ungrouped}. Name a file or a repository for more than that"
+            f"ASSUMED from the name alone: {format_count(self.assumed.parameters)} parameters at "
+            f"{self.assumed.mix}, with the cache of {self.stand_in_name}{self._ungrouped}. "
+            "Give a file or a repository for a better estimate"
         )
 
     @property
@@ -56,7 +57,7 @@ class AssumedChoice:
     def bill(self, engine: str) -> Bill:
         """What any load costs. RefusedError for an engine without a rule of thumb."""
         if engine not in ENGINES:
-            raise RefusedError(f"{engine} is not judged by a name alone: name a repository")
+            raise RefusedError(f"a name alone is not enough for {engine}: give a repository")
 
         def priced(load: Load, setup: Any) -> MemoryEstimate:
             backend = setup.backend.value if engine == LLAMACPP else ""
@@ -93,7 +94,7 @@ def assumed_choice(assumed: AssumedModel, entries: Iterable[Entry]) -> AssumedCh
                 native_context=None,
                 trained_context=None,
                 basis=Basis.ASSUMED,
-                because=f"only a name is known: the layers are those of {name}",
+                because=f"only the name is known: assumes the layers of {name}",
             )
             stand_in = Model(header=model.header, geometry=geometry)
             return AssumedChoice(

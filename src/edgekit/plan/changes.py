@@ -278,9 +278,9 @@ def _memory(question: Question, result: PreflightResult) -> Iterator[Change]:
         return
     needed = _free_for(min((use, *_other_uses(question, result)), key=_free_bytes))
     limit = host.tightest
-    told = f"{needed} of free RAM; {format_bytes(use.budget.free_bytes)} are free now"
+    told = f"{needed} of free RAM ({format_bytes(use.budget.free_bytes)} now)"
     if limit is not None:
-        told += f", because of {limit.name}"
+        told += f", limited by {limit.name}"
     yield Change(kind=ChangeKind.MEMORY, value=needed, told=told, flags=_ram(needed))
 
 
@@ -324,7 +324,7 @@ def _built_in(question: Question, _: PreflightResult) -> Iterator[Change]:
         yield Change(
             kind=ChangeKind.ENGINE,
             value="stream",
-            told=f"--engine stream: the built-in engine holds it, slowly: {found.way.because}, up to "
+            told=f"--engine stream: fits, but slow ({found.way.because}); up to "
             f"{found.max_context:,} tokens",
             flags={"engine": "stream"},
             max_context=found.max_context,
@@ -347,9 +347,7 @@ def _device(question: Question, result: PreflightResult) -> Iterator[Change]:
         held = _smallest(machines, lambda one: _holds(question, one, tokens))
         if held is not None:
             what = "GPU" if kind is Kind.GPU else "Mac"
-            told = (
-                f"{held.name}: the smallest current {what} that holds all of it at {_each(result)}"
-            )
+            told = f"{held.name}: the smallest current {what} that holds the whole model at {_each(result)}"
             yield _of_device(held.name, told)
 
 
@@ -370,7 +368,7 @@ def _more_cards(question: Question, result: PreflightResult) -> Iterator[Change]
         several = replace(machine, devices=tuple(replace(cards[0], index=i) for i in range(count)))
         if _holds(question, several, tokens):
             name = f"{count}x {cards[0].name}"
-            told = f"{name}: hold all of it at {_each(result)}"
+            told = f"{name}: enough for the whole model at {_each(result)}"
             yield _of_device(name, told)
             return
 

@@ -58,7 +58,7 @@ class Attempt:
             return f"refused: {error}"
         use = max(uses, key=lambda use: use.fullness)
         return (
-            f"needs {format_bytes(use.required_bytes)} of {use.budget.name}, "
+            f"needs {format_bytes(use.required_bytes)}; {use.budget.name} has "
             f"{format_bytes(use.budget.available_bytes)} usable"
         )
 
@@ -353,16 +353,14 @@ def _because(top: Fitting, tokens: int) -> str:
     if tokens == top.minimum and top.question.min_context is not None:
         return "the shortest that --min-context allows"
     if top.question.window_budget_bytes is not None and tokens == top.windows[0]:
-        return (
-            f"the longest whose cache stays within {format_bytes(top.question.window_budget_bytes)}"
-        )
+        return f"the longest whose cache fits in {format_bytes(top.question.window_budget_bytes)} (--window-budget)"
     if tokens == top.most and top.states_its_window:
-        return "the model's whole context length"
+        return "the model's full context"
     if tokens == top.most:
         return "the model does not state its context length: 32K is assumed"
     if tokens in top.windows:
         return "the default" if tokens == top.windows[0] else "the default minimum"
-    return "as long as it stays comfortable"
+    return "the longest that fits comfortably"
 
 
 def _fullness(ladder: Ladder, tokens: int) -> float:

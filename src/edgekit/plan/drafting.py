@@ -22,7 +22,7 @@ from edgekit.units import format_bytes
 
 DRAFT_TOKENS = 3  # common.h @ 0c1e570: what llama.cpp itself proposes at once
 TIMES_SMALLER = 8  # a drafter that is nearer to the model's own size saves no time
-OWN_BLOCKS = "its own blocks"
+OWN_BLOCKS = "its own prediction layers"
 DRAFTER_MIX = "Q4_K_M"
 MOST_OTHER_WORDS = 128  # speculative.cpp @ 0c1e570: SPEC_VOCAB_MAX_SIZE_DIFFERENCE
 
@@ -32,7 +32,9 @@ def own_drafter(model: Model) -> tuple[Drafter, ...]:
     if not model.geometry.mtp_layers:
         return ()
     return (
-        Drafter(name=OWN_BLOCKS, because="made with the model: blocks that guess further tokens"),
+        Drafter(
+            name=OWN_BLOCKS, because="built into the model: layers that predict further tokens"
+        ),
     )
 
 
@@ -54,7 +56,7 @@ def propose_drafter(wish: Wish, found: Candidate) -> tuple[Drafter | None, Decis
                 because=f"{outcome}, can make answers faster",
                 tried=tuple(tried),
             )
-    because = "none fits as well" if tried else "the GPU is full"
+    because = "none fits next to the model" if tried else "the GPU is full"
     return None, Decision(lever=Lever.DRAFTER, value="none", because=because, tried=tuple(tried))
 
 
@@ -81,9 +83,9 @@ def _held(found: Candidate, ladder: Ladder) -> tuple[Candidate | None, str]:
     try:
         other = found.on(ladder)
     except EdgekitError as error:
-        return None, f"its bill is not known: {error}"
+        return None, f"its memory cannot be estimated: {error}"
     if other is None:
-        return None, f"does not fit with {found.tokens:,} tokens"
+        return None, f"does not fit at {found.tokens:,} tokens"
     lines = other.weighed.estimate.lines
     size = sum(line.size_bytes for line in lines if line.part in {"drafter", "prediction"})
     return other, f"+{format_bytes(size)}"
@@ -119,5 +121,5 @@ def _drafter(entry: Entry) -> Iterator[Drafter]:
         name=f"{entry.id} at {DRAFTER_MIX}",
         model=model,
         changes={"mix": DRAFTER_MIX},
-        because=f"of the same family, {entry.vocabulary:,} words as well (llama.cpp compares them when it starts)",
+        because=f"same family, vocabulary of {entry.vocabulary:,} tokens (llama.cpp compares the two when it starts)",
     )

@@ -105,7 +105,7 @@ class Fitting:
     def _weighed(self, tokens: int, way: Way) -> Weighed:
         cancelled = self.question.cancelled
         if cancelled is not None and cancelled.is_set():
-            raise CancelledError("called off")
+            raise CancelledError("cancelled")
         estimate = self._bill(self.load(tokens), way.setup)
         refused = dict(estimate.facts).get("refused")  # vLLM's pool, where its size was settled
         return Weighed(
@@ -287,9 +287,7 @@ class Fitting:
         """The context that was asked for: by its length, by 0 for the native one, or by a job."""
         tokens, job = self.question.load.context_tokens, self.question.job
         if job is not None and tokens is not None:
-            raise UsageError(
-                "give a context or a job, not both: a job says how long a context it needs"
-            )
+            raise UsageError("give a context or a job, not both: the job sets the context")
         if job is not None:
             return job_window(job, self.native)[0] * self.streams
         if tokens is not None and tokens < 0:
@@ -299,7 +297,7 @@ class Fitting:
     @property
     def asked_because(self) -> str:
         job = self.question.job
-        return "as asked" if job is None else job_window(job, self.native)[1]
+        return "as requested" if job is None else job_window(job, self.native)[1]
 
     @property
     def states_its_window(self) -> bool:
@@ -346,20 +344,20 @@ def _check_numbers(question: Question) -> None:
 
 
 def _needed(use: Use) -> str:
-    """'20.50 GiB of RTX 4070, where 11.50 GiB are usable', and the rule that refuses it where that is another."""
+    """'20.50 GiB; RTX 4070 has 11.50 GiB usable', and the rule that refuses it where that is another."""
     told = (
-        f"{format_bytes(use.required_bytes)} of {use.budget.name}, where "
-        f"{format_bytes(use.budget.available_bytes)} are usable"
+        f"{format_bytes(use.required_bytes)}; {use.budget.name} has "
+        f"{format_bytes(use.budget.available_bytes)} usable"
     )
     if use.utilization > 1:
         return told
     if use.max_use is not None and use.utilization > use.max_use:
-        return f"{told} and --max-use allows {use.max_use:.0%} of it"
+        return f"{told}, of which --max-use allows {use.max_use:.0%}"
     if use.assumed:
-        return f"{told}; a bill that is only assumed may take {ASSUMED_FULL_PERCENT} % of that"
+        return f"{told}; a rough estimate may take {ASSUMED_FULL_PERCENT} % of that"
     return (
-        f"{told}; the bounds of the bill (up to {format_bytes(use.bound_bytes)} more) go beyond the "
-        f"{format_bytes(use.budget.free_bytes)} that are free"
+        f"{told}; with its margin of error (up to {format_bytes(use.bound_bytes)} more) it exceeds the "
+        f"{format_bytes(use.budget.free_bytes)} that is free"
     )
 
 

@@ -150,10 +150,10 @@ def _decisions(choice: Choice, found: Candidate, result: PreflightResult) -> Ite
     )
     use = result.tightest
     usable = format_bytes(use.budget.available_bytes)
-    share = f"{format_bytes(use.required_bytes)} of {usable} usable in {use.budget.name}"
-    placed = "as asked" if found.question.start.settled & PLACED else "the whole model fits there"
+    share = f"{format_bytes(use.required_bytes)} of {usable} usable ({use.budget.name})"
+    placed = "as requested" if found.question.start.settled & PLACED else "the whole model fits"
     if not result.way.whole and result.way.cards and found.step > 5:
-        placed = "the whole model does not fit the GPU"
+        placed = "the whole model does not fit on the GPU"
     yield Decision(lever=Lever.PLACEMENT, value=result.way.because, because=f"{placed}: {share}")
     each = f" for each of {result.streams}" if result.streams > 1 else ""
     yield Decision(
@@ -167,13 +167,13 @@ def _decisions(choice: Choice, found: Candidate, result: PreflightResult) -> Ite
 def _weights_because(choice: Choice, found: Candidate) -> str:
     if len(found.question.variants) < 2:
         if {"mix", "quantize", "quantization"} & found.question.start.settled:
-            return "as asked"
-        return "the model's own form" if found.variant.changes else "the file that was named"
+            return "as requested"
+        return "the form it was released in" if found.variant.changes else "the file you named"
     if found.step == 5:
-        return "the largest that fits the GPU"
+        return "the largest that fits on the GPU"
     first = choice.attempts[0].variant
     if found.variant.accuracy > first.accuracy:
-        return "the most accurate that stays comfortable and faster than reading speed"
+        return "the most accurate that fits comfortably and is faster than reading speed"
     return "the usual quantisation"
 
 
@@ -194,11 +194,13 @@ def _cache_because(found: Candidate) -> str:
         keys, values = found.question.load.cache_k, found.question.load.cache_v
         unequal = keys is not None and values is not None and keys.name != values.name
         if unequal and found.held.way.cards:
-            return "as asked; released builds compute attention on the CPU for unequal types"
-        return "as asked"
+            return (
+                "as requested; release builds compute attention on the CPU if the two types differ"
+            )
+        return "as requested"
     if found.choice.place == 0:
-        return "the engine's own"
-    return "the engine's own does not fit at this context"
+        return "the engine's default"
+    return "the engine's default does not fit at this context"
 
 
 def _further(wish: Wish, found: Candidate, result: PreflightResult) -> Iterator[Decision]:

@@ -54,7 +54,7 @@ def pace(
     )
     if found is None or question.nodes == 1:
         return found
-    told = f"{found.because}; what the network between machines costs is not in it"
+    told = f"{found.because}; the network between the machines is not included"
     return replace(found, basis=Basis.ASSUMED, because=told)
 
 
@@ -75,7 +75,7 @@ def measured_pace(machine: Machine, setup: Any, engine: str) -> Calibration | No
         decode=_ratio(found.pace.decode_tokens_per_s, found.pace.expected_decode),
         prefill=_ratio(found.pace.prefill_tokens_per_s, found.pace.expected_prefill),
         spread=CARD_SPREAD if setup.has_device else CORE_SPREAD,
-        told=f"scaled by what {found.pace.label} did here with {found.through} {found.version} on {found.pace.date}",
+        told=f"scaled to {found.pace.label} as measured here with {found.through} {found.version} on {found.pace.date}",
     )
 
 

@@ -42,7 +42,7 @@ LEAST_CAPABILITY = (7, 0)
 LEAST_CARD_BYTES = (
     5 * GIB // 2
 )  # a reserve of 1 GiB, a context of 0.6, a compute buffer and a layer
-ON_THE_CPU = "all of it on the CPU"
+ON_THE_CPU = "fully on the CPU"
 BACKENDS = {Vendor.NVIDIA: "cuda", Vendor.APPLE: "metal"}
 
 
@@ -76,7 +76,7 @@ def check_limits(engine: str, reserve_bytes: int | None, max_use: float | None) 
     given = [flag for flag, value in limits.items() if value is not None]
     if reserve_bytes is not None and engine == "stream":
         raise UsageError(
-            "--reserve does not apply to the built-in engine, which bills its whole process"
+            "--reserve does not apply to the built-in engine, whose estimate covers the whole process"
         )
     if given and engine == "vllm":
         raise UsageError(
@@ -90,7 +90,7 @@ def _with_reserve(way: Way, reserve_bytes: int) -> Way:
         replace(
             one,
             reserve_bytes=reserve_bytes,
-            because="as asked (--reserve)",
+            because="set with --reserve",
             has_default_reserve=False,
         )
         for one in way.budgets
@@ -165,12 +165,12 @@ def _by_number(machine: Machine, setup: Any, *, has_backend: bool) -> Way:
     }
     if len(setup.tensor_split) > len(every):
         raise UsageError(
-            f"--tensor-split names {len(setup.tensor_split)} devices, and there are {len(every)}"
+            f"--tensor-split has {len(setup.tensor_split)} shares, but there are {len(every)} devices"
         )
     devices = used_devices(tuple(every), setup.split_mode, setup.main_gpu)
     used = tuple(every[one] for one in devices)
     way = _on_devices(
-        machine, used, replace(setup, devices=devices), f"as asked, on {_names(used)}"
+        machine, used, replace(setup, devices=devices), f"as requested, on {_names(used)}"
     )
     return replace(way, whole=True, may_resplit=False)
 
@@ -231,7 +231,7 @@ def _as_devices(cards: tuple[Accelerator, ...], split: tuple[float, ...]) -> tup
 
     if len(split) > len(cards):
         raise UsageError(
-            f"--tensor-split names {len(split)} GPUs, and the machine has {len(cards)}"
+            f"--tensor-split has {len(split)} shares, but the machine has {len(cards)} GPUs"
         )
     buffers = [longest_buffer_bytes(card) for card in cards]
     if len(cards) == 1:  # nothing to divide: the bill does not depend on the free memory
@@ -277,15 +277,15 @@ def _all_told(setup: Any, cards: tuple[Accelerator, ...]) -> str:
     from edgekit.engine.llamacpp.types import ALL_LAYERS
 
     if setup.n_gpu_layers != ALL_LAYERS or setup.cpu_moe or setup.n_cpu_moe:
-        return f"as asked, on {_names(cards)}"
-    return f"{'all of it' if setup.offload_kqv else 'all but the cache'} on {_names(cards)}"
+        return f"as requested, on {_names(cards)}"
+    return f"{'fully' if setup.offload_kqv else 'all but the cache'} on {_names(cards)}"
 
 
 def _on_the_cpu(machine: Machine, setup: Any) -> Way:
     from edgekit.engine.llamacpp.types import Backend
 
     if machine.host is None:
-        raise HardwareError(f"the memory of {machine.name} is not known: give --ram")
+        raise HardwareError(f"the RAM of {machine.name} is unknown: give --ram")
     alone = replace(setup, backend=Backend.CPU, **_of_the_machine(machine))
     return Way(setup=alone, budgets=llamacpp_budgets(machine, ()), because=ON_THE_CPU)
 
@@ -311,7 +311,7 @@ def measured_overhead(machine: Machine, cards: Cards = ()) -> Overhead | None:
     for device in dict.fromkeys((device_key(machine, cards), device_key(machine))):
         found = machine.measured.engine("llama.cpp", device)
         if found is not None and found.overhead_bytes:
-            alone = " on the processor alone" if cards and device == device_key(machine) else ""
+            alone = " on the CPU only" if cards and device == device_key(machine) else ""
             told = f"measured on this machine{alone} with {found.through} {found.version}, {found.date}"
             return Overhead(size_bytes=found.overhead_bytes, because=told)
     return None
@@ -334,7 +334,7 @@ def _vllm_ways(question: Question) -> Iterator[Way]:
     largest = sorted(cards, key=lambda card: -card.free_bytes)
     if setup.world_size > len(cards):
         raise HardwareError(
-            f"vLLM is asked to use {setup.world_size} GPUs, and {machine.name} has {len(cards)}"
+            f"vLLM should use {setup.world_size} GPUs, but {machine.name} has {len(cards)}"
         )
     if start.settled & PLACED:
         sizes = [(setup.tensor_parallel_size, setup.pipeline_parallel_size)]
@@ -352,7 +352,7 @@ def _new_enough(cards: tuple[Accelerator, ...]) -> tuple[Accelerator, ...]:
         card for card in cards if (card.capability or LEAST_CAPABILITY) >= LEAST_CAPABILITY
     )
     if not found:
-        raise HardwareError(f"vLLM runs on NVIDIA GPUs from Volta on, and {_names(cards)} is older")
+        raise HardwareError(f"vLLM needs a Volta GPU or newer, and {_names(cards)} is older")
     return found
 
 
@@ -456,7 +456,7 @@ def _kept_told(keep_bytes: int | None, whole_bytes: int) -> str:
         return "all weights in memory"
     if not keep_bytes:
         return "weights read from the file for every token"
-    return f"up to {format_bytes(keep_bytes)} of weights in memory, the others read for every token"
+    return f"up to {format_bytes(keep_bytes)} of weights in memory, the rest read for every token"
 
 
 _WAYS: dict[str, Callable[[Question], Iterator[Way]]] = {

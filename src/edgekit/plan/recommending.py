@@ -231,7 +231,7 @@ class _Search:
         except CancelledError:
             raise
         except (RefusedError, UnknownArchitectureError):
-            self.passed_over["not run by the engine"] += 1
+            self.passed_over["not supported by the engine"] += 1
             return None
         except EdgekitError:
             self.passed_over["damaged or incomplete"] += 1

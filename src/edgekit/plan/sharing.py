@@ -20,16 +20,22 @@ def decide_sequences(wish: Wish, found: Candidate, ways: Ways) -> Decision:
         return Decision(
             lever=Lever.SEQUENCES,
             value=f"{wish.users}",
-            because=f"as asked, each with a window of {each:,} tokens",
+            because=f"as requested, each with a context of {each:,} tokens",
         )
     count = users_that_fit(found.question, each, ways)
-    usual = "llama-server's 4 share the window" if wish.engine == "llama.cpp" else "one request"
+    usual = (
+        "llama-server's 4 slots share one context"
+        if wish.engine == "llama.cpp"
+        else "one request at a time"
+    )
     more = (
-        f"--users {count}: each has a window of its own" if count > 1 else "no second one has room"
+        f"--users {count} fits with a full context each"
+        if count > 1
+        else "a second full context does not fit"
     )
     return Decision(
         lever=Lever.SEQUENCES,
-        value=f"{max(count, 1)} at most" if count > 1 else "1",
+        value=f"up to {count}" if count > 1 else "1",
         because=f"{usual}; {more}",
     )
 

@@ -185,7 +185,7 @@ def _on_host(touched: Touched, host: HostPace) -> _Place:
         rates=host.rates(),
         flops=host.flops(),
         reading=READING["cpu"],
-        told=f"the host's memory at {host.told}",
+        told=f"RAM at {host.told}",
         assumed=host.assumed,
     )
 
@@ -317,4 +317,4 @@ def _because(places: tuple[_Place, ...], most: int, run: _Run) -> str:
     if run.ranks > 1:
         told += f", on each of {run.ranks} cards at once"
     alone = run.engine == "vllm" or (run.load.sequences or 1) > 1
-    return f"{told}; one sequence alone" if alone else told
+    return f"{told}; for a single request" if alone else told

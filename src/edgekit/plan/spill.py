@@ -97,8 +97,8 @@ class Spill:
     def told(self) -> str:
         return (
             f"one page of {PAGE_TOKENS} tokens x {self.bytes_per_token:,} B = {format_bytes(self.page_bytes)} from "
-            f"{self.store.value} at {self.store.bytes_per_s / 1e9:g} GB/s takes {self.restore_ms:,.1f} ms, "
-            f"{self.purpose.value} waits {self.purpose.limit_ms:,} ms"
+            f"{self.store.value} at {self.store.bytes_per_s / 1e9:g} GB/s takes {self.restore_ms:,.1f} ms; "
+            f"the limit for {self.purpose.value} is {self.purpose.limit_ms:,} ms"
         )
 
 
@@ -117,9 +117,9 @@ def plan_spill(
     `resident_budget_bytes` is what the cache may take where the model computes, `room_bytes` what the store has left
     (None: not known, and then not judged).
     """
-    _check("a context", context_tokens, least=1)
-    _check("bytes for a token", bytes_per_token, least=1)
-    _check("a budget", resident_budget_bytes, least=0)
+    _check("the context", context_tokens, least=1)
+    _check("the bytes per token", bytes_per_token, least=1)
+    _check("the budget", resident_budget_bytes, least=0)
     spill = Spill(
         context_tokens=context_tokens,
         bytes_per_token=bytes_per_token,
@@ -134,7 +134,7 @@ def plan_spill(
 
 def _check(what: str, number: int, *, least: int) -> None:
     if not least <= number <= LARGEST:
-        raise UsageError(f"{what} of {number:,} makes no sense")
+        raise UsageError(f"{what} must be {least:,} to {LARGEST:,} (got {number:,})")
 
 
 def _resident_tokens(tokens: int, bytes_per_token: int, budget_bytes: int) -> int:
@@ -150,7 +150,7 @@ def _check_gate(
     whole = format_bytes(spill.context_tokens * spill.bytes_per_token)
     lacking = (
         f"a cache of {spill.context_tokens:,} tokens x {spill.bytes_per_token:,} B = {whole} "
-        f"does not fit {format_bytes(budget_bytes)}"
+        f"does not fit in {format_bytes(budget_bytes)}"
     )
     why = _refusal(spill, room_bytes, spill_from_tokens)
     if why:
@@ -160,15 +160,17 @@ def _check_gate(
 def _refusal(spill: Spill, room_bytes: int | None, spill_from_tokens: int) -> str:
     """Why it may not be spilled; empty where it may."""
     if spill.context_tokens <= spill_from_tokens:
-        return f"pages are spilled past {spill_from_tokens:,} tokens only: ask for fewer tokens"
+        return f"only contexts over {spill_from_tokens:,} tokens can spill: use a shorter context"
     if spill.resident_tokens < LEAST_PAGES * PAGE_TOKENS:
         least = format_bytes(LEAST_PAGES * spill.page_bytes)
-        return f"{LEAST_PAGES} pages of it must stay, {least}: ask for a smaller model"
+        return f"at least {LEAST_PAGES} pages ({least}) must stay in memory: use a smaller model"
     if not spill.is_in_time:
-        return f"a cold page would be back too late: {spill.told}; ask for fewer tokens"
+        return (
+            f"reading a spilled page back would take too long: {spill.told}; use a shorter context"
+        )
     if room_bytes is not None and spill.spilled_bytes > room_bytes:
         return (
-            f"{format_bytes(spill.spilled_bytes)} of cold pages do not fit the "
-            f"{format_bytes(max(0, room_bytes))} left in {spill.store.value}: ask for fewer tokens"
+            f"{format_bytes(spill.spilled_bytes)} of spilled pages do not fit in the "
+            f"{format_bytes(max(0, room_bytes))} left in {spill.store.value}: use a shorter context"
         )
     return ""

@@ -113,7 +113,7 @@ def _reasons(found: Candidate, longest_tokens: int) -> list[str]:
     if top.asked is None and top.minimum > top.most:
         length, wanted = top.most // top.streams, top.minimum // top.streams
         return [
-            f"its context length is {length:,} tokens, and {wanted:,} are wanted (--min-context)"
+            f"the model has a context of {length:,} tokens, and --min-context asks for {wanted:,}"
         ]
     return list(top.reasons(found.weighed, longest_tokens))
 

@@ -123,7 +123,7 @@ def _layer_rows(geometry: ModelGeometry) -> Iterator[str]:
 
 def _widths(geometry: ModelGeometry) -> str:
     vocabulary = "unknown" if geometry.vocabulary is None else f"{geometry.vocabulary:,}"
-    tied = {True: ", tied embeddings", False: ", own output head", None: ""}
+    tied = {True: ", tied embeddings", False: ", separate output head", None: ""}
     parts = [
         f"hidden {geometry.hidden:,}",
         *dict.fromkeys(text for layer in geometry.layers if (text := _heads(layer.mixer))),

@@ -110,7 +110,7 @@ def engine_rows(engine: EngineMeasured) -> Iterator[str]:
     if engine.overhead_bytes is not None:
         most = f", highest with {engine.overhead_label}" if engine.overhead_label else ""
         runs = f"{counted(engine.samples, 'run')}, {engine.date}{most}"
-        yield f"{format_bytes(engine.overhead_bytes)} of RAM besides the estimate ({runs})"
+        yield f"{format_bytes(engine.overhead_bytes)} of RAM in addition to the estimate ({runs})"
     if engine.pace is not None:
         yield _pace_row(engine.pace)
 

@@ -236,7 +236,7 @@ def _basis_rows(shown: Sequence[Suggestion]) -> Iterator[str]:
     """How well it is known: by the numbers of the models where they differ."""
     memory = _by_basis([one.plan.result.estimate.basis for one in shown])
     speed = _by_basis([one.plan.speed.basis if one.plan.speed else None for one in shown])
-    yield f"memory {memory}; speed {speed}; order a rule of thumb from parameters and age"
+    yield f"memory {memory}; speed {speed}; ranked by a rule of thumb from parameters and age"
 
 
 def _by_basis(bases: Sequence[Basis | None]) -> str:

@@ -176,7 +176,7 @@ def _sources(entry: Entry) -> Iterator[str]:
 
 def added_text(entry: Entry, *, new: bool, shadows: bool) -> str:
     first = f"{'added' if new else 'read again'}: {_answer(entry)}"
-    return f"{first}\nit replaces the built-in entry with the same name" if shadows else first
+    return f"{first}\nit replaces the built-in entry of the same name" if shadows else first
 
 
 def changes_text(name: str, changes: Mapping[str, tuple[Any, Any]]) -> str:

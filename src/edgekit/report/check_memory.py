@@ -87,4 +87,4 @@ def _not_judged(result: PreflightResult) -> Iterator[str]:
     """What is kept in RAM of unknown size."""
     size = result.estimate.in_pool(PoolKind.HOST)
     if size and result.machine.host is None:
-        yield f"{format_bytes(size)} are kept in system RAM, which is unknown and not checked (add --ram 32G)"
+        yield f"{format_bytes(size)} goes to system RAM, whose size is unknown and was not checked (add --ram 32G)"

@@ -99,7 +99,7 @@ def _context_rows(result: PreflightResult) -> Iterator[str]:
     """Of one user, like -c."""
     users = f" for each of {result.streams} users" if result.streams > 1 else ""
     each = result.context_tokens // result.streams
-    yield f"checked at {each:,} tokens{users}: {result.window or 'as asked'}"
+    yield f"checked at {each:,} tokens{users}: {result.window or 'as requested'}"
     native = result.native_context
     trained = f"the model's own is {native:,}" if native else "the model does not state its own"
     yield f"{_longest(result)}; {trained}"

@@ -38,7 +38,7 @@ def devices_text(*, width: int = 100, bold: bool = False) -> str:
     """Those that people buy or rent today above, all others below."""
     devices = listed_devices()
     usual = sum(device.usual for device in devices)
-    first = f"{len(devices)} devices; the first {usual} are the ones people buy or rent today"
+    first = f"{len(devices)} devices; the first {usual} are the most common today"
     lines = [f"\x1b[1m{line}\x1b[0m" if bold else line for line in folded(first, within(width))]
     table = _table(devices, within(width))
     return "\n".join([*lines, "", *table[: usual + 1], "", *table[usual + 1 :]]) + "\n"

@@ -49,9 +49,7 @@ def _answer(machine: Machine) -> str:
     """Memory and devices in one line, with what is free now."""
     host = machine.host
     parts = [
-        "memory unknown"
-        if host is None
-        else f"{_of(host.usable_bytes, host.whole_bytes)} of memory free"
+        "RAM unknown" if host is None else f"{_of(host.usable_bytes, host.whole_bytes)} of RAM free"
     ]
     parts += [f"{_times(alike)}{_device_answer(alike[0])}" for alike in _alike(machine.devices)]
     return f"{machine.name}: {', '.join(parts)}"
@@ -90,7 +88,7 @@ def _title(machine: Machine) -> Iterator[str]:
 def _host_rows(machine: Machine) -> Iterator[str]:
     host = machine.host
     if host is None:
-        yield "unknown: set it with --ram"
+        yield "unknown (add --ram 32G)"
         return
     yield f"{format_bytes(host.total_bytes)}, {format_bytes(host.free_bytes)} free"
     yield from _limit_rows(host)
@@ -179,5 +177,6 @@ def _told(usable: Usable, machine: Machine) -> Iterator[str]:
         for budget in usable.budgets
     ]
     yield from (
-        f"{row}, each of {count}" if count > 1 else row for row, count in Counter(rows).items()
+        f"{row}, on each of {count} GPUs" if count > 1 else row
+        for row, count in Counter(rows).items()
     )

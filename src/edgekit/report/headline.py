@@ -91,25 +91,25 @@ def _starts(result: PreflightResult) -> str:
     words = f"Starts on your {card_names(result.way.cards)}{_at_weights(result)}"
     words += f" for {users:,} users" if users > 1 else ""
     times = concurrency(result)
-    context = context_words(result.context_tokens).removesuffix(" tokens")
+    context = context_words(result.context_tokens)
     if times is None:
         words += f": {_used(result)} at {_window(result)}"
     else:
-        words += f": {context} tokens fit {_times(times)} at once"
+        words += f": room for {_times(times)} requests of {context} at a time"
     speed = "" if result.speed is None else f", {about_words(result.speed.decode)}"
     return f"{words}{_with_cache(result)}{_limits(result)}{speed}"
 
 
 def _times(times: float) -> str:
     """Rounded down: what is promised has to fit."""
-    return f"{int(times * 10) / 10:,.1f} times" if times < 100 else f"{int(times):,} times"
+    return f"{int(times * 10) / 10:,.1f}" if times < 100 else f"{int(times):,}"
 
 
 def _place(result: PreflightResult) -> str:
     """'fully on your RTX 4090', 'with 40 of 81 layers on your RTX 4090', 'on the CPU'."""
     way, machine = result.way, result.machine
     if result.engine == "stream":
-        return f"on the built-in engine{'' if way.whole else f', {way.because}'}"
+        return f"on the built-in engine{'' if way.whole else f' ({way.because})'}"
     if not way.cards:
         return f"on your {machine.name}" if machine.is_phone else "on the CPU"
     cards = f"your {card_names(way.cards)}"

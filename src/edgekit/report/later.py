@@ -17,12 +17,12 @@ def later_rows(result: PreflightResult) -> Iterator[str]:
     if not lines:
         return
     parts = [f"{format_bytes(line.size_bytes)} of {line.component.value}" for line in lines]
-    grows, left = f"up to {' and '.join(parts)} may grow", left_on_host(result)
+    grows, left = f"RAM use may grow by up to {' and '.join(parts)}", left_on_host(result)
     limits = growth_limits(result)
     if left is None:
-        yield f"{grows} in RAM, whose size is unknown"
+        yield f"{grows}, and the size of the RAM is unknown"
     elif not limits:
-        yield f"{grows} in RAM, where {format_bytes(left)} are left"
+        yield f"{grows}; {format_bytes(left)} is left"
     else:
         words = " ".join(f"{_FLAGS[name]} {number}" for name, number in limits.items())
-        yield f"{grows} in RAM, where only {format_bytes(left)} are left: {words} keeps it within that"
+        yield f"{grows}, but only {format_bytes(left)} is left: {words} limits it"

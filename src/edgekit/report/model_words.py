@@ -109,10 +109,10 @@ def published_gguf(label: str, mix: str, *, projector: bool = False) -> GgufSour
 
     found = repository_at(label, Form.GGUF, mix)
     if found is None:
-        note = f"no repository with {_plain_name(label)} at {mix} is known: search {gguf_search(label)}"
+        note = f"no known repository has {_plain_name(label)} at {mix}: search {gguf_search(label)}"
         return GgufSource(
             ["-m", PLACEHOLDER_FILE],
-            f"{note} and put the file you find in place of {PLACEHOLDER_FILE}",
+            f"{note} and replace {PLACEHOLDER_FILE} with the file you find",
         )
     alone = found.listed and len(found.quants) == 1  # llama.cpp takes it without a tag
     word = found.name if alone else f"{found.name}:{found.tag(mix)}"

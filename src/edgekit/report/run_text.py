@@ -16,7 +16,7 @@ from edgekit.verify.types import Row
 def verdict_text(check: Check) -> str:
     """What was promised, and why this context."""
     result = check.result
-    return f"{headline(result)}\ncontext {result.context_tokens:,} tokens: {result.window or 'as asked'}"
+    return f"{headline(result)}\ncontext {result.context_tokens:,} tokens: {result.window or 'as requested'}"
 
 
 def beside_text(rows: Sequence[Row], version: str) -> str:
@@ -27,7 +27,7 @@ def beside_text(rows: Sequence[Row], version: str) -> str:
         told = f"OUTSIDE BOUNDS: {', '.join(outside)}"
     elif any(row.difference_bytes for row in rows):
         rules = version_name(*answered_version(version))
-        told = f"within the bounds of the bill, which follows {rules}"
+        told = f"within the bounds of the estimate, which follows the rules of {rules}"
     return "\n".join([f"llama.cpp {version} is up, {told}", *beside_lines(rows)])
 
 
@@ -37,7 +37,7 @@ def written_text(written: Written, *, asked: int | None) -> str:
     told.append(_paced(written.new_tokens, "written", written.decode_tokens_per_s))
     if written.finish == "length":
         full = asked is None or written.new_tokens < asked
-        told.append("cut: the window is full" if full else f"cut after --max-tokens {asked:,}")
+        told.append("cut: the context is full" if full else f"cut after --max-tokens {asked:,}")
     return "; ".join(told)
 
 

@@ -56,7 +56,7 @@ def speed_row(speed: Speed | None, *, embeds: bool = False, is_slow: bool = Fals
         return "not known"
     prompts = "" if speed.prefill is None else rate_words(speed.prefill)
     if embeds:
-        return f"reads {prompts or 'at a speed that is not known'}; {speed.basis.value}: {speed.because}"
+        return f"reads {prompts or 'at an unknown speed'}; {speed.basis.value}: {speed.because}"
     words = rate_words(speed.decode)
     words += ", slower than reading speed" if is_slow else ""
     words += f"; prompts {prompts}" if prompts else ""

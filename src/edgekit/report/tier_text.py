@@ -13,18 +13,18 @@ from edgekit.report.screen import folded, joined, placed, row_width, section, wi
 from edgekit.units import format_bytes
 
 ASSUMED = (
-    "assumed: the figures of a tier are taken over from elizaOS' memo on context scaling (docs/tiers.md), "
-    "not measured and not read from a header"
+    "assumed: the figures of a tier come from elizaOS's memo on context scaling (docs/tiers.md), "
+    "not from a measurement or a header"
 )
 _WHAT_IF = (
-    "the compressed layouts belong to a what-if engine: neither llama.cpp nor vLLM nor MLX has them"
+    "the compressed cache layouts exist only in a what-if engine, not in llama.cpp, vLLM or MLX"
 )
 _LABELS = {
     Lever.WEIGHTS: "model",
     Lever.CONTEXT: "context",
     Lever.CACHE: "cache",
     Lever.PLACEMENT: "spill",
-    Lever.DRAFTER: "drafter",
+    Lever.DRAFTER: "draft model",
     Lever.SEQUENCES: "sequences",
 }
 _NAMES = {Component.COMPUTE: "working set", Component.KV_CACHE: "cache", Component.STATE: "state"}
@@ -50,7 +50,7 @@ def tier_answer(plan: TierPlan) -> str:
     verdict = ("Tight" if tight else "Fits") if plan.holds else "Does not fit"
     sizes = f"{format_bytes(plan.required_bytes)} of {format_bytes(plan.wish.memory.usable_bytes)}"
     each = f" for each of {plan.wish.windows}" if plan.wish.windows > 1 else ""
-    drafter = f", {plan.drafter.name} as drafter" if plan.drafter is not None else ""
+    drafter = f", {plan.drafter.name} as draft model" if plan.drafter is not None else ""
     many = f", {plan.parallel} sequences" if plan.parallel > 1 else ""
     what = f"{plan.tier.name} with {plan.context_tokens:,} tokens{each}, cache {plan.layout.name}"
     return f"{verdict}: {what}{drafter}{many}: {sizes}"
@@ -85,8 +85,8 @@ def _total_because(plan: TierPlan) -> str:
         return f"of {usable} free on the card"
     free, reserve = format_bytes(memory.free_bytes), format_bytes(memory.reserve_bytes)
     if memory.usable_bytes == memory.limit_bytes:
-        return f"of {usable}: what the GPU may wire of {format_bytes(memory.total_bytes)}"
-    return f"of {usable}: {free} less {reserve} for the system"
+        return f"of {usable}: all that the GPU may use of {format_bytes(memory.total_bytes)}"
+    return f"of {usable}: {free} minus {reserve} for the system"
 
 
 def _why_rows(plan: TierPlan) -> list[str]:

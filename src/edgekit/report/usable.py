@@ -66,20 +66,18 @@ _BUDGETS: dict[str, Callable[[Machine, tuple[Accelerator, ...]], tuple[Budget, .
 
 
 def reserve_words(budget: Budget, limit: str = "") -> str:
-    """'23.50 GiB free less 1 GiB for everything else'. `limit` names what leaves so little."""
+    """'23.50 GiB free minus 1 GiB reserve'. `limit` names what leaves so little."""
     free, because = format_bytes(budget.free_bytes), budget.because
     if budget.blocked:
         return f"{free} of {format_bytes(budget.total_bytes)} free"
     if budget.is_limited:
-        on_cpu = (
-            f", besides {format_bytes(budget.cpu_bytes)} on the CPU" if budget.cpu_bytes else ""
-        )
+        on_cpu = f", plus {format_bytes(budget.cpu_bytes)} on the CPU" if budget.cpu_bytes else ""
         return f"{free} free; {budget.limit_because or 'the system limits the GPU'}{on_cpu}"
     if not budget.reserve_bytes:
         return because or f"{free} free"
     # some reasons open with the amount themselves: '20 % of 36.00 GiB for macOS'
     amount = "" if because[:1].isdigit() else f"{format_bytes(budget.reserve_bytes)} "
-    return f"{free} free{f' within {limit},' if limit else ''} less {amount}{because}"
+    return f"{free} free{f' within {limit},' if limit else ''} minus {amount}{because}"
 
 
 def limit_on(budget: Budget, machine: Machine) -> str:

@@ -83,7 +83,7 @@ def describe_file(model: HubModel, file: ModelFile, reach: Reach) -> HubFile:
     if file.size_bytes not in {None, size_bytes}:
         raise RemoteChangedError(
             f"{name}: listed with {file.size_bytes:,} bytes, but the server sends "
-            f"{size_bytes:,}; it may be being replaced, try again later"
+            f"{size_bytes:,}; it may just be changing: try again later"
         )
     return HubFile(
         model=replace(model, revision=commit),

@@ -45,8 +45,8 @@ def find_weights(
         raise UsageError(f"{text}: {why}, so there is nothing to run")
     if files.container is not Container.GGUF or not files.weights:
         raise HeaderError(
-            "this is not a GGUF file, which is needed here: convert it "
-            "(convert_hf_to_gguf.py FOLDER --outtype f16), or name a GGUF repository",
+            "this is not a GGUF file, but one is needed: convert it "
+            "(convert_hf_to_gguf.py FOLDER --outtype f16), or give a GGUF repository",
             file=files.label,
         )
     if len(files.weights) > 1 and not several:

@@ -159,7 +159,7 @@ class HttpFile:
         if expected_bytes is not None and expected_bytes != self.size_bytes:
             raise RemoteChangedError(
                 f"{self._name}: listed with {expected_bytes:,} bytes, but the server "
-                f"sends {self.size_bytes:,}; it may be being replaced, try again later"
+                f"sends {self.size_bytes:,}; it may just be changing: try again later"
             )
 
     def _grow(self, end: int, ahead: int) -> None:

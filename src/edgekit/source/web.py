@@ -78,8 +78,8 @@ def _by_magic(url: str, filename: str, transport: Transport) -> ModelFiles:
     if first.read(0, len(_GGUF_MAGIC)) != _GGUF_MAGIC:
         first.close()
         raise HeaderError(
-            "neither the address ends in .gguf, .safetensors or .json nor does the file start like a "
-            "GGUF; give the address of such a file",
+            "the address does not end in .gguf, .safetensors or .json, and the file is not a GGUF; "
+            "give the address of a model file",
             file=shown(url),
         )
     name = filename or "model"

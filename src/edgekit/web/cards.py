@@ -34,7 +34,7 @@ KEPT_MACHINES = 8  # with an engine each; 300 cards have some 400 KB
 MOST_FOLLOWED = 16
 KEPT_S = 3600.0  # what the user added may have changed
 MOST_STARTS = 3  # of a worker, for one machine: whatever ends it ends it again
-_LOST = "the process that checks the models keeps stopping; reload the page to try again"
+_LOST = "the process that checks the models keeps crashing; reload the page to try again"
 _CLOSED = "the server was stopped"
 
 _log = logging.getLogger("edgekit.web")

@@ -133,7 +133,7 @@ def curve_answer(
 
 def _engine(asking: Asking, named: KeptNamed) -> str:
     if len(asking.engines) > 1:
-        raise UsageError("engine: a load is for one engine; check compares all of them")
+        raise UsageError("engine: choose one engine; /check compares all of them")
     return next(iter(asking.engines), None) or named.engine(AUTO, asking.machine)
 
 

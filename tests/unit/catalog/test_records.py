@@ -74,7 +74,7 @@ def broken(**changes: Any) -> str:
         ("{}", "id: None is not a name"),
         (broken(id="../x y"), "id: '../x y' is not a name"),
         (broken(id="x" * 201), "is not a name"),
-        (broken(family=7), "family: 7 is not a text"),
+        (broken(family=7), "family: 7 is not a string"),
         (broken(parameters="many"), "parameters: 'many' is not a whole number"),
         (broken(parameters=True), "parameters: True is not a whole number"),
         (broken(parameters=-1), "parameters: -1 is not a whole number"),

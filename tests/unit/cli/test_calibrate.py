@@ -173,7 +173,7 @@ def test_what_is_kept_is_listed(kept: Calibration, data: Path, ask: Ask) -> None
     assert words.startswith(f"1 machine, 1 engine, 1 difference in {data / NAME}")
     assert "18 GB/s with all cores, 2026-11-16" in words
     assert "/tmp: read 2 GB/s, write 1 GB/s" in words
-    assert "90.00 MiB of RAM besides the estimate (1 run, 2026-11-16, highest with a model)" in words  # fmt: skip
+    assert "90.00 MiB of RAM in addition to the estimate (1 run, 2026-11-16, highest with a model)" in words  # fmt: skip
     assert "3.5 tokens/s, 40.2 tokens/s for a prompt of 512 tokens: a model, 4.00 GiB per token" in words  # fmt: skip
     assert "a model: compute 10.00 MiB predicted, 20.00 MiB in llama.cpp 0.6.0" in words
 
@@ -316,7 +316,7 @@ def test_hardware_shows_it(kept: Calibration, ask: Ask) -> None:
     out = " ".join(ask("hardware")[1].split())
     assert "18 GB/s, measured here on 2026-11-16" in out
     assert "Measured llama.cpp (xllamacpp 2026.10) on" in out
-    assert "90.00 MiB of RAM besides the estimate" in out
+    assert "90.00 MiB of RAM in addition to the estimate" in out
     assert "outside its bounds: a model: compute 10.00 MiB predicted" in out
     found = json.loads(ask("hardware", "--json")[1])["machine"]
     assert found["host"]["bandwidth_because"] == "measured here on 2026-11-16"

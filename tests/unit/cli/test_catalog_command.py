@@ -212,9 +212,13 @@ def test_a_value_that_is_no_number_is_not_kept(
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        (("show", "qwen3-9b"), 4, "no model 'qwen3-9b' in the catalog. Did you mean: "),
+        (
+            ("show", "qwen3-9b"),
+            4,
+            "'qwen3-9b' is not in the catalog (edgekit catalog list shows all models). Did you mean: ",
+        ),
         (("remove", "nothing"), 4, "you have not added a model 'nothing'"),
-        (("remove", "Qwen3-8B"), 2, "came with EdgeKit: only models that you added can be removed"),
+        (("remove", "Qwen3-8B"), 2, "is built in: only models that you added can be removed"),
         (("update", "qwen3-8b"), 4, "no model 'qwen3-8b'"),
         (("add", "./no.gguf"), 4, "no such file or folder"),
         (("add", "a", "b", "--id", "c"), 2, "--id works with one model only"),

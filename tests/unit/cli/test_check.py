@@ -119,10 +119,10 @@ def test_why_has_the_rest(llama: str, capsys: pytest.CaptureFixture[str]) -> Non
     _, out, _ = ask(capsys, llama, "--ram", "24G", "--why")
     lines = out.splitlines()
     assert lines[1].startswith("llama-3.1-8b.Q4_K_M.gguf  ·  llama.cpp 0.5.0")
-    assert lines[1].endswith("24 GiB RAM, all of it on the CPU")
+    assert lines[1].endswith("24 GiB RAM, fully on the CPU")
     assert lines[2].startswith("32,768 tokens of context shared by 4 sequences")
     assert "Context  checked at 32,768 tokens: the default" in lines
-    assert "24.00 GiB free less 1 GiB for everything else" in out
+    assert "24.00 GiB free minus 1 GiB reserve" in out
     for label in ("Memory", "Speed", "Later", "Basis", "Note", "Run"):
         assert f"\n{label}" in out
 
@@ -138,9 +138,9 @@ def test_one_screen_of_what_does_not(capsys: pytest.CaptureFixture[str]) -> None
     code, why, _ = ask(capsys, *words, "--why")
     flat = " ".join(why.split())
     assert "Why 16,384 tokens need " in flat
-    assert "the smallest current GPU that holds all of it" in flat
-    assert "the smallest current Mac that holds all of it" in flat
-    assert "are kept in system RAM, which is unknown and not checked" in flat
+    assert "the smallest current GPU that holds the whole model" in flat
+    assert "the smallest current Mac that holds the whole model" in flat
+    assert "goes to system RAM, whose size is unknown and was not checked" in flat
 
 
 @pytest.mark.parametrize("words", sampled((["-c", "14336", "--min-context", "14336"], ["-ctk", "q8_0", "-ctv", "q8_0"], ["--mix", "IQ4_XS"], ["--ram", "64G"]), each=2))  # fmt: skip
@@ -179,7 +179,7 @@ def test_json_is_documented(llama: str, capsys: pytest.CaptureFixture[str]) -> N
 def test_json_of_what_fits(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
     answer = ask_json(capsys, llama, "--ram", "24G", "-c", "8k")
     assert (answer["status"], answer["can_load"], answer["context_asked"]) == ("passed", True, True)
-    assert (answer["context_tokens"], answer["context_because"]) == (8_192, "as asked")
+    assert (answer["context_tokens"], answer["context_because"]) == (8_192, "as requested")
     assert answer["estimate"]["kv_bytes"] == 8_192 * LLAMA_TOKEN
     assert answer["required_bytes"] == answer["estimate"]["total_bytes"]
     assert answer["available_bytes"] == 23 * GIB
@@ -235,10 +235,10 @@ def test_flags_of_llama_cpp(
 @pytest.mark.parametrize(
     ("words", "way"),
     [
-        (["-ngl", "10"], "as asked, on RTX 4090"),
-        (["--cpu-moe"], "as asked, on RTX 4090"),
-        (["--backend", "cpu"], "all of it on the CPU"),
-        ([], "all of it on RTX 4090"),  # 17.3 GiB of weights in 22.5
+        (["-ngl", "10"], "as requested, on RTX 4090"),
+        (["--cpu-moe"], "as requested, on RTX 4090"),
+        (["--backend", "cpu"], "fully on the CPU"),
+        ([], "fully on RTX 4090"),  # 17.3 GiB of weights in 22.5
         (["--reserve", "6G"], "all but the experts of 6 of 48 layers on RTX 4090"),
     ],
 )
@@ -424,7 +424,7 @@ def test_all_engines_at_once(folder: str, capsys: pytest.CaptureFixture[str]) ->
     rows = [line.split() for line in out.splitlines()]
     assert [row[:2] for row in rows[3:5]] == [["fits", "llama.cpp"], ["fits", "vllm"]]
     assert rows[5][:3] == ["cannot", "run", "mlx"]
-    assert "mlx: MLX as modelled here runs on Apple silicon, and RTX 4090 has none" in " ".join(
+    assert "mlx: EdgeKit supports MLX on Apple silicon only, and RTX 4090 has none" in " ".join(
         out.split()
     )
     assert out.splitlines()[-1] == "2 fit, 1 cannot run"
@@ -508,10 +508,10 @@ ERRORS = [
     (["{llama}", "-tp", "2", "-ngl", "3"], 2, "choose an engine with --engine"),
     (["{llama}", "-ctk", "q7_0"], 2, "llama.cpp has f32, f16"),
     (["{llama}", "-c", "lots"], 2, "'lots' is not a whole number"),
-    (["{llama}", "-c", "-5"], 2, "-5 is not between 0 and"),
+    (["{llama}", "-c", "-5"], 2, "must not be negative (got -5)"),
     (["{llama}", "-c", "99999999999"], 2, "is not between 0 and"),
     (["{llama}", "-c", "1", "--ram", "24G"], 2, "llama.cpp aborts: 1 output rows for 4 sequences"),
-    (["{llama}", "--job", "6000"], 2, "'6000' is not a prompt and new tokens such as 6000+800"),
+    (["{llama}", "--job", "6000"], 2, "for example 6000+800 (got '6000')"),
     (["{llama}", "--job", "6000+"], 2, "--job: '' is not a whole number"),
     (["{llama}", "--job=-1+5"], 2, "--job: -1 is not between 0"),
     (["{llama}", "--min-context", "abc"], 2, "--min-context: 'abc' is not a whole number"),
@@ -520,20 +520,20 @@ ERRORS = [
     (["{llama}", "--device", "RTX 4009"], 2, "did you mean RTX 4090"),
     (["{llama}", "--device", "m3 max"], 2, "comes in several sizes: M3 Max 36GB"),
     (["{llama}", "--device", ""], 2, "--device is empty"),
-    (["{llama}", "--ram", "16G", "--reserve", "5"], 2, "it needs a unit, such as 1G"),
-    (["{llama}", "--ram", "16G", "--max-use", "180%"], 2, "is not a share such as 85%"),
+    (["{llama}", "--ram", "16G", "--reserve", "5"], 2, "--reserve takes a size like 512M or 2G, or 0"),
+    (["{llama}", "--ram", "16G", "--max-use", "180%"], 2, "takes a share above 0 and up to 100%"),
     (["{llama}", "--device", "2x"], 2, "unknown device '2x'"),
     (["{llama}", "--device", "0x RTX 3090"], 2, "give 1 to 64 GPUs"),
     (["{llama}", "--device", "99x RTX 3090"], 2, "give 1 to 64 GPUs"),
     (["{llama}", "--device", "m3-max-64", "--ram", "32G"], 2, "has 64 GiB of unified memory"),
     (["{llama}", "--device", "RTX 4090", "--vram", "8G"], 2, "give one of them"),
     (["{llama}", "--vram", "24G,abc"], 2, "--vram: 'abc' is not a size"),
-    (["{llama}", "--device", "RTX 4090", "-ts", "3,1"], 2, "names 2 GPUs, and the machine has 1"),
-    (["{llama}", "--device", "RTX 4090", "--engine", "mlx"], 3, "MLX as modelled here runs on Apple silicon, and RTX 4090 has none"),
+    (["{llama}", "--device", "RTX 4090", "-ts", "3,1"], 2, "has 2 shares, but the machine has 1 GPUs"),
+    (["{llama}", "--device", "RTX 4090", "--engine", "mlx"], 3, "EdgeKit supports MLX on Apple silicon only, and RTX 4090 has none"),
     (["{llama}", "--ram", "8G", "--engine", "vllm"], 3, "NVIDIA"),
     (["{llama}", "--device", "RTX 4090", "--engine", "vllm"], 2, "does not load GGUF"),
     (["{llama}", "--device", "m3-max-64", "--engine", "mlx"], 2, "mlx-lm loads safetensors"),
-    (["{folder}", "--device", "RTX 4090", "-tp", "2"], 3, "asked to use 2 GPUs, and RTX 4090 has 1"),
+    (["{folder}", "--device", "RTX 4090", "-tp", "2"], 3, "should use 2 GPUs, but RTX 4090 has 1"),
     ([""], 2, "no model given"),
     ([" "], 2, "no model given"),
     (["a\x1b[31mred"], 2, "control characters"),
@@ -738,7 +738,7 @@ def test_the_verdict_follows_the_limit(llama: str) -> None:
     assert re.match(
         r"Does not fit your RAM, even at 16K .*: needs 5\.8 GiB, [123]\.\d usable\n", text
     )
-    assert "are free now, because of RLIMIT_AS (ulimit -v)" in " ".join(text.split())
+    assert "now), limited by RLIMIT_AS (ulimit -v)" in " ".join(text.split())
 
 
 # --- what is not so yet

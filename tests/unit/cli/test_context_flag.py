@@ -45,7 +45,7 @@ def test_whole_numbers_and_suffixes_that_come_out_whole(text: str, number: int) 
 
 @pytest.mark.parametrize("text", ["3.5", "-3.5", "0.5", "4096.5", "32.7k", "1.0000001m"])
 def test_half_a_token_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"is not a whole number such as 8192 or 32k"):
+    with pytest.raises(UsageError, match=r"is not a whole number \(write for example 8 or 32k\)"):
         whole(least=-9)(text)
 
 

@@ -52,7 +52,7 @@ def test_vllm_without_a_card(capsys: pytest.CaptureFixture[str], folder: Path) -
     assert (answer["groups"], answer["blocks_per_group"]) == ([4], [4096 // 16])
     assert answer["kv_bytes"] == answer["request_bytes"] == 4096 * TOKEN
     assert answer["num_blocks"] is answer["max_concurrency"] is None
-    assert "memory of the card unknown" in answer["asked"]
+    assert "GPU memory unknown" in answer["asked"]
     assert shlex.split(answer["command"]) == [
         "vllm",
         "serve",
@@ -130,12 +130,12 @@ def test_mlx_with_a_quantised_cache(capsys: pytest.CaptureFixture[str], folder: 
         (["--engine", "vllm", "--gpu", "a100"], "several sizes: A100 40GB, A100 80GB"),
         (
             ["--engine", "vllm", "--gpu", "m3-max-64"],
-            "vLLM is modelled for NVIDIA GPUs from Volta on",
+            "EdgeKit supports vLLM on NVIDIA GPUs of the Volta generation or newer",
         ),
         (["--gpu-memory-utilization", "2"], "is not a share above 0 and up to 1"),
-        (["--engine", "vllm", "-tp", "0"], "is not between 1"),
+        (["--engine", "vllm", "-tp", "0"], "must be at least 1"),
         (["--engine", "mlx", "--quantize", "q17"], "MLX has no quantisation 'q17'"),
-        (["--engine", "mlx", "--kv-bits", "99"], "is not between"),
+        (["--engine", "mlx", "--kv-bits", "99"], "must be at most 16 (got 99)"),
         (["--engine", "llama.cpp", "--mix", "Q17"], "llama.cpp has no quantisation 'Q17'"),
     ],
 )

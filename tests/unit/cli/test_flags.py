@@ -146,7 +146,7 @@ def test_an_unknown_command_gets_a_suggestion(capsys: pytest.CaptureFixture[str]
     assert usage_error(capsys, "catalog", "lst")[-1] == (
         "edgekit catalog: error: unknown action 'lst'. Did you mean: list?"
     )
-    assert "there are recommend, plan, check" in usage_error(capsys, "xyzzy")[-1]
+    assert "choose one of recommend, plan, check" in usage_error(capsys, "xyzzy")[-1]
 
 
 @pytest.mark.parametrize(

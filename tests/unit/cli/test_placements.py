@@ -73,7 +73,7 @@ def test_experts_moved_by_a_pattern_are_billed_as_with_cpu_moe(
         (("-ot", "a{1,2}=CPU"), "cannot contain one"),
         (("-ot", "exps=CUDA_Host"), "there is CPU, CUDA0"),
         (("-ot", "exps=CUDA1"), "there is CPU, CUDA0"),
-        (("-sm", "row"), "several GPUs, and there is 1"),
+        (("-sm", "row"), "several GPUs, but there is 1"),
         (("-sm", "rows"), "none, layer, row, tensor"),
         (("-sm", "row", "-ts", "1,1"), "removed in July 2026"),
         (("-sm", "tensor", "-ts", "1,1", "-fa", "off"), "requires flash attention"),

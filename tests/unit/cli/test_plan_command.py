@@ -57,7 +57,11 @@ def ask_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
             0,
             "Runs fully on your RTX 4090 at Q6_K: 12.1 of 22.5 GiB at 40K",
         ),
-        (["--device", "RTX 4090", "--engine", "vllm"], 0, "Starts on your RTX 4090: 32K"),
+        (
+            ["--device", "RTX 4090", "--engine", "vllm"],
+            0,
+            "Starts on your RTX 4090: room for 1.1 requests of 32K",
+        ),
         (["--device", "m4-max-64", "--engine", "mlx"], 0, "Runs fully on your M4 Max 64GB"),
     ],
 )
@@ -82,8 +86,8 @@ def test_what_does_not_fit_says_what_to_add(capsys: pytest.CaptureFixture[str]) 
     told = " ".join(out.split())
     assert code == 3
     assert "To fit" in told
-    assert "GiB of free RAM; 2.00 GiB are free now" in told
-    assert "the smallest current GPU that holds all of it" in told
+    assert "GiB of free RAM (2.00 GiB now)" in told
+    assert "the smallest current GPU that holds the whole model" in told
     assert "llama-server" not in told
 
 
@@ -199,14 +203,14 @@ def test_a_context_beyond_the_models_own_is_planned_and_named(
     [
         (["-c", "-5"], 2, ""),
         (["-c", "many"], 2, "-c/--ctx-size"),
-        (["--users", "0"], 2, "--users: 0 is not between 1"),
+        (["--users", "0"], 2, "--users: must be at least 1 (got 0)"),
         (["--users", "x"], 2, "--users"),
         (["--nodes", "2"], 2, "several machines together are planned for vLLM, not for llama.cpp"),
         (["--nodes", "0"], 2, "--nodes"),
         (["--engine", "nobody"], 2, "nobody"),
         (["--engine", "vllm", "-ngl", "3"], 2, "is a flag of llama.cpp"),
         (["--min-context", "-1"], 2, "--min-context"),
-        (["--mmproj", "x.gguf"], 2, "edgekit check counts"),
+        (["--mmproj", "x.gguf"], 2, "use edgekit check, which counts"),
         (["--for", "nobody"], 2, "--for nobody"),
         (["--plot", "nowhere/x.svg"], 2, "cannot be written"),
         (["--plot", "x.gif"], 2, ".svg or .png"),
@@ -228,7 +232,7 @@ def test_contradictions(
     ("words", "code", "told"),
     [
         (["-tp", "3", "--engine", "vllm", "--device", "4x RTX 4090"], 2, "not divisible by tensor parallel size 3"),
-        (["-tp", "8", "--engine", "vllm", "--device", "4x RTX 4090"], 3, "asked to use 8 GPUs"),
+        (["-tp", "8", "--engine", "vllm", "--device", "4x RTX 4090"], 3, "should use 8 GPUs"),
         (["--engine", "vllm", "--ram", "64G"], 3, "NVIDIA"),
         (["--engine", "mlx", "--device", "RTX 4090"], 3, "Apple"),
         (["--device", "nobody"], 2, "unknown device 'nobody'"),

@@ -145,7 +145,7 @@ def test_two_quantisations_are_an_error(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == UsageError.exit_code
-    assert "two quantisations" in capsys.readouterr().err
+    assert "quantisations: give one" in capsys.readouterr().err
 
 
 def test_run_does_not_requantise_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,7 +167,7 @@ def test_run_of_a_quantisation_without_a_known_repository_lists_the_known_ones(
 ) -> None:
     assert main(["run", f"{NAME}:IQ1_S", "-p", "hi"]) == UsageError.exit_code
     told = capsys.readouterr().err
-    assert "no repository with a GGUF of qwen3-8b at IQ1_S is known (known: Q8_0, " in told
+    assert "no known repository has a GGUF of qwen3-8b at IQ1_S (known: Q8_0, " in told
     assert "edgekit run ORG/REPOSITORY:QUANT" in told
 
 

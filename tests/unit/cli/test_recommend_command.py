@@ -121,7 +121,7 @@ def test_a_machine_that_holds_nothing(capsys: pytest.CaptureFixture[str]) -> Non
     assert sizes[nearest] == min(sizes.values())
     told = " ".join(out.split())
     assert "To fit" in told
-    assert "GiB of free RAM; 1.00 GiB are free now" in told
+    assert "GiB of free RAM (1.00 GiB now)" in told
     assert ask_json(capsys, "--ram", "1G")["suggestions"] == []
 
 
@@ -131,8 +131,8 @@ def test_a_machine_that_holds_nothing(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        (["--task", "nope"], 2, "--task: 'nope' is not one of chat, code, reasoning, embedding, vision"),
-        (["--users", "0"], 2, "--users: 0 is not between 1"),
+        (["--task", "nope"], 2, "--task must be one of chat, code, reasoning, embedding, vision (got 'nope')"),
+        (["--users", "0"], 2, "--users: must be at least 1 (got 0)"),
         (["--limit", "0"], 2, "--limit"),
         (["--ctx", "many"], 2, "ctx-size"),
         (["--engine", "nobody"], 2, "nobody"),
@@ -175,7 +175,7 @@ def test_tiers_of_a_real_engine_are_refused(
 ) -> None:
     found, _, err = ask(capsys, "--tiers", "--ram", "32G", "--engine", engine)
     assert found == 2
-    assert f"{engine} has no such compressed caches" in err
+    assert f"{engine} does not have the compressed caches" in err
 
 
 def test_tiers_for_programs(capsys: pytest.CaptureFixture[str]) -> None:

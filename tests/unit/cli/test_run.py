@@ -103,7 +103,7 @@ def test_a_system_message_and_standard_input(ask: Ask, monkeypatch: pytest.Monke
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"What is this?")))
     code, _, err = ask("--engine", "stream", "-n", "3", "--system", "Be short.")
     assert code == 0, err
-    assert "as billed" in err
+    assert "as estimated" in err
 
 
 def test_what_does_not_fit_is_refused_with_the_numbers(ask: Ask) -> None:
@@ -196,8 +196,8 @@ def test_run_refuses_a_header_without_weights(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("jamba-1.5-mini", "no repository with a GGUF of jamba-1.5-mini is known. Search https://"),
-        ("gpt-oss-20b:IQ3_XXS", "no repository with a GGUF of gpt-oss-20b at IQ3_XXS is known (known: mxfp4, "),
+        ("jamba-1.5-mini", "no known repository has a GGUF of jamba-1.5-mini. Search https://"),
+        ("gpt-oss-20b:IQ3_XXS", "no known repository has a GGUF of gpt-oss-20b at IQ3_XXS (known: mxfp4, "),
         ("nomic-embed-text-v1.5", "edgekit embed nomic-embed-text-v1.5 TEXT"),
     ],
 )  # fmt: skip

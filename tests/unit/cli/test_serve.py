@@ -193,15 +193,15 @@ def test_it_serves_other_machines_where_that_is_asked_for_and_ends_when_asked_to
         process.send_signal(number)
         out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
-    assert ("asks for no key" in err) is (words == ("--insecure",))
-    assert json.loads(out.splitlines()[0])["why"] == "asked to end"
+    assert ("without a key" in err) is (words == ("--insecure",))
+    assert json.loads(out.splitlines()[0])["why"] == "stopped on request"
     wait_until(lambda: not psutil.pid_exists(ready["pid"]))
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--port", "99999"), "not between 0 and 65,535"),
+        (("--port", "99999"), "must be at most 65,535"),
         (("--port", "x"), "--port: 'x' is not a whole number from 0 to 65,535"),
         (("--threads", "many"), "--threads: 'many' is not a whole number from 1"),
         (("--host", "[192.0.2.1]"), "of 192.0.2.1: "),

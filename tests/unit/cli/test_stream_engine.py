@@ -109,13 +109,13 @@ def test_as_much_is_kept_as_was_asked(capsys: pytest.CaptureFixture[str]) -> Non
         (("--keep", "much"), "--keep: 'much'"),
         (("--keep", "-1"), "--keep"),
         (("--sinks", "4"), "--rolling"),
-        (("--chunk", "0"), "--chunk: 0 is not between 1"),
+        (("--chunk", "0"), "--chunk: must be at least 1 (got 0)"),
         (("--threads", "0"), "--threads: 0"),
         (
             ("--engine", "stream", "-ctk", "q4_0"),
             "-ctk/--cache-type-k: 'q4_0' is not one of f32, f16, q8_0",
         ),
-        (("--engine", "stream", "-ngl", "3"), "is a flag of llama.cpp: the engine is stream"),
+        (("--engine", "stream", "-ngl", "3"), "is a flag of llama.cpp; the engine here is stream"),
         (("--keep", "all", "-ngl", "3"), "choose an engine with --engine"),
         (("--keep", "all", "--kv-bits", "8"), "choose an engine with --engine"),
         (("--engine", "vllm", "-ctk", "q8_0"), "--cache-type-k is a flag of llama.cpp"),
@@ -173,7 +173,7 @@ def test_a_7b_passes_on_512_megabytes(seven_b: str, capsys: pytest.CaptureFixtur
     )
     assert (code, err) == (0, "")
     assert out.startswith(
-        "Runs on the built-in engine, weights read from the file for every token: "
+        "Runs on the built-in engine (weights read from the file for every token): "
     )
     assert "tokens/s" not in out  # it depends on the disk
     assert "-ctk q8_0 -ctv q8_0 (8-bit cache): up to " in out
@@ -211,7 +211,7 @@ def test_the_memory_that_it_advises_is_enough_and_little_less_is_not(
     words = ("check", seven_b, "--engine", "stream", "-c", context, "--min-context", "256", "--ram")
     code, out, _ = ask(capsys, *words, "256M")
     assert code == 3
-    found = re.search(r"([0-9]+) MiB of free RAM; 256.00 MiB are free now", out)
+    found = re.search(r"([0-9]+) MiB of free RAM \(256.00 MiB now\)", out)
     assert found is not None
     assert ask(capsys, *words, f"{found[1]}M", "--quiet")[0] == 0
     assert ask(capsys, *words, f"{int(found[1]) - 20}M", "--quiet")[0] == 3
@@ -231,7 +231,7 @@ def test_what_does_not_fit_is_reported_without_weights_in_memory(
     assert found is not None
     assert 28 * 2 * 512 * 34 / 32 * 32_768 / MIB < float(found[1]) < 1000
     assert float(found[2]) < 512
-    assert "of free RAM; 512.00 MiB are free now" in out
+    assert "of free RAM (512.00 MiB now)" in out
 
 
 def test_all_engines_at_80_columns(

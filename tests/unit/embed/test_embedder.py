@@ -183,7 +183,7 @@ def test_truncate_cuts_and_keeps_the_end_token(model: Path) -> None:
         ({"memory_buget": "64M"}, "no option 'memory_buget': did you mean memory_budget?"),
         ({"normalize": "no"}, "normalize is 'no', not bool"),
         ({"batch_tokens": -1}, "batch_tokens must be at least 1"),
-        ({"mode": "tokens", "pooling": "mean"}, "nor a pooling to choose"),
+        ({"mode": "tokens", "pooling": "mean"}, "does not take an engine or a pooling"),
     ],
 )
 def test_a_choice_that_makes_no_sense(model: Path, choices: dict[str, object], why: str) -> None:

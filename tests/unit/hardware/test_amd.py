@@ -64,7 +64,7 @@ def test_strix_halo(tmp_path: Path) -> None:
     assert device.bandwidth_bytes_per_s == 256 * 10**9
     assert device.own_bytes == 4 * GIB - 300 * MIB
     assert (
-        "may map 96.00 GiB of the RAM (GTT, ttm.pages_limit), of which 95.00 GiB are free"
+        "may map 96.00 GiB of the RAM (GTT, ttm.pages_limit), of which 95.00 GiB is free"
         in device.limit_because
     )
 

@@ -209,9 +209,9 @@ def test_vllm_has_its_share_of_the_whole_card() -> None:
 def test_vllm_does_not_start_where_less_is_free_than_it_asks_for() -> None:
     (card,) = cards(100).devices
     (budget,) = vllm_budgets((replace(card, free_bytes=80 * GIB),), 0.92)
-    assert "asks for 92.00 GiB" in budget.blocked
-    assert "79.40 GiB are free once it runs" in budget.blocked  # its own context takes 0.6 GiB
-    assert "ask for 0.79" in budget.blocked
+    assert "reserves 92.00 GiB" in budget.blocked
+    assert "only 79.40 GiB is free once it runs" in budget.blocked  # its own context takes 0.6 GiB
+    assert "or use 0.79" in budget.blocked
     assert budget.available_bytes == 80 * GIB
 
 
@@ -227,7 +227,7 @@ def test_among_several_cards_nccl_is_in_the_way_too() -> None:
         cards(24, 24).devices, 0.92
     )  # 8 % of 24 GiB is 1.92, wanted are 0.6 + 1.5
     assert not one.blocked
-    assert "ask for 0.91" in two.blocked
+    assert "or use 0.91" in two.blocked
 
 
 def test_of_unequal_cards_the_tightest_decides_for_vllm() -> None:

@@ -76,7 +76,7 @@ def test_a_card_brings_what_the_table_knows() -> None:
     assert (card.vendor, card.capability) == (Vendor.NVIDIA, (8, 9))
     assert card.bandwidth_bytes_per_s == 1008 * 10**9
     assert card.basis is Basis.MODELLED
-    assert card.because == "RTX 4090: 24,564 MiB by its driver, which keeps 516 MiB for itself"
+    assert card.because == "RTX 4090: the driver reports 24,564 MiB and keeps 516 MiB for itself"
 
 
 @pytest.mark.parametrize(
@@ -211,10 +211,10 @@ def test_ram_that_a_device_has_may_be_said() -> None:
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        ({}, "no machine is described: give --device, --ram or --vram"),
+        ({}, "describe a machine with --device, --ram or --vram"),
         ({"ram": "0"}, "--ram: '0' is too small"),
         ({"ram": "24"}, "--ram: '24' is too small: needs a unit, such as 24G"),
-        ({"ram": "-1"}, "--ram: '-1' is not a size such as 24G or 512MiB"),
+        ({"ram": "-1"}, "--ram: must not be negative (got -1)"),
         ({"ram": "1e99"}, "--ram: '1e99' is not a size"),
         ({"ram": "abc"}, "--ram: 'abc' is not a size"),
         ({"ram": ""}, "--ram: '' is not a size"),
@@ -224,21 +224,21 @@ def test_ram_that_a_device_has_may_be_said() -> None:
         ({"vram": "24G,"}, "--vram is empty, or ends with a comma"),
         ({"vram": "24G,abc"}, "--vram: 'abc' is not a size"),
         ({"vram": "0,24G"}, "--vram: '0' is too small"),
-        ({"vram": ",".join(["1G"] * 65)}, "65 GPUs: give 1 to 64"),
+        ({"vram": ",".join(["1G"] * 65)}, "65 GPUs; the limit is 64"),
         ({"vram": "1G," * 1000}, "is too long"),
         ({"devices": [""]}, "--device is empty"),
         ({"devices": ["4090,"]}, "--device is empty, or ends with a comma"),
-        ({"devices": ["0x 4090"]}, "'0x 4090': give 1 to 64 GPUs"),
-        ({"devices": ["-1x 4090"]}, "'-1x 4090': give 1 to 64 GPUs"),
-        ({"devices": ["999999x 4090"]}, "give 1 to 64 GPUs"),
-        ({"devices": ["9" * 1900 + "x 4090"]}, "give 1 to 64 GPUs"),
-        ({"devices": ["64x 4090", "4090"]}, "65 GPUs: give 1 to 64"),
+        ({"devices": ["0x 4090"]}, "'0x 4090': the number of GPUs must be 1 to 64"),
+        ({"devices": ["-1x 4090"]}, "'-1x 4090': the number of GPUs must be 1 to 64"),
+        ({"devices": ["999999x 4090"]}, "the number of GPUs must be 1 to 64"),
+        ({"devices": ["9" * 1900 + "x 4090"]}, "the number of GPUs must be 1 to 64"),
+        ({"devices": ["64x 4090", "4090"]}, "65 GPUs; the limit is 64"),
         ({"devices": ["x" * 10_000]}, "is too long"),
         ({"devices": ["2x"]}, "unknown device '2x'"),
         ({"devices": ["2x A100"]}, "'A100' comes in several sizes: A100 40GB, A100 80GB"),
-        ({"devices": ["2x m3-max-64"]}, "M3 Max 64GB is a whole machine: name it alone"),
-        ({"devices": ["4090, m3-max-64"]}, "M3 Max 64GB is a whole machine: name it alone"),
-        ({"devices": ["m3-max-64"], "ram": "32G"}, "--ram: M3 Max 64GB has 64 GiB for everything"),
+        ({"devices": ["2x m3-max-64"]}, "M3 Max 64GB is a complete machine"),
+        ({"devices": ["4090, m3-max-64"]}, "M3 Max 64GB is a complete machine"),
+        ({"devices": ["m3-max-64"], "ram": "32G"}, "--ram: M3 Max 64GB has 64 GiB of unified memory"),
         ({"devices": ["m3-max-64"], "vram": "8G"}, "--device says which cards there are and --vram too"),
         ({"devices": ["4090"], "vram": "24G"}, "give one of them"),
     ],

@@ -97,7 +97,7 @@ def test_a_name_alone_says_nothing_about_speed(capsys: pytest.CaptureFixture[str
 
 
 def test_vllm_is_not_judged_by_a_name() -> None:
-    with pytest.raises(RefusedError, match="name a repository"):
+    with pytest.raises(RefusedError, match="give a repository"):
         judged(engine="vllm", device="RTX 4090")
 
 

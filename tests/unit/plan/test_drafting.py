@@ -39,7 +39,7 @@ def chosen(plan: Plan) -> str:
     return "" if decision is None else decision.value
 
 
-# --- its own blocks
+# --- its own prediction layers
 
 
 def test_some_models_bring_their_own() -> None:
@@ -108,7 +108,7 @@ def test_the_first_that_fits_is_taken() -> None:
     decision = plan.decision(Lever.DRAFTER)
     assert decision is not None
     assert [(one.value, one.taken) for one in decision.tried] == [("large", False), ("small", True)]
-    assert "does not fit with 32,768 tokens" in decision.tried[0].told
+    assert "does not fit at 32,768 tokens" in decision.tried[0].told
 
 
 def test_one_with_a_bill_that_nobody_knows_is_passed_over() -> None:

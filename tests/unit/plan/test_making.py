@@ -159,7 +159,7 @@ def test_a_number_of_cards_that_does_not_divide_the_heads() -> None:
 
 def test_more_cards_than_there_are() -> None:
     start = Start(setup=VllmSetup(tensor_parallel_size=4), settled=frozenset({"tensor_parallel_size"}))  # fmt: skip
-    with pytest.raises(HardwareError, match="asked to use 4 GPUs, and cards has 2"):
+    with pytest.raises(HardwareError, match="should use 4 GPUs, but cards has 2"):
         make_plan(from_config("qwen3-8b", cards(24, 24), "vllm", 16_384, start=start))
 
 

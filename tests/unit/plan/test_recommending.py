@@ -186,7 +186,7 @@ def test_what_the_engine_refuses_is_counted() -> None:
     refused = entry("phi-3-small-8k-instruct", native_context=32_768, kinds=(Kind.CHAT,))
     found = recommend([refused, find_entry("qwen3-0.6b")], Ask(machine=CARD))
     assert ids(found) == ["qwen3-0.6b"]
-    assert over(found) == {"not run by the engine": 1}
+    assert over(found) == {"not supported by the engine": 1}
 
 
 def test_what_is_damaged_is_counted() -> None:

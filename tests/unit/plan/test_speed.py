@@ -417,7 +417,7 @@ def test_rates_rise_with_the_bandwidth(name: str, less: float, more: float) -> N
 def test_a_host_of_unknown_memory_is_assumed_and_says_so() -> None:
     speed = llama_cpp(recorded("llama-3.1-8b"), cpu(64), CPU)
     assert speed.basis is Basis.ASSUMED
-    assert "19 to 105 GB/s assumed, as desktops have" in speed.because
+    assert "19 to 105 GB/s (assumed, typical of desktops)" in speed.because
     known = llama_cpp(recorded("llama-3.1-8b"), with_host(cpu(64), 60, cores=8), CPU)
     assert known.basis is Basis.MODELLED
     assert speed.decode[0] < known.decode[0] < known.decode[1] < speed.decode[1]
@@ -488,7 +488,7 @@ def test_ranks_of_vllm_read_at_once_and_stages_one_after_another() -> None:
     assert alone.decode[1] < ranks.decode[1] < 2 * alone.decode[1]
     assert stages.decode == pytest.approx(alone.decode, rel=0.1)
     assert stages.decode[0] <= alone.decode[0]
-    assert "on each of 2 cards at once; one sequence alone" in ranks.because
+    assert "on each of 2 cards at once; for a single request" in ranks.because
 
 
 def test_without_graphs_vllm_is_slower() -> None:

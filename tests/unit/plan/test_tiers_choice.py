@@ -68,8 +68,8 @@ def test_decision_table(situation: str) -> None:
     assert (plan.tier.name, plan.layout, plan.context_tokens) == (name, find_layout(layout), tokens)
     assert (plan.drafter.name if plan.drafter else None, plan.parallel) == (drafter, sequences)
     assert plan.draft_max == (6 if drafter else 0)
-    assert plan.spill is None  # a chosen window stays whole; the step tells that a spill is armed
-    assert "armed: one page of 256 tokens" in step(plan, Lever.PLACEMENT)
+    assert plan.spill is None  # a chosen window stays whole; the step says that it could spill
+    assert "it could spill: one page of 256 tokens" in step(plan, Lever.PLACEMENT)
     assert [one.lever for one in plan.steps] == [
         Lever.WEIGHTS, Lever.CONTEXT, Lever.CACHE, Lever.PLACEMENT, Lever.DRAFTER, Lever.SEQUENCES,
     ]  # fmt: skip
@@ -108,7 +108,7 @@ def test_a_context_that_was_asked_for_gets_the_most_accurate_cache(
 ) -> None:
     plan = plan_tier(find_tier("27B"), TierWish(memory=card(24), context_tokens=tokens))
     assert (plan.holds, plan.layout.name, plan.context_tokens) == (True, layout, tokens)
-    assert step(plan, Lever.CONTEXT) == "as asked"
+    assert step(plan, Lever.CONTEXT) == "as requested"
 
 
 @pytest.mark.parametrize(("tokens", "layout"), [(8192, "turbo3"), (8193, "polar")])
@@ -150,7 +150,7 @@ def test_turbo3_ends_at_8192_tokens() -> None:
     short = find_layout("turbo3")
     plan = plan_tier(find_tier("9B"), TierWish(memory=card(16), layout=short))
     assert (plan.holds, plan.context_tokens, plan.parallel) == (True, 8192, 4)
-    with pytest.raises(UsageError, match="is for up to 8,192 tokens, 8,193 were asked for"):
+    with pytest.raises(UsageError, match="holds up to 8,192 tokens, but 8,193 were requested"):
         plan_tier(find_tier("9B"), TierWish(memory=card(16), layout=short, context_tokens=8193))
 
 
@@ -179,9 +179,9 @@ def test_an_engine_plans_with_a_layout_that_it_has() -> None:
 
 def test_no_window_is_longer_than_the_headers() -> None:
     for tokens in (131_073, 262_144):
-        with pytest.raises(UsageError, match=r"past the window of the 0\.8B: 131,072"):
+        with pytest.raises(UsageError, match=r"longer than the 0\.8B supports: 131,072"):
             plan_tier(find_tier("0.8B"), TierWish(memory=card(80), context_tokens=tokens))
-    with pytest.raises(UsageError, match="no tier has a window of 131,073 tokens"):
+    with pytest.raises(UsageError, match="no tier has a context of 131,073 tokens"):
         recommend_tier(TierWish(memory=card(80), context_tokens=131_073))
 
 
@@ -208,14 +208,14 @@ def test_a_listed_window_past_the_headers_is_told() -> None:
     tier = replace(find_tier("2B"), catalog_window=262_144, native_window=65_536)
     plan = plan_tier(tier, TierWish(memory=card(16)))
     assert plan.context_tokens == 65_536
-    assert "header says, although it is listed with 262,144" in step(plan, Lever.CONTEXT)
+    assert "in its header, although it is listed with 262,144" in step(plan, Lever.CONTEXT)
 
 
 def test_the_drafter_needs_the_same_vocabulary() -> None:
     other = replace(find_tier("0.8B"), vocabulary="another")
     plan = plan_tier(other, TierWish(memory=card(24)))
     assert plan.drafter is None
-    assert "the 2B has another vocabulary" in step(plan, Lever.DRAFTER)
+    assert "the 2B has a different vocabulary" in step(plan, Lever.DRAFTER)
 
 
 def drafter_edge() -> int:
@@ -322,7 +322,7 @@ def test_a_shorter_one_does_not_fit_and_is_not_cut() -> None:
     memory = card_memory(5 * GIB, host_bytes=32 * GIB)
     plan = plan_tier(find_tier("4B"), TierWish(memory=memory, context_tokens=65_536))
     assert (plan.holds, plan.context_tokens, plan.spill) == (False, 65_536, None)
-    assert "needs 5.46 GiB, 5.00 GiB may be used" in plan.reasons[0]
+    assert "needs 5.46 GiB, 5.00 GiB usable" in plan.reasons[0]
 
 
 def test_a_host_without_room_is_an_error() -> None:
@@ -342,10 +342,10 @@ def test_pages_of_many_users_are_in_time(users: int, purpose: Purpose) -> None:
 
 def test_pages_of_one_more_are_too_late_for_voice() -> None:
     wish = TierWish(memory=usable(8), context_tokens=65_537, users=39, purpose=Purpose.VOICE)
-    with pytest.raises(KvSpillUnsupportedError, match="voice waits 200 ms"):
+    with pytest.raises(KvSpillUnsupportedError, match="the limit for voice is 200 ms"):
         plan_tier(find_tier("4B"), wish)
     assert recommend_tier(wish).tier.name == "2B"  # its pages are 6.1 MB: in time up to 49
-    with pytest.raises(KvSpillUnsupportedError, match="voice waits 200 ms"):
+    with pytest.raises(KvSpillUnsupportedError, match="the limit for voice is 200 ms"):
         recommend_tier(replace(wish, users=50))
 
 
@@ -361,7 +361,7 @@ def test_a_spill_where_no_tier_holds_it_whole() -> None:
     plan = recommend_tier(TierWish(memory=memory, context_tokens=131_072))
     assert plan.spill is not None
     assert (plan.tier.name, plan.spill.store) == ("2B", Store.HOST_RAM)
-    assert "no tier holds the context whole" in step(plan, Lever.WEIGHTS)
+    assert "no tier has the whole context in memory" in step(plan, Lever.WEIGHTS)
 
 
 # machines
@@ -390,11 +390,11 @@ def test_a_card_decides_where_it_holds_a_tier() -> None:
 def test_several_cards_are_not_added_up() -> None:
     plan = recommend_tier_on(cards(16, 8, ram=None))
     assert plan.tier.name == "9B"
-    assert plan.wish.memory.notes == ("a tier lies in one card: the other 1 are not counted",)
+    assert plan.wish.memory.notes == ("a tier runs on one GPU: the other 1 are not counted",)
 
 
 def test_a_machine_without_memory_is_no_machine() -> None:
-    with pytest.raises(HardwareError, match="is not known"):
+    with pytest.raises(HardwareError, match="is unknown"):
         recommend_tier_on(Machine(name="nothing", system=System.LINUX, host=None))
 
 
@@ -404,7 +404,7 @@ def test_what_is_free_decides_and_of_a_phone_what_an_app_may_hold() -> None:
     assert memories_of(desk)[0].usable_bytes == 4 * GIB - 3 * GIB // 2
     (memory,) = memories_of(wished_machine(devices=["iPhone 15 Pro"]))
     assert memory.usable_bytes == 5722 * MIB  # 6 GB, less than 8 GiB without the system's 1.5
-    assert memory.notes == ("the limit of iOS for one app: 5.59 GiB of it",)
+    assert memory.notes == ("the memory limit of iOS for one app: 5.59 GiB of it",)
 
 
 @pytest.mark.parametrize(

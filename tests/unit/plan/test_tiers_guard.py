@@ -50,7 +50,7 @@ def test_least_ram(name: str, gib: int) -> None:
     assert assess(tier, ram_memory(gib * GIB)).level is not RamLevel.WONT_FIT
     below = assess(tier, ram_memory(gib * GIB - 1))
     assert below.level is RamLevel.WONT_FIT
-    assert f"{gib}.00 GiB are needed" in below.because
+    assert f"{gib}.00 GiB is needed" in below.because
 
 
 def test_recommended_is_the_least_and_a_compressed_window() -> None:
@@ -77,7 +77,7 @@ def test_a_tier_that_the_guard_keeps_off_does_not_hold_whatever_fits() -> None:
     plan = plan_tier(find_tier("9B"), TierWish(memory=ram_memory(10 * GIB)))
     assert (plan.holds, plan.to_add_bytes) == (False, 2 * GIB)
     assert plan.required_bytes < plan.wish.memory.usable_bytes
-    assert plan.reasons == ("12.00 GiB are needed, 10.00 GiB are there",)
+    assert plan.reasons == ("12.00 GiB is needed, the machine has 10.00 GiB",)
 
 
 def test_a_manifest_comes_before_what_is_made_up() -> None:
@@ -100,9 +100,9 @@ def test_the_manifest_of_a_bundle() -> None:
         ("{", "not JSON"),
         ("[" * 200_000, "not JSON"),
         ("\x00\xff", "not JSON"),
-        ("[]", "no ramBudgetMb"),
-        ("{}", "no ramBudgetMb"),
-        ('{"ramBudgetMb": 4096}', "no ramBudgetMb"),
+        ("[]", "ramBudgetMb with min and recommended is missing"),
+        ("{}", "ramBudgetMb with min and recommended is missing"),
+        ('{"ramBudgetMb": 4096}', "ramBudgetMb with min and recommended is missing"),
         ('{"ramBudgetMb": {"min": 1}}', "recommended is None"),
         ('{"ramBudgetMb": {"min": true, "recommended": 2}}', "min is True"),
         ('{"ramBudgetMb": {"min": 0, "recommended": 2}}', "min is 0"),
@@ -122,7 +122,7 @@ def test_a_manifest_that_is_none(tmp_path: Path, text: str, told: str) -> None:
 def test_a_manifest_without_end(tmp_path: Path) -> None:
     file = tmp_path / "eliza-1.manifest.json"
     file.write_bytes(b" " * (MANIFEST_BYTES + 1))
-    with pytest.raises(UsageError, match=r"more than 1\.00 MiB"):
+    with pytest.raises(UsageError, match=r"larger than 1\.00 MiB"):
         read_manifest(file)
 
 

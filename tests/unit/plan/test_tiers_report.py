@@ -40,16 +40,16 @@ def test_the_screen_has_its_width(name: str, width: int) -> None:
 @pytest.mark.parametrize("name", PLANS)
 def test_it_says_that_nothing_is_measured(name: str) -> None:
     text = " ".join(tier_text(PLANS[name]).split())
-    assert "assumed: the figures of a tier are taken over from elizaOS' memo" in text
+    assert "assumed: the figures of a tier come from elizaOS's memo" in text
     is_what_if = name != "real engine"
-    assert ("neither llama.cpp nor vLLM nor MLX has them" in text) is is_what_if
+    assert ("not in llama.cpp, vLLM or MLX" in text) is is_what_if
     assert tier_json(PLANS[name])["basis"] == "assumed"
 
 
 @pytest.mark.parametrize(
     ("name", "answer"),
     [
-        ("fits", "Fits: 27B with 131,072 tokens, cache qjl1_256+q4_polar, 9B as drafter, 8 sequences: 30.25 GiB of 46.50 GiB"),
+        ("fits", "Fits: 27B with 131,072 tokens, cache qjl1_256+q4_polar, 9B as draft model, 8 sequences: 30.25 GiB of 46.50 GiB"),
         ("tight", "Tight: 27B with 131,072 tokens, cache qjl1_256+q4_polar, 8 sequences: 22.13 GiB of 24.00 GiB"),
         ("nothing holds", "Does not fit: 0.8B with 16,384 tokens, cache qjl1_256+q4_polar: 1.46 GiB of 512.00 MiB"),
         ("users", "Fits: 2B with 131,072 tokens for each of 4, cache qjl1_256+q4_polar, 4 sequences: 13.59 GiB of 24.00 GiB"),

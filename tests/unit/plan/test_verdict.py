@@ -151,7 +151,7 @@ def test_judge_accepts_less_than_16k_with_min_context() -> None:
 def test_judge_of_a_min_context_beyond_the_native_one() -> None:
     result = judge(ask(recorded("qwen3-0.6b"), cpu(512), min_context=65_536))
     assert result.failed
-    assert "its context length is 40,960 tokens" in result.reasons[0]
+    assert "the model has a context of 40,960 tokens" in result.reasons[0]
 
 
 def test_judge_of_an_asked_context_needs_no_minimum() -> None:
@@ -248,7 +248,7 @@ def test_the_verdict_follows_the_container_not_the_machine() -> None:
 def test_everything_on_the_card_where_it_fits() -> None:
     result = judge(ask(recorded("llama-3.1-8b"), cards(24)))
     assert result.way.setup.n_gpu_layers == ALL_LAYERS
-    assert result.way.because == "all of it on 24 GiB card"
+    assert result.way.because == "fully on 24 GiB card"
 
 
 def test_a_dense_model_leaves_as_few_layers_as_possible_to_the_host() -> None:
@@ -275,7 +275,7 @@ def test_what_no_card_holds_runs_on_the_processor() -> None:
     result = judge(ask(recorded("llama-3.1-70b"), cards(1, ram=64)))
     assert result.can_load
     assert result.way.setup.backend is Backend.CPU
-    assert result.way.because == "all of it on the CPU"
+    assert result.way.because == "fully on the CPU"
 
 
 def test_the_host_is_held_as_hard_as_the_card() -> None:
@@ -380,7 +380,7 @@ def test_a_pool_that_holds_no_request_does_not_start() -> None:
 
 def test_vllm_refuses_cards_before_volta() -> None:
     machine = wished_machine(devices=("Tesla P100 16GB",))
-    with pytest.raises(HardwareError, match="from Volta on"):
+    with pytest.raises(HardwareError, match="needs a Volta GPU or newer"):
         judge(ask(of_config("llama-3.1-8b"), machine, "vllm"))
 
 

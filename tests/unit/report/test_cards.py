@@ -114,7 +114,7 @@ def test_cards_text_with_why_has_the_headline_and_the_bars_of_each() -> None:
     text = cards_text(best_two(), width=80, glyphs=ASCII, why=True)
     assert DETAILS in text
     assert "gemma-3-27b (27B, released 2025-03, licence gemma)\n" in text
-    assert "Basis    memory modelled; speed modelled for 1, assumed for 2; order" in text
+    assert "Basis    memory modelled; speed modelled for 1, assumed for 2; ranked" in text
 
 
 def test_cards_text_where_nothing_fits_has_the_nearest_and_what_would_help() -> None:
@@ -123,7 +123,7 @@ def test_cards_text_where_nothing_fits_has_the_nearest_and_what_would_help() -> 
         "Nothing fits for chat on 8 GiB RAM; nearest: gemma-3-27b\n"
         "Does not fit your 8 GiB RAM at Q4_K_M, even at 16K with an 8-bit cache: needs\n"
     )
-    assert " of free RAM; 8.00 GiB are free now" in text
+    assert " of free RAM (8.00 GiB now)" in text
     assert "skipped: 90 too large\n" in text
     assert text.endswith("Next     edgekit plan gemma-3-27b --why\n")
 

@@ -77,7 +77,7 @@ def test_every_budget_with_what_is_taken_of_it() -> None:
 def test_one_that_does_not_fit_has_reasons_and_no_command() -> None:
     told = check_json(TOO_LARGE)
     assert (told["status"], told["can_load"], told["command"]) == ("failed", False, None)
-    assert told["reasons"] == ["32,768 tokens need 24.00 GiB of RAM, where 15.00 GiB are usable"]
+    assert told["reasons"] == ["32,768 tokens need 24.00 GiB; RAM has 15.00 GiB usable"]
     assert told["context_because"] == "the default minimum"
     assert told["changes"] == [
         {

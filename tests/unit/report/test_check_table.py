@@ -191,7 +191,7 @@ def test_a_context_beyond_the_models_own_that_fits() -> None:
 
 
 def test_what_is_true_of_many_is_said_once() -> None:
-    none_here = HardwareError("MLX as modelled here runs on Apple silicon")
+    none_here = HardwareError("EdgeKit supports MLX on Apple silicon only")
     rows = [
         found
         for name in ("a", "b", "c", "d")
@@ -200,15 +200,15 @@ def test_what_is_true_of_many_is_said_once() -> None:
             Unanswered(reference=f"./{name}", engine="mlx", error=none_here),
         )
     ]
-    assert "\n4 models on mlx: MLX as modelled here runs on Apple silicon\n" in check_table(rows)
-    assert "\na, b on mlx: MLX as modelled here runs on Apple silicon\n" in check_table(rows[:4])
+    assert "\n4 models on mlx: EdgeKit supports MLX on Apple silicon only\n" in check_table(rows)
+    assert "\na, b on mlx: EdgeKit supports MLX on Apple silicon only\n" in check_table(rows[:4])
 
 
 def test_a_verdict_that_the_figures_do_not_explain_has_its_reasons() -> None:
     blocked = named(recorded("vllm blocked"), "qwen", "vllm")
     short = named(made(status=Status.FAILED, reasons=("at most 4,096 tokens fit",)), "short.gguf")
     told = check_table((blocked, short, named(TOO_LARGE, "four.gguf")), width=200)
-    assert "\nqwen on vllm: vLLM does not start: it asks for 22.08 GiB of RTX 4090" in told
+    assert "\nqwen on vllm: vLLM does not start: it reserves 22.08 GiB of RTX 4090" in told
     assert "\nshort.gguf on llama.cpp: at most 4,096 tokens fit\n" in told
     assert "four.gguf on" not in told
 

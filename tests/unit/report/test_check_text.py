@@ -52,28 +52,28 @@ Note     a note of the model
 
 To fit   -c 4096: fits
          -ctk q8_0 -ctv q8_0: fits, up to 131,072 tokens
-         32.0 GiB of free RAM; 16.00 GiB are free now
+         32.0 GiB of free RAM (16.00 GiB now)
 
 More     --why: the memory breakdown, the reasons, how each
          figure is known
 """
 WHY = """\
 Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 32K, about 38 tokens/s
-tiny.gguf  ·  llama.cpp 1.0  ·  this machine, all of it on RTX 4090
+tiny.gguf  ·  llama.cpp 1.0  ·  this machine, fully on RTX 4090
 32,768 tokens of context for 1 sequence
 
-Context  checked at 32,768 tokens: as asked
+Context  checked at 32,768 tokens: as requested
          max context 74,240, recommended 59,392; the model's own is 131,072
 
 Memory   RTX 4090  [████████████████████▓▓▓▓▓▒▒▒░····························|···]  11.5 of 23.0 GiB
          RAM       [████░░··················································|····]   1.5 of 15.0 GiB
          █ model 9.00 GiB  ▓ context 2.00 GiB  ▒ compute 1.00 GiB  ░ other 1.00 GiB  | usable
-         RTX 4090: 24.00 GiB free less 1 GiB for everything else
-         RAM: 16.00 GiB free less 1 GiB for everything else
+         RTX 4090: 24.00 GiB free minus 1 GiB reserve
+         RAM: 16.00 GiB free minus 1 GiB reserve
 
 Speed    about 38 tokens/s (24 to 60); modelled
 
-Later    up to 8.00 GiB of prompt cache may grow in RAM, where 13.50 GiB are left
+Later    RAM use may grow by up to 8.00 GiB of prompt cache; 13.50 GiB is left
 
 Basis    exact: weights, kv cache, output
          modelled, within 10 %: compute
@@ -90,10 +90,10 @@ HOPELESS = with_change(
     with_change(
         with_change(
             with_change(TOO_LARGE, "--engine stream: holds it, slowly", ChangeKind.ENGINE),
-            "RTX 5090: the smallest current GPU that holds all of it",
+            "RTX 5090: the smallest current GPU that holds the whole model",
             ChangeKind.DEVICE,
         ),
-        "32.0 GiB of free RAM; 16.00 GiB are free now",
+        "32.0 GiB of free RAM (16.00 GiB now)",
         ChangeKind.MEMORY,
     ),
     "-c 4096: fits",
@@ -183,9 +183,12 @@ def test_ram_of_unknown_size_is_not_judged() -> None:
     check = made(on=machine(card("RTX 4090", 24), ram_gib=None))
     assert "RAM" not in check_text(check, width=100)
     why = check_text(check, width=100, why=True)
-    assert "1.50 GiB are kept in system RAM, which is unknown and not checked" in why
+    assert "1.50 GiB goes to system RAM, whose size is unknown and was not checked" in why
     assert "█ model 8.00 GiB  ▓ context 2.00 GiB" in why  # of the card alone
-    assert "up to 8.00 GiB of prompt cache may grow in RAM, whose size is unknown" in why
+    assert (
+        "RAM use may grow by up to 8.00 GiB of prompt cache, and the size of the RAM is unknown"
+        in why
+    )
 
 
 def test_the_limit_of_a_container_is_named() -> None:
@@ -193,20 +196,20 @@ def test_the_limit_of_a_container_is_named() -> None:
     limit = MemoryLimit(name="cgroup v2 /c/memory.max", limit_bytes=8 * GIB, used_bytes=GIB)
     check = made(on=replace(MACHINE, host=replace(MACHINE.host, limits=(limit,))))
     why = check_text(check, why=True)
-    assert "RAM: 7.00 GiB free within cgroup v2 /c/memory.max, less 1 GiB" in why
-    assert "RTX 4090: 24.00 GiB free less 1 GiB" in why
+    assert "RAM: 7.00 GiB free within cgroup v2 /c/memory.max, minus 1 GiB" in why
+    assert "RTX 4090: 24.00 GiB free minus 1 GiB" in why
 
 
 def test_cards_of_one_name_are_told_apart_only_where_they_differ() -> None:
     alike = check_text(made(on=machine(card("T4", 24), card("T4", 24))), why=True)
     assert "T4 #0  " in alike
     assert "T4 #1  " in alike
-    assert "         T4: 24.00 GiB free less 1 GiB for everything else" in alike
+    assert "         T4: 24.00 GiB free minus 1 GiB reserve" in alike
     unlike = check_text(
         made(on=machine(card("T4", 24), card("T4", 24, free_bytes=20 * GIB))), why=True
     )
-    assert "         T4 #0: 24.00 GiB free less" in unlike
-    assert "         T4 #1: 20.00 GiB free less" in unlike
+    assert "         T4 #0: 24.00 GiB free minus" in unlike
+    assert "         T4 #1: 20.00 GiB free minus" in unlike
 
 
 def test_what_the_model_was_made_for_may_be_unknown() -> None:

@@ -144,7 +144,7 @@ def test_a_card_of_another_maker_that_is_left_out() -> None:
     machine = Machine(name="two", system=System.LINUX, host=host(64), devices=(small, large))
     found_one = ready(planned(gguf(SMALL), machine))["llama-server"]
     assert found_one.text.startswith("llama-server ")
-    assert any("Radeon 24 alone" in note and "-dev" in note for note in found_one.notes)
+    assert any("Radeon 24 only" in note and "-dev" in note for note in found_one.notes)
 
 
 def test_the_cache_stays_on_the_host() -> None:
@@ -248,8 +248,8 @@ def test_model_words_without_a_known_repository_name_a_placeholder_and_the_searc
     one = ready(plan)["llama-server"]
     assert shlex.split(one.text)[1:3] == ["-m", "MODEL.gguf"]
     assert one.notes[0] == (
-        "no repository with Some-Model at Q5_K_M is known: search"
-        " https://huggingface.co/models?library=gguf&search=Some-Model and put the file you find in place of MODEL.gguf"
+        "no known repository has Some-Model at Q5_K_M: search"
+        " https://huggingface.co/models?library=gguf&search=Some-Model and replace MODEL.gguf with the file you find"
     )
     assert "FROM ./MODEL.gguf" in ready(plan)["Ollama Modelfile"].text
 
@@ -482,7 +482,7 @@ def test_ollamas_server() -> None:
         (Load(context_tokens=8192, cache_k=Q8, cache_v=Q4), {}, "q4_0 here"),
         (Load(context_tokens=8192, cache_k=Q8), {}, "q8_0 here"),
         (Load(context_tokens=8192), {"offload_kqv": False}, "no --no-kv-offload"),
-        (Load(context_tokens=8192), {}, "one request at a time: the 4"),
+        (Load(context_tokens=8192), {}, "one request at a time: in Ollama each of 4"),
     ],
 )
 def test_what_ollama_cannot(load: Load, setup: dict[str, Any], told: str) -> None:

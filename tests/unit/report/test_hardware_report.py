@@ -44,8 +44,8 @@ HERE = machine(
     BUSY, SLICE, host=HOST, processor="Ryzen 9 7950X", cores=16, notes=("GPU 2 does not answer",)
 )  # fmt: skip
 TEXT = """\
-this machine: 13.00 of 16.00 GiB of memory free, RTX 4090 with 18.00 of 24.00 GiB free, H100 with
-10.00 of 10.00 GiB free
+this machine: 13.00 of 16.00 GiB of RAM free, RTX 4090 with 18.00 of 24.00 GiB free, H100 with 10.00
+of 10.00 GiB free
 Linux  ·  Ryzen 9 7950X, 16 cores
 
 Memory   64.00 GiB, 58.00 GiB free
@@ -62,21 +62,20 @@ GPU 0    RTX 4090, 24.00 GiB, 18.00 GiB free
 GPU 1    H100, MIG 1g.10gb, 10.00 GiB, 10.00 GiB free
          exact: NVML
 
-Usable   llama.cpp  17.00 GiB of RTX 4090: 18.00 GiB free less 1 GiB for everything else
-                    9.00 GiB of H100: 10.00 GiB free less 1 GiB for everything else
-                    12.00 GiB of RAM: 13.00 GiB free within its limit, less 1 GiB for everything
-                    else
-         vllm       6.60 GiB of H100: 10.00 GiB free less 3.40 GiB beyond --gpu-memory-utilization
-                    0.66 of 10.00 GiB
-         mlx        MLX as modelled here runs on Apple silicon, and this machine has none (--device
-                    asks about another machine)
-         stream     12.94 GiB of RAM: 13.00 GiB free within its limit, less 64.25 MiB for Python and
-                    its libraries (a vocabulary adds to it)
+Usable   llama.cpp  17.00 GiB of RTX 4090: 18.00 GiB free minus 1 GiB reserve
+                    9.00 GiB of H100: 10.00 GiB free minus 1 GiB reserve
+                    12.00 GiB of RAM: 13.00 GiB free within its limit, minus 1 GiB reserve
+         vllm       6.60 GiB of H100: 10.00 GiB free minus 3.40 GiB not used at
+                    --gpu-memory-utilization 0.66 of 10.00 GiB
+         mlx        EdgeKit supports MLX on Apple silicon only, and this machine has none (--device
+                    checks another machine)
+         stream     12.94 GiB of RAM: 13.00 GiB free within its limit, minus 64.25 MiB for Python
+                    and its libraries (a vocabulary adds to it)
 
 Note     GPU 2 does not answer
 """
 MAC = """\
-M3 Max: 36.00 of 36.00 GiB of memory free, M3 Max shares it
+M3 Max: 36.00 of 36.00 GiB of RAM free, M3 Max shares it
 macOS
 
 Memory   36.00 GiB, 36.00 GiB free
@@ -89,27 +88,27 @@ GPU      M3 Max, shares the RAM
 
 Usable   llama.cpp  27.00 GiB of unified memory: 36.00 GiB free; macOS lets the GPU use 75 % of the
                     memory by default (iogpu.wired_limit_mb)
-         vllm       vLLM as modelled here runs on NVIDIA GPUs, and M3 Max has none (--device asks
-                    about another machine)
+         vllm       EdgeKit supports vLLM on NVIDIA GPUs only, and M3 Max has none (--device checks
+                    another machine)
          mlx        27.00 GiB of unified memory: 36.00 GiB free; macOS lets the GPU use 75 % of the
                     memory by default (iogpu.wired_limit_mb)
-         stream     35.94 GiB of RAM: 36.00 GiB free less 64.25 MiB for Python and its libraries (a
+         stream     35.94 GiB of RAM: 36.00 GiB free minus 64.25 MiB for Python and its libraries (a
                     vocabulary adds to it)
 """
 WISHED = """\
-4x T4: memory unknown, 4x T4 with 16.00 of 16.00 GiB free
+4x T4: RAM unknown, 4x T4 with 16.00 of 16.00 GiB free
 Linux
 
-Memory   unknown: set it with --ram
+Memory   unknown (add --ram 32G)
 
 GPU 0-3  T4, 16.00 GiB, 16.00 GiB free
          modelled: a table
 
-Usable   llama.cpp  15.00 GiB of T4: 16.00 GiB free less 1 GiB for everything else, each of 4
-         vllm       13.76 GiB of T4: 16.00 GiB free less 2.24 GiB beyond --gpu-memory-utilization
-                    0.86 of 16.00 GiB
-         mlx        MLX as modelled here runs on Apple silicon, and 4x T4 has none (--device asks
-                    about another machine)
+Usable   llama.cpp  15.00 GiB of T4: 16.00 GiB free minus 1 GiB reserve, on each of 4 GPUs
+         vllm       13.76 GiB of T4: 16.00 GiB free minus 2.24 GiB not used at
+                    --gpu-memory-utilization 0.86 of 16.00 GiB
+         mlx        EdgeKit supports MLX on Apple silicon only, and 4x T4 has none (--device checks
+                    another machine)
          stream     the RAM of 4x T4 is unknown: give --ram
 """
 CARDS = tuple(card("T4", 16, index=i, basis=Basis.MODELLED, because="a table") for i in range(4))
@@ -138,7 +137,7 @@ def test_bold_marks_the_first_line_only() -> None:
 
 def test_a_machine_of_which_nothing_is_known() -> None:
     told = hardware_text(NOTHING)
-    assert told.startswith("a box: memory unknown\n")
+    assert told.startswith("a box: RAM unknown\n")
     assert "llama.cpp  the RAM of a box is unknown: give --ram" in told
     assert set(hardware_json(NOTHING)["engines"]["llama.cpp"]) == {"error"}
 

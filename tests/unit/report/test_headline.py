@@ -157,7 +157,7 @@ def test_headline_of_the_built_in_engine_says_how_weights_are_read() -> None:
     on = machine(ram_gib=16)
     found = result((line(Component.WEIGHTS, GIB, HOST),), on, engine="stream")
     way = Way(setup=None, budgets=(), because="weights read from the file for every token")
-    sentence = "Runs on the built-in engine, weights read from the file for every token: 1.0 of 15.0 GiB at 32K"
+    sentence = "Runs on the built-in engine (weights read from the file for every token): 1.0 of 15.0 GiB at 32K"
     assert headline(replace(found, way=way)) == sentence
 
 
@@ -166,9 +166,13 @@ def test_headline_of_vllm_says_how_often_the_context_fits() -> None:
     times = concurrency(found)
     assert times is not None
     assert 1.0 <= times < 1.2
-    assert headline(found).startswith("Starts on your RTX 4090: 36K tokens fit 1.0 times at once")
+    assert headline(found).startswith(
+        "Starts on your RTX 4090: room for 1.0 requests of 36K at a time"
+    )
     users = replace(found, load=Load(context_tokens=32_768, sequences=8))
-    assert headline(users).startswith("Starts on your RTX 4090 for 8 users: 36K tokens fit 1.0")
+    assert headline(users).startswith(
+        "Starts on your RTX 4090 for 8 users: room for 1.0 requests of 36K at a time"
+    )
 
 
 def test_concurrency_is_what_vllm_would_print() -> None:
@@ -182,7 +186,7 @@ def test_concurrency_is_what_vllm_would_print() -> None:
 
 def test_headline_of_a_vllm_that_is_blocked_has_the_reason() -> None:
     sentence = headline(recorded("vllm blocked").result)
-    assert sentence.startswith("Does not start on your RTX 4090: it asks for 22.08 GiB of RTX 4090")
+    assert sentence.startswith("Does not start on your RTX 4090: it reserves 22.08 GiB of RTX 4090")
 
 
 def test_headline_of_too_short_a_native_context_has_the_reason() -> None:

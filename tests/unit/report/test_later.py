@@ -19,17 +19,17 @@ def _sizes(prompts: int, checkpoints: int) -> str:
     ("prompts", "checkpoints", "host_gib", "told"),
     [
         # 21 - 1 reserved - 1.5 required = 18.5 left
-        (8, 0, 21, "18.50 GiB are left"),
-        (8, 7, 21, "18.50 GiB are left"),
+        (8, 0, 21, "; 18.50 GiB is left"),
+        (8, 7, 21, "; 18.50 GiB is left"),
         # 10 - 1 - 1.5 = 7.5 left: all of it for prompts
-        (8, 0, 10, "only 7.50 GiB are left: --cache-ram 7680 keeps it within that"),
+        (8, 0, 10, ", but only 7.50 GiB is left: --cache-ram 7680 limits it"),
         # 2 of checkpoints leave 5.5
-        (8, 2, 10, "only 7.50 GiB are left: --cache-ram 5632 keeps it within that"),
+        (8, 2, 10, ", but only 7.50 GiB is left: --cache-ram 5632 limits it"),
         # 64 of checkpoints, 2 for each of 32: half for prompts, of 3.75 for checkpoints one
-        (8, 64, 10, "only 7.50 GiB are left: --cache-ram 3840 --ctx-checkpoints 1 keeps it within that"),
+        (8, 64, 10, ", but only 7.50 GiB is left: --cache-ram 3840 --ctx-checkpoints 1 limits it"),
         # 24.5 left: prompts have the 8 they would take anyway, of the 16.5 eight times 2
-        (8, 64, 27, "only 24.50 GiB are left: --ctx-checkpoints 8 keeps it within that"),
-        (8, 0, 2, "only 0 B are left: --cache-ram 0 keeps it within that"),
+        (8, 64, 27, ", but only 24.50 GiB is left: --ctx-checkpoints 8 limits it"),
+        (8, 0, 2, ", but only 0 B is left: --cache-ram 0 limits it"),
     ],
 )  # fmt: skip
 def test_what_may_grow_is_held_against_what_is_left(
@@ -41,7 +41,7 @@ def test_what_may_grow_is_held_against_what_is_left(
     )
     check = made((*LINES[:-1], *grows), machine(card("RTX 4090", 24), ram_gib=host_gib))
     assert list(later_rows(check.result)) == [
-        f"up to {_sizes(prompts, checkpoints)} may grow in RAM, where {told}"
+        f"RAM use may grow by up to {_sizes(prompts, checkpoints)}{told}"
     ]
 
 
@@ -52,4 +52,4 @@ def test_nothing_that_grows_is_no_line() -> None:
 def test_a_unified_memory_is_the_hosts() -> None:
     unified = machine(card("Orin", 21, unified=True), ram_gib=21)
     # 21 - 1 reserved - 11.5 and 1.5 required
-    assert "only 7.00 GiB are left: --cache-ram 7168" in next(later_rows(made(on=unified).result))
+    assert "only 7.00 GiB is left: --cache-ram 7168" in next(later_rows(made(on=unified).result))

@@ -111,7 +111,7 @@ def made(
         "way": Way(
             setup=LlamaCppSetup(mode=Mode.SERVER),
             budgets=held,
-            because="all of it on RTX 4090",
+            because="fully on RTX 4090",
             cards=on.devices,
             whole=True,
         ),
@@ -144,8 +144,8 @@ TOO_LARGE = with_change(
         recommended_context=0,
         asked=False,
         window="the default minimum",
-        reasons=("32,768 tokens need 24.00 GiB of RAM, where 15.00 GiB are usable",),
-        way=Way(setup=None, budgets=(), because="all of it on the CPU", whole=True),
+        reasons=("32,768 tokens need 24.00 GiB; RAM has 15.00 GiB usable",),
+        way=Way(setup=None, budgets=(), because="fully on the CPU", whole=True),
     ),
     "-ctk q8_0 -ctv q8_0: fits, up to 131,072 tokens",
 )

@@ -480,7 +480,7 @@ def test_a_bill_has_a_line_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line.because == f"measured on this machine with xllamacpp 2026.10, {DAY}"
     assert after.required_bytes == before.required_bytes + 123 * MIB
     assert (before.estimate.basis, after.estimate.basis) == (Basis.EXACT, Basis.MODELLED)
-    assert any("includes 123.00 MiB of RAM for what llama.cpp needs" in note for note in after.estimate.notes)  # fmt: skip
+    assert any("includes 123.00 MiB of RAM that llama.cpp needs" in note for note in after.estimate.notes)  # fmt: skip
 
 
 def test_it_is_paid_once_with_a_card_and_with_a_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -543,12 +543,12 @@ def test_speeds_rest_on_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> No
     assert (plain.basis, "assumed" in plain.because) == (Basis.ASSUMED, True)
     memory = speed_on(with_calibration(monkeypatch))
     assert memory.basis is Basis.MODELLED
-    assert f"from the host's memory at 60 GB/s (measured here on {DAY})" in memory.because
+    assert f"from RAM at 60 GB/s (measured here on {DAY})" in memory.because
     assert memory.decode[1] / memory.decode[0] < plain.decode[1] / plain.decode[0]
     engine = speed_on(with_calibration(monkeypatch, decode_tokens_per_s=20.0))
     assert engine.basis is Basis.MODELLED
     assert engine.because.endswith(
-        f"scaled by what another model did here with xllamacpp 2026.10 on {DAY}"
+        f"scaled to another model as measured here with xllamacpp 2026.10 on {DAY}"
     )
     assert engine.decode[1] / engine.decode[0] < memory.decode[1] / memory.decode[0]
     # twice as fast as expected with the other model, so with this one: around twice the middle

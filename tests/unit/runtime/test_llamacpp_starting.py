@@ -173,7 +173,7 @@ def test_blocks_that_predict_further_tokens_are_a_drafter() -> None:
         ({"load": Load(context_tokens=4)}, "a context of 4 tokens is too short"),
         (
             {"rolling": True, "projector": Path("p.gguf")},
-            "cannot use a rolling window together with",
+            "cannot combine a rolling context with",
         ),
         ({"threads": 0}, "must be at least 1"),
         ({"load": Load(output_rows=7)}, "number of output rows"),
@@ -335,7 +335,7 @@ def test_layers_for_a_gpu_that_is_not_there(model: Path) -> None:
     if Path("/dev/nvidia0").exists():
         pytest.skip("this machine has a GPU: what is tested is its absence")
     with pytest.raises(
-        EngineError, match="finds no GPU on this machine, but layers should go on one"
+        EngineError, match="finds no GPU on this machine, but layers are meant to run on one"
     ):
         start(launch_of(model, setup=replace(SERVER, backend=Backend.CUDA)))
 

@@ -160,7 +160,9 @@ def test_a_disk_without_room(
     models: dict[str, Path], spill_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gate, "_room_bytes", lambda _folder: MIB)
-    with pytest.raises(KvSpillUnsupportedError, match=r"cold pages do not fit the 1\.00 MiB left"):
+    with pytest.raises(
+        KvSpillUnsupportedError, match=r"spilled pages do not fit in the 1\.00 MiB left"
+    ):
         spilling(models["llama"], spill_folder)
 
 

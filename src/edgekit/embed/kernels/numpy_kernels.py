@@ -232,7 +232,7 @@ class NumpyKernels:
     def rope(
         self, x: Floats, cos: Floats, sin: Floats, *, heads: int, head_dim: int, neox: bool
     ) -> None:
-        _refuse(2 * cos.shape[1] > head_dim, "more values turn than a head has")
+        _refuse(2 * cos.shape[1] > head_dim, "more rotated values than a head has")
         numpy_elements.rope(x, cos, sin, heads=heads, head_dim=head_dim, neox=neox)
 
     def _workspace(self) -> Workspace:

@@ -119,8 +119,8 @@ def _check_split(model: Model, load: Load, setup: LlamaCppSetup) -> None:
     mode, count = setup.split_mode, len(setup.devices) if setup.has_device else 0
     if mode in {SplitMode.ROW, SplitMode.TENSOR} and count < 2:
         raise UsageError(
-            f"-sm {mode.value} divides a model among several GPUs, and there is {count or 'none'}; "
-            "name more (estimate: --device-memory 24G,24G; other commands: --device), or leave it out"
+            f"-sm {mode.value} divides a model among several GPUs, but there is {count or 'none'}; "
+            "add more (estimate: --device-memory 24G,24G; other commands: --device), or leave it out"
         )
     if setup.split_mode is SplitMode.ROW and (
         setup.rules >= Rules.WITHOUT_ROWS or setup.backend is not Backend.CUDA

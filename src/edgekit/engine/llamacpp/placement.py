@@ -259,8 +259,8 @@ def _split_ends(setup: LlamaCppSetup) -> list[float]:
     known = {one.free_bytes is not None for one in setup.devices}
     if len(known) > 1 and shares is free:
         raise UsageError(
-            "layers are divided by free memory, and that of some GPUs is not known: give "
-            "--device-memory, or --tensor-split (servers of --rpc come first)"
+            "layers are divided by free memory, which is unknown for some GPUs: give "
+            "--device-memory or --tensor-split (servers of --rpc come first)"
         )
     if any(share < 0 for share in shares) or not sum(shares):
         raise UsageError(f"a tensor split needs positive shares (got {shares})")

@@ -59,7 +59,7 @@ def overhead_notes(setup: LlamaCppSetup) -> Iterator[str]:
     if setup.overhead is not None:
         size = format_bytes(setup.overhead.size_bytes)
         yield (
-            f"includes {size} of RAM for what llama.cpp needs besides its buffers: "
+            f"includes {size} of RAM that llama.cpp needs in addition to its buffers: "
             f"{setup.overhead.because}"
         )
 

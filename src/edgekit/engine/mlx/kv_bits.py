@@ -53,7 +53,7 @@ def _check_use(one: Slot, model: MlxModel, session: Session, setup: MlxSetup) ->
     if model.fails_quantized:
         raise _refused(model.fails_quantized)
     if one.queries > one.heads and one.key_dim != one.value_dim:  # base.py:112, mx.reshape
-        raise _refused("a quantised cache is read with values as wide as keys only")
+        raise _refused("a quantised cache needs keys and values of the same width")
 
 
 def _refused(reason: str) -> RefusedError:

@@ -53,7 +53,7 @@ def plan_tier(tier: Tier, wish: TierWish, *, may_spill: bool = True) -> TierPlan
             spill=settled.spill,
         ),
         steps=(
-            Decision(lever=Lever.WEIGHTS, value=tier.name, because="asked for"),
+            Decision(lever=Lever.WEIGHTS, value=tier.name, because="as requested"),
             context_step(wish, settled),
             cache_step(settled),
             spill_step(tier, wish, settled),
@@ -87,10 +87,10 @@ def recommend_tier(
     if not kept:
         longest = max(tier.window for variants in lines for tier in variants)
         raise UsageError(
-            f"no tier has a window of {wish.context_tokens:,} tokens: at most {longest:,}"
+            f"no tier has a context of {wish.context_tokens:,} tokens; the longest is {longest:,}"
         )
     spilled = _spilled(lines, wish) if may_spill else None
-    return spilled or _with_model(kept[0], "no tier holds: this is the smallest", _told(kept, None))
+    return spilled or _with_model(kept[0], "no tier fits; this is the smallest", _told(kept, None))
 
 
 def first_run_plan(wish: TierWish) -> TierPlan:
@@ -98,7 +98,7 @@ def first_run_plan(wish: TierWish) -> TierPlan:
     return _down(
         (first_run(), *ladder("large")),
         wish,
-        f"the {first_run().name} is what a first run starts with",
+        f"a first run starts with the {first_run().name}",
     )
 
 
@@ -114,9 +114,9 @@ def _down(rungs: Iterable[Tier], wish: TierWish, rule: str) -> TierPlan:
         plan = plan_tier(tier, wish, may_spill=False)
         kept.append(plan)
         if plan.holds:
-            return _with_model(plan, f"{rule}: the first that holds", _told(kept, plan))
+            return _with_model(plan, f"{rule}: the first that fits", _told(kept, plan))
     smallest = min(kept, key=lambda plan: plan.tier.weights_bytes)
-    return _with_model(smallest, f"{rule}: none of them holds", _told(kept, None))
+    return _with_model(smallest, f"{rule}: none of them fits", _told(kept, None))
 
 
 def _lines(among: Sequence[Tier]) -> list[list[Tier]]:
@@ -145,7 +145,9 @@ def _spilled(lines: list[list[Tier]], wish: TierWish) -> TierPlan | None:
             refused = refused or error
             continue
         if plan.holds:
-            why = "no tier holds the context whole: the largest that does with cold pages spilled"
+            why = (
+                "no tier has the whole context in memory: the largest that fits with pages spilled"
+            )
             return _with_model(plan, why, ())
     if refused is not None:
         raise refused
@@ -161,7 +163,7 @@ def _taken(best: TierPlan, kept: list[TierPlan]) -> tuple[str, tuple[Tried, ...]
     larger = [plan for plan in kept if plan.tier.weights_bytes > best.tier.weights_bytes]
     why = "the largest tier"
     if larger:
-        why = f"the largest tier that holds; {larger[0].tier.name}: {larger[0].reasons[0]}"
+        why = f"the largest tier that fits; {larger[0].tier.name}: {larger[0].reasons[0]}"
     return why, _told(kept, best)
 
 
@@ -183,7 +185,7 @@ def _reasons(tier: Tier, wish: TierWish, settled: Settled) -> Iterator[str]:
         each = f" for each of {wish.windows}" if wish.windows > 1 else ""
         yield (
             f"the {tier.name} with {settled.context_tokens:,} tokens{each} ({settled.layout.name}) "
-            f"needs {format_bytes(needed)}, {format_bytes(usable)} may be used"
+            f"needs {format_bytes(needed)}, {format_bytes(usable)} usable"
         )
 
 

@@ -1,6 +1,6 @@
 """A tier and a memory -> whether it belongs there: the RAM guard of the tiers (everything else has the verdict).
 
-Above 0.8 of the memory the download does not fit, above 0.65 it is tight; a machine below the tier's least RAM does
+Above 0.8 of the memory the download does not fit, above 0.65 it is tight; a machine below the tier's minimum RAM does
 not run it, one below what is recommended is tight.
 """
 
@@ -25,16 +25,16 @@ def ram_budget(tier: Tier, memory: TierMemory, manifest: RamBudget | None = None
     if manifest is not None:
         return manifest
     if tier.min_ram_bytes is not None and memory.kind is MemoryKind.RAM:
-        least, told = tier.min_ram_bytes, "the tier's least RAM"
+        least, told = tier.min_ram_bytes, "the tier's minimum RAM"
     else:
         least = tier.weights_bytes + tier.working_bytes + memory.reserve_bytes
-        told = "weights and working set"
-        told += " and the reserve of the system" if memory.reserve_bytes else ""
+        told = "weights, working set" if memory.reserve_bytes else "weights and working set"
+        told += " and the system reserve" if memory.reserve_bytes else ""
     cache = tier.bytes_per_token(layout_for(tier.window)) * tier.window
     return RamBudget(
         min_bytes=least,
         recommended_bytes=least + cache,
-        source=f"{told}, and beyond it the compressed cache of {tier.window:,} tokens",
+        source=f"{told}; recommended with the compressed cache of {tier.window:,} tokens",
     )
 
 
@@ -43,16 +43,16 @@ def assess(tier: Tier, memory: TierMemory, manifest: RamBudget | None = None) ->
     budget = ram_budget(tier, memory, manifest)
     weights, whole = tier.weights_bytes, memory.whole_bytes
     size = f"the download of {format_bytes(weights)} is {_share(weights, whole)} of {format_bytes(whole)}"
-    has = f"{format_bytes(memory.total_bytes)} are there"
+    has = f"the machine has {format_bytes(memory.total_bytes)}"
     if weights * 100 > whole * WONT_FIT_PERCENT:
         level, why = RamLevel.WONT_FIT, f"{size}, more than {WONT_FIT_PERCENT} %"
     elif memory.total_bytes < budget.min_bytes:
-        level, why = RamLevel.WONT_FIT, f"{format_bytes(budget.min_bytes)} are needed, {has}"
+        level, why = RamLevel.WONT_FIT, f"{format_bytes(budget.min_bytes)} is needed, {has}"
     elif weights * 100 > whole * TIGHT_PERCENT:
         level, why = RamLevel.TIGHT, f"{size}, more than {TIGHT_PERCENT} %"
     elif memory.total_bytes < budget.recommended_bytes:
         level = RamLevel.TIGHT
-        why = f"{format_bytes(budget.recommended_bytes)} are recommended, {has}"
+        why = f"{format_bytes(budget.recommended_bytes)} is recommended, {has}"
     else:
         level, why = RamLevel.FITS, f"{size}, at most {TIGHT_PERCENT} %"
     return RamFit(level=level, budget=budget, because=why)
@@ -78,7 +78,7 @@ def read_manifest(path: Path) -> RamBudget:
     except OSError as error:
         raise NotFoundError(f"{path}: {error.strerror or error}") from error
     if len(text) > MANIFEST_BYTES:
-        raise UsageError(f"{path}: a manifest of more than {format_bytes(MANIFEST_BYTES)}")
+        raise UsageError(f"{path}: the manifest is larger than {format_bytes(MANIFEST_BYTES)}")
     return _budget_of(text, str(path))
 
 
@@ -89,7 +89,7 @@ def _budget_of(text: bytes, where: str) -> RamBudget:
         raise UsageError(f"{where}: not JSON: {str(error)[:80]}") from error
     found = read.get("ramBudgetMb") if isinstance(read, dict) else None
     if not isinstance(found, dict):
-        raise UsageError(f"{where}: there is no ramBudgetMb with min and recommended in it")
+        raise UsageError(f"{where}: ramBudgetMb with min and recommended is missing")
     least, wanted = (_megabytes(found.get(name), name, where) for name in ("min", "recommended"))
     if wanted < least:
         raise UsageError(f"{where}: ramBudgetMb recommends {wanted:,}, less than its min {least:,}")
@@ -99,6 +99,6 @@ def _budget_of(text: bytes, where: str) -> RamBudget:
 def _megabytes(value: object, name: str, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_MB:
         raise UsageError(
-            f"{where}: ramBudgetMb.{name} is {str(value)[:40]}, no number of megabytes"
+            f"{where}: ramBudgetMb.{name} is {str(value)[:40]}, not a number of megabytes"
         )
     return value

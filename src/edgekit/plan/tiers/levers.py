@@ -45,11 +45,11 @@ def spill_step(tier: Tier, wish: TierWish, settled: Settled) -> Decision:
         store=wish.memory.store,
         purpose=wish.purpose,
     )
-    why = "the cache does not fit" if settled.lacking_bytes else "all of the cache fits"
+    why = "the cache does not fit" if settled.lacking_bytes else "the whole cache fits"
     if settled.context_tokens <= SPILL_FROM_TOKENS:
-        told = f"pages are spilled past {SPILL_FROM_TOKENS:,} tokens only"
+        told = f"only contexts over {SPILL_FROM_TOKENS:,} tokens can spill"
     else:
-        told = f"{'armed' if page.is_in_time else 'it could not be spilled'}: {page.told}"
+        told = f"{'it could spill' if page.is_in_time else 'it could not spill'}: {page.told}"
     return Decision(lever=Lever.PLACEMENT, value="none", because=f"{why}; {told}")
 
 
@@ -67,9 +67,9 @@ def choose_drafter(
         left = wish.memory.usable_bytes - held
         fits = needed <= left
         why = (
-            f"the {drafter.name} in front of the {tier.name}, {DRAFT_MAX} tokens ahead, "
+            f"the {drafter.name} as draft model for the {tier.name}, {DRAFT_MAX} tokens ahead, "
             f"{'takes' if fits else 'would take'} {format_bytes(needed)} with its own cache; "
-            f"{format_bytes(left)} are left"
+            f"{format_bytes(left)} is left"
         )
         found = drafter if fits else None
         tried = (Tried(value=drafter.name, told=why, taken=fits),)
@@ -80,18 +80,16 @@ def choose_drafter(
 def _no_drafter(tier: Tier, wish: TierWish, settled: Settled, *, holds: bool) -> str:
     """Why none is looked at; empty where one is."""
     if not wish.with_drafter:
-        return "none was wished for"
+        return "not requested"
     if not holds:
-        return "nothing is left for one"
+        return "no memory is left for one"
     if settled.spill is not None:
-        return "the cache is spilled: nothing is left for one"
+        return "the cache is spilled, so no memory is left for one"
     if tier.drafter is None:
-        return f"none of a known size is paired with the {tier.name}"
+        return f"no draft model of known size goes with the {tier.name}"
     other = find_tier(tier.drafter)
     if other.vocabulary != tier.vocabulary:
-        return (
-            f"the {other.name} has another vocabulary ({other.vocabulary}, not {tier.vocabulary})"
-        )
+        return f"the {other.name} has a different vocabulary ({other.vocabulary}, not {tier.vocabulary})"
     return ""
 
 
@@ -100,7 +98,7 @@ def choose_sequences(
 ) -> tuple[int, Decision]:
     """Of those that share a window each costs its state, no tokens; users were costed with theirs."""
     if wish.users is not None:
-        why = f"as asked, each with a window of {settled.context_tokens:,} tokens"
+        why = f"as requested, each with a context of {settled.context_tokens:,} tokens"
         return wish.users, Decision(lever=Lever.SEQUENCES, value=str(wish.users), because=why)
     wanted, why = _wanted_sequences(tier, wish, settled, holds=holds)
     each = tier.state_bytes + (drafter.state_bytes if drafter is not None else 0)
@@ -108,11 +106,11 @@ def choose_sequences(
     while count > 1 and _more_bytes(count, each) > _left_bytes(tier, wish, settled, drafter):
         count //= 2
     if each and count < wanted:
-        why = f"{wanted} would be the rule, {format_bytes(each)} of state for each more do not fit"
+        why = f"{wanted} by the rule, but each one more needs {format_bytes(each)} of state, which does not fit"
     elif each and count > 1:
-        why += f"; they share the window, each has {format_bytes(each)} of state"
+        why += f"; they share the context, and each has {format_bytes(each)} of state"
     elif count > 1:
-        why += "; they share the window"
+        why += "; they share the context"
     return count, Decision(lever=Lever.SEQUENCES, value=str(count), because=why)
 
 
@@ -120,13 +118,13 @@ def _wanted_sequences(
     tier: Tier, wish: TierWish, settled: Settled, *, holds: bool
 ) -> tuple[int, str]:
     if not holds:
-        return 1, "nothing is left for more"
+        return 1, "no memory is left for more"
     tokens = settled.context_tokens
     most = min(tier.window, settled.layout.most_tokens or tier.window)
     if settled.spill is not None or (wish.context_tokens is None and tokens < most):
-        return FEW, "the cache is the squeeze"
+        return FEW, "the cache limits the context"
     if tokens >= LONG_TOKENS:
-        return MANY, f"the context is of {LONG_TOKENS:,} tokens or more"
+        return MANY, f"the context has {LONG_TOKENS:,} tokens or more"
     return SOME, f"the context is shorter than {LONG_TOKENS:,} tokens"
 
 

@@ -38,14 +38,14 @@ def memories_of(machine: Machine) -> tuple[TierMemory, ...]:
     if machine.host is not None:
         found.append(_ram(machine, machine.host))
     if not found:
-        raise HardwareError(f"the memory of {machine.name} is not known: give --ram or --vram")
+        raise HardwareError(f"the memory of {machine.name} is unknown: give --ram or --vram")
     return tuple(found)
 
 
 def _card(machine: Machine, cards: list[Accelerator]) -> TierMemory:
     card = max(cards, key=lambda one: one.free_bytes)
     others = len(cards) - 1
-    note = f"a tier lies in one card: the other {others} are not counted"
+    note = f"a tier runs on one GPU: the other {others} are not counted"
     room = None if machine.host is None else machine.host.usable_bytes - OS_RESERVE_BYTES
     return TierMemory(
         name=card.name,
@@ -61,7 +61,7 @@ def _card(machine: Machine, cards: list[Accelerator]) -> TierMemory:
 def _ram(machine: Machine, host: HostMemory) -> TierMemory:
     """Of a Mac the GPU may wire a part only; of a phone one app may hold a part only."""
     limits = [
-        (one.limit_bytes, "the GPU may wire {} of it")
+        (one.limit_bytes, "the GPU may use {} of it")
         for one in machine.devices
         if one.vendor is Vendor.APPLE and one.limit_bytes is not None
     ]

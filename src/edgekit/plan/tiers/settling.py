@@ -32,7 +32,7 @@ def settle(tier: Tier, wish: TierWish, *, may_spill: bool = True) -> Settled:
     if wish.context_tokens is not None:
         return _asked(tier, wish, wish.context_tokens, may_spill=may_spill)
     if wish.layout is not None:
-        return _only(tier, wish, wish.layout, f"{wish.layout.name} was asked for")
+        return _only(tier, wish, wish.layout, f"{wish.layout.name} as requested")
     return _accurate(tier, wish) if wish.prefer_accurate_kv else _longest(tier, wish)
 
 
@@ -46,16 +46,16 @@ def _check(tier: Tier, wish: TierWish) -> None:
     asked, layout = wish.context_tokens, wish.layout
     if asked is not None and asked > tier.window:
         raise UsageError(
-            f"a context of {asked:,} tokens is past the window of the {tier.name}: {tier.window:,} "
-            f"(released for {tier.catalog_window:,}, made for {tier.native_window:,})"
+            f"a context of {asked:,} tokens is longer than the {tier.name} supports: {tier.window:,} "
+            f"(released with {tier.catalog_window:,}, native {tier.native_window:,})"
         )
     if layout is None:
         return
     check_engine(wish.engine, layout)
     if asked is not None and not layout.holds(asked):
         raise UsageError(
-            f"{layout.name} is for up to {layout.most_tokens:,} tokens, {asked:,} were asked for; "
-            f"above it {layout_for(asked).name} is the compressed one"
+            f"{layout.name} holds up to {layout.most_tokens:,} tokens, but {asked:,} were requested; "
+            f"for longer contexts use {layout_for(asked).name}"
         )
 
 
@@ -67,11 +67,13 @@ def _asked(tier: Tier, wish: TierWish, tokens: int, *, may_spill: bool) -> Settl
         check_engine(wish.engine, layout)
         needed = bytes_held(tier, layout, tokens, wish.windows)
         fits = needed <= usable
-        told = f"{format_bytes(needed)} {'fit' if fits else 'do not fit'} {format_bytes(usable)}"
+        told = (
+            f"{format_bytes(needed)} {'fits' if fits else 'does not fit'} in {format_bytes(usable)}"
+        )
         tried.append(Tried(value=layout.name, told=told, taken=fits))
         if fits:
-            why = "the most accurate cache that holds the context that was asked for"
-            return _settled(layout, tokens, "as asked", why, tried)
+            why = "the most accurate cache that holds the requested context"
+            return _settled(layout, tokens, "as requested", why, tried)
     return _beyond(tier, wish, tokens, tried, may_spill=may_spill)
 
 
@@ -92,11 +94,11 @@ def _beyond(
             purpose=wish.purpose,
             room_bytes=wish.memory.store_room_bytes,
         )
-        why = "the most compressed cache, and still more than fits: its cold pages are spilled"
-        return _settled(layout, tokens, "as asked", why, tried, spill=spill)
-    why = "the most compressed cache there is, and it does not fit"
+        why = "even the most compressed cache does not fit: older pages are spilled"
+        return _settled(layout, tokens, "as requested", why, tried, spill=spill)
+    why = "even the most compressed cache does not fit"
     lacking = whole - wish.memory.usable_bytes
-    return _settled(layout, tokens, "as asked", why, tried, lacking_bytes=lacking)
+    return _settled(layout, tokens, "as requested", why, tried, lacking_bytes=lacking)
 
 
 def _ladder(tokens: int) -> tuple[Layout, ...]:
@@ -107,21 +109,21 @@ def _longest(tier: Tier, wish: TierWish) -> Settled:
     """None asked for: the longest window in the compressed cache, then f16 where it holds the same."""
     compressed = layout_for(tier.window)
     check_engine(wish.engine, compressed)
-    base = _only(tier, wish, compressed, "the compressed cache holds the longest window")
+    base = _only(tier, wish, compressed, "the compressed cache holds the longest context")
     accurate = find_layout("f16")
     reach = safe_context(tier, accurate, wish)
-    told = f"holds {reach:,} tokens less the margin"
+    told = f"holds {reach:,} tokens after the 5 % margin"
     fits = not base.lacking_bytes and reach >= base.context_tokens
     if fits and not tier.keeps_compressed:
         tried = (Tried(value=accurate.name, told=told, taken=True), *_untaken(base))
-        why = "what is left holds the same window in full accuracy"
+        why = "f16 holds the same context at full accuracy"
         return _settled(accurate, base.context_tokens, base.context_because, why, tried)
-    why = f"f16 {told}: compressed, the window is longer"
+    why = f"f16 {told}; compressed, the context is longer"
     if base.lacking_bytes:
-        why = "the compressed cache takes least, and does not fit either"
+        why = "even the compressed cache does not fit"
     elif fits:
         why = (
-            f"f16 would hold {base.context_tokens:,} tokens too, but the {tier.name} keeps a compressed "
+            f"f16 would hold {base.context_tokens:,} tokens too, but the {tier.name} uses a compressed "
             "cache unless an accurate one is preferred (prefer_accurate_kv)"
         )
     tried = (Tried(value=accurate.name, told=told), *base.tried)
@@ -136,11 +138,11 @@ def _untaken(base: Settled) -> tuple[Tried, ...]:
 
 
 def _accurate(tier: Tier, wish: TierWish) -> Settled:
-    """Accuracy first: the most accurate cache that holds a context of use, and the longest in it."""
+    """Accuracy first: the most accurate cache that holds the minimum context, and the longest in it."""
     tried: list[Tried] = []
     for layout in _ladder(tier.window):
         check_engine(wish.engine, layout)
-        found = _only(tier, wish, layout, "the most accurate cache that holds a context of use")
+        found = _only(tier, wish, layout, "the most accurate cache that holds the minimum context")
         tried.extend(found.tried)
         if not found.lacking_bytes:
             break
@@ -154,25 +156,25 @@ def _only(tier: Tier, wish: TierWish, layout: Layout, because: str) -> Settled:
     """The longest context in this layout."""
     tokens, least = safe_context(tier, layout, wish), least_context(tier, wish, layout)
     holds = tokens >= least
-    told = f"holds {tokens:,} tokens less the margin"
+    told = f"holds {tokens:,} tokens after the 5 % margin"
     if holds:
         why = _window_because(tier, layout, tokens)
         tried = [Tried(value=layout.name, told=told, taken=True)]
         return _settled(layout, tokens, why, because, tried)
     lacking = bytes_for_chosen(tier, layout, wish, least) - wish.memory.usable_bytes
-    why = f"the fewest that are of use; {tokens:,} fit"
+    why = f"the minimum; {tokens:,} fit"
     tried = [Tried(value=layout.name, told=told)]
     return _settled(layout, least, why, because, tried, lacking_bytes=lacking)
 
 
 def _window_because(tier: Tier, layout: Layout, tokens: int) -> str:
     if tokens == layout.most_tokens:
-        return f"the most that {layout.name} is for"
+        return f"the maximum of {layout.name}"
     if tokens < tier.window:
-        return f"the largest that fits less 5 %; the window of the {tier.name} is {tier.window:,}"
+        return f"the longest that fits, minus 5 %; the {tier.name} supports {tier.window:,}"
     if tier.catalog_window <= tier.native_window:
-        return f"the window that the {tier.name} is released for (made for {tier.native_window:,})"
-    return f"the window that its header says, although it is listed with {tier.catalog_window:,}"
+        return f"the context the {tier.name} is released with (native {tier.native_window:,})"
+    return f"the context in its header, although it is listed with {tier.catalog_window:,}"
 
 
 def _settled(

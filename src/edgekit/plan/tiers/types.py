@@ -93,11 +93,16 @@ class TierWish:
     manifest: RamBudget | None = None
 
     def __post_init__(self) -> None:
-        for what, number in (("a context", self.context_tokens), ("a least one", self.min_context)):
+        for what, number in (
+            ("the context", self.context_tokens),
+            ("--min-context", self.min_context),
+        ):
             if number is not None and not 1 <= number <= LARGEST:
-                raise UsageError(f"{what} of {number:,} tokens makes no sense")
+                raise UsageError(f"{what} must be at least 1 (got {number:,})")
         if self.users is not None and not 1 <= self.users <= MOST_USERS:
-            raise UsageError(f"{self.users:,} users: give 1 to {MOST_USERS:,}")
+            raise UsageError(
+                f"the number of users must be 1 to {MOST_USERS:,} (got {self.users:,})"
+            )
 
     @property
     def windows(self) -> int:

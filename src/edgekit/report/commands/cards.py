@@ -24,10 +24,10 @@ def notes(planned: Planned) -> list[str]:
         return []
     if used[0].vendor is Vendor.NVIDIA:
         wished = planned.plan.wish.machine.what_if
-        return ["cards are numbered in the order in which they were named"] if wished else []
+        return ["GPUs are numbered in the order in which --device names them"] if wished else []
     names = " and ".join(card.name for card in used)
     return [
-        f"planned for {names} alone: `llama-server --list-devices` names them, -dev NAME keeps to them"
+        f"planned for {names} only: `llama-server --list-devices` shows their names, -dev NAME selects them"
     ]
 
 

@@ -148,9 +148,9 @@ def _notes(planned: Planned) -> Iterator[str]:
         return
     yield from llamacpp.source_notes(planned)
     if planned.plan.result.streams > 1:
-        yield "the planned caches of each request are one here, as large as all of them"
+        yield "LM Studio uses one cache for all requests, as large as the planned caches together"
     if "cache_ram" in growth_limits(planned.plan.result):
-        yield "LM Studio has no setting for llama-server's prompt cache: it may grow by up to 8 GiB on the host"
+        yield "LM Studio has no setting for llama-server's prompt cache: it can grow to 8 GiB of RAM"
 
 
 def _load_words(planned: Planned, settings: list[Setting]) -> list[str]:
@@ -191,8 +191,12 @@ def _load_notes(settings: list[Setting]) -> list[str]:
         for name, key, value in settings
         if name and key not in words and plain.get(key) != value and not _is_default(value)
     ]
-    key = "`lms ls` tells the key under which LM Studio has it"
-    return [key, f"set first, as defaults of the model: {', '.join(rest)}"] if rest else [key]
+    key = "`lms ls` shows the key of the model in LM Studio"
+    return (
+        [key, f"set these first, as defaults of the model in LM Studio: {', '.join(rest)}"]
+        if rest
+        else [key]
+    )
 
 
 def _is_default(value: Any) -> bool:

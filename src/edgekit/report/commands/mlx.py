@@ -16,7 +16,8 @@ def ready(planned: Planned) -> Iterator[Ready]:
     packed = None if published(planned) else to_convert(planned)
     if packed is not None:
         words = convert_words(planned.repository_word, packed, planned.plan.wish.label)
-        yield planned.command("mlx_lm.convert", words, notes=["run it once, first"])
+        notes = ["run this once, before the next command"]
+        yield planned.command("mlx_lm.convert", words, notes=notes)
     if planned.setup.kv_bits is None and planned.setup.max_kv_size is None:
         yield planned.command("mlx_lm.server", _server(planned), notes=_server_notes(planned))
     else:
@@ -95,7 +96,7 @@ def _room_for_caches(planned: Planned) -> int:
 def _server_notes(planned: Planned) -> list[str]:
     length = f"{planned.plan.context_tokens:,}"
     return [
-        f"it takes requests of any length: planned for up to {length} tokens each, prompt and answer"
+        f"accepts requests of any length; planned for up to {length} tokens each, prompt and answer"
     ]
 
 
@@ -115,8 +116,8 @@ def _generate(planned: Planned) -> list[str]:
 def _generate_notes(planned: Planned) -> list[str]:
     named = "--kv-bits" if planned.setup.kv_bits is not None else "--max-kv-size"
     return [
-        "it reads the prompt from standard input",
-        f"mlx_lm.server has no {named}: its caches would take more than is planned",
+        "reads the prompt from standard input",
+        f"mlx_lm.server has no {named}: its caches would use more memory than planned",
     ]
 
 

@@ -154,12 +154,12 @@ def _is_other_cache(planned: Planned) -> bool:
 
 
 _CACHES_ALIKE = (
-    f"Ollama keeps keys and values alike, as {', '.join(CACHES)}: {{}} here, for all its models"
+    f"Ollama uses one cache type ({', '.join(CACHES)}) for keys and values of all models: {{}} here"
 )
-_EXPERTS = "Ollama cannot keep experts alone on the host: without num_gpu it divides whole layers as it sees fit"
-_SPLIT = "Ollama divides layers among several cards by itself: -ts is llama-server's"
-_OFFLOAD = "Ollama has no --no-kv-offload: its cache lies with the layers"
-_SHARED = "one request at a time: the {} that share a cache would each have one of their own"
+_EXPERTS = "Ollama cannot move experts alone to RAM: without num_gpu it places whole layers itself"
+_SPLIT = "Ollama splits layers across GPUs itself; it has no -ts"
+_OFFLOAD = "Ollama has no --no-kv-offload: the cache is where the layers are"
+_SHARED = "one request at a time: in Ollama each of {} parallel requests would have its own cache"
 
 
 def _name(planned: Planned) -> str:

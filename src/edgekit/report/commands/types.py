@@ -81,7 +81,7 @@ class Planned:
     ) -> Ready:
         told = [printable(word) for word in words]  # a stranger's name steers no terminal
         if PLACEHOLDER in words:
-            more = f"{PLACEHOLDER} stands for its repository on the hub, or the folder of its files"
+            more = f"replace {PLACEHOLDER} with the repository on Hugging Face, or the folder with the files"
             notes = (*notes, more)
         text = shell_text(told, environment or {}, self.system)
         return Ready(name=name, kind=COMMAND, text=text, notes=tuple(notes))

@@ -56,7 +56,7 @@ def ready(planned: Planned) -> Iterator[Ready]:
     words += [*_set(planned), *_sequences(planned)]
     if nodes > 1:
         words += ["--distributed-executor-backend", "ray"]
-    notes = ["on the first machine, once all have joined"] if nodes > 1 else []
+    notes = ["run this on the first machine, after all machines have joined"] if nodes > 1 else []
     yield planned.command("vllm serve", words, cards.environment(planned), notes)
 
 
@@ -106,7 +106,9 @@ def _ray(planned: Planned, nodes: int) -> Iterator[Ready]:
     others = f"the other {nodes - 1} machines" if nodes > 2 else "the other machine"
     first = ["ray", "start", "--head", f"--port={RAY_PORT}"]
     same = "every machine needs the same Python packages, the model at the same path, and `pip install 'ray[cgraph]'`"
-    closed = "on a network that no stranger reaches: nothing between the machines is encrypted"
+    closed = "use a private network: traffic between the machines is not encrypted"
     yield planned.command("ray, on the first machine", first, notes=[same, closed])
     join = ["ray", "start", f"--address={HEAD}:{RAY_PORT}"]
-    yield planned.command(f"ray, on {others}", join, notes=[f"{HEAD} is the address of the first"])
+    yield planned.command(
+        f"ray, on {others}", join, notes=[f"{HEAD} is the address of the first machine"]
+    )

@@ -103,7 +103,9 @@ def _require_device(xllamacpp: Any) -> None:
     """Without one llama.cpp would put everything into the host's memory, and say nothing."""
     kinds = {str(device["type"]).rpartition("_")[2] for device in xllamacpp.get_device_info()}
     if not kinds & {"GPU", "IGPU"}:
-        _fail("this build of xllamacpp finds no GPU on this machine, but layers should go on one")
+        _fail(
+            "this build of xllamacpp finds no GPU on this machine, but layers are meant to run on one"
+        )
 
 
 def _parameters(xllamacpp: Any, settings: dict[str, Any]) -> Any:

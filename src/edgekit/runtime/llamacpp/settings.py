@@ -58,7 +58,7 @@ def _require_sense(launch: Launch) -> None:
     _require_room(launch)
     if launch.rolls and launch.projector is not None:
         raise UsageError(
-            "llama.cpp cannot use a rolling window together with a projector: leave out one of them"
+            "llama.cpp cannot combine a rolling context with a projector: leave out one of them"
         )
     if launch.threads is not None and launch.threads < 1:
         raise UsageError(f"the number of threads must be at least 1 (got {launch.threads})")

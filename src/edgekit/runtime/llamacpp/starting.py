@@ -137,7 +137,7 @@ class Progress:
 def _failed(launch: Launch, ended: Ended) -> NoReturn:
     if _BIND_FAILED in ended.last_words:  # somebody was faster
         raise in_use(launch.host, launch.port)
-    raise EngineError(f"{ended.why}: {ended.last_words or 'it said nothing'}")
+    raise EngineError(f"{ended.why}: {ended.last_words or 'it printed nothing'}")
 
 
 def _running(process: EngineProcess, told: list[dict[str, Any]]) -> Running:
