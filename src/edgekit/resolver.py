@@ -390,7 +390,7 @@ def automatic(
     is_final = engine == LLAMACPP or (first is not None and result_of(first).can_load)
     other = None if is_final else _fitting(ask, result_of)
     if other is not None:
-        return other, f"judged for llama.cpp, because {engine} does not fit: {why}"
+        return other, f"checked for llama.cpp, because it does not fit with {engine}: {why}"
     if first is None:
         raise failure
     return first, ""

@@ -188,7 +188,7 @@ def test_a_folder_that_vllm_has_no_room_for_is_llama_cpps_in_every_command(
     folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine = ("--device", "RTX 4090", "--ram", "64G")
-    why = "judged for llama.cpp, because vllm does not fit: "
+    why = "checked for llama.cpp, because it does not fit with vllm: "
     result = model_preflight(folder, options={}, **CARD)
     assert result.estimate.notes[0].startswith(why)
     for command in ("check", "plan"):
