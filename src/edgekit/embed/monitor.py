@@ -231,9 +231,9 @@ class Monitor:
     def _over_the_limit(self, what: str, size_bytes: int, limit: MemoryLimit) -> str:
         most = usable_bytes(limit.limit_bytes, self._percent)
         return (
-            f"{_asked(what, size_bytes)}{format_bytes(limit.used_bytes)} of the "
-            f"{format_bytes(limit.limit_bytes)} of {limit.name} is in use "
-            f"({format_bytes(self._reserved_bytes)} reserved here), and the safety limit "
+            f"{_asked(what, size_bytes)}{format_bytes(limit.used_bytes)} of "
+            f"{format_bytes(limit.limit_bytes)} ({limit.name}) is in use, "
+            f"{format_bytes(self._reserved_bytes)} of it reserved here, and the safety limit "
             f"is {self._percent} % ({format_bytes(most)}); {_advice(limit.name)}"
         )
 

@@ -470,7 +470,7 @@ def _budget_for(asked: _Asked, lines: tuple[PlanLine, ...]) -> int:
         varying = _PROCESS_STEP_BYTES if asked.wish.own_process else 0
         raise MemoryPressureError(
             f"a budget of {format_bytes(asked.budget_bytes)} is too small: "
-            f"{format_bytes(total)} are needed, and at most {BREAKER_PERCENT} % of a "
+            f"{format_bytes(total)} is needed, and at most {BREAKER_PERCENT} % of a "
             f"budget is used; use at least {rounded_up(budget_for(total + varying))}"
         )
     return asked.budget_bytes

@@ -107,7 +107,7 @@ def entry_text(entry: Entry, *, width: int = 100, bold: bool = False) -> str:
 def _answer(entry: Entry) -> str:
     parts = []
     if entry.parameters is not None:
-        active = f", {_active(entry)} of them active" if _active(entry) else ""
+        active = f", {_active(entry)} active" if _active(entry) else ""
         parts.append(f"{format_count(entry.parameters)} parameters{active}")
     if entry.native_context is not None:
         parts.append(f"{entry.native_context:,} tokens")
@@ -144,11 +144,11 @@ def _sizes(entry: Entry, width: int) -> list[str]:
     ]
     if not rows:
         return []
-    table = figures(("mix", "weights", "", ""), rows)
+    table = figures(("quant", "weights", "", ""), rows)
     return (
         table
         if max(map(len, table)) <= width
-        else figures(("mix", "weights"), [r[:2] for r in rows])
+        else figures(("quant", "weights"), [r[:2] for r in rows])
     )
 
 

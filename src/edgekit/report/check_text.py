@@ -101,7 +101,7 @@ def _context_rows(result: PreflightResult) -> Iterator[str]:
     each = result.context_tokens // result.streams
     yield f"checked at {each:,} tokens{users}: {result.window or 'as requested'}"
     native = result.native_context
-    trained = f"the model's own is {native:,}" if native else "the model does not state its own"
+    trained = f"native context {native:,}" if native else "native context unknown"
     yield f"{_longest(result)}; {trained}"
 
 

@@ -10,7 +10,7 @@ from edgekit.report.screen import MOST_WIDTH, folded
 from edgekit.units import format_bytes
 from edgekit.verify.types import Resident, Row, Verification
 
-_HEAD = ("", "precision", "engine", "known to", "difference", "", "")
+_HEAD = ("", "predicted", "engine", "precision", "difference", "", "")
 
 
 def verification_text(found: Verification, *, asked: str, bold: bool = False) -> str:

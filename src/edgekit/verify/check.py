@@ -178,7 +178,7 @@ def _dry_memory(estimate: MemoryEstimate, setup: LlamaCppSetup) -> int | None:
     if available is not None and real > available:
         raise UsageError(
             "llama.cpp allocates states and output even in a dry run: "
-            f"{format_bytes(real)}, but only {format_bytes(available)} are available; use "
+            f"{format_bytes(real)}, but only {format_bytes(available)} is available; use "
             "fewer sequences (-np)"
         )
     return _CHILD_BYTES + 2 * real
@@ -197,7 +197,7 @@ def _require_room(estimate: MemoryEstimate) -> None:
     if available is not None and needed > available:
         raise UsageError(
             f"not loaded: it would need {format_bytes(needed)}, but only "
-            f"{format_bytes(available)} are available"
+            f"{format_bytes(available)} is available"
         )
 
 

@@ -141,7 +141,7 @@ def test_recorded_rows_of_the_gpu(capsys: pytest.CaptureFixture[str], tmp_path: 
         (SAMPLE | {"context": 5}, "a row has no key 'context': the context is an option, n_ctx"),
         (SAMPLE | {"engine": "vllm", "context": 5}, "the context is an option, max_model_len"),
         (SAMPLE | {"enigne": "vllm"}, "a row has no key 'enigne': did you mean engine?"),
-        (SAMPLE | {"zzz": 1}, "a row has no key 'zzz' (there are id, model, config,"),
+        (SAMPLE | {"zzz": 1}, "a row has no key 'zzz' (known keys: id, model, config,"),
         (SAMPLE | {"options": {"nctx": 5}}, "llama.cpp has no option 'nctx': did you mean n_ctx?"),
         (SAMPLE | {"options": {"context": 5}}, "llama.cpp has no option 'context': did you mean n_ctx?"),
         (SAMPLE | {"options": {"typek": "q8_0"}}, "llama.cpp has no option 'typek': did you mean type_k?"),

@@ -97,7 +97,7 @@ def test_one_model(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = ask(capsys, "show", "Qwen/Qwen3-30B-A3B")
     assert (code, err) == (0, "")
     assert out.startswith(
-        "qwen3-30b-a3b: 30.53 B parameters, 3.35 B of them active, 40,960 tokens, for chat, reasoning\n"
+        "qwen3-30b-a3b: 30.53 B parameters, 3.35 B active, 40,960 tokens, for chat, reasoning\n"
     )
     assert "licence unknown" in out
     assert re.search(r"Q4_K_M +17\.28 GiB +18,550,716,416 bytes +exact", out)
@@ -217,9 +217,9 @@ def test_a_value_that_is_no_number_is_not_kept(
             4,
             "'qwen3-9b' is not in the catalog (edgekit catalog list shows all models). Did you mean: ",
         ),
-        (("remove", "nothing"), 4, "you have not added a model 'nothing'"),
+        (("remove", "nothing"), 4, "you have not added a model named 'nothing'"),
         (("remove", "Qwen3-8B"), 2, "is built in: only models that you added can be removed"),
-        (("update", "qwen3-8b"), 4, "no model 'qwen3-8b'"),
+        (("update", "qwen3-8b"), 4, "'qwen3-8b' is not in the catalog"),
         (("add", "./no.gguf"), 4, "no such file or folder"),
         (("add", "a", "b", "--id", "c"), 2, "--id works with one model only"),
         (("add", "a", "--id", "c/d"), 2, "an id may contain letters"),

@@ -139,7 +139,7 @@ def test_token_mode(ask: Any, model: Path) -> None:
         (("a", "--ray", "local", "--output", "x.npy"), "--ray needs files"),
         (("--workers", "2", "a"), "--workers only works with --ray"),
         (("a", "--pooling", "max"), "--pooling: 'max' is not one of mean, cls, last"),
-        (("a", "--threads", "0"), "--threads: 0 is not between"),
+        (("a", "--threads", "0"), "--threads: must be at least 1 (got 0)"),
         (("a", "--max-file", "big"), "--max-file: 'big' is not a size"),
         (("a", "--batch", "many", "--output", "x.npy"), "--batch: 'many'"),
         (("a", "--format", "xml", "--output", "x.npy"), "--format: 'xml' is not one of txt"),

@@ -125,14 +125,14 @@ def test_mlx_with_a_quantised_cache(capsys: pytest.CaptureFixture[str], folder: 
     ("words", "sentence"),
     [
         (["--engine", "vllm", "--kv-cache-dtype", "q8_0"], "choose one of auto"),
-        (["--engine", "vllm", "-tp", "3"], "cannot be divided"),
+        (["--engine", "vllm", "-tp", "3"], "not divisible by tensor parallel size 3"),
         (["--engine", "vllm", "--gpu", "Voodoo 2"], "unknown device 'Voodoo 2'; for example"),
         (["--engine", "vllm", "--gpu", "a100"], "several sizes: A100 40GB, A100 80GB"),
         (
             ["--engine", "vllm", "--gpu", "m3-max-64"],
             "EdgeKit supports vLLM on NVIDIA GPUs of the Volta generation or newer",
         ),
-        (["--gpu-memory-utilization", "2"], "is not a share above 0 and up to 1"),
+        (["--gpu-memory-utilization", "2"], "is not a share (above 0, up to 1)"),
         (["--engine", "vllm", "-tp", "0"], "must be at least 1"),
         (["--engine", "mlx", "--quantize", "q17"], "MLX has no quantisation 'q17'"),
         (["--engine", "mlx", "--kv-bits", "99"], "must be at most 16 (got 99)"),

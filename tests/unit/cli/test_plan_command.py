@@ -211,7 +211,7 @@ def test_a_context_beyond_the_models_own_is_planned_and_named(
         (["--engine", "vllm", "-ngl", "3"], 2, "is a flag of llama.cpp"),
         (["--min-context", "-1"], 2, "--min-context"),
         (["--mmproj", "x.gguf"], 2, "use edgekit check, which counts"),
-        (["--for", "nobody"], 2, "--for nobody"),
+        (["--for", "nobody"], 2, "--for: unknown program 'nobody'"),
         (["--plot", "nowhere/x.svg"], 2, "cannot be written"),
         (["--plot", "x.gif"], 2, ".svg or .png"),
         (["-ctk", "q9"], 2, "q9"),

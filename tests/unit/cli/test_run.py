@@ -148,7 +148,7 @@ def test_a_model_that_only_the_engine_rejects(ask: Ask, tmp_path: Path) -> None:
         (("-p", "a", "--top-p", "nan"), 2, "top_p"),
         (("-f", "/no/such/file"), 4, "/no/such/file"),
         (("-p", "a", "--raw", "--system", "b"), 2, "--system"),
-        (("-p", "a\udcff"), 2, "no Unicode text"),
+        (("-p", "a\udcff"), 2, "is not valid Unicode"),
         (("-p", "a", "--sinks", "4"), 2, "add --rolling"),
         (("-p", "a", "--engine", "mlx"), 2, "edgekit plan MODEL --engine mlx"),
         (("-p", "a", "--engine", "stream", "-ctk", "q4_0"), 2, "f32, f16, q8_0"),

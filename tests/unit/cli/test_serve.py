@@ -205,7 +205,7 @@ def test_it_serves_other_machines_where_that_is_asked_for_and_ends_when_asked_to
         (("--port", "x"), "--port: 'x' is not a whole number from 0 to 65,535"),
         (("--threads", "many"), "--threads: 'many' is not a whole number from 1"),
         (("--host", "[192.0.2.1]"), "of 192.0.2.1: "),
-        (("--engine", "stream"), "does not serve"),
+        (("--engine", "stream"), "cannot serve"),
         (("--engine", "vllm"), "edgekit plan MODEL --engine vllm"),
         (("--host", "no.such.host.invalid"), "is not an address of this machine"),
         (("--sinks", "9999", "-c", "512"), "sinks"),

@@ -174,9 +174,9 @@ def test_tsv(tmp_path: Path) -> None:
     ("head", "why"),
     [
         (b"", "is empty"),
-        (b"id,body\n", "no column is named 'text'; it has 'id', 'body'"),
+        (b"id,body\n", "no columns are named 'text'; it has 'id', 'body'"),
         (b"text,text\n", "2 columns are named 'text'"),
-        (b'"text"x\n', "no header"),
+        (b'"text"x\n', "the first line is not a header"),
         (b",".join([b"text", *[b"x"] * 10_000]), "too many columns"),
     ],
 )

@@ -66,8 +66,8 @@ def test_a_refusal_has_all_the_numbers() -> None:
     with pytest.raises(MemoryPressureError) as caught:
         watch.try_allocate(30 * MIB, "the tile of a worker")
     assert str(caught.value) == (
-        "the tile of a worker needs 30.00 MiB, but 60.00 MiB of the 100.00 MiB of memory budget are"
-        " in use (60.00 MiB reserved here), and the safety limit is 85 % (85.00 MiB);"
+        "the tile of a worker needs 30.00 MiB, but 60.00 MiB of 100.00 MiB (memory budget) is"
+        " in use, 60.00 MiB of it reserved here, and the safety limit is 85 % (85.00 MiB);"
         " raise the budget, or embed fewer or shorter texts at a time"
     )
     assert watch.reserved_bytes == 60 * MIB

@@ -204,7 +204,7 @@ WRONG: list[tuple[object, object, str]] = [
     (b"nonsense", None, "not valid JSON"),
     (b"[" * 50_000, None, "nested too deeply"),
     (b"\xff", None, "not UTF-8"),
-    ([1], None, "a list, not an object"),
+    ([1], None, "expected an object with fields, found a list"),
     ({"texts": ["a"]}, None, "needs an id"),
     ({"id": True, "texts": ["a"]}, None, "needs an id"),
     ({"id": "x" * 201, "texts": ["a"]}, None, "needs an id"),

@@ -226,7 +226,7 @@ def test_found(text: str, name: str) -> None:
         ("4060 ti", "RTX 4060 Ti 8GB, RTX 4060 Ti 16GB"),
         ("Apple M3 Max", "M3 Max 36GB, M3 Max 48GB, M3 Max 64GB, M3 Max 96GB, M3 Max 128GB"),
         ("phone", "phone-4, phone-6, phone-8, phone-12, phone-16"),
-        ("RTX 6000", "did you mean RTX PRO 6000, RTX A6000, RTX 6000 Ada"),
+        ("RTX 6000", "did you mean RTX PRO 6000, RTX 6000 Ada, RTX A6000"),
         ("iphone 99", "did you mean iPhone"),
         ("RTX 4090 40GB", "did you mean RTX 4090"),
         ("RX 580", "RX 580 4GB, RX 580 8GB"),

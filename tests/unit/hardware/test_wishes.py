@@ -239,7 +239,7 @@ def test_ram_that_a_device_has_may_be_said() -> None:
         ({"devices": ["2x m3-max-64"]}, "M3 Max 64GB is a complete machine"),
         ({"devices": ["4090, m3-max-64"]}, "M3 Max 64GB is a complete machine"),
         ({"devices": ["m3-max-64"], "ram": "32G"}, "--ram: M3 Max 64GB has 64 GiB of unified memory"),
-        ({"devices": ["m3-max-64"], "vram": "8G"}, "--device says which cards there are and --vram too"),
+        ({"devices": ["m3-max-64"], "vram": "8G"}, "--device and --vram both describe the GPUs"),
         ({"devices": ["4090"], "vram": "24G"}, "give one of them"),
     ],
 )  # fmt: skip

@@ -63,7 +63,7 @@ tiny.gguf  ·  llama.cpp 1.0  ·  this machine, fully on RTX 4090
 32,768 tokens of context for 1 sequence
 
 Context  checked at 32,768 tokens: as requested
-         max context 74,240, recommended 59,392; the model's own is 131,072
+         max context 74,240, recommended 59,392; native context 131,072
 
 Memory   RTX 4090  [████████████████████▓▓▓▓▓▒▒▒░····························|···]  11.5 of 23.0 GiB
          RAM       [████░░··················································|····]   1.5 of 15.0 GiB
@@ -120,7 +120,7 @@ def test_check_text_says_that_tensors_were_not_checked() -> None:
 def test_check_text_with_why_has_everything() -> None:
     assert check_text(made(speed=SPEED), width=100, why=True) == WHY
     whole = check_text(HOPELESS, why=True)
-    assert "Why      32,768 tokens need 24.00 GiB of RAM" in whole
+    assert "Why      32,768 tokens need 24.00 GiB; RAM has" in whole
     assert all(change.told in whole for change in HOPELESS.changes)
 
 
@@ -214,7 +214,7 @@ def test_cards_of_one_name_are_told_apart_only_where_they_differ() -> None:
 
 def test_what_the_model_was_made_for_may_be_unknown() -> None:
     text = check_text(made(native_context=None), why=True)
-    assert "recommended 59,392; the model does not state its own" in text
+    assert "recommended 59,392; native context unknown" in text
 
 
 def test_nothing_is_said_of_later_where_it_does_not_load() -> None:
@@ -238,4 +238,4 @@ def test_a_check_without_changes_or_notes_has_no_empty_sections() -> None:
 def test_a_context_beyond_the_models_own_has_no_maximum() -> None:
     check = made(context_tokens=262_144, max_context=131_072, recommended_context=104_857)
     assert "max context" not in check_text(check)
-    assert "recommended 104,857; the model's own is 131,072" in check_text(check, why=True)
+    assert "recommended 104,857; native context 131,072" in check_text(check, why=True)

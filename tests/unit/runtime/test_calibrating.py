@@ -488,7 +488,7 @@ def test_it_is_paid_once_with_a_card_and_with_a_drafter(monkeypatch: pytest.Monk
     result = model_preflight(MODEL, "llama.cpp", context=8192, machine=machine)
     host = [line for line in runtime_lines(result.estimate) if line.pool == HOST]
     assert [line.size_bytes for line in host] == [123 * MIB]
-    assert "on the processor alone" in host[0].because  # a card's driver takes more
+    assert "on the CPU only" in host[0].because  # a card's driver takes more
     plan = plan_model(resolve_model(MODEL), Wanted(machine=with_calibration(monkeypatch), engine="llama.cpp"))  # fmt: skip
     assert len(runtime_lines(plan.result.estimate)) == 1
 

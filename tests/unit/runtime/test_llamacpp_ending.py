@@ -157,9 +157,9 @@ def test_a_machine_that_runs_out_of_memory(running: Running) -> None:
     found, watch = watched(running, replace(FINE, available_bytes=lambda: next(left)))
     assert (watch.reason, watch.starved) == (found.why, True)
     assert found.why.startswith(
-        "stopped before the machine runs out of memory: 200.00 MiB are available, and 244.14 MiB must stay free"
+        "stopped before the machine runs out of memory: 200.00 MiB is available, and 244.14 MiB must stay free"
     )
-    assert "of its own and" in found.why
+    assert "of private memory and" in found.why
     assert found.signal is None
 
 
@@ -174,7 +174,7 @@ def test_a_limit_that_is_nearly_reached(running: Running) -> None:
 
     found, watch = watched(running, replace(FINE, limits=limits))
     assert watch.reason == found.why
-    assert "97.00 MiB of the 100.00 MiB of a box are in use, more than 95 % and rising" in found.why
+    assert "97.00 MiB of 100.00 MiB (a box) is in use, more than 95 % and rising" in found.why
     assert asked == [running.pid] * 4
 
 

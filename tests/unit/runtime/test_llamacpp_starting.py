@@ -168,7 +168,7 @@ def test_blocks_that_predict_further_tokens_are_a_drafter() -> None:
         ({"sinks": 509}, "at least 0 and at most 508 .got 509"),
         (
             {"load": Load(context_tokens=3)},
-            "a window of 3 tokens is too short: .* so 5 are the least",
+            "a context of 3 tokens is too short: .* so the minimum is 5",
         ),
         ({"load": Load(context_tokens=4)}, "a context of 4 tokens is too short"),
         (

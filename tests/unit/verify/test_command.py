@@ -79,6 +79,7 @@ def test_within_bounds_is_0_and_outside_is_1(
     code, out, err = ask(capsys, model)
     assert (code, err) == (0, "")
     assert out.startswith("Within bounds")
+    assert "predicted engine precision difference" in " ".join(out.split())
     assert "compute within 10 %, or 4 MiB if that is more" in " ".join(out.split())
     compute(measured + 5 * MIB)
     code, out, err = ask(capsys, model)

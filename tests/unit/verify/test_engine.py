@@ -422,7 +422,7 @@ def test_what_does_not_fit_is_not_loaded(tmp_path: Path, monkeypatch: pytest.Mon
     files = locate_path(small_model.write_model(tmp_path), "small.gguf")
     monkeypatch.setattr(check, "available_bytes", lambda: MIB)
     with pytest.raises(
-        UsageError, match=r"not loaded: it would need .* only 1.00 MiB are available"
+        UsageError, match=r"not loaded: it would need .* only 1.00 MiB is available"
     ):
         verify_model(files, Load(), LlamaCppSetup(), way=SERVER, really=True)
 

@@ -141,7 +141,7 @@ class Watch:
             return ""
         return (
             f"stopped before the machine runs out of memory: {format_bytes(available)} "
-            f"are available, and {format_bytes(CRITICAL_BYTES)} must stay free for other "
+            f"is available, and {format_bytes(CRITICAL_BYTES)} must stay free for other "
             f"programs{self._holding()}"
         )
 
@@ -152,8 +152,8 @@ class Watch:
             if _is_over(limit) and limit.used_bytes > before:
                 return (
                     "stopped before the memory limit kills it: "
-                    f"{format_bytes(limit.used_bytes)} of the "
-                    f"{format_bytes(limit.limit_bytes)} of {limit.name} are in use, more "
+                    f"{format_bytes(limit.used_bytes)} of "
+                    f"{format_bytes(limit.limit_bytes)} ({limit.name}) is in use, more "
                     f"than {LIMIT_PERCENT} % and rising{self._holding()}"
                 )
         return ""
@@ -177,7 +177,7 @@ class Watch:
         if held is None or held.anonymous_bytes is None or held.file_bytes is None:
             return ""
         return (
-            f"; the engine uses {format_bytes(held.anonymous_bytes)} of its own and "
+            f"; the engine uses {format_bytes(held.anonymous_bytes)} of private memory and "
             f"{format_bytes(held.file_bytes)} of mapped files"
         )
 
