@@ -99,7 +99,7 @@ def _projector(name: str, opened: Opened, reach: Reach) -> ModelHeader:
         return read_header(locate(name, reach=reach))
     found = opened.files.projectors if opened.files is not None else ()
     if not found or opened.files is None:
-        raise UsageError("--mmproj auto: there is no mmproj file next to the model; give its path")
+        raise UsageError("--mmproj auto: no mmproj file was found next to the model; give its path")
     files = ModelFiles(
         reference=found[0].name,
         label=found[0].name,

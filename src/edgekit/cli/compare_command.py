@@ -49,7 +49,7 @@ examples:
   edgekit compare qwen3-8b llama-3.1-8b phi-4 --device "RTX 4090" --ram 64G
   edgekit compare ~/models --json
 
-exit codes: 0 if at least one could be judged, whatever the verdict; else the code of the first
+exit codes: 0 if at least one could be checked, whatever the verdict; otherwise the code of the first
 """
 
 

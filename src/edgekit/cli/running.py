@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.asking.bills import Asked
 from edgekit.asking.checks import Asking, check_opened
-from edgekit.asking.flags import read_number
+from edgekit.asking.flags import read, read_number
 from edgekit.asking.llamacpp_bill import BESIDE_THE_MODEL
 from edgekit.asking.words import engine_flags, read_max_use, read_reserve
 from edgekit.catalog.naming import split_quant
@@ -181,10 +181,12 @@ def read_order(
         rolling=arguments.rolling,
         force=arguments.force,
         min_context=read_number("--min-context", arguments.min_context),
-        window_budget_bytes=None if window_budget is None else parse_size(window_budget),
+        window_budget_bytes=None
+        if window_budget is None
+        else read("--window-budget", parse_size, window_budget),
         max_use=read_max_use(arguments.max_use),
         reserve_bytes=read_reserve(arguments.reserve),
-        budget_bytes=None if budget is None else parse_size(budget),
+        budget_bytes=None if budget is None else read("--budget", parse_size, budget),
         purpose=read_purpose(getattr(arguments, "latency", None)),
         settled=_SETTLED[engine](arguments) | (settled if engine == LLAMACPP else {}),
     )
@@ -382,7 +384,7 @@ def _beside(opened: Opened) -> str:
     """The projector that lies beside a model on this machine."""
     files = opened.files
     if files is None or not files.projectors or files.origin.is_remote:
-        raise UsageError("--mmproj auto: there is no mmproj file next to the model; give its path")
+        raise UsageError("--mmproj auto: no mmproj file was found next to the model; give its path")
     with closing(files.projectors[0].open()) as source:
         return source.name
 
@@ -392,7 +394,7 @@ def download_limit(arguments: argparse.Namespace) -> Confirm | None:
     if arguments.no_download:
         return None
     limit = arguments.download_up_to
-    most = None if limit is None else parse_size(limit)
+    most = None if limit is None else read("--download-up-to", parse_size, limit)
 
     def agreed(download: Download) -> bool:
         return most is None or download.size_bytes <= most

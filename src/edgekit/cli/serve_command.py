@@ -15,9 +15,9 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
 DEFAULT_PORT = 8080
 
 _DESCRIPTION = """\
-Serves a model with llama.cpp's OpenAI-compatible server, started with exactly the settings that were judged: context,
-KV cache, layers on the GPU, slots, draft model. Requests beyond the slots wait. Memory is watched, and the server is
-stopped with a reason before the system would kill it.
+Serves a model with llama.cpp's OpenAI-compatible server, started with exactly the settings that were checked: context,
+KV cache, layers on the GPU, slots, draft model. Requests beyond the slots wait. Memory is watched: the server is
+stopped, with a reason, before the system would kill it.
 """
 _EXAMPLES = """
 examples:

@@ -27,7 +27,7 @@ class Curve:
 
     cache: str  # "f16", "q8_0", "fp8", "8 bit"
     points: tuple[Point, ...] = field(repr=False)
-    memory: str  # "RTX 4090", "host memory"
+    memory: str  # "RTX 4090", "RAM"
     budget_bytes: int  # what the engine may use of it
     longest: int  # that fits every memory; 0: none does
     native: int  # what the model was made for

@@ -117,16 +117,15 @@ def check_users(users: int | None, engine: str) -> None:
         raise UsageError("--users: the built-in engine serves one user at a time")
     most = MOST_SEQUENCES if engine == "llama.cpp" else MOST_REQUESTS
     if users is not None and not 1 <= users <= most:
-        raise UsageError(f"{users:,} users: {engine} serves 1 to {most:,} at once")
+        raise UsageError(f"--users must be 1 to {most:,} for {engine} (got {users:,})")
 
 
 def check_planned(engine: str) -> None:
     """Raises UsageError for an engine that leaves a plan nothing to choose."""
     if engine == "stream":
         raise UsageError(
-            "a plan chooses a quantisation, devices and users, and the built-in engine has no use for"
-            " them: edgekit check MODEL --engine stream judges it, edgekit run MODEL --engine stream"
-            " runs it"
+            "plan and recommend do not support the built-in engine: use edgekit check MODEL --engine stream,"
+            " or edgekit run MODEL --engine stream"
         )
 
 
@@ -135,10 +134,10 @@ def check_wish(wish: Wish) -> None:
     if not wish.variants:
         raise UsageError(f"{wish.label}: no quantisation to choose from")
     if not 1 <= wish.nodes <= MOST_NODES:
-        raise UsageError(f"{wish.nodes:,} machines: give 1 to {MOST_NODES}")
+        raise UsageError(f"--nodes must be 1 to {MOST_NODES} (got {wish.nodes:,})")
     check_users(wish.users, wish.engine)
     if wish.nodes > 1 and wish.engine != "vllm":
-        raise UsageError(f"several machines together are planned for vLLM, not for {wish.engine}")
+        raise UsageError(f"--nodes only works with vLLM, not with {wish.engine}")
 
 
 def _decisions(choice: Choice, found: Candidate, result: PreflightResult) -> Iterator[Decision]:

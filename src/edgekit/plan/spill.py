@@ -22,7 +22,7 @@ LEAST_PAGES = 2  # that stay: the one being written, and a place for the one tha
 class Store(enum.Enum):
     """Where cold pages lie."""
 
-    HOST_RAM = "host memory"
+    HOST_RAM = "RAM"
     NVME = "NVMe"
 
     @property

@@ -521,6 +521,8 @@ ERRORS = [
     (["{llama}", "--device", "m3 max"], 2, "comes in several sizes: M3 Max 36GB"),
     (["{llama}", "--device", ""], 2, "--device is empty"),
     (["{llama}", "--ram", "16G", "--reserve", "5"], 2, "--reserve takes a size like 512M or 2G, or 0"),
+    (["{llama}", "--ram", "16G", "--reserve", "-1G"], 2, "--reserve takes a size like 512M or 2G, or 0 (got '-1G')"),
+    (["{llama}", "--vram", "-1G"], 2, "--vram: must not be negative (got -1G)"),
     (["{llama}", "--ram", "16G", "--max-use", "180%"], 2, "takes a share above 0 and up to 100%"),
     (["{llama}", "--device", "2x"], 2, "unknown device '2x'"),
     (["{llama}", "--device", "0x RTX 3090"], 2, "the number of GPUs must be 1 to 64"),

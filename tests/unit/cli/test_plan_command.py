@@ -205,7 +205,7 @@ def test_a_context_beyond_the_models_own_is_planned_and_named(
         (["-c", "many"], 2, "-c/--ctx-size"),
         (["--users", "0"], 2, "--users: must be at least 1 (got 0)"),
         (["--users", "x"], 2, "--users"),
-        (["--nodes", "2"], 2, "several machines together are planned for vLLM, not for llama.cpp"),
+        (["--nodes", "2"], 2, "--nodes only works with vLLM, not with llama.cpp"),
         (["--nodes", "0"], 2, "--nodes"),
         (["--engine", "nobody"], 2, "nobody"),
         (["--engine", "vllm", "-ngl", "3"], 2, "is a flag of llama.cpp"),

@@ -117,7 +117,7 @@ def test_two_pages_must_stay(pages: int, *, is_enough: bool) -> None:
 def test_a_store_that_is_too_small_is_named() -> None:
     needed = 65_536 * 1000
     assert spilled(1000, Store.HOST_RAM, Purpose.TEXT, room_bytes=needed).is_needed
-    with pytest.raises(KvSpillUnsupportedError, match=re.escape("62.50 MiB left in host memory")):
+    with pytest.raises(KvSpillUnsupportedError, match=re.escape("62.50 MiB left in RAM")):
         spilled(1000, Store.HOST_RAM, Purpose.TEXT, room_bytes=needed - 1)
 
 

@@ -327,7 +327,7 @@ def test_a_shorter_one_does_not_fit_and_is_not_cut() -> None:
 
 def test_a_host_without_room_is_an_error() -> None:
     memory = card_memory(6 * GIB, host_bytes=2 * GIB)  # 0.5 GiB beside the system
-    with pytest.raises(KvSpillUnsupportedError, match=r"512\.00 MiB left in host memory"):
+    with pytest.raises(KvSpillUnsupportedError, match=r"512\.00 MiB left in RAM"):
         plan_tier(find_tier("4B"), TierWish(memory=memory, context_tokens=131_072))
 
 

@@ -52,7 +52,7 @@ def _addresses(host: str, port: int) -> list[tuple[int, Any]]:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise UsageError(
-            f"{host!r} is not an address of this machine: {error}; use 127.0.0.1 for this "
+            f"{host!r} is not an address of this machine ({getattr(error, 'strerror', error)}); use 127.0.0.1 for this "
             "machine only, 0.0.0.0 for all its addresses"
         ) from error
     return [(family, address) for family, _, _, _, address in found]
