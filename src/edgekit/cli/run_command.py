@@ -39,7 +39,7 @@ _CONTEXT = "context in tokens: 8192, 32k, 0 for the native context (default: wha
 
 _DESCRIPTION = """\
 Runs a model inside the memory that it was predicted to need: checks it first, downloads it only if it fits, and starts
-the engine with exactly the settings that were checked. The context is sized for the job: prompt, new tokens and 64 more.
+the engine with exactly these settings. The context is sized for the job: prompt, new tokens and 64 more.
 Without a prompt it starts a chat.
 """
 _EXAMPLES = """

@@ -247,7 +247,7 @@ def _unknown_name(name: str, cache: Path, network: str) -> NotFoundError:
 
     known = (*known_names(cache), *(f"sample:{sample}" for sample in sample_names()))
     return NotFoundError(
-        f"model not found: {name} is not a file, and it is not in Ollama, LM Studio or "
+        f"model not found: {name!r} is not a file, and not in Ollama, LM Studio or "
         f"the Hugging Face cache on this machine, {network}: give a path, org/name or "
         "name:tag",
         candidates=close_names(name, known),
