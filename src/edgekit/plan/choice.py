@@ -47,7 +47,6 @@ class Attempt:
     fits: bool
     ladder: Ladder = field(repr=False)
 
-    @property
     def outcome(self) -> str:
         """'fits', or what is missing. Worked out when it is asked for: few people want to know."""
         if self.fits:

@@ -48,7 +48,7 @@ def propose_drafter(wish: Wish, found: Candidate) -> tuple[Drafter | None, Decis
         other, outcome = _held(found, Ladder(asked, whole(asked)))
         if other is not None and other.weighed.status is not found.weighed.status:
             other, outcome = None, f"{outcome}: too tight"
-        tried.append(Tried(value=drafter.name, told=outcome, taken=other is not None))
+        tried.append(Tried(value=drafter.name, outcome=outcome, taken=other is not None))
         if other is not None:
             return drafter, Decision(
                 lever=Lever.DRAFTER,

@@ -185,7 +185,7 @@ def _tried(attempts: tuple[Attempt, ...], found: Candidate) -> Iterator[Tried]:
             found.variant.name,
             found.choice.name,
         )
-        yield Tried(value=value, told=one.outcome, taken=taken)
+        yield Tried(value=value, outcome=one.outcome, taken=taken)
 
 
 def _cache_because(found: Candidate) -> str:

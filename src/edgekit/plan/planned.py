@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,8 +32,12 @@ class Tried:
     """One setting of a lever that was looked at."""
 
     value: str
-    told: str  # what came of it, with the numbers
+    outcome: str | Callable[[], str]  # with its numbers, which may take a bill to find out
     taken: bool = False
+
+    @property
+    def told(self) -> str:
+        return self.outcome if isinstance(self.outcome, str) else self.outcome()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from edgekit.engine import rules_version
 from edgekit.memory.cache_types import CacheType
 from edgekit.plan.download import download_bytes
 from edgekit.plan.planned import Decision, Plan
-from edgekit.plan.types import PreflightResult, Speed, Variant
+from edgekit.plan.types import PreflightResult, Variant
 from edgekit.report.bill_json import SCHEMA, answer_json, bill_json
 from edgekit.report.check_json import change_json, speed_json, use_json
 from edgekit.report.commands.llamacpp import draft_words
@@ -63,7 +63,7 @@ def plan_fields(plan: Plan) -> dict[str, Any]:
         "budgets": [use_json(use) for use in result.uses],
         "decisions": [_decision(one) for one in plan.decisions],
         "drafter": _drafter(plan),
-        "speed": None if plan.speed is None else _speed(plan.speed, plan.steady_tokens_per_s),
+        "speed": plan_speed(plan),
         "reasons": list(result.reasons),
         "to_fit": [change_json(change) for change in plan.to_fit],
         "estimate": answer_json(result.estimate),
@@ -131,8 +131,11 @@ def _drafter(plan: Plan) -> dict[str, Any] | None:
     }
 
 
-def _speed(speed: Speed, steady: float | None) -> dict[str, Any]:
+def plan_speed(plan: Plan) -> dict[str, Any] | None:
     """With the one number that plans are compared by."""
+    speed, steady = plan.speed, plan.steady_tokens_per_s
+    if speed is None:
+        return None
     return {**speed_json(speed), "steady": None if steady is None else round(steady, 2)}
 
 

@@ -26,7 +26,7 @@ from edgekit.report.cards import cache_words
 from edgekit.report.cards_json import card_entry_json
 from edgekit.report.headline import headline
 from edgekit.report.lines import printable
-from edgekit.report.plan_json import plan_fields
+from edgekit.report.plan_json import plan_speed
 from edgekit.resolver import CATALOG, ResolvedModel, resolve_model
 from edgekit.web.bars import bars_json
 from edgekit.web.card_flags import plan_flags
@@ -170,7 +170,7 @@ _NOTHING: Card = {
 
 def _planned(entry: Entry, plan: Plan) -> Card:
     """`worth` is what a recommendation goes by."""
-    result, speed = plan.result, plan_fields(plan)["speed"]
+    result, speed = plan.result, plan_speed(plan)
     suggestion = Suggestion(entry=entry, plan=plan, rank=rank_of(entry))
     return {
         "status": result.status.value,

@@ -147,8 +147,8 @@ def test_plan_text_is_the_answer_the_bars_the_command_and_what_could_be_changed(
 
 def test_plan_text_with_why_shows_everything_that_was_tried() -> None:
     tried = (
-        Tried(value="Q5_K_M", told="does not fit"),
-        Tried(value="Q4_K_M", told="17.28 GiB of weights", taken=True),
+        Tried(value="Q5_K_M", outcome="does not fit"),
+        Tried(value="Q4_K_M", outcome="17.28 GiB of weights", taken=True),
     )
     weights = Decision(
         lever=Lever.WEIGHTS,

@@ -171,7 +171,7 @@ def _told(plans: Iterable[TierPlan], taken: TierPlan | None) -> tuple[Tried, ...
     return tuple(
         Tried(
             value=plan.tier.name,
-            told=f"{plan.context_tokens:,} tokens" if plan.holds else "; ".join(plan.reasons),
+            outcome=f"{plan.context_tokens:,} tokens" if plan.holds else "; ".join(plan.reasons),
             taken=plan is taken,
         )
         for plan in plans

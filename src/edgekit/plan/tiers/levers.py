@@ -72,7 +72,7 @@ def choose_drafter(
             f"{format_bytes(left)} is left"
         )
         found = drafter if fits else None
-        tried = (Tried(value=drafter.name, told=why, taken=fits),)
+        tried = (Tried(value=drafter.name, outcome=why, taken=fits),)
     value = "none" if found is None else found.name
     return found, Decision(lever=Lever.DRAFTER, value=value, because=why, tried=tried)
 

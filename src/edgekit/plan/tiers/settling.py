@@ -70,7 +70,7 @@ def _asked(tier: Tier, wish: TierWish, tokens: int, *, may_spill: bool) -> Settl
         told = (
             f"{format_bytes(needed)} {'fits' if fits else 'does not fit'} in {format_bytes(usable)}"
         )
-        tried.append(Tried(value=layout.name, told=told, taken=fits))
+        tried.append(Tried(value=layout.name, outcome=told, taken=fits))
         if fits:
             why = "the most accurate cache that holds the requested context"
             return _settled(layout, tokens, "as requested", why, tried)
@@ -115,7 +115,7 @@ def _longest(tier: Tier, wish: TierWish) -> Settled:
     told = f"holds {reach:,} tokens after the 5 % margin"
     fits = not base.lacking_bytes and reach >= base.context_tokens
     if fits and not tier.keeps_compressed:
-        tried = (Tried(value=accurate.name, told=told, taken=True), *_untaken(base))
+        tried = (Tried(value=accurate.name, outcome=told, taken=True), *_untaken(base))
         why = "f16 holds the same context at full accuracy"
         return _settled(accurate, base.context_tokens, base.context_because, why, tried)
     why = f"f16 {told}; compressed, the context is longer"
@@ -126,7 +126,7 @@ def _longest(tier: Tier, wish: TierWish) -> Settled:
             f"f16 would hold {base.context_tokens:,} tokens too, but the {tier.name} uses a compressed "
             "cache unless an accurate one is preferred (prefer_accurate_kv)"
         )
-    tried = (Tried(value=accurate.name, told=told), *base.tried)
+    tried = (Tried(value=accurate.name, outcome=told), *base.tried)
     return _settled(
         base.layout, base.context_tokens, base.context_because, why, tried,
         lacking_bytes=base.lacking_bytes,
@@ -134,7 +134,7 @@ def _longest(tier: Tier, wish: TierWish) -> Settled:
 
 
 def _untaken(base: Settled) -> tuple[Tried, ...]:
-    return tuple(Tried(value=one.value, told=one.told) for one in base.tried)
+    return tuple(Tried(value=one.value, outcome=one.told) for one in base.tried)
 
 
 def _accurate(tier: Tier, wish: TierWish) -> Settled:
@@ -159,11 +159,11 @@ def _only(tier: Tier, wish: TierWish, layout: Layout, because: str) -> Settled:
     told = f"holds {tokens:,} tokens after the 5 % margin"
     if holds:
         why = _window_because(tier, layout, tokens)
-        tried = [Tried(value=layout.name, told=told, taken=True)]
+        tried = [Tried(value=layout.name, outcome=told, taken=True)]
         return _settled(layout, tokens, why, because, tried)
     lacking = bytes_for_chosen(tier, layout, wish, least) - wish.memory.usable_bytes
     why = f"the minimum; {tokens:,} fit"
-    tried = [Tried(value=layout.name, told=told)]
+    tried = [Tried(value=layout.name, outcome=told)]
     return _settled(layout, least, why, because, tried, lacking_bytes=lacking)
 
 
