@@ -76,19 +76,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The longest files first, the others in their order; of a table of cases as many as --cases allows."""
+@pytest.hookimpl(trylast=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """At most --cases of a table. The others are not made at all, which would take longer than collecting the rest."""
+    most = metafunc.config.getoption("cases")
+    if most is not None and metafunc._calls:
+        metafunc._calls[:] = metafunc._calls[:: -(-len(metafunc._calls) // most)]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first, the others in their order."""
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get("/".join(item.path.parts[-2:]), len(places)))
-    most = config.getoption("cases")
-    if most is None:
-        return
-    tables: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        tables.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    chosen = {one for cases in tables.values() for one in cases[:: -(-len(cases) // most)]}
-    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-    items[:] = [item for item in items if item in chosen]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from tests.header_files import (
@@ -35,6 +36,12 @@ def split_header(number: int, count: int) -> bytes:
     return gguf(split, [entry(f"blk.{number}.attn_q.weight", [64, 4], F32, 0)])
 
 
+@cache
+def _vocabulary(count: int) -> bytes:
+    tokens = [f"token{number:07d}" for number in range(count)]
+    return key("tokenizer.ggml.tokens", ARRAY, (STRING, tokens))
+
+
 def gguf_header(
     *,
     architecture: str = "llama",
@@ -43,7 +50,6 @@ def gguf_header(
     keys: Sequence[bytes] = (),
 ) -> bytes:
     """A GGUF v3 header with one F32 tensor of 64 x 4 and a vocabulary of `vocabulary` tokens."""
-    tokens = [f"token{number:07d}" for number in range(vocabulary)]
     numbers = {
         "block_count": 2,
         "embedding_length": 64,
@@ -54,7 +60,7 @@ def gguf_header(
     all_keys = [
         key("general.architecture", STRING, architecture),
         *(key(f"{architecture}.{name}", UINT32, value) for name, value in numbers.items()),
-        key("tokenizer.ggml.tokens", ARRAY, (STRING, tokens)),
+        _vocabulary(vocabulary),
         *keys,
     ]
     return gguf(all_keys, [entry("token_embd.weight", [64, 4], F32, 0)]) + extra

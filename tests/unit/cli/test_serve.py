@@ -14,9 +14,8 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import psutil
 import pytest
 from tests.patience import PATIENCE_S, wait_until
@@ -27,6 +26,9 @@ from edgekit.cli import main
 from edgekit.runtime.llamacpp import settings
 from edgekit.runtime.llamacpp.ports import is_loopback
 from edgekit.units import MIB
+
+if TYPE_CHECKING:
+    import openai
 
 SLOTS, WAITING, CLIENTS = 4, 10, 32
 
@@ -71,6 +73,8 @@ def server(model: Path) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def client(server: dict[str, Any]) -> Iterator[openai.OpenAI]:
+    import openai  # takes a second: not while tests are collected
+
     with openai.OpenAI(base_url=server["openai_base_url"], api_key="none", max_retries=0) as one:
         yield one
 
@@ -110,6 +114,8 @@ def test_all_that_it_holds_is_near_the_bill(server: dict[str, Any], client: open
 
 
 def test_more_requests_than_slots_wait_and_none_is_lost(server: dict[str, Any]) -> None:
+    import openai
+
     async def one(client: openai.AsyncOpenAI, number: int) -> int:
         reply = await client.completions.create(
             model="any", prompt=f"request {number}", max_tokens=16, extra_body={"ignore_eos": True}
