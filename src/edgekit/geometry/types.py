@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from edgekit.basis import Basis
 
@@ -29,6 +30,17 @@ class Stream:
     span: Span = Span.ALL
     span_tokens: int = 0  # 0 for Span.ALL
     tokens_per_row: int = 1
+
+
+@lru_cache(maxsize=1024)  # asked for every layer of every placement
+def _streams(
+    wide: tuple[tuple[str, int], ...], span: Span, span_tokens: int
+) -> tuple[Stream, ...]:
+    return tuple(
+        Stream(name=name, elements=elements, span=span, span_tokens=span_tokens)
+        for name, elements in wide
+        if elements
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +93,7 @@ class Attention(LayerKind):
     @property
     def streams(self) -> tuple[Stream, ...]:
         wide = (("k", self.kv_heads * self.key_dim), ("v", self.kv_heads * self.value_dim))
-        return tuple(
-            Stream(name=name, elements=elements, span=self.span, span_tokens=self.span_tokens)
-            for name, elements in (*wide, ("index", self.index_dim))
-            if elements
-        )
+        return _streams((*wide, ("index", self.index_dim)), self.span, self.span_tokens)
 
 
 _SPAN_LABELS = {
@@ -123,11 +131,8 @@ class LatentAttention(LayerKind):
     def streams(self) -> tuple[Stream, ...]:
         latent = (("latent", self.latent_dim + self.rope_dim),)
         full = (("k", self.heads * self.key_dim), ("v", self.heads * self.value_dim))
-        return tuple(
-            Stream(name=name, elements=elements, span=self.span, span_tokens=self.span_tokens)
-            for name, elements in (*(latent if self.absorbed else full), ("index", self.index_dim))
-            if elements
-        )
+        wide = (*(latent if self.absorbed else full), ("index", self.index_dim))
+        return _streams(wide, self.span, self.span_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -168,10 +168,11 @@ class _Chooser:
         return "Q8_0" if uneven or self.model.architecture == "falcon" else self.row.output
 
     def _in_layer(self, met: Met) -> str:
-        kind, place = met.kind, self._place(met)
+        kind, chosen = met.kind, self.row.base
+        if cases := self.row.cases(kind):
+            place = self._place(met)
+            chosen = next((type_ for when, type_ in cases if when(place)), "") or chosen
         self.met[kind] += 1
-        cases = self.row.cases(kind)
-        chosen = next((type_ for when, type_ in cases if when(place)), "") or self.row.base
         return self._raised(chosen) if kind is Kind.VALUE and self.row.raises_values else chosen
 
     def _place(self, met: Met) -> Place:

@@ -386,13 +386,23 @@ def sums_of(placed: Iterable[Placed]) -> dict[tuple[int | None, Pool], tuple[int
 def _groups(model: Model) -> tuple[_Group, ...]:
     idle = LOADED_IDLE.get(model.geometry.architecture)
     groups: dict[tuple[object, ...], _Group] = {}
+    sizes: dict[tuple[object, ...], tuple[int, int]] = {}  # a model has few different tensors
     for tensor, block in model.keep("tensor blocks", lambda: _blocks(model)):
         name, is_idle = tensor.name, bool(idle and idle.search(tensor.name))
         kind = (name,) if block is None else (bool(_EXPERTS.search(name)), name.endswith(".ssm_a"))
-        group = groups.setdefault((block, is_idle, *kind), _Group(name, block, is_idle))
+        key = (block, is_idle, *kind)
+        group = groups.get(key)
+        if group is None:
+            group = groups[key] = _Group(name, block, is_idle)
+        own = (tensor.size_bytes, tensor.shape, tensor.type.name)
+        if own not in sizes:
+            placed = (Placed(tensor=tensor, pool=pool, block=block) for pool in (HOST, DEVICE))
+            on_host, on_device = (one.size_bytes for one in placed)
+            sizes[own] = on_host, on_device
+        host_bytes, device_bytes = sizes[own]
         group.count += 1
-        group.host_bytes += Placed(tensor=tensor, pool=HOST, block=block).size_bytes
-        group.device_bytes += Placed(tensor=tensor, pool=DEVICE, block=block).size_bytes
+        group.host_bytes += host_bytes
+        group.device_bytes += device_bytes
     return tuple(groups.values())
 
 
