@@ -17,7 +17,6 @@ from edgekit.catalog.repositories import original_repository
 from edgekit.catalog.types import Catalog, Entry, Kind
 from edgekit.engine import FROM_GGUF, engine_for, engine_name, quant_names
 from edgekit.engine.llamacpp.as_gguf import MADE_IN_MXFP4, convert, default_mix
-from edgekit.engine.mlx.types import Mode, Quantize
 from edgekit.engine.quant_names import read_quant, takes
 from edgekit.errors import (
     CancelledError,
@@ -259,10 +258,9 @@ class ResolvedModel(Resolved[Opened]):
     def _quantisation(self, setup: Any) -> str:
         """The one that was asked for, as reports name it: 'Q4_K_M', '4 bit', 'fp8'."""
         packed = getattr(setup, "quantize", None)
-        if isinstance(packed, Quantize) and packed.rest and packed.recipe is None:
-            if packed.packing.mode is Mode.AFFINE:
-                return f"{packed.packing.bits} bit"
-            return str(packed.packing.mode.value)
+        if hasattr(packed, "packing") and packed.rest and packed.recipe is None:  # MLX
+            mode = packed.packing.mode.value
+            return f"{packed.packing.bits} bit" if mode == "affine" else str(mode)
         options = ("mix", "quantization")
         found = next(filter(None, (getattr(setup, name, None) for name in options)), self.quant)
         return found or "as requested"

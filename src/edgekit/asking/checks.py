@@ -43,7 +43,6 @@ from edgekit.report.bill import Bill
 from edgekit.report.check import Check, Unanswered
 from edgekit.report.check_json import check_json, checks_json
 from edgekit.report.commands import Ready, commands_of
-from edgekit.report.commands.vllm import most_sequences
 from edgekit.report.plan_run import main_command
 from edgekit.resolver import AUTO, ResolvedModel, automatic, resolve_model
 from edgekit.source.folders import is_here
@@ -279,6 +278,8 @@ def _told(
     }
     pool = _whole_pool(question, result, load) if engine == "vllm" else None
     if pool is not None and "max_num_seqs" not in values:
+        from edgekit.report.commands.vllm import most_sequences  # the whole engine comes with it
+
         most = most_sequences(question.model, pool)
         settled |= {} if most is None else {"max_num_seqs": most}
     bill = told_bill(opened, engine, settled, (load, setup), result.estimate)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from edgekit.embed.tokenizer.cost import vocabulary_bytes
 from edgekit.engine.types import Model
 from edgekit.errors import HardwareError, UsageError
 from edgekit.hardware.apple import longest_buffer_bytes
@@ -423,6 +422,7 @@ def _mlx_ways(question: Question) -> Iterator[Way]:
 
 def _stream_ways(question: Question) -> Iterator[Way]:
     """Weights that stay in memory need no reading: all of them first, then fewer, then none."""
+    from edgekit.embed.tokenizer.cost import vocabulary_bytes
     from edgekit.engine.stream import matrix_bytes, stream_model
     from edgekit.engine.stream.setup import StreamSetup
     from edgekit.engine.stream.threads import usual_threads

@@ -45,18 +45,29 @@ def ready_commands(
     plan: Plan, *, files: ModelFiles | None = None, more: tuple[str, ...] = ()
 ) -> tuple[Ready, ...]:
     """In the order in which they are to be run; `files` are those the wish's model was found in."""
-    from edgekit.report.commands import limits, llamacpp, lm_studio, mlx, ollama, vllm
+    from edgekit.report.commands import limits
 
-    makers: dict[str, tuple[Callable[[Planned], Iterator[Ready]], ...]] = {
-        "llama.cpp": (llamacpp.ready, ollama.ready, lm_studio.ready),
-        "vllm": (vllm.ready,),
-        "mlx": (mlx.ready, lm_studio.ready),
-    }
     planned = Planned(plan=plan, files=files, more=more)
-    if plan.wish.engine == "llama.cpp" and _is_by_hand(plan.result.way.setup):
-        makers["llama.cpp"] = (llamacpp.ready,)  # the others have no flags for it
-    first = limits.ready(planned)
-    return (*first, *(one for make in makers[plan.wish.engine] for one in make(planned)))
+    return (*limits.ready(planned), *(one for make in _makers(plan) for one in make(planned)))
+
+
+def _makers(plan: Plan) -> tuple[Callable[[Planned], Iterator[Ready]], ...]:
+    """A program's file imports its whole engine: only those of this engine."""
+    from edgekit.report.commands import lm_studio
+
+    if plan.wish.engine == "vllm":
+        from edgekit.report.commands import vllm
+
+        return (vllm.ready,)
+    if plan.wish.engine == "mlx":
+        from edgekit.report.commands import mlx
+
+        return mlx.ready, lm_studio.ready
+    from edgekit.report.commands import llamacpp, ollama
+
+    if _is_by_hand(plan.result.way.setup):
+        return (llamacpp.ready,)  # the others have no flags for it
+    return llamacpp.ready, ollama.ready, lm_studio.ready
 
 
 def _is_by_hand(setup: LlamaCppSetup) -> bool:
