@@ -32,7 +32,7 @@ class Tried:
     """One setting of a lever that was looked at."""
 
     value: str
-    outcome: str | Callable[[], str]  # with its numbers, which may take a bill to find out
+    outcome: str | Callable[[], str] = field(compare=False)  # finding out may take a bill
     taken: bool = False
 
     @property

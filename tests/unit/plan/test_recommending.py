@@ -100,8 +100,17 @@ def test_the_order_of_the_catalog_does_not_matter() -> None:
 
 
 def answer(found: Recommendation) -> list[tuple[Any, ...]]:
-    plans = [(one.entry.id, one.plan) for one in found.suggestions]
-    return [(name, plan.decisions, plan.load, plan.result.estimate, plan.speed) for name, plan in plans]  # fmt: skip
+    return [
+        (
+            one.entry.id,
+            one.plan.decisions,
+            [tried.told for step in one.plan.decisions for tried in step.tried],
+            one.plan.load,
+            one.plan.result.estimate,
+            one.plan.speed,
+        )
+        for one in found.suggestions
+    ]
 
 
 def test_equals_are_told_apart_by_their_names() -> None:
