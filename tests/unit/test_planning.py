@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 from tests.unit.cli.test_estimate import write_model
 from tests.unit.plan.machines import cards, cpu, mac
-from tests.unit.plan.wishes import is_within, rated
+from tests.unit.plan.wishes import rated
 
 from edgekit.catalog import find_entry, read_catalog
 from edgekit.catalog.types import Catalog

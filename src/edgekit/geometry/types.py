@@ -33,9 +33,7 @@ class Stream:
 
 
 @lru_cache(maxsize=1024)  # asked for every layer of every placement
-def _streams(
-    wide: tuple[tuple[str, int], ...], span: Span, span_tokens: int
-) -> tuple[Stream, ...]:
+def _streams(wide: tuple[tuple[str, int], ...], span: Span, span_tokens: int) -> tuple[Stream, ...]:
     return tuple(
         Stream(name=name, elements=elements, span=span, span_tokens=span_tokens)
         for name, elements in wide
