@@ -324,7 +324,8 @@ def _python(question: Question) -> Answer:
     from edgekit.models import model_preflight
 
     options: Json = dict(question.flags)
-    asked = {name: options.pop(name) for name in ("context", *OF_THE_VERDICT) if name in options}
+    names = ("context", *OF_THE_VERDICT)
+    asked: Json = {name: options.pop(name) for name in names if name in options} | question.machine
     if "job" in asked:
         asked["job"] = tuple(map(int, str(asked["job"]).split("+")))
     asked["max_use"] = read_max_use(asked.get("max_use"))
@@ -332,9 +333,7 @@ def _python(question: Question) -> Answer:
     if "tensor_split" in options:
         options["tensor_split"] = [float(share) for share in options["tensor_split"].split(",")]
     try:
-        result = model_preflight(
-            question.model, question.engine, options=options, **asked, **question.machine
-        )
+        result = model_preflight(question.model, question.engine, options=options, **asked)
     except EdgekitError as error:
         return Answer(verdict=type(error).__name__)
     flags = typed(OPTIONS[result.engine].settled(result.way.setup))

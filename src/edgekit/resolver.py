@@ -379,19 +379,19 @@ def automatic(
     Raises what `ask` raises: a mistake in the question is one for every engine.
     """
     engine = named.engine(AUTO, machine)
-    first, failure = None, None
+    if engine == LLAMACPP:
+        return ask(engine), ""
+    note = f"checked for llama.cpp, because it does not fit with {engine}: "
     try:
         first = ask(engine)
-        why = "; ".join(result_of(first).reasons)
     except (RefusedError, HardwareError) as error:
-        failure, why = error, str(error)
-    is_final = engine == LLAMACPP or (first is not None and result_of(first).can_load)
-    other = None if is_final else _fitting(ask, result_of)
-    if other is not None:
-        return other, f"checked for llama.cpp, because it does not fit with {engine}: {why}"
-    if first is None:
-        raise failure
-    return first, ""
+        other = _fitting(ask, result_of)
+        if other is None:
+            raise
+        return other, f"{note}{error}"
+    result = result_of(first)
+    other = None if result.can_load else _fitting(ask, result_of)
+    return (first, "") if other is None else (other, f"{note}{'; '.join(result.reasons)}")
 
 
 def _fitting(

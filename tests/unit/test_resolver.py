@@ -181,7 +181,7 @@ def folder(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-CARD = {"device": "RTX 4090", "ram": "64G"}
+CARD: dict[str, Any] = {"device": "RTX 4090", "ram": "64G"}
 
 
 def test_a_folder_that_vllm_has_no_room_for_is_llama_cpps_in_every_command(
