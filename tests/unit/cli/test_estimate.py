@@ -199,7 +199,7 @@ def test_the_command_says_what_was_asked(
         ([SAMPLE, "--backend", "tpu"], 2, "is not one of cpu, cuda, metal, vulkan"),
         ([SAMPLE, "-ts", "a,b"], 2, "is not a list of shares (write for example 3,1)"),
         ([SAMPLE, "-ts", "1,1,1", "--device-memory", "24G"], 2, "has 1 GPUs and --rpc 0 devices, but --tensor-split has 3"),
-        ([SAMPLE, "--mmproj", "auto"], 2, "no mmproj file next to the model"),
+        ([SAMPLE, "--mmproj", "auto"], 2, "no mmproj file was found next to the model"),
         ([SAMPLE, "--mmproj", SAMPLE], 2, "is not a projector"),
         ([SAMPLE, "--lora", SAMPLE], 2, "is not an adapter"),
         (["../no/such/file.gguf"], 4, "no/such/file.gguf"),

@@ -127,7 +127,7 @@ def test_an_error_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = ask(capsys, MODEL, "--ram", "16G", "--nodes", "2", "--json")
     assert code == 2
     assert json.loads(out)["error"]["type"] == "UsageError"
-    assert "planned for vLLM, not for llama.cpp" in err
+    assert "only works with vLLM, not with llama.cpp" in err
 
 
 # --- wishes

@@ -184,9 +184,9 @@ def test_no_hardware_for_the_engine(engine: str, machine: Any, told: str) -> Non
     ("wish", "told"),
     [
         (replace(one_file(LLAMA, cpu(16)), variants=()), "no quantisation to choose from"),
-        (one_file(LLAMA, cpu(16), users=0), "0 users"),
-        (one_file(LLAMA, cpu(16), nodes=0), "0 machines"),
-        (one_file(LLAMA, cpu(16), nodes=2), "planned for vLLM, not for llama.cpp"),
+        (one_file(LLAMA, cpu(16), users=0), "--users must be 1 to 256"),
+        (one_file(LLAMA, cpu(16), nodes=0), "--nodes must be 1 to 64"),
+        (one_file(LLAMA, cpu(16), nodes=2), "only works with vLLM, not with llama.cpp"),
         (
             one_file(LLAMA, cpu(16), min_context=-1),
             r"--min-context must not be negative \(got -1\)",
