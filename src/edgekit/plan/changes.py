@@ -14,7 +14,7 @@ from edgekit.hardware.gpu_limit import raised_limit
 from edgekit.hardware.types import HostMemory, Machine
 from edgekit.memory.types import HOST, Load
 from edgekit.plan.caches import CacheChoice, cache_choices, with_setup
-from edgekit.plan.choice import at, choose
+from edgekit.plan.choice import READING_TOKENS_PER_S, at, choose
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.placement import PLACED, ways_of
 from edgekit.plan.types import (
@@ -23,6 +23,7 @@ from edgekit.plan.types import (
     ChangeKind,
     PreflightResult,
     Question,
+    Speed,
     Start,
     Use,
     Variant,
@@ -32,6 +33,8 @@ from edgekit.units import GIB, MIB, format_bytes
 
 MLX_BITS = (3,)  # unquantised repositories are judged at 4 already
 SHORTER_TOKENS = (8192, 4096)  # below the minimum of 16K, and still of use
+LEAST_ACCURACY = 300  # in hundredths of a bit per weight: worse weights are not offered for speed
+FASTER = 1.5  # times, for a shorter context to be offered
 WORTHWHILE = 1.25  # a context so much longer is worth a smaller cache
 BEYOND_ANY_HOST_BYTES = 2**50
 
@@ -45,32 +48,36 @@ def changes(question: Question, result: PreflightResult) -> tuple[Change, ...]:
 
 
 def _context(question: Question, result: PreflightResult) -> Iterator[Change]:
-    """The longest context that fits, where the one that was judged does not."""
-    if not result.max_context or result.max_context >= result.context_tokens:
-        return
-    tokens = result.max_context
-    found = _judged(replace(question, load=replace(question.load, context_tokens=tokens), job=None))
-    if found is None:
-        return
-    each = tokens // result.streams  # -c is the context of one user
-    yield Change(
-        kind=ChangeKind.CONTEXT,
-        value=f"{each}",
-        told=f"-c {each}: fits{_changed(found, question)}",
-        flags={"context": f"{each}"},
-        max_context=tokens,
-        result=found,
+    """The longest context that fits, where the one that was judged does not; with other weights, a short one."""
+    streams = result.streams
+    tried = (
+        [result.max_context] if result.max_context else [one * streams for one in SHORTER_TOKENS]
     )
+    for tokens in (one for one in tried if one < result.context_tokens):
+        load = replace(question.load, context_tokens=tokens)
+        found = _judged(replace(question, load=load, job=None))
+        if found is not None:
+            each = tokens // streams  # -c is the context of one user
+            yield Change(
+                kind=ChangeKind.CONTEXT,
+                value=f"{each}",
+                told=f"-c {each}: fits{_changed(found, result, question)}",
+                flags={"context": f"{each}"},
+                max_context=tokens,
+                result=found,
+            )
+            return
 
 
-def _changed(found: PreflightResult, question: Question) -> str:
+def _changed(found: PreflightResult, result: PreflightResult, question: Question) -> str:
     """What else than the context is not as it would be with more memory."""
     own, *others = cache_choices(question)
     is_eight_bit = any(one.name == found.cache and one.is_eight_bit for one in others)
     words = "an 8-bit" if is_eight_bit else f"a {found.cache}"
     cache = "" if found.cache == own.name else f" with {words} cache"
+    weights = "" if found.quantization == result.quantization else f" at {found.quantization}"
     is_whole = found.way.whole or found.engine in {"mlx", "vllm"}
-    return cache if is_whole else f"{cache}, {found.way.because}"
+    return f"{weights}{cache}" if is_whole else f"{weights}{cache}, {found.way.because}"
 
 
 def _cache(question: Question, result: PreflightResult) -> Iterator[Change]:
@@ -80,19 +87,24 @@ def _cache(question: Question, result: PreflightResult) -> Iterator[Change]:
     for choice in cache_choices(question)[1:]:
         if choice.name == result.cache:
             continue
-        found = _judged(choice.of(question))
+        found = _judged(choice.of(_with_weights(question, result)))
         if found is None or found.max_context < result.max_context * WORTHWHILE:
             continue
         yield Change(
             kind=ChangeKind.CACHE,
             value=choice.name,
-            told=f"{choice.flags}{' (8-bit cache)' if choice.is_eight_bit else ''}: up to "
+            told=f"{choice.flags} ({'8-bit cache' if choice.is_eight_bit else 'less accurate'}): up to "
             f"{found.max_context // found.streams:,} tokens",
             flags=_cache_flags(choice),
             max_context=found.max_context,
             result=found,
         )
         return
+
+
+def _with_weights(question: Question, result: PreflightResult) -> Question:
+    """The question about the weights that were chosen, whatever memory a change leaves for better ones."""
+    return question if result.variant is None else replace(question, variants=(result.variant,))
 
 
 def _cache_flags(choice: CacheChoice) -> dict[str, str]:
@@ -107,6 +119,8 @@ def limit_changes(question: Question, result: PreflightResult) -> Iterator[Chang
     longer context. An answer never counts on it: it has to be set first.
     """
     raised = raised_limit(question.machine)
+    if not result.failed and result.way.whole:
+        question = _with_weights(question, result)
     found = None if raised is None else _judged(replace(question, machine=raised.machine))
     if raised is None or found is None:
         return
@@ -114,7 +128,7 @@ def limit_changes(question: Question, result: PreflightResult) -> Iterator[Chang
     if result.failed:
         outcome = f"fits at {found.context_tokens // found.streams:,} tokens"
     elif moves:
-        outcome = _on_the_gpu(found)
+        outcome = _gpu_words(found)
     elif found.max_context > result.max_context:
         outcome = f"up to {found.max_context // found.streams:,} tokens"
     else:
@@ -127,28 +141,53 @@ def limit_changes(question: Question, result: PreflightResult) -> Iterator[Chang
     )
 
 
-def _on_the_gpu(found: PreflightResult) -> str:
+def _gpu_words(found: PreflightResult) -> str:
     """'runs on the GPU at 32,768 tokens, about 20 tokens/s'."""
+    where = "on the GPU" if found.way.whole else f"with {found.way.because}"
     speed = "" if found.speed is None else f", about {found.speed.typical:.2g} tokens/s"
-    return f"runs on the GPU at {found.context_tokens // found.streams:,} tokens{speed}"
+    return f"runs {where} at {found.context_tokens // found.streams:,} tokens{speed}"
 
 
-def _shorter(question: Question, result: PreflightResult) -> Iterator[Change]:
-    """A context below the minimum that keeps all of the model on the GPU."""
-    if result.asked or result.way.whole or not result.way.cards or question.engine != "llama.cpp":
+def _to_the_gpu(question: Question, result: PreflightResult) -> Iterator[Change]:
+    """A context below the minimum that keeps all of the model on the GPU. Of a slow model also one that makes it
+    clearly faster, and weights of fewer bits that are all on the GPU.
+    """
+    if result.way.whole or not result.way.cards or question.engine != "llama.cpp":
         return
-    for tokens in SHORTER_TOKENS:
+    speed = result.speed
+    is_slow = speed is not None and speed.typical < READING_TOKENS_PER_S
+    for tokens in () if result.asked else SHORTER_TOKENS:
         load = replace(question.load, context_tokens=tokens * result.streams)
         found = _judged(replace(question, load=load))
+        if found is None or not (found.way.whole or (is_slow and _is_faster(found, speed))):
+            continue
+        yield Change(
+            kind=ChangeKind.CONTEXT,
+            value=f"{tokens}",
+            told=f"-c {tokens}: {_gpu_words(found)}",
+            flags={"context": f"{tokens}"},
+            result=found,
+        )
+        break
+    low = [one for one in question.variants if not one.is_good and one.accuracy >= LEAST_ACCURACY]
+    for one in low if is_slow else ():
+        found = _judged(replace(at(question, one), variants=(one,)))
         if found is not None and found.way.whole:
             yield Change(
-                kind=ChangeKind.CONTEXT,
-                value=f"{tokens}",
-                told=f"-c {tokens}: {_on_the_gpu(found)}",
-                flags={"context": f"{tokens}"},
+                kind=ChangeKind.WEIGHTS,
+                value=one.name,
+                told=f"--quant {one.name} (less accurate): {_gpu_words(found)}",
+                flags=_weights_flags(one),
+                max_context=found.max_context,
                 result=found,
             )
             return
+
+
+def _is_faster(found: PreflightResult, than: Speed | None) -> bool:
+    if found.speed is None or than is None:
+        return False
+    return found.speed.typical >= FASTER * than.typical
 
 
 def _weights(question: Question, result: PreflightResult) -> Iterator[Change]:
@@ -176,7 +215,7 @@ def _smaller_weights(
     if low:
         for one in low:
             asked = replace(at(question, one), variants=(one,))
-            yield one.name, f"--quant {one.name}", _weights_flags(one), asked
+            yield one.name, f"--quant {one.name.replace(' ', '')}", _weights_flags(one), asked
     elif (
         question.engine == "llama.cpp"
         and not question.variants
@@ -426,4 +465,4 @@ _TO_FIT: tuple[Maker, ...] = (
     _more_cards,
     _device,
 )
-_TO_STRETCH: tuple[Maker, ...] = (_shorter, limit_changes, _cache)
+_TO_STRETCH: tuple[Maker, ...] = (_to_the_gpu, limit_changes, _cache)

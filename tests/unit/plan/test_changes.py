@@ -9,13 +9,17 @@ import pytest
 from tests.thoroughness import sampled
 from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.test_verdict import ask, of_config, recorded
+from tests.unit.plan.wishes import any_mix, rated
 
+from edgekit.catalog import find_entry, open_entry
 from edgekit.hardware.types import HostMemory
 from edgekit.hardware.wishes import wished_machine
 from edgekit.memory.cache_types import cache_type
 from edgekit.memory.types import Load
 from edgekit.plan.changes import changes
+from edgekit.plan.making import question_of
 from edgekit.plan.types import Change, ChangeKind, PreflightResult, Question, Start
+from edgekit.plan.variants import variants_of
 from edgekit.plan.verdict import judge
 from edgekit.units import parse_size
 
@@ -178,3 +182,35 @@ def test_contexts_are_those_of_one_user() -> None:
     found = [one.told for one in changes(question, result) if one.kind is ChangeKind.DEVICE]
     assert found
     assert all(told.endswith(" all of it at 32,768 tokens for each of 8 users") for told in found)
+
+
+def test_a_slow_model_is_offered_fewer_bits_that_keep_it_on_the_gpu() -> None:
+    question = question_of(any_mix("llama-3.1-8b", rated(cards(6), host=20)))
+    result = judge(question)
+    assert result.step == 6
+    (change,) = (one for one in changes(question, result) if one.kind is ChangeKind.WEIGHTS)
+    assert change.told.startswith(f"--quant {change.value} (less accurate): runs on the GPU at ")
+    assert change.result is not None
+    assert change.result.way.whole
+
+
+def test_a_smaller_cache_is_offered_with_the_weights_that_were_chosen() -> None:
+    question = question_of(any_mix("llama-3.1-8b", rated(cards(14))))
+    result = judge(question)
+    (change,) = (one for one in changes(question, result) if one.kind is ChangeKind.CACHE)
+    assert change.result is not None
+    assert change.result.quantization == result.quantization
+    assert change.result.max_context > 1.25 * result.max_context
+
+
+def test_a_short_context_is_offered_with_other_weights() -> None:
+    """16 bits never fit 8 GiB; 4 bits do, with 4K."""
+    model = open_entry(find_entry("qwen3-8b"), "vllm")
+    variants = variants_of(model, "vllm", settled=False, label="qwen3-8b")
+    question = ask(model, cards(8, ram=None), "vllm", variants=variants)
+    (change,) = (
+        one for one in changes(question, judge(question)) if one.kind is ChangeKind.CONTEXT
+    )
+    assert change.told == "-c 4096: fits at AWQ with an 8-bit cache"
+    load = Load(context_tokens=int(change.value))
+    assert judge(replace(question, load=load)).can_load
