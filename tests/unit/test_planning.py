@@ -72,7 +72,7 @@ def test_a_name_that_is_nearly_right_is_offered() -> None:
 
 
 def test_an_unknown_name() -> None:
-    with pytest.raises(EdgekitError, match="model not found: no-such-model"):
+    with pytest.raises(EdgekitError, match="model not found: 'no-such-model'"):
         resolve_model("no-such-model")
 
 

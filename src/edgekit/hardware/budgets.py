@@ -184,7 +184,7 @@ def stream_budgets(
     reserve = STREAM_PROCESS_BYTES + threads * STREAM_THREAD_BYTES + vocabulary_bytes
     because = "for Python, its libraries and the vocabulary"
     if not vocabulary_bytes:
-        because = "for Python and its libraries (a vocabulary adds to it)"
+        because = "for Python and its libraries (plus the vocabulary)"
     return (_ram(machine.host, (), reserve, because),)
 
 

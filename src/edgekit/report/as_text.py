@@ -287,7 +287,7 @@ def layers_text(geometry: ModelGeometry) -> str:
                 ", ".join(remembered),
             )
         )
-    return table(("layer", "kind", "heads", "feed-forward", "remembers"), rows)
+    return table(("layer", "kind", "heads", "feed-forward", "cache"), rows)
 
 
 def tensors_text(found: Inspection) -> str:

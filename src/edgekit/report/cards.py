@@ -92,7 +92,7 @@ def _task_words(ask: Ask) -> str:
     task = _TASKS[ask.task]
     tokens = ask.wanted_tokens
     if tokens is not None:
-        task += f" with {tokens:,} tokens" if tokens else " with the model's whole context"
+        task += f" at {tokens:,} tokens" if tokens else " at the model's full context"
         return f"{task} for each of {ask.users} users" if ask.users else task
     return f"{task} with {ask.users} users at once" if ask.users else task
 

@@ -57,7 +57,7 @@ def _answer(machine: Machine) -> str:
 
 def _device_answer(device: Accelerator) -> str:
     if device.unified:
-        return f"{device.name} shares it"
+        return f"{device.name} GPU shares it"
     return f"{device.name} with {_of(device.free_bytes, device.total_bytes)} free"
 
 

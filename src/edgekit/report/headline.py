@@ -172,7 +172,7 @@ def _limits(result: PreflightResult) -> str:
     if _CUT in result.window:
         return " (the model's limit, shorter than the job)"
     if native and result.context_tokens // result.streams > native:
-        return f" (beyond the model's own {context_words(native)})"
+        return f" (beyond the model's native {context_words(native)})"
     return ""
 
 

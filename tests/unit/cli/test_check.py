@@ -67,7 +67,7 @@ ANSWERS = [
     (["--ram", "300M"], 3, "Does not fit your 300 MiB RAM, even at 16K with an 8-bit cache: needs 5.8 GiB, 0.0 usable"),
     (["--ram", "8G", "-c", "4k"], 0, "Runs on the CPU: 5.2 of 7.0 GiB at 4K"),
     (["--ram", "8G", "-c", "128k"], 3, "Does not fit your 8 GiB RAM at 128K, even with an 8-bit cache: needs 13.3 GiB, 7.0 usable; fits up to 34K"),
-    (["--ram", "64G", "-c", "200k"], 0, "Runs on the CPU: 29.9 of 63.0 GiB at 200K (beyond the model's own 128K)"),
+    (["--ram", "64G", "-c", "200k"], 0, "Runs on the CPU: 29.9 of 63.0 GiB at 200K (beyond the model's native 128K)"),
     (["--ram", "24G", "--job", "6000+800"], 0, "Runs on the CPU: 5.5 of 23.0 GiB at 6,864 tokens"),
     (["--ram", "24G", "--window-budget", "1G"], 0, "Runs on the CPU: 6.7 of 23.0 GiB at 16K"),
     (["--vram", "24G,24G"], 0, "Runs fully on your 2x 24 GiB GPU: 11.8 of 23.0 GiB on the fuller card at 128K"),

@@ -192,7 +192,7 @@ def test_a_context_beyond_the_models_own_is_planned_and_named(
 ) -> None:
     told = ask_json(capsys, MODEL, "--ram", "32G", "-c", "50k", *users)
     assert told["context_tokens"] == 51_200
-    assert f" at {window} (beyond the model's own 40K)" in told["headline"]
+    assert f" at {window} (beyond the model's native 40K)" in told["headline"]
 
 
 # --- contradictions, and what cannot be read
@@ -249,7 +249,7 @@ def test_engines_and_machines_that_do_not_go_together(
 @pytest.mark.parametrize(
     ("name", "code", "told"),
     [
-        ("no-such-model", 4, "model not found: no-such-model"),
+        ("no-such-model", 4, "model not found: 'no-such-model'"),
         ("catalog:no-such-model", 4, "in the catalog"),
         ("acme/no-such-model", 4, "cannot reach"),
     ],

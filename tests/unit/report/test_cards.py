@@ -224,8 +224,8 @@ def test_a_machine_that_was_found_says_what_is_free() -> None:
     [
         ({}, "Best for chat on "),
         ({"task": Kind.EMBEDDING}, "Best for embeddings on "),
-        ({"context_tokens": 16384}, "Best for chat with 16,384 tokens on "),
-        ({"context_tokens": 16384, "users": 4}, "Best for chat with 16,384 tokens for each of 4 users on "),
+        ({"context_tokens": 16384}, "Best for chat at 16,384 tokens on "),
+        ({"context_tokens": 16384, "users": 4}, "Best for chat at 16,384 tokens for each of 4 users on "),
         ({"users": 4}, "Best for chat with 4 users at once on "),
     ],
 )  # fmt: skip

@@ -70,12 +70,12 @@ Usable   llama.cpp  17.00 GiB of RTX 4090: 18.00 GiB free minus 1 GiB reserve
          mlx        EdgeKit supports MLX on Apple silicon only, and this machine has none (--device
                     checks another machine)
          stream     12.94 GiB of RAM: 13.00 GiB free within its limit, minus 64.25 MiB for Python
-                    and its libraries (a vocabulary adds to it)
+                    and its libraries (plus the vocabulary)
 
 Note     GPU 2 does not answer
 """
 MAC = """\
-M3 Max: 36.00 of 36.00 GiB of RAM free, M3 Max shares it
+M3 Max: 36.00 of 36.00 GiB of RAM free, M3 Max GPU shares it
 macOS
 
 Memory   36.00 GiB, 36.00 GiB free
@@ -92,8 +92,8 @@ Usable   llama.cpp  27.00 GiB of unified memory: 36.00 GiB free; macOS lets the 
                     another machine)
          mlx        27.00 GiB of unified memory: 36.00 GiB free; macOS lets the GPU use 75 % of the
                     memory by default (iogpu.wired_limit_mb)
-         stream     35.94 GiB of RAM: 36.00 GiB free minus 64.25 MiB for Python and its libraries (a
-                    vocabulary adds to it)
+         stream     35.94 GiB of RAM: 36.00 GiB free minus 64.25 MiB for Python and its libraries
+                    (plus the vocabulary)
 """
 WISHED = """\
 4x T4: RAM unknown, 4x T4 with 16.00 of 16.00 GiB free

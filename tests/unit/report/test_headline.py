@@ -61,7 +61,7 @@ def weights(gib: float) -> tuple[Any, ...]:
         (result(variant=replace(CHOSEN, changes={}), quantization="IQ4_XS"), "Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 32K"),
         (result(context_tokens=12_345), "Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 12,345 tokens"),
         (result(streams=4), "Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 8K for each of 4 users"),
-        (result(context_tokens=262_144), "Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 256K (beyond the model's own 128K)"),
+        (result(context_tokens=262_144), "Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 256K (beyond the model's native 128K)"),
         (result(on=machine(card("T4", 24), card("T4", 24), ram_gib=None)), "Runs fully on your 2x T4: 11.5 of 23.0 GiB on the fuller card at 32K"),
         (result((*LINES, line(Component.WEIGHTS, 12 * GIB, HOST)), MACHINE), "Runs on your RTX 4090, just: 11.5 of 23.0 GiB VRAM and 13.5 of 15.0 GiB RAM at 32K"),
         (placed(n_cpu_moe=28), "Runs with the experts of 28 layers in RAM: 11.5 of 23.0 GiB VRAM and 1.5 of 15.0 GiB RAM at 32K"),
