@@ -381,7 +381,7 @@ def automatic(
     engine = named.engine(AUTO, machine)
     if engine == LLAMACPP:
         return ask(engine), ""
-    note = f"checked for llama.cpp, because it does not fit with {engine}: "
+    note = f"checked for llama.cpp, because {engine} cannot run it here: "
     try:
         first = ask(engine)
     except (RefusedError, HardwareError) as error:

@@ -188,7 +188,7 @@ def test_a_folder_that_vllm_has_no_room_for_is_llama_cpps_in_every_command(
     folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine = ("--device", "RTX 4090", "--ram", "64G")
-    why = "checked for llama.cpp, because it does not fit with vllm: "
+    why = "checked for llama.cpp, because vllm cannot run it here: "
     result = model_preflight(folder, options={}, **CARD)
     assert result.estimate.notes[0].startswith(why)
     for command in ("check", "plan"):
@@ -222,4 +222,4 @@ def test_a_mistake_in_the_question_is_not_asked_of_another_engine(
     else:
         found, note = automatic(named, fits.machine, ask, lambda result: result)
         assert found is fits
-        assert note.endswith("vllm does not fit: no")
+        assert note.endswith("vllm cannot run it here: no")

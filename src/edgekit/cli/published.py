@@ -11,7 +11,6 @@ from edgekit.catalog import find_entry
 from edgekit.catalog.repositories import Form, Repository, repositories_of
 from edgekit.errors import NotFoundError, RemoteNotFoundError, SourceError, UsageError
 from edgekit.header.mixes import mix_by_name
-from edgekit.memory.types import Load
 from edgekit.plan.variants import accuracy_of
 from edgekit.report.model_words import gguf_search
 from edgekit.resolver import ResolvedModel, resolve_model
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from edgekit.catalog.types import Entry
     from edgekit.cli.running import Confirm, Order
     from edgekit.estimation import Opened
-    from edgekit.hardware.types import Machine
     from edgekit.source.download import Download
 
 LLAMACPP = "llama.cpp"
@@ -45,20 +43,14 @@ def catalog_name(reference: str) -> tuple[Entry, str | None] | None:
     return None
 
 
-def open_published(
-    entry: Entry, quant: str | None, order: Order, machine: Machine
-) -> tuple[Order, Opened]:
+def open_published(entry: Entry, quant: str | None, order: Order) -> tuple[Order, Opened]:
     """The model as it would be downloaded, and the order with the repositories that have it. Nothing is fetched yet.
 
-    Without a quantisation the plan for this machine chooses one. UsageError where no repository is known.
+    Without a quantisation it is chosen for this machine. UsageError where no repository is known.
     """
     named = resolve_model(f"catalog:{entry.id}")
     known = repositories_of(entry.id, Form.GGUF)
-    mix = (
-        quant.upper()
-        if quant is not None
-        else _published_mix(_planned_mix(named, order, machine), known)
-    )
+    mix = quant.upper() if quant is not None else _published_mix(_chosen_mix(named, order), known)
     found = [one for one in known if mix is not None and one.tag(mix) is not None]
     if mix is None or not found:
         raise UsageError(_no_repository(entry.id, quant, known))
@@ -70,14 +62,16 @@ def open_published(
     return replace(order, published=references), opened
 
 
-def _planned_mix(named: ResolvedModel, order: Order, machine: Machine) -> str:
-    """As `plan` chooses for this machine; where nothing fits, the usual one, for the verdict to show the figures of."""
-    from edgekit.planning import Wanted, plan_model
+def _chosen_mix(named: ResolvedModel, order: Order) -> str:
+    """As `check` chooses with the same flags; where nothing fits, the usual one, whose figures the verdict shows."""
+    from edgekit.asking.checks import check_named
+    from edgekit.report.check import Check
 
-    load = Load(context_tokens=order.context or None)
-    wanted = Wanted(machine=machine, engine=LLAMACPP, load=load, drafter=False)
-    plan = plan_model(named, wanted, reach=Reach(network=False), thorough=False)
-    return plan.variant.name if plan.fits else named.as_file(LLAMACPP).mix
+    (found,) = check_named(named, order.asking(None), Reach(network=False))
+    if not isinstance(found, Check):
+        raise found.error
+    fits = found.result.can_load
+    return found.result.quantization if fits else named.as_file(order.engine).mix
 
 
 def _published_mix(mix: str, known: tuple[Repository, ...]) -> str | None:

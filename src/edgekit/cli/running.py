@@ -258,7 +258,7 @@ def open_order(
         return order, _runnable(named)
     if Kind.EMBEDDING in entry.kinds:
         raise UsageError(_EMBEDS.format(order.reference))
-    order, opened = open_published(entry, quant, order, _within(detect(), order.budget_bytes))
+    order, opened = open_published(entry, quant, order)
     told.say(f"{entry.id} at {opened.mix}, from {order.published[0].partition(':')[0]}")
     return order, opened
 

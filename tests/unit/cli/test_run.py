@@ -21,6 +21,7 @@ from tests.runnable import write_chatting, write_endless
 from tests.thoroughness import sampled
 
 from edgekit.cli import main
+from edgekit.hardware import this_or_wished
 
 ENGINES = ("llama.cpp", "stream")
 Ask = Callable[..., tuple[int, str, str]]
@@ -213,6 +214,26 @@ def test_run_judges_a_catalog_name_before_any_download(capsys: pytest.CaptureFix
     err = capsys.readouterr().err
     assert "deepseek-v3 at Q8_0, from unsloth/DeepSeek-V3-GGUF" in err
     assert "Does not fit" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "mix"),
+    [((), "Q6_K"), (("--max-use", "45%"), "Q4_K_M"), (("--reserve", "15G", "-c", "8k"), "Q5_K_M")],
+)
+def test_run_chooses_the_quantisation_that_check_chooses(
+    flags: tuple[str, ...],
+    mix: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    card = this_or_wished(devices=("RTX 4090",), ram="64G")
+    monkeypatch.setattr("edgekit.cli.running.detect", lambda: card)
+    assert main(("run", "qwen3-8b", "-p", "a", "--yes", "--offline", *flags)) == 4  # not downloaded
+    assert f"qwen3-8b at {mix}, from " in capsys.readouterr().err
+    main(
+        ("check", "qwen3-8b", "--device", "RTX 4090", "--ram", "64G", "-np", "1", "--json", *flags)
+    )
+    assert json.loads(capsys.readouterr().out)["quantization"] == mix
 
 
 @pytest.mark.parametrize("engine", sampled(ENGINES, each=2, turn=1))
