@@ -391,6 +391,7 @@ _WORDS = (
     (r"fully on the CPU", "CPU"),
     (r"fully on .*", "-ngl all"),
     (r"(\d+) of \d+ layers on .*", r"-ngl \1"),
+    (r"(\d+) of \d+ layers, no experts, on .*", r"-ngl \1 -cmoe"),
     (r"all but the experts of (\d+) of \d+ layers on .*", r"-ngl all -ncmoe \1"),
     (r"all but the experts on .*", "-ngl all -cmoe"),
     (r"shared by .*, tensor parallel (\d+)(, .* of its memory)?", r"-tp \1"),
