@@ -114,7 +114,7 @@ def _cache_flags(choice: CacheChoice) -> dict[str, str]:
     }
 
 
-def limit_changes(question: Question, result: PreflightResult) -> Iterator[Change]:
+def _limit(question: Question, result: PreflightResult) -> Iterator[Change]:
     """What the system lets the GPU use of a unified memory can be raised, so that it fits, runs on the GPU or holds a
     longer context. An answer never counts on it: it has to be set first.
     """
@@ -129,7 +129,7 @@ def limit_changes(question: Question, result: PreflightResult) -> Iterator[Chang
         outcome = f"fits at {found.context_tokens // found.streams:,} tokens"
     elif moves:
         outcome = _gpu_words(found)
-    elif found.max_context > result.max_context:
+    elif not result.asked and found.max_context > result.max_context:
         outcome = f"up to {found.max_context // found.streams:,} tokens"
     else:
         return
@@ -456,7 +456,7 @@ def _judged(question: Question) -> PreflightResult | None:
 Maker = Callable[[Question, PreflightResult], Iterator[Change]]
 _TO_FIT: tuple[Maker, ...] = (
     _context,
-    limit_changes,
+    _limit,
     _weights,
     _placement,
     _memory,
@@ -465,4 +465,4 @@ _TO_FIT: tuple[Maker, ...] = (
     _more_cards,
     _device,
 )
-_TO_STRETCH: tuple[Maker, ...] = (_to_the_gpu, limit_changes, _cache)
+_TO_STRETCH: tuple[Maker, ...] = (_to_the_gpu, _limit, _cache)

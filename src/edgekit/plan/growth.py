@@ -6,6 +6,8 @@ from edgekit.memory.types import HOST, Component, MemoryLine
 from edgekit.plan.types import PreflightResult
 from edgekit.units import MIB
 
+LEAST_PROMPTS_MIB = 64
+
 
 def growing_lines(result: PreflightResult) -> tuple[MemoryLine, ...]:
     """llama-server's prompt cache and checkpoints: nothing of them is taken at the start."""
@@ -33,6 +35,7 @@ def growth_limits(result: PreflightResult) -> dict[str, int]:
         return {}
     checkpoints = sum(line.size_bytes for line in lines if line.component is Component.CHECKPOINTS)
     prompts = min(max(left - checkpoints, left // 2) // MIB, setup.cache_ram_mib)
+    prompts = prompts if prompts >= LEAST_PROMPTS_MIB else 0  # less holds no conversation
     limits = {} if prompts == setup.cache_ram_mib else {"cache_ram": prompts}
     if checkpoints > left - prompts * MIB:
         one = checkpoints // setup.ctx_checkpoints  # of every slot

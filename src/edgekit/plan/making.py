@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from edgekit.engine.types import Model
 from edgekit.errors import UsageError
 from edgekit.memory.types import Load
-from edgekit.plan.changes import changes, limit_changes
+from edgekit.plan.changes import changes
 from edgekit.plan.choice import Attempt, Candidate, Choice, choose, reads_at_once, whole
 from edgekit.plan.context import UNKNOWN_NATIVE_TOKENS
 from edgekit.plan.drafting import propose_drafter
@@ -16,7 +16,7 @@ from edgekit.plan.pace import steady_pace
 from edgekit.plan.placement import PLACED
 from edgekit.plan.planned import Decision, Lever, Plan, Tried, Wish
 from edgekit.plan.sharing import decide_sequences
-from edgekit.plan.types import PreflightResult, Question
+from edgekit.plan.types import Change, ChangeKind, PreflightResult, Question
 from edgekit.plan.verdict import pinned_candidate, result_for
 from edgekit.units import format_bytes
 
@@ -49,7 +49,9 @@ def make_plan(
     if thorough:
         drafter, draft = propose_drafter(wish, found)
         decisions += [draft] if draft is not None else []
-        decisions += _further(wish, found, plan.result)
+        helps = changes(replace(question, model=found.variant.model), plan.result)
+        decisions += _further(wish, found, helps)
+        plan = replace(plan, changes=helps)
     return replace(plan, decisions=tuple(decisions), drafter=drafter)
 
 
@@ -179,7 +181,7 @@ def _weights_because(choice: Choice, found: Candidate) -> str:
 def _tried(attempts: tuple[Attempt, ...], found: Candidate) -> Iterator[Tried]:
     """Every row of SPEC A4's list that was looked at, up to the one that was taken."""
     for one in attempts:
-        each = one.tokens // one.ladder.top.streams
+        each = one.tokens // found.held.streams
         value = f"{one.variant.name}, {each:,} tokens, {one.cache.name} cache"
         taken = one.fits and (one.variant.name, one.cache.name) == (
             found.variant.name,
@@ -202,11 +204,11 @@ def _cache_because(found: Candidate) -> str:
     return "the engine's default does not fit at this context"
 
 
-def _further(wish: Wish, found: Candidate, result: PreflightResult) -> Iterator[Decision]:
+def _further(wish: Wish, found: Candidate, helps: Sequence[Change]) -> Iterator[Decision]:
     several = wish.engine == "vllm"  # more requests may take more cards
     yield decide_sequences(wish, found, whole(found.question) if several else (found.held.way,))
-    if not result.asked or not result.way.whole:
-        for change in limit_changes(question_of(wish), result):
+    for change in helps:
+        if change.kind is ChangeKind.MEMORY:
             yield Decision(lever=Lever.LIMIT, value=change.value, because=change.told)
 
 

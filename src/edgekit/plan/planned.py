@@ -100,6 +100,7 @@ class Plan:
         None  # the middle, with an empty cache: plans are compared by it
     )
     to_fit: tuple[Change, ...] = ()  # what would help where it does not fit
+    changes: tuple[Change, ...] = ()  # what would change it where it does
 
     @property
     def fits(self) -> bool:

@@ -13,7 +13,7 @@ from edgekit.catalog.types import Entry, Kind
 from edgekit.errors import CancelledError, EdgekitError, RefusedError, UnknownArchitectureError
 from edgekit.hardware.budgets import check_runs
 from edgekit.hardware.types import Machine
-from edgekit.memory.types import Load
+from edgekit.memory.types import HOST, Load
 from edgekit.plan.caches import embedding_start
 from edgekit.plan.choice import READING_TOKENS_PER_S
 from edgekit.plan.context import MINIMUM_TOKENS, job_window
@@ -22,13 +22,14 @@ from edgekit.plan.pace import fastest_middle
 from edgekit.plan.planned import Plan, Wish
 from edgekit.plan.ranking import rank_of, root_of
 from edgekit.plan.room import room_bytes
-from edgekit.plan.types import GOOD_ACCURACY, Job, Start
+from edgekit.plan.types import COMFORTABLE_PERCENT, GOOD_ACCURACY, Job, Start
 from edgekit.plan.variants import accuracy_of, variants_of
 
 SHOWN = 5
 
 # Of the worth of a model with a part in RAM, where the speed is unknown: few experts work on a token.
 DIVIDED_SHARE, DIVIDED_DENSE_SHARE = 0.5, 0.1
+FULL_RAM_SHARE = 0.25  # of the worth of a model that takes more than 85 % of the usable RAM
 OF_A_ROOT = 2  # models of one line, however many families it has
 TOO_LARGE, SLOW = "too large", "slower than reading speed"
 EMBEDDING_TOKENS_PER_S = 2000  # a book of 100,000 tokens in less than a minute
@@ -70,20 +71,28 @@ class Suggestion:
 
     @property
     def worth(self) -> float:
-        """The rank, less what slowness costs; with an unknown speed, less where a part is in RAM."""
+        """The rank, less what slowness and a full RAM cost; with an unknown speed, less where a part is in RAM."""
+        worth = self.rank * (FULL_RAM_SHARE if self._fills_ram else 1.0)
         if Kind.EMBEDDING in self.entry.kinds:
             read = None if self.plan.speed is None else self.plan.speed.prefill
-            return self.rank * (
-                1.0
-                if read is None
-                else slowness(math.sqrt(math.prod(read)), EMBEDDING_TOKENS_PER_S)
-            )
+            if read is None:
+                return worth
+            return worth * slowness(math.sqrt(math.prod(read)), EMBEDDING_TOKENS_PER_S)
         speed = self.plan.steady_tokens_per_s
         if speed is None:
             is_dense = (self.entry.active_parameters or 0) >= (self.entry.parameters or 1)
             share = DIVIDED_DENSE_SHARE if is_dense else DIVIDED_SHARE
-            return self.rank if self.plan.result.way.whole else self.rank * share
-        return self.rank * slowness(speed)
+            return worth if self.plan.result.way.whole else worth * share
+        return worth * slowness(speed)
+
+    @property
+    def _fills_ram(self) -> bool:
+        """Whether it leaves little RAM for other programs, whatever a limit on the GPU leaves."""
+        return any(
+            HOST in use.budget.pools
+            and use.required_bytes * 100 > use.budget.unreserved_bytes * COMFORTABLE_PERCENT
+            for use in self.plan.result.uses
+        )
 
     @property
     def is_quick(self) -> bool:

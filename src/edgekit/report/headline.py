@@ -161,7 +161,9 @@ def _with_cache(result: PreflightResult) -> str:
 
 def _window(result: PreflightResult) -> str:
     if result.streams == 1:
-        return context_words(result.context_tokens)
+        users = result.load.sequences or 1
+        several = f" for each of {users:,} users" if result.engine == "vllm" and users > 1 else ""
+        return f"{context_words(result.context_tokens)}{several}"
     each = context_words(result.context_tokens // result.streams)
     return f"{each} for each of {result.streams} users"
 

@@ -66,6 +66,7 @@ def plan_fields(plan: Plan) -> dict[str, Any]:
         "speed": plan_speed(plan),
         "reasons": list(result.reasons),
         "to_fit": [change_json(change) for change in plan.to_fit],
+        "changes": [change_json(change) for change in plan.changes],
         "estimate": answer_json(result.estimate),
     }
 

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from edgekit.report.commands import Ready
 
 _BESIDE_FROM = 45  # columns of a row; with less the name of a lever comes before its words
-_ORDER = tuple(Lever)
-# Levers that could still be turned: they are shown with what would change the answer.
-_OPEN = (Lever.LIMIT, Lever.DRAFTER)
+_ORDER = tuple(lever for lever in Lever if lever is not Lever.LIMIT)  # that is one of the changes
 
 
 def plan_text(
@@ -66,20 +64,18 @@ def plan_text(
     lines = top_lines(plan.result, title, width=width, colour=colour, glyphs=glyphs)
     assumed = assumed_of(plan.wish.machine)
     lines += [*run, *section("Note", [*notes, *before, *assumed], width)]
-    lines += change_lines(plan.result, plan.to_fit, width, more=list(_open_levers(plan)))
+    helps = plan.to_fit or plan.changes
+    lines += change_lines(plan.result, helps, width, more=list(_draft_lines(plan)))
     lines += section("More", [MORE], width)
     return "\n".join(lines) + "\n"
 
 
-def _open_levers(plan: Plan) -> Iterator[str]:
-    for lever in _OPEN:
-        decision = plan.decision(lever)
-        if decision is not None and decision.value != "none":
-            what = decision.value
-            if lever is Lever.DRAFTER:
-                words = shlex.join(draft_words(plan))
-                what = f"{words} (draft model)" if words else f"draft model {what}"
-            yield decision.because if lever is Lever.LIMIT else f"{what}: {decision.because}"
+def _draft_lines(plan: Plan) -> Iterator[str]:
+    decision = plan.decision(Lever.DRAFTER)
+    if decision is not None and decision.value != "none":
+        words = shlex.join(draft_words(plan))
+        what = f"{words} (draft model)" if words else f"draft model {decision.value}"
+        yield f"{what}: {decision.because}"
 
 
 def _title(plan: Plan) -> tuple[str, ...]:
@@ -93,6 +89,7 @@ def _sections(plan: Plan, notes: Sequence[str]) -> Iterator[tuple[str, list[str]
     result = plan.result
     yield "Why", list(result.reasons)
     yield "To fit", [change.told for change in plan.to_fit]
+    yield "Or", [change.told for change in plan.changes]
     yield "Later", list(later_rows(result)) if plan.fits else []
     yield "Basis", basis_rows(result.estimate)
     yield "Note", [*result.machine.notes, *notes, *result.estimate.notes]

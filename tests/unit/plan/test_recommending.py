@@ -303,3 +303,16 @@ def test_every_suggestion_of_the_catalog_fits(machine: Machine) -> None:
     assert len(found.suggestions) == 5
     assert all(is_within(one.plan) for one in found.suggestions)
     assert all(one.plan.variant.is_good for one in found.suggestions)
+
+
+def test_a_model_that_fills_the_ram_is_worth_a_quarter() -> None:
+    """Other programs need some of it. A full GPU does not count."""
+    ask = Ask(machine=rated(cpu(10), host=1000), context_tokens=32_768)
+    (full,) = recommend([find_entry("llama-3.1-8b")], ask).suggestions
+    assert full.plan.result.warning
+    assert full.worth == full.rank / 4
+    (card,) = recommend(
+        [find_entry("llama-3.1-8b")], replace(ask, machine=rated(cards(8)))
+    ).suggestions
+    assert card.plan.result.warning
+    assert card.worth == card.rank

@@ -23,7 +23,7 @@ from edgekit.hardware.types import System
 from edgekit.memory.types import Load
 from edgekit.plan.making import make_plan
 from edgekit.plan.planned import Decision, Lever, Plan, Tried, Wish
-from edgekit.plan.types import Speed
+from edgekit.plan.types import Change, ChangeKind, Speed
 from edgekit.plan.variants import at_mixes
 from edgekit.report.answer_lines import MOST_CHANGES
 from edgekit.report.as_json import json_text
@@ -136,10 +136,9 @@ def test_plan_text_is_the_answer_the_bars_the_command_and_what_could_be_changed(
     plan = decided(
         one_card(),
         Decision(lever=Lever.DRAFTER, value="gemma-3-1b", because="would fit as well"),
-        Decision(
-            lever=Lever.LIMIT, value="iogpu.wired_limit_mb=1", because="lets the GPU use more"
-        ),
     )
+    limit = Change(kind=ChangeKind.MEMORY, value="limit", told="lets the GPU use more")
+    plan = replace(plan, changes=(limit,))
     assert plan_text(plan, ready=(run,), width=100) == ONE_CARD
     none = Decision(lever=Lever.DRAFTER, value="none", because="the GPU is full")
     assert "draft model" not in plan_text(decided(one_card(), none))
