@@ -71,7 +71,7 @@ def test_downloaded_after_the_verdict_and_run(
     assert main(words) == 0
     out, err = capsys.readouterr()
     assert out
-    assert "as billed" in err
+    assert "as estimated" in err
     assert len(downloads(server)) == 1
     assert next(hub_cache.glob("models--*/snapshots/*/*.gguf")).name == FILE
     before = len(server.asked)

@@ -255,7 +255,7 @@ WRONG: dict[str, tuple[bytes, str]] = {
         gguf([key("a", ARRAY, (UINT8, [0] * 2000)), key("a", UINT8, 1)]),
         "key 'a' occurs twice",
     ),
-    "value type 13": (gguf([text("a") + struct.pack("<II", 13, 0)]), "value type 13 is none of"),
+    "value type 13": (gguf([text("a") + struct.pack("<II", 13, 0)]), "value type 13 is not one of"),
     "array of type 13": (gguf([text("a") + struct.pack("<IIQ", ARRAY, 13, 1)]), "value type 13"),
     "nested array": (
         gguf([text("a") + struct.pack("<IIQ", ARRAY, ARRAY, 1)]),
@@ -292,7 +292,7 @@ WRONG: dict[str, tuple[bytes, str]] = {
     ),
     "past the end": (
         gguf([], [ONE], data_bytes=127),
-        "file is truncated: tensor 't' ends at byte 192, the file has 191",
+        "file is truncated: tensor 't' ends at byte 192, but the file has 191",
     ),
     "offset of 2^63": (gguf([], [entry("t", [32], F32, 2**63)]), "file is truncated: tensor 't'"),
 }

@@ -174,7 +174,7 @@ def test_the_window_the_longest_and_the_cache(
         ({"ram": "10G"}, "the default"),
         ({"ram": "7G"}, "the default minimum"),
         ({"ram": "6G", "min_context": 4_096}, "the shortest that --min-context allows"),
-        ({"ram": "24G", "window_budget_bytes": GIB}, "the longest whose cache stays within 1.00 GiB"),
+        ({"ram": "24G", "window_budget_bytes": GIB}, "the longest whose cache fits in 1.00 GiB (--window-budget)"),
         ({"ram": "24G", "window_budget_bytes": GIB, "min_context": 20_000}, "the shortest that --min-context allows"),
         ({"ram": "24G", "context": 8_192}, "as requested"),
     ],

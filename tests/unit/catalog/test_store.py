@@ -164,7 +164,7 @@ def test_a_table_that_never_ends(data_folder: Path, monkeypatch: pytest.MonkeyPa
     ("row", "told"),
     [
         (("own", "{"), "not JSON"),
-        (("own", b"\x00\xff"), "a bytes stands where"),
+        (("own", b"\x00\xff"), "expected a line of JSON, found a bytes"),
         (("own", 7), "expected an object, found a int"),
         (("own", "x" * (MAX_RECORD_CHARS + 1)), "more than 1,048,576 characters"),
         (("other", None), "its row has a different name"),

@@ -138,12 +138,12 @@ def test_a_base_for_the_layers_with_a_window() -> None:
         ({"attention__sliding_window_pattern": 2.5}, "not a valid period"),
         ({"attention__sliding_window_pattern": -1}, "not a valid period"),
         ({"attention__sliding_window": -3}, "must be a whole number of at least 1"),
-        ({"rope__freq_base_swa": 0.5}, "not more than 1"),
+        ({"rope__freq_base_swa": 0.5}, "must be more than 1"),
         ({"rope__scaling__type": "yarn"}, "yarn in sliding-window layers"),
         ({"attention__causal": False}, "both directions"),
-        ({"attention__key_length_swa": 128}, "does not do"),
+        ({"attention__key_length_swa": 128}, "does not support"),
         ({"block_count": None}, "not a model that generates text"),
-        ({"attn_logit_softcapping": 50.0}, "the built-in engine does not do"),
+        ({"attn_logit_softcapping": 50.0}, "the built-in engine does not support"),
     ],
 )
 def test_what_would_change_the_next_token_unseen_is_refused(

@@ -378,7 +378,7 @@ def test_it_is_stopped_before_the_kernel_does(model: Path, group: tuple[_Version
     )
     assert done.returncode == 0, (done.returncode, done.stderr[-500:])
     told = json.loads(done.stdout)
-    assert "of the 192.00 MiB of cgroup" in told["reason"]
+    assert "of 192.00 MiB (cgroup" in told["reason"]
     assert "more than 95 % and rising" in told["reason"]
     assert told["exit_code"] == 0
     assert told["taken"] > 5

@@ -89,16 +89,16 @@ def _number(what: str, value: int, unit: str, least: int = 1) -> int:
 
 
 def _check_roll(window: int, setup: StreamSetup) -> None:
-    _number("a beginning that stays", setup.sinks, "the number of sinks", least=0)
+    _number("the number of sinks", setup.sinks, "tokens", least=0)
     if setup.sinks and not setup.rolling:
         raise UsageError(
-            "sinks only work with a rolling window: add --rolling, or leave out --sinks "
+            "sinks only work with a rolling context: add --rolling, or leave out --sinks "
             f"{setup.sinks}"
         )
     if setup.sinks >= window:
         raise UsageError(
-            f"{setup.sinks:,} sinks fill the whole window of {window:,} tokens: use fewer "
-            "sinks or a longer window"
+            f"{setup.sinks:,} sinks fill the whole context of {window:,} tokens: use fewer "
+            "sinks or a longer context"
         )
 
 
