@@ -257,7 +257,7 @@ class ResolvedModel(Resolved[Opened]):
 
     def _quantisation(self, setup: Any) -> str:
         """The one that was asked for, as reports name it: 'Q4_K_M', '4 bit', 'fp8'."""
-        packed = getattr(setup, "quantize", None)
+        packed: Any = getattr(setup, "quantize", None)
         if hasattr(packed, "packing") and packed.rest and packed.recipe is None:  # MLX
             mode = packed.packing.mode.value
             return f"{packed.packing.bits} bit" if mode == "affine" else str(mode)

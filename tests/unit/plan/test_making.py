@@ -27,7 +27,7 @@ from edgekit.engine.llamacpp.types import ALL_LAYERS
 from edgekit.engine.vllm.types import VllmSetup
 from edgekit.errors import HardwareError, RefusedError, UsageError
 from edgekit.memory.types import Load, PoolKind
-from edgekit.plan.changes import limit_changes
+from edgekit.plan.changes import changes
 from edgekit.plan.making import find_plan, make_plan, question_of
 from edgekit.plan.planned import Lever, Plan
 from edgekit.plan.types import ChangeKind, Start
@@ -268,7 +268,8 @@ def test_a_plan_and_a_check_say_the_same_of_a_higher_limit() -> None:
     wish = one_file("llama-3.1-8b", mac(16, 10))
     plan = make_plan(wish)
     assert plan.result.machine == mac(16, 10)
-    (change,) = limit_changes(question_of(wish), judge(question_of(wish)))
+    found = changes(question_of(wish), judge(question_of(wish)))
+    (change,) = (one for one in found if one.kind is ChangeKind.MEMORY)
     decision = plan.decision(Lever.LIMIT)
     assert decision is not None
     assert (decision.value, decision.because) == ("iogpu.wired_limit_mb=13312", change.told)
