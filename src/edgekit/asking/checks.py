@@ -43,6 +43,7 @@ from edgekit.report.bill import Bill
 from edgekit.report.check import Check, Unanswered
 from edgekit.report.check_json import check_json, checks_json
 from edgekit.report.commands import Ready, commands_of
+from edgekit.report.model_words import draft_words
 from edgekit.report.plan_run import main_command
 from edgekit.resolver import AUTO, ResolvedModel, automatic, resolve_model
 from edgekit.source.folders import is_here
@@ -319,9 +320,11 @@ def start_commands(
 
 
 def said_words(engine: str, values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Flags that the command of an answer repeats as they were typed."""
+    """Flags that the command of an answer repeats as they were typed, with the repository of a draft model."""
     said = {key: value for key, value in values.items() if key in BESIDE_THE_SETUP}
-    return tuple(flag_words(OPTIONS[engine].FLAGS, said))
+    draft = said.pop("draft_model", None)
+    words = draft_words(draft) if draft is not None else ()
+    return (*words, *flag_words(OPTIONS[engine].FLAGS, said))
 
 
 def _chosen(result: PreflightResult) -> dict[str, Any]:

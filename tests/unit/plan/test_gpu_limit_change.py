@@ -37,7 +37,7 @@ def test_a_model_on_the_cpu_of_a_mac_is_told_how_to_run_on_its_gpu() -> None:
     """All of it on the GPU or none: Metal maps the whole file for one layer."""
     plan = make_plan(one_file("qwen3-30b-a3b", mac(24, 16)))
     assert plan.result.way.setup.n_gpu_layers == 0
-    assert plan.result.way.because == "all of it on the CPU"
+    assert plan.result.way.because == "fully on the CPU"
     decision = plan.decision(Lever.LIMIT)
     assert decision is not None
     assert decision.because.endswith("runs on the GPU at 32,768 tokens")
