@@ -181,11 +181,16 @@ def test_what_is_completed_for_the_machine(server: str, monkeypatch: pytest.Monk
 def test_it_is_asked_alike_on_another_kind_of_machine(
     server: str, here: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What `check` says of weights that are rearranged, the bill says too."""
+    """What `check` says of repacked weights, the bill says too."""
     monkeypatch.setattr("platform.machine", lambda: here)
-    asked = {"model": "deepseek-v3", "engine": "llama.cpp", "context": 4096, **CARD}
+    asked = {
+        "model": "gemma-3-12b",
+        "engine": "llama.cpp",
+        "context": 4096,
+        "device": "M4 Max 64GB",
+    }
     told = fit(server, **asked)
-    assert told["flags"].get("cpu") == (None if here == "x86_64" else "x86")
+    assert told["flags"].get("cpu") == (None if here == "aarch64" else "arm")
     judged = ask(server, "/api/v1/check", {**asked, "backend": "cpu"}).json()["estimate"]["notes"]
     own = fit(server, **asked, backend="cpu")["estimate"]["notes"]
     assert [one.partition(":")[0] for one in own if "repacked copy" in one] == [
