@@ -338,7 +338,7 @@ def test_limits_that_mean_nothing_are_refused(server: str, field: str, value: st
         answer = ask(server, f"/api/v1/{call}", {**model, **SMALL_CARD, field: value})
         assert (answer.status, answer.error["type"]) == (400, "UsageError")
         flag = f"--{field.replace('_', '-')}"
-        assert answer.error["message"].startswith(f"{flag}: {value!r} is not ")
+        assert answer.error["message"].startswith(f"{flag} takes a ")
     assert ask(server, f"/api/v1/cards/events?{urlencode({field: value})}").status == 400
 
 
@@ -454,7 +454,7 @@ def test_hostile_queries_are_refused_in_words(server: str, value: str) -> None:
         (b"null", 400, ""),
         (b"[]", 400, ""),
         (b'"qwen3-8b"', 400, ""),
-        (b"{}", 400, "model: missing"),
+        (b"{}", 400, "model: required"),
         (b'{"model": null}', 400, "model"),
         (b'{"model": ["qwen3-8b"]}', 400, "model"),
         (b'{"model": "qwen3-8b", "contxt": 1}', 400, "contxt: unknown field"),
