@@ -492,7 +492,7 @@ def test_one_that_is_killed_again_and_again_is_given_up() -> None:
         last = asyncio.run(listen(cards))
         assert not deck_of(cards).fault  # who asks again is not told of it for ever
     assert last.name == "failed"
-    assert "keeps stopping" in json.loads(last.data)["error"]["message"]
+    assert "keeps crashing" in json.loads(last.data)["error"]["message"]
 
 
 def test_closing_tells_who_listens_and_leaves_no_process() -> None:
