@@ -361,7 +361,7 @@ def _named(value: Any) -> str | None:
 
 
 _TYPED = {
-    "-ngl": "n_gpu_layers", "-ncmoe": "n_cpu_moe", "-cmoe": "cpu_moe", "-ts": "tensor_split",
+    "-ngl": "n_gpu_layers", "-ncmoe": "n_cpu_moe", "-ot": "override_tensor", "-cmoe": "cpu_moe", "-ts": "tensor_split",
     "-tp": "tensor_parallel_size", "-pp": "pipeline_parallel_size",
 }  # fmt: skip
 
@@ -401,7 +401,7 @@ _WORDS = (
 
 def _in_words(way: str) -> str | None:
     """Where an answer has only words for it. They do not say how cards share it: None for several."""
-    if re.search(r" \d+x .*| and ", way) and "parallel" not in way:
+    if re.search(r" \d+x .*| and | the last ", way) and "parallel" not in way:
         return None
     for words, flags in _WORDS:
         if found := re.fullmatch(words, way):

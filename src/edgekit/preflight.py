@@ -91,7 +91,7 @@ def model_preflight(
 
     >>> result = model_preflight("sample:gemma-3-27b", "llama.cpp", device="RTX 4090", ram="64G")
     >>> result.status.name, result.max_context
-    ('WARNING', 58112)
+    ('WARNING', 59136)
     """
     _check_kinds(model_id, engine, options)
     confirm = (lambda _: True) if allow_download else None

@@ -65,6 +65,9 @@ PLANS: dict[str, Callable[[], Plan]] = {
     "cards, layers": lambda: make_plan(one_file("llama-3.1-70b", rated(cards(24, 10)), 16_384)),
     # experts on the host
     "experts": lambda: make_plan(one_file(MOE, rated(cards(12)))),
+    "experts, first layers": lambda: make_plan(
+        one_file("deepseek-v2-lite", rated(cards(10)), 16_384)
+    ),
     "experts, none on the card": lambda: make_plan(one_file(MOE, rated(cards(5)))),
     "experts, two cards": lambda: make_plan(one_file("mixtral-8x7b", rated(cards(12, 8)), 16_384)),
     "experts, Mac": lambda: make_plan(any_mix(MOE, rated(mac(32, 24)))),
@@ -117,7 +120,8 @@ def test_the_printed_options_are_the_plan(name: str) -> None:
 def test_the_plans_are_of_every_kind() -> None:
     assert setup_of("cards").tensor_split
     assert not setup_of("card, cache on the host").offload_kqv
-    assert setup_of("experts").n_cpu_moe
+    assert setup_of("experts").overrides
+    assert setup_of("experts, first layers").n_cpu_moe
     assert setup_of("experts, none on the card").cpu_moe
     assert 0 < setup_of("card, layers").n_gpu_layers < 80
 

@@ -269,6 +269,8 @@ def settled(setup: LlamaCppSetup) -> dict[str, Any]:
         found["cpu_moe"] = True
     elif setup.n_cpu_moe:
         found["n_cpu_moe"] = setup.n_cpu_moe
+    if setup.overrides:
+        found["override_tensor"] = tuple(f"{one.pattern}={one.buffer}" for one in setup.overrides)
     if setup.tensor_split:
         found["tensor_split"] = setup.tensor_split
     if not setup.offload_kqv:

@@ -69,6 +69,7 @@ class MemoryLine:
     within: float | None = None  # MODELLED: how far off it may be, as a share of the line
     reserved: bool = True  # False: may grow up to this (a prompt cache), is not taken at the start
     part: str = ""  # what stands beside the model: "drafter", "projector", "adapter"
+    first_request: bool = False  # taken by the first request, not at the start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,4 +222,5 @@ def known_as(line: MemoryLine, basis: Basis, within: float | None) -> MemoryLine
         within=within,
         reserved=line.reserved,
         part=line.part,
+        first_request=line.first_request,
     )

@@ -111,12 +111,13 @@ def _fullest(uses: Sequence[Use]) -> int:
 
 
 def _curve(name: str, fitting: Fitting, place: int, count: int) -> Curve:
-    budget = fitting.way.budgets[place]
+    budget, points = fitting.way.budgets[place], tuple(_points(fitting, place, count))
+    held = (point.required_bytes for point in points if point.tokens == fitting.longest)
     return Curve(
         cache=name,
-        points=tuple(_points(fitting, place, count)),
+        points=points,
         memory=_told(fitting.way.budgets, place),
-        budget_bytes=budget.available_bytes,
+        budget_bytes=max(budget.available_bytes, *held, 0),  # a reserve covers the first request
         longest=fitting.longest,
         native=fitting.most,
     )

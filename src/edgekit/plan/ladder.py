@@ -12,11 +12,16 @@ from edgekit.errors import RefusedError
 from edgekit.hardware.budgets import gpu_budgets, together_bytes
 from edgekit.plan.context import longest
 from edgekit.plan.fitting import Fitting
+from edgekit.plan.placement import finer_ways
 from edgekit.plan.types import Question, Ways
 
 SHORT = 8  # so few ways are tried one by one
 # Several cards that hold something together need not hold it each: whole layers move from one to the next.
 LOOK_FURTHER = 12
+WORTH_A_PATTERN = 0.003  # of the devices' memory: for less a simpler command is better
+NEARLY_HELD = (
+    0.05  # beyond what seems to fit: buffers may be smaller, and a reserve covers the first request
+)
 
 
 class Ladder:
@@ -53,7 +58,26 @@ class Ladder:
         return len(self._ways) - 1
 
     def holder(self, tokens: int) -> Fitting | None:
-        """The first way that holds so many tokens; None where none does."""
+        """The way with most on the devices that holds so many tokens; None where none does."""
+        rung = self._first_holder(tokens)
+        return rung if rung is None or rung.way.whole else self._finer(rung, tokens)
+
+    def _finer(self, rung: Fitting, tokens: int) -> Fitting:
+        """The best of the ways between this and the one before it; itself where they are not worth it."""
+        finer = [Fitting(self.question, way) for way in finer_ways(self.question.model, rung.way)]
+        if not finer or self.last == 0:
+            return rung
+        held = rung.held_share(tokens)
+        most = 1 + NEARLY_HELD - (rung.devices_share(tokens) - held)
+        shares = {one: one.held_share(tokens) for one in finer}
+        better = [one for one in finer if held + WORTH_A_PATTERN <= shares[one] <= most]
+        better.sort(
+            key=lambda one: shares[one] + WORTH_A_PATTERN * bool(one.way.setup.n_cpu_moe),
+            reverse=True,
+        )
+        return next((one for one in better if one.fits(tokens)), rung)
+
+    def _first_holder(self, tokens: int) -> Fitting | None:
         for place in range(self._wholes):
             if self.rung(place).fits(tokens):
                 return self.rung(place)
@@ -86,7 +110,7 @@ class Ladder:
         step, most = self.top.step, self.top.most
         return max(
             *(self.rung(place).longest for place in range(self._wholes)),
-            longest(lambda tokens: self.holder(tokens) is not None, step=step, most=most),
+            longest(lambda tokens: self._first_holder(tokens) is not None, step=step, most=most),
         )
 
     def _is_hopeless(self, tokens: int) -> bool:

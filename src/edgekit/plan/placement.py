@@ -262,6 +262,54 @@ def _less_and_less(model: Model, cards: Cards) -> Iterator[tuple[dict[str, Any],
     yield {"n_gpu_layers": 0, **experts}, ON_THE_CPU
 
 
+def finer_ways(model: Model, way: Way) -> Iterator[Way]:
+    """With more of one layer's experts on the devices than this way and less than the one before it: with -ot, which
+    leaves experts of the first layers on the host, or of the last as llama.cpp's own --fit does (fit.cpp @ b11549).
+    """
+    from edgekit.engine.llamacpp.types import ALL_LAYERS, LlamaCppSetup
+
+    setup, layers = way.setup, len(model.geometry.layers)
+    if not isinstance(setup, LlamaCppSetup) or setup.n_gpu_layers != ALL_LAYERS:
+        return
+    count = (layers if setup.cpu_moe else setup.n_cpu_moe) - 1
+    bare = replace(setup, cpu_moe=False, n_cpu_moe=0)
+    where = way.because.partition(" on ")[2]
+    for changes, told in _by_tensor(count, layers) if count >= 0 else ():
+        yield replace(
+            way, setup=replace(bare, **changes), because=f"{told} on {where}", by_tensor=True
+        )
+
+
+def _by_tensor(count: int, layers: int) -> Iterator[tuple[dict[str, Any], str]]:
+    """The experts of so many layers on the host, and a part of those of one more."""
+    from edgekit.engine.llamacpp.types import Override
+
+    def moved(layer: str, *tensors: str) -> tuple[Override, ...]:
+        names = (f"blk.{layer}.ffn_{one}_exps" for one in tensors)
+        return tuple(Override(pattern=name, buffer="CPU") for name in names)
+
+    last = moved(f"({_numbers(layers - count, layers)})", "(gate|up|gate_up|down)") if count else ()
+    layered = f"{count} of {layers} layers"
+    if count:
+        yield {"overrides": last}, f"all but the experts of the last {layered}"
+    for share, tensors in (("a third", ("down",)), ("two thirds", ("gate", "down"))):
+        told = f"all but {share} of the experts of one layer"
+        if count:
+            told = f"all but the experts of {{}}{layered} and {share} of the experts of one more"
+        moved_last = (*moved(str(layers - count - 1), *tensors), *last)
+        yield {"overrides": moved_last}, told.format("the last ")
+        yield {"n_cpu_moe": count, "overrides": moved(str(count), *tensors)}, told.format("")
+
+
+def _numbers(first: int, end: int) -> str:
+    """A pattern for the numbers from `first` up to `end`: '2[8-9]|3[0-9]|4[0-7]'."""
+    tens = ((max(ten, first), min(ten + 9, end - 1)) for ten in range(first // 10 * 10, end, 10))
+    return "|".join(
+        str(low) if low == high else f"{low // 10 or ''}[{low % 10}-{high % 10}]"
+        for low, high in tens
+    )
+
+
 def _on_devices(machine: Machine, cards: tuple[Accelerator, ...], setup: Any, because: str) -> Way:
     return Way(
         setup=replace(setup, **_of_the_machine(machine, cards)),

@@ -139,7 +139,7 @@ def _weights(model: Model, estimate: MemoryEstimate, working: Working) -> _Weigh
 
 
 def _divided(lines: Iterable[MemoryLine]) -> frozenset[int]:
-    """Layers that lie on a device but for their experts."""
+    """Layers that are on a device but for their experts, or some of them."""
     places: dict[int, set[PoolKind]] = defaultdict(set)
     for line in lines:
         if line.layer is not None:
@@ -148,9 +148,13 @@ def _divided(lines: Iterable[MemoryLine]) -> frozenset[int]:
 
 
 def _ratio(share: Share, line: MemoryLine, *, apart: bool) -> float:
-    if not apart:
+    if not apart or not line.size_bytes:
         return share.ratio
-    return share.experts_ratio if line.pool.kind is PoolKind.HOST else share.rest_ratio
+    if line.pool.kind is PoolKind.HOST:
+        return share.experts_ratio
+    rest = min(share.whole - share.experts, line.size_bytes)
+    experts = line.size_bytes - rest
+    return (rest * share.rest_ratio + experts * share.experts_ratio) / line.size_bytes
 
 
 def _outside(

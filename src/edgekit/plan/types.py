@@ -144,6 +144,7 @@ class Way:
     cards: tuple[Accelerator, ...] = ()  # the devices it computes on, in the engine's order
     may_resplit: bool = False  # layers may be divided otherwise among several cards
     whole: bool = False  # nothing of it that could lie on a device lies elsewhere
+    by_tensor: bool = False  # -ot divides the experts more finely than -ncmoe can
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

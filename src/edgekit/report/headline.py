@@ -5,6 +5,7 @@ Every command, the page and the Python examples show this sentence, so that they
 
 from __future__ import annotations
 
+from edgekit.engine.llamacpp.placement import has_experts_on_host
 from edgekit.hardware.budgets import together_bytes
 from edgekit.plan.choice import unchecked_bytes
 from edgekit.plan.types import PreflightResult, Use
@@ -129,13 +130,14 @@ def _place(result: PreflightResult) -> str:
 
 
 def _experts_in_ram(result: PreflightResult) -> str:
-    setup = result.way.setup
-    if setup.overrides:
+    way, setup = result.way, result.way.setup
+    if setup.overrides and not way.by_tensor:
         return "the tensors of -ot"
     layers = () if result.variant is None else result.variant.model.geometry.layers
     with_experts = sum(1 for layer in layers if layer.experts is not None)
-    moved = sum(1 for layer in layers[: setup.n_cpu_moe] if layer.experts is not None)
-    if with_experts and (setup.cpu_moe or moved == with_experts):
+    on_host = has_experts_on_host(setup)
+    moved = sum(1 for layer in layers if layer.experts is not None and on_host(layer.index))
+    if with_experts and moved == with_experts and not way.by_tensor:
         return "all experts"
     return f"the experts of {moved} layers" if moved else ""
 

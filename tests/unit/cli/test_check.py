@@ -239,7 +239,10 @@ def test_flags_of_llama_cpp(
         (["--cpu-moe"], "as requested, on RTX 4090"),
         (["--backend", "cpu"], "fully on the CPU"),
         ([], "fully on RTX 4090"),  # 17.3 GiB of weights in 22.5
-        (["--reserve", "6G"], "all but the experts of 6 of 48 layers on RTX 4090"),
+        (
+            ["--reserve", "6G"],
+            "all but the experts of 5 of 48 layers and two thirds of the experts of one more on RTX 4090",
+        ),
     ],
 )
 def test_where_the_layers_lie(
@@ -400,9 +403,9 @@ def test_the_command_starts_what_was_judged(
 @pytest.mark.parametrize(
     ("model", "words", "flags"),
     [
-        ("sample:qwen3-30b-a3b", ("--device", "RTX 3060", "--ram", "32G", "-c", "32k"), {"context": "32768", "n_gpu_layers": "all", "n_cpu_moe": "32"}),
+        ("sample:qwen3-30b-a3b", ("--device", "RTX 3060", "--ram", "32G", "-c", "32k"), {"context": "32768", "n_gpu_layers": "all", "n_cpu_moe": "30", "override_tensor": "blk.30.ffn_gate_exps=CPU,blk.30.ffn_down_exps=CPU"}),
         (SAMPLE, ("--device", "RTX 4090", "--ram", "64G"), {"context": "32768", "n_gpu_layers": "all", "ctx_checkpoints": "29"}),
-        (SAMPLE, ("--device", "RTX 3060", "--ram", "64G"), {"context": "32768", "n_gpu_layers": "28", "ctx_checkpoints": "23"}),
+        (SAMPLE, ("--device", "RTX 3060", "--ram", "64G"), {"context": "32768", "n_gpu_layers": "29", "ctx_checkpoints": "23"}),
         (SAMPLE, ("--ram", "512G", "-ctk", "q8_0", "-fa", "on", "-c", "8k"), {"context": "8192", "type_k": "q8_0", "flash_attn": "on"}),
         (SAMPLE, ("--ram", "512G", "-c", "8k", "--no-mmap", "-np", "2"), {"context": "8192", "mmap": False, "parallel": "2"}),
     ],

@@ -10,6 +10,7 @@ from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.test_verdict import of_config
 from tests.unit.plan.wishes import GEMMA, LLAMA, MOE, any_mix, from_config, gguf, one_file, rated
 
+from edgekit.engine.llamacpp.placement import has_experts_on_host
 from edgekit.engine.llamacpp.types import ALL_LAYERS, default_setup
 from edgekit.errors import UsageError
 from edgekit.hardware.types import Machine
@@ -119,7 +120,8 @@ def test_choose_sends_experts_to_the_host_before_layers() -> None:
     result = judged(one_file(MOE, rated(cards(12))))
     assert (result.step, result.context_tokens, result.cache) == (6, 32_768, "f16")
     assert result.way.setup.n_gpu_layers == ALL_LAYERS
-    assert 0 < result.way.setup.n_cpu_moe < 48
+    on_host = has_experts_on_host(result.way.setup)
+    assert 0 < sum(map(on_host, range(48))) < 48
 
 
 def test_choose_without_known_ram_uses_the_card_alone() -> None:

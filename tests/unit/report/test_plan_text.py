@@ -96,7 +96,7 @@ PLANS: dict[str, Callable[[], Plan]] = {
 
 ONE_CARD = """\
 Runs on your RTX 4090 at Q4_K_M, just: 20.5 of 22.5 GiB at 32K, about 36 tokens/s
-sample:gemma-3-27b  ·  llama.cpp  ·  max context 58,112  ·  25 to 53 tokens/s
+sample:gemma-3-27b  ·  llama.cpp  ·  max context 59,136  ·  25 to 53 tokens/s
 
 RTX 4090  [████████████████████████████████████████████████████████·····|···]  20.5 of 22.5 GiB
 RAM       [██·····························································|·]   1.1 of 63.0 GiB
@@ -157,7 +157,7 @@ def test_plan_text_with_why_shows_everything_that_was_tried() -> None:
     )
     text = plan_text(decided(experts_on_the_host(), weights), width=80, why=True)
     assert WHY in text
-    assert text.startswith("Runs with the experts of 32 layers in RAM at Q4_K_M, just: ")
+    assert text.startswith("Runs with the experts of 31 layers in RAM at Q4_K_M, just: ")
     assert "| usable" in text
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
@@ -204,6 +204,18 @@ def _moved(model: Model, setup: LlamaCppSetup) -> dict[str, Pool]:
             )
     names = model.keep(("overrides", setup.overrides), lambda: _matches(model, setup.overrides))
     return {name: known[buffer] for name, buffer in names.items()}
+
+
+def has_experts_on_host(setup: LlamaCppSetup) -> Callable[[int], bool]:
+    """Of a block: whether -cmoe, -ncmoe or -ot leave some of its experts on the host."""
+    patterns = [searcher(one.pattern) for one in setup.overrides if one.buffer == "CPU"]
+
+    def is_on_host(block: int) -> bool:
+        names = (f"blk.{block}.ffn_{one}_exps.weight" for one in ("down", "gate", "up", "gate_up"))
+        moved = (is_found(name) for name in names for is_found in patterns)
+        return setup.cpu_moe or block < setup.n_cpu_moe or any(moved)
+
+    return is_on_host
 
 
 def _matches(model: Model, overrides: tuple[Override, ...]) -> dict[str, str]:

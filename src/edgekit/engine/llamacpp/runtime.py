@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from edgekit.basis import Basis
 from edgekit.engine.llamacpp.placement import Placement
@@ -69,7 +70,7 @@ def _device_lines(
 ) -> Iterator[MemoryLine]:
     if setup.backend is Backend.CUDA:
         yield _line(pool, CUDA_CONTEXT_BYTES, "CUDA context, as measured on an H200", 0.5)
-        yield _line(pool, *_first_decode(model, context))
+        yield replace(_line(pool, *_first_decode(model, context)), first_request=True)
     else:
         told = f"{setup.backend.value} context: pipelines and command buffers, not measured"
         yield _line(pool, OTHER_CONTEXT_BYTES, told, 1.0)

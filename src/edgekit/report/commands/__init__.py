@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from edgekit.report.commands.types import Planned, Ready
 
 if TYPE_CHECKING:
-    from edgekit.engine.llamacpp.types import LlamaCppSetup
     from edgekit.plan.planned import Plan
-    from edgekit.plan.types import PreflightResult
+    from edgekit.plan.types import PreflightResult, Way
     from edgekit.source.types import ModelFiles
 
 __all__ = ["Ready", "commands_of", "ready_commands"]
@@ -65,13 +64,15 @@ def _makers(plan: Plan) -> tuple[Callable[[Planned], Iterator[Ready]], ...]:
         return mlx.ready, lm_studio.ready
     from edgekit.report.commands import llamacpp, ollama
 
-    if _is_by_hand(plan.result.way.setup):
+    if _is_by_hand(plan.result.way):
         return (llamacpp.ready,)  # the others have no flags for it
     return llamacpp.ready, ollama.ready, lm_studio.ready
 
 
-def _is_by_hand(setup: LlamaCppSetup) -> bool:
-    """Placed with -ot, -sm or --rpc."""
+def _is_by_hand(way: Way) -> bool:
+    """Placed with -ot, -sm or --rpc that the user gave."""
     from edgekit.engine.llamacpp.types import SplitMode
 
-    return bool(setup.overrides or setup.servers) or setup.split_mode is not SplitMode.LAYER
+    setup = way.setup
+    moved = setup.overrides and not way.by_tensor
+    return bool(moved or setup.servers) or setup.split_mode is not SplitMode.LAYER

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from edgekit.engine.llamacpp.placement import has_experts_on_host
 from edgekit.engine.llamacpp.types import ALL_LAYERS, Backend
 from edgekit.hardware.budgets import devices_for
 from edgekit.plan.growth import growth_limits
@@ -84,7 +85,8 @@ def _experts(planned: Planned) -> str | float:
         return "off"
     if setup.cpu_moe:
         return "max"
-    return float(setup.n_cpu_moe / planned.layers) if setup.n_cpu_moe else "off"
+    blocks = sum(map(has_experts_on_host(setup), range(planned.layers)))  # it divides no layer
+    return float(blocks / planned.layers) if blocks else "off"
 
 
 def _cards(planned: Planned) -> Iterator[Setting]:

@@ -97,7 +97,7 @@ def _layers(planned: Planned) -> int | None:
     setup = planned.setup
     if setup.backend is Backend.CPU:
         return 0
-    if setup.cpu_moe or setup.n_cpu_moe:
+    if setup.cpu_moe or setup.n_cpu_moe or setup.overrides:
         return None
     every = planned.layers + 1  # and the output
     return every if setup.n_gpu_layers >= ALL_LAYERS else min(setup.n_gpu_layers, every)
@@ -139,7 +139,7 @@ def _notes(planned: Planned) -> list[str]:
     sequences = planned.facts.get("n_seq_max", 1)
     told = {
         _CACHES_ALIKE.format(_cache(planned)): _is_other_cache(planned),
-        _EXPERTS: bool(setup.cpu_moe or setup.n_cpu_moe),
+        _EXPERTS: bool(setup.cpu_moe or setup.n_cpu_moe or setup.overrides),
         _SPLIT: bool(setup.tensor_split),
         _OFFLOAD: not setup.offload_kqv,
         _SHARED.format(sequences): sequences > 1 and plan.result.streams == 1,

@@ -2,7 +2,7 @@
 
 const NOT_FLAGS = new Set(["ref", "device", "ram", "vram"]);
 const PLACEMENT = new Set([
-  "n_gpu_layers", "cpu_moe", "n_cpu_moe", "tensor_split", "offload_kqv", "backend", "device_memory",
+  "n_gpu_layers", "cpu_moe", "n_cpu_moe", "override_tensor", "tensor_split", "offload_kqv", "backend", "device_memory",
 ]);
 const CARDS = new Set([...PLACEMENT, "tensor_parallel_size", "pipeline_parallel_size"]); // said of a machine's own cards
 const CACHE = new Set([

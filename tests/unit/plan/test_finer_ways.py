@@ -1,0 +1,128 @@
+"""Placements between two numbers of layers for -ncmoe: -ot leaves single tensors of experts on the host."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+
+import pytest
+from tests.unit.plan.machines import cards
+from tests.unit.plan.wishes import MOE, one_file, rated
+
+from edgekit.engine.llamacpp.placement import has_experts_on_host
+from edgekit.engine.llamacpp.types import LlamaCppSetup
+from edgekit.memory.types import DEVICE, HOST, Component
+from edgekit.plan.again import choices_of, plan_again
+from edgekit.plan.fitting import Fitting
+from edgekit.plan.making import make_plan, question_of
+from edgekit.plan.placement import finer_ways, ways_of
+from edgekit.plan.planned import Plan
+from edgekit.plan.touched import one_token
+from edgekit.plan.types import Way
+from edgekit.report.commands import ready_commands
+from edgekit.report.headline import headline
+
+TOKENS = 32_768
+QUESTION = question_of(one_file(MOE, cards(12), TOKENS))
+WAYS = ways_of(QUESTION)
+
+
+def with_experts_of(count: int) -> Way:
+    """On the host: of the first so many layers."""
+    return next(way for way in WAYS if way.setup.n_cpu_moe == count)
+
+
+def patterns(way: Way) -> str:
+    return ",".join(one.pattern for one in way.setup.overrides)
+
+
+def test_finer_ways_leave_parts_of_one_layer_and_whole_others_on_the_host() -> None:
+    found = {patterns(way): way for way in finer_ways(QUESTION.model, with_experts_of(20))}
+    last = "blk.(29|3[0-9]|4[0-7]).ffn_(gate|up|gate_up|down)_exps"
+    assert list(found) == [
+        last,
+        f"blk.28.ffn_down_exps,{last}",
+        "blk.19.ffn_down_exps",
+        f"blk.28.ffn_gate_exps,blk.28.ffn_down_exps,{last}",
+        "blk.19.ffn_gate_exps,blk.19.ffn_down_exps",
+    ]
+    first = found["blk.19.ffn_down_exps"]
+    assert (first.setup.n_cpu_moe, first.by_tensor) == (19, True)
+    assert first.because == (
+        "all but the experts of 19 of 48 layers and a third of the experts of one more on 12 GiB card"
+    )
+    assert [sum(map(has_experts_on_host(way.setup), range(48))) for way in found.values()] == [
+        19, 20, 20, 20, 20
+    ]  # fmt: skip
+
+
+def test_finer_ways_of_one_layer_and_of_all_experts() -> None:
+    first = [patterns(way) for way in finer_ways(QUESTION.model, with_experts_of(1))]
+    assert first == [
+        "blk.47.ffn_down_exps",
+        "blk.0.ffn_down_exps",
+        "blk.47.ffn_gate_exps,blk.47.ffn_down_exps",
+        "blk.0.ffn_gate_exps,blk.0.ffn_down_exps",
+    ]
+    none = next(way for way in WAYS if way.setup.cpu_moe)
+    every = list(finer_ways(QUESTION.model, none))
+    assert {way.setup.n_cpu_moe for way in every} == {0, 47}
+    assert not any(way.setup.cpu_moe for way in every)
+    assert list(finer_ways(QUESTION.model, WAYS[0])) == []
+
+
+def test_finer_ways_take_more_of_the_device_than_their_way_and_less_than_the_one_before() -> None:
+    """Experts of the first layers alone: other layers may be larger."""
+    before, after = (Fitting(QUESTION, with_experts_of(count)) for count in (19, 20))
+    finer = [
+        Fitting(QUESTION, way)
+        for way in finer_ways(QUESTION.model, after.way)
+        if way.setup.n_cpu_moe
+    ]
+    shares = [one.held_share(TOKENS) for one in (before, *finer, after)]
+    assert shares == sorted(shares, reverse=True)
+    assert len(set(shares)) == 4
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return make_plan(one_file(MOE, rated(cards(10)), TOKENS))
+
+
+def test_plan_divides_a_layer_where_that_puts_more_on_the_card(plan: Plan) -> None:
+    way = plan.result.way
+    assert way.by_tensor
+    assert plan.fits
+    on_host = sum(map(has_experts_on_host(way.setup), range(48)))
+    question = replace(question_of(plan.wish), load=plan.load)
+    whole = Fitting(question, with_experts_of(on_host))
+    assert Fitting(question, way).held_share(TOKENS) > whole.held_share(TOKENS)
+    assert f"with the experts of {on_host} layers in RAM" in headline(plan.result)
+
+
+def test_plan_with_a_divided_layer_says_so_to_every_program(plan: Plan) -> None:
+    texts = {one.name: one.text for one in ready_commands(plan)}
+    words = shlex.split(texts["llama-server"])
+    said = ",".join(f"{one.pattern}={one.buffer}" for one in plan.result.way.setup.overrides)
+    assert words[words.index("-ot") + 1] == said
+    assert "LM Studio settings" in texts  # which has a number of layers for it
+    assert any("ollama" in name.lower() for name in texts)
+
+
+def test_plan_with_a_divided_layer_is_found_again(plan: Plan) -> None:
+    again = plan_again(plan.wish, choices_of(plan))
+    assert again is not None
+    assert again.result.way == plan.result.way
+    assert again.result.estimate == plan.result.estimate
+
+
+def test_a_token_reads_only_the_experts_it_uses_of_a_divided_layer() -> None:
+    """Eight of 128, wherever they are."""
+    reads = []
+    for way in (with_experts_of(20), list(finer_ways(QUESTION.model, with_experts_of(20)))[2]):
+        assert isinstance(way.setup, LlamaCppSetup)
+        bill = Fitting(QUESTION, way).price(TOKENS).estimate
+        work = one_token(QUESTION.model, QUESTION.load, way.setup, bill)
+        reads.append(sum(one.weights_bytes for one in work.pools if one.pool in {DEVICE, HOST}))
+        assert bill.of(Component.WEIGHTS) > reads[-1]
+    assert reads[1] == pytest.approx(reads[0], rel=0.001)
