@@ -181,7 +181,9 @@ def test_contexts_are_those_of_one_user() -> None:
     assert result.reasons[0].startswith("32,768 tokens for each of 8 users need")
     found = [one.told for one in changes(question, result) if one.kind is ChangeKind.DEVICE]
     assert found
-    assert all(told.endswith(" the whole model at 32,768 tokens for each of 8 users") for told in found)
+    assert all(
+        told.endswith(" the whole model at 32,768 tokens for each of 8 users") for told in found
+    )
 
 
 def test_a_slow_model_is_offered_fewer_bits_that_keep_it_on_the_gpu() -> None:

@@ -12,7 +12,6 @@ from tests.unit.plan.wishes import MOE, one_file, rated
 from edgekit.engine.llamacpp.placement import has_experts_on_host
 from edgekit.engine.llamacpp.types import LlamaCppSetup
 from edgekit.memory.types import DEVICE, HOST, Component
-from edgekit.plan.again import choices_of, plan_again
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.making import make_plan, question_of
 from edgekit.plan.placement import finer_ways, ways_of
@@ -107,13 +106,6 @@ def test_plan_with_a_divided_layer_says_so_to_every_program(plan: Plan) -> None:
     assert words[words.index("-ot") + 1] == said
     assert "LM Studio settings" in texts  # which has a number of layers for it
     assert any("ollama" in name.lower() for name in texts)
-
-
-def test_plan_with_a_divided_layer_is_found_again(plan: Plan) -> None:
-    again = plan_again(plan.wish, choices_of(plan))
-    assert again is not None
-    assert again.result.way == plan.result.way
-    assert again.result.estimate == plan.result.estimate
 
 
 def test_a_token_reads_only_the_experts_it_uses_of_a_divided_layer() -> None:
