@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from edgekit.catalog.repositories import original_repository
 from edgekit.catalog.runs import tensors_of
@@ -15,6 +16,8 @@ from edgekit.geometry import read_geometry
 from edgekit.header.types import ModelHeader
 from edgekit.source.types import Container
 
+KEPT = 32  # some 1 MB each
+
 
 def open_entry(entry: Entry, engine: str) -> Model:
     """As a GGUF for the engines that load one where the entry has its keys, else from its config.
@@ -25,8 +28,9 @@ def open_entry(entry: Entry, engine: str) -> Model:
     return opened_entry(entry, engine).model
 
 
+@lru_cache(maxsize=KEPT)
 def opened_entry(entry: Entry, engine: str) -> Opened:
-    """The same under the entry's id, for whoever works with opened references."""
+    """The same under the entry's id. The last few are kept, with what engines worked out for them."""
     wanted = engine_name(engine)
     if entry.keys and wanted in FROM_GGUF:
         return Opened(label=entry.id, model=_as_gguf(entry), repository=_repository(entry))
