@@ -153,7 +153,7 @@ def test_a_plain_scan_finds_no_longer_one(engine: str, name: str) -> None:
 def test_what_fits_with_one_way_is_the_longest_with_it(engine: str, name: str) -> None:
     for question, result in judged(engine, name):
         fitting = Fitting(question, result.way)
-        longest, step = result.way_context, fitting.step
+        longest, step = result.max_context, fitting.step
         assert longest <= result.max_context
         if longest:
             assert fitting.price(longest).fits

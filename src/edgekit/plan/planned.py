@@ -57,7 +57,6 @@ class Drafter:
     name: str
     model: Model | None = field(default=None, repr=False)  # None: the model's own blocks
     changes: Mapping[str, Any] = field(default_factory=dict)
-    reference: str = ""
     because: str = ""  # why its vocabulary is taken to be the same
 
 

@@ -254,7 +254,6 @@ class PreflightResult:
     context_tokens: int  # what the verdict is for
     asked: bool  # whether the caller named it
     max_context: int  # the longest that fits with these weights, this cache and placement
-    way_context: int  # the same
     quantization: str = ""  # of the weights judged: "Q4_K_M", "4 bit", "as stored"
     cache: str = ""  # how the cache is kept: "f16", "q8_0", "fp8", "8 bit"
     step: int = 0  # of SPEC A4's list that was taken; 0: nothing fits

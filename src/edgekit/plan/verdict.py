@@ -57,7 +57,6 @@ def result_for(found: Candidate, *, max_context: int | None = None) -> Preflight
         context_tokens=found.tokens,
         asked=held.asked is not None,
         max_context=most,
-        way_context=most,
         recommended_context=recommended_context(most),
         native_context=geometry.native_context or geometry.trained_context,
         streams=held.streams,

@@ -29,7 +29,7 @@ def check_json(check: Check) -> dict[str, Any]:
         "context_asked": result.asked,
         "context_because": result.window or None,
         "max_context": result.max_context,
-        "way_context": result.way_context,
+        "way_context": result.max_context,
         "recommended_context": result.recommended_context,
         "native_context": result.native_context,
         "quantization": result.quantization or None,

@@ -125,7 +125,7 @@ def _drafter(plan: Plan) -> dict[str, Any] | None:
         return None
     return {
         "name": drafter.name,
-        "reference": drafter.reference or None,
+        "reference": None,
         "own_blocks": drafter.model is None,
         "because": drafter.because,
         "flags": shlex.join(draft_words(plan)),

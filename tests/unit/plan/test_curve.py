@@ -158,8 +158,8 @@ def test_the_line_is_crossed_behind_the_longest(name: str) -> None:
 
 def test_the_longest_is_that_of_the_verdict() -> None:
     f16, q8_0, _ = curves_of("card")
-    assert f16.longest == plan_of("card").result.way_context
-    assert q8_0.longest == plan_of("q8_0").result.way_context > f16.longest
+    assert f16.longest == plan_of("card").result.max_context
+    assert q8_0.longest == plan_of("q8_0").result.max_context > f16.longest
 
 
 def test_a_smaller_cache_never_costs_more_on_llama_cpp() -> None:

@@ -158,11 +158,8 @@ DRAFT = gguf(SMALL)
 @pytest.mark.parametrize(
     ("drafter", "told"),
     [
-        (Drafter(name="d", model=DRAFT, reference="./d.gguf"), ["-md", "./d.gguf", "-ngld", "all"]),
-        (Drafter(name="d", model=DRAFT, reference="org/d-GGUF:Q8_0"), ["-hfd", "org/d-GGUF:Q8_0", "-ngld", "all"]),
         (Drafter(name="a/d at Q4_K_M", model=DRAFT, changes={"mix": "Q4_K_M"}), ["-md", "DRAFT.gguf", "-ngld", "all"]),
         (Drafter(name="qwen3-0.6b at Q8_0", model=DRAFT, changes={"mix": "Q8_0"}), ["-hfd", "Qwen/Qwen3-0.6B-GGUF:Q8_0", "-ngld", "all"]),
-        (Drafter(name="d", model=DRAFT, reference="org/d-GGUF/d.gguf"), ["-hfd", "org/d-GGUF", "-md", "d.gguf", "-ngld", "all"]),
         (Drafter(name="its own"), ["--spec-type", "draft-mtp"]),
     ],
 )  # fmt: skip

@@ -101,7 +101,6 @@ def made(
         "context_tokens": 32_768,
         "asked": True,
         "max_context": 74_240,
-        "way_context": more.get("max_context", 74_240),
         "recommended_context": 59_392,
         "native_context": 131_072,
         "uses": uses,

@@ -157,11 +157,8 @@ def draft_words(plan: Plan) -> list[str]:
     alone = ["-devd", "none"] if setup.backend is Backend.CPU else []  # else it would be on a GPU
     if drafter.model is None:
         return ["--spec-type", "draft-mtp", *alone]
-    if drafter.reference:
-        words = model_words_of_draft(drafter.reference)
-    else:
-        name = f"{drafter.name.partition(' ')[0]}:{drafter.changes.get('mix', DEFAULT_MIX)}"
-        words = model_words_of_draft(name, is_catalog=True)
+    name = f"{drafter.name.partition(' ')[0]}:{drafter.changes.get('mix', DEFAULT_MIX)}"
+    words = model_words_of_draft(name, is_catalog=True)
     for flag, kind in (("-ctkd", load.cache_k), ("-ctvd", load.cache_v)):
         words += [] if kind is None else [flag, kind.name]
     return [*words, *(alone or ["-ngld", ALL])]
