@@ -60,12 +60,6 @@ def scale_row(row: Floats, *, normalize: bool = True) -> None:
         row /= np.float32(length)
 
 
-def scale_rows(rows: Floats, *, normalize: bool = True) -> None:
-    """Each row in place to length 1."""
-    for row in rows:
-        scale_row(row, normalize=normalize)
-
-
 def _length(row: Floats) -> float:
     """In float64, where the squares of large numbers still have room."""
     wide = row.astype(np.float64)

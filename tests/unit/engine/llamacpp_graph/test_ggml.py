@@ -47,7 +47,6 @@ def weight(*dims: Size, kind: TensorType = F16) -> Tensor:
         (lambda: ggml.arange(T), (T, 1, 1, 1)),
         (lambda: ggml.repeat(leaf(8, 1, T), 8, 4, T), (8, 4, T, 1)),
         (lambda: ggml.pad(leaf(8, T), 4, 1), (12, T + 1, 1, 1)),
-        (lambda: ggml.out_prod(leaf(8, T), leaf(4, T)), (8, 4, 1, 1)),
         (lambda: ggml.permute(leaf(8, 4, T), 0, 2, 1, 3), (8, T, 4, 1)),
         (lambda: ggml.permute(leaf(8, 4, T), 2, 0, 1, 3), (4, T, 8, 1)),
         (lambda: ggml.transpose(leaf(8, T)), (T, 8, 1, 1)),
@@ -113,7 +112,6 @@ ONE_LIKE_ITS_SOURCE = (
         ggml.log,
         ggml.sin,
         ggml.cos,
-        ggml.leaky_relu,
     ),
     *(
         ggml.norm,
@@ -121,11 +119,10 @@ ONE_LIKE_ITS_SOURCE = (
         ggml.group_norm,
         ggml.l2_norm,
         ggml.cumsum,
-        ggml.tri,
         ggml.fill,
         ggml.dup,
     ),
-    *(ggml.cont, ggml.soft_max, ggml.roll),
+    *(ggml.cont, ggml.soft_max),
 )
 
 

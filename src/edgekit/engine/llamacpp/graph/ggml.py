@@ -82,10 +82,6 @@ def cos(a: Tensor) -> Tensor:
     return _like("COS", a)
 
 
-def leaky_relu(a: Tensor) -> Tensor:
-    return _like("LEAKY_RELU", a)
-
-
 def norm(a: Tensor) -> Tensor:
     return _like("NORM", a)
 
@@ -104,10 +100,6 @@ def l2_norm(a: Tensor) -> Tensor:
 
 def cumsum(a: Tensor) -> Tensor:
     return _like("CUMSUM", a)
-
-
-def tri(a: Tensor) -> Tensor:
-    return _like("TRI", a)
 
 
 def fill(a: Tensor) -> Tensor:
@@ -165,10 +157,6 @@ def mul_mat(a: Tensor, b: Tensor) -> Tensor:
 def mul_mat_id(experts: Tensor, b: Tensor, ids: Tensor) -> Tensor:
     _check_fit(experts, b)
     return new("MUL_MAT_ID", F32, (experts.ne[1], ids.ne[0], b.ne[2], 1), experts, b, ids)
-
-
-def out_prod(a: Tensor, b: Tensor) -> Tensor:
-    return new("OUT_PROD", F32, (a.ne[0], b.ne[0], b.ne[2], b.ne[3]), a, b)
 
 
 def concat(a: Tensor, b: Tensor, dim: int) -> Tensor:
@@ -258,10 +246,6 @@ def pad(a: Tensor, *more: Size) -> Tensor:
 def pool_rows(a: Tensor, width: int) -> Tensor:
     """ggml_pool_2d along the first dimension: one number for each `width` of them."""
     return new("POOL_2D", F32, (a.ne[0] // width, *a.ne[1:]), a)
-
-
-def roll(a: Tensor) -> Tensor:
-    return _like("ROLL", a)
 
 
 # Views.
