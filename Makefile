@@ -17,8 +17,8 @@ $(STAMP): pyproject.toml setup.py $(wildcard src/edgekit/embed/kernels/csrc/*.[c
 run: setup
 	@$(BIN)/edgekit recommend || test $$? -eq 3 # "nothing fits" is an answer too
 
-# One worker more than cores, because some tests wait for a browser or a server.
-WORKERS = $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
+# Two workers more than cores, because many tests wait for a browser, a server or a child.
+WORKERS = $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 )))
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # At most four cases of each table, and a sample of each wide sweep; a file that is run by itself runs all its cases.

@@ -52,7 +52,7 @@ ODD_SETTINGS = (
     (f"context={'1' * 5000}", "context: must have at most 4,096 characters"),
     ("foo=bar", "foo: unknown field"),
     ("cpu_moe=banana", "cpu_moe: must be true or false"),
-    ("context=4096&job=6000%2B800", "give -c or --job, not both"),
+    ("context=4096&job=6000%2B800", "give a context or a job, not both"),
     ("device=nonsense", "unknown device 'nonsense'"),
     ("device=m3-max-36&ram=64G", "M3 Max 36GB has 36 GiB of unified memory"),
 )

@@ -311,7 +311,7 @@ def _job(words: Words) -> Job | None:
     from edgekit.plan.types import Job
 
     if words.context is not None:
-        raise UsageError("give -c or --job, not both: the job sets the context")
+        raise UsageError("give a context or a job, not both: the job sets the context")
 
     prompt, plus, new = text.partition("+")
     if not plus:

@@ -244,12 +244,13 @@ class _Search:
 
     def _spend(self, found: Candidate, better: Iterable[Variant]) -> Candidate:
         """Memory that is left goes into better weights, then into a longer context, while the load is comfortable
-        and faster than people read. Weights that had to lose bits get none back, and a card that is full because the
-        rest is in RAM is not comfortable.
+        and faster than people read. Weights that had to lose bits get none back. Where a part of the model is in RAM
+        nothing is left: a larger card takes more of that part, not a longer context.
         """
-        on_host = found.step > 5
-        for variant in better if found.step != 5 and _is_easy(found) else ():
-            other = self._try(found.step, variant, found.tokens, found.choice, on_host=on_host)
+        if found.step > 5:
+            return found
+        for variant in better if found.step < 5 and _is_easy(found) else ():
+            other = self._try(found.step, variant, found.tokens, found.choice)
             if other is not None and _is_easy(other):
                 found = other
                 break
