@@ -153,7 +153,7 @@ def test_a_yes_or_no_costs_one_range(hub: Hub) -> None:
 
 def test_the_engine_starts_from_the_hub_too(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     told = ask_json(capsys, "acme/tiny-GGUF:Q8_0")
-    assert told["command"].startswith("llama-server -hf acme/tiny-GGUF:Q8_0 -c 2048")
+    assert told["command"].startswith("llama-server -hf acme/tiny-GGUF:Q8_0 --no-mmproj -c 2048")
 
 
 def test_several_at_once_in_order(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:

@@ -538,6 +538,7 @@ def test_a_page_that_was_left_says_nothing(visitor: Visitor) -> None:
     visit = visitor()
     visit.context.clock.install()
     page = ready(visit.open(f"/model?ref={FILE}&{MACHINE}&context=4096"))
+    expect(page.locator("#announcer")).not_to_be_empty()  # that the model was checked
     page.clock.run_for(1200)  # a verdict is said a moment after the last change
     expect(page.locator("#announcer")).to_contain_text("Fits")
     set_to(page, "Context (tokens)", "8192")

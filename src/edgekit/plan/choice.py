@@ -247,7 +247,7 @@ class _Search:
         and faster than people read. Weights that had to lose bits get none back. Where a part of the model is in RAM
         nothing is left: a larger card takes more of that part, not a longer context.
         """
-        if found.step > 5:
+        if found.step > 5 and found.held.way.cards:
             return found
         for variant in better if found.step < 5 and _is_easy(found) else ():
             other = self._try(found.step, variant, found.tokens, found.choice)

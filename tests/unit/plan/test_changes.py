@@ -163,7 +163,7 @@ def test_what_has_its_whole_window_needs_nothing() -> None:
 
 
 def test_a_context_below_16k_that_keeps_all_on_the_gpu_is_offered() -> None:
-    question = ask(recorded("llama-3.1-8b"), cards(7, ram=32))
+    question = ask(recorded("llama-3.1-8b"), cards(6.5, ram=32))
     result = judge(question)
     assert result.can_load
     assert not result.way.whole
