@@ -219,7 +219,7 @@ class ResolvedModel(Resolved[Opened]):
         return self.found
 
     def as_file(self, engine: str) -> Opened:
-        """As the file that people run: a model of the catalog at its usual quantisation.
+        """As the file that people run: a model of the catalog at the quantisation that was named, else its usual one.
 
         What is known by its config alone is left to llama.cpp to convert, which says so in the bill.
         """
@@ -227,9 +227,10 @@ class ResolvedModel(Resolved[Opened]):
         if self.found is not None or engine not in FROM_GGUF:
             return model
         if model.model.header.container is not Container.GGUF:
-            return replace(model, mix=default_mix(model.model))
+            return replace(model, mix=self.quant or default_mix(model.model))
         usual = usual_variant(variants_of(model.model, LLAMACPP, settled=False))
-        return replace(model, model=convert(model.model, usual.name).model, mix=usual.name)
+        mix = self.quant or usual.name
+        return replace(model, model=convert(model.model, mix).model, mix=mix)
 
     def variants(self, model: Opened, engine: str, start: Start) -> tuple[Variant, ...]:
         """The weights to choose from: the files of a repository where none was named, else what can be made of it."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -18,6 +19,7 @@ from edgekit.errors import HardwareError, RefusedError
 from edgekit.geometry import read_geometry
 from edgekit.hardware.types import Machine
 from edgekit.hardware.wishes import wished_machine
+from edgekit.plan.choice import at
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.ladder import Ladder
 from edgekit.plan.placement import ways_of
@@ -119,46 +121,36 @@ def _judged(engine: str, name: str) -> Iterator[tuple[Question, PreflightResult]
             continue
 
 
-def ladder_of(question: Question) -> Ladder:
-    """A fresh one: what was asked of another must not matter."""
-    return Ladder(question, ways_of(question))
-
-
 @pytest.mark.parametrize(("engine", "name"), list(questions()))
 def test_one_step_more_does_not_fit(engine: str, name: str) -> None:
     for question, result in judged(engine, name):
-        ladder = ladder_of(question)
-        longest, step, most = result.max_context, ladder.top.step, ladder.top.most
+        fitting = chosen(question, result)
+        longest, step, most = result.max_context, fitting.step, fitting.most
         assert longest <= most
         assert longest % step == 0 or longest == most
         if longest:
-            assert ladder.holder(longest) is not None, question.machine.name
+            assert fitting.price(longest).fits, question.machine.name
         if longest < most:
-            assert ladder.holder(min(longest + step, most)) is None, question.machine.name
+            assert not fits(fitting, min(longest + step, most)), question.machine.name
 
 
 @pytest.mark.parametrize(("engine", "name"), list(questions()))
 def test_a_plain_scan_finds_no_longer_one(engine: str, name: str) -> None:
     chance = random.Random(name)  # the same sample every time
     for question, result in judged(engine, name):
-        ladder = ladder_of(question)
-        step = ladder.top.step
-        places = range(result.max_context // step + 1, -(-ladder.top.most // step))
+        fitting = chosen(question, result)
+        step = fitting.step
+        places = range(result.max_context // step + 1, -(-fitting.most // step))
         near, far = places[:8], chance.sample(places, min(8, len(places)))
         for place in (*near, *far):
-            assert ladder.holder(place * step) is None, (question.machine.name, place)
+            assert not fits(fitting, place * step), (question.machine.name, place)
 
 
-@pytest.mark.parametrize(("engine", "name"), list(questions()))
-def test_what_fits_with_one_way_is_the_longest_with_it(engine: str, name: str) -> None:
-    for question, result in judged(engine, name):
-        fitting = Fitting(question, result.way)
-        longest, step = result.max_context, fitting.step
-        assert longest <= result.max_context
-        if longest:
-            assert fitting.price(longest).fits
-        if longest < fitting.most:
-            assert not fits(fitting, min(longest + step, fitting.most))
+def chosen(question: Question, result: PreflightResult) -> Fitting:
+    """With the weights, the cache and the placement of the answer."""
+    assert result.variant is not None
+    load = replace(question.load, cache_k=result.load.cache_k, cache_v=result.load.cache_v)
+    return Fitting(replace(at(question, result.variant), load=load), result.way)
 
 
 def fits(fitting: Fitting, tokens: int) -> bool:

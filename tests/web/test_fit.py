@@ -133,7 +133,7 @@ def check_bars(answer: Any) -> None:
 
 OTHERS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("vllm", {"model": "qwen3-8b", "device": ["H100"], "context": 16384}),
-    ("vllm", {"model": "gemma-3-27b", "device": ["2x RTX 4090"], "tensor_parallel_size": 2, "kv_cache_dtype": "fp8"}),
+    ("vllm", {"model": "qwen3-14b", "device": ["2x RTX 4090"], "tensor_parallel_size": 2, "kv_cache_dtype": "fp8"}),
     ("vllm", {"model": "qwen3-30b-a3b", "vram": "24G", "gpu_memory_utilization": 0.8, "max_num_seqs": 4}),
     ("vllm", {"model": "deepseek-v3", "device": ["8x H200"], "tensor_parallel_size": 8}),
     ("mlx", {"model": "qwen3-8b", "device": "m3-max-64", "context": 32768, "kv_bits": 4, "quantized_kv_start": 0}),

@@ -10,7 +10,6 @@ from edgekit.engine import llamacpp
 from edgekit.engine.llamacpp.companions import adapter_lines, projector_lines, with_drafter
 from edgekit.engine.llamacpp.placement import place
 from edgekit.engine.llamacpp.types import LlamaCppSetup
-from edgekit.engine.types import Model
 from edgekit.errors import UsageError
 from edgekit.estimation import Opened
 from edgekit.header import read_header
@@ -34,7 +33,7 @@ class LoadedBeside:
     values: Mapping[str, Any]
     projector: ModelHeader | None = None
     adapters: tuple[ModelHeader, ...] = ()
-    drafter: Model | None = None
+    drafter: Opened | None = None
 
     @classmethod
     def of(cls, opened: Opened, values: Mapping[str, Any], reach: Reach) -> LoadedBeside:
@@ -46,7 +45,7 @@ class LoadedBeside:
             adapters=tuple(
                 read_header(locate(name, reach=reach)) for name in values.get("lora", ())
             ),
-            drafter=resolve_model(values["draft_model"], reach=reach).as_file("llama.cpp").model
+            drafter=resolve_model(values["draft_model"], reach=reach).as_file("llama.cpp")
             if "draft_model" in values
             else None,
         )
@@ -70,7 +69,9 @@ class LoadedBeside:
             cache_k=None if key is None else cache_type(key),
             cache_v=None if value is None else cache_type(value),
         )
-        return with_drafter(bill, self.drafter, own, setup)
+        draft = self.drafter.model
+        is_gguf = draft.header.container is Container.GGUF  # its tensors have their types already
+        return with_drafter(bill, draft, own, setup, mix=None if is_gguf else self.drafter.mix)
 
 
 def batch_notes(opened: Opened, setup: LlamaCppSetup, facts: Mapping[str, Any]) -> tuple[str, ...]:

@@ -301,7 +301,10 @@ def command(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened)
         *model_source(values, opened).words,
         "-c",
         str(context),
-        *flag_words(FLAGS, {key: one for key, one in values.items() if key != "draft_model"}),
+        *flag_words(
+            FLAGS, {key: values[key] for key in values if key not in {"draft_model", "mmap"}}
+        ),
+        *_setup(values).load_words,
         *(draft_words(values["draft_model"]) if "draft_model" in values else ()),
     ]
     if estimate.backend == "cpu":

@@ -82,14 +82,13 @@ class Budget:
         return estimate.in_pools(self.pools)
 
     def for_bill(self, estimate: MemoryEstimate, *, mapped_weights: bool = True) -> Budget:
-        """The same budget for this bill: how much of its reserve the first request may take, and what it leaves to the
-        CPU (layers, experts, the token embeddings) where the system limits the GPU.
+        """The same budget for a bill that leaves layers, experts or the token embeddings to the CPU.
 
         Vulkan and ROCm pin some of the CPU's memory, and that counts against the limit: buffers of the graph, and
         weights that are not mapped from the file. Metal pins none.
         """
         if self.limit_bytes is None:
-            return self._for_first_request(estimate)
+            return self
         unpinned = CACHES | {Component.WEIGHTS} if mapped_weights else CACHES
         if estimate.backend == "metal":
             unpinned = frozenset(Component)
@@ -101,18 +100,15 @@ class Budget:
             cpu_bytes=estimate.total(lambda line: line.pool == HOST and line.component in unpinned),
         )
 
-    def _for_first_request(self, estimate: MemoryEstimate) -> Budget:
-        """The default reserve is also for what the engine takes with the first request, as in llama.cpp's --fit: where
-        that is missing, it is taken from there. A reserve that the user gave stays free.
+    def covered_bytes(self, estimate: MemoryEstimate) -> int:
+        """What the default reserve gives to the first request, as in llama.cpp's --fit: what is missing, where that is
+        no more than the first request takes. A reserve that the user gave stays free.
         """
-        missing = self.required_bytes(estimate) - self.unreserved_bytes
-        if missing <= 0 or not self.has_default_reserve:
-            return self
+        missing = max(0, self.required_bytes(estimate) - self.unreserved_bytes)
+        if not missing or not self.has_default_reserve or self.limit_bytes is not None:
+            return 0
         taken = estimate.total(lambda line: line.first_request and line.pool in self.pools)
-        if missing > taken:
-            return self
-        because = f"{self.because}, {format_bytes(missing)} of it for the first request"
-        return replace(self, reserve_bytes=self.reserve_bytes - missing, because=because)
+        return missing if missing <= taken else 0
 
 
 def gpu_budgets(budgets: Iterable[Budget]) -> tuple[Budget, ...]:

@@ -279,7 +279,7 @@ class _Search:
             tokens = ladder.top.minimum
         for cache in eight:  # MLX unpacks an 8-bit cache to compute, which may take more in all
             other = self._ladder(variant, cache, on_host=streams)
-            if _fullness(other, tokens) < _fullness(ladder, tokens):
+            if _needs(other, tokens) < _needs(ladder, tokens):
                 own, ladder = cache, other
         return Candidate(
             step=NOTHING,
@@ -363,10 +363,11 @@ def _because(top: Fitting, tokens: int) -> str:
     return "the longest that fits comfortably"
 
 
-def _fullness(ladder: Ladder, tokens: int) -> float:
-    """Infinite where the engine refuses it."""
+def _needs(ladder: Ladder, tokens: int) -> tuple[float, int]:
+    """How full the memories are, and the bytes: nothing may be usable. Infinite where the engine refuses it."""
     try:
         ladder.top.price(tokens)
-        return ladder.nearest(tokens).price(tokens).fullness
+        nearest = ladder.nearest(tokens).price(tokens)
     except RefusedError:
-        return math.inf
+        return math.inf, 0
+    return nearest.fullness, nearest.tightest.required_bytes

@@ -111,13 +111,12 @@ def _fullest(uses: Sequence[Use]) -> int:
 
 
 def _curve(name: str, fitting: Fitting, place: int, count: int) -> Curve:
-    budget, points = fitting.way.budgets[place], tuple(_points(fitting, place, count))
-    held = (point.required_bytes for point in points if point.tokens == fitting.longest)
+    budget = fitting.way.budgets[place]
     return Curve(
         cache=name,
-        points=points,
+        points=tuple(_points(fitting, place, count)),
         memory=_told(fitting.way.budgets, place),
-        budget_bytes=max(budget.available_bytes, *held, 0),  # a reserve covers the first request
+        budget_bytes=budget.available_bytes,
         longest=fitting.longest,
         native=fitting.most,
     )

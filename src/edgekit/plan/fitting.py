@@ -119,10 +119,12 @@ class Fitting:
     def _use(self, budget: Budget, estimate: MemoryEstimate) -> Use:
         bound, assumed = estimate.bounds_in(budget.pools)
         mapped = getattr(self.way.setup, "use_mmap", True)
+        covered = budget.covered_bytes(estimate)
         return Use(
             budget=budget.for_bill(estimate, mapped_weights=mapped),
-            required_bytes=budget.required_bytes(estimate),
-            bound_bytes=bound,
+            required_bytes=budget.required_bytes(estimate) - covered,
+            bound_bytes=bound + covered,
+            covered_bytes=covered,
             assumed=assumed,
             max_use=self.question.max_use,
         )

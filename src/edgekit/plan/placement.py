@@ -133,7 +133,7 @@ def _llamacpp_ways(question: Question) -> Iterator[Way]:
     setup = replace(setup, devices=_as_devices(cards, setup.tensor_split))
     where = f"on {_names(cards)}{_left_out(machine, cards)}"
     way = _on_devices(machine, cards, setup, where)
-    for changes, told in _less_and_less(question.model, cards):
+    for changes, told in _less_and_less(question.model, cards, setup):
         because = told if told == ON_THE_CPU else f"{told} {where}"
         yield replace(way, setup=replace(way.setup, **changes), because=because)
     yield _on_the_cpu(machine, setup)
@@ -241,13 +241,13 @@ def _as_devices(cards: tuple[Accelerator, ...], split: tuple[float, ...]) -> tup
     )
 
 
-def _less_and_less(model: Model, cards: Cards) -> Iterator[tuple[dict[str, Any], str]]:
+def _less_and_less(model: Model, cards: Cards, setup: Any) -> Iterator[tuple[dict[str, Any], str]]:
     """Experts leave the devices first, block by block: they are large, and few of them work on a token.
 
     Metal maps the file from the first to the last tensor it computes, so a part on the CPU leaves as much on the GPU.
     """
     layers = len(model.geometry.layers)
-    if cards[0].vendor is Vendor.APPLE:
+    if cards[0].vendor is Vendor.APPLE and setup.use_mmap:
         yield {"n_gpu_layers": 0}, ON_THE_CPU
         return
     experts: dict[str, Any] = {}

@@ -37,7 +37,10 @@ class Use:
 
     budget: Budget
     required_bytes: int
-    bound_bytes: int = 0  # what the bounds of its modelled lines could add
+    bound_bytes: int = (
+        0  # what the bounds of its modelled lines could add, and what the reserve covers
+    )
+    covered_bytes: int = 0  # what the first request takes of the reserve, besides
     assumed: bool = False  # a line of it is only assumed
     max_use: float | None = (
         None  # a further limit that the user set, as a share of the usable memory

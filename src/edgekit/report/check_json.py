@@ -82,6 +82,7 @@ def use_json(use: Use) -> dict[str, Any]:
     return {
         **budget_json(use.budget),
         "required_bytes": use.required_bytes,
+        "covered_bytes": use.covered_bytes,
         "utilization": _share(use.utilization),
         "status": use.status.value,
     }

@@ -75,6 +75,8 @@ def _reserve_rows(result: PreflightResult) -> Iterator[str]:
     found: dict[tuple[str, str], list[str]] = {}
     for name, use in zip(budget_names(result.uses), result.uses, strict=True):
         words = reserve_words(use.budget, limit_on(use.budget, result.machine))
+        if use.covered_bytes:
+            words += f"; the first request takes {format_bytes(use.covered_bytes)} of the reserve"
         kind = RAM if use.budget.pools == {HOST} else use.budget.name
         found.setdefault((kind, words), []).append(name)
     kinds = [kind for kind, _ in found]

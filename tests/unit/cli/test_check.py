@@ -69,7 +69,7 @@ ANSWERS = [
     (["--ram", "8G", "-c", "128k"], 3, "Does not fit your 8 GiB RAM at 128K, even with an 8-bit cache: needs 13.3 GiB, 7.0 usable; fits up to 34K"),
     (["--ram", "64G", "-c", "200k"], 0, "Runs on the CPU: 29.9 of 63.0 GiB at 200K (beyond the model's native 128K)"),
     (["--ram", "24G", "--job", "6000+800"], 0, "Runs on the CPU: 5.5 of 23.0 GiB at 6,864 tokens"),
-    (["--ram", "24G", "--window-budget", "1G"], 0, "Runs on the CPU: 6.7 of 23.0 GiB at 16K"),
+    (["--ram", "24G", "--window-budget", "1G"], 0, "Runs on the CPU: 5.7 of 23.0 GiB at 8K"),
     (["--vram", "24G,24G"], 0, "Runs fully on your 2x 24 GiB GPU: 11.8 of 23.0 GiB on the fuller card at 128K"),
 ]  # fmt: skip
 
@@ -872,3 +872,17 @@ def test_check_with_a_draft_model_of_the_catalog_runs_its_repository(
 ) -> None:
     main(["check", "gemma-3-27b", "-md", name, "--device", "RTX 4090", "--json"])
     assert words in json.loads(capsys.readouterr().out)["command"]
+
+
+def test_a_draft_model_is_counted_at_the_quantisation_it_is_named_with(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def weights(draft: str) -> int:
+        main(["check", "qwen3-14b", "-c", "8k", "-md", draft, "--device", "RTX 4090", "--json"])
+        lines = json.loads(capsys.readouterr().out)["estimate"]["lines"]
+        parts = (one for one in lines if one["part"] == "drafter")
+        return sum(one["bytes"] for one in parts if one["component"] == "weights")
+
+    usual, eight, full = map(weights, ("qwen3-4b", "qwen3-4b:Q8_0", "qwen3-4b:F16"))
+    assert 1.5 * usual < eight < 2 * usual
+    assert 3 * usual < full < 4 * usual

@@ -177,7 +177,7 @@ def test_the_command_says_what_was_asked(
     for reference in (path, folder):
         told = shlex.split(ask_json(capsys, str(reference), *words)["command"])
         assert told == ["llama-server", "-m", str(path), "-c", "4096", "-ctk", "q8_0", "-fa", "on",
-                        "-np", "2", "-kvu", "-ngl", "8", "--no-mmap"]  # fmt: skip
+                        "-np", "2", "-kvu", "-ngl", "8", "-lm", "none"]  # fmt: skip
     told = shlex.split(ask_json(capsys, str(path), "--mode", "library")["command"])
     assert told == ["llama-cli", "-m", str(path), "-c", "128000", "-dev", "none"]
 

@@ -167,16 +167,16 @@ def test_a_board_of_nvidia_has_no_such_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("missing_mib", "usable_mib"),
+    ("missing_mib", "covered_mib"),
     [
-        (-1, 23 * 1024),
-        (0, 23 * 1024),
-        (80, 23 * 1024 + 80),  # the first request takes it from the reserve
-        (100, 23 * 1024 + 100),
-        (101, 23 * 1024),  # more than it takes: does not fit
+        (-1, 0),
+        (0, 0),
+        (80, 80),  # the first request takes it from the reserve
+        (100, 100),
+        (101, 0),  # more than it takes: does not fit
     ],
 )
-def test_the_default_reserve_covers_the_first_request(missing_mib: int, usable_mib: int) -> None:
+def test_the_default_reserve_covers_the_first_request(missing_mib: int, covered_mib: int) -> None:
     first = replace(bill((Component.RUNTIME, DEVICE, 0)).lines[0], first_request=True)
     weights = replace(first, component=Component.WEIGHTS, first_request=False)
     estimate = replace(
@@ -187,11 +187,9 @@ def test_the_default_reserve_covers_the_first_request(missing_mib: int, usable_m
         ),
     )
     budget, _ = llamacpp_budgets(cards(24), cards(24).devices)
-    own = budget.for_bill(estimate)
-    assert own.available_bytes == usable_mib * MIB
-    assert own.for_bill(estimate) == own
+    assert budget.covered_bytes(estimate) == covered_mib * MIB
     given = replace(budget, has_default_reserve=False)  # --reserve 1G stays free
-    assert given.for_bill(estimate) == given
+    assert given.covered_bytes(estimate) == 0
 
 
 @pytest.mark.parametrize(

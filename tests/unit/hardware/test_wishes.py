@@ -36,14 +36,14 @@ RTX_3060 = 12_288 * MIB - 400 * MIB - 12_288 * MIB * 75 // 10_000  # a model: no
         ({"devices": ["DGX Spark"]}, True),
         ({"devices": ["GH200 96GB"], "ram": "480G"}, True),
         ({"devices": ["GH200 96GB", "RTX 4090"]}, True),
-        ({"ram": "64G"}, None),  # this machine with more memory
+        ({"ram": "64G"}, False),  # whatever CPU asks
     ],
 )
 def test_processors(
-    *, wish: dict[str, Any], is_arm: bool | None, here: str, monkeypatch: pytest.MonkeyPatch
+    *, wish: dict[str, Any], is_arm: bool, here: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: here)
-    assert wished_machine(**wish).arm == (here == "aarch64" if is_arm is None else is_arm)
+    assert wished_machine(**wish).arm == is_arm
 
 
 @pytest.mark.parametrize(

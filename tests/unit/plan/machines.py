@@ -16,7 +16,7 @@ def cpu(gib: int, system: System = System.LINUX) -> Machine:
     return Machine(name=f"{gib} GiB", system=system, host=host(gib))
 
 
-def cards(*gib: int, ram: int | None = 64, system: System = System.LINUX) -> Machine:
+def cards(*gib: float, ram: int | None = 64, system: System = System.LINUX) -> Machine:
     return Machine(
         name="cards",
         system=system,
@@ -26,8 +26,8 @@ def cards(*gib: int, ram: int | None = 64, system: System = System.LINUX) -> Mac
                 name=f"{size} GiB card",
                 vendor=Vendor.NVIDIA,
                 index=place,
-                total_bytes=size * GIB,
-                free_bytes=size * GIB,
+                total_bytes=int(size * GIB),
+                free_bytes=int(size * GIB),
                 capability=(8, 9),
             )
             for place, size in enumerate(gib)

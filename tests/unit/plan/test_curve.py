@@ -138,9 +138,8 @@ def test_the_points_are_the_engines_own_bill(name: str) -> None:
     for point in curve.points[:: POINTS // 4]:
         load = replace(plan.load, context_tokens=point.tokens, cache_k=None, cache_v=None)
         bill = engine_named(plan.wish.engine).estimate(plan.variant.model, load, setup)
-        assert point.required_bytes == budget.required_bytes(bill)
-    first_request = bill.total(lambda line: line.first_request)  # the default reserve covers it
-    assert 0 <= curve.budget_bytes - budget.available_bytes <= first_request
+        assert point.required_bytes == budget.required_bytes(bill) - budget.covered_bytes(bill)
+    assert curve.budget_bytes == budget.available_bytes
 
 
 @pytest.mark.parametrize("name", PLANS)

@@ -89,7 +89,7 @@ tokens/s
 
    model          weights  download  context      GiB used  tokens/s    runs on
 1  gemma-3-27b    Q4_K_M    16.5 GB      32K  20.5 of 22.5        36        GPU
-2  qwen3-30b-a3b  Q4_K_M    18.6 GB      32K  10.7 of 10.7       3.4  GPU + CPU
+2  qwen3-30b-a3b  Q4_K_M    18.6 GB      32K  10.5 of 10.5       3.4  GPU + CPU
 
 skipped: 26 too large, 1 with too short a context
 
@@ -99,9 +99,9 @@ Next     edgekit plan gemma-3-27b --device 'RTX 4090' --ram 64G
 """
 DETAILS = """\
 qwen3-30b-a3b (31B with 3.4B active)
-Runs with the experts of 31 layers in RAM at Q4_K_M, just: 10.7 of 10.7 GiB VRAM
+Runs with the experts of 31 layers in RAM at Q4_K_M, just: 10.5 of 10.5 GiB VRAM
 and 10.6 of 63.0 GiB RAM at 32K, about 3.4 tokens/s
-RTX 3060  [#############################################|....]  10.7 of 10.7 GiB
+RTX 3060  [############################################|.....]  10.5 of 10.5 GiB
 RAM       [#########.......................................|.]  10.6 of 63.0 GiB
 """
 

@@ -23,7 +23,7 @@ NAMES = [
 ]  # fmt: skip
 BUDGET = {
     "name", "pools", "total_bytes", "free_bytes", "reserve_bytes", "because", "blocked", "available_bytes",
-    "limit_bytes", "limit_because", "required_bytes", "utilization", "status",
+    "limit_bytes", "limit_because", "required_bytes", "covered_bytes", "utilization", "status",
 }  # fmt: skip
 MISSING = Unanswered(
     reference="no/such", engine="vllm", error=NotFoundError("there is no such model")

@@ -167,8 +167,7 @@ def draft_words(plan: Plan) -> list[str]:
 def _host(planned: Planned) -> Iterator[str]:
     """What keeps the host within what was planned."""
     setup = planned.setup
-    if not setup.use_mmap:
-        yield "--no-mmap"
+    yield from setup.load_words
     if setup.embeddings:
         yield "--embeddings"
     if _rearranged(planned)[1] and "-nr" not in planned.more:

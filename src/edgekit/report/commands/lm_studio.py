@@ -86,6 +86,8 @@ def _experts(planned: Planned) -> str | float:
     if setup.cpu_moe:
         return "max"
     blocks = sum(map(has_experts_on_host(setup), range(planned.layers)))  # it divides no layer
+    if planned.plan.result.way.by_tensor and not setup.n_cpu_moe and len(setup.overrides) == 1:
+        blocks += 1  # the last layers' experts are in RAM; the first ones', as here, leave less room on the GPU
     return float(blocks / planned.layers) if blocks else "off"
 
 
