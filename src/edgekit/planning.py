@@ -134,7 +134,7 @@ def _before(
         if entry is None or plan is None:
             return None
         found.append(Suggestion(entry=entry, plan=plan, rank=rank_of(entry)))
-    found.sort(key=lambda one: -one.worth)
+    found.sort(key=lambda one: one.order, reverse=True)
     return Recommendation(ask=ask, suggestions=tuple(found), passed_over=reasons)
 
 

@@ -12,6 +12,7 @@ from edgekit.engine.types import Model
 from edgekit.hardware.types import Machine
 from edgekit.memory.types import Load
 from edgekit.plan.caches import CacheChoice
+from edgekit.plan.choice import READING_TOKENS_PER_S
 from edgekit.plan.types import Change, Job, PreflightResult, Speed, Start, Variant
 
 
@@ -109,6 +110,11 @@ class Plan:
     def context_tokens(self) -> int:
         """Of one user."""
         return self.result.context_tokens // self.result.streams
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the speed that is shown, rounded, is below reading speed. An unknown speed is not called slow."""
+        return self.speed is not None and round(self.speed.typical, 1) < READING_TOKENS_PER_S
 
     def decision(self, lever: Lever) -> Decision | None:
         return next((one for one in self.decisions if one.lever is lever), None)

@@ -16,7 +16,10 @@ FIRST = date(2023, 1, 1)  # before it nothing is recommended for its age
 LAST = date(2050, 1, 1)  # whatever a file says
 MOST_PARAMETERS = 10**15
 UNKNOWN = date(2024, 1, 1)  # of a model that nobody dates
+SMALL_PARAMETERS = 8e9
+OUTDATED = date(2024, 7, 1)
 _DAYS_A_MONTH = 365.25 / 12
+_VERSION = re.compile(r"(?<=[a-z])-?([0-9]{1,9}(?:\.[0-9]{1,9})*)(?=-|$)")
 
 
 def rank_of(entry: Entry) -> float:
@@ -27,11 +30,25 @@ def rank_of(entry: Entry) -> float:
     return math.sqrt(parameters * active) / 1e9 * 2 ** (months / DOUBLING_MONTHS)
 
 
+def is_minor(entry: Entry) -> bool:
+    """Small or outdated: not to be preferred to a better model only because it is fast."""
+    return (entry.parameters or 0) < SMALL_PARAMETERS or _dated(entry) < OUTDATED
+
+
 def _dated(entry: Entry) -> date:
     try:
         return date.fromisoformat(entry.released or entry.not_before or "")
     except ValueError:
         return UNKNOWN
+
+
+def version_of(name: str) -> tuple[str, tuple[int, ...]]:
+    """'qwen3.6-27b' -> ('qwen-27b', (3, 6)): the model without its version, and the version."""
+    found = _VERSION.search(name.lower())
+    if found is None:
+        return name.lower(), ()
+    rest = name.lower()[: found.start()] + name.lower()[found.end() :]
+    return rest, tuple(map(int, found[1].split(".")))
 
 
 def root_of(family: str) -> str:

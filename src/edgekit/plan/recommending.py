@@ -20,7 +20,7 @@ from edgekit.plan.context import MINIMUM_TOKENS, job_window
 from edgekit.plan.making import check_planned, check_users, find_plan, make_plan
 from edgekit.plan.pace import fastest_middle
 from edgekit.plan.planned import Plan, Wish
-from edgekit.plan.ranking import rank_of, root_of
+from edgekit.plan.ranking import is_minor, rank_of, root_of, version_of
 from edgekit.plan.room import room_bytes
 from edgekit.plan.types import COMFORTABLE_PERCENT, GOOD_ACCURACY, Job, Start
 from edgekit.plan.variants import accuracy_of, variants_of
@@ -29,9 +29,13 @@ SHOWN = 5
 
 # Of the worth of a model with a part in RAM, where the speed is unknown: few experts work on a token.
 DIVIDED_SHARE, DIVIDED_DENSE_SHARE = 0.5, 0.1
-FULL_RAM_SHARE = 0.25  # of the worth of a model that takes more than 85 % of the usable RAM
+FULL_RAM_PERCENT, FULL_RAM_SHARE = (
+    95,
+    0.25,
+)  # of the usable RAM; of the worth of a model that takes it
 OF_A_ROOT = 2  # models of one line, however many families it has
-TOO_LARGE, SLOW = "too large", "slower than reading speed"
+TOO_LARGE, SLOW = "too large", "too slow"
+FAST_TOKENS_PER_S = 4 * READING_TOKENS_PER_S  # more is not worth more
 EMBEDDING_TOKENS_PER_S = 2000  # a book of 100,000 tokens in less than a minute
 READ_SHARE = 0.75  # of the weights that work on a token, at least: of the embedding one row is read
 
@@ -71,42 +75,67 @@ class Suggestion:
 
     @property
     def worth(self) -> float:
-        """The rank, less what slowness and a full RAM cost; with an unknown speed, less where a part is in RAM."""
-        worth = self.rank * (FULL_RAM_SHARE if self._fills_ram else 1.0)
+        """The rank, less what slowness and a full RAM cost; with an unknown speed, less where a part is in RAM.
+
+        More for a preferred model that is faster than people read.
+        """
+        worth = self.rank * self._ram_share
+        speed = self.plan.speed
         if Kind.EMBEDDING in self.entry.kinds:
-            read = None if self.plan.speed is None else self.plan.speed.prefill
+            read = None if speed is None else speed.prefill
             if read is None:
                 return worth
             return worth * slowness(math.sqrt(math.prod(read)), EMBEDDING_TOKENS_PER_S)
-        speed = self.plan.steady_tokens_per_s
-        if speed is None:
+        steady = self.plan.steady_tokens_per_s
+        if speed is None or steady is None:
             is_dense = (self.entry.active_parameters or 0) >= (self.entry.parameters or 1)
             share = DIVIDED_DENSE_SHARE if is_dense else DIVIDED_SHARE
             return worth if self.plan.result.way.whole else worth * share
-        return worth * slowness(speed)
+        return worth * (quickness(speed.typical) if self.is_preferred else slowness(steady))
 
     @property
-    def _fills_ram(self) -> bool:
-        """Whether it leaves little RAM for other programs, whatever a limit on the GPU leaves."""
-        return any(
-            HOST in use.budget.pools
-            and use.required_bytes * 100 > use.budget.unreserved_bytes * COMFORTABLE_PERCENT
-            for use in self.plan.result.uses
+    def is_preferred(self) -> bool:
+        """At least reading speed, and neither small nor outdated: it ranks before all others.
+
+        Where the speed is unknown, one that is not divided.
+        """
+        if is_minor(self.entry) or Kind.EMBEDDING in self.entry.kinds:
+            return False
+        return self.is_quick if self.plan.speed is not None else self.plan.result.way.whole
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """The greatest is the best."""
+        return self.is_preferred, self.worth
+
+    @property
+    def _ram_share(self) -> float:
+        """What is left of its worth where it leaves little RAM for other programs, whatever a limit on the GPU leaves."""
+        percent = max(
+            (
+                100 * use.required_bytes / max(use.budget.unreserved_bytes, 1)
+                for use in self.plan.result.uses
+                if HOST in use.budget.pools
+            ),
+            default=0.0,
         )
+        over = (percent - COMFORTABLE_PERCENT) / (FULL_RAM_PERCENT - COMFORTABLE_PERCENT)
+        return 1 - (1 - FULL_RAM_SHARE) * min(max(over, 0.0), 1.0) ** 2
 
     @property
     def is_quick(self) -> bool:
         """At least reading speed. An unknown speed is not called slow."""
-        speed = self.plan.steady_tokens_per_s
-        return speed is None or speed >= READING_TOKENS_PER_S or Kind.EMBEDDING in self.entry.kinds
+        return Kind.EMBEDDING in self.entry.kinds or not self.plan.is_slow
 
 
 def slowness(tokens_per_s: float, enough: float = READING_TOKENS_PER_S) -> float:
-    """What is left of a model's worth at this speed: all of it where that is enough, a quarter at half of that.
-
-    There is no sharp limit, so that a machine a little slower or larger is not recommended another list.
-    """
+    """What is left of a model's worth at this speed: all of it where that is enough, a quarter at half of that."""
     return min(1.0, tokens_per_s / enough) ** 2
+
+
+def quickness(tokens_per_s: float) -> float:
+    """What a model's worth is multiplied by at this speed: 1 at reading speed, 2 at four times that and above."""
+    return math.sqrt(min(tokens_per_s, FAST_TOKENS_PER_S) / READING_TOKENS_PER_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,8 +158,7 @@ def recommend(
 ) -> Recommendation:
     """The models that suit the task, in the order of their rank, until `most` are found.
 
-    Of one family the first few. A slow one counts for less. Raises HardwareError where the engine has nothing to run
-    on.
+    Of one family the first few. Slow ones come last. Raises HardwareError where the engine has nothing to run on.
     """
     check_planned(ask.engine)
     check_runs(ask.machine, ask.engine)
@@ -149,7 +177,8 @@ def recommend(
 def ranked_for(task: Kind, entries: Iterable[Entry]) -> list[Entry]:
     """Those made for the task, the first to be looked at first."""
     suited = [entry for entry in entries if task in entry.kinds and _speaks(entry, task)]
-    return sorted(suited, key=lambda entry: (-rank_of(entry), entry.id))
+    newest_first = sorted(suited, key=lambda entry: version_of(entry.id)[1], reverse=True)
+    return sorted(newest_first, key=lambda entry: (-rank_of(entry), version_of(entry.id)[0]))
 
 
 def _speaks(entry: Entry, task: Kind) -> bool:
@@ -170,35 +199,40 @@ class _Search:
         self.passed_over: Counter[str] = Counter()
 
     def found(self, ranked: Sequence[Entry]) -> list[Suggestion]:
-        """Those with most worth, until no further one can be worth more than those that were found."""
+        """The best, until no further one can come before those that were found."""
         found: list[Suggestion] = []
         shown: list[Suggestion] = []
+        slow: list[Entry] = []
+        embeds = self._ask.task is Kind.EMBEDDING
         for entry in ranked:
-            if len(shown) >= self._most and shown[-1].worth >= rank_of(entry):
+            limit = not embeds, rank_of(entry) * quickness(math.inf)  # for all that follow
+            if len(shown) >= self._most and shown[-1].order >= limit:
                 break
             reason = self._hopeless(entry)
-            if not reason and not self._has_room(entry, shown, self._most_worth(entry)):
-                if self._has_room(entry, shown, rank_of(entry)):
-                    reason = SLOW
-                else:
-                    continue
-            one = None if reason else self._suggestion(entry)
-            if one is not None:
-                found = sorted([*found, one], key=lambda one: -one.worth)
-                shown = self._shown(found)
             if reason:
                 self.passed_over[reason] += 1
+                continue
+            if not self._has_room(entry, shown, self._most_order(entry)):
+                slow.append(entry)
+                continue
+            one = self._suggestion(entry)
+            if one is not None:
+                found = sorted([*found, one], key=lambda one: one.order, reverse=True)
+                shown = self._shown(found)
+        slow += [one.entry for one in found if one not in shown and not one.is_quick]
         if self._most > 1 and shown and not any(one.is_quick for one in shown):
             counted = self.passed_over.copy()
             quick = self._first_quick(ranked)
             self.passed_over = counted
             shown = shown if quick is None else [*shown[: self._most - 1], quick]
+        too_slow = sum(self._has_room(entry, shown, _best_order(entry)) for entry in slow)
+        self.passed_over += Counter({SLOW: too_slow})
         return shown
 
     def _first_quick(self, ranked: Sequence[Entry]) -> Suggestion | None:
         """The best model at reading speed, however much better the slower ones answer."""
         for entry in ranked:
-            if self._hopeless(entry) or self._most_worth(entry) < rank_of(entry):
+            if self._hopeless(entry) or self._most_order(entry)[1] < rank_of(entry):
                 continue
             one = self._suggestion(entry)
             if one is not None and one.is_quick:
@@ -206,23 +240,32 @@ class _Search:
         return None
 
     def _shown(self, found: list[Suggestion]) -> list[Suggestion]:
-        """The best, of one family and of one line only the first few."""
+        """The best, of one family and of one line only the first few, and of one model only the newest version."""
         shown: list[Suggestion] = []
         for one in found:
-            if len(shown) < self._most and self._leaves_room(one.entry, shown):
+            is_old = self._of_a_family == 1 and any(_replaces(other, one) for other in found)
+            if len(shown) < self._most and not is_old and self._leaves_room(one.entry, shown):
                 shown.append(one)
         return shown
 
-    def _has_room(self, entry: Entry, shown: Sequence[Suggestion], worth: float) -> bool:
-        """Whether a model of that worth would be shown."""
-        better = [one for one in shown if one.worth >= worth]
+    def _has_room(
+        self, entry: Entry, shown: Sequence[Suggestion], order: tuple[bool, float]
+    ) -> bool:
+        """Whether the model would be shown with that order."""
+        better = [one for one in shown if one.order >= order]
         return len(better) < self._most and self._leaves_room(entry, better)
 
     def _leaves_room(self, entry: Entry, others: Sequence[Suggestion]) -> bool:
         families = [one.entry.family for one in others]
         line = [root_of(family) for family in families].count(root_of(entry.family))
-        several = self._of_a_family > 1
-        return families.count(entry.family) < self._of_a_family and (several or line < OF_A_ROOT)
+        if self._of_a_family > 1:
+            return families.count(entry.family) < self._of_a_family
+        models = [version_of(one.entry.id)[0] for one in others]
+        return (
+            entry.family not in families
+            and line < OF_A_ROOT
+            and version_of(entry.id)[0] not in models
+        )
 
     def nearest(self, ranked: Sequence[Entry]) -> Suggestion | None:
         """The smallest that the engine takes, with what would make it fit."""
@@ -269,14 +312,32 @@ class _Search:
             return TOO_LARGE
         return ""
 
-    def _most_worth(self, entry: Entry) -> float:
-        """What it can be worth at most, by the time that reading its weights takes."""
+    def _most_order(self, entry: Entry) -> tuple[bool, float]:
+        """The best order it can have, by the time that reading its weights takes."""
         size, whole = smallest_bytes(entry), entry.parameters or 0
         if not size or not whole or self._ask.task is Kind.EMBEDDING:
-            return rank_of(entry)
+            return _best_order(entry)
         work = READ_SHARE * size * (entry.active_parameters or whole) / whole
         most = fastest_middle(work, size, self._ask.machine, self._ask.engine)
-        return rank_of(entry) * (1.0 if most is None else slowness(most))
+        if most is None:
+            return _best_order(entry)
+        is_quick = round(most, 1) >= READING_TOKENS_PER_S
+        if is_quick and not is_minor(entry):
+            return True, rank_of(entry) * quickness(most)
+        return False, rank_of(entry) * slowness(most)
+
+
+def _replaces(new: Suggestion, old: Suggestion) -> bool:
+    """Whether it is a newer version of the same model, and not the slower one of the two."""
+    (name, version), (old_name, old_version) = map(version_of, (new.entry.id, old.entry.id))
+    return name == old_name and version > old_version and new.order[0] >= old.order[0]
+
+
+def _best_order(entry: Entry) -> tuple[bool, float]:
+    """Of the model at the highest speed that counts."""
+    if is_minor(entry) or Kind.EMBEDDING in entry.kinds:
+        return False, rank_of(entry)
+    return True, rank_of(entry) * quickness(math.inf)
 
 
 def wish_for(entry: Entry, ask: Ask) -> Wish:

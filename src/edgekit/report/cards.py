@@ -22,7 +22,7 @@ from edgekit.report.headline import cache_words as cache_changed
 from edgekit.report.headline import headline, is_divided
 from edgekit.report.lines import figures, printable
 from edgekit.report.screen import command_rows, folded, placed, section, within
-from edgekit.report.speed_words import is_slow, typical_figure
+from edgekit.report.speed_words import typical_figure
 from edgekit.units import GIB, format_download, short_count
 
 _LEAST_NAME = 12  # columns; where fewer are left for the name, a model takes two lines
@@ -34,7 +34,7 @@ _TASKS = {
     Kind.VISION: "vision",
 }
 _HEAD = ("", "model", "weights", "download", "context", "GiB used", "tokens/s", "runs on")
-_MODEL, _WEIGHTS, _USED = 1, 2, 5  # columns
+_MODEL, _WEIGHTS, _DOWNLOAD, _USED = 1, 2, 3, 5  # columns
 
 
 def cards_text(
@@ -81,7 +81,7 @@ def cards_answer(found: Recommendation) -> str:
     if found.suggestions:
         first = found.suggestions[0]
         reads = found.ask.task is Kind.EMBEDDING  # it writes nothing
-        slow = ", but slower than reading speed" if is_slow(first.plan) and not reads else ""
+        slow = ", but slower than reading speed" if first.plan.is_slow and not reads else ""
         return printable(f"Best for {task} on {machine}: {first.entry.id}{slow}")
     if found.nearest is None:
         return printable(f"No known model for {task} runs with {found.ask.engine} on {machine}")
@@ -119,13 +119,13 @@ def _device_words(devices: Sequence[Accelerator]) -> Iterator[str]:
 
 def _table_lines(shown: Sequence[Suggestion], width: int) -> list[str]:
     """One row a model. What a narrow screen has no room for goes first: parameters, which names have, what is usable,
-    where it runs; names are cut last. On the narrowest a model takes two lines.
+    the download; names are cut last. On the narrowest a model takes two lines.
     """
     full = [_row(number, one) for number, one in enumerate(shown, start=1)]
     plain = [_with(row, _WEIGHTS, row[_WEIGHTS].split(" ")[-1]) for row in full]
     short = [_with(row, _USED, row[_USED].partition(" of ")[0]) for row in plain]
     head = _with(_HEAD, _USED, "GiB")
-    without = head[:-1], [row[:-1] for row in short]
+    without = _without(head, _DOWNLOAD), [_without(row, _DOWNLOAD) for row in short]
     for names, rows in ((_HEAD, full), (_HEAD, plain), (head, short), without):
         table = figures(names, rows, words=3)
         over = max(map(len, table)) - width
@@ -140,6 +140,10 @@ def _table_lines(shown: Sequence[Suggestion], width: int) -> list[str]:
 
 def _with(row: tuple[str, ...], column: int, text: str) -> tuple[str, ...]:
     return (*row[:column], text, *row[column + 1 :])
+
+
+def _without(row: tuple[str, ...], column: int) -> tuple[str, ...]:
+    return (*row[:column], *row[column + 1 :])
 
 
 def _stacked(row: tuple[str, ...], width: int) -> list[str]:

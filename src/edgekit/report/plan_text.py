@@ -24,7 +24,7 @@ from edgekit.report.later import later_rows
 from edgekit.report.plan_bill import bill_of
 from edgekit.report.plan_run import run_lines, run_notes
 from edgekit.report.screen import hanging, joined, placed, row_width, section, within
-from edgekit.report.speed_words import is_slow, speed_row
+from edgekit.report.speed_words import speed_row
 
 if TYPE_CHECKING:
     from edgekit.report.commands import Ready
@@ -105,7 +105,7 @@ def _plan_lines(plan: Plan, width: int) -> Iterator[str]:
         for line in _tried_rows(one.tried, width - column - 2):
             yield f"{' ' * column}  {line}"
     if plan.fits:
-        speed = speed_row(plan.speed, embeds=embeds(plan.result), is_slow=is_slow(plan))
+        speed = speed_row(plan.speed, embeds=embeds(plan.result), is_slow=plan.is_slow)
         yield from _row("speed", speed, column, width)
 
 

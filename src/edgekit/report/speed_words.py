@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-from edgekit.plan.choice import READING_TOKENS_PER_S
-from edgekit.plan.planned import Plan
 from edgekit.plan.types import Speed
 
 LEAST_TOKENS_PER_S = 0.05  # shown as less than 0.1
@@ -42,12 +40,6 @@ def _figure(rate: float) -> str:
         return f"{rate:.1f}"
     rounded = round(rate, 1 - math.floor(math.log10(rate)))
     return f"{rounded:,.1f}" if rounded < 10 else f"{rounded:,.0f}"
-
-
-def is_slow(plan: Plan) -> bool:
-    """Whether it is expected to be slower than people read. An unknown speed is not called slow."""
-    pace = plan.steady_tokens_per_s
-    return pace is not None and pace < READING_TOKENS_PER_S
 
 
 def speed_row(speed: Speed | None, *, embeds: bool = False, is_slow: bool = False) -> str:

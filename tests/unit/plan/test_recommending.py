@@ -24,6 +24,7 @@ from edgekit.plan.recommending import (
     TOO_LARGE,
     Ask,
     Recommendation,
+    quickness,
     recommend,
     wish_for,
 )
@@ -61,8 +62,8 @@ def over(found: Recommendation) -> dict[str, int]:
 
 def test_the_best_rank_first_one_of_a_family() -> None:
     found = asked(Ask(machine=CARD))
-    ranks = [one.rank for one in found.suggestions]
-    assert ranks == sorted(ranks, reverse=True)
+    orders = [one.order for one in found.suggestions]
+    assert orders == sorted(orders, reverse=True)
     families = [one.entry.family for one in found.suggestions]
     assert len(set(families)) == len(families)
     assert {"qwen3", "gemma-3"} <= set(families)
@@ -124,14 +125,42 @@ def test_equals_are_told_apart_by_their_names() -> None:
 def test_a_slow_model_is_worth_less() -> None:
     # 16.5 GB for a token at 60 GB/s of the processor: about three times a second
     found = asked(Ask(machine=rated(cpu(64))), most=10)
-    worths = [one.worth for one in found.suggestions]
-    assert worths == sorted(worths, reverse=True)
+    orders = [one.order for one in found.suggestions]
+    assert orders == sorted(orders, reverse=True)
     slow = next(one for one in found.suggestions if one.entry.id == "gemma-3-27b")
     assert not slow.is_quick
     assert slow.worth == slow.rank * ((slow.plan.steady_tokens_per_s or 0) / 8) ** 2
     assert found.suggestions[0].entry.id != "gemma-3-27b"
     for one in found.suggestions:
-        assert one.is_quick is ((one.plan.steady_tokens_per_s or 0) >= READING_TOKENS_PER_S)
+        assert one.plan.speed is not None
+        assert one.is_quick is (one.plan.speed.typical >= READING_TOKENS_PER_S)
+
+
+def test_no_slow_model_ranks_before_one_at_reading_speed() -> None:
+    """The dense 31B writes about four tokens a second there, its sibling with experts 24."""
+    names = ("gemma-4-31b-it", "gemma-4-26b-a4b", "qwen3.6-27b", "gpt-oss-20b", "gemma-4-e2b-it")
+    entries, ask = [find_entry(name) for name in names], Ask(machine=wished_machine(devices=["M3 Pro 36GB"]))  # fmt: skip
+    found = recommend(entries, ask)
+    assert ids(found) == ["gemma-4-26b-a4b", "gpt-oss-20b", "qwen3.6-27b"]
+    assert [one.is_quick for one in found.suggestions] == [True, True, False]
+    assert over(found) == {SLOW: 1}
+
+
+def test_a_small_fast_model_does_not_displace_a_better_slow_one() -> None:
+    names = ("gemma-4-26b-a4b", "gemma-4-e2b-it", "deepseek-v2-lite", "gpt-oss-20b")
+    entries = [find_entry(name) for name in names]
+    for gib in (21.5, 22, 23):
+        found = recommend(entries, Ask(machine=wished_machine(ram=f"{gib}G")))
+        assert ids(found) == ["gpt-oss-20b", "gemma-4-26b-a4b", "deepseek-v2-lite"]
+        assert [one.is_quick for one in found.suggestions] == [True, False, True]
+
+
+def test_only_the_newest_version_of_a_model_is_shown() -> None:
+    both = [find_entry(name) for name in ("qwen3.5-27b", "qwen3.6-27b")]
+    for machine in (CARD, rated(cpu(64))):
+        assert ids(recommend(both, Ask(machine=machine))) == ["qwen3.6-27b"]
+    assert set(ids(recommend(both, Ask(machine=CARD), of_a_family=2))) == {"qwen3.5-27b", "qwen3.6-27b"}  # fmt: skip
+    assert ids(recommend(both[:1], Ask(machine=CARD))) == ["qwen3.5-27b"]
 
 
 def test_a_large_model_that_is_much_too_slow_is_skipped() -> None:
@@ -310,9 +339,11 @@ def test_a_model_that_fills_the_ram_is_worth_a_quarter() -> None:
     ask = Ask(machine=rated(cpu(10), host=1000), context_tokens=32_768)
     (full,) = recommend([find_entry("llama-3.1-8b")], ask).suggestions
     assert full.plan.result.warning
-    assert full.worth == full.rank / 4
+    assert full.plan.speed is not None
+    assert full.worth == pytest.approx(full.rank * quickness(full.plan.speed.typical) / 4)
     (card,) = recommend(
         [find_entry("llama-3.1-8b")], replace(ask, machine=rated(cards(8)))
     ).suggestions
     assert card.plan.result.warning
-    assert card.worth == card.rank
+    assert card.plan.speed is not None
+    assert card.worth == card.rank * quickness(card.plan.speed.typical)

@@ -34,7 +34,7 @@ from edgekit.report.plan_json import plan_json
 from edgekit.report.plan_run import by_program, program_of
 from edgekit.report.plan_text import plan_text
 from edgekit.report.screen import continued
-from edgekit.report.speed_words import is_slow, rate_words, speed_row
+from edgekit.report.speed_words import rate_words, speed_row
 
 GEMMA, QWEN_MOE = "sample:gemma-3-27b", "sample:qwen3-30b-a3b"
 # As if: what is told of a speed does not hang on how it is found.
@@ -339,9 +339,9 @@ def test_speed_row_says_what_is_slower_than_reading_speed() -> None:
 
 
 def test_is_slow_only_where_the_speed_is_known() -> None:
-    assert is_slow(replace(one_card(), steady_tokens_per_s=4.0))
-    assert not is_slow(replace(one_card(), steady_tokens_per_s=8.0))
-    assert not is_slow(replace(one_card(), steady_tokens_per_s=None))
+    assert replace(one_card(), speed=replace(SPEED, decode=(4.0, 4.0))).is_slow
+    assert not replace(one_card(), speed=replace(SPEED, decode=(8.0, 8.0))).is_slow
+    assert not replace(one_card(), speed=None).is_slow
 
 
 # For programs.
