@@ -29,10 +29,8 @@ SHOWN = 5
 
 # Of the worth of a model with a part in RAM, where the speed is unknown: few experts work on a token.
 DIVIDED_SHARE, DIVIDED_DENSE_SHARE = 0.5, 0.1
-FULL_RAM_PERCENT, FULL_RAM_SHARE = (
-    95,
-    0.25,
-)  # of the usable RAM; of the worth of a model that takes it
+FULL_RAM_PERCENT = 92  # of the usable RAM; what takes more counts FULL_RAM_SHARE
+FULL_RAM_SHARE = 0.25
 OF_A_ROOT = 2  # models of one line, however many families it has
 TOO_LARGE, SLOW = "too large", "too slow"
 FAST_TOKENS_PER_S = 4 * READING_TOKENS_PER_S  # more is not worth more
@@ -110,7 +108,7 @@ class Suggestion:
 
     @property
     def _ram_share(self) -> float:
-        """What is left of its worth where it leaves little RAM for other programs, whatever a limit on the GPU leaves."""
+        """What is left of its worth if it leaves little RAM to other programs, whatever the limit of the GPU is."""
         percent = max(
             (
                 100 * use.required_bytes / max(use.budget.unreserved_bytes, 1)

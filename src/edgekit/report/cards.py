@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 
@@ -119,14 +120,16 @@ def _device_words(devices: Sequence[Accelerator]) -> Iterator[str]:
 
 def _table_lines(shown: Sequence[Suggestion], width: int) -> list[str]:
     """One row a model. What a narrow screen has no room for goes first: parameters, which names have, what is usable,
-    the download; names are cut last. On the narrowest a model takes two lines.
+    the download, the memory; names are cut last. On the narrowest a model takes two lines.
     """
     full = [_row(number, one) for number, one in enumerate(shown, start=1)]
     plain = [_with(row, _WEIGHTS, row[_WEIGHTS].split(" ")[-1]) for row in full]
     short = [_with(row, _USED, row[_USED].partition(" of ")[0]) for row in plain]
     head = _with(_HEAD, _USED, "GiB")
-    without = _without(head, _DOWNLOAD), [_without(row, _DOWNLOAD) for row in short]
-    for names, rows in ((_HEAD, full), (_HEAD, plain), (head, short), without):
+    brief = [(*row[:-1], re.sub(r"^\d+ GPUs", "GPU", row[-1])) for row in short]
+    small = _without(head, _DOWNLOAD), [_without(row, _DOWNLOAD) for row in brief]
+    without = _without(small[0], _USED - 1), [_without(row, _USED - 1) for row in small[1]]
+    for names, rows in ((_HEAD, full), (_HEAD, plain), (head, short), small, without):
         table = figures(names, rows, words=3)
         over = max(map(len, table)) - width
         if over <= 0:

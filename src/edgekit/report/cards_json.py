@@ -38,6 +38,7 @@ def _suggestion(one: Suggestion) -> dict[str, Any]:
         "rank": one.rank,
         "worth": one.worth,
         "is_quick": one.is_quick,
+        "is_preferred": one.is_preferred,
         "plan": plan_fields(one.plan),
     }
 
