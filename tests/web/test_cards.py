@@ -147,7 +147,7 @@ def test_what_is_recommended_comes_first(capsys: pytest.CaptureFixture[str]) -> 
         one["id"]: (
             one["status"] == "failed",
             not one["is_good"],
-            not one["is_quick"],
+            not one["is_preferred"],
             -one["worth"],
         )
         for one in cards

@@ -26,7 +26,9 @@ def rank_of(entry: Entry) -> float:
     """The larger, the better it is expected to answer. Nothing about memory or speed."""
     parameters = min(entry.parameters or 0, MOST_PARAMETERS)
     active = min(entry.active_parameters or parameters, MOST_PARAMETERS)
-    months = max(0.0, (min(_dated(entry), LAST) - FIRST).days / _DAYS_A_MONTH)
+    is_later = bool(entry.not_before and not entry.released)  # than another one of that day
+    days = (min(_dated(entry), LAST) - FIRST).days + is_later
+    months = max(0.0, days / _DAYS_A_MONTH)
     return math.sqrt(parameters * active) / 1e9 * 2 ** (months / DOUBLING_MONTHS)
 
 

@@ -158,6 +158,7 @@ _NOTHING: Card = {
     "variant": None,
     "is_good": False,
     "is_quick": False,
+    "is_preferred": False,
     "worth": 0.0,
     "context_tokens": None,
     "cache": None,
@@ -169,7 +170,7 @@ _NOTHING: Card = {
 
 
 def _planned(entry: Entry, plan: Plan) -> Card:
-    """`worth` is what a recommendation goes by."""
+    """A recommendation goes by `is_preferred`, then by `worth`."""
     result, speed = plan.result, plan_speed(plan)
     suggestion = Suggestion(entry=entry, plan=plan, rank=rank_of(entry))
     return {
@@ -178,6 +179,7 @@ def _planned(entry: Entry, plan: Plan) -> Card:
         "variant": plan.variant.name,
         "is_good": plan.variant.is_good,
         "is_quick": suggestion.is_quick,
+        "is_preferred": suggestion.is_preferred,
         "worth": round(suggestion.worth, 3),
         "context_tokens": plan.context_tokens,
         "cache": cache_words(plan) or None,

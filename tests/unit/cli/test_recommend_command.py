@@ -60,10 +60,10 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     told = ask_json(capsys, "--ram", "8G", "--limit", "3")
     assert len(told["suggestions"]) == 3
     assert (told["task"], told["engine"]) == ("chat", "llama.cpp")
-    worths = [one["worth"] for one in told["suggestions"]]
+    worths = [(one["is_preferred"], one["worth"]) for one in told["suggestions"]]
     assert worths == sorted(worths, reverse=True)
     for one in told["suggestions"]:
-        assert 0 < one["worth"] <= one["rank"]
+        assert 0 < one["worth"] <= 2 * one["rank"]
         assert one["plan"]["can_load"]
         assert one["plan"]["variant"]["is_good"]
         assert one["plan"]["required_bytes"] <= one["plan"]["available_bytes"]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgekit.catalog.types import Entry
-from edgekit.plan.ranking import DOUBLING_MONTHS, FIRST, rank_of
+from edgekit.plan.ranking import DOUBLING_MONTHS, FIRST, rank_of, version_of
 
 
 def entry(parameters: int | None, active: int | None = None, released: str | None = None) -> Entry:
@@ -53,3 +53,18 @@ def test_more_and_newer_is_never_worse(one: int, other: int, day: str, later: st
     assert rank_of(entry(one, None, day)) <= rank_of(entry(other, None, day))
     assert rank_of(entry(one, None, day)) <= rank_of(entry(one, None, later))
     assert math.isfinite(rank_of(entry(other, None, later)))
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("qwen3.6-27b", ("qwen-27b", (3, 6))),
+        ("gemma-4-26b-a4b", ("gemma-26b-a4b", (4,))),
+        ("mistral-7b-v0.1", ("mistral-7b-v", (0, 1))),
+        ("mistral-small-3.2-24b", ("mistral-small-24b", (3, 2))),
+        ("qwen-7b", ("qwen-7b", ())),
+        ("", ("", ())),
+    ],
+)
+def test_the_version_in_a_name(name: str, found: tuple[str, tuple[int, ...]]) -> None:
+    assert version_of(name) == found
