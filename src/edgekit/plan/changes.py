@@ -13,7 +13,7 @@ from edgekit.hardware.budgets import devices_for, together_bytes
 from edgekit.hardware.gpu_limit import raised_limit
 from edgekit.hardware.types import HostMemory, Machine
 from edgekit.memory.types import HOST, Load
-from edgekit.plan.caches import CacheChoice, cache_choices, with_setup
+from edgekit.plan.caches import CacheChoice, cache_choices, plain_setup, with_setup
 from edgekit.plan.choice import READING_TOKENS_PER_S, at, choose
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.placement import PLACED, ways_of
@@ -37,6 +37,11 @@ LEAST_ACCURACY = 300  # in hundredths of a bit per weight: worse weights are not
 FASTER = 1.5  # times, for a shorter context to be offered
 WORTHWHILE = 1.25  # a context so much longer is worth a smaller cache
 BEYOND_ANY_HOST_BYTES = 2**50
+# Per engine: the flag that sets the cache type, and the fields of the setup that it settles.
+_CACHE_FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "mlx": ("--kv-bits", ("kv_bits", "quantized_kv_start")),
+    "vllm": ("--kv-cache-dtype", ("kv_cache_dtype",)),
+}
 
 
 def changes(question: Question, result: PreflightResult) -> tuple[Change, ...]:
@@ -45,6 +50,27 @@ def changes(question: Question, result: PreflightResult) -> tuple[Change, ...]:
         return ()
     makers = _TO_FIT if result.failed else _TO_STRETCH
     return tuple(change for make in makers for change in make(question, result))
+
+
+def _own_cache(question: Question, result: PreflightResult) -> Iterator[Change]:
+    """The engine's own cache, where the one that was asked for is what needs too much."""
+    if not result.cache_asked:
+        return
+    flag, names = _CACHE_FIELDS.get(question.engine, ("-ctk and -ctv", ()))
+    plain = plain_setup(question.engine)
+    asked = with_setup(question, **{name: getattr(plain, name) for name in names})
+    load = replace(question.load, cache_k=None, cache_v=None, context_tokens=result.context_tokens)
+    start = replace(asked.start, settled=asked.start.settled - {*names})
+    asked = replace(asked, load=load, start=start, job=None)
+    found = _judged(asked)
+    if found is not None and result.cache != found.cache == cache_choices(asked)[0].name:
+        yield Change(
+            kind=ChangeKind.CACHE,
+            value=found.cache,
+            told=f"without {flag}: fits at {_each(found)}{_changed(found, result, asked)}",
+            max_context=found.max_context,
+            result=found,
+        )
 
 
 def _context(question: Question, result: PreflightResult) -> Iterator[Change]:
@@ -455,6 +481,7 @@ def _judged(question: Question) -> PreflightResult | None:
 
 Maker = Callable[[Question, PreflightResult], Iterator[Change]]
 _TO_FIT: tuple[Maker, ...] = (
+    _own_cache,
     _context,
     _limit,
     _weights,

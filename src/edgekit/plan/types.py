@@ -259,6 +259,7 @@ class PreflightResult:
     max_context: int  # the longest that fits with these weights, this cache and placement
     quantization: str = ""  # of the weights judged: "Q4_K_M", "4 bit", "as stored"
     cache: str = ""  # how the cache is kept: "f16", "q8_0", "fp8", "8 bit"
+    cache_asked: bool = False  # whether the caller named it
     step: int = 0  # of SPEC A4's list that was taken; 0: nothing fits
     variant: Variant | None = field(default=None, repr=False)
     load: Load = field(default_factory=Load, repr=False)  # what the engine is asked to hold

@@ -62,6 +62,7 @@ def result_for(found: Candidate, *, max_context: int | None = None) -> Preflight
         streams=held.streams,
         quantization=weights_name(weighed.way.setup, found.variant.name),
         cache=found.choice.name,
+        cache_asked=found.choice.asked,
         step=found.step,
         variant=found.variant,
         load=held.load(found.tokens),

@@ -62,10 +62,11 @@ def change_lines(
 ) -> list[str]:
     """The first few things that would change the answer."""
 
-    def order(change: Change) -> tuple[bool, int]:
-        """What brings all of the model to the GPU first: it is many times faster."""
+    def order(change: Change) -> tuple[bool, bool, int]:
+        """Dropping a cache flag first, then what brings all of the model to the GPU: it is many times faster."""
+        drops = result.failed and change.kind is ChangeKind.CACHE
         brings = change.result is not None and change.result.way.whole and not result.way.whole
-        return not brings, _FIRST.index(change.kind)
+        return not drops, not brings, _FIRST.index(change.kind)
 
     by_use = sorted(changes, key=order)
     words = [*(change.told for change in by_use), *more][:MOST_CHANGES]

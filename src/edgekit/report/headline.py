@@ -14,7 +14,6 @@ from edgekit.report.bars import Memory, memories
 from edgekit.report.check_words import (
     card_names,
     context_words,
-    rounded_context_words,
     sizes_words,
 )
 from edgekit.report.lines import printable
@@ -50,9 +49,11 @@ def headline(result: PreflightResult, *, from_name: bool = False) -> str:
 
 def cache_words(result: PreflightResult) -> str:
     """'an 8-bit cache'; '' for the engine's own type, and for a model that keeps no cache."""
-    if result.cache in _OWN_CACHES or not result.estimate.kv_cache_bytes:
+    name = result.cache
+    if name in _OWN_CACHES or not result.estimate.kv_cache_bytes:
         return ""
-    return f"{_CACHE_WORDS.get(result.cache, f'a {result.cache}')} cache"
+    article = "an" if name.startswith("f") else "a"
+    return f"{_CACHE_WORDS.get(name, f'{article} {name}')} cache"
 
 
 def quantization_words(result: PreflightResult) -> str:
@@ -92,18 +93,14 @@ def _starts(result: PreflightResult) -> str:
     words = f"Starts on your {card_names(result.way.cards)}{_at_weights(result)}"
     words += f" for {users:,} users" if users > 1 else ""
     times = concurrency(result)
-    context = context_words(result.context_tokens)
     if times is None:
         words += f": {_used(result)} at {_window(result)}"
     else:
-        words += f": room for {_times(times)} requests of {context} at a time"
+        requests = "one request" if times < 2 else f"{int(times):,} requests"
+        context = context_words(result.context_tokens).removesuffix(" tokens")
+        words += f": room for {requests} of {context} tokens at a time"
     speed = "" if result.speed is None else f", {about_words(result.speed.decode)}"
     return f"{words}{_with_cache(result)}{_limits(result)}{speed}"
-
-
-def _times(times: float) -> str:
-    """Rounded down: what is promised has to fit."""
-    return f"{int(times * 10) / 10:,.1f}" if times < 100 else f"{int(times):,}"
 
 
 def _place(result: PreflightResult) -> str:
@@ -231,11 +228,17 @@ def _fails(result: PreflightResult) -> str:
         reason = blocked or "".join(result.reasons[:1])
         return f"{start}: {reason.removeprefix('vLLM does not start: ')}"
     cache, context = cache_words(result), _window(result)
-    if cache and not result.asked:
+    and_at = "and" if quantization_words(result) else "at"
+    if cache and result.cache_asked:
+        start += (
+            f" {and_at} {context} with {cache}"
+            if result.asked
+            else f" with {cache}, even at {context}"
+        )
+    elif cache and not result.asked:
         start += f", even at {context} with {cache}"
     else:
-        start += f" {'and' if quantization_words(result) else 'at'} {context}"
-        start += f", even with {cache}" if cache else ""
+        start += f" {and_at} {context}{f', even with {cache}' if cache else ''}"
     needs = _needs(result, max(failed, key=lambda use: (use.fullness, use.required_bytes)))
     return f"{start}: {needs}{_would_fit(result)}"
 
@@ -273,5 +276,4 @@ def _size_pair(required: int, usable: int) -> str:
 def _would_fit(result: PreflightResult) -> str:
     if not 0 < result.max_context < result.context_tokens:
         return ""
-    each = rounded_context_words(result.max_context // result.streams)
-    return f"; fits up to {each}"
+    return f"; fits up to {result.max_context // result.streams:,} tokens"

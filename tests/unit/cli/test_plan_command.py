@@ -60,7 +60,7 @@ def ask_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
         (
             ["--device", "RTX 4090", "--engine", "vllm"],
             0,
-            "Starts on your RTX 4090: room for 1.1 requests of 32K",
+            "Starts on your RTX 4090: room for one request of 32K tokens",
         ),
         (["--device", "m4-max-64", "--engine", "mlx"], 0, "Runs fully on your M4 Max 64GB"),
     ],

@@ -82,9 +82,11 @@ def test_headline_of_what_runs(found: PreflightResult, sentence: str) -> None:
     [
         (TOO_LARGE.result, "Does not fit your RAM at 32K: needs 24.0 GiB, 15.0 usable"),
         (result(weights(41), max_context=0), "Does not fit your RTX 4090 at 32K: needs 41.0 GiB, 23.0 usable"),
-        (result(weights(41), max_context=22_784), "Does not fit your RTX 4090 at 32K: needs 41.0 GiB, 23.0 usable; fits up to 22K"),
+        (result(weights(41), max_context=22_784), "Does not fit your RTX 4090 at 32K: needs 41.0 GiB, 23.0 usable; fits up to 22,784 tokens"),
         (result((*weights(41), LINES[1]), max_context=0, cache="q8_0"), "Does not fit your RTX 4090 at 32K, even with an 8-bit cache: needs 43.0 GiB, 23.0 usable"),
         (result((*weights(41), LINES[1]), max_context=0, cache="q8_0", asked=False), "Does not fit your RTX 4090, even at 32K with an 8-bit cache: needs 43.0 GiB, 23.0 usable"),
+        (result((*weights(41), LINES[1]), max_context=0, cache="q8_0", cache_asked=True), "Does not fit your RTX 4090 at 32K with an 8-bit cache: needs 43.0 GiB, 23.0 usable"),
+        (result((*weights(41), LINES[1]), max_context=0, cache="f32", cache_asked=True, asked=False), "Does not fit your RTX 4090 with an f32 cache, even at 32K: needs 43.0 GiB, 23.0 usable"),
         (result(weights(41), max_context=0, variant=CHOSEN, quantization="IQ4_XS"), "Does not fit your RTX 4090 at IQ4_XS and 32K: needs 41.0 GiB, 23.0 usable"),
         # 39 of 38 GiB in both memories together, and 25 of 23 on the card where the RAM has room for the rest
         (result((*weights(37), line(Component.WEIGHTS, 2 * GIB, HOST)), MACHINE, max_context=0), "Does not fit your RTX 4090 at 32K: needs 39.0 GiB, 38.0 usable in all"),
@@ -167,11 +169,11 @@ def test_headline_of_vllm_says_how_often_the_context_fits() -> None:
     assert times is not None
     assert 1.0 <= times < 1.2
     assert headline(found).startswith(
-        "Starts on your RTX 4090: room for 1.0 requests of 36K at a time"
+        "Starts on your RTX 4090: room for one request of 36K tokens at a time"
     )
     users = replace(found, load=Load(context_tokens=32_768, sequences=8))
     assert headline(users).startswith(
-        "Starts on your RTX 4090 for 8 users: room for 1.0 requests of 36K at a time"
+        "Starts on your RTX 4090 for 8 users: room for one request of 36K tokens at a time"
     )
 
 
