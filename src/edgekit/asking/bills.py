@@ -12,10 +12,11 @@ from edgekit.errors import UsageError
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.engine.types import Model
     from edgekit.estimation import Opened
+    from edgekit.geometry.types import ModelGeometry
     from edgekit.memory.types import Load, MemoryEstimate
     from edgekit.report.bill import Bill
     from edgekit.resolver import ResolvedModel
-    from edgekit.source.types import Reach
+    from edgekit.source.types import ModelFiles, Reach
 
 
 class EngineOptions(Protocol):
@@ -340,6 +341,25 @@ def told_bill(
     )
 
 
+def model_notes(
+    files: ModelFiles | None,
+    geometry: ModelGeometry,
+    context_tokens: int | None,
+    *,
+    has_projector: bool = False,
+) -> Iterator[str]:
+    """What check and plan both say of a model at a context length, whatever the engine."""
+    if files is not None:
+        yield from files.notes
+    if geometry.because:
+        yield f"approximate: {geometry.because}"
+    native, length = geometry.native_context, context_tokens
+    if native is not None and length is not None and length - native >= CELLS:
+        yield f"the native context is {native:,} tokens: beyond it answers get worse or become nonsense"
+    if files is not None and files.projectors and not has_projector:
+        yield f"{files.projectors[0].name} is not counted; --mmproj auto (llama.cpp) adds it"
+
+
 def _notes(
     opened: Opened,
     engine: str,
@@ -347,17 +367,10 @@ def _notes(
     values: Mapping[str, Any],
     estimate: MemoryEstimate,
 ) -> Iterator[str]:
-    geometry, files = opened.model.geometry, opened.files
-    if files is not None:
-        yield from files.notes
-    if geometry.because:
-        yield f"approximate: {geometry.because}"
     facts: dict[str, Any] = dict(estimate.facts)
-    native, length = geometry.native_context, facts.get("n_ctx_seq") or asked[0].context_tokens
-    if native is not None and length is not None and length - native >= CELLS:
-        yield f"the native context is {native:,} tokens: beyond it answers get worse or become nonsense"
-    if files is not None and files.projectors and "mmproj" not in values:
-        yield f"{files.projectors[0].name} is not counted; --mmproj auto (llama.cpp) adds it"
+    length = facts.get("n_ctx_seq") or asked[0].context_tokens
+    has_projector = "mmproj" in values
+    yield from model_notes(opened.files, opened.model.geometry, length, has_projector=has_projector)
     if engine == "mlx" and (first := mlx_options.conversion(values, estimate, opened)):
         yield f"run this first: {first}"
     if engine == "llama.cpp":

@@ -44,7 +44,7 @@ from edgekit.report.check import Check, Unanswered
 from edgekit.report.check_json import check_json, checks_json
 from edgekit.report.commands import Ready, commands_of
 from edgekit.report.model_words import draft_words
-from edgekit.report.plan_run import main_command
+from edgekit.report.plan_run import main_command, main_notes
 from edgekit.resolver import AUTO, ResolvedModel, automatic, resolve_model
 from edgekit.source.folders import is_here
 from edgekit.source.side_by_side import side_by_side
@@ -283,10 +283,12 @@ def _told(
 
         most = most_sequences(question.model, pool)
         settled |= {} if most is None else {"max_num_seqs": most}
-    bill = told_bill(opened, engine, settled, (load, setup), result.estimate)
     ready = start_commands(opened, result, values, users=asking.users) if result.can_load else ()
+    command, notes = main_command(ready), main_notes(ready)
+    off = {"repack": False} if "-nr" in command.split() else {}
+    bill = told_bill(opened, engine, {**settled, **off}, (load, setup), result.estimate)
     if ready:
-        bill = replace(bill, command=main_command(ready))
+        bill = replace(bill, command=command, notes=tuple(dict.fromkeys((*bill.notes, *notes))))
     if pool is not None:  # judged is what requests need; shown is the pool that it will take
         bill = replace(bill, asked=OPTIONS[engine].told(load, pool))
     return Check(

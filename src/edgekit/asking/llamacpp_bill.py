@@ -87,19 +87,27 @@ def batch_notes(opened: Opened, setup: LlamaCppSetup, facts: Mapping[str, Any]) 
 def repack_notes(
     opened: Opened, setup: LlamaCppSetup, values: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """What builds that repack weights for the CPU need more, where the user did not ask for it to be counted."""
-    more = 0 if values.get("repack") else llamacpp.repacked_bytes(opened.model, setup)
+    """What builds that repack weights for the CPU need more, unless it is counted (--repack) or turned off (-nr)."""
+    more = 0 if "repack" in values else llamacpp.repacked_bytes(opened.model, setup)
     if more <= 0:
         return ()
     copy = "default CPU builds keep a repacked copy of the output weights"
     return (f"{copy}: +{format_bytes(more)} of RAM; -nr turns it off",)
 
 
+NO_PROJECTOR_SIZE = (
+    "--mmproj auto: the catalog does not have the size of this model's projector: download it and give its path "
+    "with --mmproj FILE"
+)
+
+
 def _projector(name: str, opened: Opened, reach: Reach) -> ModelHeader:
     if name != BESIDE_THE_MODEL:
         return read_header(locate(name, reach=reach))
-    found = opened.files.projectors if opened.files is not None else ()
-    if not found or opened.files is None:
+    if opened.files is None:
+        raise UsageError(NO_PROJECTOR_SIZE)
+    found = opened.files.projectors
+    if not found:
         raise UsageError("--mmproj auto: no mmproj file was found next to the model; give its path")
     files = ModelFiles(
         reference=found[0].name,

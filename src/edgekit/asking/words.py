@@ -12,6 +12,7 @@ from edgekit.asking.bills import (
     OPTIONS,
     Asked,
     flags_for,
+    model_notes,
     quant_of,
     read_asked,
     with_one_quant,
@@ -47,7 +48,7 @@ _OTHER_NAMES = {
 _NOT_PLANNED = {
     "parallel": "-np: use --users N, which gives each user a full context",
     "unified": "-kvu: with --users every user gets a full context",
-    "mmproj": "--mmproj: use edgekit check, which counts the projector",
+    "mmproj": "--mmproj: use edgekit check MODEL --mmproj FILE, which counts the projector",
     "lora": "--lora: use edgekit check, which counts adapters",
     "draft_model": "-md: it looks for a draft model itself; use edgekit check for one you choose",
     "spec_type": "--spec-type: it looks for a draft model itself (--no-drafter turns that off)",
@@ -203,7 +204,14 @@ def plan_words(
     engine = plan.wish.engine
     more = said_words(engine, Asked(engine, flags[engine]).values(engine))
     ready = ready_commands(plan, files=named.files, more=more) if plan.fits else ()
-    return PlanAnswer(plan, ready, (note, *named.notes) if note else named.notes)
+    facts: dict[str, Any] = dict(plan.result.estimate.facts)
+    length = facts.get("n_ctx_seq") or plan.context_tokens
+    notes = (
+        *([note] if note else []),
+        *named.notes,
+        *model_notes(named.files, plan.variant.model.geometry, length),
+    )
+    return PlanAnswer(plan, ready, notes)
 
 
 def wanted_of(words: Words, named: ResolvedModel, engine: str, machine: Machine) -> Wanted:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from edgekit.asking.bills import Asked
 from edgekit.asking.checks import Asking, check_opened
 from edgekit.asking.flags import read, read_number
-from edgekit.asking.llamacpp_bill import BESIDE_THE_MODEL
+from edgekit.asking.llamacpp_bill import BESIDE_THE_MODEL, NO_PROJECTOR_SIZE
 from edgekit.asking.words import engine_flags, read_max_use, read_reserve
 from edgekit.catalog.naming import split_quant
 from edgekit.catalog.types import Kind
@@ -383,7 +383,9 @@ def open_downloaded(order: Order, opened: Opened, weights: Weights) -> Opened:
 def _beside(opened: Opened) -> str:
     """The projector that lies beside a model on this machine."""
     files = opened.files
-    if files is None or not files.projectors or files.origin.is_remote:
+    if files is None:
+        raise UsageError(NO_PROJECTOR_SIZE)
+    if not files.projectors or files.origin.is_remote:
         raise UsageError("--mmproj auto: no mmproj file was found next to the model; give its path")
     with closing(files.projectors[0].open()) as source:
         return source.name

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from edgekit.hardware.types import Machine
 from edgekit.hardware.wishes import IDLE
+from edgekit.memory.types import HOST
 from edgekit.plan.download import download_bytes
 from edgekit.plan.types import Change, ChangeKind, PreflightResult
 from edgekit.report.bars import Glyphs, memories
@@ -16,6 +17,8 @@ from edgekit.report.speed_words import range_words
 from edgekit.units import format_download
 
 MOST_CHANGES = 3
+LEAST_RAM_SHARE = 0.1
+ALL_FREE = "counts all of its memory as free; leave more for the system and other programs with --reserve 4G"
 MORE = "--why: the memory breakdown, the reasons, how each figure is known"
 # What is asked of the user first: what is cheapest to do.
 _FIRST = (
@@ -30,9 +33,20 @@ def download_words(result: PreflightResult, *, is_remote: bool) -> tuple[str, ..
     return () if size is None else (f"{format_download(size)} download",)
 
 
-def assumed_of(machine: Machine) -> Iterator[str]:
+def assumed_of(machine: Machine, result: PreflightResult | None) -> Iterator[str]:
     """What is assumed of a machine that was only described, and decides how much of its memory counts."""
-    yield from (note for note in machine.notes if note == IDLE)
+    if IDLE in machine.notes:
+        yield ALL_FREE if result is not None and _fills_ram(result) else IDLE
+
+
+def _fills_ram(result: PreflightResult) -> bool:
+    """Whether a significant part of the model is in memory that the system and other programs use too."""
+    needed = sum(use.required_bytes for use in result.uses)
+    in_ram = (use for use in result.uses if HOST in use.budget.pools)
+    return not result.machine.is_phone and any(
+        use.budget.has_default_reserve and use.required_bytes >= needed * LEAST_RAM_SHARE
+        for use in in_ram
+    )
 
 
 def headline_lines(
@@ -64,7 +78,7 @@ def change_lines(
 
     def order(change: Change) -> tuple[bool, bool, int]:
         """Dropping a cache flag first, then what brings all of the model to the GPU: it is many times faster."""
-        drops = result.failed and change.kind is ChangeKind.CACHE
+        drops = result.failed and result.cache_asked and change.kind is ChangeKind.CACHE
         brings = change.result is not None and change.result.way.whole and not result.way.whole
         return not drops, not brings, _FIRST.index(change.kind)
 

@@ -69,8 +69,10 @@ def cards_text(
     skipped = ", ".join(f"{count} {reason}" for reason, count in found.passed_over)
     lines += ["", *folded(f"skipped: {skipped}", width)] if skipped else []
     machine = found.ask.machine
-    assumed = machine.notes if why else assumed_of(machine)
-    lines += section("Note", [*problems, *assumed], width)
+    assumed = machine.notes if why else assumed_of(machine, shown[0].plan.result if shown else None)
+    sees = found.ask.task is Kind.VISION and found.ask.engine == "llama.cpp"
+    projector = ["text only: image projectors are not counted here"] if sees and shown else []
+    lines += section("Note", [*problems, *projector, *assumed], width)
     if shown:
         lines += _next(shown[0], found.ask, words, width)
     return "\n".join(lines) + "\n"

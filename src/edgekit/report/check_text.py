@@ -73,7 +73,7 @@ def _short_notes(check: Check) -> Iterator[str]:
     """What has to be known to trust the answer; notes on how it was worked out are left to `why`."""
     yield from check.bill.notes
     yield from (note for note in check.bill.estimate.notes if note.startswith(_UNCHECKED))
-    yield from assumed_of(check.result.machine)
+    yield from assumed_of(check.result.machine, check.result)
 
 
 def _why_lines(

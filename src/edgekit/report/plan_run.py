@@ -47,6 +47,12 @@ def main_command(ready: Sequence[Ready]) -> str:
     return shown[-1].text if shown else ""
 
 
+def main_notes(ready: Sequence[Ready]) -> tuple[str, ...]:
+    """What is to be known before `main_command` is pasted."""
+    shown = next(iter(by_program(ready).values()), [])
+    return shown[-1].notes if shown else ()
+
+
 def run_lines(ready: Sequence[Ready], system: System, width: int) -> list[str]:
     """What to paste, and which other programs it could be pasted into."""
     programs = by_program(ready)

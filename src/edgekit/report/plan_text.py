@@ -62,7 +62,7 @@ def plan_text(
     size = download_words(plan.result, is_remote=plan.wish.is_remote)
     title = (plan.wish.label, plan.wish.engine, *size)
     lines = top_lines(plan.result, title, width=width, colour=colour, glyphs=glyphs)
-    assumed = assumed_of(plan.wish.machine)
+    assumed = assumed_of(plan.wish.machine, plan.result)
     lines += [*run, *section("Note", [*notes, *before, *assumed], width)]
     helps = plan.to_fit or plan.changes
     lines += change_lines(plan.result, helps, width, more=list(_draft_lines(plan)))

@@ -900,3 +900,39 @@ def test_a_draft_model_is_counted_at_the_quantisation_it_is_named_with(
     usual, eight, full = map(weights, ("qwen3-4b", "qwen3-4b:Q8_0", "qwen3-4b:F16"))
     assert 1.5 * usual < eight < 2 * usual
     assert 3 * usual < full < 4 * usual
+
+
+# --- notes
+
+
+def notes_of(command: str, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main([command, *words]) == 0
+    shown = capsys.readouterr().out.split("\nNote ")[1].split("\n\n")[0]
+    return " ".join(shown.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        (["qwen3-8b", "-c", "128k", "--device", "rtx-4090"], "the native context is 40,960 tokens: beyond it"),
+        (["qwen3-8b", "--engine", "mlx", "--device", "m2-16"], "accepts requests of any length"),
+        (["gemma-3-12b", "--device", "rtx-4090"], "approximate: config.json does not state context"),
+        (["gemma-3-27b", "--device", "rtx-4090"], "text only: without --no-mmproj llama.cpp also loads the image"),
+        (["qwen3-8b", "--ram", "16G"], "counts all of its memory as free; leave more"),
+        (["qwen3-8b", "--device", "rtx-4090", "--ram", "32G"], "assumes the machine is otherwise idle"),
+    ],
+)  # fmt: skip
+def test_check_and_plan_have_the_same_notes(
+    words: list[str], note: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = notes_of("check", capsys, *words)
+    assert note in found
+    assert notes_of("plan", capsys, *words) == found
+
+
+def test_the_projector_of_a_catalog_model_has_no_known_size(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, _, err = ask(capsys, "gemma-3-27b", "--device", "rtx-4090", "--mmproj", "auto")
+    assert code == 2
+    assert "download it and give its path with --mmproj FILE" in err

@@ -16,6 +16,7 @@ from edgekit.report.commands import cards
 from edgekit.report.commands.types import Planned, Ready
 from edgekit.report.model_words import (
     NO_PROJECTOR,
+    TEXT_ONLY,
     GgufSource,
     gguf_source,
     typed_gguf_words,
@@ -32,6 +33,8 @@ def ready(planned: Planned) -> Iterator[Ready]:
     plan = planned.plan
     model = model_words(planned)
     notes = [*source_notes(planned), *cards.notes(planned)]
+    if NO_PROJECTOR in model and not has_own_file(planned):  # a catalog model that takes pictures
+        notes.append(TEXT_ONLY)
     around = cards.environment(planned)
     total = plan.result.context_tokens
     server = ["llama-server", *model, "-c", str(total), *_sequences(planned), *_rest(planned)]
