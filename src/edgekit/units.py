@@ -57,9 +57,9 @@ def parse_size(text: str) -> int:
     return _parsed(text, "a size (write for example 24G or 512M)")[0]
 
 
-def parse_tokens(text: str) -> int:
+def parse_tokens(text: str, *, example: str = "8 or 32k") -> int:
     """'32k' -> 32768, '1.5k' -> 1536, '4096' -> 4096: people mean powers of two by it."""
-    wanted = "a whole number (write for example 8 or 32k)"
+    wanted = f"a whole number (write for example {example})"
     number, is_whole = _parsed(text, wanted)
     if not is_whole:
         raise UsageError(f"{text[:40]!r} is not {wanted}")

@@ -382,7 +382,7 @@ def test_options_of_mlx(folder: Path) -> None:
     [
         ("llama", "tgi", {"ram": "8G"}, UsageError, "choose one of llama.cpp, vllm, mlx"),
         ("llama", "", {"ram": "8G"}, UsageError, "unknown engine"),
-        ("llama", "mlx", {"ram": "8G"}, HardwareError, "EdgeKit supports MLX on Apple silicon only"),
+        ("llama", "mlx", {"ram": "8G"}, HardwareError, "MLX needs a Mac with Apple silicon"),
         ("llama", "vllm", {"device": "m3-max-36"}, HardwareError, "NVIDIA"),
         ("llama", "mlx", {"device": "m3-max-36"}, RefusedError, "GGUF"),
         ("folder", "vllm", {"device": "RTX 4090", "options": {"tensor_parallel_size": 2}}, HardwareError, "2 GPUs"),

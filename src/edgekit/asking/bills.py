@@ -184,7 +184,7 @@ def _foreign(engine: str, given: Mapping[str, Mapping[str, Any]]) -> dict[str, d
 
 
 def _belonging(engine: str, keys: Mapping[str, Any]) -> str:
-    named = {flag.key: flag.names[-1] for flag in reversed(OPTIONS[engine].FLAGS)}
+    named = {flag.key: "/".join(flag.names) for flag in reversed(OPTIONS[engine].FLAGS)}
     words = ", ".join(named[key] for key in keys)
     return f"{words} {'is a flag' if len(keys) == 1 else 'are flags'} of {engine}"
 

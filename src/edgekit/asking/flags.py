@@ -93,11 +93,12 @@ def one_of(*choices: str) -> Read:
     return read
 
 
-def whole(least: int = 0, most: int = 2**31 - 1) -> Read:
+def whole(least: int = 0, most: int = 2**31 - 1, *, example: str = "8 or 32k") -> Read:
     """A whole number; 32k is 32768."""
 
     def read(text: str) -> int:
-        number = -parse_tokens(text[1:]) if text.startswith("-") else parse_tokens(text)
+        size = parse_tokens(text.removeprefix("-"), example=example)
+        number = -size if text.startswith("-") else size
         if not least <= number <= most:
             raise UsageError(_out_of_range(text[:40], number, least, most))
         return number
@@ -117,7 +118,8 @@ def _out_of_range(text: str, number: int, least: int, most: int) -> str:
 
 def read_number(flag: str, text: str | None, least: int = 0, most: int = 2**31 - 1) -> int | None:
     """None where it was not given. Raises UsageError that names the flag."""
-    return None if text is None else read(flag, whole(least, most), text)
+    example = "8 or 32k" if "context" in flag else "8"
+    return None if text is None else read(flag, whole(least, most, example=example), text)
 
 
 def read(flag: str, reader: Read, text: str) -> int:

@@ -308,7 +308,7 @@ def task_of(word: str) -> Kind:
     try:
         return Kind(_OTHER_NAMES.get(name, name))
     except ValueError as error:
-        known = ", ".join(kind.value for kind in Kind)
+        known = ", ".join("embed" if kind is Kind.EMBEDDING else kind.value for kind in Kind)
         raise UsageError(f"--task must be one of {known} (got {word[:40]!r})") from error
 
 

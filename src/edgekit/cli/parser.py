@@ -96,6 +96,8 @@ class Parser(argparse.ArgumentParser):
     def reject(self, words: Sequence[str]) -> NoReturn:
         """An error about words that the command does not know."""
         flags = [word.partition("=")[0] for word in words if word.startswith("-")]
+        if not flags and self.prog.endswith(" recommend"):
+            self.error(f"recommend takes no model; try: edgekit plan {' '.join(words)}")
         if not flags:
             self.error(f"unexpected argument: {' '.join(words)}")
         having = [name for name, one in build_parser().commands.items() if flags[0] in one.flags]

@@ -36,9 +36,10 @@ VENDORS = {
     "stream": (),
 }
 _NEEDS = {
-    "vllm": "EdgeKit supports vLLM on NVIDIA GPUs only",
-    "mlx": "EdgeKit supports MLX on Apple silicon only",
+    "vllm": "vLLM needs an NVIDIA GPU",
+    "mlx": "MLX needs a Mac with Apple silicon",
 }
+_LACKS = {"vllm": "has none", "mlx": "is not one"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,9 +149,12 @@ def devices_for(machine: Machine, engine: str) -> tuple[Accelerator, ...]:
 def check_runs(machine: Machine, engine: str) -> None:
     """Raises HardwareError where the machine has nothing that the engine runs on."""
     if engine in _NEEDS and not devices_for(machine, engine):
-        raise HardwareError(
-            f"{_NEEDS[engine]}, and {machine.name} has none (--device checks another machine)"
-        )
+        here = f"this is: {machine.name}"
+        if not machine.what_if:
+            here = f"this machine {_LACKS[engine]} (--device checks another machine)"
+        elif engine == "vllm" and not machine.devices and not machine.processor:  # RAM alone
+            here = "none given (add --device or --vram)"
+        raise HardwareError(f"{_NEEDS[engine]}; {here}")
 
 
 def llamacpp_budgets(machine: Machine, devices: tuple[Accelerator, ...]) -> tuple[Budget, ...]:
@@ -176,7 +180,7 @@ def mlx_reserve_bytes(total_bytes: int) -> int:
 def mlx_budgets(machine: Machine, devices: tuple[Accelerator, ...]) -> tuple[Budget, ...]:
     """The unified memory."""
     if machine.host is None:
-        raise HardwareError(f"the RAM of {machine.name} is unknown: give --ram")
+        raise HardwareError("RAM unknown: add --ram 32G")
     total = machine.host.total_bytes
     reserve = mlx_reserve_bytes(total)
     because = f"{MLX_RESERVE_PERCENT} % of {format_bytes(total)} for macOS"
@@ -190,7 +194,7 @@ def stream_budgets(
 ) -> tuple[Budget, ...]:
     """The RAM alone. The bill is exact, so only what the process itself takes is held back."""
     if machine.host is None:
-        raise HardwareError(f"the RAM of {machine.name} is unknown: give --ram")
+        raise HardwareError("RAM unknown: add --ram 32G")
     reserve = STREAM_PROCESS_BYTES + threads * STREAM_THREAD_BYTES + vocabulary_bytes
     because = "for Python, its libraries and the vocabulary"
     if not vocabulary_bytes:

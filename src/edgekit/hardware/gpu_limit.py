@@ -26,16 +26,19 @@ class RaisedLimit:
     how: str  # "sudo sysctl iogpu.wired_limit_mb=57344"
     is_command: bool  # whether `how` can be typed into a shell
     setting: str  # "iogpu.wired_limit_mb=57344", "ttm.pages_limit=28573696"; "" where there is none
-    note: str  # how long it lasts, how it is undone
+    short_note: str  # when it works
+    note: str  # the same in full, and how it is undone
     before_bytes: int  # what the GPU may use now
     limit_bytes: int  # what it may use afterwards
     machine: Machine  # the machine afterwards
 
     def sentence(self, outcome: str = "") -> str:
-        """'sudo sysctl iogpu.wired_limit_mb=57344 lets the GPU use 56.00 GiB instead of 48.00 GiB: fits at 32K'."""
+        """'sudo sysctl iogpu.wired_limit_mb=57344 lets the GPU use 56.00 GiB instead of 48.00 GiB (until the next
+        restart): fits at 32K'. Without an outcome `note` follows.
+        """
         before, after = format_bytes(self.before_bytes), format_bytes(self.limit_bytes)
         found = f"{self.how} lets the GPU use {after} instead of {before}"
-        return f"{found}: {outcome}" if outcome else found
+        return f"{found} ({self.short_note}): {outcome}" if outcome else found
 
 
 def raised_limit(machine: Machine) -> RaisedLimit | None:
@@ -69,6 +72,7 @@ def _wired(device: Accelerator, machine: Machine, mib: int) -> RaisedLimit:
         how=f"sudo sysctl {setting}",
         is_command=True,
         setting=setting,
+        short_note="until the next restart",
         note="lasts until the next restart; sudo sysctl iogpu.wired_limit_mb=0 restores the default",
         before_bytes=device.limit_bytes or 0,
         limit_bytes=mib * MIB,
@@ -82,6 +86,7 @@ def _mapped(device: Accelerator, machine: Machine, gib: int) -> RaisedLimit:
         how=f"sudo amd-ttm --set {gib}",
         is_command=True,
         setting=setting,
+        short_note="after a restart; needs the package amd-debug-tools",
         note="takes effect after a restart; sudo amd-ttm --clear restores the default. amd-ttm is in the package "
         f"amd-debug-tools; the kernel parameter {setting} does the same",
         before_bytes=device.limit_bytes or 0,
@@ -96,6 +101,7 @@ def _carved_out(device: Accelerator, machine: Machine, total_bytes: int) -> Rais
         how="Variable Graphics Memory at its highest (AMD Software, Performance, Tuning)",
         is_command=False,
         setting="",
+        short_note="after a restart",
         note="takes effect after a restart",
         before_bytes=device.limit_bytes or 0,
         limit_bytes=total_bytes * part // whole,

@@ -332,7 +332,7 @@ def _on_the_cpu(machine: Machine, setup: Any) -> Way:
     from edgekit.engine.llamacpp.types import Backend
 
     if machine.host is None:
-        raise HardwareError(f"the RAM of {machine.name} is unknown: give --ram")
+        raise HardwareError("RAM unknown: add --ram 32G")
     alone = replace(setup, backend=Backend.CPU, **_of_the_machine(machine))
     return Way(setup=alone, budgets=llamacpp_budgets(machine, ()), because=ON_THE_CPU)
 

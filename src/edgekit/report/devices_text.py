@@ -24,7 +24,7 @@ def _capability(device: Device) -> str:
 # The last go first where the screen is narrow.
 _COLUMNS: dict[str, Callable[[Device], str]] = {
     "device": lambda one: one.name,
-    "usable": lambda one: format_bytes(one.usable_bytes),
+    "free when idle": lambda one: format_bytes(one.usable_bytes),
     "bandwidth": _bandwidth,
     "memory": lambda one: format_bytes(one.memory_bytes),
     "kind": lambda one: one.kind.value,

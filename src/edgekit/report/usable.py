@@ -47,7 +47,7 @@ def _usable(engine: str, machine: Machine) -> Usable:
 def _llamacpp(machine: Machine, devices: tuple[Accelerator, ...]) -> tuple[Budget, ...]:
     budgets = llamacpp_budgets(machine, devices)
     if not budgets:
-        raise HardwareError(f"the RAM of {machine.name} is unknown: give --ram")
+        raise HardwareError("RAM unknown: add --ram 32G")
     return budgets
 
 

@@ -441,9 +441,7 @@ def test_all_engines_at_once(folder: str, capsys: pytest.CaptureFixture[str]) ->
     rows = [line.split() for line in out.splitlines()]
     assert [row[:2] for row in rows[3:5]] == [["fits", "llama.cpp"], ["fits", "vllm"]]
     assert rows[5][:3] == ["cannot", "run", "mlx"]
-    assert "mlx: EdgeKit supports MLX on Apple silicon only, and RTX 4090 has none" in " ".join(
-        out.split()
-    )
+    assert "mlx: MLX needs a Mac with Apple silicon; this is: RTX 4090" in " ".join(out.split())
     assert out.splitlines()[-1] == "2 fit, 1 cannot run"
 
 
@@ -548,7 +546,7 @@ ERRORS = [
     (["{llama}", "--device", "RTX 4090", "--vram", "8G"], 2, "give one of them"),
     (["{llama}", "--vram", "24G,abc"], 2, "--vram: 'abc' is not a size"),
     (["{llama}", "--device", "RTX 4090", "-ts", "3,1"], 2, "has 2 shares, but the machine has 1 GPUs"),
-    (["{llama}", "--device", "RTX 4090", "--engine", "mlx"], 3, "EdgeKit supports MLX on Apple silicon only, and RTX 4090 has none"),
+    (["{llama}", "--device", "RTX 4090", "--engine", "mlx"], 3, "MLX needs a Mac with Apple silicon; this is: RTX 4090"),
     (["{llama}", "--ram", "8G", "--engine", "vllm"], 3, "NVIDIA"),
     (["{llama}", "--device", "RTX 4090", "--engine", "vllm"], 2, "does not load GGUF"),
     (["{llama}", "--device", "m3-max-64", "--engine", "mlx"], 2, "mlx-lm loads safetensors"),

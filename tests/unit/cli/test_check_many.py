@@ -136,7 +136,7 @@ def test_what_is_the_same_is_said_once(home: Path, capsys: pytest.CaptureFixture
     names = [write_model(home, model).name for model in ("tinyllama-1.1b", "lfm2-1.2b", "qwen3-0.6b", "gemma-3-1b")]  # fmt: skip
     code, out, _ = ask(capsys, *names, "--engine", "vllm", "--ram", "8G")
     assert code == 3
-    assert " ".join(out.split()).count("EdgeKit supports vLLM on NVIDIA GPUs only") == 1
+    assert " ".join(out.split()).count("vLLM needs an NVIDIA GPU") == 1
     assert out.splitlines()[-1] == "4 cannot run"
 
 

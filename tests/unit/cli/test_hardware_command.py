@@ -78,7 +78,7 @@ def test_the_table_of_devices_on_a_narrow_screen(
     monkeypatch.setenv("COLUMNS", "50")
     _, out, _ = ask(capsys, "--devices")
     assert max(map(len, out.splitlines())) <= 50
-    assert "usable" in out
+    assert "free when idle" in out
 
 
 def test_the_table_of_devices_for_a_program(capsys: pytest.CaptureFixture[str]) -> None:

@@ -131,12 +131,15 @@ def test_a_machine_that_holds_nothing(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        (["--task", "nope"], 2, "--task must be one of chat, code, reasoning, embedding, vision (got 'nope')"),
+        (["--task", "nope"], 2, "--task must be one of chat, code, reasoning, embed, vision (got 'nope')"),
         (["--users", "0"], 2, "--users: must be at least 1 (got 0)"),
         (["--limit", "0"], 2, "--limit"),
+        (["--limit", "many"], 2, "--limit: 'many' is not a whole number (write for example 8)"),
         (["--ctx", "many"], 2, "ctx-size"),
         (["--engine", "nobody"], 2, "nobody"),
         (["--engine", "vllm"], 3, "NVIDIA"),
+        (["--engine", "vllm", "--ram", "32G"], 3, "vLLM needs an NVIDIA GPU; none given (add --device or --vram)"),
+        (["--engine", "mlx", "--device", "iphone-16"], 3, "MLX needs a Mac with Apple silicon; this is: iPhone 16"),
         (["--engine", "mlx"], 3, "Apple"),
         (["--min-context", "x"], 2, "--min-context"),
     ],

@@ -21,7 +21,7 @@ def test_a_plan_never_counts_on_it() -> None:
     assert longer > plan.result.max_context
     assert decision.value == "iogpu.wired_limit_mb=13312"
     assert decision.because == (
-        "sudo sysctl iogpu.wired_limit_mb=13312 lets the GPU use 13.00 GiB instead of 10.00 GiB: "
+        "sudo sysctl iogpu.wired_limit_mb=13312 lets the GPU use 13.00 GiB instead of 10.00 GiB (until the next restart): "
         f"up to {longer:,} tokens"
     )
 

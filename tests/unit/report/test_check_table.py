@@ -191,7 +191,7 @@ def test_a_context_beyond_the_models_own_that_fits() -> None:
 
 
 def test_what_is_true_of_many_is_said_once() -> None:
-    none_here = HardwareError("EdgeKit supports MLX on Apple silicon only")
+    none_here = HardwareError("MLX needs a Mac with Apple silicon")
     rows = [
         found
         for name in ("a", "b", "c", "d")
@@ -200,8 +200,8 @@ def test_what_is_true_of_many_is_said_once() -> None:
             Unanswered(reference=f"./{name}", engine="mlx", error=none_here),
         )
     ]
-    assert "\n4 models on mlx: EdgeKit supports MLX on Apple silicon only\n" in check_table(rows)
-    assert "\na, b on mlx: EdgeKit supports MLX on Apple silicon only\n" in check_table(rows[:4])
+    assert "\n4 models on mlx: MLX needs a Mac with Apple silicon\n" in check_table(rows)
+    assert "\na, b on mlx: MLX needs a Mac with Apple silicon\n" in check_table(rows[:4])
 
 
 def test_a_verdict_that_the_figures_do_not_explain_has_its_reasons() -> None:

@@ -67,8 +67,8 @@ Usable   llama.cpp  17.00 GiB of RTX 4090: 18.00 GiB free minus 1 GiB reserve
                     12.00 GiB of RAM: 13.00 GiB free within its limit, minus 1 GiB reserve
          vllm       6.60 GiB of H100: 10.00 GiB free minus 3.40 GiB not used at
                     --gpu-memory-utilization 0.66 of 10.00 GiB
-         mlx        EdgeKit supports MLX on Apple silicon only, and this machine has none (--device
-                    checks another machine)
+         mlx        MLX needs a Mac with Apple silicon; this machine is not one (--device checks
+                    another machine)
          stream     12.94 GiB of RAM: 13.00 GiB free within its limit, minus 64.25 MiB for Python
                     and its libraries (plus the vocabulary)
 
@@ -88,8 +88,8 @@ GPU      M3 Max, shares the RAM
 
 Usable   llama.cpp  27.00 GiB of unified memory: 36.00 GiB free; macOS lets the GPU use 75 % of the
                     memory by default (iogpu.wired_limit_mb)
-         vllm       EdgeKit supports vLLM on NVIDIA GPUs only, and M3 Max has none (--device checks
-                    another machine)
+         vllm       vLLM needs an NVIDIA GPU; this machine has none (--device checks another
+                    machine)
          mlx        27.00 GiB of unified memory: 36.00 GiB free; macOS lets the GPU use 75 % of the
                     memory by default (iogpu.wired_limit_mb)
          stream     35.94 GiB of RAM: 36.00 GiB free minus 64.25 MiB for Python and its libraries
@@ -107,9 +107,9 @@ GPU 0-3  T4, 16.00 GiB, 16.00 GiB free
 Usable   llama.cpp  15.00 GiB of T4: 16.00 GiB free minus 1 GiB reserve, on each of 4 GPUs
          vllm       13.76 GiB of T4: 16.00 GiB free minus 2.24 GiB not used at
                     --gpu-memory-utilization 0.86 of 16.00 GiB
-         mlx        EdgeKit supports MLX on Apple silicon only, and 4x T4 has none (--device checks
+         mlx        MLX needs a Mac with Apple silicon; this machine is not one (--device checks
                     another machine)
-         stream     the RAM of 4x T4 is unknown: give --ram
+         stream     RAM unknown: add --ram 32G
 """
 CARDS = tuple(card("T4", 16, index=i, basis=Basis.MODELLED, because="a table") for i in range(4))
 FOUR = machine(*CARDS, ram_gib=None, name="4x T4")
@@ -138,7 +138,7 @@ def test_bold_marks_the_first_line_only() -> None:
 def test_a_machine_of_which_nothing_is_known() -> None:
     told = hardware_text(NOTHING)
     assert told.startswith("a box: RAM unknown\n")
-    assert "llama.cpp  the RAM of a box is unknown: give --ram" in told
+    assert "llama.cpp  RAM unknown: add --ram 32G" in told
     assert set(hardware_json(NOTHING)["engines"]["llama.cpp"]) == {"error"}
 
 
