@@ -92,7 +92,8 @@ def _figures(result: PreflightResult) -> Iterator[str]:
     if result.failed:
         return
     if result.max_context > result.context_tokens:
-        yield f"max context {result.max_context // result.streams:,}"
+        each = " per user" if result.streams > 1 else ""
+        yield f"max context {result.max_context // result.streams:,}{each}"
     if result.speed is not None and not embeds(result):
         between = range_words(result.speed.decode)
         yield f"{between} tokens/s" if between else ""

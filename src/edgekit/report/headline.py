@@ -83,7 +83,7 @@ def _runs(result: PreflightResult) -> str:
     just = ", just" if result.warning else ""
     speed = ""
     if result.speed is not None and not embeds(result):
-        speed = f", {about_words(result.speed.decode)}"
+        speed = f", {_speed(result)}"
     start = f"{verb} {_place(result)}{_at_weights(result)}{just}"
     return f"{start}: {_used(result)} at {_window(result)}{_with_cache(result)}{_limits(result)}{speed}"
 
@@ -99,8 +99,15 @@ def _starts(result: PreflightResult) -> str:
         requests = "one request" if times < 2 else f"{int(times):,} requests"
         context = context_words(result.context_tokens).removesuffix(" tokens")
         words += f": room for {requests} of {context} tokens at a time"
-    speed = "" if result.speed is None else f", {about_words(result.speed.decode)}"
+    speed = "" if result.speed is None else f", {_speed(result)}"
     return f"{words}{_with_cache(result)}{_limits(result)}{speed}"
+
+
+def _speed(result: PreflightResult) -> str:
+    """'about 38 tokens/s'; with several users, what one of them gets while the others wait."""
+    several = result.streams > 1 or (result.load.sequences or 1) > 1
+    words = about_words(result.speed.decode) if result.speed is not None else ""
+    return f"{words} for one user at a time" if several else words
 
 
 def _place(result: PreflightResult) -> str:

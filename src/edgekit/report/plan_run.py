@@ -76,9 +76,11 @@ def run_notes(ready: Sequence[Ready]) -> Iterator[str]:
 
 
 def _full(shown: Sequence[Ready], system: System, width: int) -> Iterator[str]:
-    """Several have their names above, but for those that begin with them."""
+    """Several have their names above, but for those that begin with them; of several machines, which one it is for."""
     for one in shown:
-        if len(shown) > 1 and not one.text.startswith(one.name):
+        if one.where:
+            yield from folded(f"# {one.where}", width)
+        elif len(shown) > 1 and not one.text.startswith(one.name):
             yield from folded(f"{one.name}:", width)
         yield from _pasted(one, system, width)
 

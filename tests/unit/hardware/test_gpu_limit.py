@@ -43,7 +43,8 @@ def test_the_sentence_says_the_effect() -> None:
     raised = raised_limit(mac(64, 48))
     assert raised is not None
     assert raised.sentence("fits at 32K") == (
-        "sudo sysctl iogpu.wired_limit_mb=57344 lets the GPU use 56.00 GiB instead of 48.00 GiB (until the next restart): fits at 32K"
+        "sudo sysctl iogpu.wired_limit_mb=57344 lets the GPU use 56.00 GiB instead of 48.00 GiB "
+        "(until the next restart): fits at 32K"
     )
 
 

@@ -163,6 +163,15 @@ def test_headline_of_the_built_in_engine_says_how_weights_are_read() -> None:
     assert headline(replace(found, way=way)) == sentence
 
 
+def test_headline_with_several_users_has_the_speed_of_one() -> None:
+    found = replace(
+        recorded("vllm").result, speed=Speed(decode=(20.0, 80.0), prefill=None, because="")
+    )
+    assert headline(found).endswith(", about 40 tokens/s")
+    users = replace(found, load=Load(context_tokens=32_768, sequences=8))
+    assert headline(users).endswith(", about 40 tokens/s for one user at a time")
+
+
 def test_headline_of_vllm_says_how_often_the_context_fits() -> None:
     found = recorded("vllm").result
     times = concurrency(found)

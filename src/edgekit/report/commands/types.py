@@ -29,6 +29,7 @@ class Ready:
     kind: str  # COMMAND, FILE or SETTINGS
     text: str
     notes: tuple[str, ...] = ()  # what is to be known before it is pasted
+    where: str = ""  # "on the first machine", of several
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,6 +42,9 @@ _SWITCHES = {
 }
 
 
+_FIRST_MACHINE = "on the first machine"
+
+
 def ready(planned: Planned) -> Iterator[Ready]:
     nodes = nodes_used(planned)
     if nodes > 1:
@@ -57,7 +60,8 @@ def ready(planned: Planned) -> Iterator[Ready]:
     if nodes > 1:
         words += ["--distributed-executor-backend", "ray"]
     notes = ["run this on the first machine, after all machines have joined"] if nodes > 1 else []
-    yield planned.command("vllm serve", words, cards.environment(planned), notes)
+    serve = planned.command("vllm serve", words, cards.environment(planned), notes)
+    yield replace(serve, where=_FIRST_MACHINE if nodes > 1 else "")
 
 
 def nodes_used(planned: Planned) -> int:
@@ -107,8 +111,9 @@ def _ray(planned: Planned, nodes: int) -> Iterator[Ready]:
     first = ["ray", "start", "--head", f"--port={RAY_PORT}"]
     same = "every machine needs the same Python packages, the model at the same path, and `pip install 'ray[cgraph]'`"
     closed = "use a private network: traffic between the machines is not encrypted"
-    yield planned.command("ray, on the first machine", first, notes=[same, closed])
+    head = planned.command(f"ray, {_FIRST_MACHINE}", first, notes=[same, closed])
+    yield replace(head, where=_FIRST_MACHINE)
     join = ["ray", "start", f"--address={HEAD}:{RAY_PORT}"]
-    yield planned.command(
-        f"ray, on {others}", join, notes=[f"{HEAD} is the address of the first machine"]
-    )
+    address = f"{HEAD} is the address of the first machine"
+    joined = planned.command(f"ray, on {others}", join, notes=[address])
+    yield replace(joined, where=f"on {others}")
