@@ -45,7 +45,7 @@ _OTHER_NAMES = {
     "reason": "reasoning",
 }
 # What a plan chooses itself, or leaves to another command.
-_NOT_PLANNED = {
+NOT_PLANNED = {
     "parallel": "-np: use --users N, which gives each user a full context",
     "unified": "-kvu: with --users every user gets a full context",
     "mmproj": "--mmproj: use edgekit check MODEL --mmproj FILE, which counts the projector",
@@ -223,7 +223,7 @@ def wanted_of(words: Words, named: ResolvedModel, engine: str, machine: Machine)
 
     _, given = planned_engine(words)
     flags = Asked(engine, with_quant(given[engine], engine, named.quant)).values(engine)
-    for key, told in _NOT_PLANNED.items():
+    for key, told in NOT_PLANNED.items():
         if key in flags:
             raise UsageError(f"plan does not take {told}")
     load, setup = OPTIONS[engine].ask(flags)

@@ -134,7 +134,10 @@ def for_program(ready: tuple[Ready, ...], program: str | None) -> tuple[Ready, .
     found = tuple(one for one in ready if wanted in {_plain(program_of(one)), _plain(one.name)})
     if ready and not found:
         names = ", ".join(dict.fromkeys(program_of(one) for one in ready))
-        raise UsageError(f"--for: unknown program {program[:40]!r}; choose one of {names}")
+        engine = f", or add --engine {wanted}" if wanted in {"vllm", "mlx"} else ""
+        raise UsageError(
+            f"--for: no command for {program[:40]!r} here; choose one of {names}{engine}"
+        )
     return found
 
 

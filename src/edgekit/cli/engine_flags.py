@@ -28,7 +28,9 @@ def add_engine_flags(
     context_help: str | None = None,
     engine_help: str | None = None,
     without: frozenset[str] = frozenset(),
+    hidden: frozenset[str] = frozenset(),
 ) -> None:
+    """`hidden` flags are read, so that an error can say what to use instead, but --help does not list them."""
     *first, last = (*engines, "auto", "all") if several else engines
     named = f"{', '.join(first)} or {last}"
     parser.add_argument(
@@ -38,16 +40,22 @@ def add_engine_flags(
     )
     context = CONTEXT._replace(help=context_help or CONTEXT.help)
     add_flags(parser, COMMON, "every engine", (context, QUANT))
-    add_flags_of(parser, engines, without=without)
+    add_flags_of(parser, engines, without=without, hidden=hidden)
 
 
 def add_flags_of(
-    parser: argparse.ArgumentParser, engines: tuple[str, ...], *, without: frozenset[str]
+    parser: argparse.ArgumentParser,
+    engines: tuple[str, ...],
+    *,
+    without: frozenset[str],
+    hidden: frozenset[str] = frozenset(),
 ) -> None:
     for engine in engines:
         options = OPTIONS[engine]
         flags = tuple(
-            flag for flag in options.FLAGS if flag.key not in without and flag.lender not in engines
+            flag._replace(help=argparse.SUPPRESS) if flag.key in hidden else flag
+            for flag in options.FLAGS
+            if flag.key not in without and flag.lender not in engines
         )
         add_flags(parser, engine, options.TITLE, flags)
 

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from edgekit.asking.bills import OF_THE_MACHINE, PLANNED
+from edgekit.asking.words import NOT_PLANNED
 from edgekit.cli.check_command import (
     add_download_options,
     add_program_option,
@@ -82,7 +83,13 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     add_device_options(parser)
     add_limit_options(parser)
     add_reach_options(parser)
-    add_engine_flags(parser, engines=PLANNED, context_help=CHOSEN_CONTEXT, without=OF_THE_MACHINE)
+    add_engine_flags(
+        parser,
+        engines=PLANNED,
+        context_help=CHOSEN_CONTEXT,
+        without=OF_THE_MACHINE,
+        hidden=frozenset(NOT_PLANNED),
+    )
     parser.set_defaults(run=run)
 
 

@@ -210,8 +210,8 @@ def test_a_context_beyond_the_models_own_is_planned_and_named(
         (["--engine", "nobody"], 2, "nobody"),
         (["--engine", "vllm", "-ngl", "3"], 2, "is a flag of llama.cpp"),
         (["--min-context", "-1"], 2, "--min-context"),
-        (["--mmproj", "x.gguf"], 2, "use edgekit check, which counts"),
-        (["--for", "nobody"], 2, "--for: unknown program 'nobody'"),
+        (["--mmproj", "x.gguf"], 2, "use edgekit check MODEL --mmproj FILE, which counts"),
+        (["--for", "nobody"], 2, "--for: no command for 'nobody'"),
         (["--plot", "nowhere/x.svg"], 2, "cannot be written"),
         (["--plot", "x.gif"], 2, ".svg or .png"),
         (["-ctk", "q9"], 2, "q9"),
@@ -336,3 +336,14 @@ def test_tiers_that_do_not_go(
     found, _, err = ask(capsys, *words)
     assert found == code
     assert told in err
+
+
+def test_help_does_not_list_flags_that_a_plan_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", "--help"])
+    told = capsys.readouterr().out
+    assert "-ngl N" in told
+    for flag in ("-np", "--mmproj FILE", "--lora", "--max-num-seqs"):
+        assert flag not in told
+    assert main(["plan", "qwen3-8b", "-np", "4"]) == 2
+    assert "plan does not take -np: use --users N" in capsys.readouterr().err
