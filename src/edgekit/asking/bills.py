@@ -18,6 +18,17 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.resolver import ResolvedModel
     from edgekit.source.types import ModelFiles, Reach
 
+# What a plan chooses itself, or leaves to another command.
+NOT_PLANNED = {
+    "parallel": "-np: use --users N, which gives each user a full context",
+    "unified": "-kvu: with --users every user gets a full context",
+    "mmproj": "--mmproj: use edgekit check MODEL --mmproj FILE, which counts the projector",
+    "lora": "--lora: use edgekit check, which counts adapters",
+    "draft_model": "-md: it looks for a draft model itself; use edgekit check for one you choose",
+    "spec_type": "--spec-type: it looks for a draft model itself (--no-drafter turns that off)",
+    "max_num_seqs": "--max-num-seqs: use --users N for N requests at the same time",
+}
+
 
 class EngineOptions(Protocol):
     """What the options file of an engine has."""

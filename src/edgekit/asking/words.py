@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgekit.asking.bills import (
     CONTEXT,
+    NOT_PLANNED,
     OPTIONS,
     Asked,
     flags_for,
@@ -43,16 +44,6 @@ _OTHER_NAMES = {
     "embeddings": "embedding",
     "coding": "code",
     "reason": "reasoning",
-}
-# What a plan chooses itself, or leaves to another command.
-NOT_PLANNED = {
-    "parallel": "-np: use --users N, which gives each user a full context",
-    "unified": "-kvu: with --users every user gets a full context",
-    "mmproj": "--mmproj: use edgekit check MODEL --mmproj FILE, which counts the projector",
-    "lora": "--lora: use edgekit check, which counts adapters",
-    "draft_model": "-md: it looks for a draft model itself; use edgekit check for one you choose",
-    "spec_type": "--spec-type: it looks for a draft model itself (--no-drafter turns that off)",
-    "max_num_seqs": "--max-num-seqs: use --users N for N requests at the same time",
 }
 
 

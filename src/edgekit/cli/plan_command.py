@@ -6,8 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from edgekit.asking.bills import OF_THE_MACHINE, PLANNED
-from edgekit.asking.words import NOT_PLANNED
+from edgekit.asking.bills import NOT_PLANNED, OF_THE_MACHINE, PLANNED
 from edgekit.cli.check_command import (
     add_download_options,
     add_program_option,

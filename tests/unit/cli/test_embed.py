@@ -247,7 +247,7 @@ def test_one_is_one_row(ask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     [
         (
             ("--dimensions", "3.5"),
-            "--dimensions: '3.5' is not a whole number (write for example 8)",
+            "--dimensions: '3.5' is not a whole number (write for example 8 or 32k)",
         ),
         (("--dimensions", "0.01k"), "--dimensions: '0.01k' is not a whole number"),  # 10.24
         (("--batch", "1.5"), "--batch: '1.5' is not a whole number"),

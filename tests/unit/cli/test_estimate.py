@@ -187,7 +187,7 @@ def test_the_command_says_what_was_asked(
     [
         ([SAMPLE, "--engine", "tgi"], 2, "choose one of llama.cpp, vllm, mlx"),
         ([SAMPLE, "--engine", "vllm", "-ngl", "3"], 2, "--gpu-layers is a flag of llama.cpp; the engine here is vllm"),
-        ([SAMPLE, "--engine", "mlx", "-tp", "2", "-fa"], 2, "of vllm; --flash-attn is a flag of llama.cpp"),
+        ([SAMPLE, "--engine", "mlx", "-tp", "2", "-fa"], 2, "of vllm; -fa/--flash-attn is a flag of llama.cpp"),
         ([SAMPLE, "-tp", "2", "-ngl", "3"], 2, "choose one with --engine"),
         ([SAMPLE, "-ctk", "q7_0"], 2, "llama.cpp has f32, f16, bf16, q8_0"),
         ([SAMPLE, "-ctk", "fp8"], 2, "llama.cpp has no cache type fp8"),

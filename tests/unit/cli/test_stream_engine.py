@@ -225,7 +225,7 @@ def test_what_does_not_fit_is_reported_without_weights_in_memory(
     assert code == 3
     found = re.match(
         r"Does not fit your 512 MiB RAM at 32K, even with an 8-bit cache: needs ([0-9.]+) MiB, "
-        r"([0-9.]+) usable; fits\nup to [0-9]+K\n",
+        r"([0-9.]+) usable; fits\nup to [0-9,]+ tokens\n",
         out,
     )
     assert found is not None
