@@ -61,7 +61,7 @@ def test_the_host_alone_and_only_what_the_process_is() -> None:
 
 
 def test_a_host_that_is_not_known() -> None:
-    with pytest.raises(HardwareError, match="give --ram"):
+    with pytest.raises(HardwareError, match="add --ram 32G"):
         judge(question(cards(24, ram=None)))
 
 
