@@ -43,7 +43,7 @@ from edgekit.report.bill import Bill
 from edgekit.report.check import Check, Unanswered
 from edgekit.report.check_json import check_json, checks_json
 from edgekit.report.commands import Ready, commands_of
-from edgekit.report.model_words import draft_words
+from edgekit.report.model_words import PLACEHOLDER_DRAFT, draft_words
 from edgekit.report.plan_run import main_command, main_notes
 from edgekit.resolver import AUTO, ResolvedModel, automatic, resolve_model
 from edgekit.source.folders import is_here
@@ -287,6 +287,8 @@ def _told(
     command, notes = main_command(ready), main_notes(ready)
     off = {"repack": False} if "-nr" in command.split() else {}
     bill = told_bill(opened, engine, {**settled, **off}, (load, setup), result.estimate)
+    if PLACEHOLDER_DRAFT in command.split():
+        notes = (*notes, f"replace {PLACEHOLDER_DRAFT} with the file of {values['draft_model']}")
     if ready:
         bill = replace(bill, command=command, notes=tuple(dict.fromkeys((*bill.notes, *notes))))
     if pool is not None:  # judged is what requests need; shown is the pool that it will take

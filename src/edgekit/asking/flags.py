@@ -147,7 +147,7 @@ def shares(text: str) -> tuple[float, ...]:
         found = tuple(float(word) for word in text.replace("/", ",").split(","))
     except ValueError:
         found = ()
-    if not found or not all(0 <= one < 1e18 for one in found) or not sum(found):
+    if not found or not all(one == 0 or 1e-18 < one < 1e18 for one in found) or not sum(found):
         raise UsageError(f"{text[:40]!r} is not a list of shares (write for example 3,1)")
     return found
 

@@ -40,7 +40,7 @@ class Use:
     bound_bytes: int = (
         0  # what the bounds of its modelled lines could add, and what the reserve covers
     )
-    covered_bytes: int = 0  # what the first request takes of the reserve, besides
+    covered_bytes: int = 0  # of the reserve, taken by the first request; not in required_bytes
     assumed: bool = False  # a line of it is only assumed
     max_use: float | None = (
         None  # a further limit that the user set, as a share of the usable memory

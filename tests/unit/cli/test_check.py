@@ -934,3 +934,16 @@ def test_the_projector_of_a_catalog_model_has_no_known_size(
     code, _, err = ask(capsys, "gemma-3-27b", "--device", "rtx-4090", "--mmproj", "auto")
     assert code == 2
     assert "download it and give its path with --mmproj FILE" in err
+
+
+def test_a_draft_model_without_a_known_repository_says_what_to_replace(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _, out, _ = ask(capsys, "qwen3-8b", "-md", "qwen3-0.6b:F16", "-c", "8k", "--device", "RTX 4090")
+    assert "-md DRAFT.gguf" in out
+    assert "replace DRAFT.gguf with the file of qwen3-0.6b:F16" in out
+
+
+def test_shares_that_llama_cpp_cannot_read_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = ask(capsys, "qwen3-8b", "-ts", "1e-320,1", "--device", "2x RTX 3060")
+    assert (code, "is not a list of shares" in err) == (2, True)
