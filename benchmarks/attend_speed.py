@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from turns import Work, best_turns
 
+from edgekit.bill.cache_types import cache_type
 from edgekit.embed.kernels import Kernels, choose
 from edgekit.embed.kernels.types import CacheKind, Floats
 from edgekit.errors import UsageError
-from edgekit.memory.cache_types import cache_type
 
 HEAD_DIM = 128
 SHAPES = ((8, 4), (4, 7))  # key heads, query heads for each: Llama 3.1 8B, Qwen2.5 7B

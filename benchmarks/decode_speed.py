@@ -24,11 +24,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.recorded import engine_models, header_bytes, models, padded
 
-from edgekit.engine.llamacpp import estimate
-from edgekit.engine.llamacpp.types import LlamaCppSetup
-from edgekit.hardware import detect
-from edgekit.hardware.types import Machine
-from edgekit.memory.types import Load
+from edgekit.bill.types import Load
+from edgekit.engines.llamacpp.estimate import estimate
+from edgekit.engines.llamacpp.types import LlamaCppSetup
+from edgekit.machine import detect
+from edgekit.machine.types import Machine
 from edgekit.plan.speed import expected_speed
 
 USUAL = ("llama-3.2-1b:Q8_0", "llama-3.2-1b:Q4_K_M", "qwen3-0.6b:Q8_0", "gemma-3-1b:Q8_0")

@@ -31,7 +31,7 @@ from tests.embed_kernels import KINDS, random_blocks, scale_places, set_half
 from edgekit.embed.kernels import Kernels, choose
 from edgekit.embed.kernels.types import Bytes, Floats
 from edgekit.errors import UsageError
-from edgekit.header.dtype import by_name
+from edgekit.formats.dtype import by_name
 
 CHUNK_BYTES = 32 * 1024
 ROW_WEIGHTS = 4096

@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.recorded import engine_models, header_bytes, models, padded, rows
 
-from edgekit.engine import llamacpp
-from edgekit.engine.llamacpp.rows import read_row
-from edgekit.engine.types import Model
+from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.llamacpp.rows import read_row
+from edgekit.model.types import Model
 
 PACE_STEPS = 1_000_000
 CONTEXTS = (4096, 8192, 16384, 32768, 65536, 131072)

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from edgekit.engine.llamacpp.types import LlamaCppSetup, Mode
-from edgekit.memory.cache_types import cache_type
-from edgekit.memory.types import Load
-from edgekit.runtime.llamacpp.running import Running
-from edgekit.runtime.llamacpp.starting import start
-from edgekit.runtime.llamacpp.types import Launch
+from edgekit.bill.cache_types import cache_type
+from edgekit.bill.types import Load
+from edgekit.engines.llamacpp.run.running import Running
+from edgekit.engines.llamacpp.run.starting import start
+from edgekit.engines.llamacpp.run.types import Launch
+from edgekit.engines.llamacpp.types import LlamaCppSetup, Mode
 from edgekit.units import MIB
 
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import psutil
 from llamacpp_window import Seen, table
 
-from edgekit.engine.stream.setup import StreamSetup
-from edgekit.memory.cache_types import cache_type
-from edgekit.memory.types import Load
+from edgekit.bill.cache_types import cache_type
+from edgekit.bill.types import Load
+from edgekit.engines.native.setup import StreamSetup
 from edgekit.runtime.stream.engine import StreamEngine, open_stream
 
 PROMPT_TOKENS = 4

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.runtime.sampling import Sampler, Sampling
+from edgekit.engines.sampling import Sampler, Sampling
 
 VOCABULARY = 262_144
 ROUNDS, TOKENS = 9, 6

@@ -104,8 +104,8 @@ def _kept(path: str, threads: int, tokens: int) -> dict[str, float]:
 
 
 def _ours(path: str, threads: int, tokens: int, keep_bytes: int | None) -> dict[str, float]:
-    from edgekit.engine.stream.setup import StreamSetup
-    from edgekit.memory.types import Load
+    from edgekit.bill.types import Load
+    from edgekit.engines.native.setup import StreamSetup
     from edgekit.runtime.stream.engine import open_stream
 
     setup = StreamSetup(threads=threads, keep_bytes=keep_bytes)

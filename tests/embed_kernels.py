@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgekit.embed.kernels import Kernels, choose
 from edgekit.embed.kernels.numpy_kernels import UNPACK
-from edgekit.header.dtype import TensorType, by_name
+from edgekit.formats.dtype import TensorType, by_name
 
 KINDS = tuple(UNPACK)
 HAVE_NATIVE = importlib.util.find_spec("edgekit.embed.kernels._native") is not None

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.header_files import ARCHITECTURE, UINT32, entry, gguf, key
 
-from edgekit.header.dtype import TensorType, by_name
-from edgekit.header.types import Tensor
+from edgekit.formats.dtype import TensorType, by_name
+from edgekit.formats.types import Tensor
 
 TABLE = "token_embd.weight"
 Bytes = NDArray[np.uint8]

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from edgekit.source.types import ByteSource, Container, ModelFile, ModelFiles, Origin
+from edgekit.sources.types import ByteSource, Container, ModelFile, ModelFiles, Origin
 
 UINT8, INT8, UINT16, INT16, UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY, UINT64, INT64, FLOAT64 = (
     range(13)

@@ -14,7 +14,7 @@ from typing import Any
 from tests.header_files import ARRAY, INT32, STRING, UINT32, UINT64, entry, gguf, key
 from tests.recorded import DATA, header_bytes
 
-from edgekit.header.dtype import by_ggml_id
+from edgekit.formats.dtype import by_ggml_id
 
 _CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
 

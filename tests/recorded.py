@@ -10,11 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from edgekit.engine.types import Model
-from edgekit.geometry import read_geometry
-from edgekit.header import read_header
-from edgekit.header.types import ModelHeader
-from edgekit.source.types import Container, ModelFile, ModelFiles, Origin
+from edgekit.formats import read_header
+from edgekit.formats.types import ModelHeader
+from edgekit.model import read_geometry
+from edgekit.model.types import Model
+from edgekit.sources.types import Container, ModelFile, ModelFiles, Origin
 
 DATA = Path(__file__).parent / "data"
 # A larger collection (configs, headers with vocabularies) that is not part of the project.

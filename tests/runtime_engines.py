@@ -9,13 +9,13 @@ from typing import Any
 
 from tests.patience import PATIENCE_S
 
-from edgekit.engine.llamacpp.types import LlamaCppSetup, Mode
-from edgekit.engine.types import Model
-from edgekit.geometry import read_geometry
-from edgekit.header import read_header
-from edgekit.memory.types import Load
-from edgekit.runtime.llamacpp.types import Launch
-from edgekit.source.local import locate_path
+from edgekit.bill.types import Load
+from edgekit.engines.llamacpp.run.types import Launch
+from edgekit.engines.llamacpp.types import LlamaCppSetup, Mode
+from edgekit.formats import read_header
+from edgekit.model import read_geometry
+from edgekit.model.types import Model
+from edgekit.sources.local import locate_path
 
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from tests.embed_models import write_model
 
-from edgekit.embed.types import Floats
-from edgekit.engine.stream.setup import StreamSetup
-from edgekit.memory.cache_types import cache_type
-from edgekit.memory.types import Load
+from edgekit.bill.cache_types import cache_type
+from edgekit.bill.types import Load
+from edgekit.engines.native.arrays import Floats
+from edgekit.engines.native.setup import StreamSetup
 from edgekit.runtime.stream.engine import StreamEngine, open_stream
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")

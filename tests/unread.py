@@ -9,10 +9,10 @@ from typing import Any
 
 from tests.recorded import DATA, config_header, gguf_files, header_bytes, models, rows
 
-from edgekit.engine.types import Model
-from edgekit.geometry import read_geometry
-from edgekit.header import read_header
-from edgekit.header.types import Depth
+from edgekit.formats import read_header
+from edgekit.formats.types import Depth
+from edgekit.model import read_geometry
+from edgekit.model.types import Model
 
 SAME_CONFIG = {"qwen3.5-9b": "qwen3.5-9b-text", "qwen3.5-27b": "qwen3.5-27b-text"}
 # What a converter writes of these configs and the recorded headers were made without: groups of experts, and the block

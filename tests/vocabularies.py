@@ -36,7 +36,7 @@ from edgekit.embed.tokenizer import TextTokenizer, Vocabulary, build_tokenizer, 
 from edgekit.embed.tokenizer.pretokenizers import PRE_TOKENIZERS
 from edgekit.embed.types import Limits
 from edgekit.embed.walk import walk
-from edgekit.source.cache import cache_folder
+from edgekit.sources.cache import cache_folder
 
 PACKAGE, VERSION = "llama-cpp-python", "0.3.36"
 _MEMBER = re.compile(r".*/vendor/llama\.cpp/models/(ggml-vocab-[\w.-]+)")

@@ -18,15 +18,17 @@ from tests.recorded import engine_models, further_model, rows
 from tests.truth import test_llamacpp_builds as builds
 from tests.unread import WITHOUT_CONFIG, from_config, from_keys
 
-from edgekit.engine import llamacpp, mlx, vllm
-from edgekit.engine.llamacpp.rows import read_row
-from edgekit.engine.llamacpp.versions import NEWEST, Rules, version_name
-from edgekit.engine.mlx.rows import read_row as read_mlx_row
-from edgekit.engine.types import Model
-from edgekit.engine.vllm.rows import read_row as read_vllm_row
-from edgekit.estimation import open_config
-from edgekit.geometry.types import HybridLayer, LatentAttention, NoCache, Recurrent, Span
-from edgekit.memory.types import CACHES, Component, MemoryEstimate, PoolKind
+from edgekit.bill.types import CACHES, Component, MemoryEstimate
+from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.llamacpp.rows import read_row
+from edgekit.engines.llamacpp.versions import NEWEST, Rules, version_name
+from edgekit.engines.mlx import estimate as mlx
+from edgekit.engines.mlx.rows import read_row as read_mlx_row
+from edgekit.engines.vllm import estimate as vllm
+from edgekit.engines.vllm.rows import read_row as read_vllm_row
+from edgekit.machine.types import PoolKind
+from edgekit.model.open import open_config
+from edgekit.model.types import HybridLayer, LatentAttention, Model, NoCache, Recurrent, Span
 
 RECORDED = version_name(Rules.V0_5, None)
 HOST_BUFFERS = ("CUDA_Host", "CPU", "CPU_Mapped", "CPU_REPACK")

@@ -27,23 +27,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edgekit.basis import Basis
-from edgekit.catalog.making import AS_STORED, facts_of
-from edgekit.catalog.opening import open_entry
+from edgekit.bill.types import Load, weakest
 from edgekit.catalog.packaged import PATH, packaged_entries
 from edgekit.catalog.records import record_of
 from edgekit.catalog.runs import runs_of
 from edgekit.catalog.types import Entry, Kind, Source
-from edgekit.engine import ENGINES, engine_named
-from edgekit.engine.llamacpp.types import LlamaCppSetup
-from edgekit.engine.mlx.types import MlxSetup
-from edgekit.engine.stream.setup import StreamSetup
-from edgekit.engine.types import Model
-from edgekit.engine.vllm.types import VllmSetup
+from edgekit.engines import ENGINES, engine_named
+from edgekit.engines.entries import open_entry
+from edgekit.engines.llamacpp.quantize.what_if import at_mix
+from edgekit.engines.llamacpp.types import LlamaCppSetup
+from edgekit.engines.mlx.types import MlxSetup
+from edgekit.engines.native.setup import StreamSetup
+from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import EdgekitError
-from edgekit.estimation import open_config, open_model
-from edgekit.geometry.types import ModelGeometry, attention_of
-from edgekit.memory.types import Load, weakest
-from edgekit.memory.what_if import at_mix
+from edgekit.model.open import open_config, open_model
+from edgekit.model.types import Model, ModelGeometry, attention_of
+from edgekit.plan.entries import AS_STORED, facts_of
 
 ROOT = Path(__file__).parents[1]
 TRUTH = Path(os.environ.get("EDGEKIT_TRUTH", ROOT.parent / "shared" / "truth"))

@@ -24,17 +24,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgekit.engine.llamacpp.rows import read_row
-from edgekit.engine.llamacpp.types import Mode
+from edgekit.engines.llamacpp.rows import read_row
+from edgekit.engines.llamacpp.types import Mode
+from edgekit.engines.llamacpp.verify.check import verify_model
+from edgekit.engines.llamacpp.verify.hollow import HollowFile
+from edgekit.engines.llamacpp.verify.types import Row, Verification
+from edgekit.engines.llamacpp.verify.ways import choose_way
 from edgekit.errors import EdgekitError, EngineError
-from edgekit.header.gguf import read_gguf
-from edgekit.source.local import locate_path
-from edgekit.source.types import Container, ModelFile, ModelFiles, Origin
+from edgekit.formats.gguf import read_gguf
+from edgekit.sources.local import locate_path
+from edgekit.sources.types import Container, ModelFile, ModelFiles, Origin
 from edgekit.units import format_bytes
-from edgekit.verify.check import verify_model
-from edgekit.verify.hollow import HollowFile
-from edgekit.verify.types import Row, Verification
-from edgekit.verify.ways import choose_way
 
 HEADERS = Path(__file__).parents[1] / "tests" / "data" / "headers"
 HEAD = ".head.gz"  # a GGUF header alone, compressed

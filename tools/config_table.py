@@ -11,11 +11,11 @@ from collections import Counter
 from pathlib import Path
 
 from edgekit.errors import EdgekitError
-from edgekit.geometry import read_geometry
-from edgekit.geometry.types import ModelGeometry
-from edgekit.header.types import ModelHeader
+from edgekit.formats.types import ModelHeader
+from edgekit.model import read_geometry
+from edgekit.model.types import ModelGeometry
 from edgekit.report.kinds import count_kinds, kind_name
-from edgekit.source.types import Container
+from edgekit.sources.types import Container
 
 _HEAD = """\
 # What was read from {count} real config.json files

@@ -1,4 +1,4 @@
-"""A collection of public device data -> src/edgekit/hardware/device_data/collected.tsv.
+"""A collection of public device data -> src/edgekit/machine/device_data/collected.tsv.
 
 Usage: python tools/device_table.py [COLLECTION]
 
@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edgekit.hardware.device_names import Words, words_of
-from edgekit.hardware.devices import COLUMNS
+from edgekit.machine.device_names import Words, words_of
+from edgekit.machine.devices import COLUMNS
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "src" / "edgekit" / "hardware" / "device_data"

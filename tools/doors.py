@@ -318,8 +318,8 @@ def _page(question: Question) -> Answer:
 
 def _python(question: Question) -> Answer:
     from edgekit.asking.bills import OPTIONS
-    from edgekit.asking.flags import typed
     from edgekit.asking.words import read_max_use, read_reserve
+    from edgekit.engines.flags import typed
     from edgekit.errors import EdgekitError
     from edgekit.models import model_preflight
 

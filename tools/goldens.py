@@ -258,7 +258,7 @@ def _value(name: str, arguments: asked.Fields) -> str:
     """Every public attribute of what a function of edgekit.models returns, or what it raises."""
     from edgekit import models
     from edgekit.errors import EdgekitError
-    from edgekit.source.types import Reach
+    from edgekit.sources.types import Reach
 
     try:
         found = getattr(models, name)(**arguments, reach=Reach(network=False))

@@ -12,9 +12,9 @@ from importlib import import_module
 from textwrap import fill
 from typing import Any
 
-from edgekit.geometry.architectures import BY_CONFIG
-from edgekit.geometry.attention import encoder
-from edgekit.geometry.keys import BY_WORD
+from edgekit.model.architectures import BY_CONFIG
+from edgekit.model.attention import encoder
+from edgekit.model.keys import BY_WORD
 
 # Words whose default says nothing, or is worked out from others when the class is made.
 _LEFT_OUT = frozenset(

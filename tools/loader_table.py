@@ -1,6 +1,6 @@
 """llama.cpp's source trees -> the table of what its loader asks of each architecture.
 
-    python tools/loader_table.py LLAMA_CPP/src [OLDER_LLAMA_CPP/src ...] > src/edgekit/engine/llamacpp/loader_table.tsv
+    python tools/loader_table.py LLAMA_CPP/src [OLDER_LLAMA_CPP/src ...] > src/edgekit/engines/llamacpp/loader_table.tsv
 
 Reads src/models/*.cpp (load_arch_hparams, load_arch_tensors, the graph's asserts), llama-arch.cpp and llama-hparams.h.
 Only facts go into the table: names of tensors and keys, shapes and conditions in llama.cpp's own words. What this

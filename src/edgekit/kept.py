@@ -16,12 +16,12 @@ from typing import Any
 
 from edgekit import __version__
 from edgekit.catalog.types import Entry
-from edgekit.engine import engine_named
-from edgekit.engine.llamacpp.versions import default_version
+from edgekit.engines import engine_named
+from edgekit.engines.llamacpp.versions import default_version
 from edgekit.errors import HeaderLimitError
-from edgekit.hardware.types import Accelerator, Machine
-from edgekit.source.cache import cache_folder
-from edgekit.source.disk import read_small
+from edgekit.machine.types import Accelerator, Machine
+from edgekit.sources.cache import cache_folder
+from edgekit.sources.disk import read_small
 from edgekit.units import MIB
 
 STEP_BYTES = 256 * MIB  # free memory goes up and down: a smaller change is the same question

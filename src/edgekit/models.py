@@ -15,9 +15,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from edgekit.bill.types import MemoryEstimate
     from edgekit.errors import RemoteInspectError
-    from edgekit.memory.types import MemoryEstimate
-    from edgekit.metadata import ModelMetadata
+    from edgekit.model.metadata import ModelMetadata
     from edgekit.plan.types import PreflightResult
     from edgekit.preflight import can_load, inspect_model_remote, model_preflight
 
@@ -32,8 +32,8 @@ __all__ = [
 ]
 
 _PLACES = {
-    "MemoryEstimate": "edgekit.memory.types",
-    "ModelMetadata": "edgekit.metadata",
+    "MemoryEstimate": "edgekit.bill.types",
+    "ModelMetadata": "edgekit.model.metadata",
     "PreflightResult": "edgekit.plan.types",
     "RemoteInspectError": "edgekit.errors",
     "can_load": "edgekit.preflight",

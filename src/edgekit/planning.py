@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from edgekit.bill.types import Load
 from edgekit.catalog.types import Catalog, Entry
-from edgekit.hardware.types import Machine
 from edgekit.kept import keep, kept, key_of, steadied
-from edgekit.memory.types import Load
+from edgekit.machine.types import Machine
 from edgekit.plan.caches import embedding_start
 from edgekit.plan.drafting import catalog_drafters, own_drafter
 from edgekit.plan.making import check_wish, find_plan, make_plan, question_of
@@ -28,7 +28,7 @@ from edgekit.plan.types import Job, Start
 from edgekit.resolver import AUTO, LLAMACPP, ResolvedModel, choose_file
 
 if TYPE_CHECKING:
-    from edgekit.source.types import Reach
+    from edgekit.sources.types import Reach
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from edgekit.engine import ENGINES, engine_name
-from edgekit.engine.quant_names import with_quant
-from edgekit.engine.row_options import Options
+from edgekit.bill.types import Load
+from edgekit.engines import ENGINES, engine_name
+from edgekit.engines.quant_names import with_quant
+from edgekit.engines.row_options import Options
 from edgekit.errors import (
     CancelledError,
     EdgekitError,
@@ -22,10 +23,9 @@ from edgekit.errors import (
     UnknownArchitectureError,
     UsageError,
 )
-from edgekit.estimation import Opened, open_model
-from edgekit.header.types import Depth
-from edgekit.memory.types import Load
-from edgekit.metadata import ModelMetadata, read_metadata
+from edgekit.formats.types import Depth
+from edgekit.model.metadata import ModelMetadata, read_metadata
+from edgekit.model.open import Opened, open_model
 from edgekit.plan.caches import embedding_start
 from edgekit.plan.choice import reads_at_once
 from edgekit.plan.making import for_users
@@ -34,8 +34,8 @@ from edgekit.plan.verdict import is_decided, judge, result_of
 from edgekit.resolver import AUTO, ResolvedModel, automatic, choose_file, resolve_model
 
 if TYPE_CHECKING:
-    from edgekit.hardware.types import Machine
-    from edgekit.source.types import Reach
+    from edgekit.machine.types import Machine
+    from edgekit.sources.types import Reach
 
 
 TENSORS_NOT_CHECKED = (
@@ -214,7 +214,7 @@ def _machine(
         raise UsageError("give either a machine or device, ram and vram, not both")
     if machine is not None:
         return machine
-    from edgekit.hardware import this_or_wished
+    from edgekit.machine import this_or_wished
 
     return this_or_wished(devices=() if device is None else (device,), ram=ram, vram=vram)
 
@@ -369,7 +369,7 @@ def _read_options(engine: str, options: Mapping[str, Any]) -> tuple[Load, Any]:
     if engine != "llama.cpp":
         load, setup = rows.read_row(read)
     else:
-        from edgekit.engine.llamacpp.types import Mode
+        from edgekit.engines.llamacpp.types import Mode
 
         load, setup = rows.read_row(read, read.get("backend"))
         load, setup = (

@@ -11,13 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from edgekit.catalog import find_entry, near_ids, opened, read_catalog
+from edgekit.bill.assumed import from_name
+from edgekit.bill.names import read_name
+from edgekit.catalog import find_entry, near_ids, read_catalog
 from edgekit.catalog.naming import is_base, names_instruct, ollama_latest, split_quant
 from edgekit.catalog.repositories import original_repository
 from edgekit.catalog.types import Catalog, Entry, Kind
-from edgekit.engine import FROM_GGUF, engine_for, engine_name, quant_names
-from edgekit.engine.llamacpp.as_gguf import MADE_IN_MXFP4, convert, default_mix
-from edgekit.engine.quant_names import read_quant, takes
+from edgekit.engines import FROM_GGUF, engine_for, engine_name, quant_names
+from edgekit.engines.entries import opened
+from edgekit.engines.llamacpp.as_gguf import MADE_IN_MXFP4, convert, default_mix
+from edgekit.engines.quant_names import read_quant, takes
 from edgekit.errors import (
     CancelledError,
     EdgekitError,
@@ -30,11 +33,9 @@ from edgekit.errors import (
     RemoteNotFoundError,
     UsageError,
 )
-from edgekit.estimation import Opened, open_model, open_or_download
-from edgekit.header.types import Depth
-from edgekit.inspection import Inspection, inspect_header, inspect_model
-from edgekit.memory.assumed import from_name
-from edgekit.memory.names import read_name
+from edgekit.formats.types import Depth
+from edgekit.model.inspect import Inspection, inspect_header, inspect_model
+from edgekit.model.open import Opened, open_model, open_or_download
 from edgekit.plan.assumed import AssumedChoice, assumed_choice
 from edgekit.plan.choice import AS_NAMED, Choice, as_named, choose
 from edgekit.plan.placement import engine_on
@@ -46,14 +47,14 @@ from edgekit.plan.variants import (
     usual_variant,
     variants_of,
 )
-from edgekit.source import hub_model_of, locate, path_of
-from edgekit.source.folders import is_here
-from edgekit.source.naming import MODEL_SUFFIXES, SHORT_MIXES, quant_tag
-from edgekit.source.types import Container, ModelFiles, Origin, Reach
+from edgekit.sources import hub_model_of, locate, path_of
+from edgekit.sources.folders import is_here
+from edgekit.sources.naming import MODEL_SUFFIXES, SHORT_MIXES, quant_tag
+from edgekit.sources.types import Container, ModelFiles, Origin, Reach
 
 if TYPE_CHECKING:
-    from edgekit.hardware.types import Machine
-    from edgekit.source.download import Download
+    from edgekit.machine.types import Machine
+    from edgekit.sources.download import Download
 
 CATALOG = "catalog:"
 LLAMACPP, STREAM, AUTO = "llama.cpp", "stream", "auto"

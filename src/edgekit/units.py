@@ -7,6 +7,7 @@ import re
 from edgekit.errors import UsageError
 
 KIB = 1024
+MB = 10**6
 MIB = 1024**2
 GIB = 1024**3
 

@@ -28,7 +28,7 @@ from tests.header_files import (
 from tests.patience import PATIENCE_S
 from tests.thoroughness import sampled
 
-from edgekit.header import limits
+from edgekit.formats import limits
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the limit is set as Linux does it")
 

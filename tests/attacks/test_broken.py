@@ -28,12 +28,12 @@ from tests.recorded import header_bytes
 from tests.thoroughness import LONG, sampled
 
 from edgekit.errors import EdgekitError, HeaderError
-from edgekit.header import Depth, read_header
-from edgekit.header.config import read_config
-from edgekit.header.gguf import read_gguf
-from edgekit.header.index import walk_index
-from edgekit.header.safetensors import read_safetensors
-from edgekit.source.types import ByteSource
+from edgekit.formats import Depth, read_header
+from edgekit.formats.config import read_config
+from edgekit.formats.gguf import read_gguf
+from edgekit.formats.index import walk_index
+from edgekit.formats.safetensors import read_safetensors
+from edgekit.sources.types import ByteSource
 
 SMALL = header_bytes("all-minilm-l6-v2.F16.novocab.gguf.head.gz")
 HYBRID = header_bytes("lfm2-1.2b.Q4_K_M.novocab.gguf.head.gz")

@@ -13,7 +13,7 @@ from tests.recorded import TRUTH, config_header
 from tests.thoroughness import LONG
 
 from edgekit.errors import HeaderLimitError
-from edgekit.geometry import read_geometry
+from edgekit.model import read_geometry
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the limit is set as Linux does it")
 

@@ -37,13 +37,13 @@ from tests.thoroughness import LONG, sampled
 from edgekit.embed import file as file_module
 from edgekit.embed.file import WeightFile
 from edgekit.embed.kernels import choose
-from edgekit.embed.monitor import Monitor
 from edgekit.embed.token_mean import TokenMean, open_token_mean
 from edgekit.embed.types import Limits
 from edgekit.embed.walk import Walked, walk
 from edgekit.errors import EdgekitError, HeaderError, HeaderLimitError, SourceError
-from edgekit.header import limits
-from edgekit.header.dtype import by_name
+from edgekit.formats import limits
+from edgekit.formats.dtype import by_name
+from edgekit.machine.monitor import Monitor
 from edgekit.units import KIB
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="open files are locked there")

@@ -20,7 +20,7 @@ from tests.thoroughness import sampled
 from edgekit.catalog import read_catalog
 from edgekit.cli import main
 from edgekit.errors import RemoteInspectError
-from edgekit.source.address import host_of, redirect_target, shown
+from edgekit.sources.address import host_of, redirect_target, shown
 
 ESCAPE = "\x1b[31m\nX\x07\u202e"  # colour, a new line, a bell, and from right to left
 COMMANDS = (

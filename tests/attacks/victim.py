@@ -16,12 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgekit.errors import EdgekitError
-from edgekit.header.config import read_config
-from edgekit.header.gguf import read_gguf
-from edgekit.header.index import walk_index
-from edgekit.header.safetensors import read_safetensors
-from edgekit.inspection import inspect_model
-from edgekit.source.types import ByteSource
+from edgekit.formats.config import read_config
+from edgekit.formats.gguf import read_gguf
+from edgekit.formats.index import walk_index
+from edgekit.formats.safetensors import read_safetensors
+from edgekit.model.inspect import inspect_model
+from edgekit.sources.types import ByteSource
 
 
 class FileSource:

@@ -14,7 +14,7 @@ from tests.hub.nginx_hub import Hub, start
 from tests.hub.raw_server import RawServer, Script, serve
 from tests.patience import PATIENCE_S
 
-from edgekit.source.types import Reach
+from edgekit.sources.types import Reach
 
 _AT_OPENING = ("SSL_CERT", "HF_HUB_DISABLE_SSL")
 _FOREIGN = ("HF_", "HUGGING", "TRANSFORMERS_", "EDGEKIT_", "SSL_CERT")

@@ -16,12 +16,12 @@ from tests.hub.nginx_hub import SIGNATURE, TOKEN, Hub
 from tests.hub.raw_server import RawServer, Script, ranged
 
 from edgekit.errors import RemoteAccessError, RemoteInspectError
-from edgekit.source import cache
-from edgekit.source.hub import locate_hub
-from edgekit.source.reference import HubModel
-from edgekit.source.remote import HttpFile
-from edgekit.source.transport import Transport
-from edgekit.source.types import Reach, Traffic
+from edgekit.sources import cache
+from edgekit.sources.hub import locate_hub
+from edgekit.sources.reference import HubModel
+from edgekit.sources.remote import HttpFile
+from edgekit.sources.transport import Transport
+from edgekit.sources.types import Reach, Traffic
 
 Server = Callable[[Script], RawServer]
 HEADER = gguf_header(vocabulary=50_000)  # 1,000,361 bytes

@@ -31,7 +31,7 @@ from edgekit.errors import (
     RemoteNotFoundError,
 )
 from edgekit.models import can_load, inspect_model_remote, model_preflight
-from edgekit.source.download import download_model
+from edgekit.sources.download import download_model
 
 LAYERS, HIDDEN, FEED_FORWARD, KV_WIDTH, CONTEXT, VOCABULARY = 2, 64, 128, 32, 2048, 256
 FITS = " of 7.0 GiB at 2K, about "  # all of the context that the models here have

@@ -32,12 +32,12 @@ from edgekit.errors import (
     RemoteTimeoutError,
     SourceError,
 )
-from edgekit.estimation import open_or_download
-from edgekit.header import read_header
-from edgekit.source import fetch, locate
-from edgekit.source.download import SPARE_BYTES, Download, download_model
-from edgekit.source.failures import library_error
-from edgekit.source.types import Origin, Reach
+from edgekit.formats import read_header
+from edgekit.model.open import open_or_download
+from edgekit.sources import fetch, locate
+from edgekit.sources.download import SPARE_BYTES, Download, download_model
+from edgekit.sources.failures import library_error
+from edgekit.sources.types import Origin, Reach
 
 Server = Callable[[Script], RawServer]
 WHY = RangeNotSupportedError("no ranges here")

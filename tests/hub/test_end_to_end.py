@@ -9,10 +9,10 @@ from tests.hub.hub_files import gguf_header, write_gguf
 from tests.hub.nginx_hub import Hub
 
 from edgekit.errors import HeaderError
-from edgekit.header import read_header
-from edgekit.header.types import Depth
-from edgekit.source import locate
-from edgekit.source.types import Reach, Traffic
+from edgekit.formats import read_header
+from edgekit.formats.types import Depth
+from edgekit.sources import locate
+from edgekit.sources.types import Reach, Traffic
 
 HEADER_BYTES = len(gguf_header(vocabulary=100_000))
 

@@ -15,9 +15,9 @@ from edgekit.errors import (
     RemoteNotFoundError,
     UsageError,
 )
-from edgekit.source.hub import locate_hub
-from edgekit.source.reference import HubModel
-from edgekit.source.types import Container, Origin, Reach
+from edgekit.sources.hub import locate_hub
+from edgekit.sources.reference import HubModel
+from edgekit.sources.types import Container, Origin, Reach
 
 Server = Callable[[Script], RawServer]
 

@@ -14,11 +14,11 @@ from tests.hub.raw_server import Asked, RawServer, Say, Script, answer, ranged
 from tests.thoroughness import LONG
 
 from edgekit.errors import EdgekitError, RemoteInspectError
-from edgekit.source.failures import Answer
-from edgekit.source.ranges import first_piece
-from edgekit.source.remote import GGUF, HttpFile
-from edgekit.source.transport import Transport
-from edgekit.source.types import Reach
+from edgekit.sources.failures import Answer
+from edgekit.sources.ranges import first_piece
+from edgekit.sources.remote import GGUF, HttpFile
+from edgekit.sources.transport import Transport
+from edgekit.sources.types import Reach
 
 Server = Callable[[Script], RawServer]
 CONTENT = bytes(range(256)) * 4096  # 1 MiB

@@ -23,12 +23,12 @@ from edgekit.errors import (
     RemoteInspectError,
     RemoteNotFoundError,
 )
-from edgekit.header import read_header
-from edgekit.header.types import Depth, ModelHeader
-from edgekit.source import cache, locate
-from edgekit.source.listing import keep_listing, kept_listing
-from edgekit.source.ranges import Version
-from edgekit.source.types import Reach, Traffic
+from edgekit.formats import read_header
+from edgekit.formats.types import Depth, ModelHeader
+from edgekit.sources import cache, locate
+from edgekit.sources.listing import keep_listing, kept_listing
+from edgekit.sources.ranges import Version
+from edgekit.sources.types import Reach, Traffic
 
 KEPT_ON = 1_752_000_000  # a day in July 2025, wherever this runs
 DAY = time.strftime("%Y-%m-%d", time.localtime(KEPT_ON))

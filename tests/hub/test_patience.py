@@ -20,10 +20,10 @@ from tests.patience import PATIENCE_S, wait_until
 from tests.threads import running, started_since
 
 from edgekit.errors import RemoteInspectError
-from edgekit.source import transport
-from edgekit.source.remote import GGUF, JSON, HttpFile, Stride
-from edgekit.source.transport import Transport
-from edgekit.source.types import Reach, Traffic
+from edgekit.sources import transport
+from edgekit.sources.remote import GGUF, JSON, HttpFile, Stride
+from edgekit.sources.transport import Transport
+from edgekit.sources.types import Reach, Traffic
 
 Server = Callable[[Script], RawServer]
 CONTENT = bytes(range(256)) * 4096  # 1 MiB

@@ -15,21 +15,22 @@ from tests.unit.plan.machines import cards, cpu
 from tests.unit.plan.wishes import gguf, is_within, rated
 
 from edgekit.basis import Basis
+from edgekit.bill.decisions import Lever
+from edgekit.bill.types import Load
 from edgekit.cli import main
-from edgekit.engine.llamacpp import estimate
-from edgekit.engine.llamacpp.as_gguf import convert
-from edgekit.engine.types import Model
+from edgekit.engines.llamacpp.as_gguf import convert
+from edgekit.engines.llamacpp.estimate import estimate
+from edgekit.engines.llamacpp.verify.generated import generated_files
+from edgekit.engines.llamacpp.verify.hollow import HollowFile
 from edgekit.errors import RemoteInspectError
-from edgekit.hardware.types import Machine
-from edgekit.memory.types import Load
+from edgekit.machine.types import Machine
+from edgekit.model.types import Model
 from edgekit.models import can_load, model_preflight
-from edgekit.plan.planned import Lever, Plan
+from edgekit.plan.planned import Plan
 from edgekit.plan.types import Status
 from edgekit.planning import Wanted, plan_model, wish_of
 from edgekit.resolver import resolve_model
-from edgekit.source.types import Reach
-from edgekit.verify.generated import generated_files
-from edgekit.verify.hollow import HollowFile
+from edgekit.sources.types import Reach
 
 REPOSITORY, MISNAMED = "acme/llama-8b-GGUF", "acme/misnamed-GGUF"
 QUANTS = ("Q8_0", "Q6_K", "Q4_K_M", "IQ4_XS")

@@ -20,15 +20,15 @@ from tests.hub.raw_server import Asked, RawServer, Say, Script, answer, hub_of, 
 from tests.patience import wait_until
 
 from edgekit.errors import CancelledError, PrivateAddressError, RemoteInspectError
-from edgekit.estimation import open_or_download
+from edgekit.model.open import open_or_download
 from edgekit.preflight import inspect_model_remote
 from edgekit.resolver import resolve_model
-from edgekit.source import cache, locate
-from edgekit.source.reference import OllamaModel
-from edgekit.source.registry import locate_ollama
-from edgekit.source.remote import GGUF, HttpFile
-from edgekit.source.transport import Transport
-from edgekit.source.types import Reach
+from edgekit.sources import cache, locate
+from edgekit.sources.reference import OllamaModel
+from edgekit.sources.registry import locate_ollama
+from edgekit.sources.remote import GGUF, HttpFile
+from edgekit.sources.transport import Transport
+from edgekit.sources.types import Reach
 
 Server = Callable[[Script], RawServer]
 CONTENT = bytes(range(256)) * 4096  # 1 MiB

@@ -18,10 +18,10 @@ from edgekit.errors import (
     RemoteInspectError,
     SourceError,
 )
-from edgekit.source import cache, remote
-from edgekit.source.remote import GGUF, JSON, SAFETENSORS, HttpFile, stride_of
-from edgekit.source.transport import Transport
-from edgekit.source.types import Reach
+from edgekit.sources import cache, remote
+from edgekit.sources.remote import GGUF, JSON, SAFETENSORS, HttpFile, stride_of
+from edgekit.sources.transport import Transport
+from edgekit.sources.types import Reach
 
 Server = Callable[[Script], RawServer]
 LARGE = "/acme/large-GGUF/large-Q4_K_M.gguf"

@@ -12,9 +12,9 @@ from edgekit.errors import (
     RemoteNotFoundError,
     UsageError,
 )
-from edgekit.source.reference import OllamaModel
-from edgekit.source.registry import locate_ollama
-from edgekit.source.types import Container, Origin, Reach
+from edgekit.sources.reference import OllamaModel
+from edgekit.sources.registry import locate_ollama
+from edgekit.sources.types import Container, Origin, Reach
 
 
 def test_a_name_is_its_model_layer_and_projectors(hub: Hub, reach: Reach) -> None:

@@ -12,14 +12,14 @@ from tests.hub import nginx_hub, test_check
 from tests.hub.nginx_hub import Hub
 
 from edgekit.cli import main
-from edgekit.engine.llamacpp.as_gguf import convert
-from edgekit.header.types import Value
+from edgekit.engines.llamacpp.as_gguf import convert
+from edgekit.engines.llamacpp.verify.generated import generated_files
+from edgekit.engines.llamacpp.verify.hollow import HollowFile
+from edgekit.formats.types import Value
 from edgekit.models import can_load, model_preflight
 from edgekit.preflight import TENSORS_NOT_CHECKED
 from edgekit.resolver import resolve_model
-from edgekit.source.types import Reach, Traffic
-from edgekit.verify.generated import generated_files
-from edgekit.verify.hollow import HollowFile
+from edgekit.sources.types import Reach, Traffic
 
 MODEL, SEVERAL = "acme/gemma-GGUF", "acme/gemma-several-GGUF"
 FIRST_RANGE = "bytes=0-524287"

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from tests.recorded import engine_models
 from tests.thoroughness import LONG
 
-from edgekit.engine import llamacpp
-from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup, Mode
-from edgekit.engine.types import Model
+from edgekit.bill.cache_types import cache_type
+from edgekit.bill.types import CACHES, Load, MemoryEstimate
+from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, Mode
 from edgekit.errors import RefusedError
-from edgekit.memory.cache_types import cache_type
-from edgekit.memory.types import CACHES, Load, MemoryEstimate
+from edgekit.model.types import Model
 
 MODELS = (
     ("llama-3.2-1b", "Q4_K_M"),

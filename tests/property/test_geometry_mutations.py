@@ -10,11 +10,11 @@ from tests.recorded import config_header, gguf_header, models, rows
 from tests.thoroughness import LONG
 
 from edgekit.errors import EdgekitError
-from edgekit.geometry import not_a_language_model, read_geometry
-from edgekit.geometry.architectures import BY_CONFIG
-from edgekit.geometry.keys import TABLE
-from edgekit.geometry.parameters import count_parameters
-from edgekit.geometry.types import ModelGeometry
+from edgekit.model import not_a_language_model, read_geometry
+from edgekit.model.architectures import BY_CONFIG
+from edgekit.model.keys import TABLE
+from edgekit.model.parameters import count_parameters
+from edgekit.model.types import ModelGeometry
 
 RECORDED = tuple({r["model"]: r["config"] for r in rows("mlx.jsonl.gz")}.values())
 PLAIN = {"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 8, "intermediate_size": 128, "vocab_size": 9,

@@ -29,13 +29,13 @@ from tests.recorded import header_bytes
 from tests.thoroughness import LONG
 
 from edgekit.errors import EdgekitError
-from edgekit.header import Depth, count_weights, read_header, read_quantization
-from edgekit.header.config import read_config
-from edgekit.header.dtype import by_safetensors
-from edgekit.header.gguf import read_gguf
-from edgekit.header.index import read_totals, walk_index
-from edgekit.header.safetensors import read_safetensors
-from edgekit.source.types import Container
+from edgekit.formats import Depth, count_weights, read_header, read_quantization
+from edgekit.formats.config import read_config
+from edgekit.formats.dtype import by_safetensors
+from edgekit.formats.gguf import read_gguf
+from edgekit.formats.index import read_totals, walk_index
+from edgekit.formats.safetensors import read_safetensors
+from edgekit.sources.types import Container
 
 _DESERIALIZE: Any = official.deserialize  # untyped
 MANY = settings(

@@ -10,7 +10,7 @@ from tests.recorded import engine_models
 from tests.thoroughness import LONG
 from tests.unit.plan.machines import cards, cpu
 
-from edgekit.memory.types import Load
+from edgekit.bill.types import Load
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.types import PreflightResult, Question
 from edgekit.plan.verdict import judge

@@ -8,13 +8,14 @@ from typing import Any
 from tests.recorded import engine_models, rows
 from tests.thoroughness import sampled_rows
 
-from edgekit.engine import llamacpp
-from edgekit.engine.llamacpp.closed import bound_bytes, pool_bounds
-from edgekit.engine.llamacpp.context import Heads, resolve
-from edgekit.engine.llamacpp.placement import place
-from edgekit.engine.llamacpp.rows import read_row
-from edgekit.engine.llamacpp.types import LlamaCppSetup
-from edgekit.memory.types import HOST, Component, Load
+from edgekit.bill.types import Component, Load
+from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.llamacpp.closed import bound_bytes, pool_bounds
+from edgekit.engines.llamacpp.context import Heads, resolve
+from edgekit.engines.llamacpp.placement import place
+from edgekit.engines.llamacpp.rows import read_row
+from edgekit.engines.llamacpp.types import LlamaCppSetup
+from edgekit.machine.types import HOST
 from edgekit.units import MIB
 
 MOST = 4.5  # of the engine's own figure: small encoders; decoders 1.3 in the middle

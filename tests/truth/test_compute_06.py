@@ -13,12 +13,13 @@ from tests.recorded import engine_models, further_model, rows
 from tests.thoroughness import sampled_rows
 
 from edgekit.basis import Basis
-from edgekit.engine import llamacpp
-from edgekit.engine.llamacpp.graph.families.every import FAMILIES
-from edgekit.engine.llamacpp.rows import read_row
-from edgekit.engine.types import Model
+from edgekit.bill.types import CACHES, Component, MemoryEstimate
+from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.llamacpp.graph.families.every import FAMILIES
+from edgekit.engines.llamacpp.rows import read_row
 from edgekit.errors import RefusedError
-from edgekit.memory.types import CACHES, Component, MemoryEstimate, PoolKind
+from edgekit.machine.types import PoolKind
+from edgekit.model.types import Model
 
 # CPU_REPACK: weights that an ARM build holds in another order.
 BUFFERS = {

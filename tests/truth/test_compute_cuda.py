@@ -9,10 +9,11 @@ from tests.recorded import engine_models, rows
 from tests.thoroughness import LONG, sampled_rows
 
 from edgekit.basis import Basis
-from edgekit.engine import llamacpp
-from edgekit.engine.llamacpp.graph.families.every import FAMILIES
-from edgekit.engine.llamacpp.rows import read_row
-from edgekit.memory.types import Component, MemoryEstimate, PoolKind
+from edgekit.bill.types import Component, MemoryEstimate
+from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.llamacpp.graph.families.every import FAMILIES
+from edgekit.engines.llamacpp.rows import read_row
+from edgekit.machine.types import PoolKind
 
 HOST_BUFFERS = ("CUDA_Host", "CPU", "CPU_Mapped")
 # Every placement is worked out anew: of those that leave layers on the host, a ninth says as much as all of them.

@@ -11,11 +11,11 @@ import pytest
 from tests.recorded import further_model, rows
 from tests.thoroughness import sampled_rows
 
-from edgekit.engine import llamacpp
-from edgekit.engine.llamacpp.context import resolve
-from edgekit.engine.llamacpp.graph import compute_bytes
-from edgekit.engine.llamacpp.rows import read_row
-from edgekit.memory.types import CACHES, Component
+from edgekit.bill.types import CACHES, Component
+from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.llamacpp.context import resolve
+from edgekit.engines.llamacpp.graph import compute_bytes
+from edgekit.engines.llamacpp.rows import read_row
 
 
 def _by_file() -> list[Any]:

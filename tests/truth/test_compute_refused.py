@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from tests.recorded import DATA, gguf_files, header_bytes
 
-from edgekit.engine import llamacpp
-from edgekit.engine.llamacpp.rows import read_row
-from edgekit.engine.types import Model
+from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.llamacpp.rows import read_row
 from edgekit.errors import RefusedError
-from edgekit.geometry import read_geometry
-from edgekit.header import read_header
+from edgekit.formats import read_header
+from edgekit.model import read_geometry
+from edgekit.model.types import Model
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,12 @@ import pytest
 from tests.recorded import config_header, model_header, models, rows
 from tests.thoroughness import LONG, sampled
 
+from edgekit.engines.llamacpp.quantize.mixing import facts_of_header, laid_tensors, mix_tensors
+from edgekit.engines.llamacpp.quantize.table import MixFacts
+from edgekit.engines.llamacpp.quantize.what_if import at_mix
 from edgekit.errors import RefusedError
-from edgekit.geometry import read_geometry
-from edgekit.header.types import ModelHeader
-from edgekit.memory.mix_table import MixFacts
-from edgekit.memory.mixing import LaidTensor, facts_of_header, laid_tensors, mix_tensors
-from edgekit.memory.what_if import at_mix
+from edgekit.formats.types import LaidTensor, ModelHeader
+from edgekit.model import read_geometry
 
 
 @cache

@@ -10,8 +10,8 @@ from tests.recorded import TRUTH, config_header, model_header, models, rows
 from tests.thoroughness import LONG, sampled
 
 from edgekit.errors import EdgekitError
-from edgekit.geometry import read_geometry
-from edgekit.geometry.expected import ExpectedTensor, TensorRole, expected_tensors
+from edgekit.model import read_geometry
+from edgekit.model.expected import ExpectedTensor, TensorRole, expected_tensors
 
 BF16_BYTES = 2
 

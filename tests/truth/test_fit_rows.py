@@ -12,12 +12,12 @@ from typing import Any
 from tests.recorded import engine_models, rows
 from tests.thoroughness import LONG
 
-from edgekit.engine import llamacpp
-from edgekit.engine.llamacpp.types import ALL_LAYERS, LlamaCppSetup, Mode, Override
-from edgekit.engine.llamacpp.versions import read_version
-from edgekit.hardware.types import Accelerator, HostMemory, Machine, System, Vendor
-from edgekit.memory.cache_types import cache_type
-from edgekit.memory.types import CACHES, DEVICE, Component, Load, MemoryEstimate
+from edgekit.bill.cache_types import cache_type
+from edgekit.bill.types import CACHES, Component, Load, MemoryEstimate
+from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.llamacpp.types import ALL_LAYERS, LlamaCppSetup, Mode, Override
+from edgekit.engines.llamacpp.versions import read_version
+from edgekit.machine.types import DEVICE, Accelerator, HostMemory, Machine, System, Vendor
 from edgekit.plan.choice import Candidate, choose
 from edgekit.plan.types import Question, Start
 from edgekit.units import GIB, MIB

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgekit.header.dtype import REMOVED_GGML_IDS, TENSOR_TYPES
+from edgekit.formats.dtype import REMOVED_GGML_IDS, TENSOR_TYPES
 
 
 @pytest.fixture(scope="module")

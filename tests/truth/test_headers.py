@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from tests.recorded import TRUTH, gguf_files, header_bytes, model_header, models
 
-from edgekit.header import read_header
-from edgekit.header.packing import count_weights
-from edgekit.header.types import ModelHeader
+from edgekit.formats import read_header
+from edgekit.formats.packing import count_weights
+from edgekit.formats.types import ModelHeader
 
 INDICES = [pytest.param(i, id=f"{m['model']}.{m['quant']}") for i, m in enumerate(models())]
 

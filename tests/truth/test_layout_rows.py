@@ -10,12 +10,12 @@ import pytest
 from tests.recorded import DATA, gguf_files, header_bytes, models, rows
 from tests.thoroughness import sampled
 
-from edgekit.engine.llamacpp.as_gguf import converted
-from edgekit.engine.types import Model
-from edgekit.geometry import read_geometry
-from edgekit.header import read_header
-from edgekit.header.types import Depth, ModelHeader, Tensor
-from edgekit.source.types import ModelFiles
+from edgekit.engines.llamacpp.as_gguf import converted
+from edgekit.formats import read_header
+from edgekit.formats.types import Depth, ModelHeader, Tensor
+from edgekit.model import read_geometry
+from edgekit.model.types import Model
+from edgekit.sources.types import ModelFiles
 
 # Files in headers_more that no converter wrote, or whose family is laid out in part. Why they are not equal:
 SCALES = "made with scales of NVFP4 weights, which no key tells"

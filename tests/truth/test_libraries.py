@@ -12,13 +12,12 @@ from typing import Any
 
 from tests.recorded import config_header, rows
 
-from edgekit.engine.mlx import estimate
-from edgekit.engine.mlx.types import PLAIN, MlxSetup, Quantize
-from edgekit.engine.types import Model
-from edgekit.geometry import read_geometry
-from edgekit.geometry.expected import expected_tensors
-from edgekit.geometry.types import ModelGeometry
-from edgekit.memory.types import Load
+from edgekit.bill.types import Load
+from edgekit.engines.mlx.estimate import estimate
+from edgekit.engines.mlx.types import PLAIN, MlxSetup, Quantize
+from edgekit.model import read_geometry
+from edgekit.model.expected import expected_tensors
+from edgekit.model.types import Model, ModelGeometry
 
 
 def remembered(geometry: ModelGeometry) -> Counter[tuple[int, int]]:

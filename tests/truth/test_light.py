@@ -12,15 +12,15 @@ from tests.recorded import engine_models, gguf_files, header_bytes, models
 from tests.thoroughness import LONG
 
 from edgekit.basis import Basis
-from edgekit.engine import llamacpp
-from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup, Mode
-from edgekit.engine.llamacpp.versions import Rules
-from edgekit.engine.types import Model
+from edgekit.bill.types import Load
+from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, Mode
+from edgekit.engines.llamacpp.versions import Rules
 from edgekit.errors import HeaderError
-from edgekit.geometry import read_geometry
-from edgekit.header import read_header
-from edgekit.header.types import Depth, ModelHeader
-from edgekit.memory.types import Load
+from edgekit.formats import read_header
+from edgekit.formats.types import Depth, ModelHeader
+from edgekit.model import read_geometry
+from edgekit.model.types import Model
 from edgekit.units import GIB
 
 BELOW = 1.0

@@ -13,12 +13,12 @@ import pytest
 from tests.recorded import engine_models, further_model, rows
 from tests.thoroughness import LONG
 
-from edgekit.engine import llamacpp
-from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup, Mode
-from edgekit.engine.llamacpp.versions import NEWEST, Rules
-from edgekit.hardware.types import Accelerator, Machine, System, Vendor
-from edgekit.memory.cache_types import cache_type
-from edgekit.memory.types import DEVICE, Component, Load, MemoryEstimate
+from edgekit.bill.cache_types import cache_type
+from edgekit.bill.types import Component, Load, MemoryEstimate
+from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, Mode
+from edgekit.engines.llamacpp.versions import NEWEST, Rules
+from edgekit.machine.types import DEVICE, Accelerator, Machine, System, Vendor
 from edgekit.plan.types import PreflightResult, Question, Start
 from edgekit.plan.verdict import judge
 from edgekit.units import GIB, MIB

@@ -14,15 +14,15 @@ import pytest
 from tests.recorded import DATA, gguf_files, header_bytes, rows
 from tests.thoroughness import LONG
 
-from edgekit.engine import llamacpp
-from edgekit.engine.llamacpp.rows import read_row
-from edgekit.engine.llamacpp.types import Mode
-from edgekit.engine.types import Model
+from edgekit.bill.types import MemoryEstimate
+from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.llamacpp.rows import read_row
+from edgekit.engines.llamacpp.types import Mode
+from edgekit.engines.llamacpp.verify.types import COMPARED
 from edgekit.errors import RefusedError
-from edgekit.geometry import read_geometry
-from edgekit.header import read_header
-from edgekit.memory.types import MemoryEstimate
-from edgekit.verify.types import COMPARED
+from edgekit.formats import read_header
+from edgekit.model import read_geometry
+from edgekit.model.types import Model
 
 ROWS = list(rows("llama_cpp_builds.jsonl.gz"))
 LOADS = {str(row["options"]) for row in ROWS}

@@ -7,15 +7,16 @@ from typing import Any
 import pytest
 from tests.recorded import engine_models, rows
 
-from edgekit.engine.llamacpp.caches import cache_lines
-from edgekit.engine.llamacpp.context import resolve
-from edgekit.engine.llamacpp.output import output_line
-from edgekit.engine.llamacpp.placement import place
-from edgekit.engine.llamacpp.rows import read_row
-from edgekit.engine.llamacpp.weights import weight_lines
-from edgekit.engine.types import Model
+from edgekit.bill.types import CACHES, Component, MemoryLine
+from edgekit.engines.llamacpp.caches import cache_lines
+from edgekit.engines.llamacpp.context import resolve
+from edgekit.engines.llamacpp.output import output_line
+from edgekit.engines.llamacpp.placement import place
+from edgekit.engines.llamacpp.rows import read_row
+from edgekit.engines.llamacpp.weights import weight_lines
 from edgekit.errors import RefusedError
-from edgekit.memory.types import CACHES, Component, MemoryLine, PoolKind
+from edgekit.machine.types import PoolKind
+from edgekit.model.types import Model
 
 PARTS = {
     "model_buffer_bytes": Component.WEIGHTS,

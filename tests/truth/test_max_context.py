@@ -14,11 +14,11 @@ import pytest
 from tests.recorded import config_header, engine_models, models, rows
 from tests.thoroughness import LONG, sampled
 
-from edgekit.engine.types import Model
 from edgekit.errors import HardwareError, RefusedError
-from edgekit.geometry import read_geometry
-from edgekit.hardware.types import Machine
-from edgekit.hardware.wishes import wished_machine
+from edgekit.machine.types import Machine
+from edgekit.machine.wishes import wished_machine
+from edgekit.model import read_geometry
+from edgekit.model.types import Model
 from edgekit.plan.choice import at
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.ladder import Ladder

@@ -12,18 +12,18 @@ from tests.calls import calls_of
 from tests.recorded import config_header, rows
 from tests.thoroughness import sampled_rows
 
-from edgekit.engine.mlx import estimate
-from edgekit.engine.mlx.cache_lines import Prices
-from edgekit.engine.mlx.caches import holdings
-from edgekit.engine.mlx.compute import BOUND, compute_lines, read_work
-from edgekit.engine.mlx.models import mlx_model
-from edgekit.engine.mlx.rows import read_row
-from edgekit.engine.mlx.session import read_session
-from edgekit.engine.mlx.types import MlxSetup
-from edgekit.engine.types import Model
+from edgekit.bill.types import Component, Load
+from edgekit.engines.mlx.cache_lines import Prices
+from edgekit.engines.mlx.caches import holdings
+from edgekit.engines.mlx.compute import BOUND, compute_lines, read_work
+from edgekit.engines.mlx.estimate import estimate
+from edgekit.engines.mlx.models import mlx_model
+from edgekit.engines.mlx.rows import read_row
+from edgekit.engines.mlx.session import read_session
+from edgekit.engines.mlx.types import MlxSetup
 from edgekit.errors import RefusedError
-from edgekit.geometry import read_geometry
-from edgekit.memory.types import Component, Load
+from edgekit.model import read_geometry
+from edgekit.model.types import Model
 
 BF16_BYTES = 2
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from tests.recorded import engine_models, rows
 
-from edgekit.engine import llamacpp
-from edgekit.engine.llamacpp.types import (
+from edgekit.bill.types import Component, Load, MemoryEstimate
+from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.llamacpp.types import (
     ALL_LAYERS,
     Backend,
     Device,
@@ -20,8 +21,8 @@ from edgekit.engine.llamacpp.types import (
     Override,
     SplitMode,
 )
-from edgekit.engine.llamacpp.versions import read_version
-from edgekit.memory.types import HOST, Component, Load, MemoryEstimate, Pool, PoolKind
+from edgekit.engines.llamacpp.versions import read_version
+from edgekit.machine.types import HOST, Pool, PoolKind
 
 ROWS = list(rows("placements_06.jsonl.gz"))
 COLUMNS = {

@@ -15,10 +15,11 @@ import pytest
 from tests.thoroughness import LONG, sampled
 from tests.unit.plan.machines import cards, cpu, mac
 
-from edgekit.catalog import find_entry, open_entry, read_catalog
+from edgekit.catalog import find_entry, read_catalog
 from edgekit.catalog.types import Entry
+from edgekit.engines.entries import open_entry
 from edgekit.errors import EdgekitError
-from edgekit.hardware.types import Machine
+from edgekit.machine.types import Machine
 from edgekit.plan.making import find_plan
 from edgekit.plan.planned import Plan, Wish
 from edgekit.plan.types import Variant

@@ -19,19 +19,19 @@ from tests.unit.plan.wishes import GEMMA, LLAMA, MOE, any_mix, gguf, one_file, r
 
 from edgekit.asking import llamacpp_options
 from edgekit.asking.bills import CONTEXT
-from edgekit.asking.flags import COMMON, read_flags
+from edgekit.bill.types import Load, MemoryEstimate
 from edgekit.cli.engine_flags import given_flags
 from edgekit.cli.parser import build_parser
-from edgekit.engine.llamacpp import estimate
-from edgekit.engine.llamacpp.types import LlamaCppSetup, Mode
-from edgekit.engine.llamacpp.versions import Rules
-from edgekit.memory.types import Load, MemoryEstimate
+from edgekit.engines.flags import COMMON, read_flags
+from edgekit.engines.llamacpp.estimate import estimate
+from edgekit.engines.llamacpp.types import LlamaCppSetup, Mode
+from edgekit.engines.llamacpp.versions import Rules
 from edgekit.plan.making import make_plan
 from edgekit.plan.planned import Plan
 from edgekit.plan.types import Start
 from edgekit.plan.variants import at_mixes
 from edgekit.report.commands import ready_commands
-from edgekit.source.types import ModelFiles
+from edgekit.sources.types import ModelFiles
 
 # Flags that no bill asks about, and how many words each takes.
 _ELSEWHERE = {"-m": 2, "-hf": 2, "-nr": 1}
@@ -113,7 +113,7 @@ def test_the_printed_options_are_the_plan(name: str) -> None:
     again = billed_again(plan)
     assert again.total_bytes == plan.result.estimate.total_bytes
     for use in plan.result.uses:
-        assert use.budget.required_bytes(again) == use.required_bytes + use.covered_bytes
+        assert again.in_pools(use.budget.pools) == use.required_bytes + use.covered_bytes
         assert use.required_bytes <= use.budget.available_bytes
 
 
@@ -154,8 +154,8 @@ def test_llama_cpp_makes_room_for_what_was_planned(
     name: str, gib: int, context: int | None, users: int | None
 ) -> None:
     pytest.importorskip("xllamacpp")
-    from edgekit.verify import ways
-    from edgekit.verify.check import verify_model
+    from edgekit.engines.llamacpp.verify import ways
+    from edgekit.engines.llamacpp.verify.check import verify_model
 
     plan = make_plan(one_file(name, cpu(gib), context, users=users))
     assert plan.fits

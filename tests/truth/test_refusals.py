@@ -14,21 +14,21 @@ from tests.header_lies import Lie, lies, recorded_header
 from tests.recorded import DATA, TRUTH, gguf_files, header_bytes
 from tests.thoroughness import LONG, sampled
 
-from edgekit.engine import llamacpp
-from edgekit.engine.llamacpp.refusals import refusal
-from edgekit.engine.llamacpp.types import LlamaCppSetup
-from edgekit.engine.llamacpp.versions import NEWEST
-from edgekit.engine.types import Model
+from edgekit.bill.types import Load
+from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.llamacpp.refusals import refusal
+from edgekit.engines.llamacpp.types import LlamaCppSetup
+from edgekit.engines.llamacpp.verify import binding
+from edgekit.engines.llamacpp.verify.ask import ask_engine
+from edgekit.engines.llamacpp.verify.hollow import HollowFile, on_disk
+from edgekit.engines.llamacpp.verify.types import Limits, Question
+from edgekit.engines.llamacpp.verify.ways import choose_way
+from edgekit.engines.llamacpp.versions import NEWEST
 from edgekit.errors import EdgekitError, EngineError, RefusedError
-from edgekit.geometry import read_geometry
-from edgekit.header import read_header
-from edgekit.memory.types import Load
+from edgekit.formats import read_header
+from edgekit.model import read_geometry
+from edgekit.model.types import Model
 from edgekit.units import GIB
-from edgekit.verify import binding
-from edgekit.verify.ask import ask_engine
-from edgekit.verify.hollow import HollowFile, on_disk
-from edgekit.verify.types import Limits, Question
-from edgekit.verify.ways import choose_way
 
 LOAD = Load(context_tokens=2048)
 SETUP = LlamaCppSetup(rules=NEWEST, use_mmap=False)

@@ -19,7 +19,7 @@ from tests.stream_sessions import FAMILIES, session, some_tokens, steps
 from tests.thoroughness import LONG, sampled
 
 from edgekit.embed.kernels import choose
-from edgekit.embed.types import Floats
+from edgekit.engines.native.arrays import Floats
 
 pytest.importorskip("xllamacpp")
 

@@ -15,10 +15,11 @@ from tests.recorded import models, rows
 from tests.thoroughness import LONG
 from tests.unread import WITHOUT_CONFIG, configs, from_config, from_keys
 
-from edgekit.engine import llamacpp
-from edgekit.engine.llamacpp.rows import read_row
+from edgekit.bill.types import Component, MemoryEstimate
+from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.llamacpp.rows import read_row
 from edgekit.errors import RefusedError
-from edgekit.memory.types import Component, MemoryEstimate, PoolKind
+from edgekit.machine.types import PoolKind
 
 Row = dict[str, Any]
 HOST_BUFFERS = ("CUDA_Host", "CPU", "CPU_Mapped")

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from tests.recorded import config_header
 
-from edgekit.engine import vllm
-from edgekit.engine.types import Model
-from edgekit.engine.vllm.rows import read_row
-from edgekit.geometry import read_geometry
+from edgekit.engines.vllm import estimate as vllm
+from edgekit.engines.vllm.rows import read_row
+from edgekit.model import read_geometry
+from edgekit.model.types import Model
 
 # fmt: off
 GPUS: dict[str, dict[str, Any]] = {

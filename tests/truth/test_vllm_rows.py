@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from tests.recorded import config_header, rows
 
-from edgekit.engine import vllm
-from edgekit.engine.types import Model
-from edgekit.engine.vllm.held import held_blocks
-from edgekit.engine.vllm.options import resolve
-from edgekit.engine.vllm.rows import read_row
-from edgekit.geometry import read_geometry
-from edgekit.memory.types import MemoryEstimate
+from edgekit.bill.types import MemoryEstimate
+from edgekit.engines.vllm import estimate as vllm
+from edgekit.engines.vllm.held import held_blocks
+from edgekit.engines.vllm.options import resolve
+from edgekit.engines.vllm.rows import read_row
+from edgekit.model import read_geometry
+from edgekit.model.types import Model
 
 Row = dict[str, Any]
 WHOLE = ("block_size", "bytes_per_block", "request_bytes", "num_blocks", "max_concurrency")

@@ -7,8 +7,8 @@ from collections import Counter
 import gguf
 import pytest
 
-from edgekit.geometry.architectures import BY_GGUF, NOT_LANGUAGE_MODELS, TABLE
-from edgekit.geometry.keys import TABLE as KEYS
+from edgekit.model.architectures import BY_GGUF, NOT_LANGUAGE_MODELS, TABLE
+from edgekit.model.keys import TABLE as KEYS
 
 
 @pytest.mark.parametrize("dialect", ["gguf", "config"])

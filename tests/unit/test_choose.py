@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.calls import calls_of
 
 from edgekit.errors import EdgekitError, HeaderError, NotFoundError
-from edgekit.source.choose import choose_files
-from edgekit.source.naming import close_names, quant_tag, shard_names
-from edgekit.source.types import ByteSource, Container, ModelFile, ModelFiles, Origin
+from edgekit.sources.choose import choose_files
+from edgekit.sources.naming import close_names, quant_tag, shard_names
+from edgekit.sources.types import ByteSource, Container, ModelFile, ModelFiles, Origin
 
 
 def _never_opened() -> ByteSource:

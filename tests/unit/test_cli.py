@@ -79,7 +79,7 @@ def test_help_imports_nothing_heavy() -> None:
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(told.stdout.split())
     assert loaded.isdisjoint(
-        {"httpx2", "huggingface_hub", "numpy", "json", "edgekit.geometry", "edgekit.header", "ssl"}
+        {"httpx2", "huggingface_hub", "numpy", "json", "edgekit.model", "edgekit.formats", "ssl"}
     )
 
 

@@ -12,9 +12,9 @@ from tests.header_files import safetensors as safetensors_file
 from tests.header_files import tensor
 
 from edgekit.errors import HeaderError, UnknownDtypeError
-from edgekit.header import dtype
-from edgekit.header.mixes import MIXES, mix_by_file_type, mix_by_name
-from edgekit.source.naming import SHORT_MIXES
+from edgekit.formats import dtype
+from edgekit.formats.mixes import MIXES, mix_by_file_type, mix_by_name
+from edgekit.sources.naming import SHORT_MIXES
 
 _DESERIALIZE: Any = safetensors.deserialize  # untyped
 

@@ -11,9 +11,10 @@ from tests.recorded import config_header, gguf_header
 
 from edgekit.basis import Basis
 from edgekit.errors import EdgekitError, HeaderError, HeaderLimitError, UnknownArchitectureError
-from edgekit.geometry import not_a_language_model, read_geometry
-from edgekit.geometry.parameters import count_parameters
-from edgekit.geometry.types import (
+from edgekit.formats.types import ArrayFact
+from edgekit.model import not_a_language_model, read_geometry
+from edgekit.model.parameters import count_parameters
+from edgekit.model.types import (
     Attention,
     CompressedAttention,
     HybridLayer,
@@ -24,7 +25,6 @@ from edgekit.geometry.types import (
     SharedCache,
     Span,
 )
-from edgekit.header.types import ArrayFact
 
 LLAMA = {
     "model_type": "llama",

@@ -33,10 +33,10 @@ from tests.header_files import (
 from tests.recorded import TRUTH, header_bytes, models, padded
 
 from edgekit.errors import EdgekitError, HeaderError, HeaderLimitError, UnknownDtypeError
-from edgekit.header import Depth, limits, read_header
-from edgekit.header.gguf import GgufFile, read_gguf
-from edgekit.header.types import ArrayFact
-from edgekit.source.types import Origin
+from edgekit.formats import Depth, limits, read_header
+from edgekit.formats.gguf import GgufFile, read_gguf
+from edgekit.formats.types import ArrayFact
+from edgekit.sources.types import Origin
 
 
 def read(data: bytes, *, size_bytes: int | None = None) -> GgufFile:

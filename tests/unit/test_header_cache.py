@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from edgekit.source import cache
-from edgekit.source.ranges import Version
+from edgekit.sources import cache
+from edgekit.sources.ranges import Version
 
 URL = "https://huggingface.co/o/m/resolve/main/m.gguf"
 PREFIX = b"GGUF and some more"

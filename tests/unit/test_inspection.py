@@ -14,11 +14,11 @@ from tests.hub.hub_files import tensors_header
 from tests.recorded import gguf_files, header_bytes, model_header, models
 
 from edgekit.basis import Basis
-from edgekit.geometry import read_geometry
-from edgekit.geometry.roles import Role, roles_of
-from edgekit.header.dtype import by_name
-from edgekit.header.types import Depth, Tensor
-from edgekit.inspection import _settled, inspect_model
+from edgekit.formats.dtype import by_name
+from edgekit.formats.types import Depth, Tensor
+from edgekit.model import read_geometry
+from edgekit.model.inspect import _settled, inspect_model
+from edgekit.model.roles import Role, roles_of
 from edgekit.report.as_text import inspection_text
 
 MOE = {

@@ -15,8 +15,8 @@ from tests.unit.plan.machines import cards, cpu, host
 
 from edgekit.catalog import read_catalog
 from edgekit.catalog.types import Catalog
-from edgekit.hardware.types import Machine, MemoryLimit
 from edgekit.kept import MOST_FILES, STEP_BYTES, steadied
+from edgekit.machine.types import Machine, MemoryLimit
 from edgekit.plan.recommending import Ask, Recommendation
 from edgekit.planning import recommended
 from edgekit.report.cards_json import cards_json

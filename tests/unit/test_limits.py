@@ -9,9 +9,9 @@ from tests.header_files import BytesSource, model_files, safetensors, tensor
 from tests.hub.hub_files import split_header
 
 from edgekit.errors import HeaderLimitError
-from edgekit.header import Depth, limits, read_header
-from edgekit.header.safetensors import read_safetensors
-from edgekit.source.types import Container
+from edgekit.formats import Depth, limits, read_header
+from edgekit.formats.safetensors import read_safetensors
+from edgekit.sources.types import Container
 
 
 def shards_of(count: int) -> list[BytesSource]:

@@ -13,10 +13,10 @@ import pytest
 from tests.patience import PATIENCE_S
 
 from edgekit.errors import HeaderError, NotFoundError, RemoteInspectError, SourceError
-from edgekit.source import disk, locate
-from edgekit.source.disk import LocalFile, list_folder
-from edgekit.source.local import locate_path, snapshot_folder
-from edgekit.source.types import Container, ModelFiles, Origin, Reach
+from edgekit.sources import disk, locate
+from edgekit.sources.disk import LocalFile, list_folder
+from edgekit.sources.local import locate_path, snapshot_folder
+from edgekit.sources.types import Container, ModelFiles, Origin, Reach
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -25,7 +25,7 @@ from edgekit.errors import (
     RefusedError,
     UsageError,
 )
-from edgekit.hardware.types import HostMemory, Machine, System
+from edgekit.machine.types import HostMemory, Machine, System
 from edgekit.models import (
     MemoryEstimate,
     ModelMetadata,

@@ -12,13 +12,13 @@ from tests.unit.cli.test_estimate import write_model
 from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.wishes import rated
 
+from edgekit.bill.decisions import Lever
+from edgekit.bill.types import Load
 from edgekit.catalog import find_entry, read_catalog
 from edgekit.catalog.types import Catalog
 from edgekit.errors import EdgekitError, NotFoundError, RefusedError, UsageError
-from edgekit.hardware.types import Machine
-from edgekit.memory.types import Load
+from edgekit.machine.types import Machine
 from edgekit.plan.caches import plain_setup
-from edgekit.plan.planned import Lever
 from edgekit.plan.recommending import Ask, Recommendation, Suggestion
 from edgekit.plan.types import Start
 from edgekit.planning import Wanted, plan_model, recommended, wish_of

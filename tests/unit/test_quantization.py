@@ -9,9 +9,9 @@ import pytest
 from tests.recorded import TRUTH
 
 from edgekit.errors import HeaderError
-from edgekit.header import count_weights, effective_bits, read_quantization
-from edgekit.header.dtype import by_name
-from edgekit.header.types import Quantization, Tensor
+from edgekit.formats import count_weights, effective_bits, read_quantization
+from edgekit.formats.dtype import by_name
+from edgekit.formats.types import Quantization, Tensor
 
 
 @pytest.mark.parametrize(

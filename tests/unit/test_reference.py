@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgekit.errors import UsageError
-from edgekit.source.reference import (
+from edgekit.sources.reference import (
     HUB_HOSTS,
     MAX_TEXT_CHARS,
     BareName,

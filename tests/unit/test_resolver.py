@@ -12,14 +12,14 @@ from tests.unit.cli.test_estimate import write_model
 
 from edgekit.catalog import find_entry
 from edgekit.cli import main
+from edgekit.engines.llamacpp.verify import binding
+from edgekit.engines.llamacpp.verify.generated import generated_files
 from edgekit.errors import HardwareError, RefusedError, RemoteInspectError, UsageError
-from edgekit.header import read_header
+from edgekit.formats import read_header
 from edgekit.models import can_load, inspect_model_remote, model_preflight
 from edgekit.plan.types import PreflightResult
 from edgekit.resolver import automatic, resolve, resolve_model
-from edgekit.source.types import Origin
-from edgekit.verify import binding
-from edgekit.verify.generated import generated_files
+from edgekit.sources.types import Origin
 
 NAME, LAYERS = "qwen3-8b", 36
 Q4_K_M_BYTES = 5_021_827_072  # of qwen3-8b, in the catalog

@@ -14,12 +14,12 @@ from safetensors.numpy import save_file
 from tests.header_files import BytesSource, GrowingSource, model_files, safetensors, tensor
 
 from edgekit.errors import EdgekitError, HeaderError, HeaderLimitError, UnknownDtypeError
-from edgekit.header import Depth, limits, read_header
-from edgekit.header.config import read_config
-from edgekit.header.index import Totals, read_totals
-from edgekit.header.safetensors import read_safetensors
-from edgekit.header.types import ModelHeader
-from edgekit.source.types import Container, Origin
+from edgekit.formats import Depth, limits, read_header
+from edgekit.formats.config import read_config
+from edgekit.formats.index import Totals, read_totals
+from edgekit.formats.safetensors import read_safetensors
+from edgekit.formats.types import ModelHeader
+from edgekit.sources.types import Container, Origin
 
 _DESERIALIZE: Any = official.deserialize  # untyped
 A = tensor("F32", [2, 3], 0, 24)

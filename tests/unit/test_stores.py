@@ -22,12 +22,12 @@ from edgekit.errors import (
     RemoteInspectError,
     SourceError,
 )
-from edgekit.source import locate
-from edgekit.source.finding import find_weights
-from edgekit.source.manifest import MAX_MANIFEST_BYTES
-from edgekit.source.reference import BareName, HubModel, OllamaModel
-from edgekit.source.samples import locate_sample, sample_names
-from edgekit.source.stores import (
+from edgekit.sources import locate
+from edgekit.sources.finding import find_weights
+from edgekit.sources.manifest import MAX_MANIFEST_BYTES
+from edgekit.sources.reference import BareName, HubModel, OllamaModel
+from edgekit.sources.samples import locate_sample, sample_names
+from edgekit.sources.stores import (
     find_hub_cached,
     find_hub_cached_name,
     find_lm_studio,
@@ -35,7 +35,7 @@ from edgekit.source.stores import (
     hub_cache_folder,
     known_names,
 )
-from edgekit.source.types import Container, ModelFiles, Origin, Reach
+from edgekit.sources.types import Container, ModelFiles, Origin, Reach
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -361,7 +361,7 @@ def test_an_unknown_sample_names_those_there_are() -> None:
 
 def test_importing_the_source_loads_no_network_and_no_slow_modules() -> None:
     code = (
-        "import sys, edgekit.source; edgekit.source.locate('sample:gemma-3-27b').weights[0].open();"
+        "import sys, edgekit.sources; edgekit.sources.locate('sample:gemma-3-27b').weights[0].open();"
         "print([m for m in ('httpx2', 'huggingface_hub', 'ssl', 'difflib', 'asyncio') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -44,10 +44,10 @@ from edgekit.errors import (
     RemoteTimeoutError,
     SourceError,
 )
-from edgekit.estimation import open_model
-from edgekit.hardware import probes
+from edgekit.machine import probes
+from edgekit.model.open import open_model
 from edgekit.resolver import ResolvedModel, resolve_model
-from edgekit.source.types import Origin, Reach
+from edgekit.sources.types import Origin, Reach
 from edgekit.web import machines, turns
 from edgekit.web import models as kept_models
 from edgekit.web.calls import CALLS

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from tests.unit.report.verdicts import card
 
-from edgekit.hardware.budgets import Budget, llamacpp_budgets, vllm_budgets
-from edgekit.hardware.wishes import wished_machine
-from edgekit.memory.types import DEVICE, HOST, Component, MemoryEstimate, MemoryLine, Pool, PoolKind
+from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
+from edgekit.engines.budgets import llamacpp_budgets, vllm_budgets
+from edgekit.machine.types import DEVICE, HOST, Budget, Pool, PoolKind
+from edgekit.machine.wishes import wished_machine
 from edgekit.models import model_preflight
 from edgekit.plan.types import Use
 from edgekit.units import GIB

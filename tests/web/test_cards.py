@@ -23,7 +23,7 @@ from edgekit.asking.words import Words, machine_of
 from edgekit.catalog import find_entry, read_catalog
 from edgekit.catalog.types import Catalog
 from edgekit.cli import main
-from edgekit.hardware.types import Machine
+from edgekit.machine.types import Machine
 from edgekit.plan.ranking import rank_of
 from edgekit.plan.recommending import smallest_bytes
 from edgekit.plan.room import room_bytes

@@ -18,8 +18,8 @@ from tests.web.test_api import write_model
 
 from edgekit.asking import bills
 from edgekit.asking.bills import OF_THE_MACHINE
+from edgekit.bill.types import Component
 from edgekit.cli import main
-from edgekit.memory.types import Component
 from edgekit.resolver import resolve_model
 from edgekit.web import models as kept_models
 from edgekit.web.calls import CALLS

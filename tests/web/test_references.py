@@ -13,7 +13,6 @@ from tests.web.serving import LOCAL, ask, events, start
 from tests.web.test_api import write_model
 
 from edgekit.asking.words import Words
-from edgekit.catalog.making import entry_of
 from edgekit.catalog.store import save_entry
 from edgekit.errors import (
     EdgekitError,
@@ -22,12 +21,13 @@ from edgekit.errors import (
     RangeNotSupportedError,
     UsageError,
 )
-from edgekit.estimation import open_model
+from edgekit.model.open import open_model
+from edgekit.plan.entries import entry_of
 from edgekit.report.model_words import typed_gguf_words
 from edgekit.resolver import resolve_model
-from edgekit.source import path_of
-from edgekit.source.download import download_model
-from edgekit.source.types import Reach
+from edgekit.sources import path_of
+from edgekit.sources.download import download_model
+from edgekit.sources.types import Reach
 from edgekit.web.hiding import without_folders
 from edgekit.web.models import OpenedModels
 from edgekit.web.references import allowed, allowed_words, files_inside, is_near

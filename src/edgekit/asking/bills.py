@@ -6,17 +6,16 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from edgekit.asking import llamacpp_options, mlx_options, stream_options, vllm_options
-from edgekit.asking.flags import COMMON, Flag, read_flags, read_number, whole
+from edgekit.engines.flags import COMMON, Flag, read_flags, read_number, whole
 from edgekit.errors import UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
-    from edgekit.engine.types import Model
-    from edgekit.estimation import Opened
-    from edgekit.geometry.types import ModelGeometry
-    from edgekit.memory.types import Load, MemoryEstimate
+    from edgekit.bill.types import Load, MemoryEstimate
+    from edgekit.model.open import Opened
+    from edgekit.model.types import Model, ModelGeometry
     from edgekit.report.bill import Bill
     from edgekit.resolver import ResolvedModel
-    from edgekit.source.types import ModelFiles, Reach
+    from edgekit.sources.types import ModelFiles, Reach
 
 # What a plan chooses itself, or leaves to another command.
 NOT_PLANNED = {
@@ -96,7 +95,7 @@ class Asked(NamedTuple):
 
 def read_asked(flags: Mapping[str, Mapping[str, Any]], *, engine: str | None) -> Asked:
     """Raises UsageError for flags of another engine than the one that is chosen by its name or its flags."""
-    from edgekit.engine import engine_name
+    from edgekit.engines import engine_name
 
     named = engine_name(engine) if engine is not None else None
     given = with_one_quant(flags, named)
@@ -123,7 +122,7 @@ def with_one_quant(
 
     So `-q Q8_0` asks for a GGUF and `--engine mlx -q 4bit` for MLX's 4 bits. Raises UsageError for two quantisations.
     """
-    from edgekit.engine.quant_names import read_quant, takes
+    from edgekit.engines.quant_names import read_quant, takes
 
     given = {one: dict(keys) for one, keys in flags.items()}
     named = {given[COMMON]["quant"]} if given.get(COMMON, {}).get("quant") is not None else set()
@@ -159,7 +158,7 @@ def with_quant(given: Mapping[str, Any], engine: str, quant: str | None) -> Mapp
     """The engine's flags with the quantisation among them. Raises UsageError where the engine lacks it."""
     if quant is None:
         return given
-    from edgekit.engine.quant_names import read_quant
+    from edgekit.engines.quant_names import read_quant
 
     value = read_quant(engine, quant)
     key = QUANT_KEYS[engine]
@@ -222,9 +221,9 @@ def bill_named(
 
 def assume_bill(name: str, asked: Asked) -> Bill:
     """By rules of thumb, of a name alone. Raises UsageError where the name does not say how large the model is."""
+    from edgekit.bill.assumed import assumed_estimate, from_name
+    from edgekit.bill.types import Load
     from edgekit.catalog import read_catalog
-    from edgekit.memory.assumed import assumed_estimate, from_name
-    from edgekit.memory.types import Load
     from edgekit.plan.assumed import assumed_choice
     from edgekit.report.bill import Bill
 
@@ -276,7 +275,7 @@ def values_for_users(
     """
     if users is None:
         return dict(values)
-    from edgekit.memory.types import Load
+    from edgekit.bill.types import Load
     from edgekit.plan.making import for_users
 
     load = for_users(Load(context_tokens=values.get("context")), users, engine, model)
@@ -295,8 +294,8 @@ def values_on_cards(
     devices, vram = given.get("device") or (), given.get("vram")
     if not devices and vram is None:
         return dict(values)
-    from edgekit.hardware.types import Vendor
-    from edgekit.hardware.wishes import wished_machine
+    from edgekit.machine.types import Vendor
+    from edgekit.machine.wishes import wished_machine
 
     cards = wished_machine(devices=devices, vram=vram).devices
     found: dict[str, Any] = {}
@@ -316,7 +315,7 @@ def values_on_cards(
 
 def biller(opened: Opened, engine: str, values: Mapping[str, Any], reach: Reach) -> Price:
     """What any load costs. llama.cpp is also asked about files that are loaded beside the model."""
-    from edgekit.engine import engine_named
+    from edgekit.engines import engine_named
 
     if engine == "llama.cpp":
         from edgekit.asking.llamacpp_bill import LoadedBeside
@@ -336,7 +335,7 @@ def told_bill(
     """The estimate with what was asked for, in words, and the command that starts the engine so."""
     import shlex
 
-    from edgekit.engine import rules_version
+    from edgekit.engines import rules_version
     from edgekit.report.bill import Bill
 
     options, files = OPTIONS[engine], opened.files

@@ -15,15 +15,15 @@ from edgekit.asking.bills import (
     values_for_users,
     with_quant,
 )
-from edgekit.asking.flags import flag_words, typed
 from edgekit.asking.llamacpp_options import BESIDE_THE_SETUP, COMPANIONS
-from edgekit.engine import engine_named
+from edgekit.bill.types import Load, MemoryEstimate
+from edgekit.engines import engine_named
+from edgekit.engines.budgets import devices_for
+from edgekit.engines.flags import flag_words, typed
 from edgekit.errors import CancelledError, EdgekitError, HardwareError, UsageError
-from edgekit.estimation import Opened
-from edgekit.hardware.budgets import devices_for
-from edgekit.hardware.types import Machine
-from edgekit.header.types import Depth
-from edgekit.memory.types import HOST, Load, MemoryEstimate
+from edgekit.formats.types import Depth
+from edgekit.machine.types import HOST, Machine
+from edgekit.model.open import Opened
 from edgekit.plan.assumed import AssumedChoice
 from edgekit.plan.caches import embedding_start
 from edgekit.plan.changes import changes
@@ -46,12 +46,12 @@ from edgekit.report.commands import Ready, commands_of
 from edgekit.report.model_words import PLACEHOLDER_DRAFT, draft_words
 from edgekit.report.plan_run import main_command, main_notes
 from edgekit.resolver import AUTO, ResolvedModel, automatic, resolve_model
-from edgekit.source.folders import is_here
-from edgekit.source.side_by_side import side_by_side
-from edgekit.source.types import Reach
+from edgekit.sources.folders import is_here
+from edgekit.sources.side_by_side import side_by_side
+from edgekit.sources.types import Reach
 
 if TYPE_CHECKING:  # only to name it: a local file needs none of it
-    from edgekit.source.download import Download
+    from edgekit.sources.download import Download
 
 LLAMACPP, STREAM = "llama.cpp", "stream"
 OWN_CACHE = "f16"  # of both: it needs no flag
@@ -355,7 +355,7 @@ def _left_alone(result: PreflightResult) -> dict[str, Any]:
 
 def _as_stored(opened: Opened, result: PreflightResult) -> dict[str, Any]:
     """Weights rearranged for the CPU would take more than the host has: llama.cpp is told not to."""
-    from edgekit.engine.llamacpp import repacked_bytes
+    from edgekit.engines.llamacpp.estimate import repacked_bytes
 
     for use in result.uses:
         if HOST in use.budget.pools:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edgekit.asking.flags import read_number
 from edgekit.asking.words import Words, ask_of
 from edgekit.catalog import read_catalog
+from edgekit.engines.flags import read_number
 
 if TYPE_CHECKING:  # only to name types: a list needs none of it
     from edgekit.catalog.types import Catalog, Entry
-    from edgekit.hardware.types import Machine
+    from edgekit.machine.types import Machine
     from edgekit.plan.recommending import Recommendation
 
 MOST_SHOWN = 100

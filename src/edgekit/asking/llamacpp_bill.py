@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edgekit.engine import llamacpp
-from edgekit.engine.llamacpp.companions import adapter_lines, projector_lines, with_drafter
-from edgekit.engine.llamacpp.placement import place
-from edgekit.engine.llamacpp.types import LlamaCppSetup
+from edgekit.bill.cache_types import cache_type
+from edgekit.bill.types import Load, MemoryEstimate
+from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.llamacpp.companions import adapter_lines, projector_lines, with_drafter
+from edgekit.engines.llamacpp.placement import place
+from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.errors import UsageError
-from edgekit.estimation import Opened
-from edgekit.header import read_header
-from edgekit.header.types import ModelHeader
-from edgekit.memory.cache_types import cache_type
-from edgekit.memory.types import Load, MemoryEstimate
+from edgekit.formats import read_header
+from edgekit.formats.types import ModelHeader
+from edgekit.model.open import Opened
 from edgekit.plan.choice import reads_at_once
 from edgekit.resolver import resolve_model
-from edgekit.source import locate
-from edgekit.source.types import Container, ModelFiles, Reach
+from edgekit.sources import locate
+from edgekit.sources.types import Container, ModelFiles, Reach
 from edgekit.units import format_bytes
 
 BESIDE_THE_MODEL = "auto"

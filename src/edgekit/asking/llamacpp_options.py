@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from edgekit.asking.flags import Flag, flag_words, names, one_of, shares, sizes, whole
+from edgekit.engines.flags import Flag, flag_words, names, one_of, shares, sizes, whole
 from edgekit.errors import UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
-    from edgekit.engine.llamacpp.types import Cpu, Device, LlamaCppSetup
-    from edgekit.estimation import Opened
-    from edgekit.memory.types import Load, MemoryEstimate
+    from edgekit.bill.types import Load, MemoryEstimate
+    from edgekit.engines.llamacpp.types import Cpu, Device, LlamaCppSetup
+    from edgekit.model.open import Opened
     from edgekit.report.model_words import GgufSource
 
 TITLE = "llama.cpp"
@@ -48,14 +48,14 @@ def _layers(text: str) -> str | int:
 
 
 def _overrides(text: str) -> tuple[str, ...]:
-    from edgekit.engine.llamacpp.devices import read_overrides
+    from edgekit.engines.llamacpp.devices import read_overrides
 
     read_overrides(text)
     return tuple(text.split(","))
 
 
 def _servers(text: str) -> tuple[str, ...]:
-    from edgekit.engine.llamacpp.devices import read_servers
+    from edgekit.engines.llamacpp.devices import read_servers
 
     read_servers(text)
     return tuple(text.split(","))
@@ -79,7 +79,7 @@ def _backend(text: str) -> str:
 
 
 def _llama_version(text: str) -> str:
-    from edgekit.engine.llamacpp.versions import read_version
+    from edgekit.engines.llamacpp.versions import read_version
 
     read_version(text)
     return text
@@ -87,8 +87,8 @@ def _llama_version(text: str) -> str:
 
 def _cache_type(text: str) -> str:
     """A name of the table; what llama.cpp has not it refuses itself."""
-    from edgekit.engine.llamacpp.context import CACHE_TYPES
-    from edgekit.memory.cache_types import cache_type
+    from edgekit.bill.cache_types import cache_type
+    from edgekit.engines.llamacpp.context import CACHE_TYPES
 
     try:
         return cache_type(text).name
@@ -150,8 +150,8 @@ def ask(values: Mapping[str, Any]) -> tuple[Load, LlamaCppSetup]:
 
 
 def _load(values: Mapping[str, Any]) -> Load:
-    from edgekit.memory.cache_types import cache_type
-    from edgekit.memory.types import Load
+    from edgekit.bill.cache_types import cache_type
+    from edgekit.bill.types import Load
 
     key, value = values.get("type_k"), values.get("type_v")
     return Load(
@@ -169,15 +169,15 @@ def _load(values: Mapping[str, Any]) -> Load:
 
 def this_cpu() -> Cpu:
     """That of the machine at hand; a machine that is judged has its own."""
-    from edgekit.engine.llamacpp.types import Cpu
-    from edgekit.hardware.system import is_arm
+    from edgekit.engines.llamacpp.types import Cpu
+    from edgekit.machine.system import is_arm
 
     return Cpu.ARM if is_arm() else Cpu.X86
 
 
 def _setup(values: Mapping[str, Any]) -> LlamaCppSetup:
-    from edgekit.engine.llamacpp.devices import read_overrides
-    from edgekit.engine.llamacpp.types import (
+    from edgekit.engines.llamacpp.devices import read_overrides
+    from edgekit.engines.llamacpp.types import (
         ALL_LAYERS,
         Backend,
         Cpu,
@@ -185,7 +185,7 @@ def _setup(values: Mapping[str, Any]) -> LlamaCppSetup:
         Mode,
         SplitMode,
     )
-    from edgekit.engine.llamacpp.versions import default_version, read_version
+    from edgekit.engines.llamacpp.versions import default_version, read_version
 
     wanted = values.get("backend") or ("cuda" if any(k in values for k in _ON_A_GPU) else "cpu")
     layers = values.get("n_gpu_layers", "all")
@@ -231,13 +231,13 @@ def _draft_max(values: Mapping[str, Any]) -> int:
 
 
 def _given_servers(values: Mapping[str, Any]) -> tuple[Device, ...]:
-    from edgekit.engine.llamacpp.devices import read_servers
+    from edgekit.engines.llamacpp.devices import read_servers
 
     return read_servers(",".join(values["rpc"])) if "rpc" in values else ()
 
 
 def _devices(values: Mapping[str, Any]) -> tuple[Device, ...]:
-    from edgekit.engine.llamacpp.types import Device, SplitMode, used_devices
+    from edgekit.engines.llamacpp.types import Device, SplitMode, used_devices
 
     memory, split = values.get("device_memory", ()), values.get("tensor_split", ())
     servers = _given_servers(values)
@@ -258,7 +258,7 @@ def _devices(values: Mapping[str, Any]) -> tuple[Device, ...]:
 
 def settled(setup: LlamaCppSetup) -> dict[str, Any]:
     """What a plan has chosen, as values of flags."""
-    from edgekit.engine.llamacpp.types import ALL_LAYERS
+    from edgekit.engines.llamacpp.types import ALL_LAYERS
 
     if not setup.has_device:
         return {}
@@ -314,9 +314,9 @@ def command(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened)
 
 def model_source(values: Mapping[str, Any], opened: Opened) -> GgufSource:
     """What llama.cpp calls the model at the quantisation it is billed at."""
-    from edgekit.engine.llamacpp.as_gguf import default_mix
+    from edgekit.engines.llamacpp.as_gguf import default_mix
     from edgekit.report.model_words import gguf_source
-    from edgekit.source.types import Container
+    from edgekit.sources.types import Container
 
     files = opened.files
     is_stored = files is not None and files.container is Container.GGUF

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from edgekit.asking.flags import Flag, flag_words, whole
+from edgekit.engines.flags import Flag, flag_words, whole
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
-    from edgekit.engine.mlx.types import MlxSetup, Quantize
-    from edgekit.estimation import Opened
-    from edgekit.memory.types import Load, MemoryEstimate
+    from edgekit.bill.types import Load, MemoryEstimate
+    from edgekit.engines.mlx.types import MlxSetup, Quantize
+    from edgekit.model.open import Opened
 
 TITLE = "MLX"
 FLAGS: tuple[Flag, ...] = (
@@ -27,7 +27,7 @@ FLAGS: tuple[Flag, ...] = (
 
 def ask(values: Mapping[str, Any]) -> tuple[Load, MlxSetup]:
     """What is asked of mlx-lm: its flags are the names of the options of a row."""
-    from edgekit.engine.mlx.rows import read_row
+    from edgekit.engines.mlx.rows import read_row
 
     plain = {key: value for key, value in values.items() if key not in {"context", "quantize"}}
     context, quantize = values.get("context") or None, values.get("quantize")
@@ -80,9 +80,9 @@ def conversion(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Open
 
 def _to_convert(values: Mapping[str, Any], estimate: MemoryEstimate) -> Quantize | None:
     """How the weights are packed in the bill; None where that is how they are stored."""
-    from edgekit.engine.mlx import NOT_QUANTISED
-    from edgekit.engine.mlx.rows import read_quantize
-    from edgekit.engine.mlx.types import PLAIN, Quantize
+    from edgekit.engines.mlx.estimate import NOT_QUANTISED
+    from edgekit.engines.mlx.rows import read_quantize
+    from edgekit.engines.mlx.types import PLAIN, Quantize
 
     wanted = values.get("quantize")
     if wanted is None:

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from edgekit.asking.flags import Flag, flag_words, one_of, whole
+from edgekit.engines.flags import Flag, flag_words, one_of, whole
 from edgekit.units import MIB, format_bytes, parse_size
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
-    from edgekit.engine.stream.setup import StreamSetup
-    from edgekit.estimation import Opened
-    from edgekit.memory.types import Load, MemoryEstimate
+    from edgekit.bill.types import Load, MemoryEstimate
+    from edgekit.engines.native.setup import StreamSetup
+    from edgekit.model.open import Opened
 
 TITLE = "stream, the built-in engine"
 ALL, NONE = "all", "none"
@@ -37,7 +37,7 @@ FLAGS: tuple[Flag, ...] = (
 
 def ask(values: Mapping[str, Any]) -> tuple[Load, StreamSetup]:
     """What is asked of the built-in engine: as the options of a row."""
-    from edgekit.engine.stream.rows import read_row
+    from edgekit.engines.native.rows import read_row
 
     named = {"context": "context_tokens", "chunk": "chunk_tokens"}
     plain = {named.get(key, key): value for key, value in values.items() if key != "context"}

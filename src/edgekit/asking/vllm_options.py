@@ -6,21 +6,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from edgekit.asking.flags import Flag, flag_words, share, size, whole
+from edgekit.engines.flags import Flag, flag_words, share, size, whole
 from edgekit.errors import UsageError
 from edgekit.units import GIB
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
-    from edgekit.engine.vllm.types import Gpu, VllmSetup
-    from edgekit.estimation import Opened
-    from edgekit.hardware.devices import Device
-    from edgekit.memory.types import Load, MemoryEstimate
+    from edgekit.bill.types import Load, MemoryEstimate
+    from edgekit.engines.vllm.types import Gpu, VllmSetup
+    from edgekit.machine.devices import Device
+    from edgekit.model.open import Opened
 
 TITLE = "vLLM"
 
 
 def _card(name: str) -> Device:
-    from edgekit.hardware.devices import find_device
+    from edgekit.machine.devices import find_device
 
     device = find_device(name)
     if device.capability is None:
@@ -57,15 +57,15 @@ _UNLIKE_THE_SETUP = frozenset({"context", "gpu", "gpu_memory"})
 
 def ask(values: Mapping[str, Any]) -> tuple[Load, VllmSetup]:
     """What is asked of vLLM: its flags are the fields of the setup."""
-    from edgekit.engine.vllm.types import VllmSetup
-    from edgekit.memory.types import Load
+    from edgekit.bill.types import Load
+    from edgekit.engines.vllm.types import VllmSetup
 
     plain = {key: value for key, value in values.items() if key not in _UNLIKE_THE_SETUP}
     return Load(context_tokens=values.get("context") or None), VllmSetup(gpu=_gpu(values), **plain)
 
 
 def _gpu(values: Mapping[str, Any]) -> Gpu:
-    from edgekit.engine.vllm.types import Gpu
+    from edgekit.engines.vllm.types import Gpu
 
     memory: int | None = values.get("gpu_memory")
     card: Device | None = values.get("gpu")
@@ -80,7 +80,7 @@ def _gpu(values: Mapping[str, Any]) -> Gpu:
 
 def settled(setup: VllmSetup) -> dict[str, Any]:
     """What a plan has chosen, as values of flags."""
-    from edgekit.engine.vllm.types import DEFAULT_UTILIZATION
+    from edgekit.engines.vllm.types import DEFAULT_UTILIZATION
 
     found: dict[str, Any] = {}
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):

@@ -19,23 +19,23 @@ from edgekit.asking.bills import (
     with_one_quant,
     with_quant,
 )
-from edgekit.asking.flags import COMMON, read, read_flags, read_number, whole
+from edgekit.engines.flags import COMMON, read, read_flags, read_number, whole
 from edgekit.errors import UsageError
 from edgekit.units import MIB, parse_size
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.asking.checks import Asking
     from edgekit.catalog.types import Kind
-    from edgekit.hardware.types import Machine
-    from edgekit.header.types import Depth
+    from edgekit.formats.types import Depth
+    from edgekit.machine.types import Machine
     from edgekit.plan.planned import Plan
     from edgekit.plan.recommending import Ask
     from edgekit.plan.types import Job
     from edgekit.planning import Wanted
     from edgekit.report.commands import Ready
     from edgekit.resolver import ResolvedModel
-    from edgekit.source.download import Download
-    from edgekit.source.types import Reach
+    from edgekit.sources.download import Download
+    from edgekit.sources.types import Reach
 
 ALL, AUTO, LLAMACPP = "all", "auto", "llama.cpp"
 EngineFlags = dict[str, dict[str, Any]]
@@ -79,7 +79,7 @@ class Words:
 
     @property
     def named_engine(self) -> str | None:
-        from edgekit.engine import engine_name
+        from edgekit.engines import engine_name
 
         chosen = (self.engine or AUTO).lower()
         return None if chosen in {AUTO, ALL} else engine_name(chosen)
@@ -87,7 +87,7 @@ class Words:
 
 def machine_of(words: Words) -> Machine:
     """The one at hand where none is named. Raises UsageError for a name or a size that means nothing."""
-    from edgekit.hardware import this_or_wished
+    from edgekit.machine import this_or_wished
 
     return this_or_wished(devices=words.devices, ram=words.ram, vram=words.vram)
 
@@ -129,7 +129,7 @@ def asking_of(
 ) -> Asking:
     """What `check` asks of every model. Raises UsageError."""
     from edgekit.asking.checks import Asking
-    from edgekit.header.types import Depth
+    from edgekit.formats.types import Depth
 
     chosen, flags = engine_flags(words)
     budget = words.window_budget
@@ -238,7 +238,7 @@ def wanted_of(words: Words, named: ResolvedModel, engine: str, machine: Machine)
 
 def ask_of(words: Words, machine: Machine | None = None) -> Ask:
     """What `recommend` is asked. Raises UsageError."""
-    from edgekit.engine import engine_name
+    from edgekit.engines import engine_name
     from edgekit.plan.making import check_planned
     from edgekit.plan.placement import check_limits
     from edgekit.plan.recommending import Ask

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from edgekit.catalog.packaged import packaged
 from edgekit.catalog.repositories import model_of_original
@@ -11,11 +10,7 @@ from edgekit.catalog.store import stored_entries
 from edgekit.catalog.types import Catalog, Entry
 from edgekit.errors import NotFoundError
 
-if TYPE_CHECKING:
-    from edgekit.engine.types import Model
-    from edgekit.estimation import Opened
-
-__all__ = ["find_entry", "near_ids", "open_entry", "opened", "read_catalog"]
+__all__ = ["find_entry", "near_ids", "read_catalog"]
 
 SHOWN = 6  # names in one message
 
@@ -69,24 +64,10 @@ def _spelt(entry: Entry, spelt: int) -> set[str]:
 def near_ids(name: str, entries: Iterable[Entry]) -> tuple[str, ...]:
     """The ids that look most like the name; those that begin with it come first."""
     from edgekit.catalog.naming import spellings
-    from edgekit.source.naming import close_names
+    from edgekit.sources.naming import close_names
 
     ids = {spellings(entry.id)[1]: entry.id for entry in entries}
     wanted = spellings(name)[1]
     begin = sorted(one for one in ids if wanted and one.startswith(f"{wanted} "))
     near = dict.fromkeys((*begin, *close_names(wanted, ids)))
     return tuple(ids[one] for one in near)[:SHOWN]
-
-
-def open_entry(entry: Entry, engine: str) -> Model:
-    """A model that `engine` can be asked about. EdgekitError that says what the entry lacks."""
-    from edgekit.catalog.opening import open_entry as opening
-
-    return opening(entry, engine)
-
-
-def opened(entry: Entry, engine: str) -> Opened:
-    """The same with the entry's id as its label, as if a reference had been opened."""
-    from edgekit.catalog.opening import opened_entry
-
-    return opened_entry(entry, engine)

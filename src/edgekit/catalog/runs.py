@@ -11,11 +11,10 @@ from collections.abc import Iterable, Iterator
 
 from edgekit.catalog.records import RUN
 from edgekit.errors import HeaderError
-from edgekit.geometry.hyper import MAX_LAYERS
-from edgekit.header import limits
-from edgekit.header.dtype import by_name
-from edgekit.header.types import Tensor
-from edgekit.memory.mixing import LaidTensor
+from edgekit.formats import limits
+from edgekit.formats.dtype import by_name
+from edgekit.formats.types import LaidTensor, Tensor
+from edgekit.model.hyper import MAX_LAYERS
 
 _BLOCK = re.compile(r"blk\.(\d{1,4})\.")
 _HERE = "blk.*."

@@ -13,8 +13,8 @@ from functools import cache
 from typing import Any
 
 from edgekit.basis import Basis
+from edgekit.bill.cache_types import CacheType, cache_type
 from edgekit.errors import RefusedError, UsageError
-from edgekit.memory.cache_types import CacheType, cache_type
 from edgekit.units import GIB
 
 WHAT_IF = "what-if"  # the engine of the memo: it has all of the layouts

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from edgekit.basis import Basis
 
 if TYPE_CHECKING:  # reading the catalog imports no other room
-    from edgekit.header.types import Value
+    from edgekit.formats.types import Value
 
 
 class Kind(enum.Enum):

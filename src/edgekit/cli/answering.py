@@ -29,12 +29,12 @@ from edgekit.cli.running import (
     refuse_or_warn,
     weights_of,
 )
+from edgekit.engines.chat import Fitted, Message, Prompt, Talker, Written, fit_prompt
 from edgekit.errors import ContextTooLargeError, TextError, UsageError
 from edgekit.plan.types import Job
-from edgekit.runtime.talking import Fitted, Message, Prompt, Talker, Written, fit_prompt
 
 if TYPE_CHECKING:
-    from edgekit.runtime.sampling import Sampling
+    from edgekit.engines.sampling import Sampling
 
 # A conversation of one: no slots for others, no prompts of others kept.
 ALONE = {"parallel": "1", "cache_ram": "0", "ctx_checkpoints": "0"}

@@ -14,13 +14,13 @@ from importlib import import_module
 from typing import Any, BinaryIO
 
 from edgekit.cli.batch_models import BatchModels
-from edgekit.engine import ENGINES, engine_name, engine_named
-from edgekit.engine.quant_names import with_quant
-from edgekit.engine.row_options import CONTEXT_OPTIONS, Options, did_you_mean, text
+from edgekit.engines import ENGINES, engine_name, engine_named
+from edgekit.engines.quant_names import with_quant
+from edgekit.engines.row_options import CONTEXT_OPTIONS, Options, did_you_mean, text
 from edgekit.errors import EdgekitError, HeaderLimitError, NotFoundError, UsageError
-from edgekit.header import limits
+from edgekit.formats import limits
 from edgekit.report.bill_json import answer_json
-from edgekit.source.types import Reach
+from edgekit.sources.types import Reach
 
 _KEYS = ("id", "model", "config", "engine", "backend", "quant", "options")
 ROW_BYTES = limits.CONFIG_BYTES  # a row may hold a config.json: 0.1 MB in the largest real one

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgekit.catalog.types import Catalog
-from edgekit.engine.types import Model
 from edgekit.errors import EdgekitError, UsageError
-from edgekit.estimation import open_config
+from edgekit.model.open import open_config
+from edgekit.model.types import Model
 from edgekit.resolver import ResolvedModel, quantised, resolve_model
-from edgekit.source.types import Reach
+from edgekit.sources.types import Reach
 
 KEPT_MODELS = 512  # rows may go back and forth between all models of a collection
 KEPT_TENSORS = (

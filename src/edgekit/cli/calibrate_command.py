@@ -100,7 +100,7 @@ def _say(line: str) -> None:
 
 
 def _told(arguments: argparse.Namespace) -> str:
-    from edgekit.hardware.calibration import forget_calibration, read_calibration
+    from edgekit.machine.calibration import forget_calibration, read_calibration
     from edgekit.report.calibrate_text import Kept, list_text, removed_text
 
     stored = forget_calibration() if arguments.remove else read_calibration()
@@ -118,8 +118,8 @@ def _json(kept: Kept, *, removed: bool) -> str:
 
 
 def _path() -> str:
-    from edgekit.hardware.calibration import NAME
-    from edgekit.source.places import data_folder
+    from edgekit.machine.calibration import NAME
+    from edgekit.sources.places import data_folder
 
     folder = data_folder()
     return NAME if folder is None else str(folder / NAME)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
     from edgekit.catalog.types import Entry
-    from edgekit.source.types import Reach
+    from edgekit.sources.types import Reach
 
 KINDS = ("chat", "code", "reasoning", "embedding", "vision")
 _DESCRIPTION = (
@@ -186,9 +186,9 @@ def run_add(arguments: argparse.Namespace) -> tuple[str, int]:
 
 
 def _add(reference: str, name: str | None, reach: Reach) -> tuple[Entry, bool]:
-    from edgekit.catalog.making import entry_of
     from edgekit.catalog.store import save_entry
-    from edgekit.estimation import open_model
+    from edgekit.model.open import open_model
+    from edgekit.plan.entries import entry_of
 
     entry = entry_of(open_model(reference, reach=reach), reference, name=name)
     return entry, save_entry(entry)
@@ -258,9 +258,9 @@ def run_update(arguments: argparse.Namespace) -> tuple[str, int]:
 
 
 def _updated(entry: Entry, reach: Reach) -> Any:
-    from edgekit.catalog.making import changes_between, entry_of
     from edgekit.catalog.store import save_entry
-    from edgekit.estimation import open_model
+    from edgekit.model.open import open_model
+    from edgekit.plan.entries import changes_between, entry_of
 
     new = entry_of(open_model(entry.reference, reach=reach), entry.reference, name=entry.id)
     changes = changes_between(entry, new)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.asking.checks import Answer
     from edgekit.report.bars import Glyphs
     from edgekit.report.commands import Ready
-    from edgekit.source.download import Download
+    from edgekit.sources.download import Download
 
 UNASKED_DOWNLOAD_BYTES = 512 * MIB  # downloads up to this size need no question
 
@@ -164,8 +164,8 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     from edgekit.asking.checks import check_all, check_model, worst_code
     from edgekit.asking.words import asking_of, engine_flags
     from edgekit.cli.naming import references
-    from edgekit.header.types import Depth
-    from edgekit.source.types import Traffic
+    from edgekit.formats.types import Depth
+    from edgekit.sources.types import Traffic
 
     words = words_of(arguments)
     engines, _ = engine_flags(words)  # errors in flags come before anything is read
@@ -207,7 +207,7 @@ def confirmed(arguments: argparse.Namespace, *, alone: bool) -> Callable[[Downlo
     """
     if arguments.no_download or not alone:
         return None
-    from edgekit.asking.flags import read
+    from edgekit.engines.flags import read
 
     limit = UNASKED_DOWNLOAD_BYTES
     if arguments.download_up_to is not None:

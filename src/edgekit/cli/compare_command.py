@@ -6,7 +6,6 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from edgekit.asking.bills import OF_THE_MACHINE, OPTIONS, Asked, bill_named
-from edgekit.asking.flags import read_number
 from edgekit.cli.device_options import DEVICE_FORMS, add_device_options
 from edgekit.cli.engine_flags import add_engine_flags
 from edgekit.cli.reach_options import (
@@ -24,16 +23,17 @@ from edgekit.cli.request_options import (
     add_users_option,
 )
 from edgekit.cli.typed import words_of
+from edgekit.engines.flags import read_number
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
     from edgekit.asking.words import EngineFlags, Words
-    from edgekit.estimation import Opened
+    from edgekit.model.open import Opened
     from edgekit.report.check import Check, Unanswered
     from edgekit.report.compare import Answer
     from edgekit.resolver import ResolvedModel
-    from edgekit.source.types import Reach
+    from edgekit.sources.types import Reach
 
 _BUILT_IN = "stream"  # runs a few families of GGUF files; shown only for those
 # One sequence, and without a machine to place it on, weights and cache on the GPU.
@@ -136,7 +136,7 @@ def _engines(name: str, words: Words, flags: EngineFlags, arguments: argparse.Na
 
 
 def _hint(opened: Opened) -> str:
-    from edgekit.source.types import Container
+    from edgekit.sources.types import Container
 
     if opened.model.header.container is not Container.GGUF:
         return ""
@@ -160,7 +160,7 @@ def _models(names: tuple[str, ...], words: Words, arguments: argparse.Namespace)
     from edgekit.asking.checks import check_all
     from edgekit.asking.words import ALL, asking_of
     from edgekit.report.check import Check, Unanswered
-    from edgekit.source.types import Traffic
+    from edgekit.sources.types import Traffic
 
     if len(names) == 1 and words.engine is None:
         words = replace(words, engine=ALL)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
-    from edgekit.hardware.types import Machine
+    from edgekit.machine.types import Machine
 
 DEVICE_FORMS = """\
 --device takes the name of a GPU, Mac, board or phone: "RTX 4090", h100, m3-max-64, phone-8; 2x "RTX 3090" for two

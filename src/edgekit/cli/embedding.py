@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from edgekit import __version__
-from edgekit.asking.flags import one_of, whole
 from edgekit.cli.reach_options import is_terminal, screen_width, show_progress
 from edgekit.embed.bulk.batching import Rule
 from edgekit.embed.bulk.job import Finished, Stage, Terms, embed_here, run_job
@@ -31,14 +30,15 @@ from edgekit.embed.bulk.types import (
 )
 from edgekit.embed.bulk.writers import form_of, output_format
 from edgekit.embed.types import Limits
+from edgekit.engines.flags import one_of, whole
 from edgekit.errors import UsageError
 from edgekit.units import parse_size
 
 if TYPE_CHECKING:
     from edgekit.embed.embedder import Embedder
     from edgekit.embed.opening import Choices
-    from edgekit.source.download import Download
-    from edgekit.source.types import Reach
+    from edgekit.sources.download import Download
+    from edgekit.sources.types import Reach
 
 MOST_TEXTS = 256  # of a batch by tokens: as many as a pass holds
 SHOW_EVERY_S = 0.2
@@ -64,7 +64,7 @@ class Asked:
 
     def found(self, reach: Reach, confirm: Callable[[Download], bool] | None) -> Asked:
         """With the path of the model in place of its name."""
-        from edgekit.source.finding import find_weights
+        from edgekit.sources.finding import find_weights
 
         found = find_weights(self.model, reach=reach, confirm=confirm)
         return replace(self, model=str(found.path))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from edgekit.asking.bills import CONTEXT, OPTIONS, QUANT
-from edgekit.asking.flags import COMMON, Flag
+from edgekit.engines.flags import COMMON, Flag
 from edgekit.errors import UsageError
 from edgekit.units import parse_tokens
 

@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edgekit.asking.flags import whole
+from edgekit.engines.flags import whole
 from edgekit.errors import UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
-    from edgekit.runtime.sampling import Sampling
+    from edgekit.engines.sampling import Sampling
 
 
 def _number(text: str) -> float:
@@ -40,7 +40,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
 
 def sampling_of(arguments: argparse.Namespace) -> Sampling:
     """UsageError that names the flag."""
-    from edgekit.runtime.sampling import Sampling
+    from edgekit.engines.sampling import Sampling
 
     given = {}
     for field, (names, _, read, _) in _FLAGS.items():

@@ -17,7 +17,7 @@ from edgekit.cli.reach_options import (
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
-    from edgekit.inspection import Inspection
+    from edgekit.model.inspect import Inspection
 
 _DESCRIPTION = (
     "Shows what a model is, from its header alone: layers, KV cache size, context "
@@ -65,7 +65,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(arguments: argparse.Namespace) -> str:
     """The answer as text."""
-    from edgekit.header.types import Depth
+    from edgekit.formats.types import Depth
     from edgekit.resolver import inspect_named
 
     depth = Depth.ARCHITECTURE if arguments.light and not arguments.tensors else Depth.TENSORS

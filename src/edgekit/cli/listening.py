@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from edgekit.asking.flags import read_number
+from edgekit.engines.flags import read_number
 from edgekit.errors import UsageError
 
 _WHOLE = re.compile(r"-?[0-9]{1,18}")

@@ -8,26 +8,26 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgekit.bill.cache_types import cache_type
+from edgekit.bill.types import Load
 from edgekit.cli.running import Judged, Told, Weights, judge_order, refuse_or_warn
+from edgekit.engines.llamacpp.run.client import Client
+from edgekit.engines.llamacpp.run.comparing import compare_reported
+from edgekit.engines.llamacpp.run.running import Running
+from edgekit.engines.llamacpp.run.starting import start
+from edgekit.engines.llamacpp.run.talking import LlamaTalker
+from edgekit.engines.llamacpp.run.types import Launch
+from edgekit.engines.llamacpp.run.watching import Watch
+from edgekit.engines.llamacpp.verify.types import Row
 from edgekit.errors import EngineError, MemoryPressureError, SourceError
-from edgekit.memory.cache_types import cache_type
-from edgekit.memory.types import Load
 from edgekit.plan.types import Job
 from edgekit.plan.visible_cards import visible_cards
 from edgekit.report.run_text import beside_text, verdict_text
-from edgekit.runtime.llamacpp.client import Client
-from edgekit.runtime.llamacpp.comparing import compare_reported
-from edgekit.runtime.llamacpp.running import Running
-from edgekit.runtime.llamacpp.starting import start
-from edgekit.runtime.llamacpp.talking import LlamaTalker
-from edgekit.runtime.llamacpp.types import Launch
-from edgekit.runtime.llamacpp.watching import Watch
 from edgekit.runtime.remembering import remember_rows
-from edgekit.verify.types import Row
 
 if TYPE_CHECKING:
     from edgekit.cli.answering import Wanted
-    from edgekit.runtime.talking import Prompt
+    from edgekit.engines.chat import Prompt
 
 COUNTED_BYTES = 2048  # of a prompt: beyond it the file's own tokenizer counts, which takes a second
 _LAST_MOMENT_S = 2.0  # a server that is gone closes its connections before its end is known

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 from edgekit.catalog import find_entry
 from edgekit.catalog.repositories import Form, Repository, repositories_of
 from edgekit.errors import NotFoundError, RemoteNotFoundError, SourceError, UsageError
-from edgekit.header.mixes import mix_by_name
+from edgekit.formats.mixes import mix_by_name
 from edgekit.plan.variants import accuracy_of
 from edgekit.report.model_words import gguf_search
 from edgekit.resolver import ResolvedModel, resolve_model
-from edgekit.source.finding import Found, find_weights
-from edgekit.source.folders import is_here
-from edgekit.source.types import Reach
+from edgekit.sources.finding import Found, find_weights
+from edgekit.sources.folders import is_here
+from edgekit.sources.types import Reach
 from edgekit.units import format_download
 
 if TYPE_CHECKING:
     from edgekit.catalog.types import Entry
     from edgekit.cli.running import Confirm, Order
-    from edgekit.estimation import Opened
-    from edgekit.source.download import Download
+    from edgekit.model.open import Opened
+    from edgekit.sources.download import Download
 
 LLAMACPP = "llama.cpp"
 
@@ -54,7 +54,7 @@ def open_published(entry: Entry, quant: str | None, order: Order) -> tuple[Order
     found = [one for one in known if mix is not None and one.tag(mix) is not None]
     if mix is None or not found:
         raise UsageError(_no_repository(entry.id, quant, known))
-    from edgekit.engine.llamacpp.as_gguf import convert
+    from edgekit.engines.llamacpp.as_gguf import convert
 
     model = named.opened(LLAMACPP)
     opened = replace(model, model=convert(model.model, mix).model, mix=mix)

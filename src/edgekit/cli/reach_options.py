@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
-    from edgekit.source.types import Reach
+    from edgekit.sources.types import Reach
 
 T = TypeVar("T")
 MODEL_FORMS = """\
@@ -46,7 +46,7 @@ def add_reach_options(parser: argparse.ArgumentParser) -> None:
 @contextmanager
 def reach_of(arguments: argparse.Namespace, *, quiet: bool) -> Iterator[Reach]:
     """How far these arguments let a look-up go. Progress is wiped away in the end."""
-    from edgekit.source.types import Reach
+    from edgekit.sources.types import Reach
 
     reach = Reach(
         network=not arguments.offline,

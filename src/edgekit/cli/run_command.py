@@ -7,17 +7,17 @@ import sys
 from typing import TYPE_CHECKING
 
 from edgekit.asking.bills import CONTEXT, OF_THE_MACHINE, OPTIONS, QUANT
-from edgekit.asking.flags import COMMON, read_number
 from edgekit.cli.engine_flags import add_flags, add_flags_of
 from edgekit.cli.generation_options import add_sampling_options, sampling_of
 from edgekit.cli.reach_options import ENVIRONMENT, MODEL_FORMS, add_reach_options
 from edgekit.cli.run_options import DEFAULT_NEW_TOKENS, add_run_options
+from edgekit.engines.flags import COMMON, read_number
 from edgekit.errors import SourceError, UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
-    from edgekit.runtime.talking import Prompt
+    from edgekit.engines.chat import Prompt
 
 MOST_PROMPT_BYTES = 64 * 2**20
 # What run has for both engines, or settles itself.
@@ -153,7 +153,7 @@ def read_prompt(arguments: argparse.Namespace) -> Prompt | None:
         raise UsageError("the prompt is empty")
     check_text("the prompt", text)
     check_text("--system", arguments.system or "")
-    from edgekit.runtime.talking import Message, Prompt
+    from edgekit.engines.chat import Message, Prompt
 
     if arguments.raw:
         if arguments.system is not None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.asking.bills import Asked
 from edgekit.asking.checks import Asking, check_opened
-from edgekit.asking.flags import read, read_number
 from edgekit.asking.llamacpp_bill import BESIDE_THE_MODEL, NO_PROJECTOR_SIZE
 from edgekit.asking.words import engine_flags, read_max_use, read_reserve
 from edgekit.catalog.naming import split_quant
@@ -21,27 +20,28 @@ from edgekit.cli.published import asking_first, catalog_name, find_published, op
 from edgekit.cli.reach_options import screen_width
 from edgekit.cli.tiers import read_purpose
 from edgekit.cli.typed import words_of
+from edgekit.engines.flags import read, read_number
+from edgekit.engines.spill import Purpose
 from edgekit.errors import EdgekitError, SourceError, UsageError
-from edgekit.hardware import detect
-from edgekit.hardware.types import Machine, MemoryLimit
+from edgekit.machine import detect
+from edgekit.machine.types import Machine, MemoryLimit
 from edgekit.plan.growth import growth_limits
 from edgekit.plan.making import check_users
-from edgekit.plan.spill import Purpose
 from edgekit.plan.types import Job
 from edgekit.report.bars import glyphs_for
 from edgekit.report.check import Check
 from edgekit.report.check_text import check_text
 from edgekit.report.headline import headline
 from edgekit.resolver import ResolvedModel, resolve_model
-from edgekit.source.folders import is_here
-from edgekit.source.types import Container, Origin, Reach
+from edgekit.sources.folders import is_here
+from edgekit.sources.types import Container, Origin, Reach
 from edgekit.units import parse_size
 
 if TYPE_CHECKING:
-    from edgekit.estimation import Opened
-    from edgekit.memory.types import Load
-    from edgekit.source.download import Download
-    from edgekit.verify.types import Row
+    from edgekit.bill.types import Load
+    from edgekit.engines.llamacpp.verify.types import Row
+    from edgekit.model.open import Opened
+    from edgekit.sources.download import Download
 
 LLAMACPP, STREAM, AUTO = "llama.cpp", "stream", "auto"
 _OTHERS = {
@@ -224,7 +224,7 @@ def _for_llama(arguments: argparse.Namespace) -> dict[str, Any]:
 
     The bill is that of the llama.cpp that will be started, whatever version is named elsewhere.
     """
-    from edgekit.engine.llamacpp.versions import installed_version, version_name
+    from edgekit.engines.llamacpp.versions import installed_version, version_name
 
     found = installed_version()
     own = {} if found is None else {"llama_version": version_name(*found)}
@@ -265,7 +265,7 @@ def open_order(
 
 def _stored(name: str, reach: Reach) -> Opened | None:
     """A file of that name that another program has on this machine: Ollama, LM Studio, the hub's cache."""
-    from edgekit.estimation import open_model
+    from edgekit.model.open import open_model
 
     try:
         return open_model(name, reach=replace(reach, network=False))
@@ -354,7 +354,7 @@ class Weights:
 
 def weights_of(order: Order, opened: Opened, reach: Reach, confirm: Confirm | None) -> Weights:
     """Remote ones are downloaded, now that the verdict is known."""
-    from edgekit.source.finding import find_weights
+    from edgekit.sources.finding import find_weights
 
     def found(reference: str) -> Path:
         return find_weights(reference, reach=reach, confirm=confirm, several=several).path
@@ -375,7 +375,7 @@ def weights_of(order: Order, opened: Opened, reach: Reach, confirm: Confirm | No
 
 def open_downloaded(order: Order, opened: Opened, weights: Weights) -> Opened:
     """The file itself in place of what the catalog knows of it, to be judged again."""
-    from edgekit.estimation import open_model
+    from edgekit.model.open import open_model
 
     return open_model(weights.model) if order.published else opened
 

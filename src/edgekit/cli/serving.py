@@ -24,11 +24,11 @@ from edgekit.cli.running import (
     weights_of,
 )
 from edgekit.cli.serve_command import DEFAULT_PORT
+from edgekit.engines.llamacpp.run.types import Ended
+from edgekit.engines.llamacpp.verify.hollow import ending_in_order
+from edgekit.engines.ports import LARGEST_PORT, check_port, is_loopback
 from edgekit.errors import EngineError, MemoryPressureError, UsageError
 from edgekit.report.run_json import ended_json, ready_json
-from edgekit.runtime.llamacpp.ports import LARGEST_PORT, check_port, is_loopback
-from edgekit.runtime.llamacpp.types import Ended
-from edgekit.verify.hollow import ending_in_order
 
 
 def serve(arguments: argparse.Namespace) -> tuple[str, int]:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgekit.cli.running import Judged, Told, judge_order, refuse_or_warn
-from edgekit.embed.monitor import Monitor
 from edgekit.errors import MissingExtraError
+from edgekit.machine.monitor import Monitor
 from edgekit.plan.types import Job
 from edgekit.report.run_text import verdict_text
 

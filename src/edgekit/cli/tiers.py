@@ -6,17 +6,17 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from edgekit.asking.flags import COMMON, read_number
 from edgekit.cli.device_options import machine_of_arguments
 from edgekit.cli.engine_flags import given_flags
 from edgekit.cli.reach_options import is_terminal, screen_width
+from edgekit.engines.flags import COMMON, read_number
 from edgekit.errors import HardwareError, UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from collections.abc import Callable
 
-    from edgekit.plan.spill import Purpose
-    from edgekit.plan.tiers import TierMemory, TierPlan, TierWish
+    from edgekit.engines.memo import TierMemory, TierPlan, TierWish
+    from edgekit.engines.spill import Purpose
 
 PREFIX = "tier:"
 
@@ -34,7 +34,7 @@ def check_latency(arguments: argparse.Namespace) -> None:
 def run_tier(arguments: argparse.Namespace) -> tuple[str, int]:
     """One tier, by its name."""
     from edgekit.catalog.tiers import find_tier
-    from edgekit.plan.tiers import plan_tier_on
+    from edgekit.engines.memo import plan_tier_on
 
     tier = find_tier(arguments.model[len(PREFIX) :])
     make = _maker(arguments, drafter=not arguments.no_drafter)
@@ -43,7 +43,7 @@ def run_tier(arguments: argparse.Namespace) -> tuple[str, int]:
 
 def run_tiers(arguments: argparse.Namespace) -> tuple[str, int]:
     """The largest that the machine holds."""
-    from edgekit.plan.tiers import recommend_tier_on
+    from edgekit.engines.memo import recommend_tier_on
 
     return _told(recommend_tier_on(machine_of_arguments(arguments), _maker(arguments)), arguments)
 
@@ -52,9 +52,9 @@ def _maker(
     arguments: argparse.Namespace, *, drafter: bool = True
 ) -> Callable[[TierMemory], TierWish]:
     from edgekit.asking.bills import CONTEXT
-    from edgekit.asking.flags import read_flags
-    from edgekit.plan.tiers import TierWish
-    from edgekit.plan.tiers.types import MIN_CONTEXT
+    from edgekit.engines.flags import read_flags
+    from edgekit.engines.memo import TierWish
+    from edgekit.engines.memo.types import MIN_CONTEXT
 
     _check_options(arguments)
     given = given_flags(arguments)
@@ -102,7 +102,7 @@ def _check_options(arguments: argparse.Namespace) -> None:
 
 
 def read_purpose(word: str | None) -> Purpose:
-    from edgekit.plan.spill import Purpose
+    from edgekit.engines.spill import Purpose
 
     try:
         return Purpose.TEXT if word is None else Purpose(word.lower())

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from edgekit.asking import llamacpp_options
 from edgekit.asking.bills import CONTEXT, QUANT
-from edgekit.asking.flags import COMMON, read_flags
 from edgekit.cli.engine_flags import add_flags, given_flags
 from edgekit.cli.reach_options import (
     ENVIRONMENT,
@@ -18,13 +17,14 @@ from edgekit.cli.reach_options import (
     reach_of,
     seconds,
 )
+from edgekit.engines.flags import COMMON, read_flags
 from edgekit.errors import EdgekitError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
-    from edgekit.source.types import ModelFiles, Reach
-    from edgekit.verify.types import Verification
+    from edgekit.engines.llamacpp.verify.types import Verification
+    from edgekit.sources.types import ModelFiles, Reach
 
 OUTSIDE = 1
 
@@ -101,7 +101,7 @@ def _remembered(found: Verification) -> Verification:
     """What a real load showed is kept for this machine; where it cannot be, a note says so."""
     from dataclasses import replace
 
-    from edgekit.hardware import detect
+    from edgekit.machine import detect
     from edgekit.report.calibrate_text import remembered_words
     from edgekit.runtime.remembering import remember_load
 
@@ -116,8 +116,8 @@ def _verify(arguments: argparse.Namespace) -> tuple[Verification, str]:
     given = given_flags(arguments)
     values = read_flags((CONTEXT, *_FLAGS), {**given.get(COMMON, {}), **given.get(_ENGINE, {})})
     load, setup = llamacpp_options.ask(values)
-    from edgekit.verify.check import verify_model
-    from edgekit.verify.ways import choose_way
+    from edgekit.engines.llamacpp.verify.check import verify_model
+    from edgekit.engines.llamacpp.verify.ways import choose_way
 
     way = choose_way(setup.mode if "mode" in values else None, really=arguments.load)
     with reach_of(arguments, quiet=arguments.json) as reach:
@@ -136,12 +136,12 @@ def _files(reference: str, reach: Reach, quant: str | None) -> ModelFiles:
     """The files of a model. One of the catalog has a header generated from its facts, at Q4_K_M or as requested."""
     from dataclasses import replace
 
-    from edgekit.engine.llamacpp.as_gguf import convert
-    from edgekit.engine.quant_names import read_quant
+    from edgekit.engines.llamacpp.as_gguf import convert
+    from edgekit.engines.llamacpp.verify.generated import generated_files
+    from edgekit.engines.quant_names import read_quant
     from edgekit.errors import UsageError
     from edgekit.resolver import ResolvedModel, file_at, quantised, resolve
-    from edgekit.source import locate
-    from edgekit.verify.generated import generated_files
+    from edgekit.sources import locate
 
     found = resolve(reference, lambda source: locate(source, reach=reach))
     if found.found is not None:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from edgekit.cli.announcing import say, say_json
 from edgekit.cli.listening import read_host, read_plain
+from edgekit.engines.ports import LARGEST_PORT
 from edgekit.errors import MissingExtraError, NotFoundError, SourceError, UsageError
-from edgekit.runtime.llamacpp.ports import LARGEST_PORT
-from edgekit.source import locate, path_of
-from edgekit.source.disk import trouble
+from edgekit.sources import locate, path_of
+from edgekit.sources.disk import trouble
 from edgekit.web.references import paths_of
 from edgekit.web.types import Settings
 

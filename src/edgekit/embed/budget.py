@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgekit.basis import Basis
-from edgekit.embed.monitor import BREAKER_PERCENT, usable_bytes
 from edgekit.embed.pooling import choose_pooling
 from edgekit.embed.types import Limits, Pooling
-from edgekit.engine.stream.model import read_model
-from edgekit.engine.stream.tensors import arena_floats, matrices, row_bytes, side_floats, vectors
-from edgekit.engine.stream.threads import check_threads, usual_threads
-from edgekit.engine.stream.types import Model
+from edgekit.engines.native.model import read_model
+from edgekit.engines.native.tensors import arena_floats, matrices, row_bytes, side_floats, vectors
+from edgekit.engines.native.threads import check_threads, usual_threads
+from edgekit.engines.native.types import Model
 from edgekit.errors import HeaderError, HeaderLimitError, MemoryPressureError, UsageError
-from edgekit.header.dtype import by_name
-from edgekit.header.quoting import unquoted
-from edgekit.header.types import Tensor
+from edgekit.formats.dtype import by_name
+from edgekit.formats.quoting import unquoted
+from edgekit.formats.types import Tensor
+from edgekit.machine.monitor import BREAKER_PERCENT, usable_bytes
 from edgekit.units import GIB, KIB, MIB, format_bytes
 
 if TYPE_CHECKING:

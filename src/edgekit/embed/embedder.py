@@ -15,17 +15,18 @@ import numpy as np
 
 from edgekit.embed.passes import Job, Passes
 from edgekit.embed.pooling import scale_row
-from edgekit.embed.types import Encoder, Floats, Limits
+from edgekit.embed.types import Encoder, Limits
+from edgekit.engines.native.arrays import Floats
 from edgekit.errors import CancelledError, TextError, UsageError
 from edgekit.units import format_bytes
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-    from edgekit.embed.monitor import Monitor, Reservation
     from edgekit.embed.plan import EmbedPlan
     from edgekit.embed.prefixes import Prefixes
     from edgekit.embed.tokenizer import TextTokenizer
+    from edgekit.machine.monitor import Monitor, Reservation
 
 Progress = Callable[[float], None]
 

@@ -24,10 +24,12 @@ from typing import IO, Any
 
 import numpy as np
 
-from edgekit.embed.monitor import Monitor
-from edgekit.embed.types import MB, Checkpoint, Floats, Pooling
+from edgekit.embed.types import Checkpoint, Pooling
 from edgekit.embed.walk import Walked
+from edgekit.engines.native.arrays import Floats
 from edgekit.errors import EngineError, HeaderError, UsageError
+from edgekit.machine.monitor import Monitor
+from edgekit.units import MB
 
 ENGINE = "llama.cpp"
 INSTALL = "pip install 'edgekit-models[llama]'"

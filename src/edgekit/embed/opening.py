@@ -20,7 +20,6 @@ from edgekit.embed.embedder import Embedder, Ready
 from edgekit.embed.encoder import open_encoder
 from edgekit.embed.file import WeightFile
 from edgekit.embed.kernels import Kernels, choose
-from edgekit.embed.monitor import BREAKER_PERCENT, Monitor, usable_bytes
 from edgekit.embed.plan import EmbedPlan
 from edgekit.embed.pooling import choose_pooling
 from edgekit.embed.prefixes import prefixes_of
@@ -33,15 +32,16 @@ from edgekit.embed.tokenizer import (
 )
 from edgekit.embed.types import Encoder, Limits, Mode, Pooling
 from edgekit.embed.walk import Walked, walk
-from edgekit.engine.stream.tensors import matrices
-from edgekit.engine.stream.threads import usable_cores
+from edgekit.engines.native.tensors import matrices
+from edgekit.engines.native.threads import usable_cores
 from edgekit.errors import MemoryPressureError, UsageError
-from edgekit.source.finding import Found, find_weights
+from edgekit.machine.monitor import BREAKER_PERCENT, Monitor, usable_bytes
+from edgekit.sources.finding import Found, find_weights
 from edgekit.units import KIB, MIB, format_bytes, parse_size
 
 if TYPE_CHECKING:
-    from edgekit.source.download import Download
-    from edgekit.source.types import Reach
+    from edgekit.sources.download import Download
+    from edgekit.sources.types import Reach
 
 BUILT_IN = "edgekit"
 ENGINES = (BUILT_IN, llamacpp.ENGINE)

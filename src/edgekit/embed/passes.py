@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from edgekit.embed.encoder.crew import no_thread
-from edgekit.embed.types import Encoder, Floats
+from edgekit.embed.types import Encoder
+from edgekit.engines.native.arrays import Floats
 from edgekit.errors import (
     CancelledError,
     DeadlineError,

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from edgekit.embed.types import Floats, Pooling
+from edgekit.embed.types import Pooling
+from edgekit.engines.native.arrays import Floats
 from edgekit.errors import HeaderError, UnknownArchitectureError, UsageError, WeightsError
-from edgekit.header.quoting import quoted
-from edgekit.header.types import Value
+from edgekit.formats.quoting import quoted
+from edgekit.formats.types import Value
 
 SMALLEST_LENGTH = 1e-9  # a shorter vector has no direction worth scaling up
 _NONE, _RANK = 0, 4  # llama.h: enum llama_pooling_type

@@ -16,14 +16,15 @@ from numpy.typing import NDArray
 
 from edgekit.embed.file import WeightFile
 from edgekit.embed.kernels.types import BlockError, Kernels
-from edgekit.embed.monitor import Monitor
-from edgekit.embed.types import MB, Checkpoint, Floats
+from edgekit.embed.types import Checkpoint
 from edgekit.embed.walk import Walked
+from edgekit.engines.native.arrays import Floats
 from edgekit.errors import HeaderLimitError, TextError, UnknownDtypeError, WeightsError
-from edgekit.header.dtype import TensorType
-from edgekit.header.quoting import quoted
-from edgekit.header.types import Tensor
-from edgekit.units import KIB
+from edgekit.formats.dtype import TensorType
+from edgekit.formats.quoting import quoted
+from edgekit.formats.types import Tensor
+from edgekit.machine.monitor import Monitor
+from edgekit.units import KIB, MB
 
 TABLE = "token_embd.weight"
 VOCABULARY = "tokenizer.ggml.tokens"

@@ -5,17 +5,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float32]
-else:
-    Floats = Any
-
-MB = 10**6
+from edgekit.engines.native.arrays import Floats
+from edgekit.units import MB
 
 
 class Mode(enum.Enum):

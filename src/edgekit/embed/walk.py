@@ -12,13 +12,13 @@ from sys import getsizeof
 
 from edgekit.embed.file import WeightFile
 from edgekit.errors import HeaderError, HeaderLimitError
-from edgekit.header.cursor import Cursor
-from edgekit.header.directory import read_directory
-from edgekit.header.gguf import alignment_of, read_keys, read_start
-from edgekit.header.quoting import quoted
-from edgekit.header.types import ArrayFact as ArrayPlace
-from edgekit.header.types import Tensor, Value
-from edgekit.header.values import Shelf
+from edgekit.formats.cursor import Cursor
+from edgekit.formats.directory import read_directory
+from edgekit.formats.gguf import alignment_of, read_keys, read_start
+from edgekit.formats.quoting import quoted
+from edgekit.formats.types import ArrayFact as ArrayPlace
+from edgekit.formats.types import Tensor, Value
+from edgekit.formats.values import Shelf
 from edgekit.units import KIB
 
 __all__ = ["ArrayPlace", "Tensor", "Walked", "walk"]

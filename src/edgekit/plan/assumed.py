@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgekit.basis import Basis
-from edgekit.catalog import open_entry
+from edgekit.bill.assumed import AssumedModel, assumed_estimate
+from edgekit.bill.types import CACHES, Component, Load, MemoryEstimate, MemoryLine
 from edgekit.catalog.types import Entry, Kind
-from edgekit.engine.llamacpp.placement import place
-from edgekit.engine.types import Model
+from edgekit.engines.entries import open_entry
+from edgekit.engines.llamacpp.placement import place
 from edgekit.errors import EdgekitError, RefusedError
-from edgekit.geometry.types import Attention
-from edgekit.memory.assumed import AssumedModel, assumed_estimate
-from edgekit.memory.types import CACHES, HOST, Component, Load, MemoryEstimate, MemoryLine, Pool
+from edgekit.machine.types import HOST, Pool
+from edgekit.model.types import Attention, Model
 from edgekit.plan.types import Bill
 from edgekit.units import format_count
 

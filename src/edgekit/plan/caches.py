@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from edgekit.engine.llamacpp.types import default_setup
+from edgekit.bill.cache_types import cache_type
+from edgekit.bill.types import Load
+from edgekit.engines.budgets import devices_for
+from edgekit.engines.llamacpp.types import default_setup
 from edgekit.errors import RefusedError
-from edgekit.hardware.budgets import devices_for
-from edgekit.memory.cache_types import cache_type
-from edgekit.memory.types import Load
 from edgekit.plan.placement import first_way
 from edgekit.plan.types import Question, Start
 
@@ -139,9 +139,9 @@ def plain_setup(engine: str) -> Any:
     """As it starts when nothing is said."""
     if engine == "llama.cpp":
         return default_setup()
-    from edgekit.engine.mlx.types import MlxSetup
-    from edgekit.engine.stream.setup import StreamSetup
-    from edgekit.engine.vllm.types import VllmSetup
+    from edgekit.engines.mlx.types import MlxSetup
+    from edgekit.engines.native.setup import StreamSetup
+    from edgekit.engines.vllm.types import VllmSetup
 
     others = {"vllm": VllmSetup, "mlx": MlxSetup, "stream": StreamSetup}
     return others[engine]()

@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from edgekit.engine import FROM_GGUF
-from edgekit.engine.types import Model
+from edgekit.bill.types import Load
+from edgekit.engines import FROM_GGUF
+from edgekit.engines.budgets import devices_for
 from edgekit.errors import EdgekitError
-from edgekit.hardware.budgets import devices_for, together_bytes
-from edgekit.hardware.gpu_limit import raised_limit
-from edgekit.hardware.types import HostMemory, Machine
-from edgekit.memory.types import HOST, Load
+from edgekit.machine.gpu_limit import raised_limit
+from edgekit.machine.types import HOST, HostMemory, Machine, together_bytes
+from edgekit.model.types import Model
 from edgekit.plan.caches import CacheChoice, cache_choices, plain_setup, with_setup
 from edgekit.plan.choice import READING_TOKENS_PER_S, at, choose
 from edgekit.plan.fitting import Fitting
@@ -267,7 +267,7 @@ def _room(result: PreflightResult) -> int:
 
 def _smaller_mixes(model: Model, room_bytes: int) -> Iterator[str]:
     """Those that weigh clearly less than the file does, and have a chance."""
-    from edgekit.engine.llamacpp.as_gguf import USUAL_MIXES, mixed_model
+    from edgekit.engines.llamacpp.as_gguf import USUAL_MIXES, mixed_model
 
     now = model.header.tensor_bytes if model.header.keys else None
     for mix in USUAL_MIXES[1:]:  # F16 is no quantisation
@@ -280,8 +280,8 @@ def _smaller_mixes(model: Model, room_bytes: int) -> Iterator[str]:
 
 
 def _smaller_bits(question: Question) -> Iterator[tuple[str, str, dict[str, str], Question]]:
-    from edgekit.engine.mlx.types import Packing, Quantize
-    from edgekit.engine.mlx.weights import quantization_of
+    from edgekit.engines.mlx.types import Packing, Quantize
+    from edgekit.engines.mlx.weights import quantization_of
 
     if quantization_of(question.model) is not None:
         return  # packed already: another repository would be needed
@@ -399,9 +399,9 @@ def _built_in(question: Question, _: PreflightResult) -> Iterator[Change]:
 
 def _device(question: Question, result: PreflightResult) -> Iterator[Change]:
     """The smallest card, and the smallest Mac, that hold all of it."""
-    from edgekit.hardware.devices import Kind, usual_devices
-    from edgekit.hardware.types import Vendor
-    from edgekit.hardware.wishes import machine_of
+    from edgekit.machine.devices import Kind, usual_devices
+    from edgekit.machine.types import Vendor
+    from edgekit.machine.wishes import machine_of
 
     tokens = result.context_tokens
     if question.start.settled & PLACED or question.engine == "stream":

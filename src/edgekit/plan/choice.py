@@ -11,10 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from edgekit.engine.types import Model
+from edgekit.bill.types import MemoryEstimate
+from edgekit.engines.budgets import devices_for
 from edgekit.errors import RefusedError
-from edgekit.hardware.budgets import devices_for
-from edgekit.memory.types import MemoryEstimate, PoolKind
+from edgekit.machine.types import PoolKind
+from edgekit.model.types import Model
 from edgekit.plan.caches import CacheChoice, cache_choices, with_setup
 from edgekit.plan.context import longest
 from edgekit.plan.fitting import Fitting

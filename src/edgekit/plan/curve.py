@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from edgekit.errors import RefusedError, UsageError
-from edgekit.hardware.budgets import Budget
+from edgekit.machine.types import Budget
 from edgekit.plan.caches import CacheChoice, cache_choices
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.planned import Plan

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgekit.engine import FROM_GGUF, engine_named
-from edgekit.engine.llamacpp.as_gguf import converted
+from edgekit.bill.types import Component, Load
+from edgekit.engines import FROM_GGUF, engine_named
+from edgekit.engines.llamacpp.as_gguf import converted
 from edgekit.errors import EdgekitError
-from edgekit.memory.types import Component, Load
 from edgekit.plan.types import PreflightResult
 
 

@@ -6,17 +6,18 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from edgekit.catalog import open_entry
+from edgekit.bill.decisions import Decision, Lever, Tried
+from edgekit.bill.types import Load, MemoryEstimate
 from edgekit.catalog.types import Entry, Kind
-from edgekit.engine import llamacpp
-from edgekit.engine.llamacpp.companions import with_drafter
-from edgekit.engine.types import Model
+from edgekit.engines.entries import open_entry
+from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.llamacpp.companions import with_drafter
 from edgekit.errors import EdgekitError
-from edgekit.memory.types import Load, MemoryEstimate
+from edgekit.model.types import Model
 from edgekit.plan.caches import with_setup
 from edgekit.plan.choice import Candidate, whole
 from edgekit.plan.ladder import Ladder
-from edgekit.plan.planned import Decision, Drafter, Lever, Tried, Wish
+from edgekit.plan.planned import Drafter, Wish
 from edgekit.plan.types import Question
 from edgekit.units import format_bytes
 

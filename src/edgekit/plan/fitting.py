@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
-from edgekit.engine import engine_named
-from edgekit.engine.llamacpp.context import MAX_TOKENS
+from edgekit.bill.types import CACHES, Component, Load, MemoryEstimate
+from edgekit.bill.usage import covered_bytes, for_bill
+from edgekit.engines import engine_named
+from edgekit.engines.llamacpp.context import MAX_TOKENS
 from edgekit.errors import CancelledError, RefusedError, UsageError
-from edgekit.hardware.budgets import Budget, gpu_budgets
-from edgekit.memory.types import CACHES, HOST, Component, Load, MemoryEstimate, Pool
+from edgekit.machine.types import HOST, Budget, Pool, gpu_budgets
 from edgekit.plan.context import (
     DEFAULT_TOKENS,
     EMBEDDING_TOKENS,
@@ -119,10 +120,10 @@ class Fitting:
     def _use(self, budget: Budget, estimate: MemoryEstimate) -> Use:
         bound, assumed = estimate.bounds_in(budget.pools)
         mapped = getattr(self.way.setup, "use_mmap", True)
-        covered = budget.covered_bytes(estimate)
+        covered = covered_bytes(budget, estimate)
         return Use(
-            budget=budget.for_bill(estimate, mapped_weights=mapped),
-            required_bytes=budget.required_bytes(estimate) - covered,
+            budget=for_bill(budget, estimate, mapped_weights=mapped),
+            required_bytes=estimate.in_pools(budget.pools) - covered,
             bound_bytes=bound + covered,
             covered_bytes=covered,
             assumed=assumed,
@@ -178,7 +179,7 @@ class Fitting:
         return max(shares, default=0.0)
 
     def _held(self, tokens: int) -> dict[Pool, int]:
-        from edgekit.engine.llamacpp import held_bytes
+        from edgekit.engines.llamacpp.estimate import held_bytes
 
         return held_bytes(self.question.model, self.load(tokens), self.way.setup)
 
@@ -224,7 +225,7 @@ class Fitting:
     def _facts(self, tokens: int) -> dict[str, Any]:
         if not self._is_plain:
             return dict(self.price(tokens).estimate.facts)
-        from edgekit.engine.llamacpp import load_facts
+        from edgekit.engines.llamacpp.estimate import load_facts
 
         return dict(load_facts(self.question.model, self.load(tokens), self.way.setup))
 
@@ -310,7 +311,7 @@ class Fitting:
         """llama.cpp tells its caches alone, a hundred times quicker than the whole bill."""
         if not self._is_plain:
             return self.price(tokens).estimate.kv_cache_bytes
-        from edgekit.engine.llamacpp import cache_bytes
+        from edgekit.engines.llamacpp.estimate import cache_bytes
 
         return cache_bytes(self.question.model, self.load(tokens), self.way.setup)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from edgekit.memory.types import HOST, Component, MemoryLine
+from edgekit.bill.types import Component, MemoryLine
+from edgekit.machine.types import HOST
 from edgekit.plan.types import PreflightResult
 from edgekit.units import MIB
 

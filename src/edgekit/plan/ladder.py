@@ -7,9 +7,9 @@ from functools import cached_property, partial
 from itertools import takewhile
 from typing import Any
 
-from edgekit.engine.llamacpp.types import ALL_LAYERS
+from edgekit.engines.llamacpp.types import ALL_LAYERS
 from edgekit.errors import RefusedError
-from edgekit.hardware.budgets import gpu_budgets, together_bytes
+from edgekit.machine.types import gpu_budgets, together_bytes
 from edgekit.plan.context import longest
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.placement import finer_ways

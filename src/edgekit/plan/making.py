@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from edgekit.engine.types import Model
+from edgekit.bill.decisions import Decision, Lever, Tried
+from edgekit.bill.types import Load
 from edgekit.errors import UsageError
-from edgekit.memory.types import Load
+from edgekit.model.types import Model
 from edgekit.plan.changes import changes
 from edgekit.plan.choice import Attempt, Candidate, Choice, choose, reads_at_once, whole
 from edgekit.plan.context import UNKNOWN_NATIVE_TOKENS
 from edgekit.plan.drafting import propose_drafter
 from edgekit.plan.pace import steady_pace
 from edgekit.plan.placement import PLACED
-from edgekit.plan.planned import Decision, Lever, Plan, Tried, Wish
+from edgekit.plan.planned import Plan, Wish
 from edgekit.plan.sharing import decide_sequences
 from edgekit.plan.types import Change, ChangeKind, PreflightResult, Question
 from edgekit.plan.verdict import pinned_candidate, result_for

@@ -8,13 +8,13 @@ from typing import Any
 
 from edgekit import __version__
 from edgekit.basis import Basis
-from edgekit.engine.llamacpp.types import ALL_LAYERS
-from edgekit.hardware.budgets import devices_for
-from edgekit.hardware.calibration import device_key
-from edgekit.hardware.measured import Pace
-from edgekit.hardware.throughput import READING, Reading, host_pace
-from edgekit.hardware.types import Accelerator, Machine
-from edgekit.memory.types import Component
+from edgekit.bill.types import Component
+from edgekit.engines.budgets import devices_for
+from edgekit.engines.llamacpp.types import ALL_LAYERS
+from edgekit.engines.speed import READING, Reading, host_pace
+from edgekit.machine.calibration import device_key
+from edgekit.machine.measured import Pace
+from edgekit.machine.types import Accelerator, Machine
 from edgekit.plan.placement import BACKENDS
 from edgekit.plan.speed import Calibration, expected_speed
 from edgekit.plan.types import Question, Speed, Weighed

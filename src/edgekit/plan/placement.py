@@ -7,10 +7,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from edgekit.engine.types import Model
-from edgekit.errors import HardwareError, UsageError
-from edgekit.hardware.apple import longest_buffer_bytes
-from edgekit.hardware.budgets import (
+from edgekit.engines.budgets import (
     check_runs,
     devices_for,
     llamacpp_budgets,
@@ -19,13 +16,16 @@ from edgekit.hardware.budgets import (
     vllm_budgets,
     vllm_share,
 )
-from edgekit.hardware.calibration import device_key
-from edgekit.hardware.types import Accelerator, Machine, Vendor
+from edgekit.errors import HardwareError, UsageError
+from edgekit.machine.apple import longest_buffer_bytes
+from edgekit.machine.calibration import device_key
+from edgekit.machine.types import Accelerator, Machine, Vendor
+from edgekit.model.types import Model
 from edgekit.plan.types import Question, Way, Ways
 from edgekit.units import GIB, MIB, format_bytes
 
 if TYPE_CHECKING:
-    from edgekit.engine.llamacpp.types import Overhead
+    from edgekit.engines.llamacpp.types import Overhead
 
 # Fields of a setup that say what lies where; a caller who settles one settles all.
 PLACED = frozenset({
@@ -99,7 +99,7 @@ def _with_reserve(way: Way, reserve_bytes: int) -> Way:
 
 def engine_on(model: Model, machine: Machine) -> str:
     """The engine for a model's files on this machine; without its own hardware, llama.cpp after a conversion."""
-    from edgekit.engine import engine_for
+    from edgekit.engines import engine_for
 
     wanted = engine_for(model)
     if wanted == "llama.cpp" or devices_for(machine, wanted):
@@ -109,7 +109,7 @@ def engine_on(model: Model, machine: Machine) -> str:
 
 
 def _llamacpp_ways(question: Question) -> Iterator[Way]:
-    from edgekit.engine.llamacpp.types import Backend, default_setup
+    from edgekit.engines.llamacpp.types import Backend, default_setup
 
     machine, start = question.machine, question.start
     setup = start.setup or default_setup()
@@ -141,7 +141,7 @@ def _llamacpp_ways(question: Question) -> Iterator[Way]:
 
 def _by_number(machine: Machine, setup: Any, *, has_backend: bool) -> Way:
     """On the devices that were asked for: those of RPC servers come first, and no card is left out."""
-    from edgekit.engine.llamacpp.types import Backend, Device, used_devices
+    from edgekit.engines.llamacpp.types import Backend, Device, used_devices
 
     cards = devices_for(machine, "llama.cpp")
     if has_backend and setup.backend is Backend.CPU:
@@ -212,7 +212,7 @@ def _left_out(machine: Machine, used: tuple[Accelerator, ...]) -> str:
 
 def _check_backend(machine: Machine, cards: tuple[Accelerator, ...], backend: Any) -> None:
     """Raises HardwareError for one that the machine has no device for. Vulkan runs on all but Apple's."""
-    from edgekit.engine.llamacpp.types import Backend
+    from edgekit.engines.llamacpp.types import Backend
 
     vendors = {card.vendor for card in cards}
     runs = {
@@ -226,7 +226,7 @@ def _check_backend(machine: Machine, cards: tuple[Accelerator, ...], backend: An
 
 
 def _as_devices(cards: tuple[Accelerator, ...], split: tuple[float, ...]) -> tuple[Any, ...]:
-    from edgekit.engine.llamacpp.types import Device
+    from edgekit.engines.llamacpp.types import Device
 
     if len(split) > len(cards):
         raise UsageError(
@@ -266,7 +266,7 @@ def finer_ways(model: Model, way: Way) -> Iterator[Way]:
     """With more of one layer's experts on the devices than this way and less than the one before it: with -ot, which
     leaves experts of the first layers on the host, or of the last as llama.cpp's own --fit does (fit.cpp @ b11549).
     """
-    from edgekit.engine.llamacpp.types import ALL_LAYERS, LlamaCppSetup
+    from edgekit.engines.llamacpp.types import ALL_LAYERS, LlamaCppSetup
 
     setup, layers = way.setup, len(model.geometry.layers)
     if not isinstance(setup, LlamaCppSetup) or setup.n_gpu_layers != ALL_LAYERS:
@@ -282,7 +282,7 @@ def finer_ways(model: Model, way: Way) -> Iterator[Way]:
 
 def _by_tensor(count: int, layers: int) -> Iterator[tuple[dict[str, Any], str]]:
     """The experts of so many layers on the host, and a part of those of one more."""
-    from edgekit.engine.llamacpp.types import Override
+    from edgekit.engines.llamacpp.types import Override
 
     def moved(layer: str, *tensors: str) -> tuple[Override, ...]:
         names = (f"blk.{layer}.ffn_{one}_exps" for one in tensors)
@@ -321,7 +321,7 @@ def _on_devices(machine: Machine, cards: tuple[Accelerator, ...], setup: Any, be
 
 
 def _all_told(setup: Any, cards: tuple[Accelerator, ...]) -> str:
-    from edgekit.engine.llamacpp.types import ALL_LAYERS
+    from edgekit.engines.llamacpp.types import ALL_LAYERS
 
     if setup.n_gpu_layers != ALL_LAYERS or setup.cpu_moe or setup.n_cpu_moe:
         return f"as requested, on {_names(cards)}"
@@ -329,7 +329,7 @@ def _all_told(setup: Any, cards: tuple[Accelerator, ...]) -> str:
 
 
 def _on_the_cpu(machine: Machine, setup: Any) -> Way:
-    from edgekit.engine.llamacpp.types import Backend
+    from edgekit.engines.llamacpp.types import Backend
 
     if machine.host is None:
         raise HardwareError("RAM unknown: add --ram 32G")
@@ -338,7 +338,7 @@ def _on_the_cpu(machine: Machine, setup: Any) -> Way:
 
 
 def _of_the_machine(machine: Machine, cards: Cards = ()) -> dict[str, Any]:
-    from edgekit.engine.llamacpp.types import Cpu
+    from edgekit.engines.llamacpp.types import Cpu
 
     return {
         "cpu": Cpu.ARM if machine.arm else Cpu.X86,
@@ -353,7 +353,7 @@ def measured_overhead(machine: Machine, cards: Cards = ()) -> Overhead | None:
     """
     if machine.measured is None or machine.what_if:
         return None
-    from edgekit.engine.llamacpp.types import Overhead
+    from edgekit.engines.llamacpp.types import Overhead
 
     for device in dict.fromkeys((device_key(machine, cards), device_key(machine))):
         found = machine.measured.engine("llama.cpp", device)
@@ -372,7 +372,7 @@ def _names(cards: tuple[Accelerator, ...]) -> str:
 
 
 def _vllm_ways(question: Question) -> Iterator[Way]:
-    from edgekit.engine.vllm.types import Gpu, VllmSetup
+    from edgekit.engines.vllm.types import Gpu, VllmSetup
 
     machine, start = question.machine, question.start
     setup = start.setup or VllmSetup()
@@ -450,14 +450,14 @@ def _shape(setup: Any) -> str:
 
 
 def _lowered(setup: Any) -> str:
-    from edgekit.engine.vllm.types import DEFAULT_UTILIZATION
+    from edgekit.engines.vllm.types import DEFAULT_UTILIZATION
 
     share = setup.gpu_memory_utilization
     return f", {share:g} of its memory" if share != DEFAULT_UTILIZATION else ""
 
 
 def _mlx_ways(question: Question) -> Iterator[Way]:
-    from edgekit.engine.mlx.types import MlxSetup
+    from edgekit.engines.mlx.types import MlxSetup
 
     cards = devices_for(question.machine, "mlx")
     yield Way(
@@ -471,9 +471,9 @@ def _mlx_ways(question: Question) -> Iterator[Way]:
 def _stream_ways(question: Question) -> Iterator[Way]:
     """Weights that stay in memory need no reading: all of them first, then fewer, then none."""
     from edgekit.embed.tokenizer.cost import vocabulary_bytes
-    from edgekit.engine.stream import matrix_bytes, stream_model
-    from edgekit.engine.stream.setup import StreamSetup
-    from edgekit.engine.stream.threads import usual_threads
+    from edgekit.engines.native.estimate import matrix_bytes, stream_model
+    from edgekit.engines.native.setup import StreamSetup
+    from edgekit.engines.native.threads import usual_threads
 
     machine, start = question.machine, question.start
     setup = start.setup or StreamSetup()

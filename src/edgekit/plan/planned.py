@@ -2,53 +2,18 @@
 
 from __future__ import annotations
 
-import enum
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgekit.engine.types import Model
-from edgekit.hardware.types import Machine
-from edgekit.memory.types import Load
+from edgekit.bill.decisions import Decision, Lever
+from edgekit.bill.types import Load
+from edgekit.machine.types import Machine
+from edgekit.model.types import Model
 from edgekit.plan.caches import CacheChoice
 from edgekit.plan.choice import READING_TOKENS_PER_S
 from edgekit.plan.types import Change, Job, PreflightResult, Speed, Start, Variant
-
-
-class Lever(enum.Enum):
-    """What can be turned, in the order in which memory that is left is spent."""
-
-    WEIGHTS = "weights"  # a bigger model: of one model, a more accurate file
-    PLACEMENT = "placement"
-    CONTEXT = "context"
-    CACHE = "cache"
-    DRAFTER = "drafter"
-    SEQUENCES = "sequences"
-    LIMIT = "limit"  # of the system: what macOS lets the GPU wire
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
-    """One setting of a lever that was looked at."""
-
-    value: str
-    outcome: str | Callable[[], str] = field(compare=False)  # finding out may take a bill
-    taken: bool = False
-
-    @property
-    def told(self) -> str:
-        return self.outcome if isinstance(self.outcome, str) else self.outcome()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """One lever: where it stands, and why there."""
-
-    lever: Lever
-    value: str  # "Q5_K_M", "32,768 tokens", "q8_0"
-    because: str
-    tried: tuple[Tried, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from edgekit.catalog import open_entry
+from edgekit.bill.types import Load
 from edgekit.catalog.types import Entry, Kind
+from edgekit.engines.budgets import check_runs
+from edgekit.engines.entries import open_entry
 from edgekit.errors import CancelledError, EdgekitError, RefusedError, UnknownArchitectureError
-from edgekit.hardware.budgets import check_runs
-from edgekit.hardware.types import Machine
-from edgekit.memory.types import HOST, Load
+from edgekit.machine.types import HOST, Machine
 from edgekit.plan.caches import embedding_start
 from edgekit.plan.choice import READING_TOKENS_PER_S
 from edgekit.plan.context import MINIMUM_TOKENS, job_window

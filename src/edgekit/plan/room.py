@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edgekit.hardware.budgets import devices_for, llamacpp_budgets, mlx_budgets, together_bytes
-from edgekit.hardware.types import Machine
+from edgekit.engines.budgets import devices_for, llamacpp_budgets, mlx_budgets
+from edgekit.machine.types import Machine, together_bytes
 
 
 def room_bytes(machine: Machine, engine: str) -> int:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgekit.basis import Basis
-from edgekit.engine.types import Model
-from edgekit.hardware.budgets import devices_for
-from edgekit.hardware.throughput import (
+from edgekit.bill.types import Load, MemoryEstimate
+from edgekit.engines.budgets import devices_for
+from edgekit.engines.speed import (
     CROSSING_S,
     EAGER_LAYER_S,
     EXPERTS_PACE,
@@ -27,8 +27,8 @@ from edgekit.hardware.throughput import (
     device_flops,
     host_pace,
 )
-from edgekit.hardware.types import Accelerator, Machine
-from edgekit.memory.types import Load, MemoryEstimate, PoolKind
+from edgekit.machine.types import Accelerator, Machine, PoolKind
+from edgekit.model.types import Model
 from edgekit.plan.touched import Touched, Work, one_token
 from edgekit.plan.types import Speed
 from edgekit.plan.working import attention_flops

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from edgekit.engine.llamacpp.placement import place
-from edgekit.engine.llamacpp.types import SplitMode
-from edgekit.engine.types import Model
-from edgekit.hardware.budgets import Budget, pool_of
-from edgekit.memory.types import Component, MemoryEstimate, PoolKind
+from edgekit.bill.types import Component, MemoryEstimate
+from edgekit.engines.llamacpp.placement import place
+from edgekit.engines.llamacpp.types import SplitMode
+from edgekit.machine.types import Budget, PoolKind, pool_of
+from edgekit.model.types import Model
 from edgekit.plan.types import Use, Way
 
 STEPS = 24  # of halving: to a ten-millionth of a card

@@ -7,16 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgekit.engine.types import Model
-from edgekit.geometry.types import ModelGeometry, SharedCache, Span
-from edgekit.memory.types import (
-    Component,
-    Load,
-    MemoryEstimate,
-    MemoryLine,
-    Pool,
-    PoolKind,
-)
+from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
+from edgekit.machine.types import Pool, PoolKind
+from edgekit.model.types import Model, ModelGeometry, SharedCache, Span
 from edgekit.plan.working import Share, Working, working_weights
 
 
@@ -89,7 +82,7 @@ def _as_loaded(model: Model, setup: Any, estimate: MemoryEstimate) -> Model:
     """llama.cpp's is the GGUF, which may have to be made first."""
     if estimate.engine != "llama.cpp":
         return model
-    from edgekit.engine.llamacpp.as_gguf import converted
+    from edgekit.engines.llamacpp.as_gguf import converted
 
     found = converted(model, getattr(setup, "mix", None))
     return model if found is None else found.model

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgekit.basis import Basis
-from edgekit.engine.types import Model
-from edgekit.hardware.budgets import Budget
-from edgekit.hardware.types import Accelerator, Machine
-from edgekit.memory.types import Load, MemoryEstimate
+from edgekit.bill.types import Load, MemoryEstimate
+from edgekit.machine.types import Accelerator, Budget, Machine
+from edgekit.model.types import Model
 from edgekit.units import GIB
 
 # SPEC A1: a known bill fits up to the whole of the usable memory; above 85 % it is tight.

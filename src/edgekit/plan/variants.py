@@ -8,15 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 from edgekit.catalog.repositories import Form, repositories_of
-from edgekit.engine.llamacpp.as_gguf import MADE_IN_MXFP4, USUAL_MIXES, default_mix
-from edgekit.engine.types import Model
-from edgekit.header import read_quantization
-from edgekit.header.mixes import mix_by_name
-from edgekit.memory.mix_table import BY_NAME
+from edgekit.engines.llamacpp.as_gguf import MADE_IN_MXFP4, USUAL_MIXES, default_mix
+from edgekit.engines.llamacpp.quantize.table import BY_NAME
+from edgekit.formats import read_quantization
+from edgekit.formats.mixes import mix_by_name
+from edgekit.model.types import Model
 from edgekit.plan.choice import USUAL_ACCURACY, as_named
 from edgekit.plan.types import Variant
-from edgekit.source.naming import SHORT_MIXES
-from edgekit.source.types import Container
+from edgekit.sources.naming import SHORT_MIXES
+from edgekit.sources.types import Container
 
 ORIGINAL_ACCURACY = 1000  # 16 bits: nothing is gained over 8 that memory should be spent on
 MLX_BITS = (8, 6, 5, 4, 3)
@@ -73,7 +73,7 @@ def at_bits(model: Model) -> tuple[Variant, ...]:
 
 
 def _at_bits(model: Model) -> Iterator[Variant]:
-    from edgekit.engine.mlx.types import Packing, Quantize
+    from edgekit.engines.mlx.types import Packing, Quantize
 
     for bits in MLX_BITS:
         accuracy = bits * 100 + 50  # a scale and a bias of 16 bits for every 64 weights
@@ -97,7 +97,7 @@ def variants_of(
         return (*as_named(model), *(_repositories(model, label) if label else ()))
     if engine == "llama.cpp":
         return _up_to_stored(model, at_mixes(model))
-    from edgekit.engine.mlx.weights import quantization_of
+    from edgekit.engines.mlx.weights import quantization_of
 
     plain = model.header.container is not Container.GGUF and quantization_of(model) is None
     return at_bits(model) if plain else as_named(model)

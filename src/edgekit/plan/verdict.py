@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from edgekit.basis import Basis
-from edgekit.engine import engine_named
+from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
+from edgekit.engines import engine_named
 from edgekit.errors import RefusedError
-from edgekit.memory.types import Component, Load, MemoryEstimate, MemoryLine
 from edgekit.plan.choice import READING_TOKENS_PER_S, Candidate, Choice, choose
 from edgekit.plan.context import recommended_context
 from edgekit.plan.fitting import Fitting

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from edgekit.engine.llamacpp.types import SplitMode
-from edgekit.hardware.budgets import devices_for
-from edgekit.hardware.types import Machine, Vendor
+from edgekit.engines.budgets import devices_for
+from edgekit.engines.llamacpp.types import SplitMode
+from edgekit.machine.types import Machine, Vendor
 from edgekit.plan.types import Way
 
 # NVML counts cards by their place on the bus; CUDA the fastest first unless it is told otherwise.

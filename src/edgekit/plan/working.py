@@ -6,12 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from edgekit.engine.types import Model
 from edgekit.errors import UnknownArchitectureError
-from edgekit.geometry.types import LatentAttention, Layer, ModelGeometry, Span, attention_of
-from edgekit.header.quantization import read_quantization
-from edgekit.header.types import Tensor
-from edgekit.source.types import Container
+from edgekit.formats.quantization import read_quantization
+from edgekit.formats.types import Tensor
+from edgekit.model.types import LatentAttention, Layer, Model, ModelGeometry, Span, attention_of
+from edgekit.sources.types import Container
 
 MXFP4_SHARE = 4.25 / 16  # gpt-oss: experts at four bits and a scale for 32, the rest at sixteen
 
@@ -122,7 +121,7 @@ def own_layers(geometry: ModelGeometry) -> tuple[Layer, ...]:
 
 
 def _by_directory(model: Model) -> Working:
-    from edgekit.geometry.roles import Role, block_of, roles_of
+    from edgekit.model.roles import Role, block_of, roles_of
 
     tensors = model.header.tensors or ()
     sums = _Sums(model.geometry)
@@ -142,7 +141,7 @@ def _by_directory(model: Model) -> Working:
 
 def _head_name(tensors: Iterable[Tensor]) -> str:
     """Of a tied model the token embedding is the head: not that of positions, nor that of every layer."""
-    from edgekit.geometry.roles import Role, roles_of
+    from edgekit.model.roles import Role, roles_of
 
     others = ("per_layer", "position", "wpe", "type")
     likely = [
@@ -158,8 +157,8 @@ def _head_name(tensors: Iterable[Tensor]) -> str:
 
 
 def _by_architecture(model: Model) -> Working:
-    from edgekit.geometry.expected import expected_tensors
-    from edgekit.geometry.tensor_roles import TensorKind, TensorRole
+    from edgekit.model.expected import expected_tensors
+    from edgekit.model.tensor_roles import TensorKind, TensorRole
 
     geometry = model.geometry
     sums = _Sums(geometry)

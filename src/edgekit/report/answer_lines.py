@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from edgekit.hardware.types import Machine
-from edgekit.hardware.wishes import IDLE
-from edgekit.memory.types import HOST
+from edgekit.machine.types import HOST, Machine
+from edgekit.machine.wishes import IDLE
 from edgekit.plan.download import download_bytes
 from edgekit.plan.types import Change, ChangeKind, PreflightResult
 from edgekit.report.bars import Glyphs, memories

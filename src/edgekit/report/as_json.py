@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgekit.basis import Basis
-from edgekit.geometry.types import (
+from edgekit.formats.types import ModelHeader, Tensor
+from edgekit.model.inspect import CachePart, Inspection, Share, Weights
+from edgekit.model.types import (
     Attention,
     CompressedAttention,
     HybridLayer,
@@ -20,8 +22,6 @@ from edgekit.geometry.types import (
     Recurrent,
     SharedCache,
 )
-from edgekit.header.types import ModelHeader, Tensor
-from edgekit.inspection import CachePart, Inspection, Share, Weights
 from edgekit.report.kinds import count_kinds
 
 SCHEMA = 1

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from edgekit.basis import Basis
-from edgekit.geometry.types import (
+from edgekit.model.inspect import CACHE_ELEMENT_BYTES, CachePart, Inspection, Share
+from edgekit.model.types import (
     Attention,
     CompressedAttention,
     Experts,
@@ -19,10 +20,9 @@ from edgekit.geometry.types import (
     SharedCache,
     Span,
 )
-from edgekit.inspection import CACHE_ELEMENT_BYTES, CachePart, Inspection, Share
 from edgekit.report.kinds import count_kinds, kind_name, window_of
 from edgekit.report.lines import printable, table
-from edgekit.source.types import Container
+from edgekit.sources.types import Container
 from edgekit.units import format_bytes, format_count
 
 _LABEL = 9

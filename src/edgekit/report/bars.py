@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from edgekit.memory.types import HOST, MemoryEstimate
+from edgekit.bill.types import MemoryEstimate
+from edgekit.machine.types import HOST
 from edgekit.plan.types import PreflightResult, Status, Use
 from edgekit.report.bill import column_of
 from edgekit.report.check_words import budget_names

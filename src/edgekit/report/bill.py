@@ -6,16 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from edgekit.basis import Basis
-from edgekit.geometry.types import ModelGeometry
-from edgekit.memory.types import (
-    CACHES,
-    Component,
-    MemoryEstimate,
-    MemoryLine,
-    Pool,
-    PoolKind,
-    weakest,
-)
+from edgekit.bill.types import CACHES, Component, MemoryEstimate, MemoryLine, weakest
+from edgekit.machine.types import Pool, PoolKind
+from edgekit.model.types import ModelGeometry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

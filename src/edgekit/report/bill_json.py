@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgekit.memory.types import Component, MemoryEstimate, MemoryLine, Pool, PoolKind
+from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
+from edgekit.machine.types import Pool, PoolKind
 from edgekit.report.bill import Bill, column_of, later_lines
 
 SCHEMA = 1

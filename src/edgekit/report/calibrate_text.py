@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edgekit.hardware.calibration import Stored
-from edgekit.hardware.measured import (
+from edgekit.machine.calibration import Stored
+from edgekit.machine.measured import (
     Calibration,
     Difference,
     Disk,
@@ -21,9 +21,9 @@ from edgekit.report.screen import MOST_WIDTH, folded, section, within
 from edgekit.units import format_bytes
 
 if TYPE_CHECKING:  # only to name them: a report of what is kept needs nothing that measures
+    from edgekit.engines.llamacpp.verify.types import Verification
     from edgekit.runtime.calibrating.types import Calibrated
     from edgekit.runtime.remembering import Remembered
-    from edgekit.verify.types import Verification
 
 SHOWN_DIFFERENCES = 3
 

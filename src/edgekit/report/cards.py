@@ -7,12 +7,13 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from edgekit.basis import Basis
+from edgekit.bill.decisions import Lever
 from edgekit.catalog.repositories import Form, repository_at
 from edgekit.catalog.types import Kind
-from edgekit.hardware.types import Accelerator, Machine
+from edgekit.machine.types import Accelerator, Machine
 from edgekit.plan.choice import AS_NAMED
 from edgekit.plan.download import download_bytes
-from edgekit.plan.planned import Lever, Plan
+from edgekit.plan.planned import Plan
 from edgekit.plan.recommending import Ask, Recommendation, Suggestion
 from edgekit.report.answer_lines import assumed_of, change_lines
 from edgekit.report.bars import BLOCKS, Glyphs, memories

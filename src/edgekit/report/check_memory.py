@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from edgekit.memory.types import HOST, PoolKind
+from edgekit.machine.types import HOST, PoolKind
 from edgekit.plan.types import PreflightResult, Status
 from edgekit.report.bars import PARTS, RAM, Glyphs, Memory, bar, memories
 from edgekit.report.bill import column_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from edgekit.errors import HardwareError, RefusedError
-from edgekit.geometry.parameters import count_parameters
+from edgekit.model.parameters import count_parameters
 from edgekit.plan.choice import AS_NAMED
 from edgekit.plan.types import PreflightResult, Status
 from edgekit.report.bars import BLOCKS, Glyphs, memories

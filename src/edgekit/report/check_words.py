@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from edgekit.hardware.types import Accelerator
-from edgekit.memory.types import PoolKind
+from edgekit.machine.types import Accelerator, PoolKind
 from edgekit.plan.types import COMFORTABLE_PERCENT, PreflightResult, Status, Use
 from edgekit.units import GIB, MIB
 

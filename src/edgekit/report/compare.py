@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgekit.errors import EdgekitError
-from edgekit.geometry.parameters import count_parameters
+from edgekit.model.parameters import count_parameters
 from edgekit.report.bill import Bill, pool_sums
 from edgekit.report.bill_json import SCHEMA, bill_json
 from edgekit.report.check import Check, Unanswered

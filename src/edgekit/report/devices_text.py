@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edgekit.hardware.devices import Device, listed_devices
+from edgekit.machine.devices import Device, listed_devices
 from edgekit.report.lines import figures
 from edgekit.report.screen import folded, within
 from edgekit.units import format_bytes

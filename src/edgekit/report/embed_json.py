@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from edgekit.embed.bulk.job import Finished
     from edgekit.embed.plan import EmbedPlan
-    from edgekit.embed.types import Floats
+    from edgekit.engines.native.arrays import Floats
 
 SCHEMA = 1
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from edgekit.embed.bulk.job import Finished
     from edgekit.embed.bulk.types import Status
     from edgekit.embed.plan import EmbedPlan
-    from edgekit.embed.types import Floats
+    from edgekit.engines.native.arrays import Floats
 
 _SHOWN = 6  # numbers of a vector
 _BAR = 20

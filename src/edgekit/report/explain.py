@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from edgekit.basis import Basis
-from edgekit.memory.types import CACHES, Component, MemoryEstimate, MemoryLine, Pool
+from edgekit.bill.types import CACHES, Component, MemoryEstimate, MemoryLine
+from edgekit.machine.types import Pool
 from edgekit.report.bill import Bill, pool_names
 from edgekit.report.bill_text import known_words, percent
 from edgekit.report.kinds import kind_name, window_of

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgekit.hardware.budgets import Budget
-from edgekit.hardware.devices import Device, listed_devices
-from edgekit.hardware.types import Accelerator, HostMemory, Machine
-from edgekit.memory.types import Pool, PoolKind
+from edgekit.machine.devices import Device, listed_devices
+from edgekit.machine.types import Accelerator, Budget, HostMemory, Machine, Pool, PoolKind
 from edgekit.report.bill_json import SCHEMA
 from edgekit.report.calibrate_json import measured_json
 from edgekit.report.usable import Usable, limit_on, reserve_words, usable_by_engines

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from edgekit.hardware.gpu_limit import RaisedLimit, raised_limit
-from edgekit.hardware.types import Accelerator, HostMemory, Machine, Process, System
+from edgekit.machine.gpu_limit import RaisedLimit, raised_limit
+from edgekit.machine.types import Accelerator, HostMemory, Machine, Process, System
 from edgekit.report.bars import BLOCKS, Glyphs
 from edgekit.report.calibrate_text import measured_rows
 from edgekit.report.explain import ranges

@@ -5,8 +5,8 @@ Every command, the page and the Python examples show this sentence, so that they
 
 from __future__ import annotations
 
-from edgekit.engine.llamacpp.placement import has_experts_on_host
-from edgekit.hardware.budgets import together_bytes
+from edgekit.engines.llamacpp.placement import has_experts_on_host
+from edgekit.machine.types import together_bytes
 from edgekit.plan.choice import unchecked_bytes
 from edgekit.plan.types import PreflightResult, Use
 from edgekit.plan.verdict import is_too_short

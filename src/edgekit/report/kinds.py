@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgekit.geometry.types import (
+from edgekit.model.types import (
     Attention,
     CompressedAttention,
     HybridLayer,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
-    from edgekit.engine.mlx.types import Quantize
-    from edgekit.source.reference import Reference
-    from edgekit.source.types import ModelFiles
+    from edgekit.engines.mlx.types import Quantize
+    from edgekit.sources.reference import Reference
+    from edgekit.sources.types import ModelFiles
 
 PLACEHOLDER = "MODEL"
 PLACEHOLDER_FILE = "MODEL.gguf"
@@ -20,7 +20,7 @@ UNCONVERTED = "Q4_K_M"  # engine.llamacpp.as_gguf.DEFAULT_MIX
 def published_mlx(label: str, packed: Quantize) -> str | None:
     """The repository that has a model of the catalog packed like this: groups of 64, all alike."""
     from edgekit.catalog.repositories import Form, repository_at
-    from edgekit.engine.mlx.types import Packing, Quantize
+    from edgekit.engines.mlx.types import Packing, Quantize
 
     bits = packed.packing.bits
     if packed != Quantize(packing=Packing(bits=bits, group_size=64)):
@@ -31,7 +31,7 @@ def published_mlx(label: str, packed: Quantize) -> str | None:
 
 def repository_word(files: ModelFiles | None, known: str = "") -> str:
     """What vLLM and mlx-lm call the model: a hub id or a folder. `known`: its id, where there are no files."""
-    from edgekit.source.types import Origin
+    from edgekit.sources.types import Origin
 
     if files is None:
         return known or PLACEHOLDER
@@ -45,7 +45,7 @@ def repository_word(files: ModelFiles | None, known: str = "") -> str:
 
 def own_word(files: ModelFiles | None, label: str = "", mix: str = "") -> str:
     """What EdgeKit itself calls it: a file, a hub id, an address, or a name of the catalog with a quantisation."""
-    from edgekit.source.types import Origin
+    from edgekit.sources.types import Origin
 
     if files is None:
         return f"{label.removeprefix('sample:')}:{mix or UNCONVERTED}"
@@ -81,7 +81,7 @@ def gguf_source(
     `projector`: it is loaded too. Weights on this machine can be quantised there; for others the catalog is asked for a
     repository. Where it knows none, the note says how to search and the file has a placeholder's name.
     """
-    from edgekit.source.types import Container, Origin
+    from edgekit.sources.types import Container, Origin
 
     stored = files is not None and files.container is Container.GGUF
     if files is not None and stored and mix is None:
@@ -155,7 +155,7 @@ def _local_file(files: ModelFiles) -> str:
     """The first file of the set, in the folder that was named."""
     from pathlib import Path
 
-    from edgekit.source.types import Origin
+    from edgekit.sources.types import Origin
 
     if files.origin is not Origin.LOCAL or not files.weights:
         return files.label
@@ -165,7 +165,7 @@ def _local_file(files: ModelFiles) -> str:
 
 def typed_gguf_words(reference: str, *, is_name: bool = False) -> list[str]:
     """The same for a reference as people type it, of which nothing was looked up."""
-    from edgekit.source.reference import HubModel, WebFile
+    from edgekit.sources.reference import HubModel, WebFile
 
     match parsed(reference, is_name=is_name):
         case HubModel(repo=repo, quant=quant, filename=None):
@@ -200,8 +200,8 @@ def draft_words(reference: str, *, is_catalog: bool = False) -> list[str]:
 def parsed(reference: str, *, is_name: bool = False) -> Reference | None:
     """None for a path. `is_name`: it was found under this name, so whatever lies here it is none."""
     from edgekit.errors import UsageError
-    from edgekit.source.folders import is_here
-    from edgekit.source.reference import parse_reference
+    from edgekit.sources.folders import is_here
+    from edgekit.sources.reference import parse_reference
 
     path = reference.startswith((".", "/", "~", "\\")) or reference[1:3] == ":\\"
     if path or (not is_name and is_here(reference)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgekit.engine import rules_version
+from edgekit.engines import rules_version
 from edgekit.plan.planned import Plan
 from edgekit.report.bill import Bill
 

@@ -6,10 +6,11 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from edgekit.engine import rules_version
-from edgekit.memory.cache_types import CacheType
+from edgekit.bill.cache_types import CacheType
+from edgekit.bill.decisions import Decision
+from edgekit.engines import rules_version
 from edgekit.plan.download import download_bytes
-from edgekit.plan.planned import Decision, Plan
+from edgekit.plan.planned import Plan
 from edgekit.plan.types import PreflightResult, Variant
 from edgekit.report.bill_json import SCHEMA, answer_json, bill_json
 from edgekit.report.check_json import change_json, speed_json, use_json

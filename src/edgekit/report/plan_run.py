@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from edgekit.hardware.types import System
+from edgekit.machine.types import System
 from edgekit.report.commands.types import COMMAND, SETTINGS
 from edgekit.report.lines import printable
 from edgekit.report.screen import continued, folded, hanging, placed, row_width

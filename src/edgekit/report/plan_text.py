@@ -6,7 +6,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from edgekit.plan.planned import Decision, Lever, Plan, Tried
+from edgekit.bill.decisions import Decision, Lever, Tried
+from edgekit.plan.planned import Plan
 from edgekit.report.answer_lines import (
     MORE,
     assumed_of,

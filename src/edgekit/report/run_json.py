@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from edgekit.engines.chat import Written
+from edgekit.engines.llamacpp.verify.types import Row
 from edgekit.report.check import Check
 from edgekit.report.check_json import check_json
 from edgekit.report.verify_json import row_json
-from edgekit.runtime.talking import Written
-from edgekit.verify.types import Row
 
 SCHEMA = 1
 

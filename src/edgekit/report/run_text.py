@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgekit.engine.llamacpp.versions import answered_version, version_name
+from edgekit.engines.chat import Written
+from edgekit.engines.llamacpp.verify.types import Row
+from edgekit.engines.llamacpp.versions import answered_version, version_name
 from edgekit.report.check import Check
 from edgekit.report.headline import headline
 from edgekit.report.lines import counted
 from edgekit.report.verify_text import beside_lines
-from edgekit.runtime.talking import Written
-from edgekit.verify.types import Row
 
 
 def verdict_text(check: Check) -> str:

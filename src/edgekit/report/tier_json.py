@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from edgekit.bill.decisions import Decision
 from edgekit.catalog.tiers import Layout, Tier
-from edgekit.plan.planned import Decision
-from edgekit.plan.spill import Spill
-from edgekit.plan.tiers.types import RamFit, TierMemory, TierPlan
+from edgekit.engines.memo.types import RamFit, TierMemory, TierPlan
+from edgekit.engines.spill import Spill
 from edgekit.report.tier_text import ASSUMED
 
 SCHEMA = 1

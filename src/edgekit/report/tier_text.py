@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from edgekit.bill.decisions import Lever
+from edgekit.bill.types import Component, MemoryLine
 from edgekit.catalog.tiers import WHAT_IF
-from edgekit.memory.types import Component, MemoryLine
-from edgekit.plan.planned import Lever
-from edgekit.plan.tiers.types import MemoryKind, RamLevel, TierPlan
+from edgekit.engines.memo.types import MemoryKind, RamLevel, TierPlan
 from edgekit.report.lines import figures
 from edgekit.report.screen import folded, joined, placed, row_width, section, within
 from edgekit.units import format_bytes

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edgekit.errors import HardwareError
-from edgekit.hardware.budgets import (
-    Budget,
+from edgekit.engines.budgets import (
     check_runs,
     devices_for,
     llamacpp_budgets,
@@ -16,8 +14,8 @@ from edgekit.hardware.budgets import (
     vllm_budgets,
     vllm_share,
 )
-from edgekit.hardware.types import Accelerator, Machine
-from edgekit.memory.types import HOST
+from edgekit.errors import HardwareError
+from edgekit.machine.types import HOST, Accelerator, Budget, Machine
 from edgekit.units import format_bytes
 
 
@@ -52,7 +50,7 @@ def _llamacpp(machine: Machine, devices: tuple[Accelerator, ...]) -> tuple[Budge
 
 
 def _vllm(_: Machine, devices: tuple[Accelerator, ...]) -> tuple[Budget, ...]:
-    from edgekit.engine.vllm.types import DEFAULT_UTILIZATION  # the whole engine comes with it
+    from edgekit.engines.vllm.types import DEFAULT_UTILIZATION  # the whole engine comes with it
 
     return vllm_budgets(devices, vllm_share(devices, DEFAULT_UTILIZATION))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # only to name them: others use a row of this report
-    from edgekit.verify.types import Resident, Row, Verification
+    from edgekit.engines.llamacpp.verify.types import Resident, Row, Verification
 
 SCHEMA = 1
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from edgekit.engines.llamacpp.verify.types import Resident, Row, Verification
 from edgekit.report.bill_text import percent
 from edgekit.report.lines import figures, printable
 from edgekit.report.screen import MOST_WIDTH, folded
 from edgekit.units import format_bytes
-from edgekit.verify.types import Resident, Row, Verification
 
 _HEAD = ("", "predicted", "engine", "precision", "difference", "", "")
 

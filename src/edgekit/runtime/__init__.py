@@ -10,11 +10,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edgekit.runtime.llamacpp.running import Running
-    from edgekit.runtime.llamacpp.starting import start
-    from edgekit.runtime.llamacpp.types import Ended, Launch
-    from edgekit.runtime.llamacpp.watching import Watch
-    from edgekit.runtime.sampling import Sampler, Sampling
+    from edgekit.engines.llamacpp.run.running import Running
+    from edgekit.engines.llamacpp.run.starting import start
+    from edgekit.engines.llamacpp.run.types import Ended, Launch
+    from edgekit.engines.llamacpp.run.watching import Watch
+    from edgekit.engines.sampling import Sampler, Sampling
     from edgekit.runtime.stream.engine import StreamEngine, open_stream
     from edgekit.runtime.stream.generating import generate
     from edgekit.runtime.stream.text import open_text
@@ -34,17 +34,17 @@ __all__ = [
 ]
 
 _PLACES = {
-    "Ended": "edgekit.runtime.llamacpp.types",
-    "Launch": "edgekit.runtime.llamacpp.types",
-    "Running": "edgekit.runtime.llamacpp.running",
-    "Sampler": "edgekit.runtime.sampling",
-    "Sampling": "edgekit.runtime.sampling",
+    "Ended": "edgekit.engines.llamacpp.run.types",
+    "Launch": "edgekit.engines.llamacpp.run.types",
+    "Running": "edgekit.engines.llamacpp.run.running",
+    "Sampler": "edgekit.engines.sampling",
+    "Sampling": "edgekit.engines.sampling",
     "StreamEngine": "edgekit.runtime.stream.engine",
-    "Watch": "edgekit.runtime.llamacpp.watching",
+    "Watch": "edgekit.engines.llamacpp.run.watching",
     "generate": "edgekit.runtime.stream.generating",
     "open_stream": "edgekit.runtime.stream.engine",
     "open_text": "edgekit.runtime.stream.text",
-    "start": "edgekit.runtime.llamacpp.starting",
+    "start": "edgekit.engines.llamacpp.run.starting",
 }
 
 

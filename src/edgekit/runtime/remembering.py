@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from edgekit.hardware.budgets import devices_for
-from edgekit.hardware.calibration import (
+from edgekit.engines.budgets import devices_for
+from edgekit.engines.llamacpp.verify.types import Row, Verification
+from edgekit.machine.calibration import (
     change_calibration,
     device_key,
     host_key,
@@ -16,10 +17,9 @@ from edgekit.hardware.calibration import (
     with_differences,
     with_engine,
 )
-from edgekit.hardware.measured import Calibration, Difference, EngineMeasured, Pace
-from edgekit.hardware.types import Machine
+from edgekit.machine.measured import Calibration, Difference, EngineMeasured, Pace
+from edgekit.machine.types import Machine
 from edgekit.units import format_bytes
-from edgekit.verify.types import Row, Verification
 
 LLAMACPP = "llama.cpp"
 LEAST_VOCABULARY = 100_000  # with fewer tokens it holds less than it will with most models of today

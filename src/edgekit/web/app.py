@@ -15,7 +15,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from edgekit import __version__
 from edgekit.errors import EdgekitError
-from edgekit.source.endpoint import is_offline
+from edgekit.sources.endpoint import is_offline
 from edgekit.web import api, cards, job_routes
 from edgekit.web.assets import INDEX, Assets
 from edgekit.web.failures import Failure, error_answer, error_json, failure_json, unreadable_answer

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from edgekit.hardware.budgets import Budget
-from edgekit.memory.types import Component, MemoryEstimate
+from edgekit.bill.types import Component, MemoryEstimate
+from edgekit.machine.types import Budget
 from edgekit.plan.types import Use
 from edgekit.report.check_json import use_json
 from edgekit.report.check_words import budget_names, share_words

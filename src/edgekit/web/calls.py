@@ -20,7 +20,7 @@ from edgekit.asking.words import (
 from edgekit.catalog import read_catalog
 from edgekit.catalog.types import Kind
 from edgekit.errors import UsageError
-from edgekit.header.types import Depth
+from edgekit.formats.types import Depth
 from edgekit.report.as_json import inspection_json
 from edgekit.report.bill_json import bill_json
 from edgekit.report.cards_json import cards_json

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from edgekit.asking.flags import typed
 from edgekit.asking.llamacpp_options import settled
 from edgekit.asking.words import LLAMACPP
-from edgekit.hardware.types import Accelerator
+from edgekit.engines.flags import typed
+from edgekit.machine.types import Accelerator
 from edgekit.plan.choice import at
 from edgekit.plan.making import question_of
 from edgekit.plan.placement import first_way

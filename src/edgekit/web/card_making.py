@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edgekit.catalog import opened
 from edgekit.catalog.types import Catalog, Entry
+from edgekit.engines.budgets import check_runs, devices_for
+from edgekit.engines.entries import opened
 from edgekit.errors import EdgekitError
-from edgekit.hardware.budgets import check_runs, devices_for
-from edgekit.hardware.types import Machine
+from edgekit.machine.types import Machine
 from edgekit.plan.making import make_plan
 from edgekit.plan.planned import Plan
 from edgekit.plan.ranking import rank_of

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.asking.bills import CONTEXT, OPTIONS, Asked, bill_of
 from edgekit.asking.checks import Asking, asked_question, for_model, start_commands
-from edgekit.asking.flags import flag_words, read_flags, typed
 from edgekit.asking.llamacpp_options import this_cpu
 from edgekit.asking.words import Words, asking_of
+from edgekit.engines.flags import flag_words, read_flags, typed
 from edgekit.errors import EdgekitError, HardwareError, RefusedError, UsageError
-from edgekit.estimation import Opened
-from edgekit.hardware.devices import find_device
-from edgekit.hardware.types import Accelerator
+from edgekit.machine.devices import find_device
+from edgekit.machine.types import Accelerator
+from edgekit.model.open import Opened
 from edgekit.plan.caches import CacheChoice, cache_name
 from edgekit.plan.choice import AS_NAMED, NOTHING, Candidate, as_named
 from edgekit.plan.curve import curves
@@ -34,7 +34,7 @@ from edgekit.web.machines import machine_now
 from edgekit.web.types import Watch, reach_of
 
 if TYPE_CHECKING:
-    from edgekit.source.types import Reach
+    from edgekit.sources.types import Reach
     from edgekit.web.models import KeptNamed
     from edgekit.web.state import State
 

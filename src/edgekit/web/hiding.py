@@ -10,9 +10,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from edgekit.source.disk import is_folder
-from edgekit.source.places import data_folder
-from edgekit.source.stores import hub_cache_folder
+from edgekit.sources.disk import is_folder
+from edgekit.sources.places import data_folder
+from edgekit.sources.stores import hub_cache_folder
 from edgekit.web.types import Settings, resolved
 
 Json = dict[str, Any]

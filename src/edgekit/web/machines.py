@@ -7,7 +7,7 @@ import time
 from functools import lru_cache
 
 from edgekit.asking.words import Words, machine_of
-from edgekit.hardware.types import Machine
+from edgekit.machine.types import Machine
 from edgekit.web.failures import about
 
 SEEN_S = 2.0  # what is free here changes; a slider that is dragged does not wait for it

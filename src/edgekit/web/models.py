@@ -16,9 +16,9 @@ from edgekit.asking.bills import Price, biller
 from edgekit.asking.llamacpp_bill import BESIDE_THE_MODEL
 from edgekit.asking.llamacpp_options import COMPANIONS
 from edgekit.errors import CancelledError, DeadlineError
-from edgekit.estimation import Opened
+from edgekit.model.open import Opened
 from edgekit.resolver import ResolvedModel, resolve_model
-from edgekit.source.types import Origin, Reach
+from edgekit.sources.types import Origin, Reach
 from edgekit.web.places import Places
 from edgekit.web.references import (
     Stamp,

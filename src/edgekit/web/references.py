@@ -24,12 +24,12 @@ from edgekit.catalog.store import stored_entries
 from edgekit.catalog.types import Catalog, Entry
 from edgekit.errors import NotAllowedError, NotFoundError, UsageError
 from edgekit.resolver import CATALOG, find_quantised, may_be_elsewhere
-from edgekit.source import locate, path_of
-from edgekit.source.disk import is_regular, names_in
-from edgekit.source.naming import MODEL_SUFFIXES
-from edgekit.source.places import data_folder
-from edgekit.source.reference import clean_text
-from edgekit.source.types import ModelFile, ModelFiles, Reach
+from edgekit.sources import locate, path_of
+from edgekit.sources.disk import is_regular, names_in
+from edgekit.sources.naming import MODEL_SUFFIXES
+from edgekit.sources.places import data_folder
+from edgekit.sources.reference import clean_text
+from edgekit.sources.types import ModelFile, ModelFiles, Reach
 from edgekit.web.types import Settings, resolved
 
 ADDRESSES = ("http", "https", "hf", "ollama")

@@ -22,8 +22,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from edgekit.asking.bills import CONTEXT, OF_THE_MACHINE, OPTIONS, PLANNED, QUANT
-from edgekit.asking.flags import COMMON, Flag
 from edgekit.asking.words import Words
+from edgekit.engines.flags import COMMON, Flag
 
 MAX_WORD_CHARS = 4096
 MAX_DEVICES = 8

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from edgekit.errors import CancelledError
-from edgekit.source.types import Reach
+from edgekit.sources.types import Reach
 
 DEFAULT_PORT = 8421
 MAX_BODY_BYTES = 64 * 1024  # a request is some names and numbers: the longest seen has 2 KB

@@ -12,17 +12,18 @@ from tests.recorded import engine_models, models
 from tests.thoroughness import sampled
 
 from edgekit.basis import Basis
-from edgekit.catalog import find_entry, open_entry
+from edgekit.bill.cache_types import cache_type
+from edgekit.bill.types import Component, Load
+from edgekit.catalog import find_entry
 from edgekit.catalog.packaged import packaged_entries
 from edgekit.catalog.types import Entry
-from edgekit.engine import llamacpp
-from edgekit.engine.llamacpp.graph import NoGraphError
-from edgekit.engine.llamacpp.graph.llama.attention import widest_rotation
-from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup, Mode
-from edgekit.engine.types import Model
+from edgekit.engines.entries import open_entry
+from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.llamacpp.graph import NoGraphError
+from edgekit.engines.llamacpp.graph.llama.attention import widest_rotation
+from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, Mode
 from edgekit.errors import EdgekitError
-from edgekit.memory.cache_types import cache_type
-from edgekit.memory.types import Component, Load
+from edgekit.model.types import Model
 
 FROM_HEADERS = {one.id for one in packaged_entries() if isinstance(one, Entry) and one.keys}
 RECORDED = [(row["model"], row["quant"]) for row in models() if row["model"] in FROM_HEADERS]

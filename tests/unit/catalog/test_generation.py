@@ -12,16 +12,17 @@ import pytest
 from tests.recorded import DATA, TRUTH, models
 from tests.thoroughness import LONG
 
-from edgekit.catalog import find_entry, open_entry
-from edgekit.catalog.needed import needed_config
+from edgekit.bill.types import Load
+from edgekit.catalog import find_entry
 from edgekit.catalog.packaged import PATH, packaged_entries
 from edgekit.catalog.records import read_record, record_of
 from edgekit.catalog.types import Entry
-from edgekit.engine import ENGINES, engine_named
+from edgekit.engines import ENGINES, engine_named
+from edgekit.engines.entries import open_entry
 from edgekit.errors import EdgekitError
-from edgekit.estimation import open_config
-from edgekit.geometry.types import Attention
-from edgekit.memory.types import Load
+from edgekit.model.open import open_config
+from edgekit.model.types import Attention
+from edgekit.plan.needed_config import needed_config
 
 ROOT = Path(__file__).parents[3]
 SKIPPED = "the collection of headers and configs is not part of the project; set EDGEKIT_TRUTH"

@@ -10,16 +10,17 @@ import pytest
 from tests.thoroughness import sampled
 
 from edgekit.basis import Basis
-from edgekit.catalog import find_entry, open_entry, opened, read_catalog
+from edgekit.bill.types import Load
+from edgekit.catalog import find_entry, read_catalog
 from edgekit.catalog.packaged import PATH, packaged_entries
 from edgekit.catalog.types import Entry, Kind
-from edgekit.engine import ENGINES, engine_named
-from edgekit.engine.llamacpp.types import LlamaCppSetup
-from edgekit.engine.mlx.types import MlxSetup
-from edgekit.engine.stream.setup import StreamSetup
-from edgekit.engine.vllm.types import VllmSetup
+from edgekit.engines import ENGINES, engine_named
+from edgekit.engines.entries import open_entry, opened
+from edgekit.engines.llamacpp.types import LlamaCppSetup
+from edgekit.engines.mlx.types import MlxSetup
+from edgekit.engines.native.setup import StreamSetup
+from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import EdgekitError, NotFoundError, RefusedError, UsageError
-from edgekit.memory.types import Load
 
 ENTRIES = [one for one in packaged_entries() if isinstance(one, Entry)]
 SETUPS = {
@@ -171,7 +172,7 @@ def test_a_config_serves_every_engine() -> None:
 def test_reading_imports_no_other_room_and_no_database() -> None:
     words = (
         "import sys; from edgekit.catalog import read_catalog; read_catalog();"
-        "print([m for m in sys.modules if m == 'sqlite3' or m.startswith(('edgekit.header', 'edgekit.engine'))])"
+        "print([m for m in sys.modules if m == 'sqlite3' or m.startswith(('edgekit.formats', 'edgekit.engines'))])"
     )
     found = subprocess.run([sys.executable, "-c", words], capture_output=True, check=True)
     assert found.stdout.strip() == b"[]"

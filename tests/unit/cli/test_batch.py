@@ -20,7 +20,7 @@ from edgekit import resolver
 from edgekit.cli import batch, batch_models, main
 from edgekit.cli.batch import answer_line
 from edgekit.cli.batch_models import BatchModels
-from edgekit.source.types import Reach
+from edgekit.sources.types import Reach
 
 KEYS = {
     "model_bytes", "kv_bytes", "kv_swa_bytes", "recurrent_bytes", "output_bytes", "compute_bytes",

@@ -20,15 +20,16 @@ from tests.unit.hardware.test_calibration import DIFFERENCE, DISK, ENGINE, HOST,
 from tests.unit.verify import small_model
 
 from edgekit.cli import main
-from edgekit.hardware import calibration, detect
-from edgekit.hardware.calibration import (
+from edgekit.engines.llamacpp.verify import ways
+from edgekit.machine import calibration, detect
+from edgekit.machine.calibration import (
     NAME,
     change_calibration,
     device_key,
     host_key,
     read_calibration,
 )
-from edgekit.hardware.measured import Calibration
+from edgekit.machine.measured import Calibration
 from edgekit.report.calibrate_text import calibrated_text
 from edgekit.runtime import calibrating, remembering
 from edgekit.runtime.calibrating import calibrate
@@ -36,7 +37,6 @@ from edgekit.runtime.calibrating import host as host_room
 from edgekit.runtime.calibrating.made_up import Shape, write_made_up
 from edgekit.runtime.calibrating.types import Calibrated, Options
 from edgekit.units import MIB
-from edgekit.verify import ways
 
 DOCS = Path(__file__).parents[3] / "docs"
 QUICK = Options(

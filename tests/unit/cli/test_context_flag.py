@@ -7,8 +7,8 @@ import json
 import pytest
 
 from edgekit.asking.bills import CONTEXT, CONTEXT_NAMES
-from edgekit.asking.flags import whole
 from edgekit.cli import main
+from edgekit.engines.flags import whole
 from edgekit.errors import UsageError
 
 SAMPLE = "sample:qwen3-30b-a3b"

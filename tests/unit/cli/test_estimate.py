@@ -237,7 +237,7 @@ def test_help_imports_nothing_heavy() -> None:
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(told.stdout.split())
     assert loaded.isdisjoint(
-        {"json", "dataclasses", "pathlib", "shlex", "edgekit.engine", "edgekit.memory", "edgekit.report"}
+        {"json", "dataclasses", "pathlib", "shlex", "edgekit.engines", "edgekit.bill", "edgekit.report"}
     )  # fmt: skip
 
 

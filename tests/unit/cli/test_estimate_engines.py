@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from tests.recorded import model_header, models, rows
 
+from edgekit.bill.types import CACHES, Component, Load
 from edgekit.cli import main
-from edgekit.engine.llamacpp import estimate as estimate_llamacpp
-from edgekit.engine.llamacpp.types import LlamaCppSetup
-from edgekit.engine.types import Model
-from edgekit.estimation import open_config
-from edgekit.geometry import read_geometry
-from edgekit.memory.types import CACHES, Component, Load
+from edgekit.engines.llamacpp.estimate import estimate as estimate_llamacpp
+from edgekit.engines.llamacpp.types import LlamaCppSetup
+from edgekit.model import read_geometry
+from edgekit.model.open import open_config
+from edgekit.model.types import Model
 from edgekit.units import GIB, MIB
 
 CONFIG: dict[str, Any] = {

@@ -5,16 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgekit.basis import Basis
-from edgekit.geometry.types import Attention, Layer, ModelGeometry
-from edgekit.memory.types import (
-    DEVICE,
-    HOST,
-    Component,
-    MemoryEstimate,
-    MemoryLine,
-    Pool,
-    PoolKind,
-)
+from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
+from edgekit.machine.types import DEVICE, HOST, Pool, PoolKind
+from edgekit.model.types import Attention, Layer, ModelGeometry
 from edgekit.report.bill import Bill, how_known, pool_sums
 from edgekit.report.bill_json import answer_json, bill_json
 from edgekit.report.bill_text import bill_text

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from edgekit.cli import main
-from edgekit.hardware.devices import all_devices, find_device
+from edgekit.machine.devices import all_devices, find_device
 from edgekit.units import GIB, MIB
 
 

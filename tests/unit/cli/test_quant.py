@@ -10,7 +10,7 @@ import pytest
 from tests.unit.cli.test_estimate import write_model
 
 from edgekit.cli import main
-from edgekit.engine.quant_names import quant_names, read_quant, takes, with_quant
+from edgekit.engines.quant_names import quant_names, read_quant, takes, with_quant
 from edgekit.errors import NotFoundError, RemoteInspectError, UsageError
 from edgekit.models import can_load, model_preflight
 from edgekit.resolver import resolve_model

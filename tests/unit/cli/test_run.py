@@ -21,7 +21,7 @@ from tests.runnable import write_chatting, write_endless
 from tests.thoroughness import sampled
 
 from edgekit.cli import main
-from edgekit.hardware import this_or_wished
+from edgekit.machine import this_or_wished
 
 ENGINES = ("llama.cpp", "stream")
 Ask = Callable[..., tuple[int, str, str]]
@@ -126,7 +126,7 @@ def test_a_budget_is_kept_or_refused(ask: Ask, model: Path) -> None:
 
 
 def test_without_an_engine_the_line_to_type(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgekit.verify.binding.is_here", lambda: False)
+    monkeypatch.setattr("edgekit.engines.llamacpp.verify.binding.is_here", lambda: False)
     code, _, err = ask("-p", "Hello")
     assert code == 2
     assert "pip install 'edgekit-models[llama]'" in err

@@ -23,8 +23,8 @@ from tests.runnable import write_chatting
 from tests.runtime_engines import ask
 
 from edgekit.cli import main
-from edgekit.runtime.llamacpp import settings
-from edgekit.runtime.llamacpp.ports import is_loopback
+from edgekit.engines.llamacpp.run import settings
+from edgekit.engines.ports import is_loopback
 from edgekit.units import MIB
 
 if TYPE_CHECKING:

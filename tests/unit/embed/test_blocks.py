@@ -22,7 +22,7 @@ from tests.embed_kernels import (
 )
 
 from edgekit.embed.kernels import BlockError, Kernels
-from edgekit.header.dtype import by_name
+from edgekit.formats.dtype import by_name
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]

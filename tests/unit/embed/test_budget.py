@@ -21,14 +21,14 @@ from edgekit.embed.budget import EncoderPlan, PlanLine, plan_encoder
 from edgekit.embed.encoder import open_encoder
 from edgekit.embed.file import WeightFile
 from edgekit.embed.kernels import Kernels, choose
-from edgekit.embed.monitor import Monitor
 from edgekit.embed.types import Limits, Pooling
 from edgekit.embed.walk import Walked, walk
-from edgekit.engine.stream.tensors import matrices
-from edgekit.engine.stream.threads import usable_cores
+from edgekit.engines.native.tensors import matrices
+from edgekit.engines.native.threads import usable_cores
 from edgekit.errors import HeaderError, HeaderLimitError, MemoryPressureError, UsageError
-from edgekit.header.dtype import by_name
-from edgekit.header.types import Tensor, Value
+from edgekit.formats.dtype import by_name
+from edgekit.formats.types import Tensor, Value
+from edgekit.machine.monitor import Monitor
 from edgekit.units import parse_size
 
 KERNELS = choose("numpy")

@@ -21,7 +21,7 @@ from edgekit.embed.bulk.journal import Journal
 from edgekit.embed.bulk.output import FileOutput
 from edgekit.embed.bulk.types import BadRow, Batch, Mark, Place, Row, RowLimit, row_bytes_for
 from edgekit.embed.bulk.writers import form_of, output_format
-from edgekit.embed.types import Floats
+from edgekit.engines.native.arrays import Floats
 from edgekit.errors import OutputError, TextError, UsageError
 
 WIDTH = 5

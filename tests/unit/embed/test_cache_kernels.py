@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from tests.embed_kernels import HAVE_NATIVE, KINDS, names, using
 from tests.thoroughness import LONG
 
+from edgekit.bill.cache_types import cache_type
 from edgekit.embed.kernels import BlockError, Kernels, choose
 from edgekit.embed.kernels.types import CacheKind, Floats
-from edgekit.engine.stream import scratch as bill
-from edgekit.header.dtype import by_name
-from edgekit.memory.cache_types import cache_type
+from edgekit.engines.native import scratch as bill
+from edgekit.formats.dtype import by_name
 
 U8 = NDArray[np.uint8]
 Exact = NDArray[np.float64]

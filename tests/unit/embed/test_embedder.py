@@ -20,7 +20,14 @@ import pytest
 from tests.embed_models import write_model
 from tests.patience import PATIENCE_S, wait_until
 
-from edgekit.embed import Embedder, Limits, Mode, Pooling, monitor, open_embedder, plan_embedder
+from edgekit.embed import (
+    Embedder,
+    Limits,
+    Mode,
+    Pooling,
+    open_embedder,
+    plan_embedder,
+)
 from edgekit.embed.prefixes import prefixes_of
 from edgekit.errors import (
     CancelledError,
@@ -29,6 +36,7 @@ from edgekit.errors import (
     TextError,
     UsageError,
 )
+from edgekit.machine import monitor
 
 TEXTS = ["the cat sat on the mat", "a dog", "numbers 1 2 3 and more of them", "the cat sat"]
 

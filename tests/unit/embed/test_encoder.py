@@ -23,10 +23,11 @@ from edgekit.embed.budget import EncoderPlan, plan_encoder
 from edgekit.embed.encoder import open_encoder
 from edgekit.embed.file import WeightFile
 from edgekit.embed.kernels import choose
-from edgekit.embed.monitor import Monitor
-from edgekit.embed.types import Encoder, Floats, Limits, Pooling
+from edgekit.embed.types import Encoder, Limits, Pooling
 from edgekit.embed.walk import walk
+from edgekit.engines.native.arrays import Floats
 from edgekit.errors import MemoryPressureError, SourceError, TextError, UsageError, WeightsError
+from edgekit.machine.monitor import Monitor
 
 Wide = NDArray[np.float64]
 KERNELS = choose("numpy")

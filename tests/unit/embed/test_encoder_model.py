@@ -13,17 +13,17 @@ from edgekit.embed.encoder.layers import alibi_slopes
 from edgekit.embed.file import WeightFile
 from edgekit.embed.types import Limits
 from edgekit.embed.walk import Walked, walk
-from edgekit.engine.stream.families import FAMILIES
-from edgekit.engine.stream.model import read_model
-from edgekit.engine.stream.types import Use
+from edgekit.engines.native.families import FAMILIES
+from edgekit.engines.native.model import read_model
+from edgekit.engines.native.types import Use
 from edgekit.errors import (
     HeaderError,
     HeaderLimitError,
     UnknownArchitectureError,
     WeightsError,
 )
-from edgekit.header.dtype import by_name
-from edgekit.header.types import Tensor
+from edgekit.formats.dtype import by_name
+from edgekit.formats.types import Tensor
 
 
 def walked_of(tmp_path: Path, architecture: str, **wishes: Any) -> Walked:

@@ -15,9 +15,10 @@ from edgekit.embed.budget import plan_encoder
 from edgekit.embed.encoder import open_encoder
 from edgekit.embed.file import WeightFile
 from edgekit.embed.kernels import choose
-from edgekit.embed.monitor import Monitor
-from edgekit.embed.types import Floats, Limits, Pooling
+from edgekit.embed.types import Limits, Pooling
 from edgekit.embed.walk import walk
+from edgekit.engines.native.arrays import Floats
+from edgekit.machine.monitor import Monitor
 
 pytest.importorskip("xllamacpp")
 

@@ -9,7 +9,7 @@ from tests.embed_kernels import HAVE_NATIVE
 
 from edgekit.embed.kernels import choose
 from edgekit.errors import UnknownDtypeError, UsageError
-from edgekit.header.dtype import by_name
+from edgekit.formats.dtype import by_name
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import pytest
 from tests.embed_kernels import HAVE_NATIVE, KINDS, names, random_blocks, using
 
 from edgekit.embed.kernels import Kernels
-from edgekit.header.dtype import by_name
+from edgekit.formats.dtype import by_name
 
 KIB = 1024
 

@@ -21,7 +21,7 @@ from tests.embed_kernels import (
 from edgekit.embed.kernels import BlockError, Kernels
 from edgekit.embed.kernels.types import Floats
 from edgekit.errors import HeaderError
-from edgekit.header.dtype import by_name
+from edgekit.formats.dtype import by_name
 
 
 @pytest.fixture(params=names())

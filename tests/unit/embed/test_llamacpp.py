@@ -17,10 +17,11 @@ from tests.thoroughness import LONG, sampled
 
 from edgekit.embed.file import WeightFile
 from edgekit.embed.llamacpp import LlamaCppEncoder, Settings, needed_bytes
-from edgekit.embed.monitor import Monitor
-from edgekit.embed.types import Floats, Limits, Pooling
+from edgekit.embed.types import Limits, Pooling
 from edgekit.embed.walk import Walked, walk
+from edgekit.engines.native.arrays import Floats
 from edgekit.errors import CancelledError, EngineError, HeaderError, MemoryPressureError
+from edgekit.machine.monitor import Monitor
 
 pytest.importorskip("xllamacpp")
 

@@ -17,10 +17,10 @@ import pytest
 from tests.control_groups import enter, own_group
 from tests.patience import PATIENCE_S
 
-from edgekit.embed import monitor as monitor_module
-from edgekit.embed.monitor import Monitor, usable_bytes
 from edgekit.errors import MemoryPressureError
-from edgekit.hardware.cgroup import _Version
+from edgekit.machine import monitor as monitor_module
+from edgekit.machine.cgroup import _Version
+from edgekit.machine.monitor import Monitor, usable_bytes
 from edgekit.units import GIB, MIB
 
 NOWHERE = Path("/nonexistent")  # a machine without control groups and resource limits

@@ -8,7 +8,7 @@ import pytest
 from edgekit.embed.pooling import choose_pooling, pool, scale_row
 from edgekit.embed.types import Pooling
 from edgekit.errors import HeaderError, UnknownArchitectureError, UsageError, WeightsError
-from edgekit.header.types import Value
+from edgekit.formats.types import Value
 
 ROWS = np.array([[1, 2], [3, 4], [8, 3]], np.float32)
 

@@ -31,7 +31,6 @@ from tests.header_files import (
 
 from edgekit.embed.file import WeightFile
 from edgekit.embed.kernels import KERNELS, choose
-from edgekit.embed.monitor import Monitor
 from edgekit.embed.token_mean import TokenMean, open_token_mean, token_mean_bytes
 from edgekit.embed.types import Limits
 from edgekit.embed.walk import walk
@@ -45,7 +44,8 @@ from edgekit.errors import (
     UnknownDtypeError,
     WeightsError,
 )
-from edgekit.header.dtype import by_name
+from edgekit.formats.dtype import by_name
+from edgekit.machine.monitor import Monitor
 
 Floats = NDArray[np.float32]
 

@@ -15,7 +15,7 @@ from tests.header_files import ARRAY, INT32, STRING, key
 from tests.patience import PATIENCE_S
 from tests.thoroughness import LONG
 
-from edgekit.header.dtype import by_name
+from edgekit.formats.dtype import by_name
 from edgekit.units import KIB
 
 ROWS, WIDTH = 152_064, 3_584  # Qwen2 7B

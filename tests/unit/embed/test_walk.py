@@ -30,7 +30,7 @@ from edgekit.embed.file import WeightFile
 from edgekit.embed.types import Limits
 from edgekit.embed.walk import Walked, walk
 from edgekit.errors import HeaderError, HeaderLimitError
-from edgekit.header.gguf import read_gguf
+from edgekit.formats.gguf import read_gguf
 from edgekit.units import KIB
 
 ONE = entry("token_embd.weight", [32], F32, 0)

@@ -10,29 +10,20 @@ import pytest
 from tests.recorded import engine_models
 
 from edgekit.basis import Basis
-from edgekit.catalog import find_entry, open_entry
-from edgekit.engine import llamacpp
-from edgekit.engine.llamacpp.as_gguf import convert
-from edgekit.engine.llamacpp.context import resolve
-from edgekit.engine.llamacpp.placement import device_bytes, place, placed_sums, placed_tensors
-from edgekit.engine.llamacpp.types import Backend, Cpu, Device, LlamaCppSetup, Mode
-from edgekit.engine.llamacpp.versions import Rules
-from edgekit.engine.types import Model
+from edgekit.bill.cache_types import TABLE, cache_type
+from edgekit.bill.types import CACHES, Component, Load, MemoryEstimate, MemoryLine
+from edgekit.catalog import find_entry
+from edgekit.engines.entries import open_entry
+from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.llamacpp.as_gguf import convert
+from edgekit.engines.llamacpp.context import resolve
+from edgekit.engines.llamacpp.placement import device_bytes, place, placed_sums, placed_tensors
+from edgekit.engines.llamacpp.types import Backend, Cpu, Device, LlamaCppSetup, Mode
+from edgekit.engines.llamacpp.versions import Rules
 from edgekit.errors import HeaderError, RefusedError, UsageError
-from edgekit.estimation import open_config
-from edgekit.geometry.types import Attention
-from edgekit.memory.cache_types import TABLE, cache_type
-from edgekit.memory.types import (
-    CACHES,
-    DEVICE,
-    HOST,
-    Component,
-    Load,
-    MemoryEstimate,
-    MemoryLine,
-    Pool,
-    PoolKind,
-)
+from edgekit.machine.types import DEVICE, HOST, Pool, PoolKind
+from edgekit.model.open import open_config
+from edgekit.model.types import Attention, Model
 from edgekit.units import MIB
 
 LIBRARY = LlamaCppSetup(rules=Rules.V0_5)

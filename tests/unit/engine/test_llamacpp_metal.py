@@ -13,16 +13,17 @@ from dataclasses import dataclass, replace
 import pytest
 from tests.recorded import engine_models
 
-from edgekit.engine import llamacpp
-from edgekit.engine.llamacpp.mapping import PAGE_BYTES, buffer_bytes
-from edgekit.engine.llamacpp.types import Backend, Device, LlamaCppSetup
-from edgekit.engine.types import Model
-from edgekit.geometry import read_geometry
-from edgekit.header.dtype import by_name
-from edgekit.header.types import ModelHeader, Tensor, Value
-from edgekit.memory.cache_types import cache_type
-from edgekit.memory.types import DEVICE, HOST, Component, Load, MemoryEstimate, Pool
-from edgekit.source.types import Container
+from edgekit.bill.cache_types import cache_type
+from edgekit.bill.types import Component, Load, MemoryEstimate
+from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.llamacpp.mapping import PAGE_BYTES, buffer_bytes
+from edgekit.engines.llamacpp.types import Backend, Device, LlamaCppSetup
+from edgekit.formats.dtype import by_name
+from edgekit.formats.types import ModelHeader, Tensor, Value
+from edgekit.machine.types import DEVICE, HOST, Pool
+from edgekit.model import read_geometry
+from edgekit.model.types import Model
+from edgekit.sources.types import Container
 from edgekit.units import GIB, MIB
 
 METAL = LlamaCppSetup(backend=Backend.METAL)

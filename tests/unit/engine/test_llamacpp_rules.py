@@ -8,11 +8,12 @@ import pytest
 from tests.recorded import engine_models, models
 
 from edgekit.basis import Basis
-from edgekit.engine import llamacpp, rules_version
-from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup, Mode
-from edgekit.engine.llamacpp.versions import NEWEST, Rules, read_version
-from edgekit.estimation import open_config
-from edgekit.memory.types import Component, Load, MemoryEstimate
+from edgekit.bill.types import Component, Load, MemoryEstimate
+from edgekit.engines import rules_version
+from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, Mode
+from edgekit.engines.llamacpp.versions import NEWEST, Rules, read_version
+from edgekit.model.open import open_config
 
 NAMES = sorted({one["model"] for one in models() if one["quant"] == "Q4_K_M"})
 SERVER = LlamaCppSetup(mode=Mode.SERVER, rules=Rules.V0_5)

@@ -11,12 +11,13 @@ import pytest
 from tests.recorded import DATA, engine_models, gguf_files, header_bytes
 
 from edgekit.asking.words import Words, machine_of
+from edgekit.bill.types import Component
 from edgekit.cli import main
-from edgekit.engine import llamacpp
-from edgekit.engine.llamacpp.names import ARCHITECTURES, FIRST_BUILDS
-from edgekit.engine.llamacpp.rows import read_row
-from edgekit.engine.llamacpp.types import default_setup
-from edgekit.engine.llamacpp.versions import (
+from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.llamacpp.names import ARCHITECTURES, FIRST_BUILDS
+from edgekit.engines.llamacpp.rows import read_row
+from edgekit.engines.llamacpp.types import default_setup
+from edgekit.engines.llamacpp.versions import (
     NEWEST,
     OLDEST,
     VARIABLE,
@@ -30,12 +31,11 @@ from edgekit.engine.llamacpp.versions import (
     version_name,
     wheel_version,
 )
-from edgekit.engine.types import Model
 from edgekit.errors import RefusedError, UsageError
-from edgekit.geometry import read_geometry
-from edgekit.header import read_header
+from edgekit.formats import read_header
 from edgekit.kept import key_of
-from edgekit.memory.types import Component
+from edgekit.model import read_geometry
+from edgekit.model.types import Model
 from edgekit.plan.caches import plain_setup
 
 

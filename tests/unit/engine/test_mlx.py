@@ -8,11 +8,13 @@ import pytest
 from tests.recorded import config_header, gguf_header
 
 from edgekit.basis import Basis
-from edgekit.engine.mlx import estimate
-from edgekit.engine.mlx.models import TABLE, mlx_model
-from edgekit.engine.mlx.rows import read_quantize, read_row
-from edgekit.engine.mlx.rules import TABLE as RULES
-from edgekit.engine.mlx.types import (
+from edgekit.bill.cache_types import F16
+from edgekit.bill.types import Component, Load, MemoryEstimate
+from edgekit.engines.mlx.estimate import estimate
+from edgekit.engines.mlx.models import TABLE, mlx_model
+from edgekit.engines.mlx.rows import read_quantize, read_row
+from edgekit.engines.mlx.rules import TABLE as RULES
+from edgekit.engines.mlx.types import (
     AS_STORED,
     FOUR_BIT,
     PLAIN,
@@ -23,7 +25,6 @@ from edgekit.engine.mlx.types import (
     Quantize,
     Recipe,
 )
-from edgekit.engine.types import Model
 from edgekit.errors import (
     EdgekitError,
     HeaderError,
@@ -31,12 +32,11 @@ from edgekit.errors import (
     UnknownArchitectureError,
     UsageError,
 )
-from edgekit.geometry import read_geometry
-from edgekit.header.dtype import by_name
-from edgekit.header.types import ModelHeader, Tensor
-from edgekit.memory.cache_types import F16
-from edgekit.memory.types import Component, Load, MemoryEstimate
-from edgekit.source.types import Container
+from edgekit.formats.dtype import by_name
+from edgekit.formats.types import ModelHeader, Tensor
+from edgekit.model import read_geometry
+from edgekit.model.types import Model
+from edgekit.sources.types import Container
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

@@ -12,12 +12,12 @@ import pytest
 from tests.recorded import config_header
 
 from edgekit.basis import Basis
-from edgekit.engine import mlx
-from edgekit.engine.mlx.compute import BUFFER_NUMBERS, BUFFER_OPERATIONS, Operation, held_numbers
-from edgekit.engine.mlx.types import PLAIN, MlxSetup
-from edgekit.engine.types import Model
-from edgekit.geometry import read_geometry
-from edgekit.memory.types import Component, Load, MemoryEstimate
+from edgekit.bill.types import Component, Load, MemoryEstimate
+from edgekit.engines.mlx import estimate as mlx
+from edgekit.engines.mlx.compute import BUFFER_NUMBERS, BUFFER_OPERATIONS, Operation, held_numbers
+from edgekit.engines.mlx.types import PLAIN, MlxSetup
+from edgekit.model import read_geometry
+from edgekit.model.types import Model
 
 QWEN3_4B: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],

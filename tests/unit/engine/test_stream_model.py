@@ -10,13 +10,13 @@ import pytest
 from tests.recorded import config_header, engine_models, gguf_header
 
 import edgekit
-from edgekit.engine import engine_name, engine_named
-from edgekit.engine.stream import estimate, stream_model
-from edgekit.engine.stream.families import FAMILIES, families_for
-from edgekit.engine.stream.setup import StreamSetup
-from edgekit.engine.stream.tensors import matrices, vectors
-from edgekit.engine.stream.types import Activation, Use
-from edgekit.engine.types import Model
+from edgekit.bill.types import Load
+from edgekit.engines import engine_name, engine_named
+from edgekit.engines.native.estimate import estimate, stream_model
+from edgekit.engines.native.families import FAMILIES, families_for
+from edgekit.engines.native.setup import StreamSetup
+from edgekit.engines.native.tensors import matrices, vectors
+from edgekit.engines.native.types import Activation, Use
 from edgekit.errors import (
     EdgekitError,
     HeaderError,
@@ -24,9 +24,9 @@ from edgekit.errors import (
     UnknownArchitectureError,
     UnknownDtypeError,
 )
-from edgekit.header.dtype import by_name
-from edgekit.header.types import Tensor
-from edgekit.memory.types import Load
+from edgekit.formats.dtype import by_name
+from edgekit.formats.types import Tensor
+from edgekit.model.types import Model
 
 SETUP = StreamSetup(threads=2)
 

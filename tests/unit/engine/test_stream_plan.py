@@ -11,22 +11,23 @@ from hypothesis import strategies as st
 from tests.recorded import engine_models
 
 from edgekit.basis import Basis
+from edgekit.bill.cache_types import TABLE, cache_type
+from edgekit.bill.plain import plain_cache_bytes
+from edgekit.bill.types import Component, Load, MemoryEstimate
 from edgekit.embed.kernels import KERNELS, choose
 from edgekit.embed.kernels.numpy_kernels import UNPACK
-from edgekit.engine.stream import estimate, matrix_bytes, stream_model
-from edgekit.engine.stream.planning import plan_stream
-from edgekit.engine.stream.sampler_size import sampler_bytes
-from edgekit.engine.stream.scratch import attend_floats, multiply_floats
-from edgekit.engine.stream.setup import PAGE_TOKENS, StreamPlan, StreamSetup
-from edgekit.engine.stream.tensors import matrices
-from edgekit.engine.stream.threads import usual_threads
-from edgekit.engine.stream.unpacked import UNPACKED
-from edgekit.engine.types import Model
+from edgekit.engines.native.estimate import estimate, matrix_bytes, stream_model
+from edgekit.engines.native.planning import plan_stream
+from edgekit.engines.native.sampler_size import sampler_bytes
+from edgekit.engines.native.scratch import attend_floats, multiply_floats
+from edgekit.engines.native.setup import PAGE_TOKENS, StreamPlan, StreamSetup
+from edgekit.engines.native.tensors import matrices
+from edgekit.engines.native.threads import usual_threads
+from edgekit.engines.native.unpacked import UNPACKED
 from edgekit.errors import EdgekitError, KvSpillUnsupportedError, RefusedError, UsageError
-from edgekit.header.dtype import TENSOR_TYPES
-from edgekit.memory.cache_types import TABLE, cache_type
-from edgekit.memory.plain import plain_cache_bytes
-from edgekit.memory.types import HOST, Component, Load, MemoryEstimate
+from edgekit.formats.dtype import TENSOR_TYPES
+from edgekit.machine.types import HOST
+from edgekit.model.types import Model
 
 F32, F16, Q8_0 = cache_type("f32"), cache_type("f16"), cache_type("q8_0")
 MIB = 1024**2

@@ -12,20 +12,20 @@ from tests.recorded import config_header, gguf_header
 from tests.thoroughness import LONG
 
 from edgekit.basis import Basis
-from edgekit.engine import vllm
-from edgekit.engine.types import Model
-from edgekit.engine.vllm.cache_dtypes import BY_NAME
-from edgekit.engine.vllm.module_names import Named
-from edgekit.engine.vllm.rows import read_row
-from edgekit.engine.vllm.stages import stages
-from edgekit.engine.vllm.types import Gpu, VllmSetup
+from edgekit.bill.cache_types import F16, cache_type
+from edgekit.bill.types import Component, Load, MemoryEstimate
+from edgekit.engines.vllm import estimate as vllm
+from edgekit.engines.vllm.cache_dtypes import BY_NAME
+from edgekit.engines.vllm.module_names import Named
+from edgekit.engines.vllm.rows import read_row
+from edgekit.engines.vllm.stages import stages
+from edgekit.engines.vllm.types import Gpu, VllmSetup
 from edgekit.errors import EdgekitError, RefusedError, UsageError
-from edgekit.geometry import read_geometry
-from edgekit.geometry.expected import TensorRole
-from edgekit.header.dtype import by_safetensors
-from edgekit.header.types import Tensor
-from edgekit.memory.cache_types import F16, cache_type
-from edgekit.memory.types import Component, Load, MemoryEstimate
+from edgekit.formats.dtype import by_safetensors
+from edgekit.formats.types import Tensor
+from edgekit.model import read_geometry
+from edgekit.model.expected import TensorRole
+from edgekit.model.types import Model
 from edgekit.units import GIB, MIB
 
 CONFIG: dict[str, Any] = {

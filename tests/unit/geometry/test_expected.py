@@ -10,16 +10,16 @@ import pytest
 from tests.recorded import config_header, gguf_header
 
 from edgekit.errors import HeaderError, UnknownArchitectureError
-from edgekit.geometry import read_geometry
-from edgekit.geometry.architectures import BY_CONFIG, BY_GGUF
-from edgekit.geometry.expected import (
+from edgekit.model import read_geometry
+from edgekit.model.architectures import BY_CONFIG, BY_GGUF
+from edgekit.model.expected import (
     ExpectedTensor,
     TensorKind,
     TensorRole,
     expected_tensors,
     prediction_tensors,
 )
-from edgekit.geometry.tensor_rows import TABLE
+from edgekit.model.tensor_rows import TABLE
 
 LLAMA = {
     "model_type": "llama",

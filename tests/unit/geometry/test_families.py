@@ -9,11 +9,11 @@ from tests.recorded import config_header, gguf_header
 
 from edgekit.basis import Basis
 from edgekit.errors import HeaderError, UnknownArchitectureError
-from edgekit.geometry import read_geometry
-from edgekit.geometry.architectures import BY_CONFIG
-from edgekit.geometry.expected import TensorRole, expected_tensors
-from edgekit.geometry.library_defaults import TABLE, library_defaults
-from edgekit.geometry.types import (
+from edgekit.model import read_geometry
+from edgekit.model.architectures import BY_CONFIG
+from edgekit.model.expected import TensorRole, expected_tensors
+from edgekit.model.library_defaults import TABLE, library_defaults
+from edgekit.model.types import (
     Attention,
     Cell,
     HybridLayer,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from edgekit.basis import Basis
-from edgekit.hardware.address_space import within_address_space
-from edgekit.hardware.process_limits import ADDRESS_SPACE
-from edgekit.hardware.surroundings import Findings
-from edgekit.hardware.types import Accelerator, HostMemory, MemoryLimit, Vendor
+from edgekit.machine.address_space import within_address_space
+from edgekit.machine.process_limits import ADDRESS_SPACE
+from edgekit.machine.surroundings import Findings
+from edgekit.machine.types import Accelerator, HostMemory, MemoryLimit, Vendor
 from edgekit.units import GIB
 
 

@@ -9,9 +9,9 @@ import pytest
 from tests.unit.hardware.trees import HOST, machine, recorded
 
 from edgekit.basis import Basis
-from edgekit.hardware.amd import find_amd
-from edgekit.hardware.surroundings import Findings
-from edgekit.hardware.types import Accelerator, System, Vendor
+from edgekit.machine.amd import find_amd
+from edgekit.machine.surroundings import Findings
+from edgekit.machine.types import Accelerator, System, Vendor
 from edgekit.units import GIB, MIB
 
 CARD = "/sys/class/drm/card1/device"

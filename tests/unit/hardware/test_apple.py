@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.unit.hardware.trees import machine, recorded
 
 from edgekit.basis import Basis
-from edgekit.hardware.apple import default_working_set_bytes, find_apple
-from edgekit.hardware.surroundings import Findings, Surroundings
-from edgekit.hardware.types import System
+from edgekit.machine.apple import default_working_set_bytes, find_apple
+from edgekit.machine.surroundings import Findings, Surroundings
+from edgekit.machine.types import System
 from edgekit.units import GIB, MIB
 
 # GiB of memory: recommendedMaxWorkingSetSize in MB (10^6), as llama.cpp logs it; in public logs of

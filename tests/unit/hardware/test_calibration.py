@@ -16,8 +16,8 @@ from tests.patience import PATIENCE_S
 from tests.unit.hardware.trees import machine, recorded
 
 from edgekit.errors import SourceError
-from edgekit.hardware import calibration, detect
-from edgekit.hardware.calibration import (
+from edgekit.machine import calibration, detect
+from edgekit.machine.calibration import (
     LOCK,
     MAX_FILE_BYTES,
     MOST_DIFFERENCES,
@@ -36,7 +36,7 @@ from edgekit.hardware.calibration import (
     with_engine,
     with_host,
 )
-from edgekit.hardware.measured import (
+from edgekit.machine.measured import (
     Calibration,
     Difference,
     Disk,
@@ -45,9 +45,9 @@ from edgekit.hardware.measured import (
     Measured,
     Pace,
 )
-from edgekit.hardware.types import Machine
-from edgekit.hardware.wishes import wished_machine
-from edgekit.source.places import try_lock
+from edgekit.machine.types import Machine
+from edgekit.machine.wishes import wished_machine
+from edgekit.sources.places import try_lock
 from edgekit.units import GIB, MIB
 
 DAY = "2026-11-16"

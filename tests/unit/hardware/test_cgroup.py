@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.hardware.trees import plant, recorded
 
-from edgekit.hardware.cgroup import cgroup_limits
-from edgekit.hardware.types import HostMemory
+from edgekit.machine.cgroup import cgroup_limits
+from edgekit.machine.types import HostMemory
 from edgekit.units import GIB, MIB
 
 V2 = "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n"

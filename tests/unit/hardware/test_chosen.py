@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from edgekit.hardware.chosen import choose
-from edgekit.hardware.types import Accelerator, Vendor
+from edgekit.machine.chosen import choose
+from edgekit.machine.types import Accelerator, Vendor
 
 
 def device(name: str, vendor: Vendor) -> Accelerator:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tests.unit.hardware.trees import machine
 
-from edgekit.hardware.commit import commit_limits
-from edgekit.hardware.surroundings import Surroundings
-from edgekit.hardware.types import System
+from edgekit.machine.commit import commit_limits
+from edgekit.machine.surroundings import Surroundings
+from edgekit.machine.types import System
 from edgekit.units import GIB, KIB
 
 

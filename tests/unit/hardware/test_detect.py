@@ -12,9 +12,9 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.unit.hardware.trees import machine, recorded
 
-from edgekit.hardware import detect
-from edgekit.hardware.surroundings import Nvml
-from edgekit.hardware.types import System, Vendor
+from edgekit.machine import detect
+from edgekit.machine.surroundings import Nvml
+from edgekit.machine.types import System, Vendor
 from edgekit.units import GIB
 
 
@@ -123,7 +123,7 @@ def test_asking_imports_no_more_than_it_needs() -> None:
     if Path("/proc/driver/nvidia/version").exists() or sys.platform != "linux":
         pytest.skip("a machine with NVIDIA's driver, or not Linux")
     code = (
-        "import sys; from edgekit.hardware import detect; first = set(sys.modules); detect();"
+        "import sys; from edgekit.machine import detect; first = set(sys.modules); detect();"
         "print('psutil' in first, 'pynvml' in sys.modules)"
     )
     run = [sys.executable, "-c", code]

@@ -16,9 +16,9 @@ from tests.thoroughness import LONG
 
 from edgekit.basis import Basis
 from edgekit.errors import UsageError
-from edgekit.hardware import devices
-from edgekit.hardware.device_names import words_of
-from edgekit.hardware.devices import (
+from edgekit.machine import devices
+from edgekit.machine.device_names import words_of
+from edgekit.machine.devices import (
     Device,
     Kind,
     all_devices,
@@ -26,7 +26,7 @@ from edgekit.hardware.devices import (
     find_device,
     usual_devices,
 )
-from edgekit.hardware.types import Vendor
+from edgekit.machine.types import Vendor
 from edgekit.units import GIB, MIB
 
 ROOT = Path(__file__).parents[3]
@@ -390,7 +390,7 @@ def test_no_usual_device_is_rebuilt_or_one_of_several_on_a_board() -> None:
 
 
 def test_nothing_is_read_before_it_is_asked_for() -> None:
-    words = "import edgekit.hardware.devices as d; print(d.all_devices.cache_info().currsize)"
+    words = "import edgekit.machine.devices as d; print(d.all_devices.cache_info().currsize)"
     found = subprocess.run([sys.executable, "-c", words], capture_output=True, check=True)
     assert found.stdout.strip() == b"0"
 

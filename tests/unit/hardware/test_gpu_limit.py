@@ -11,10 +11,10 @@ from tests.unit.hardware.trees import HOST, recorded
 from tests.unit.hardware.trees import machine as planted
 from tests.unit.plan.machines import cards, cpu, mac
 
-from edgekit.hardware.amd import find_amd
-from edgekit.hardware.gpu_limit import raised_limit
-from edgekit.hardware.types import Machine, System, Vendor
-from edgekit.hardware.wishes import wished_machine
+from edgekit.machine.amd import find_amd
+from edgekit.machine.gpu_limit import raised_limit
+from edgekit.machine.types import Machine, System, Vendor
+from edgekit.machine.wishes import wished_machine
 from edgekit.units import GIB, MIB
 
 

@@ -9,8 +9,8 @@ import pytest
 from tests.unit.hardware.trees import HOST, machine, recorded
 
 from edgekit.basis import Basis
-from edgekit.hardware.intel import find_intel
-from edgekit.hardware.types import HostMemory
+from edgekit.machine.intel import find_intel
+from edgekit.machine.types import HostMemory
 from edgekit.units import GIB, MIB
 
 CARD = "/sys/class/drm/card1"

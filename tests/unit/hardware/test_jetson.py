@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tests.unit.hardware.trees import Answers, machine, recorded
 
-from edgekit.hardware.nvidia import find_nvidia
-from edgekit.hardware.surroundings import Findings
-from edgekit.hardware.types import HostMemory
+from edgekit.machine.nvidia import find_nvidia
+from edgekit.machine.surroundings import Findings
+from edgekit.machine.types import HostMemory
 from edgekit.units import GIB
 
 HOST = HostMemory(total_bytes=61 * GIB, free_bytes=55 * GIB)

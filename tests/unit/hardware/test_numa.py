@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.hardware.trees import plant
 
-from edgekit.hardware.numa import bound_limits, without_gpu_memory
-from edgekit.hardware.types import Accelerator, HostMemory, Vendor
+from edgekit.machine.numa import bound_limits, without_gpu_memory
+from edgekit.machine.types import Accelerator, HostMemory, Vendor
 from edgekit.units import GIB, KIB
 
 

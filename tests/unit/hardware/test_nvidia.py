@@ -16,9 +16,9 @@ import pytest
 from tests.unit.hardware.trees import HOST, Answers, machine, recorded
 
 from edgekit.basis import Basis
-from edgekit.hardware.nvidia import find_nvidia
-from edgekit.hardware.surroundings import Findings, Nvml, NvmlError, Surroundings
-from edgekit.hardware.types import Accelerator, Process, System, Vendor
+from edgekit.machine.nvidia import find_nvidia
+from edgekit.machine.surroundings import Findings, Nvml, NvmlError, Surroundings
+from edgekit.machine.types import Accelerator, Process, System, Vendor
 from edgekit.units import GIB, MIB
 
 DRIVER = {"files": {"/proc/driver/nvidia/version": "NVRM version: 580\n"}}

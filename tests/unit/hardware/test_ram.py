@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from tests.unit.hardware.trees import machine, plant, recorded
 
-from edgekit.hardware.process_limits import process_limits
-from edgekit.hardware.ram import find_host
-from edgekit.hardware.surroundings import Surroundings
-from edgekit.hardware.types import System
+from edgekit.machine.process_limits import process_limits
+from edgekit.machine.ram import find_host
+from edgekit.machine.surroundings import Surroundings
+from edgekit.machine.types import System
 from edgekit.units import GIB, KIB, MIB
 
 HEAD = "Limit                     Soft Limit           Hard Limit           Units     \n"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tests.unit.hardware.trees import plant
 
-from edgekit.hardware.shared_memory import shared_memory_notes
-from edgekit.hardware.types import Accelerator, HostMemory, MemoryLimit, Vendor
+from edgekit.machine.shared_memory import shared_memory_notes
+from edgekit.machine.types import Accelerator, HostMemory, MemoryLimit, Vendor
 from edgekit.units import GIB
 
 HOST = HostMemory(total_bytes=64 * GIB, free_bytes=50 * GIB)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from tests.thoroughness import LONG
 
 from edgekit.basis import Basis
+from edgekit.engines.budgets import llamacpp_budgets
 from edgekit.errors import UsageError
-from edgekit.hardware.budgets import llamacpp_budgets
-from edgekit.hardware.devices import Kind, all_devices, find_device
-from edgekit.hardware.types import System, Vendor
-from edgekit.hardware.wishes import machine_of, wished_machine
+from edgekit.machine.devices import Kind, all_devices, find_device
+from edgekit.machine.types import System, Vendor
+from edgekit.machine.wishes import machine_of, wished_machine
 from edgekit.units import GIB, MIB
 
 RTX_4090 = 24_048 * MIB  # of 24,564

@@ -11,8 +11,8 @@ from typing import Any
 
 from tests.recorded import DATA
 
-from edgekit.hardware.surroundings import Nvml, NvmlError, Surroundings
-from edgekit.hardware.types import HostMemory, System
+from edgekit.machine.surroundings import Nvml, NvmlError, Surroundings
+from edgekit.machine.types import HostMemory, System
 from edgekit.units import GIB
 
 HOST = HostMemory(total_bytes=64 * GIB, free_bytes=50 * GIB)

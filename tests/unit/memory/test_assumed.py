@@ -8,12 +8,12 @@ import pytest
 from tests.recorded import config_header
 
 from edgekit.basis import Basis
+from edgekit.bill.assumed import AssumedModel, assumed_estimate, from_config, from_name
+from edgekit.bill.cache_types import cache_type
+from edgekit.bill.names import read_name
+from edgekit.bill.types import Component, Load, MemoryEstimate
 from edgekit.errors import UsageError
-from edgekit.geometry import read_geometry
-from edgekit.memory.assumed import AssumedModel, assumed_estimate, from_config, from_name
-from edgekit.memory.cache_types import cache_type
-from edgekit.memory.names import read_name
-from edgekit.memory.types import Component, Load, MemoryEstimate
+from edgekit.model import read_geometry
 from edgekit.units import GIB
 
 BILLION = 10**9

@@ -8,13 +8,19 @@ import pytest
 from tests.recorded import config_header, gguf_header
 
 from edgekit.basis import Basis
+from edgekit.engines.llamacpp.quantize.mixing import (
+    facts_of_header,
+    laid_tensors,
+    mix_row,
+    mix_tensors,
+)
+from edgekit.engines.llamacpp.quantize.table import BY_NAME, MixFacts
+from edgekit.engines.llamacpp.quantize.what_if import at_mix
 from edgekit.errors import RefusedError, UsageError
-from edgekit.geometry import read_geometry
-from edgekit.header.dtype import by_name
-from edgekit.header.mixes import MIXES
-from edgekit.memory.mix_table import BY_NAME, MixFacts
-from edgekit.memory.mixing import LaidTensor, facts_of_header, laid_tensors, mix_row, mix_tensors
-from edgekit.memory.what_if import at_mix
+from edgekit.formats.dtype import by_name
+from edgekit.formats.mixes import MIXES
+from edgekit.formats.types import LaidTensor
+from edgekit.model import read_geometry
 
 LAYERS = 16
 LLAMA = MixFacts(architecture="llama", layers=LAYERS, group=4)

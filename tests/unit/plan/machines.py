@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgekit.hardware.types import Accelerator, HostMemory, Machine, System, Vendor
+from edgekit.machine.types import Accelerator, HostMemory, Machine, System, Vendor
 from edgekit.units import GIB
 
 

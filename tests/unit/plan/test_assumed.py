@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from edgekit.basis import Basis
+from edgekit.bill.types import Component
 from edgekit.cli import main
 from edgekit.errors import EdgekitError, NotFoundError, RefusedError
-from edgekit.memory.types import Component
 from edgekit.models import can_load, model_preflight
 from edgekit.plan.types import PreflightResult
 from edgekit.units import GIB

@@ -9,12 +9,12 @@ import pytest
 from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.wishes import LLAMA, gguf, of_config
 
-from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup, Mode, default_setup
-from edgekit.engine.mlx.types import MlxSetup
-from edgekit.engine.vllm.types import VllmSetup
-from edgekit.hardware.types import Machine
-from edgekit.memory.cache_types import cache_type
-from edgekit.memory.types import Load
+from edgekit.bill.cache_types import cache_type
+from edgekit.bill.types import Load
+from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, Mode, default_setup
+from edgekit.engines.mlx.types import MlxSetup
+from edgekit.engines.vllm.types import VllmSetup
+from edgekit.machine.types import Machine
 from edgekit.plan.caches import cache_choices, pair_name, plain_setup, with_setup
 from edgekit.plan.types import Question, Start
 

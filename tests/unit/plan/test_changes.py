@@ -11,11 +11,12 @@ from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.test_verdict import ask, of_config, recorded
 from tests.unit.plan.wishes import any_mix, rated
 
-from edgekit.catalog import find_entry, open_entry
-from edgekit.hardware.types import HostMemory
-from edgekit.hardware.wishes import wished_machine
-from edgekit.memory.cache_types import cache_type
-from edgekit.memory.types import Load
+from edgekit.bill.cache_types import cache_type
+from edgekit.bill.types import Load
+from edgekit.catalog import find_entry
+from edgekit.engines.entries import open_entry
+from edgekit.machine.types import HostMemory
+from edgekit.machine.wishes import wished_machine
 from edgekit.plan.changes import changes
 from edgekit.plan.making import question_of
 from edgekit.plan.types import Change, ChangeKind, PreflightResult, Question, Start
@@ -88,7 +89,7 @@ def test_the_most_accurate_weights_that_fit() -> None:
 
 
 def fits_at(question: Question, mix: str) -> bool:
-    from edgekit.engine.llamacpp.types import LlamaCppSetup, Mode
+    from edgekit.engines.llamacpp.types import LlamaCppSetup, Mode
 
     setup = LlamaCppSetup(mode=Mode.SERVER, mix=mix)
     return judge(replace(question, start=Start(setup=setup))).can_load
@@ -113,7 +114,7 @@ def test_how_much_ram_beside_a_card_would_do() -> None:
 
 @pytest.mark.parametrize("name", ["dense on a card", "a Mac", "vLLM"])
 def test_the_named_device_holds_it_and_the_next_smaller_does_not(name: str) -> None:
-    from edgekit.hardware.devices import Kind, usual_devices
+    from edgekit.machine.devices import Kind, usual_devices
 
     question = FAILING[name]
     result, found = answered(name)

@@ -10,12 +10,12 @@ from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.test_verdict import of_config
 from tests.unit.plan.wishes import GEMMA, LLAMA, MOE, any_mix, from_config, gguf, one_file, rated
 
-from edgekit.engine.llamacpp.placement import has_experts_on_host
-from edgekit.engine.llamacpp.types import ALL_LAYERS, default_setup
+from edgekit.bill.cache_types import cache_type
+from edgekit.bill.types import Load
+from edgekit.engines.llamacpp.placement import has_experts_on_host
+from edgekit.engines.llamacpp.types import ALL_LAYERS, default_setup
 from edgekit.errors import UsageError
-from edgekit.hardware.types import Machine
-from edgekit.memory.cache_types import cache_type
-from edgekit.memory.types import Load
+from edgekit.machine.types import Machine
 from edgekit.models import model_preflight
 from edgekit.plan.caches import cache_choices, embedding_start
 from edgekit.plan.choice import choose, reads_at_once

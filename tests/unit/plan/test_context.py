@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.recorded import engine_models
 
+from edgekit.bill.cache_types import F16, F32
+from edgekit.bill.plain import plain_cache_bytes
 from edgekit.errors import UsageError
-from edgekit.geometry.types import ModelGeometry
-from edgekit.memory.cache_types import F16, F32
-from edgekit.memory.plain import plain_cache_bytes
+from edgekit.model.types import ModelGeometry
 from edgekit.plan.context import LOOK_AHEAD, budget_window, job_window, longest, recommended_context
 from edgekit.plan.types import Job
 from edgekit.units import GIB, MIB

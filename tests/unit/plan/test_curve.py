@@ -12,10 +12,12 @@ import pytest
 from tests.unit.plan.test_verdict import per_token
 from tests.unit.report.plans import cards, cpu, gguf, mac, planned, qwen
 
-from edgekit.engine import engine_named
+from edgekit.bill.cache_types import cache_type
+from edgekit.bill.types import Load, MemoryEstimate
+from edgekit.bill.usage import covered_bytes
+from edgekit.engines import engine_named
 from edgekit.errors import RefusedError, UsageError
-from edgekit.memory.cache_types import cache_type
-from edgekit.memory.types import Load, MemoryEstimate, PoolKind
+from edgekit.machine.types import PoolKind
 from edgekit.plan.curve import POINTS, Curve, curves, plan_curves
 from edgekit.plan.planned import Plan
 from edgekit.plan.types import Question, Start
@@ -138,7 +140,7 @@ def test_the_points_are_the_engines_own_bill(name: str) -> None:
     for point in curve.points[:: POINTS // 4]:
         load = replace(plan.load, context_tokens=point.tokens, cache_k=None, cache_v=None)
         bill = engine_named(plan.wish.engine).estimate(plan.variant.model, load, setup)
-        assert point.required_bytes == budget.required_bytes(bill) - budget.covered_bytes(bill)
+        assert point.required_bytes == bill.in_pools(budget.pools) - covered_bytes(budget, bill)
     assert curve.budget_bytes == budget.available_bytes
 
 

@@ -9,10 +9,10 @@ from tests.recorded import engine_models
 from tests.thoroughness import sampled
 from tests.unit.plan.machines import cards, cpu
 
-from edgekit.engine.types import Model
 from edgekit.errors import EdgekitError
-from edgekit.geometry import read_geometry
-from edgekit.hardware.types import Machine
+from edgekit.machine.types import Machine
+from edgekit.model import read_geometry
+from edgekit.model.types import Model
 from edgekit.plan.types import PreflightResult, Question
 from edgekit.plan.verdict import is_decided, judge
 

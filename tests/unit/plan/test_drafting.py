@@ -9,13 +9,15 @@ import pytest
 from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.wishes import LLAMA, from_config, gguf, one_file, rated
 
-from edgekit.catalog import find_entry, open_entry
+from edgekit.bill.decisions import Lever
+from edgekit.bill.types import CACHES
+from edgekit.catalog import find_entry
 from edgekit.catalog.types import Entry, Kind
-from edgekit.hardware.types import Machine
-from edgekit.memory.types import CACHES
+from edgekit.engines.entries import open_entry
+from edgekit.machine.types import Machine
 from edgekit.plan.drafting import OWN_BLOCKS, catalog_drafters, own_drafter, with_drafter_beside
 from edgekit.plan.making import make_plan, question_of
-from edgekit.plan.planned import Drafter, Lever, Plan, Wish
+from edgekit.plan.planned import Drafter, Plan, Wish
 from edgekit.plan.variants import at_mixes
 
 SMALL = Drafter(name="small", model=gguf("llama-3.2-1b"), because="the same words")

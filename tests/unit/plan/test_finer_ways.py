@@ -9,9 +9,10 @@ import pytest
 from tests.unit.plan.machines import cards
 from tests.unit.plan.wishes import MOE, one_file, rated
 
-from edgekit.engine.llamacpp.placement import has_experts_on_host
-from edgekit.engine.llamacpp.types import LlamaCppSetup
-from edgekit.memory.types import DEVICE, HOST, Component
+from edgekit.bill.types import Component
+from edgekit.engines.llamacpp.placement import has_experts_on_host
+from edgekit.engines.llamacpp.types import LlamaCppSetup
+from edgekit.machine.types import DEVICE, HOST
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.making import make_plan, question_of
 from edgekit.plan.placement import finer_ways, ways_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 from tests.unit.plan.machines import mac
 from tests.unit.plan.wishes import from_config, one_file
 
-from edgekit.hardware.gpu_limit import raised_limit
+from edgekit.bill.decisions import Lever
+from edgekit.machine.gpu_limit import raised_limit
 from edgekit.plan.making import make_plan
-from edgekit.plan.planned import Lever
 
 
 def test_a_plan_never_counts_on_it() -> None:

@@ -23,13 +23,15 @@ from tests.unit.plan.wishes import (
     rated,
 )
 
-from edgekit.engine.llamacpp.types import ALL_LAYERS
-from edgekit.engine.vllm.types import VllmSetup
+from edgekit.bill.decisions import Lever
+from edgekit.bill.types import Load
+from edgekit.engines.llamacpp.types import ALL_LAYERS
+from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import HardwareError, RefusedError, UsageError
-from edgekit.memory.types import Load, PoolKind
+from edgekit.machine.types import PoolKind
 from edgekit.plan.changes import changes
 from edgekit.plan.making import find_plan, make_plan, question_of
-from edgekit.plan.planned import Lever, Plan
+from edgekit.plan.planned import Plan
 from edgekit.plan.types import ChangeKind, Start
 from edgekit.plan.verdict import judge
 
@@ -249,7 +251,7 @@ def test_every_lever_has_its_because(name: str, machine: Any) -> None:
 
 def test_the_plan_is_its_own_bill() -> None:
     plan = make_plan(any_mix(LLAMA, rated(cards(12)), 16_384))
-    from edgekit.engine.llamacpp import estimate
+    from edgekit.engines.llamacpp.estimate import estimate
 
     again = estimate(plan.variant.model, plan.load, plan.result.way.setup)
     assert again.lines == plan.result.estimate.lines

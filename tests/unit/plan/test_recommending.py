@@ -14,8 +14,8 @@ from tests.unit.plan.wishes import is_within, rated
 from edgekit.catalog import find_entry, read_catalog
 from edgekit.catalog.types import Entry, Kind
 from edgekit.errors import HardwareError
-from edgekit.hardware.types import Machine
-from edgekit.hardware.wishes import wished_machine
+from edgekit.machine.types import Machine
+from edgekit.machine.wishes import wished_machine
 from edgekit.plan.choice import READING_TOKENS_PER_S
 from edgekit.plan.ranking import rank_of
 from edgekit.plan.recommending import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.unit.plan.machines import cards
 
-from edgekit.hardware.budgets import together_bytes
+from edgekit.machine.types import together_bytes
 from edgekit.plan.room import room_bytes
 from edgekit.units import GIB
 

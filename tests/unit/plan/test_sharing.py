@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.wishes import LLAMA, billed, from_config, one_file
 
-from edgekit.hardware.types import Machine
-from edgekit.memory.types import Load
+from edgekit.bill.decisions import Lever
+from edgekit.bill.types import Load
+from edgekit.machine.types import Machine
 from edgekit.plan.choice import at
 from edgekit.plan.making import make_plan, question_of
 from edgekit.plan.placement import ways_of
-from edgekit.plan.planned import Lever, Wish
+from edgekit.plan.planned import Wish
 from edgekit.plan.sharing import MOST_USERS, users_that_fit
 from edgekit.units import GIB
 

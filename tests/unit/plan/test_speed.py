@@ -13,18 +13,18 @@ from tests.thoroughness import LONG
 from tests.unit.plan.machines import cards, cpu
 
 from edgekit.basis import Basis
-from edgekit.engine.llamacpp import estimate
-from edgekit.engine.llamacpp.types import ALL_LAYERS, Backend, Device, LlamaCppSetup
-from edgekit.engine.mlx import estimate as mlx_estimate
-from edgekit.engine.mlx.types import MlxSetup, Packing, Quantize
-from edgekit.engine.types import Model
-from edgekit.engine.vllm import estimate as vllm_estimate
-from edgekit.engine.vllm.types import VllmSetup
-from edgekit.geometry import read_geometry
-from edgekit.hardware.throughput import READING, host_pace
-from edgekit.hardware.types import Machine
-from edgekit.hardware.wishes import wished_machine
-from edgekit.memory.types import DEVICE, HOST, Load
+from edgekit.bill.types import Load
+from edgekit.engines.llamacpp.estimate import estimate
+from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, Device, LlamaCppSetup
+from edgekit.engines.mlx.estimate import estimate as mlx_estimate
+from edgekit.engines.mlx.types import MlxSetup, Packing, Quantize
+from edgekit.engines.speed import READING, host_pace
+from edgekit.engines.vllm.estimate import estimate as vllm_estimate
+from edgekit.engines.vllm.types import VllmSetup
+from edgekit.machine.types import DEVICE, HOST, Machine
+from edgekit.machine.wishes import wished_machine
+from edgekit.model import read_geometry
+from edgekit.model.types import Model
 from edgekit.plan.speed import Calibration, calibrate, expected_speed
 from edgekit.plan.touched import one_token
 from edgekit.plan.types import Speed

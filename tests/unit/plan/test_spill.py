@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgekit.catalog.tiers import find_layout, find_tier
+from edgekit.engines.spill import PAGE_TOKENS, Purpose, Spill, Store, plan_spill
 from edgekit.errors import KvSpillUnsupportedError, UsageError
-from edgekit.plan.spill import PAGE_TOKENS, Purpose, Spill, Store, plan_spill
 from edgekit.units import GIB, MIB
 
 

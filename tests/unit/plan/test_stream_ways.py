@@ -16,20 +16,20 @@ from tests.patience import PATIENCE_S
 from tests.recorded import engine_models
 from tests.unit.plan.machines import cards, cpu, host, mac
 
+from edgekit.bill.cache_types import cache_type
+from edgekit.bill.types import Load
 from edgekit.embed.tokenizer.cost import tokenizer_cost_bytes, vocabulary_bytes
-from edgekit.engine.stream import matrix_bytes
-from edgekit.engine.stream.setup import StreamSetup
-from edgekit.errors import HardwareError, UsageError
-from edgekit.hardware.budgets import (
+from edgekit.engines.budgets import (
     STREAM_PROCESS_BYTES,
     STREAM_THREAD_BYTES,
     devices_for,
     stream_budgets,
 )
-from edgekit.hardware.types import HostMemory, Machine, System
-from edgekit.header.types import ArrayFact
-from edgekit.memory.cache_types import cache_type
-from edgekit.memory.types import HOST, Load
+from edgekit.engines.native.estimate import matrix_bytes
+from edgekit.engines.native.setup import StreamSetup
+from edgekit.errors import HardwareError, UsageError
+from edgekit.formats.types import ArrayFact
+from edgekit.machine.types import HOST, HostMemory, Machine, System
 from edgekit.plan.changes import changes
 from edgekit.plan.making import check_planned
 from edgekit.plan.placement import ways_of

@@ -7,14 +7,10 @@ from dataclasses import replace
 import pytest
 from tests.unit.plan.machines import cards, cpu, mac
 
+from edgekit.bill.decisions import Lever
+from edgekit.bill.types import Component
 from edgekit.catalog.tiers import Layout, find_layout, find_tier, tiers
-from edgekit.errors import HardwareError, KvSpillUnsupportedError, RefusedError, UsageError
-from edgekit.hardware.types import HostMemory, Machine, System
-from edgekit.hardware.wishes import wished_machine
-from edgekit.memory.types import HOST, Component
-from edgekit.plan.planned import Lever
-from edgekit.plan.spill import Purpose, Store
-from edgekit.plan.tiers import (
+from edgekit.engines.memo import (
     TierPlan,
     TierWish,
     card_memory,
@@ -27,7 +23,11 @@ from edgekit.plan.tiers import (
     recommend_tier,
     recommend_tier_on,
 )
-from edgekit.plan.tiers.types import TierMemory
+from edgekit.engines.memo.types import TierMemory
+from edgekit.engines.spill import Purpose, Store
+from edgekit.errors import HardwareError, KvSpillUnsupportedError, RefusedError, UsageError
+from edgekit.machine.types import HOST, HostMemory, Machine, System
+from edgekit.machine.wishes import wished_machine
 from edgekit.units import GIB, MIB
 
 RESERVE = 1.5  # GiB that the system keeps of RAM

@@ -9,10 +9,10 @@ import pytest
 
 import edgekit.catalog
 from edgekit.catalog.tiers import find_tier
+from edgekit.engines.memo import TierWish, card_memory, plan_tier, ram_memory
+from edgekit.engines.memo.guard import MANIFEST_BYTES, assess, ram_budget, read_manifest
+from edgekit.engines.memo.types import OS_RESERVE_BYTES, RamBudget, RamLevel
 from edgekit.errors import NotFoundError, UsageError
-from edgekit.plan.tiers import TierWish, card_memory, plan_tier, ram_memory
-from edgekit.plan.tiers.guard import MANIFEST_BYTES, assess, ram_budget, read_manifest
-from edgekit.plan.tiers.types import OS_RESERVE_BYTES, RamBudget, RamLevel
 from edgekit.units import GIB, MIB
 
 # a tier of which nothing but the download counts

@@ -8,13 +8,13 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tests.thoroughness import LONG
 
+from edgekit.bill.decisions import Lever
 from edgekit.catalog.tiers import find_tier, layouts, tiers
+from edgekit.engines.memo import TierPlan, TierWish, plan_tier, recommend_tier
+from edgekit.engines.memo.types import MemoryKind, TierMemory
+from edgekit.engines.spill import Purpose, Store
 from edgekit.errors import KvSpillUnsupportedError
-from edgekit.memory.types import HOST
-from edgekit.plan.planned import Lever
-from edgekit.plan.spill import Purpose, Store
-from edgekit.plan.tiers import TierPlan, TierWish, plan_tier, recommend_tier
-from edgekit.plan.tiers.types import MemoryKind, TierMemory
+from edgekit.machine.types import HOST
 from edgekit.units import GIB, MIB
 
 SIZES = st.integers(0, 64 * GIB)

@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 
 from edgekit.catalog.tiers import find_layout, find_tier
-from edgekit.plan.tiers import TierWish, card_memory, plan_tier, ram_memory, recommend_tier
-from edgekit.plan.tiers.types import TierMemory
+from edgekit.engines.memo import (
+    TierWish,
+    card_memory,
+    plan_tier,
+    ram_memory,
+    recommend_tier,
+)
+from edgekit.engines.memo.types import TierMemory
 from edgekit.report.tier_json import tier_json
 from edgekit.report.tier_text import tier_answer, tier_text
 from edgekit.units import GIB

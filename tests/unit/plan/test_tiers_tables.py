@@ -18,8 +18,8 @@ from edgekit.catalog.tiers import (
     layouts,
     tiers,
 )
+from edgekit.engines.memo.costing import largest_context
 from edgekit.errors import RefusedError, UsageError
-from edgekit.plan.tiers.costing import largest_context
 from edgekit.units import GIB
 
 # tier: f16, q8_0, qjl+turbo3, qjl+polarq4, in thousands of bytes

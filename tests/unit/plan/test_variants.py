@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from tests.recorded import config_header
 from tests.unit.plan.wishes import LLAMA, gguf, of_config
 
-from edgekit.engine.llamacpp.as_gguf import USUAL_MIXES
-from edgekit.engine.types import Model
-from edgekit.geometry import read_geometry
-from edgekit.memory.mix_table import BY_NAME
+from edgekit.engines.llamacpp.as_gguf import USUAL_MIXES
+from edgekit.engines.llamacpp.quantize.table import BY_NAME
+from edgekit.model import read_geometry
+from edgekit.model.types import Model
 from edgekit.plan.choice import as_named
 from edgekit.plan.variants import (
     accuracy_of,

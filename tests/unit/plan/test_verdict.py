@@ -10,16 +10,15 @@ import pytest
 from tests.recorded import config_header, engine_models, rows
 from tests.unit.plan.machines import cards, cpu, mac
 
-from edgekit.engine.llamacpp.placement import has_experts_on_host
-from edgekit.engine.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup, Mode
-from edgekit.engine.types import Model
+from edgekit.bill.cache_types import cache_type
+from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
+from edgekit.engines.llamacpp.placement import has_experts_on_host
+from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup, Mode
 from edgekit.errors import HardwareError
-from edgekit.geometry import read_geometry
-from edgekit.hardware.budgets import Budget
-from edgekit.hardware.types import Machine, MemoryLimit
-from edgekit.hardware.wishes import wished_machine
-from edgekit.memory.cache_types import cache_type
-from edgekit.memory.types import DEVICE, HOST, Component, Load, MemoryEstimate, MemoryLine
+from edgekit.machine.types import DEVICE, HOST, Budget, Machine, MemoryLimit
+from edgekit.machine.wishes import wished_machine
+from edgekit.model import read_geometry
+from edgekit.model.types import Model
 from edgekit.plan.placement import engine_on
 from edgekit.plan.types import Job, Question, Start, Status, Use
 from edgekit.plan.verdict import judge
@@ -323,7 +322,7 @@ def test_vllm_in_two_stages() -> None:
 
 
 def test_vllm_is_asked_for_more_cards_than_there_are() -> None:
-    from edgekit.engine.vllm.types import VllmSetup
+    from edgekit.engines.vllm.types import VllmSetup
 
     start = Start(
         setup=VllmSetup(tensor_parallel_size=4), settled=frozenset({"tensor_parallel_size"})
@@ -333,7 +332,7 @@ def test_vllm_is_asked_for_more_cards_than_there_are() -> None:
 
 
 def test_vllm_takes_less_of_a_card_in_use_unless_its_share_was_settled() -> None:
-    from edgekit.engine.vllm.types import VllmSetup
+    from edgekit.engines.vllm.types import VllmSetup
 
     machine = cards(80)
     busy = replace(machine, devices=(replace(machine.devices[0], free_bytes=60 * GIB),))
@@ -368,7 +367,7 @@ def test_vllm_takes_the_card_with_most_free() -> None:
 
 
 def test_a_pool_that_holds_no_request_does_not_start() -> None:
-    from edgekit.engine.vllm.types import VllmSetup
+    from edgekit.engines.vllm.types import VllmSetup
 
     start = Start(
         setup=VllmSetup(kv_cache_memory_bytes=GIB), settled=frozenset({"kv_cache_memory_bytes"})
@@ -417,7 +416,7 @@ def test_cards_that_share_the_memory_of_the_host_are_judged_together() -> None:
 
 def test_vllm_without_compilation_needs_a_little_beyond_its_share() -> None:
     """80 GiB x 0.92 = 73.6, a CUDA context of 0.6, and 0.25 more with --enforce-eager."""
-    from edgekit.engine.vllm.types import VllmSetup
+    from edgekit.engines.vllm.types import VllmSetup
 
     machine = cards(80)
     card = replace(machine.devices[0], free_bytes=int(74.3 * GIB))

@@ -7,13 +7,13 @@ from typing import Any
 
 from tests.recorded import config_header, engine_models, rows
 
-from edgekit.engine import llamacpp
-from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup, Mode
-from edgekit.engine.llamacpp.versions import Rules
-from edgekit.engine.types import Model
-from edgekit.geometry import read_geometry
-from edgekit.hardware.types import Machine
-from edgekit.memory.types import Load
+from edgekit.bill.types import Load
+from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, Mode
+from edgekit.engines.llamacpp.versions import Rules
+from edgekit.machine.types import Machine
+from edgekit.model import read_geometry
+from edgekit.model.types import Model
 from edgekit.plan.choice import as_named
 from edgekit.plan.planned import Plan, Wish
 from edgekit.plan.variants import at_mixes, variants_of

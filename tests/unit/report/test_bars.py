@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.report.verdicts import recorded
 
-from edgekit.hardware.budgets import Budget
-from edgekit.memory.types import DEVICE, HOST, Component, MemoryEstimate, MemoryLine
+from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
+from edgekit.machine.types import DEVICE, HOST, Budget
 from edgekit.plan.types import Status, Use
 from edgekit.report.bars import (
     ASCII,

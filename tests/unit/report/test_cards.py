@@ -23,8 +23,8 @@ from tests.unit.report.test_plan_text import (
 from edgekit.basis import Basis
 from edgekit.catalog import read_catalog
 from edgekit.catalog.types import Entry, Kind
-from edgekit.hardware import this_or_wished
-from edgekit.hardware.types import Accelerator, HostMemory, Machine, System, Vendor
+from edgekit.machine import this_or_wished
+from edgekit.machine.types import Accelerator, HostMemory, Machine, System, Vendor
 from edgekit.plan.planned import Plan
 from edgekit.plan.recommending import Ask, Recommendation, Suggestion, recommend
 from edgekit.report.as_json import json_text

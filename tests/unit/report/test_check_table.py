@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 from tests.unit.report.verdicts import LINES, TOO_LARGE, line, made, recorded
 
+from edgekit.bill.types import Component
 from edgekit.errors import EdgekitError, HardwareError, HeaderError, NotFoundError, RefusedError
-from edgekit.memory.types import HOST, Component
+from edgekit.machine.types import HOST
 from edgekit.plan.types import Status
 from edgekit.report.bars import ASCII
 from edgekit.report.check import Check, Unanswered

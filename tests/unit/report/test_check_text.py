@@ -20,8 +20,8 @@ from tests.unit.report.verdicts import (
     with_change,
 )
 
-from edgekit.hardware.types import MemoryLimit
-from edgekit.memory.types import Component
+from edgekit.bill.types import Component
+from edgekit.machine.types import MemoryLimit
 from edgekit.plan.types import ChangeKind, Speed
 from edgekit.preflight import TENSORS_NOT_CHECKED
 from edgekit.report.bars import ASCII, BLOCKS

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.report.verdicts import card
 
-from edgekit.hardware.budgets import Budget
-from edgekit.memory.types import DEVICE
+from edgekit.machine.types import DEVICE, Budget
 from edgekit.plan.types import Status, Use
 from edgekit.report.check_words import (
     card_names,

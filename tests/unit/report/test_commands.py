@@ -14,20 +14,21 @@ from tests.unit.report.plans import cards, cpu, found, gguf, mac, planned, qwen
 
 from edgekit.asking import llamacpp_options
 from edgekit.asking.bills import CONTEXT
-from edgekit.asking.flags import COMMON, read_flags
+from edgekit.bill.cache_types import cache_type
+from edgekit.bill.decisions import Decision, Lever
+from edgekit.bill.types import Load
 from edgekit.cli.engine_flags import given_flags
 from edgekit.cli.parser import build_parser
-from edgekit.engine.llamacpp import estimate
-from edgekit.engine.llamacpp.types import Backend
-from edgekit.engine.mlx.types import Packing, Quantize
-from edgekit.hardware.types import Accelerator, Machine, System, Vendor
-from edgekit.memory.cache_types import cache_type
-from edgekit.memory.types import Load
-from edgekit.plan.planned import Decision, Drafter, Lever, Plan
+from edgekit.engines.flags import COMMON, read_flags
+from edgekit.engines.llamacpp.estimate import estimate
+from edgekit.engines.llamacpp.types import Backend
+from edgekit.engines.mlx.types import Packing, Quantize
+from edgekit.machine.types import Accelerator, Machine, System, Vendor
+from edgekit.plan.planned import Drafter, Plan
 from edgekit.report.commands import Ready, ready_commands
 from edgekit.report.commands.llamacpp import draft_words
 from edgekit.report.commands.types import shell_text
-from edgekit.source.types import Origin
+from edgekit.sources.types import Origin
 from edgekit.units import GIB
 
 Q8, Q4 = cache_type("q8_0"), cache_type("q4_0")
@@ -195,7 +196,7 @@ def test_the_emitted_flags_are_the_planned_bill(plan: Any) -> None:
         setup = replace(setup, backend=plan.result.way.setup.backend)
     again = estimate(plan.variant.model, load, setup)
     assert again.total_bytes == plan.result.estimate.total_bytes
-    assert {use.budget.required_bytes(again) for use in plan.result.uses} == {
+    assert {again.in_pools(use.budget.pools) for use in plan.result.uses} == {
         use.required_bytes + use.covered_bytes for use in plan.result.uses
     }
 

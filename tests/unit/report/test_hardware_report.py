@@ -9,7 +9,7 @@ import pytest
 from tests.unit.report.verdicts import card, mac, machine
 
 from edgekit.basis import Basis
-from edgekit.hardware.types import HostMemory, Machine, MemoryLimit, Process, Vendor
+from edgekit.machine.types import HostMemory, Machine, MemoryLimit, Process, Vendor
 from edgekit.report.bars import ASCII
 from edgekit.report.hardware_json import hardware_json
 from edgekit.report.hardware_text import hardware_text

@@ -19,10 +19,10 @@ from tests.unit.report.verdicts import (
     recorded,
 )
 
-from edgekit.engine import engine_named
-from edgekit.engine.llamacpp.types import LlamaCppSetup, Mode
-from edgekit.hardware.types import System
-from edgekit.memory.types import DEVICE, HOST, Component, Load
+from edgekit.bill.types import Component, Load
+from edgekit.engines import engine_named
+from edgekit.engines.llamacpp.types import LlamaCppSetup, Mode
+from edgekit.machine.types import DEVICE, HOST, System
 from edgekit.plan.types import PreflightResult, Speed, Variant, Way
 from edgekit.report.headline import concurrency, headline
 from edgekit.units import GIB

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.unit.report.verdicts import LINES, card, line, machine, made
 
-from edgekit.memory.types import HOST, Component
+from edgekit.bill.types import Component
+from edgekit.machine.types import HOST
 from edgekit.report.later import later_rows
 from edgekit.units import GIB
 

@@ -11,14 +11,24 @@ from tests.recorded import config_header, engine_models
 
 from edgekit.asking.bills import OPTIONS
 from edgekit.basis import Basis
-from edgekit.engine import engine_named
-from edgekit.engine.llamacpp.types import LlamaCppSetup, Mode
-from edgekit.engine.types import Model
-from edgekit.engine.vllm.types import VllmSetup
-from edgekit.geometry import read_geometry
-from edgekit.hardware.budgets import Budget, llamacpp_budgets
-from edgekit.hardware.types import Accelerator, HostMemory, Machine, System, Vendor
-from edgekit.memory.types import DEVICE, HOST, Component, Load, MemoryEstimate, MemoryLine, Pool
+from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
+from edgekit.engines import engine_named
+from edgekit.engines.budgets import llamacpp_budgets
+from edgekit.engines.llamacpp.types import LlamaCppSetup, Mode
+from edgekit.engines.vllm.types import VllmSetup
+from edgekit.machine.types import (
+    DEVICE,
+    HOST,
+    Accelerator,
+    Budget,
+    HostMemory,
+    Machine,
+    Pool,
+    System,
+    Vendor,
+)
+from edgekit.model import read_geometry
+from edgekit.model.types import Model
 from edgekit.plan.types import (
     Change,
     ChangeKind,
@@ -93,7 +103,7 @@ def made(
         engine="llama.cpp", backend="cuda", lines=lines, notes=("a note of the bill",)
     )
     held = llamacpp_budgets(on, on.devices) if budgets is None else budgets
-    uses = tuple(Use(budget=one, required_bytes=one.required_bytes(estimate)) for one in held)
+    uses = tuple(Use(budget=one, required_bytes=estimate.in_pools(one.pools)) for one in held)
     worst = (Status.PASSED, Status.WARNING, Status.FAILED)
     plain: dict[str, Any] = {
         "engine": "llama.cpp",

@@ -18,11 +18,15 @@ from tests.unit.verify import small_model
 
 from edgekit import __version__
 from edgekit.basis import Basis
-from edgekit.engine.llamacpp.types import LlamaCppSetup
+from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
+from edgekit.engines.llamacpp.types import LlamaCppSetup
+from edgekit.engines.llamacpp.verify import ways
+from edgekit.engines.llamacpp.verify.beside import beside_bytes
+from edgekit.engines.llamacpp.verify.types import Measured, Resident, Row
+from edgekit.engines.speed import GB, host_pace
 from edgekit.errors import EngineError, MissingExtraError, SourceError, UsageError
-from edgekit.estimation import open_model
-from edgekit.hardware import calibration, detect
-from edgekit.hardware.calibration import (
+from edgekit.machine import calibration, detect
+from edgekit.machine.calibration import (
     change_calibration,
     device_key,
     forget_calibration,
@@ -30,10 +34,9 @@ from edgekit.hardware.calibration import (
     installed_version,
     read_calibration,
 )
-from edgekit.hardware.measured import Calibration, EngineMeasured, HostMeasured, Pace
-from edgekit.hardware.throughput import GB, host_pace
-from edgekit.hardware.types import Machine, System
-from edgekit.memory.types import HOST, Component, Load, MemoryEstimate, MemoryLine
+from edgekit.machine.measured import Calibration, EngineMeasured, HostMeasured, Pace
+from edgekit.machine.types import HOST, Machine, System
+from edgekit.model.open import open_model
 from edgekit.models import model_preflight
 from edgekit.plan.pace import LEAST_READ_BYTES, fastest_middle, measured_pace
 from edgekit.plan.placement import measured_overhead
@@ -46,11 +49,8 @@ from edgekit.runtime.calibrating.made_up import Shape, file_bytes, write_made_up
 from edgekit.runtime.calibrating.memory import memory_bandwidth, read_bytes
 from edgekit.runtime.calibrating.types import Options
 from edgekit.runtime.remembering import remember_rows, worth_keeping
-from edgekit.source.places import data_folder
+from edgekit.sources.places import data_folder
 from edgekit.units import GIB, MIB
-from edgekit.verify import ways
-from edgekit.verify.beside import beside_bytes
-from edgekit.verify.types import Measured, Resident, Row
 
 DAY = "2026-11-16"
 SMALL = Shape(layers=2, width=256, inner=512, heads=4, kv_heads=2, vocabulary=2048, context=256)
@@ -578,7 +578,7 @@ def test_it_holds_for_the_place_it_was_measured_in(monkeypatch: pytest.MonkeyPat
     machine = with_calibration(monkeypatch, decode_tokens_per_s=20.0)
     assert measured_pace(machine, LlamaCppSetup(), "vllm") is None
     with_card = replace(machine, devices=cards(24).devices)
-    from edgekit.engine.llamacpp.types import Backend
+    from edgekit.engines.llamacpp.types import Backend
 
     on_card = LlamaCppSetup(backend=Backend.CUDA)
     assert measured_pace(with_card, on_card, "llama.cpp") is None
@@ -605,8 +605,8 @@ def test_nothing_is_passed_over_that_a_quick_machine_could_do(
 
 def test_nothing_heavy_is_imported_by_a_look_at_the_machine() -> None:
     words = (
-        "import sys; from edgekit.hardware import detect; detect();"
-        "print([name for name in ('numpy', 'xllamacpp', 'edgekit.verify') if name in sys.modules])"
+        "import sys; from edgekit.machine import detect; detect();"
+        "print([name for name in ('numpy', 'xllamacpp', 'edgekit.engines.llamacpp.verify') if name in sys.modules])"
     )
     found = subprocess.run(
         [sys.executable, "-c", words], capture_output=True, check=True, text=True

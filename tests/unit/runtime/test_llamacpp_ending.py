@@ -21,17 +21,17 @@ from tests.patience import PATIENCE_S, wait_until
 from tests.runtime_engines import SERVER, ask, launch_of, small_model
 from tests.unit.hardware.trees import machine, recorded
 
-from edgekit.engine.llamacpp.types import Backend
+from edgekit.engines.llamacpp.run.probes import Device, Probes, probes_of
+from edgekit.engines.llamacpp.run.process import EngineProcess
+from edgekit.engines.llamacpp.run.running import Running
+from edgekit.engines.llamacpp.run.starting import start
+from edgekit.engines.llamacpp.run.types import Ended
+from edgekit.engines.llamacpp.run.watching import Watch
+from edgekit.engines.llamacpp.types import Backend
 from edgekit.errors import MemoryPressureError
-from edgekit.hardware.cgroup import _Version
-from edgekit.hardware.nvml_errors import told as words_of
-from edgekit.hardware.types import MemoryLimit
-from edgekit.runtime.llamacpp.probes import Device, Probes, probes_of
-from edgekit.runtime.llamacpp.process import EngineProcess
-from edgekit.runtime.llamacpp.running import Running
-from edgekit.runtime.llamacpp.starting import start
-from edgekit.runtime.llamacpp.types import Ended
-from edgekit.runtime.llamacpp.watching import Watch
+from edgekit.machine.cgroup import _Version
+from edgekit.machine.nvml_errors import told as words_of
+from edgekit.machine.types import MemoryLimit
 from edgekit.units import GIB, MIB
 
 pytest.importorskip("xllamacpp")

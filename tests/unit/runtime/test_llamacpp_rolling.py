@@ -13,12 +13,12 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.runtime_engines import SERVER, ask, launch_of, model_of, small_model
 
-from edgekit.engine import llamacpp
-from edgekit.memory.cache_types import cache_type
-from edgekit.memory.types import Component, Load
-from edgekit.runtime.llamacpp.comparing import compare_reported
-from edgekit.runtime.llamacpp.running import Running
-from edgekit.runtime.llamacpp.starting import start
+from edgekit.bill.cache_types import cache_type
+from edgekit.bill.types import Component, Load
+from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.llamacpp.run.comparing import compare_reported
+from edgekit.engines.llamacpp.run.running import Running
+from edgekit.engines.llamacpp.run.starting import start
 from edgekit.units import MIB
 
 pytest.importorskip("xllamacpp")

@@ -12,14 +12,14 @@ from typing import NamedTuple
 import pytest
 from tests.runtime_engines import ask, launch_of, model_of, small_model
 
-from edgekit.engine import llamacpp
-from edgekit.engine.llamacpp.types import LlamaCppSetup, Mode
+from edgekit.bill.types import Component, Load, MemoryEstimate
+from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.llamacpp.run.comparing import compare_reported
+from edgekit.engines.llamacpp.run.running import Running
+from edgekit.engines.llamacpp.run.starting import check_port, health, start
+from edgekit.engines.llamacpp.run.watching import Watch
+from edgekit.engines.llamacpp.types import LlamaCppSetup, Mode
 from edgekit.errors import UsageError
-from edgekit.memory.types import Component, Load, MemoryEstimate
-from edgekit.runtime.llamacpp.comparing import compare_reported
-from edgekit.runtime.llamacpp.running import Running
-from edgekit.runtime.llamacpp.starting import check_port, health, start
-from edgekit.runtime.llamacpp.watching import Watch
 from edgekit.units import MIB
 
 pytest.importorskip("xllamacpp")

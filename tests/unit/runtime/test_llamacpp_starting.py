@@ -14,9 +14,17 @@ import psutil
 import pytest
 from tests.runtime_engines import SERVER, ask, launch_of, model_of, small_model
 
-from edgekit.engine import llamacpp
-from edgekit.engine.llamacpp.companions import with_drafter
-from edgekit.engine.llamacpp.types import Backend
+from edgekit.bill.cache_types import cache_type
+from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
+from edgekit.engines import ports
+from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.llamacpp.companions import with_drafter
+from edgekit.engines.llamacpp.run.comparing import compare_reported, told_of
+from edgekit.engines.llamacpp.run.settings import make_settings
+from edgekit.engines.llamacpp.run.starting import Progress, check_port, start
+from edgekit.engines.llamacpp.types import Backend
+from edgekit.engines.llamacpp.verify import binding
+from edgekit.engines.llamacpp.verify.types import Resident
 from edgekit.errors import (
     EngineError,
     MemoryPressureError,
@@ -24,15 +32,8 @@ from edgekit.errors import (
     NotFoundError,
     UsageError,
 )
-from edgekit.memory.cache_types import cache_type
-from edgekit.memory.types import HOST, Component, Load, MemoryEstimate, MemoryLine
-from edgekit.runtime.llamacpp import ports
-from edgekit.runtime.llamacpp.comparing import compare_reported, told_of
-from edgekit.runtime.llamacpp.settings import make_settings
-from edgekit.runtime.llamacpp.starting import Progress, check_port, start
+from edgekit.machine.types import HOST
 from edgekit.units import GIB, MIB
-from edgekit.verify import binding
-from edgekit.verify.types import Resident
 
 pytest.importorskip("xllamacpp")
 
@@ -382,7 +383,7 @@ def test_somebody_who_was_faster(model: Path, monkeypatch: pytest.MonkeyPatch) -
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        monkeypatch.setattr("edgekit.runtime.llamacpp.starting.check_port", lambda *_: None)
+        monkeypatch.setattr("edgekit.engines.llamacpp.run.starting.check_port", lambda *_: None)
         with pytest.raises(UsageError, match=f"port {port} of 127.0.0.1 is already in use"):
             start(launch_of(model, port=port))
 

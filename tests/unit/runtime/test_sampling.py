@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from edgekit.engine.stream.sampler_size import BEST_TOKENS, CHUNK_TOKENS, RECENT_TOKENS
+from edgekit.engines.native.choosing import Chooser
+from edgekit.engines.native.sampler_size import BEST_TOKENS, CHUNK_TOKENS, RECENT_TOKENS
+from edgekit.engines.sampling import Sampler, Sampling
 from edgekit.errors import TextError, UsageError, WeightsError
-from edgekit.runtime.choosing import Chooser
-from edgekit.runtime.sampling import Sampler, Sampling
 
 Floats = NDArray[np.float32]
 EVERYTHING = Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1)

@@ -15,11 +15,11 @@ from tests.stream_sessions import FAMILIES, session, some_tokens, tiny
 from tests.thoroughness import sampled
 from tests.threads import running, started_since
 
-from edgekit.embed.monitor import Monitor
-from edgekit.engine.stream.sampler_size import sampler_bytes
-from edgekit.engine.stream.setup import StreamPlan
+from edgekit.bill.types import Component
+from edgekit.engines.native.sampler_size import sampler_bytes
+from edgekit.engines.native.setup import StreamPlan
 from edgekit.errors import MemoryPressureError
-from edgekit.memory.types import Component
+from edgekit.machine.monitor import Monitor
 from edgekit.runtime.stream.account import SAMPLER, line_key
 from edgekit.runtime.stream.engine import StreamEngine
 from edgekit.units import KIB

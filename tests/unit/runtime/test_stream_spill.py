@@ -12,9 +12,9 @@ import pytest
 from tests.stream_sessions import FAMILIES, session, some_tokens, tiny
 from tests.threads import running, started_since
 
-from edgekit.embed.types import Floats
+from edgekit.engines.native.arrays import Floats
+from edgekit.engines.spill import Purpose
 from edgekit.errors import CancelledError, KvSpillUnsupportedError, SourceError
-from edgekit.plan.spill import Purpose
 from edgekit.runtime.stream import gate, pages
 from edgekit.runtime.stream.account import SAMPLER, line_key
 from edgekit.runtime.stream.engine import StreamEngine

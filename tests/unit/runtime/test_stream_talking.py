@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from tests.runnable import write_chatting
 
-from edgekit.engine.stream.setup import StreamSetup
-from edgekit.memory.types import Load
-from edgekit.runtime.sampling import Sampling
+from edgekit.bill.types import Load
+from edgekit.engines.chat import Message, Prompt, Written
+from edgekit.engines.native.setup import StreamSetup
+from edgekit.engines.sampling import Sampling
 from edgekit.runtime.stream import talking
 from edgekit.runtime.stream.engine import StreamEngine, open_stream
 from edgekit.runtime.stream.talking import StreamTalker
 from edgekit.runtime.stream.text import open_text
-from edgekit.runtime.talking import Message, Prompt, Written
 
 GREEDY = Sampling(temperature=0)
 

@@ -16,6 +16,7 @@ from edgekit.embed.file import WeightFile
 from edgekit.embed.tokenizer import build_tokenizer, read_vocabulary
 from edgekit.embed.types import Limits
 from edgekit.embed.walk import walk
+from edgekit.engines.chat import Message
 from edgekit.errors import UsageError
 from edgekit.runtime.stream.templates import (
     FORMATS,
@@ -24,7 +25,6 @@ from edgekit.runtime.stream.templates import (
     chat_format,
     format_of,
 )
-from edgekit.runtime.talking import Message
 
 Chat = Sequence[tuple[str, str]]
 CHATS: tuple[Chat, ...] = (

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from edgekit.memory.types import HOST, Component, MemoryEstimate, MemoryLine
+from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
+from edgekit.engines.llamacpp.verify.check import COMPUTE_FLOOR_BYTES, compare
+from edgekit.engines.llamacpp.verify.types import Measured, Row
+from edgekit.machine.types import HOST
 from edgekit.units import MIB
-from edgekit.verify.check import COMPUTE_FLOOR_BYTES, compare
-from edgekit.verify.types import Measured, Row
 
 
 def row(component: Component, predicted: int, measured: int) -> Row:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edgekit.verify.child import make_parameters
+from edgekit.engines.llamacpp.verify.child import make_parameters
 
 
 class Model:

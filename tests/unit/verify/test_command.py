@@ -16,12 +16,13 @@ from tests.patience import PATIENCE_S, wait_until
 from tests.thoroughness import sampled
 from tests.unit.verify import small_model
 
+from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
 from edgekit.cli import main
-from edgekit.engine import llamacpp
-from edgekit.engine.llamacpp.versions import NEWEST, version_name
-from edgekit.memory.types import HOST, Component, MemoryEstimate, MemoryLine
+from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.llamacpp.verify import ways
+from edgekit.engines.llamacpp.versions import NEWEST, version_name
+from edgekit.machine.types import HOST
 from edgekit.units import MIB
-from edgekit.verify import ways
 
 pytest.importorskip("xllamacpp")
 

@@ -16,20 +16,20 @@ from tests.recorded import DATA, gguf_files, header_bytes, models, rows
 from tests.thoroughness import LONG, sampled
 from tests.unit.verify import small_model
 
-from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup, Mode
-from edgekit.engine.llamacpp.versions import NEWEST, answered_version, version_name
+from edgekit.bill.cache_types import cache_type
+from edgekit.bill.types import Component, Load
+from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, Mode
+from edgekit.engines.llamacpp.verify import check, fit_tool, ways
+from edgekit.engines.llamacpp.verify.ask import ask_engine
+from edgekit.engines.llamacpp.verify.check import verify_model
+from edgekit.engines.llamacpp.verify.hollow import HollowFile, hollow_out, on_disk
+from edgekit.engines.llamacpp.verify.types import Limits, Question, Verification
+from edgekit.engines.llamacpp.verify.ways import Way, choose_way
+from edgekit.engines.llamacpp.versions import NEWEST, answered_version, version_name
 from edgekit.errors import EngineError, PredictionError, RefusedError, UsageError
-from edgekit.memory.cache_types import cache_type
-from edgekit.memory.types import Component, Load
-from edgekit.source.local import locate_path
-from edgekit.source.types import ModelFiles
+from edgekit.sources.local import locate_path
+from edgekit.sources.types import ModelFiles
 from edgekit.units import GIB, MIB
-from edgekit.verify import check, fit_tool, ways
-from edgekit.verify.ask import ask_engine
-from edgekit.verify.check import verify_model
-from edgekit.verify.hollow import HollowFile, hollow_out, on_disk
-from edgekit.verify.types import Limits, Question, Verification
-from edgekit.verify.ways import Way, choose_way
 
 pytest.importorskip("xllamacpp")
 
@@ -175,7 +175,7 @@ def test_shards_are_one_model() -> None:
 
 def test_a_prediction_that_is_off_is_outside() -> None:
     def short_by_a_mebibyte(*asked: object) -> object:
-        from edgekit.engine.llamacpp import estimate
+        from edgekit.engines.llamacpp.estimate import estimate
 
         found = estimate(*asked)  # type: ignore[arg-type]
         lines = [

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from edgekit.bill.types import Component
+from edgekit.engines.llamacpp.verify.engine_log import EngineLog, hundredths, whole
+from edgekit.engines.llamacpp.verify.types import Measured
 from edgekit.errors import EngineError
-from edgekit.memory.types import Component
 from edgekit.units import MIB
-from edgekit.verify.engine_log import EngineLog, hundredths, whole
-from edgekit.verify.types import Measured
 
 SLIDING = """\
 0.00.026.496 I llama_context: constructing llama_context

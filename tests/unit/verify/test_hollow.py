@@ -9,12 +9,12 @@ import pytest
 from tests.header_files import UINT16, BytesSource, GrowingSource, key, model_files
 from tests.unit.verify import small_model
 
+from edgekit.engines.llamacpp.verify import hollow
+from edgekit.engines.llamacpp.verify.hollow import HollowFile, files_of, hollow_out, on_disk
 from edgekit.errors import EngineError, HeaderError, UsageError
-from edgekit.header import read_header
-from edgekit.source.types import Container, Origin
+from edgekit.formats import read_header
+from edgekit.sources.types import Container, Origin
 from edgekit.units import MIB
-from edgekit.verify import hollow
-from edgekit.verify.hollow import HollowFile, files_of, hollow_out, on_disk
 
 WHOLE = small_model.model_bytes()
 HEADER = len(WHOLE) - sum(map(small_model.tensor_bytes, small_model.shapes().values()))

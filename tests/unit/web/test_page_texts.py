@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from edgekit.memory.types import Component
+from edgekit.bill.types import Component
 from edgekit.web.assets import PAGES
 
 TEXTS = "texts.js"

@@ -21,7 +21,7 @@ from edgekit.errors import (
 )
 
 if TYPE_CHECKING:
-    from edgekit.embed.types import Floats
+    from edgekit.engines.native.arrays import Floats
 
 Embedded = Iterator[tuple[Batch, "Floats"]]
 Stage = Callable[[Mark], Embedded]

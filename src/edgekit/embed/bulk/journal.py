@@ -19,8 +19,8 @@ from typing import Any
 
 from edgekit.embed.bulk.types import Mark
 from edgekit.errors import OutputError, SourceError, UsageError
-from edgekit.source.disk import open_file
-from edgekit.source.places import try_lock
+from edgekit.sources.disk import open_file
+from edgekit.sources.places import try_lock
 
 VERSION = 2
 LINE_BYTES = 64 * 1024  # whose job it is has about 1 KB, a mark 200 bytes

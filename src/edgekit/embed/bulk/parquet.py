@@ -16,13 +16,13 @@ from edgekit.embed.bulk.lines import check_same, file_identity, open_input
 from edgekit.embed.bulk.parquet_pages import PageError, largest_page_bytes, read_directory
 from edgekit.embed.bulk.types import BadRow, Place, Row, RowLimit
 from edgekit.errors import EdgekitError, HeaderError, SourceError, UsageError
-from edgekit.hardware.tree import printable
+from edgekit.machine.tree import printable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edgekit.embed.bulk.readers import Fields
-    from edgekit.embed.types import Floats
+    from edgekit.engines.native.arrays import Floats
 
 READ_ROWS = 64  # held at a time, or fewer: no value is larger than the page it is in, or the page of the dictionary
 PAGES_IN_ROW = 3  # so many times the limit of a row may a page have: 1 MB is usual

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from edgekit.embed.types import MB
-from edgekit.units import KIB, format_bytes
+from edgekit.units import KIB, MB, format_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from edgekit.embed.types import Floats
+    from edgekit.engines.native.arrays import Floats
 
 Id = str | int
 

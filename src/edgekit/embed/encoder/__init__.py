@@ -8,9 +8,9 @@ if TYPE_CHECKING:
     from edgekit.embed.budget import EncoderPlan
     from edgekit.embed.file import WeightFile
     from edgekit.embed.kernels.types import Kernels
-    from edgekit.embed.monitor import Monitor
     from edgekit.embed.types import Encoder
     from edgekit.embed.walk import Walked
+    from edgekit.machine.monitor import Monitor
 
 
 def open_encoder(

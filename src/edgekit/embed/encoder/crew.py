@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.embed.types import Floats
+from edgekit.engines.native.arrays import Floats
 from edgekit.errors import MemoryPressureError
 
 WAIT_S = 0.02  # how long the caller waits for the others before it looks up

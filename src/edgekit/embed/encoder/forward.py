@@ -18,7 +18,7 @@ from edgekit.embed.encoder.share import Share
 from edgekit.embed.encoder.steps import AddPlaces, Attend, attention_tasks
 from edgekit.embed.kernels.types import Kernels, Starts
 from edgekit.embed.pooling import pool
-from edgekit.embed.types import Floats
+from edgekit.engines.native.arrays import Floats
 
 
 class Forward(Pass):

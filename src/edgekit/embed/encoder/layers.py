@@ -9,8 +9,8 @@ import numpy as np
 from edgekit.embed.encoder.steps import Normalize
 from edgekit.embed.encoder.weights import Rows, Weights
 from edgekit.embed.kernels.types import Kernels
-from edgekit.embed.types import Floats
-from edgekit.engine.stream.types import Model, Position
+from edgekit.engines.native.arrays import Floats
+from edgekit.engines.native.types import Model, Position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,9 +19,9 @@ from edgekit.embed.encoder.layers import Layer, Matrix, Network
 from edgekit.embed.encoder.share import Share
 from edgekit.embed.encoder.steps import Gated, LookUp, Multiply, Normalize, Turn, token_tasks
 from edgekit.embed.kernels.types import Kernels
-from edgekit.embed.types import Floats
-from edgekit.engine.stream.tensors import arena_floats
-from edgekit.engine.stream.types import Model, Position
+from edgekit.engines.native.arrays import Floats
+from edgekit.engines.native.tensors import arena_floats
+from edgekit.engines.native.types import Model, Position
 
 Tokens = NDArray[np.int64]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.embed.types import Floats
-from edgekit.engine.stream.types import Model, Rope
+from edgekit.engines.native.arrays import Floats
+from edgekit.engines.native.types import Model, Rope
 
 _ROWS = 16  # places whose angles are worked out at a time
 

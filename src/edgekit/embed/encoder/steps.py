@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from edgekit.embed.encoder.crew import Step, Task, Worker
 from edgekit.embed.encoder.weights import Rows
 from edgekit.embed.kernels.types import BlockError, Kernels, Starts
-from edgekit.embed.types import Floats
-from edgekit.engine.stream.types import Activation, Norm
+from edgekit.engines.native.arrays import Floats
+from edgekit.engines.native.types import Activation, Norm
 
 STEP_FLOPS = 800_000_000  # 8 ms on one core at 100 GFLOPS, 40 ms at 20
 UNPACKING_TOKENS = 8  # unpacking a weight takes as long as using it for so many tokens

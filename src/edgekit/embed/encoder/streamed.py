@@ -19,13 +19,14 @@ from edgekit.embed.encoder.passing import Tokens, make_buffers, make_worker
 from edgekit.embed.encoder.rope import make_tables
 from edgekit.embed.encoder.share import Share
 from edgekit.embed.encoder.weights import Weights
-from edgekit.embed.types import Checkpoint, Floats
+from edgekit.embed.types import Checkpoint
+from edgekit.engines.native.arrays import Floats
 from edgekit.errors import TextError, UsageError
 
 if TYPE_CHECKING:
     from edgekit.embed.file import WeightFile
     from edgekit.embed.kernels.types import Kernels
-    from edgekit.embed.monitor import Monitor
+    from edgekit.machine.monitor import Monitor
 
 WAIT_S = 0.02  # between two looks at whether another call's pass has ended
 Texts = Sequence[Sequence[int]]

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from edgekit.embed.budget import F32
 from edgekit.embed.encoder.crew import Worker
 from edgekit.embed.kernels.types import BlockError
-from edgekit.embed.types import Floats
-from edgekit.engine.stream.tensors import matrices, row_bytes, vectors
-from edgekit.engine.stream.types import Model
+from edgekit.engines.native.arrays import Floats
+from edgekit.engines.native.tensors import matrices, row_bytes, vectors
+from edgekit.engines.native.types import Model
 from edgekit.errors import WeightsError
-from edgekit.header.dtype import TensorType
-from edgekit.header.types import Tensor
+from edgekit.formats.dtype import TensorType
+from edgekit.formats.types import Tensor
 
 if TYPE_CHECKING:
     from edgekit.embed.file import WeightFile

@@ -6,7 +6,7 @@ from edgekit.embed.kernels import _native
 from edgekit.embed.kernels.codebooks import CODEBOOKS, read_codebooks
 from edgekit.embed.kernels.types import BlockError, Bytes, CacheKind, Floats, GateKind, Starts
 from edgekit.errors import UnknownDtypeError
-from edgekit.header.dtype import TensorType
+from edgekit.formats.dtype import TensorType
 
 ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "silu": 2}  # enum activation in csrc/native.h
 CACHE_KINDS = {"f32": 0, "f16": 1, "q8_0": 2}  # enum cache_kind

@@ -13,12 +13,12 @@ from itertools import groupby
 
 import numpy as np
 
+from edgekit.bill.cache_types import cache_type
 from edgekit.embed.kernels.numpy_blocks import HALF_BITS, HALF_TO_FLOAT, NOT_A_HALF
 from edgekit.embed.kernels.numpy_elements import parts
 from edgekit.embed.kernels.types import BlockError, Bytes, CacheKind, Floats
 from edgekit.embed.kernels.workspace import U8, Workspace, first_of
-from edgekit.engine.stream.scratch import MOST_CELLS, QUERY_ROWS, ROW_FLOATS, UNPACKED_FLOATS
-from edgekit.memory.cache_types import cache_type
+from edgekit.engines.native.scratch import MOST_CELLS, QUERY_ROWS, ROW_FLOATS, UNPACKED_FLOATS
 
 LARGEST_HALF = 65504.0
 LARGEST_CODE = 127.0

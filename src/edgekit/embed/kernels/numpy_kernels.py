@@ -22,9 +22,9 @@ from edgekit.embed.kernels.workspace import (
     U8,
     Workspace,
 )
-from edgekit.engine.stream.scratch import TILE_FLOATS
+from edgekit.engines.native.scratch import TILE_FLOATS
 from edgekit.errors import UnknownDtypeError
-from edgekit.header.dtype import TensorType
+from edgekit.formats.dtype import TensorType
 
 Unpack = Callable[[U8, Floats, Workspace], None]
 

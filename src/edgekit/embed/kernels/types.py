@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.header.dtype import TensorType
+from edgekit.formats.dtype import TensorType
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8] | memoryview | bytes | bytearray

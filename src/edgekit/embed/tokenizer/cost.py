@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from edgekit.embed.tokenizer.families import FAMILIES, family_of
 from edgekit.embed.tokenizer.limits import SPLITS_PER_TOKEN
 from edgekit.embed.tokenizer.types import Family, Method
-from edgekit.header.types import ArrayFact, Value
+from edgekit.formats.types import ArrayFact, Value
 from edgekit.units import MIB
 
 _LIBRARY_BYTES = 10 * MIB  # the code of `tokenizers` itself, and what any tokenizer needs

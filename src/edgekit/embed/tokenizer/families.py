@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from edgekit.embed.tokenizer.types import Family, Method
 from edgekit.errors import UnknownTokenizerError
-from edgekit.header.quoting import quoted
+from edgekit.formats.quoting import quoted
 
 TABLE = "embed/tokenizer/families.py"
 

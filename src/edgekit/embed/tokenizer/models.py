@@ -17,7 +17,7 @@ from edgekit.embed.tokenizer import kept
 from edgekit.embed.tokenizer.limits import SPLITS_PER_TOKEN
 from edgekit.embed.tokenizer.types import SPACE, PreTokenizer, Strings, TokenKind, Vocabulary
 from edgekit.errors import EdgekitError, HeaderLimitError, SourceError
-from edgekit.header.quoting import quoted
+from edgekit.formats.quoting import quoted
 
 if TYPE_CHECKING:
     import tokenizers

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from edgekit.embed.tokenizer.types import PreTokenizer
 from edgekit.errors import UnknownTokenizerError
-from edgekit.header.quoting import quoted
+from edgekit.formats.quoting import quoted
 
 TABLE = "embed/tokenizer/pretokenizers.py"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from edgekit.errors import HeaderError
-from edgekit.header.quoting import quoted
+from edgekit.formats.quoting import quoted
 
 SPACE = "▁"  # what sentencepiece writes for a space
 

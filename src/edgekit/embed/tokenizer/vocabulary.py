@@ -24,7 +24,7 @@ from edgekit.embed.tokenizer.types import (
     Vocabulary,
 )
 from edgekit.errors import HeaderError, HeaderLimitError, UnknownTokenizerError
-from edgekit.header.quoting import quoted
+from edgekit.formats.quoting import quoted
 
 if TYPE_CHECKING:
     from edgekit.embed.file import WeightFile

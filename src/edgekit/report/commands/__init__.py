@@ -10,7 +10,7 @@ from edgekit.report.commands.types import Planned, Ready
 if TYPE_CHECKING:
     from edgekit.plan.planned import Plan
     from edgekit.plan.types import PreflightResult, Way
-    from edgekit.source.types import ModelFiles
+    from edgekit.sources.types import ModelFiles
 
 __all__ = ["Ready", "commands_of", "ready_commands"]
 
@@ -72,7 +72,7 @@ def _makers(plan: Plan) -> tuple[Callable[[Planned], Iterator[Ready]], ...]:
 
 def _is_by_hand(way: Way) -> bool:
     """Placed with -ot, -sm or --rpc that the user gave."""
-    from edgekit.engine.llamacpp.types import SplitMode
+    from edgekit.engines.llamacpp.types import SplitMode
 
     setup = way.setup
     moved = setup.overrides and not way.by_tensor

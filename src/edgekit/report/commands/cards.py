@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgekit.hardware.types import Vendor
+from edgekit.machine.types import Vendor
 from edgekit.plan.visible_cards import leaves_some, visible_cards
 from edgekit.report.commands.types import Planned
 

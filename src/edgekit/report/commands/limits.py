@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from edgekit.hardware.gpu_limit import raised_limit
-from edgekit.plan.planned import Lever
+from edgekit.bill.decisions import Lever
+from edgekit.machine.gpu_limit import raised_limit
 from edgekit.report.commands.types import Planned, Ready
 
 NAME = "GPU memory limit"

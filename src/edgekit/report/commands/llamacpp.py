@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from edgekit.engine.llamacpp import repacked_bytes
-from edgekit.engine.llamacpp.as_gguf import DEFAULT_MIX
-from edgekit.engine.llamacpp.types import ALL_LAYERS, Backend, Device, SplitMode
-from edgekit.memory.types import HOST
+from edgekit.engines.llamacpp.as_gguf import DEFAULT_MIX
+from edgekit.engines.llamacpp.estimate import repacked_bytes
+from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, Device, SplitMode
+from edgekit.machine.types import HOST
 from edgekit.plan.growth import growth_limits
 from edgekit.plan.planned import Plan
 from edgekit.plan.types import Status
@@ -68,7 +68,7 @@ def has_own_file(planned: Planned) -> bool:
     """Whether what was named is a GGUF as it was planned, or the plan chose a file of a repository."""
     if planned.setup.mix is not None:
         return False
-    from edgekit.source.types import Container
+    from edgekit.sources.types import Container
 
     files = planned.files
     stored = files is not None and files.container is Container.GGUF

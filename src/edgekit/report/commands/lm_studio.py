@@ -9,14 +9,14 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from edgekit.engine.llamacpp.placement import has_experts_on_host
-from edgekit.engine.llamacpp.types import ALL_LAYERS, Backend
-from edgekit.hardware.budgets import devices_for
+from edgekit.engines.budgets import devices_for
+from edgekit.engines.llamacpp.placement import has_experts_on_host
+from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend
 from edgekit.plan.growth import growth_limits
 from edgekit.report.commands import llamacpp, mlx
 from edgekit.report.commands.types import FILE, SETTINGS, Planned, Ready
 from edgekit.report.model_words import parsed
-from edgekit.source.reference import HubModel
+from edgekit.sources.reference import HubModel
 
 MLX_BITS = frozenset({8, 6, 4, 3, 2})
 MLX_GROUPS = frozenset({32, 64, 128})

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgekit.engine.mlx import NOT_QUANTISED
-from edgekit.engine.mlx.types import DEFAULT_PREFILL_STEP, FOUR_BIT, PLAIN, MlxSetup, Mode, Quantize
+from edgekit.engines.mlx.estimate import NOT_QUANTISED
+from edgekit.engines.mlx.types import (
+    DEFAULT_PREFILL_STEP,
+    FOUR_BIT,
+    PLAIN,
+    MlxSetup,
+    Mode,
+    Quantize,
+)
 from edgekit.report.commands.types import Planned, Ready
 from edgekit.report.model_words import as_file, published_mlx
-from edgekit.source.types import Origin
+from edgekit.sources.types import Origin
 
 
 def ready(planned: Planned) -> Iterator[Ready]:

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from edgekit.bill.cache_types import CacheType
 from edgekit.catalog.repositories import Form, repository_at
-from edgekit.engine.llamacpp.types import ALL_LAYERS, Backend
-from edgekit.memory.cache_types import CacheType
+from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend
 from edgekit.plan.growth import growth_limits
 from edgekit.report.commands import cards
 from edgekit.report.commands.llamacpp import has_own_file, model_words, source_notes
 from edgekit.report.commands.types import FILE, Planned, Ready
 from edgekit.report.lines import printable
-from edgekit.source.types import Origin
+from edgekit.sources.types import Origin
 
 _PATHS = ("/", "./", "../", "~")
 CACHES = ("f16", "q8_0", "q4_0")  # docs/faq.mdx: those it lists, the most accurate first

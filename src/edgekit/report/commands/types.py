@@ -10,13 +10,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from edgekit.catalog.repositories import original_repository
-from edgekit.hardware.types import System
+from edgekit.machine.types import System
 from edgekit.report.lines import printable
 from edgekit.report.model_words import PLACEHOLDER, repository_word
 
 if TYPE_CHECKING:
     from edgekit.plan.planned import Plan
-    from edgekit.source.types import ModelFiles
+    from edgekit.sources.types import ModelFiles
 
 COMMAND, FILE, SETTINGS = "command", "file", "settings"
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from edgekit.engine import vllm
-from edgekit.engine.types import Model
-from edgekit.engine.vllm.types import VllmSetup
-from edgekit.memory.types import MemoryEstimate
+from edgekit.bill.types import MemoryEstimate
+from edgekit.engines.vllm import estimate as vllm
+from edgekit.engines.vllm.types import VllmSetup
+from edgekit.model.types import Model
 from edgekit.report.commands import cards
 from edgekit.report.commands.types import Planned, Ready
 

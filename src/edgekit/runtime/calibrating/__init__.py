@@ -10,19 +10,19 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+from edgekit.engines.llamacpp.verify.ways import Way, choose_way
 from edgekit.errors import EngineError
-from edgekit.estimation import Opened, open_model
-from edgekit.hardware import detect
-from edgekit.hardware.calibration import change_calibration, with_host
-from edgekit.hardware.measured import Calibration
-from edgekit.hardware.types import Machine
+from edgekit.machine import detect
+from edgekit.machine.calibration import change_calibration, with_host
+from edgekit.machine.measured import Calibration
+from edgekit.machine.types import Machine
+from edgekit.model.open import Opened, open_model
 from edgekit.runtime.calibrating.engine import measure_engine
 from edgekit.runtime.calibrating.host import measure_host
 from edgekit.runtime.calibrating.types import Bench, Calibrated, Options, Run, Tell
 from edgekit.runtime.remembering import Remembered
-from edgekit.source.finding import find_weights
-from edgekit.source.types import Reach
-from edgekit.verify.ways import Way, choose_way
+from edgekit.sources.finding import find_weights
+from edgekit.sources.types import Reach
 
 
 def calibrate(

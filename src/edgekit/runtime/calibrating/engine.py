@@ -10,15 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgekit import __version__
-from edgekit.engine.llamacpp import estimate
-from edgekit.engine.llamacpp.types import Backend, LlamaCppSetup, Mode
+from edgekit.bill.types import Load
+from edgekit.engines.budgets import devices_for
+from edgekit.engines.llamacpp.estimate import estimate
+from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, Mode
+from edgekit.engines.llamacpp.verify.check import verify_model
+from edgekit.engines.llamacpp.verify.hollow import ending_in_order
+from edgekit.engines.llamacpp.verify.types import Paced, Pacing, Verification
+from edgekit.engines.llamacpp.verify.ways import Way
 from edgekit.errors import EdgekitError, EngineError, UsageError
-from edgekit.estimation import Opened, open_model
-from edgekit.hardware.budgets import devices_for
-from edgekit.hardware.calibration import today, told_text
-from edgekit.hardware.measured import HostMeasured, Pace
-from edgekit.hardware.types import Accelerator, Machine
-from edgekit.memory.types import Load
+from edgekit.machine.calibration import today, told_text
+from edgekit.machine.measured import HostMeasured, Pace
+from edgekit.machine.types import Accelerator, Machine
+from edgekit.model.open import Opened, open_model
 from edgekit.plan.placement import BACKENDS
 from edgekit.plan.speed import expected_speed, middle
 from edgekit.plan.touched import one_token
@@ -27,10 +31,6 @@ from edgekit.runtime.calibrating.made_up import LABEL, file_bytes, write_made_up
 from edgekit.runtime.calibrating.types import Bench, Run
 from edgekit.runtime.remembering import LLAMACPP, worth_keeping
 from edgekit.units import format_bytes
-from edgekit.verify.check import verify_model
-from edgekit.verify.hollow import ending_in_order
-from edgekit.verify.types import Paced, Pacing, Verification
-from edgekit.verify.ways import Way
 
 CONTEXT_TOKENS = 1024
 PROMPT_TOKENS, NEW_TOKENS = 512, 32

@@ -14,7 +14,7 @@ from itertools import islice, product
 from pathlib import Path
 from string import ascii_lowercase
 
-from edgekit.header.dtype import TensorType, by_name
+from edgekit.formats.dtype import TensorType, by_name
 from edgekit.units import MIB
 
 ALIGNMENT = 32

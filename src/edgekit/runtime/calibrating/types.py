@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edgekit.hardware.measured import EngineMeasured, HostMeasured
-from edgekit.hardware.types import Machine
+from edgekit.engines.llamacpp.verify.types import Verification
+from edgekit.engines.llamacpp.verify.ways import Way
+from edgekit.machine.measured import EngineMeasured, HostMeasured
+from edgekit.machine.types import Machine
 from edgekit.runtime.calibrating.made_up import Shape
 from edgekit.runtime.remembering import Remembered
-from edgekit.verify.types import Verification
-from edgekit.verify.ways import Way
 
 BUSY_SHARE = 0.25  # of the processor taken by others: no speed is kept
 

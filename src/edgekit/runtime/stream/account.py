@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from edgekit.runtime.stream.pages import PagedCache
 
 if TYPE_CHECKING:
+    from edgekit.bill.types import MemoryLine
     from edgekit.embed.encoder.crew import Worker
     from edgekit.embed.encoder.weights import Weights
-    from edgekit.memory.types import MemoryLine
     from edgekit.runtime.stream.cache import LayerCache
     from edgekit.runtime.stream.forward import StreamBuffers
 

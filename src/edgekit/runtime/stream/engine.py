@@ -20,16 +20,17 @@ from edgekit.embed.encoder.share import Share
 from edgekit.embed.encoder.weights import Weights
 from edgekit.embed.file import WeightFile
 from edgekit.embed.kernels import choose
-from edgekit.embed.monitor import Monitor
-from edgekit.embed.types import Checkpoint, Floats, Limits
+from edgekit.embed.types import Checkpoint, Limits
 from edgekit.embed.walk import walk
-from edgekit.engine.stream.model import read_model
-from edgekit.engine.stream.planning import plan_stream
-from edgekit.engine.stream.setup import StreamSetup
-from edgekit.engine.stream.tensors import matrices
-from edgekit.engine.stream.types import Use
+from edgekit.engines.native.arrays import Floats
+from edgekit.engines.native.model import read_model
+from edgekit.engines.native.planning import plan_stream
+from edgekit.engines.native.setup import StreamSetup
+from edgekit.engines.native.tensors import matrices
+from edgekit.engines.native.types import Use
+from edgekit.engines.spill import SPILL_FROM_TOKENS, Purpose
 from edgekit.errors import ContextTooLargeError, MemoryPressureError, TextError, UsageError
-from edgekit.plan.spill import SPILL_FROM_TOKENS, Purpose
+from edgekit.machine.monitor import Monitor
 from edgekit.runtime.stream.account import CACHES, allocated_bytes, line_key
 from edgekit.runtime.stream.forward import StreamPass, make_stream_buffers
 from edgekit.runtime.stream.gate import check_gate
@@ -38,9 +39,9 @@ from edgekit.runtime.stream.pages import PageFile, make_caches
 from edgekit.units import LARGEST, format_bytes
 
 if TYPE_CHECKING:
+    from edgekit.bill.types import Load
     from edgekit.embed.kernels.types import Kernels
-    from edgekit.engine.stream.setup import StreamPlan
-    from edgekit.memory.types import Load
+    from edgekit.engines.native.setup import StreamPlan
 
 _ANY_SIZE = Limits(file_bytes=LARGEST)
 

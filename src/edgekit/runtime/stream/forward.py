@@ -21,14 +21,14 @@ from edgekit.embed.encoder.rope import fill_tables
 from edgekit.embed.encoder.share import Share
 from edgekit.embed.encoder.steps import Turn, token_tasks
 from edgekit.embed.kernels.types import BlockError, CacheKind, Kernels
-from edgekit.embed.types import Floats
+from edgekit.engines.native.arrays import Floats
 from edgekit.errors import WeightsError
 from edgekit.runtime.stream.cache import LayerCache, Packed, Stretch
 
 if TYPE_CHECKING:
-    from edgekit.engine.stream.setup import StreamPlan
-    from edgekit.engine.stream.types import Rope
-    from edgekit.memory.cache_types import CacheType
+    from edgekit.bill.cache_types import CacheType
+    from edgekit.engines.native.setup import StreamPlan
+    from edgekit.engines.native.types import Rope
 
 TASK_FLOPS = 4_000_000  # of attention: less is not worth another thread
 ROUND_FLOPS = 200_000_000  # and no thread has more before the next look at the clock: some 20 ms

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgekit.engine.stream.setup import PAGE_TOKENS
+from edgekit.engines.native.setup import PAGE_TOKENS
+from edgekit.engines.spill import SPILL_FROM_TOKENS, Purpose, Store, plan_spill
 from edgekit.errors import KvSpillUnsupportedError
-from edgekit.hardware.tree import text_of
-from edgekit.plan.spill import SPILL_FROM_TOKENS, Purpose, Store, plan_spill
+from edgekit.machine.tree import text_of
 from edgekit.runtime.stream.pages import PageFile
 from edgekit.units import MIB, format_bytes
 
 if TYPE_CHECKING:
-    from edgekit.engine.stream.setup import StreamPlan
+    from edgekit.engines.native.setup import StreamPlan
 
 MEASURED_BYTES = 16 * MIB
 _PIECE_BYTES = MIB

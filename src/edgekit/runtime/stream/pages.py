@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgekit.engine.stream.setup import PAGE_TOKENS
+from edgekit.engines.native.setup import PAGE_TOKENS
 from edgekit.errors import KvSpillUnsupportedError, SourceError
 from edgekit.runtime.stream.cache import LayerCache, Packed, Stretch, WholeCache, touched
 from edgekit.runtime.stream.ring import Ring, Span, layer_ring
 
 if TYPE_CHECKING:
-    from edgekit.engine.stream.setup import StreamPlan
+    from edgekit.engines.native.setup import StreamPlan
 
 _ADVISE = getattr(os, "posix_fadvise", None)  # neither macOS nor Windows has it
 _WILL_NEED = getattr(os, "POSIX_FADV_WILLNEED", 0)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from edgekit.embed.tokenizer.types import SPACE, Method, TokenKind, TokenPlaces
 from edgekit.embed.tokenizer.vocabulary import read_places
 from edgekit.errors import HeaderError, TextError
-from edgekit.header.quoting import quoted
+from edgekit.formats.quoting import quoted
 
 if TYPE_CHECKING:
     from edgekit.embed.file import WeightFile

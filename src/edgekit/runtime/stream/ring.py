@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from edgekit.engine.stream.setup import StreamPlan
+from edgekit.engines.native.setup import StreamPlan
 
 
 @dataclass(frozen=True, slots=True)

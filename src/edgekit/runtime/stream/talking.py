@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from edgekit.engines.chat import Prompt, Written
+from edgekit.engines.sampling import Sampler, Sampling
 from edgekit.errors import TextError, UsageError
-from edgekit.runtime.sampling import Sampler, Sampling
 from edgekit.runtime.stream.generating import generate
-from edgekit.runtime.talking import Prompt, Written
 
 if TYPE_CHECKING:
     from edgekit.runtime.stream.engine import StreamEngine

@@ -15,12 +15,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from edgekit.embed.tokenizer.vocabulary import read_places
+from edgekit.engines.chat import ROLES, Message
 from edgekit.errors import UsageError
-from edgekit.header.cursor import Cursor
-from edgekit.header.gguf import read_keys, read_start
-from edgekit.header.quoting import quoted
-from edgekit.header.values import Shelf
-from edgekit.runtime.talking import ROLES, Message
+from edgekit.formats.cursor import Cursor
+from edgekit.formats.gguf import read_keys, read_start
+from edgekit.formats.quoting import quoted
+from edgekit.formats.values import Shelf
 from edgekit.units import KIB
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekit.engine.llamacpp.graph.allocator import high_water
-from edgekit.engine.llamacpp.graph.program import Program, Section, Sizes
-from edgekit.engine.llamacpp.graph.trace import ALLOCATE, FREE, WHOLE, Event
+from edgekit.engines.llamacpp.graph.allocator import high_water
+from edgekit.engines.llamacpp.graph.program import Program, Section, Sizes
+from edgekit.engines.llamacpp.graph.trace import ALLOCATE, FREE, WHOLE, Event
 from edgekit.errors import RefusedError
 
 UNIT = 32

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from edgekit.engine.llamacpp.graph import ggml
-from edgekit.engine.llamacpp.graph.cgraph import Graph
-from edgekit.engine.llamacpp.graph.dims import variable
-from edgekit.engine.llamacpp.graph.tensor import F32, Tensor
+from edgekit.engines.llamacpp.graph import ggml
+from edgekit.engines.llamacpp.graph.cgraph import Graph
+from edgekit.engines.llamacpp.graph.dims import variable
+from edgekit.engines.llamacpp.graph.tensor import F32, Tensor
 
 T = variable("T")
 

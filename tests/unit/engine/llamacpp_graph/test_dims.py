@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekit.engine.llamacpp.graph.dims import Dim, Size, product, value, variable
-from edgekit.engine.llamacpp.graph.program import Sizes
+from edgekit.engines.llamacpp.graph.dims import Dim, Size, product, value, variable
+from edgekit.engines.llamacpp.graph.program import Sizes
 
 T, S, C = variable("T"), variable("S"), variable("C")
 AT = {"T": 512, "S": 4, "C": 4096}

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from edgekit.engine.llamacpp.graph import ggml
-from edgekit.engine.llamacpp.graph.cgraph import Graph
-from edgekit.engine.llamacpp.graph.dims import Size, variable
-from edgekit.engine.llamacpp.graph.tensor import F16, F32, I32, Home, Shape, Tensor, shape
-from edgekit.engine.llamacpp.graph.types import ShapeError
-from edgekit.header.dtype import TensorType, by_name
+from edgekit.engines.llamacpp.graph import ggml
+from edgekit.engines.llamacpp.graph.cgraph import Graph
+from edgekit.engines.llamacpp.graph.dims import Size, variable
+from edgekit.engines.llamacpp.graph.tensor import F16, F32, I32, Home, Shape, Tensor, shape
+from edgekit.engines.llamacpp.graph.types import ShapeError
+from edgekit.formats.dtype import TensorType, by_name
 
 T = variable("T")
 Make = Callable[[], Tensor]

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from tests.recorded import engine_models, models
 from tests.thoroughness import LONG
 
-from edgekit.engine.llamacpp.context import resolve
-from edgekit.engine.llamacpp.graph import NoGraphError, compute_bytes
-from edgekit.engine.llamacpp.graph.allocator import high_water
-from edgekit.engine.llamacpp.graph.families.every import FAMILIES
-from edgekit.engine.llamacpp.graph.plan import (
+from edgekit.bill.cache_types import cache_type
+from edgekit.bill.types import Load
+from edgekit.engines.llamacpp.context import resolve
+from edgekit.engines.llamacpp.graph import NoGraphError, compute_bytes
+from edgekit.engines.llamacpp.graph.allocator import high_water
+from edgekit.engines.llamacpp.graph.families.every import FAMILIES
+from edgekit.engines.llamacpp.graph.plan import (
     CPU_ONLY,
     built,
     known,
@@ -25,13 +27,11 @@ from edgekit.engine.llamacpp.graph.plan import (
     sizes_of,
     structured,
 )
-from edgekit.engine.llamacpp.graph.stretches import keep_all
-from edgekit.engine.llamacpp.types import Context, LlamaCppSetup
-from edgekit.engine.llamacpp.versions import Rules
-from edgekit.engine.types import Model
+from edgekit.engines.llamacpp.graph.stretches import keep_all
+from edgekit.engines.llamacpp.types import Context, LlamaCppSetup
+from edgekit.engines.llamacpp.versions import Rules
 from edgekit.errors import RefusedError
-from edgekit.memory.cache_types import cache_type
-from edgekit.memory.types import Load
+from edgekit.model.types import Model
 
 NAMES = sorted(
     {one["model"] for one in models() if one["quant"] == "Q4_K_M" and one["arch"] in FAMILIES}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgekit.engine.llamacpp.graph.stretches import Stretch, keep_some
+from edgekit.engines.llamacpp.graph.stretches import Stretch, keep_some
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from edgekit.engine.llamacpp.graph import ggml
-from edgekit.engine.llamacpp.graph.allocator import high_water
-from edgekit.engine.llamacpp.graph.cgraph import Graph
-from edgekit.engine.llamacpp.graph.dims import Size, variable
-from edgekit.engine.llamacpp.graph.program import fold
-from edgekit.engine.llamacpp.graph.stretches import keep_all
-from edgekit.engine.llamacpp.graph.tensor import F32, Home, Tensor, shape
-from edgekit.engine.llamacpp.graph.trace import CPU, Buffer, Log, Placed, trace
+from edgekit.engines.llamacpp.graph import ggml
+from edgekit.engines.llamacpp.graph.allocator import high_water
+from edgekit.engines.llamacpp.graph.cgraph import Graph
+from edgekit.engines.llamacpp.graph.dims import Size, variable
+from edgekit.engines.llamacpp.graph.program import fold
+from edgekit.engines.llamacpp.graph.stretches import keep_all
+from edgekit.engines.llamacpp.graph.tensor import F32, Home, Tensor, shape
+from edgekit.engines.llamacpp.graph.trace import CPU, Buffer, Log, Placed, trace
 
 T = variable("T")
 

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from tests.recorded import engine_models
 from tests.thoroughness import LONG
 
-from edgekit.engine.llamacpp.context import resolve
-from edgekit.engine.llamacpp.graph import compute_bytes
-from edgekit.engine.llamacpp.graph.allocator import high_water
-from edgekit.engine.llamacpp.graph.plan import (
+from edgekit.bill.types import Load
+from edgekit.engines.llamacpp.context import resolve
+from edgekit.engines.llamacpp.graph import compute_bytes
+from edgekit.engines.llamacpp.graph.allocator import high_water
+from edgekit.engines.llamacpp.graph.plan import (
     built,
     known,
     load_values,
@@ -22,15 +23,14 @@ from edgekit.engine.llamacpp.graph.plan import (
     sizes_of,
     structured,
 )
-from edgekit.engine.llamacpp.graph.stretches import keep_all
-from edgekit.engine.llamacpp.placement import place
-from edgekit.engine.llamacpp.schedule.target import spread
-from edgekit.engine.llamacpp.types import Backend, Context, Device, LlamaCppSetup, Mode
-from edgekit.engine.llamacpp.versions import NEWEST, Rules
-from edgekit.engine.types import Model
+from edgekit.engines.llamacpp.graph.stretches import keep_all
+from edgekit.engines.llamacpp.placement import place
+from edgekit.engines.llamacpp.schedule.target import spread
+from edgekit.engines.llamacpp.types import Backend, Context, Device, LlamaCppSetup, Mode
+from edgekit.engines.llamacpp.versions import NEWEST, Rules
 from edgekit.errors import RefusedError
-from edgekit.header.dtype import by_name
-from edgekit.memory.types import Load
+from edgekit.formats.dtype import by_name
+from edgekit.model.types import Model
 
 NAMES = (
     "llama-3.1-8b",

@@ -1,0 +1,202 @@
+"""Nouns of the fourth room: what must be held, as a bill."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+
+from edgekit.basis import Basis
+from edgekit.bill.cache_types import CacheType
+from edgekit.errors import HeaderError
+from edgekit.machine.types import Pool, PoolKind
+from edgekit.units import GIB
+
+
+class Component(enum.Enum):
+    """What a line pays for."""
+
+    WEIGHTS = "weights"
+    KV_CACHE = "kv cache"
+    SLIDING_KV_CACHE = "sliding kv cache"
+    STATE = "recurrent state"
+    OUTPUT = "output"  # logits and embeddings handed to the caller
+    COMPUTE = "compute"  # intermediate results
+    RUNTIME = "runtime"  # the engine and its driver: contexts, libraries, graphs
+    PROMPT_CACHE = "prompt cache"  # remembered prompts, outside the engine's own buffers
+    CHECKPOINTS = "checkpoints"  # saved states of sliding and recurrent caches
+
+
+LARGEST_BYTES = 2**63 - 1
+CACHES = frozenset({Component.KV_CACHE, Component.SLIDING_KV_CACHE, Component.STATE})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLine:
+    """One line of the bill."""
+
+    component: Component
+    size_bytes: int
+    pool: Pool
+    layer: int | None = None  # None: belongs to no single layer
+    basis: Basis = Basis.EXACT
+    because: str = ""  # the arithmetic with this model's numbers
+    within: float | None = None  # MODELLED: how far off it may be, as a share of the line
+    reserved: bool = True  # False: may grow up to this (a prompt cache), is not taken at the start
+    part: str = ""  # what stands beside the model: "drafter", "projector", "adapter"
+    first_request: bool = False  # taken by the first request, not at the start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What the engine is asked to hold at once. None: the engine's own default."""
+
+    context_tokens: int | None = None  # None: the native window
+    sequences: int | None = None
+    batch_tokens: int | None = None
+    microbatch_tokens: int | None = None
+    output_rows: int | None = None  # rows of logits kept in one micro-batch
+    cache_k: CacheType | None = None
+    cache_v: CacheType | None = None
+    flash_attention: bool | None = None
+    unified: bool | None = None  # all sequences share one cache
+    full_window: bool = False  # sliding layers keep the whole context
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEstimate:
+    """The bill: every total, table and decision is a sum or a filter over its lines.
+
+    >>> from edgekit.models import model_preflight
+    >>> bill = model_preflight("sample:gemma-3-27b", "llama.cpp", ram="64G", context=8192).estimate
+    >>> bill.total_bytes == bill.weights_bytes + bill.kv_cache_bytes + bill.overhead_bytes, bill.basis.name
+    (True, 'EXACT')
+    """
+
+    engine: str
+    backend: str
+    lines: tuple[MemoryLine, ...] = field(repr=False)
+    facts: tuple[tuple[str, object], ...] = ()  # what the engine resolved: cells, blocks, groups
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.total_bytes > LARGEST_BYTES:
+            raise HeaderError(
+                "the sizes in the header add up to more than 64-bit arithmetic can hold"
+            )
+
+    def total(self, keep: Callable[[MemoryLine], bool] | None = None) -> int:
+        """Bytes of the reserved lines that `keep` lets through."""
+        return sum(
+            line.size_bytes for line in self.lines if line.reserved and (keep is None or keep(line))
+        )
+
+    def in_pools(self, pools: Collection[Pool]) -> int:
+        """Bytes of the reserved lines of these pools. Lines of one pool follow each other: it is looked up once."""
+        found, last, inside = 0, None, False
+        for line in self.lines:
+            if line.pool is not last:
+                last = line.pool
+                inside = last in pools
+            if inside and line.reserved:
+                found += line.size_bytes
+        return found
+
+    def bounds_in(self, pools: Collection[Pool]) -> tuple[int, bool]:
+        """Bytes by which the bounds of the reserved lines of these pools could exceed them, and whether a line of
+        them has no bound. What the engine and its driver take for themselves always has one.
+        """
+        added, unbounded = 0.0, False
+        for line in self.lines:
+            if line.basis is Basis.EXACT or not line.reserved or line.pool not in pools:
+                continue
+            added += line.size_bytes * (line.within or 0.0)
+            unbounded |= (
+                line.within is None
+                and line.component is not Component.RUNTIME
+                and line.size_bytes > 0
+            )
+        return math.ceil(added), unbounded
+
+    def of(self, *components: Component) -> int:
+        return self.total(lambda line: line.component in components)
+
+    def in_pool(self, kind: PoolKind) -> int:
+        return self.total(lambda line: line.pool.kind is kind)
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        """Those that something is taken from: devices first, in their order."""
+        found = {line.pool for line in self.lines if line.size_bytes}
+        return tuple(sorted(found, key=lambda pool: (pool.kind is PoolKind.HOST, pool.index)))
+
+    @property
+    def total_bytes(self) -> int:
+        return self.total()
+
+    @property
+    def weights_bytes(self) -> int:
+        return self.of(Component.WEIGHTS)
+
+    @property
+    def kv_cache_bytes(self) -> int:
+        """All that is remembered of the tokens: caches and states."""
+        return self.of(*CACHES)
+
+    @property
+    def overhead_bytes(self) -> int:
+        """All the rest."""
+        return self.total_bytes - self.weights_bytes - self.kv_cache_bytes
+
+    @property
+    def basis(self) -> Basis:
+        """That of the weakest line that is in the total."""
+        return weakest(line.basis for line in self.lines if line.size_bytes and line.reserved)
+
+    @property
+    def weights_gb(self) -> float:
+        return self.weights_bytes / GIB
+
+    @property
+    def kv_cache_gb(self) -> float:
+        return self.kv_cache_bytes / GIB
+
+    @property
+    def overhead_gb(self) -> float:
+        return self.overhead_bytes / GIB
+
+    @property
+    def total_gb(self) -> float:
+        return self.total_bytes / GIB
+
+
+_STRENGTH = (Basis.EXACT, Basis.MODELLED, Basis.ASSUMED)
+
+
+def weakest(bases: Iterable[Basis]) -> Basis:
+    """The one to tell when numbers of several bases are added up."""
+    return max(bases, key=_STRENGTH.index, default=Basis.EXACT)
+
+
+def no_better_than(line: MemoryLine, basis: Basis, within: float | None = None) -> MemoryLine:
+    """The line, known no better than what it rests on."""
+    if weakest((basis, line.basis)) is line.basis:
+        return line
+    return known_as(line, basis, within if basis is Basis.MODELLED else None)
+
+
+def known_as(line: MemoryLine, basis: Basis, within: float | None) -> MemoryLine:
+    """The line with that basis. By hand: every line of every bill goes through here, and replace() takes its time."""
+    return MemoryLine(
+        component=line.component,
+        size_bytes=line.size_bytes,
+        pool=line.pool,
+        layer=line.layer,
+        basis=basis,
+        because=line.because,
+        within=within,
+        reserved=line.reserved,
+        part=line.part,
+        first_request=line.first_request,
+    )

@@ -1,0 +1,63 @@
+"""An entry -> a model that an engine can be asked about, as if its header had been read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from edgekit.catalog.repositories import original_repository
+from edgekit.catalog.runs import tensors_of
+from edgekit.catalog.types import Entry
+from edgekit.engines import FROM_GGUF, engine_name
+from edgekit.errors import RefusedError
+from edgekit.formats.types import ModelHeader
+from edgekit.model import read_geometry
+from edgekit.model.open import Opened, open_config
+from edgekit.model.types import Model
+from edgekit.sources.types import Container
+
+KEPT = 32  # some 1 MB each
+
+
+def open_entry(entry: Entry, engine: str) -> Model:
+    """As a GGUF for the engines that load one where the entry has its keys, else from its config.
+
+    UsageError for an unknown engine, RefusedError where the entry has nothing that the engine loads, HeaderError
+    where it is damaged.
+    """
+    return opened(entry, engine).model
+
+
+@lru_cache(maxsize=KEPT)
+def opened(entry: Entry, engine: str) -> Opened:
+    """The same under the entry's id. The last few are kept, with what engines worked out for them."""
+    wanted = engine_name(engine)
+    if entry.keys and wanted in FROM_GGUF:
+        return Opened(label=entry.id, model=_as_gguf(entry), repository=_repository(entry))
+    if not entry.config:
+        raise RefusedError(
+            f"the catalog has only the GGUF header of {entry.id}, which {wanted} cannot "
+            "load: give its safetensors repository or its config.json"
+        )
+    found = open_config(entry.config, label=entry.id)
+    return replace(found, repository=_repository(entry))
+
+
+def _repository(entry: Entry) -> str:
+    """That of the version people run: a packaged entry may be known by the config of its base model."""
+    known = "" if entry.is_users else original_repository(entry.id)
+    return known or entry.repository or ""
+
+
+def _as_gguf(entry: Entry) -> Model:
+    """Its tensors have the types they were recorded with: setup.mix says what they should have."""
+    tensors = tensors_of(entry.tensors, name=entry.id)
+    header = ModelHeader(
+        name=entry.id,
+        container=Container.GGUF,
+        keys=entry.keys,
+        tensors=tensors,
+        tensor_count=len(tensors),
+        tensor_bytes=sum(tensor.size_bytes for tensor in tensors),
+    )
+    return Model(header=header, geometry=read_geometry(header))

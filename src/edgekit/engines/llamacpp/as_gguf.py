@@ -1,0 +1,242 @@
+"""A model in another format, or at another mix -> the GGUF it would be, before anything is converted."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+from typing import Any
+
+from edgekit.basis import Basis
+from edgekit.bill.types import Component, MemoryLine, known_as, no_better_than
+from edgekit.engines.llamacpp.gguf_keys import gguf_architecture, gguf_keys
+from edgekit.engines.llamacpp.quantize.layout import WITHOUT_PREDICTION
+from edgekit.engines.llamacpp.quantize.what_if import WITHIN, MixedModel, laid_at_mix, lay
+from edgekit.engines.llamacpp.types import Backend
+from edgekit.errors import HeaderError, RefusedError
+from edgekit.formats.mixes import mix_by_file_type
+from edgekit.formats.types import Tensor
+from edgekit.machine.types import DEVICE, HOST
+from edgekit.model.types import (
+    Attention,
+    HybridLayer,
+    LatentAttention,
+    LayerKind,
+    Model,
+    ModelGeometry,
+    SharedCache,
+    Span,
+)
+from edgekit.sources.naming import quant_tag
+from edgekit.sources.types import Container
+from edgekit.units import MIB
+
+DEFAULT_MIX = "Q4_K_M"
+MADE_IN_MXFP4 = frozenset(
+    {"gpt-oss", "gpt_oss"}
+)  # released in 4 bits: no other mix is smaller and as good
+# Those that people publish, the largest first.
+USUAL_MIXES = ("F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "IQ3_XXS", "Q2_K")
+# Equal on all 43 recorded models that were compared; other families may have keys that gguf_keys.py does not write.
+COMPUTE_WITHIN = 0.05
+LONGEST_HEADER = 16 * MIB  # Gemma's vocabulary of 262,144 tokens: 15.8 MB
+
+# model_types whose windows llama.cpp keeps; of the others it keeps the whole context, or may.
+SLIDING_IN_LLAMA_CPP = frozenset(
+    ["cohere2", "gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "gpt_oss",
+     "llama4", "llama4_text", "olmo3"]
+)  # fmt: skip
+# model_types without a class in conversion/ @ 0c1e570.
+NOT_CONVERTED = frozenset(
+    ["afm7", "bailing_moe_linear", "baichuan_m1", "gear", "gla", "lille-130m", "longcat_flash", "longcat_flash_ngram",
+     "muse_spark", "muse_spark_text", "olmo_hybrid", "phi3small", "recurrent_gemma", "transformer"]
+)  # fmt: skip
+# Latents that it lays out as full heads.
+FULL_HEADS_IN_LLAMA_CPP = frozenset({"minicpm3", "plm"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Converted:
+    """What the conversion would give, and how well that is known."""
+
+    model: Model
+    mixed: MixedModel
+    file_bytes: int | None = None  # of a GGUF whose directory was not read
+
+    @property
+    def note(self) -> str:
+        if self.file_bytes is not None:
+            return f"computed as {self.mixed.mix}, from the header keys and the file size"
+        return f"sizes computed for a {self.mixed.mix} GGUF: {self.mixed.because}"
+
+    def known(self, line: MemoryLine) -> MemoryLine:
+        """What rests on a conversion that has not happened is no better known than that."""
+        mixed = self.mixed
+        if line.component is Component.WEIGHTS:
+            line = replace(line, because=f"{line.because} ({mixed.mix})")
+        if mixed.basis is Basis.EXACT:
+            return line
+        if line.basis is Basis.EXACT:
+            within = COMPUTE_WITHIN if line.component is Component.COMPUTE else WITHIN
+            line = known_as(line, mixed.basis, within)
+        return self._as_layers(line)
+
+    def _as_layers(self, line: MemoryLine) -> MemoryLine:
+        """The tensors were made out of the layers."""
+        return no_better_than(line, self.model.geometry.basis, WITHIN)
+
+    def unexplained(self, backend: Backend) -> tuple[MemoryLine, ...]:
+        """What the file is larger than its mix: other types than named, or a long header."""
+        more = 0 if self.file_bytes is None else self.file_bytes - self.mixed.tensor_bytes
+        if more <= 0:
+            return ()
+        line = MemoryLine(
+            component=Component.WEIGHTS,
+            size_bytes=more,
+            pool=HOST if backend is Backend.CPU else DEVICE,
+            basis=Basis.MODELLED,
+            because=(
+                f"difference between the file size and a {self.mixed.mix} of these layers: "
+                "header or other tensor types"
+            ),
+            within=1.0,
+        )
+        return (line if self.mixed.basis is Basis.EXACT else self._as_layers(line),)
+
+
+def converted(model: Model, mix: str | None) -> Converted | None:
+    """None for a GGUF as it is. Raises EdgekitError for a family whose GGUF is not described.
+
+    A GGUF of which only the keys were read is made out like a conversion, at the mix that it has by name or by size.
+    """
+    if mix is None and _is_gguf(model):
+        if model.header.tensors is not None:
+            return None
+        mix = model.keep("likely mix", lambda: _likely_mix(model))
+    name = mix or default_mix(model)
+    return model.keep(("as gguf", name), lambda: convert(model, name))
+
+
+def default_mix(model: Model) -> str:
+    """What a model is converted to if no mix is asked for: Q4_K_M, or its own 4-bit form."""
+    return "MXFP4_MOE" if model.geometry.architecture in MADE_IN_MXFP4 else DEFAULT_MIX
+
+
+def _likely_mix(model: Model) -> str:
+    """The one that the file's key or name states, unless the file is too small for it; else the nearest by size."""
+    number, size = model.header.keys.get("general.file_type"), model.header.file_bytes
+    mix = mix_by_file_type(number) if isinstance(number, int) else None
+    tag = quant_tag(model.header.name)
+    stated = mix.name if mix is not None else tag if tag in USUAL_MIXES else None
+    if stated is not None and (size is None or _tensor_bytes(model, stated) <= size * (1 + WITHIN)):
+        return stated
+    if size is None:
+        raise HeaderError(
+            "neither the quantisation nor the size of the file is known: read its whole header",
+            file=model.header.name,
+        )
+    # They are sorted: the first that is no larger than the file. What is left over is added.
+    place = bisect_left(USUAL_MIXES, -size, key=lambda name: -_tensor_bytes(model, name))
+    return USUAL_MIXES[min(place, len(USUAL_MIXES) - 1)]
+
+
+def _tensor_bytes(model: Model, mix: str) -> int:
+    return mixed_model(_with_head(model, mix), mix).tensor_bytes
+
+
+def mixed_model(model: Model, mix: str) -> MixedModel:
+    """`at_mix` of a model whose tensors are laid out once, for all its mixes."""
+    laid = model.keep("laid tensors", lambda: lay(model.header, model.geometry))
+    return laid_at_mix(laid, mix)
+
+
+def _is_gguf(model: Model) -> bool:
+    return model.header.container is Container.GGUF
+
+
+def convert(model: Model, mix: str) -> Converted:
+    """Raises RefusedError for a model_type that llama.cpp's converter does not have."""
+    name = model.geometry.architecture
+    if not _is_gguf(model) and name in NOT_CONVERTED:
+        raise RefusedError(
+            f"llama.cpp's converter does not support {name}, so there is no GGUF of it to run"
+        )
+    unread = _is_gguf(model) and model.header.tensors is None
+    if unread:
+        model = _with_head(model, mix)
+    mixed = mixed_model(model, mix)
+    tensors = tuple(
+        Tensor(name=one.name, type=one.type, shape=one.shape, size_bytes=one.size_bytes, offset=0)
+        for one in mixed.tensors
+    )
+    geometry = model.geometry if _is_gguf(model) else _in_llama_cpp(model.geometry)
+    header = replace(
+        model.header,
+        keys=model.header.keys or gguf_keys(geometry, model.header.config),
+        container=Container.GGUF,
+        tensors=tensors,
+        tensor_count=len(tensors),
+        tensor_bytes=sum(tensor.size_bytes for tensor in tensors),
+    )
+    return Converted(
+        model=Model(header=header, geometry=geometry),
+        mixed=mixed,
+        file_bytes=model.header.file_bytes if unread else None,
+    )
+
+
+def _with_head(model: Model, mix: str) -> Model:
+    """Keys do not say whether the output head is a matrix of its own; the size of the file does."""
+    if model.geometry.tied_embeddings is not None:
+        return model
+    apart, tied = model.keep("with and without a head", lambda: _heads(model))
+    size = model.header.file_bytes
+    if size is None:
+        return apart
+
+    def misfit(one: Model) -> tuple[bool, bool, int]:
+        """Not of that size, another number of tensors, how far from the size."""
+        mixed = mixed_model(one, mix)
+        away = abs(size - mixed.tensor_bytes)
+        other = len(mixed.tensors) != (model.header.tensor_count or len(mixed.tensors))
+        return away > LONGEST_HEADER + size // 200, other, away
+
+    return model.keep(("head", mix), lambda: min((apart, tied), key=misfit))
+
+
+def _heads(model: Model) -> tuple[Model, Model]:
+    """The model with an output head of its own, and with the embedding as its head."""
+    apart, tied = (replace(model.geometry, tied_embeddings=one) for one in (False, True))
+    return Model(header=model.header, geometry=apart), Model(header=model.header, geometry=tied)
+
+
+def _in_llama_cpp(geometry: ModelGeometry) -> ModelGeometry:
+    """What llama.cpp's loader makes of the layers that a config.json describes."""
+    name = geometry.architecture
+    changes: dict[str, Any] = {}
+    if name not in SLIDING_IN_LLAMA_CPP:
+        changes["span"], changes["span_tokens"] = Span.ALL, 0
+    if name in FULL_HEADS_IN_LLAMA_CPP:
+        changes["absorbed"] = False
+    layers = tuple(
+        replace(layer, mixer=_changed(layer.mixer, changes)) for layer in geometry.layers
+    )
+    blocks = 0 if name in WITHOUT_PREDICTION else geometry.mtp_layers
+    return replace(
+        geometry, layers=layers, mtp_layers=blocks, architecture=gguf_architecture(geometry)
+    )
+
+
+def _changed(kind: LayerKind, changes: dict[str, Any]) -> LayerKind:
+    match kind:
+        case LatentAttention():
+            return replace(kind, **changes)
+        case Attention():
+            return _attention(kind, changes)
+        case HybridLayer() | SharedCache():
+            return replace(kind, attention=_attention(kind.attention, changes))
+        case _:
+            return kind
+
+
+def _attention(kind: Attention, changes: dict[str, Any]) -> Attention:
+    return replace(kind, **{name: value for name, value in changes.items() if name != "absorbed"})

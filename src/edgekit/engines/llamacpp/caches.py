@@ -1,0 +1,226 @@
+"""A resolved context -> the lines of its caches and states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from edgekit.bill.cache_types import CacheType
+from edgekit.bill.types import Component, MemoryLine
+from edgekit.engines.llamacpp.context import Heads, pad
+from edgekit.engines.llamacpp.placement import Placement, device_bytes
+from edgekit.engines.llamacpp.types import CELL_PADDING, Context
+from edgekit.engines.llamacpp.versions import OLDEST
+from edgekit.machine.types import Pool, PoolKind
+from edgekit.model.types import Attention, LatentAttention, LayerKind, Model, Span, State, Stream
+
+HOST_ALIGNMENT = 32
+STATE_BYTES = 4  # states are f32, whatever the cache type
+
+INDEX_V = "index v"
+INDEX_VALUES = frozenset({"minimax-m3"})  # llama-kv-cache-msa.cpp: the indexer's cache has a V too
+# Layers without attention are in the cache as well: nothing wide, unless V must be as wide as the widest.
+EMPTY_LAYERS = frozenset({"deci"})
+
+# Builds that gave a cache to blocks of multi-token prediction in the main context: from a loop over all blocks
+# (llama-kv-cache.cpp @ 7acb4e8) to a filter in create_memory of llama-model.cpp: of one architecture, and then of all.
+_CACHED, _FILTERED = 9523, 11063
+PREDICTION_CACHED = {
+    "bailingmoe2": (_CACHED, _FILTERED),
+    "cohere2moe": (_CACHED, _FILTERED),
+    "deepseek2": (10251, _FILTERED),
+    "exaone-moe": (OLDEST, _FILTERED),
+    "exaone4": (_CACHED, _FILTERED),
+    "glm4": (_CACHED, _FILTERED),
+    "glm4moe": (_CACHED, _FILTERED),
+    "glm-dsa": (_CACHED, 10174),  # @ 7be2c65
+    "mimo2": (_CACHED, 10184),  # @ 64d528b
+}
+
+INDEXER_SINCE = {"glm-dsa": 10119}  # glm-dsa.cpp @ 88bfee1
+
+_Entry = tuple[Component, int, str]
+
+
+class _ValuesOnly(LayerKind):
+    """Room for V, as wide as that of other layers."""
+
+    __slots__ = ()
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        return (Stream(name="v", elements=0),)
+
+
+_EMPTY = _ValuesOnly()
+
+
+@dataclass(frozen=True, slots=True)
+class _IndexedValues(LayerKind):
+    """Attention whose indexer has values as well as keys."""
+
+    attention: Attention
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        own = self.attention.streams
+        return (*own, Stream(name=INDEX_V, elements=self.attention.index_dim))
+
+
+def cache_lines(model: Model, context: Context, placement: Placement) -> tuple[MemoryLine, ...]:
+    """Layers that are alike and lie together are worked out once."""
+    heads = model.keep("heads", lambda: Heads.of(model.geometry))
+    lines: list[MemoryLine] = []
+    for (mixer, pool), layers in _kept_groups(model, context, placement).items():
+        for component, size_bytes, because in _entries(mixer, context, pool, heads):
+            lines.extend(
+                MemoryLine(
+                    component=component,
+                    size_bytes=size_bytes,
+                    pool=pool,
+                    layer=layer,
+                    because=because,
+                )
+                for layer in layers
+            )
+    return tuple(lines)
+
+
+def cache_sums(model: Model, context: Context, placement: Placement) -> dict[Pool, int]:
+    """The bytes of the lines in each pool."""
+    sums: dict[Pool, int] = {}
+    for (mixer, pool), layers in _kept_groups(model, context, placement).items():
+        size_bytes = layer_cache_bytes(model, mixer, context, pool) * len(layers)
+        sums[pool] = sums.get(pool, 0) + size_bytes
+    return sums
+
+
+def _kept_groups(
+    model: Model, context: Context, placement: Placement
+) -> dict[tuple[LayerKind, Pool], list[int]]:
+    return model.keep(
+        ("cache groups", placement, context.rules),
+        lambda: _groups(model, placement, context.rules),
+    )
+
+
+def layer_cache_bytes(model: Model, mixer: LayerKind, context: Context, pool: Pool) -> int:
+    """What one layer of that kind keeps there."""
+    heads = model.keep("heads", lambda: Heads.of(model.geometry))
+    return sum(size for _, size, _ in _entries(mixer, context, pool, heads))
+
+
+def _groups(
+    model: Model, placement: Placement, rules: int
+) -> dict[tuple[LayerKind, Pool], list[int]]:
+    """The layers that have a cache, and blocks of multi-token prediction that are given one like theirs."""
+    found: dict[tuple[LayerKind, Pool], list[int]] = {}
+    attending: dict[tuple[LayerKind, Pool], LayerKind] = {}
+    for layer in model.geometry.layers:
+        mixer = _as_cached(layer.mixer, model.geometry.architecture, rules)
+        if mixer.streams or mixer.states:
+            for own, pool in shares_of(mixer, layer.index, placement):
+                found.setdefault((own, pool), []).append(layer.index)
+        if mixer.streams:
+            attending.setdefault((mixer, placement.cache_pool(layer.index)), mixer)
+    layers = len(model.geometry.layers)
+    for index in range(layers, layers + _cached_prediction(model, rules)):
+        last = next(reversed(attending.values()), None)
+        for own, pool in shares_of(last, index, placement) if last is not None else ():
+            found.setdefault((own, pool), []).append(index)
+    return found
+
+
+def shares_of(
+    mixer: LayerKind, layer: int, placement: Placement
+) -> Iterator[tuple[LayerKind, Pool]]:
+    """What is remembered of a layer, and where: on one device, or a slice of it on each."""
+    pool = placement.cache_pool(layer)
+    if placement.slicer is None or pool.kind is PoolKind.HOST:
+        yield mixer, pool
+        return
+    for i, own in enumerate(placement.slicer.remembered(mixer, layer)):
+        yield own, Pool(PoolKind.DEVICE, i)
+
+
+def _cached_prediction(model: Model, rules: int) -> int:
+    """Blocks of multi-token prediction that have a cache though they are not run."""
+    first, end = PREDICTION_CACHED.get(model.geometry.architecture, (0, 0))
+    return model.geometry.mtp_layers if first <= rules < end else 0
+
+
+def _as_cached(mixer: LayerKind, architecture: str, rules: int) -> LayerKind:
+    """What llama.cpp keeps for a layer, where that is more or less than the layer remembers."""
+    if isinstance(mixer, LatentAttention) and rules < INDEXER_SINCE.get(architecture, 0):
+        return replace(mixer, index_dim=0)
+    if architecture in INDEX_VALUES and isinstance(mixer, Attention) and mixer.index_dim:
+        return _IndexedValues(mixer)
+    if architecture in EMPTY_LAYERS and not mixer.streams:
+        return _EMPTY
+    return mixer
+
+
+def _entries(mixer: LayerKind, context: Context, pool: Pool, heads: Heads) -> Iterator[_Entry]:
+    for component, streams in _by_reach(mixer.streams).items():
+        size = sum(_stream_bytes(stream, context, pool, heads) for stream in streams)
+        if not size:
+            continue
+        yield component, size, _told(component, streams, context, heads)
+    if mixer.states:
+        size = sum(_state_bytes(state, context, pool) for state in mixer.states)
+        yield Component.STATE, size, _told_states(mixer.states, context)
+
+
+def _by_reach(streams: tuple[Stream, ...]) -> dict[Component, list[Stream]]:
+    found: dict[Component, list[Stream]] = {}
+    for stream in streams:
+        sliding = stream.span is not Span.ALL
+        key = Component.SLIDING_KV_CACHE if sliding else Component.KV_CACHE
+        found.setdefault(key, []).append(stream)
+    return found
+
+
+def _cells(stream: Stream, context: Context) -> int:
+    cells = context.cells if stream.span is Span.ALL else context.swa_cells
+    if stream.tokens_per_row == 1:
+        return cells
+    return pad(-(-cells // stream.tokens_per_row), CELL_PADDING)  # llama-kv-cache-dsv4.cpp:1294
+
+
+def _kept_as(stream: Stream, context: Context) -> CacheType:
+    return context.type_v if stream.name in {"v", INDEX_V} else context.type_k
+
+
+def _width(stream: Stream, context: Context, heads: Heads) -> int:
+    if stream.name == "v" and context.v_trans:
+        return heads.widest_value  # stored transposed: every layer is as wide as the widest
+    return stream.elements
+
+
+def _stream_bytes(stream: Stream, context: Context, pool: Pool, heads: Heads) -> int:
+    width, kept_as = _width(stream, context, heads), _kept_as(stream, context)
+    size = kept_as.row_bytes(width) * _cells(stream, context) * context.streams
+    if pool.kind is PoolKind.HOST:
+        return pad(size, HOST_ALIGNMENT)
+    return device_bytes(size, width, kept_as.block_elements, kept_as.block_bytes)
+
+
+def _told(component: Component, streams: list[Stream], context: Context, heads: Heads) -> str:
+    cells = _cells(streams[0], context)
+    rows = " + ".join(
+        f"{stream.name.upper()} {_kept_as(stream, context).name} {_width(stream, context, heads)}"
+        for stream in streams
+    )
+    sharing = f"{context.streams} streams x " if context.streams > 1 else ""
+    slid = " of its window" if component is Component.SLIDING_KV_CACHE else ""
+    return f"{sharing}{cells} cells{slid} x ({rows})"
+
+
+def _told_states(states: tuple[State, ...], context: Context) -> str:
+    told = " + ".join(f"{state.name} {state.elements}" for state in states)
+    return f"{context.n_seq_max} sequences x ({told}) x {STATE_BYTES} bytes"
+
+
+def _state_bytes(state: State, context: Context, pool: Pool) -> int:
+    size = STATE_BYTES * state.elements * context.n_seq_max
+    return pad(size, HOST_ALIGNMENT) if pool.kind is PoolKind.HOST else device_bytes(size, 1, 1, 4)

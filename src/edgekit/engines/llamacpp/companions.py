@@ -1,0 +1,156 @@
+"""What is loaded beside a model: the projector of a vision model, adapters, a drafter -> further lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from edgekit.basis import Basis
+from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
+from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.llamacpp.context import pad
+from edgekit.engines.llamacpp.placement import Placed, Placement
+from edgekit.engines.llamacpp.types import ALL_LAYERS, LlamaCppSetup
+from edgekit.errors import UsageError
+from edgekit.formats.types import ModelHeader
+from edgekit.machine.types import HOST, Pool, PoolKind
+from edgekit.model.roles import block_of
+from edgekit.model.types import Model
+
+FLOAT_BYTES = 4
+PATCHES = 4096  # clip.cpp warms up with at most so many where pictures may have any size
+PROJECTOR_WITHIN = 1.0
+ADAPTER_WITHIN = 1.0
+
+
+def with_drafter(
+    main: MemoryEstimate,
+    drafter: Model,
+    load: Load,
+    setup: LlamaCppSetup,
+    *,
+    mix: str | None = None,
+) -> MemoryEstimate:
+    """One bill for both. The driver's context is paid once.
+
+    `load` and `setup` are the main model's, but for the cache types, which are the drafter's own. As speculative.cpp
+    @ 0c1e570 starts it: the main model's options, one row of logits per sequence.
+    """
+    facts: dict[str, Any] = dict(main.facts)
+    own_load = replace(
+        load,
+        context_tokens=facts["n_ctx"],
+        sequences=facts["n_seq_max"],
+        unified=facts["kv_streams"] == 1,
+        output_rows=facts["n_seq_max"],
+    )
+    own_setup = replace(
+        setup,
+        n_gpu_layers=ALL_LAYERS,
+        cpu_moe=False,
+        n_cpu_moe=0,
+        overrides=(),
+        embeddings=False,
+        load_mtp=False,
+        mix=mix,
+    )
+    own = (
+        replace(line, part="drafter")
+        for line in llamacpp.estimate(drafter, own_load, own_setup).lines
+        if line.reserved and line.component is not Component.RUNTIME
+    )
+    return replace(main, lines=(*main.lines, *own))
+
+
+def projector_lines(header: ModelHeader, setup: LlamaCppSetup) -> tuple[MemoryLine, ...]:
+    """--mmproj: its weights to the byte, its compute buffer as an upper bound."""
+    if header.keys.get("general.architecture") != "clip" or not header.tensors:
+        raise UsageError(f"{header.name} is not a projector (a GGUF of architecture clip)")
+    gpus = (i for i, device in enumerate(setup.devices) if not device.rpc)
+    pool = Pool(PoolKind.DEVICE, next(gpus, 0)) if setup.has_device else HOST
+    weights = sum(
+        Placed(tensor=tensor, pool=pool, block=None).size_bytes for tensor in header.tensors
+    )
+    return (
+        MemoryLine(
+            component=Component.WEIGHTS,
+            size_bytes=weights,
+            pool=pool,
+            because=f"{len(header.tensors)} tensors of the projector",
+            part="projector",
+        ),
+        _projector_compute(header, pool),
+    )
+
+
+def _projector_compute(header: ModelHeader, pool: Pool) -> MemoryLine:
+    vision = "clip.vision."
+    hidden = _number(header, vision + "embedding_length", 1024)
+    forward = _number(header, vision + "feed_forward_length", 4 * hidden)
+    heads = _number(header, vision + "attention.head_count", 16)
+    side = _number(header, vision + "image_size", 0) // max(
+        1, _number(header, vision + "patch_size", 14)
+    )
+    patches = max(side * side, PATCHES)
+    known = bool(
+        side and _number(header, vision + "embedding_length", 0)
+    )  # else it hears, or says little
+    size = FLOAT_BYTES * patches * (2 * forward + 8 * hidden) + 2 * patches * patches * heads
+    return MemoryLine(
+        component=Component.COMPUTE,
+        size_bytes=pad(size, 128),
+        pool=pool,
+        basis=Basis.MODELLED if known else Basis.ASSUMED,
+        because=f"{patches} patches x ({forward} x 2 + {hidden} x 8) floats, scores of {heads} heads at 16 bit",
+        within=PROJECTOR_WITHIN if known else None,
+        part="projector",
+    )
+
+
+def _number(header: ModelHeader, key: str, otherwise: int) -> int:
+    value = header.keys.get(key)
+    return (
+        value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else otherwise
+    )
+
+
+def adapter_lines(
+    headers: Iterable[ModelHeader], placement: Placement, tokens: int
+) -> tuple[MemoryLine, ...]:
+    """--lora: each pair of matrices lies with the tensor it changes; what they add is alive beside it."""
+    sums: dict[Pool, int] = {}
+    widest = 0
+    for header in headers:
+        if header.keys.get("general.type") != "adapter" or not header.tensors:
+            raise UsageError(f"{header.name} is not an adapter (a GGUF of type adapter)")
+        for tensor in header.tensors:
+            widest = max(widest, *tensor.shape, 0)
+            block = block_of(tensor.name)
+            inside = block is not None and block < len(placement.blocks)
+            pool = placement.blocks[block] if inside and block is not None else placement.output
+            size = Placed(tensor=tensor, pool=pool, block=block).size_bytes
+            sums[pool] = sums.get(pool, 0) + size
+    weights = [
+        MemoryLine(
+            component=Component.WEIGHTS,
+            size_bytes=size,
+            pool=pool,
+            because="adapter matrices, loaded in addition to the tensors they change",
+            part="adapter",
+        )
+        for pool, size in sums.items()
+    ]
+    return (*weights, *(_adapter_compute(pool, tokens, widest) for pool in sums))
+
+
+def _adapter_compute(pool: Pool, tokens: int, widest: int) -> MemoryLine:
+    return MemoryLine(
+        component=Component.COMPUTE,
+        size_bytes=pad(FLOAT_BYTES * tokens * widest, 128),
+        pool=pool,
+        basis=Basis.MODELLED,
+        because=f"{tokens} tokens x {widest} floats: upper bound for the widest adapter",
+        within=ADAPTER_WITHIN,
+        part="adapter",
+    )

@@ -1,0 +1,303 @@
+"""A load and a setup -> what llama_context makes of them, or the reason it refuses.
+
+Follows llama-context.cpp (constructor and llama_init_from_model) @ 0c1e570.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgekit.bill.cache_types import F16, CacheType
+from edgekit.bill.types import Load
+from edgekit.engines.llamacpp.flash_kernels import has_flash_kernel
+from edgekit.engines.llamacpp.slices import check_sliced
+from edgekit.engines.llamacpp.types import (
+    CELL_PADDING,
+    DEFAULT_BATCH,
+    DEFAULT_UBATCH,
+    SERVER_SLOTS,
+    Backend,
+    Context,
+    LlamaCppSetup,
+    Mode,
+    SplitMode,
+)
+from edgekit.engines.llamacpp.versions import Rules
+from edgekit.errors import RefusedError, UsageError
+from edgekit.model.types import (
+    Attention,
+    CompressedAttention,
+    LatentAttention,
+    Model,
+    ModelGeometry,
+    Span,
+    attention_of,
+)
+
+MAX_SEQUENCES = 256  # llama-cparams.h: LLAMA_MAX_SEQ
+MAX_TOKENS = 2**31 - 1  # contexts and batches are 32-bit numbers in llama.cpp
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")  # arg.cpp
+WITH_ENCODER = frozenset({"t5", "t5encoder"})  # llama_model_has_encoder: all rows are kept
+ALWAYS_WITHOUT_FLASH_ATTENTION = frozenset({"grok"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """What the options are checked against."""
+
+    key_dims: frozenset[int]
+    value_dims: frozenset[int]
+    latent: bool  # K stands for V too: both must have one type
+    apart: bool  # sequences have caches of their own, asked for or not (DeepSeek-V4)
+    window: int  # tokens a sliding layer sees, 0 without any
+    widest_value: int  # numbers of one token's V in the widest layer
+    flashes: bool  # CUDA has a flash attention kernel for all of them
+
+    @classmethod
+    def of(cls, geometry: ModelGeometry) -> Heads:
+        attentions = [found for layer in geometry.layers if (found := attention_of(layer.mixer))]
+        mixers = [layer.mixer for layer in geometry.layers]
+        compressed = [one for one in mixers if isinstance(one, CompressedAttention)]
+        latent = any(isinstance(one, LatentAttention) and one.absorbed for one in attentions)
+        windows = [one.span_tokens for one in attentions if one.span is not Span.ALL]
+        windows += [one.window_tokens for one in compressed]
+        return cls(
+            key_dims=frozenset(_cached_key_dim(one) for one in attentions),
+            value_dims=frozenset() if latent else frozenset(one.value_dim for one in attentions),
+            latent=latent or bool(compressed),
+            apart=bool(compressed),
+            window=max(windows, default=0),
+            widest_value=max((_value_width(one) for one in attentions), default=0),
+            flashes=all(_has_kernel(one) for one in attentions),
+        )
+
+
+def _cached_key_dim(attention: Attention | LatentAttention) -> int:
+    if isinstance(attention, LatentAttention) and attention.absorbed:
+        return attention.latent_dim + attention.rope_dim
+    return attention.key_dim
+
+
+def _has_kernel(attention: Attention | LatentAttention) -> bool:
+    if isinstance(attention, LatentAttention):
+        if attention.absorbed:
+            keys, values = _cached_key_dim(attention), attention.latent_dim
+            return has_flash_kernel(keys, values, attention.heads)
+        return has_flash_kernel(attention.key_dim, attention.value_dim, 1)
+    ratio = attention.heads // max(1, attention.kv_heads)
+    return has_flash_kernel(attention.key_dim, attention.value_dim, ratio)
+
+
+def _value_width(attention: Attention | LatentAttention) -> int:
+    heads = attention.heads if isinstance(attention, LatentAttention) else attention.kv_heads
+    return heads * attention.value_dim
+
+
+def resolve(model: Model, load: Load, setup: LlamaCppSetup) -> Context:
+    """Raises RefusedError where llama.cpp would not come up, UsageError where the load makes no sense."""
+    geometry = model.geometry
+    heads = model.keep("heads", lambda: Heads.of(geometry))
+    _check_numbers(load)
+    _check_split(model, load, setup)
+    type_k, type_v = load.cache_k or F16, load.cache_v or F16
+    flash_attn = _flash_attention(geometry, load, type_v)
+    v_trans = not flash_attn
+    if flash_attn and load.flash_attention is None and not type_v.is_quantized:
+        # The cache has been laid out when a device turns out to have no kernel for these heads.
+        sure = setup.backend is not Backend.CUDA or setup.split_mode is SplitMode.TENSOR
+        flash_attn = heads.flashes or sure or setup.n_gpu_layers <= 1
+    _check_types(heads, type_k, type_v)
+    context = _sized(
+        geometry, heads, load, setup, type_k, type_v, flash_attn=flash_attn, v_trans=v_trans
+    )
+    _check_rows(geometry, context)
+    return context
+
+
+def _check_split(model: Model, load: Load, setup: LlamaCppSetup) -> None:
+    """Raises RefusedError for a split mode that this llama.cpp does not have, UsageError without several GPUs."""
+    mode, count = setup.split_mode, len(setup.devices) if setup.has_device else 0
+    if mode in {SplitMode.ROW, SplitMode.TENSOR} and count < 2:
+        raise UsageError(
+            f"-sm {mode.value} divides a model among several GPUs, but there is {count or 'none'}; "
+            "add more (estimate: --device-memory 24G,24G; other commands: --device), or leave it out"
+        )
+    if setup.split_mode is SplitMode.ROW and (
+        setup.rules >= Rules.WITHOUT_ROWS or setup.backend is not Backend.CUDA
+    ):
+        raise RefusedError(
+            f"llama.cpp {setup.version_name} does not load with -sm row: it was removed in July 2026 "
+            f"(b{Rules.WITHOUT_ROWS.value}), and only CUDA had it; use -sm layer or -sm tensor"
+        )
+    if setup.split_mode is not SplitMode.TENSOR:
+        return
+    if setup.rules < Rules.EXPERTS_FIRST:
+        raise RefusedError(
+            f"llama.cpp {setup.version_name} has no -sm tensor: it came with b{Rules.EXPERTS_FIRST.value}"
+        )
+    check_sliced(model)
+    if load.flash_attention is False:
+        raise RefusedError("llama.cpp: -sm tensor requires flash attention (-fa on)")
+    quantised = any(one is not None and one.is_quantized for one in (load.cache_k, load.cache_v))
+    if quantised and setup.rules < Rules.SLICED_QUANTISED:
+        raise RefusedError(
+            f"llama.cpp {setup.version_name}: -sm tensor with a quantised cache came with "
+            f"b{Rules.SLICED_QUANTISED.value}"
+        )
+    if any(one.buffer != "CPU" for one in setup.overrides):
+        raise RefusedError(
+            "llama.cpp: with -sm tensor every device holds a slice of every tensor; "
+            "--override-tensor can only move one to the CPU"
+        )
+
+
+def _check_numbers(load: Load) -> None:
+    for name, value in (
+        ("context", load.context_tokens),
+        ("sequences", load.sequences),
+        ("batch", load.batch_tokens),
+        ("micro-batch", load.microbatch_tokens),
+        ("output rows", load.output_rows),
+    ):
+        if value is not None and not 0 <= value <= MAX_TOKENS:
+            raise UsageError(f"{name} {value} is not between 0 and {MAX_TOKENS:,}")
+    if load.sequences is not None and load.sequences > MAX_SEQUENCES:
+        raise RefusedError(f"llama.cpp: n_seq_max must be <= {MAX_SEQUENCES}")
+
+
+def _flash_attention(geometry: ModelGeometry, load: Load, type_v: CacheType) -> bool:
+    able = geometry.architecture not in ALWAYS_WITHOUT_FLASH_ATTENTION
+    wanted = able and load.flash_attention is not False  # None: auto, which is on where it can be
+    if not wanted and type_v.is_quantized:
+        raise RefusedError(
+            "llama.cpp: a quantised V cache requires flash attention (-fa on); "
+            "without it only f32, f16 and bf16 work"
+        )
+    return wanted
+
+
+def _check_types(heads: Heads, type_k: CacheType, type_v: CacheType) -> None:
+    for side, kind in (("K", type_k), ("V", type_v)):
+        if kind.name not in CACHE_TYPES:
+            raise RefusedError(
+                f"llama.cpp has no cache type {kind.name} for {side}; it has {', '.join(CACHE_TYPES)}"
+            )
+    if heads.latent and type_k != type_v:
+        raise RefusedError(
+            f"llama.cpp: this model does not support different K ({type_k.name}) and V "
+            f"({type_v.name}) cache types: it has a K cache only, which also serves as V",
+            about="cache_types",
+        )
+    for side, kind, dims in (("K", type_k, heads.key_dims), ("V", type_v, heads.value_dims)):
+        for dim in sorted(dims):
+            if not kind.divides(dim):
+                raise RefusedError(
+                    f"llama.cpp: the block size {kind.block_elements} of {side} cache "
+                    f"type {kind.name} does not divide the head size {dim}"
+                )
+
+
+def _check_rows(geometry: ModelGeometry, context: Context) -> None:
+    """Options that llama.cpp does not refuse in words: it aborts on them."""
+    if context.n_outputs_max < context.n_seq_max:
+        raise RefusedError(
+            f"llama.cpp aborts: {context.n_outputs_max} output rows for {context.n_seq_max} sequences;"
+            " each sequence needs one"
+        )
+    pooled = context.embeddings and geometry.pooling == "mean"
+    if pooled and context.n_outputs != context.n_tokens:
+        raise RefusedError(
+            f"llama.cpp aborts: mean pooling over {context.n_tokens} tokens needs that "
+            f"many output rows, not {context.n_outputs}; choose a micro-batch size (-ub) "
+            f"that is a multiple of the {context.n_seq_max} sequences"
+        )
+
+
+def _sized(  # noqa: PLR0917 - each worked out by the one caller
+    geometry: ModelGeometry,
+    heads: Heads,
+    load: Load,
+    setup: LlamaCppSetup,
+    type_k: CacheType,
+    type_v: CacheType,
+    *,
+    flash_attn: bool,
+    v_trans: bool,
+) -> Context:
+    asked = load.context_tokens or geometry.trained_context or 0
+    if not asked:
+        raise UsageError("the model's context length is unknown; set one (-c)")
+    sequences, unified = _sequences(load, setup)
+    apart = not unified or heads.apart
+    n_batch, n_ubatch = _batches(geometry, load, setup, asked)
+    padded = pad(asked, CELL_PADDING)
+    per_sequence = padded if unified else pad(padded // sequences, CELL_PADDING)
+    if not per_sequence:
+        raise RefusedError(
+            "llama.cpp: the context has no tokens left for each sequence; use a longer "
+            "context (-c) or fewer sequences (-np)"
+        )
+    return Context(
+        n_ctx=padded if unified else per_sequence * sequences,
+        n_ctx_seq=per_sequence,
+        n_seq_max=sequences,
+        n_batch=n_batch,
+        n_ubatch=n_ubatch,
+        n_outputs_max=n_batch
+        if geometry.architecture in WITH_ENCODER
+        else _output_rows(load, setup, n_batch, sequences),
+        streams=sequences if apart else 1,
+        cells=per_sequence,
+        swa_cells=_sliding_cells(
+            heads.window, per_sequence, n_ubatch, 1 if apart else sequences, full=load.full_window
+        ),
+        flash_attn=flash_attn,
+        v_trans=v_trans,
+        type_k=type_k,
+        type_v=type_v,
+        embeddings=setup.embeddings,
+        rules=setup.rules,
+    )
+
+
+def _sequences(load: Load, setup: LlamaCppSetup) -> tuple[int, bool]:
+    """How many, and whether they share one cache. llama-server: four that do, unless told how many."""
+    if setup.mode is Mode.SERVER and not load.sequences:
+        return SERVER_SLOTS, load.unified is not False
+    return max(1, load.sequences or 1), bool(load.unified)
+
+
+def _batches(
+    geometry: ModelGeometry, load: Load, setup: LlamaCppSetup, asked: int
+) -> tuple[int, int]:
+    n_batch = load.batch_tokens or DEFAULT_BATCH
+    n_ubatch = load.microbatch_tokens or (
+        n_batch if load.microbatch_tokens == 0 else DEFAULT_UBATCH
+    )
+    if setup.mode is Mode.SERVER and setup.embeddings:
+        n_batch = min(n_batch, n_ubatch)  # server.cpp:150: a text must fit in one micro-batch
+    if geometry.causal:
+        n_batch = min(asked, n_batch)  # the context as asked for, before padding
+    return n_batch, min(n_batch, n_ubatch)
+
+
+def _output_rows(load: Load, setup: LlamaCppSetup, n_batch: int, sequences: int) -> int:
+    if setup.rules < Rules.ROW_PER_SEQUENCE:
+        return n_batch
+    if load.output_rows:
+        return load.output_rows
+    if setup.mode is Mode.SERVER and not setup.embeddings:
+        return min(n_batch, sequences * (1 + setup.draft_max))  # speculative.cpp
+    return n_batch
+
+
+def _sliding_cells(window: int, cells: int, n_ubatch: int, sharing: int, *, full: bool) -> int:
+    if not window:
+        return 0
+    if full:
+        return cells
+    return pad(min(cells, window * sharing + n_ubatch), CELL_PADDING)  # llama-kv-cache-iswa.cpp:76
+
+
+def pad(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

@@ -1,0 +1,222 @@
+"""What llama.cpp allocates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from edgekit.basis import Basis
+from edgekit.bill.types import (
+    Component,
+    Load,
+    MemoryEstimate,
+    MemoryLine,
+    no_better_than,
+    weakest,
+)
+from edgekit.engines.llamacpp import weights
+from edgekit.engines.llamacpp.as_gguf import Converted, converted
+from edgekit.engines.llamacpp.caches import cache_lines, cache_sums
+from edgekit.engines.llamacpp.compute import compute_lines
+from edgekit.engines.llamacpp.context import resolve
+from edgekit.engines.llamacpp.names import ARCHITECTURES, FIRST_BUILDS
+from edgekit.engines.llamacpp.output import output_line
+from edgekit.engines.llamacpp.placement import Placement, place
+from edgekit.engines.llamacpp.prediction import prediction_lines
+from edgekit.engines.llamacpp.refusals import refusal
+from edgekit.engines.llamacpp.runtime import overhead_notes, runtime_lines, server_lines
+from edgekit.engines.llamacpp.shift import shift_lines
+from edgekit.engines.llamacpp.slices import UNCOMPARED
+from edgekit.engines.llamacpp.types import Backend, Context, LlamaCppSetup, SplitMode
+from edgekit.engines.llamacpp.versions import NEWEST, is_newer, version_name
+from edgekit.errors import RefusedError
+from edgekit.machine.types import Pool, PoolKind
+from edgekit.model.types import Model
+from edgekit.sources.types import Container
+
+MEASURED_BACKENDS = frozenset({Backend.CPU, Backend.CUDA})
+UNMEASURED_WITHIN = 0.02  # other alignments than CUDA's
+NAME = "llama.cpp"
+VERSION = version_name(NEWEST, None)
+
+
+def estimate(model: Model, load: Load, setup: LlamaCppSetup) -> MemoryEstimate:
+    """The bill: of a GGUF as it is, of another format (or at `setup.mix`) as it would be after a conversion.
+
+    Raises RefusedError where llama.cpp would not come up.
+    """
+    _check_file(model, setup)
+    found = converted(model, setup.mix)
+    return _estimate(model if found is None else found.model, load, setup, found)
+
+
+def load_facts(model: Model, load: Load, setup: LlamaCppSetup) -> tuple[tuple[str, object], ...]:
+    """The facts of the bill alone. Raises RefusedError like it, but for what only a graph is refused for."""
+    _check_file(model, setup)
+    own = _as_loaded(model, setup)
+    _check_architecture(own, setup)
+    return _facts(resolve(own, load, setup))
+
+
+def cache_bytes(model: Model, load: Load, setup: LlamaCppSetup) -> int:
+    """The caches and states of the bill alone. Raises RefusedError like it."""
+    own = _as_loaded(model, setup)
+    return sum(cache_sums(own, resolve(own, load, setup), _placed(own, setup)).values())
+
+
+def held_bytes(model: Model, load: Load, setup: LlamaCppSetup) -> dict[Pool, int]:
+    """What weights, caches and states take of each pool: no bill is less. Raises RefusedError like it."""
+    own = _as_loaded(model, setup)
+    placement = _placed(own, setup)
+    sums = dict(
+        own.keep(
+            ("held", *weights.weights_key(placement, setup)),
+            lambda: _weights_bytes(own, placement, setup),
+        )
+    )
+    for pool, size_bytes in cache_sums(own, resolve(own, load, setup), placement).items():
+        sums[pool] = sums.get(pool, 0) + size_bytes
+    return sums
+
+
+def _weights_bytes(
+    model: Model, placement: Placement, setup: LlamaCppSetup
+) -> tuple[tuple[Pool, int], ...]:
+    sums: dict[Pool, int] = {}
+    for line in weights.weight_lines(model, placement, setup):
+        if line.reserved:
+            sums[line.pool] = sums.get(line.pool, 0) + line.size_bytes
+    return tuple(sums.items())
+
+
+def repacked_bytes(model: Model, setup: LlamaCppSetup) -> int:
+    """What a build that repacks weights for its CPU needs more of the host."""
+    own = _as_loaded(model, setup)
+    return weights.repacked_bytes(own, _placed(own, setup), setup)
+
+
+def _as_loaded(model: Model, setup: LlamaCppSetup) -> Model:
+    """The GGUF that is loaded: itself, or what it is converted to."""
+    found = converted(model, setup.mix)
+    return model if found is None else found.model
+
+
+def _placed(model: Model, setup: LlamaCppSetup) -> Placement:
+    return model.keep(("placement", setup), lambda: place(model, setup))
+
+
+def _estimate(
+    model: Model, load: Load, setup: LlamaCppSetup, found: Converted | None
+) -> MemoryEstimate:
+    _check_architecture(model, setup)
+    context = resolve(model, load, setup)
+    placement = _placed(model, setup)
+    caches = cache_lines(model, context, placement)
+    compute = compute_lines(model, context, placement, setup)
+    lines = (
+        *caches,
+        output_line(model, context),
+        *compute,
+        *shift_lines(model, context, placement, setup, compute),
+        *prediction_lines(model, context, placement, setup, compute),
+        *runtime_lines(model, context, placement, setup),
+        *server_lines(context, setup, caches),
+    )
+    known = _as_known(model, setup, found)
+    held = model.keep(  # the same for all loads
+        ("known", setup.backend, setup.split_mode, *weights.weights_key(placement, setup)),
+        lambda: tuple(map(known, weights.weight_lines(model, placement, setup))),
+    )
+    unexplained = () if found is None else found.unexplained(setup.backend)
+    return MemoryEstimate(
+        engine=NAME,
+        backend=setup.backend.value,
+        lines=(*held, *map(known, lines), *unexplained),
+        facts=_facts(context),
+        notes=(
+            *_version_notes(setup),
+            *overhead_notes(setup),
+            *(() if found is None else (found.note,)),
+        ),
+    )
+
+
+def _version_notes(setup: LlamaCppSetup) -> tuple[str, ...]:
+    if not is_newer(setup.version):
+        return ()
+    note = (
+        f"llama.cpp {setup.version} is newer than {VERSION}, the newest version that "
+        f"edgekit knows, so the rules of {VERSION} are used; a newer edgekit may know it"
+    )
+    return (note,)
+
+
+def _check_architecture(model: Model, setup: LlamaCppSetup) -> None:
+    name = model.geometry.architecture
+    if model.header.keys and setup.rules < (first := FIRST_BUILDS.get(name, 0)):
+        raise RefusedError(
+            f"llama.cpp {setup.version_name} does not support architecture {name!r}: it "
+            f"was added in b{first}"
+        )
+    if model.header.keys and name not in ARCHITECTURES:
+        raise RefusedError(
+            f"llama.cpp {VERSION} does not support architecture {name[:60]!r}; a newer version may"
+        )
+
+
+def _check_file(model: Model, setup: LlamaCppSetup) -> None:
+    """RefusedError with llama.cpp's reason where it would not load this file; other formats are converted first."""
+    is_file = model.header.version is not None  # else a model of the catalog, or keys alone
+    if model.header.container is Container.GGUF and is_file:
+        _check_architecture(model, setup)
+        if reason := model.keep("refusal", lambda: refusal(model)):
+            raise RefusedError(f"llama.cpp would not load it: {reason}")
+
+
+def _as_known(
+    model: Model, setup: LlamaCppSetup, found: Converted | None
+) -> Callable[[MemoryLine], MemoryLine]:
+    """A line, no better known than what it rests on: the layers, the backend, a conversion."""
+    measured = setup.backend in MEASURED_BACKENDS and model.geometry.basis is Basis.EXACT
+    measured = measured and not _is_guessed(model, setup)
+    if found is None:
+        return (lambda line: line) if measured else partial(_on_backend, model, setup)
+    if measured:
+        return found.known
+    return lambda line: found.known(_on_backend(model, setup, line))
+
+
+def _is_guessed(model: Model, setup: LlamaCppSetup) -> bool:
+    """Divisions among devices that were read from the source, and not compared with the engine."""
+    slices = setup.split_mode is SplitMode.TENSOR
+    unseen = model.geometry.architecture in UNCOMPARED
+    return setup.has_device and (setup.split_mode is SplitMode.ROW or (slices and unseen))
+
+
+def _on_backend(model: Model, setup: LlamaCppSetup, line: MemoryLine) -> MemoryLine:
+    """No better than the layers are known; no better than modelled on a backend that was not measured."""
+    basis = model.geometry.basis
+    if (
+        line.component is Component.WEIGHTS
+    ):  # they are read from the directory, whatever the layers are
+        basis = Basis.EXACT
+    if setup.backend not in MEASURED_BACKENDS and line.pool.kind is PoolKind.DEVICE:
+        basis = weakest((basis, Basis.MODELLED))
+    if _is_guessed(model, setup) and line.pool.kind is PoolKind.DEVICE:
+        basis = weakest((basis, Basis.MODELLED))
+    return no_better_than(line, basis, UNMEASURED_WITHIN)
+
+
+def _facts(context: Context) -> tuple[tuple[str, object], ...]:
+    return (
+        ("n_ctx", context.n_ctx),
+        ("n_ctx_seq", context.n_ctx_seq),
+        ("n_seq_max", context.n_seq_max),
+        ("n_batch", context.n_batch),
+        ("n_ubatch", context.n_ubatch),
+        ("n_outputs_max", context.n_outputs_max),
+        ("flash_attn", context.flash_attn),
+        ("kv_cells", context.cells),
+        ("kv_swa_cells", context.swa_cells),
+        ("kv_streams", context.streams),
+    )

@@ -1,0 +1,17 @@
+"""A model and a context -> the bytes of llama.cpp's compute buffers: its largest graph in ggml's allocator."""
+
+from __future__ import annotations
+
+from edgekit.engines.llamacpp.graph.allocator import high_water
+from edgekit.engines.llamacpp.graph.plan import CPU_ONLY, Target, plan_for
+from edgekit.engines.llamacpp.graph.types import NoGraphError
+from edgekit.engines.llamacpp.types import Context
+from edgekit.model.types import Model
+
+__all__ = ["CPU_ONLY", "NoGraphError", "Target", "compute_bytes"]
+
+
+def compute_bytes(model: Model, context: Context, target: Target = CPU_ONLY) -> tuple[int, ...]:
+    """One number for each buffer of the target. Raises NoGraphError, and RefusedError where llama.cpp gives up."""
+    plan, values = plan_for(model, context, target)
+    return tuple(high_water(program, values) for program in plan.programs)

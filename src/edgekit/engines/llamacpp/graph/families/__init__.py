@@ -1,0 +1,31 @@
+"""A GGUF's architecture -> how its graph is built. Families that few models have are imported when one is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Protocol
+
+from edgekit.engines.llamacpp.graph.llama.build import Build
+from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
+from edgekit.engines.llamacpp.names import ARCHITECTURES
+
+
+class Family(Protocol):
+    def more(self, hparams: Hparams, il: int) -> Hashable:
+        """What layer `il` depends on besides the facts of every layer."""
+
+    def build(self, build: Build) -> None:
+        """Makes the whole graph."""
+
+
+def family_of(architecture: str) -> Family | None:
+    """None where no graph is known."""
+    from edgekit.engines.llamacpp.graph.families.usual import USUAL
+
+    if architecture in USUAL:
+        return USUAL[architecture]
+    if architecture not in ARCHITECTURES:
+        return None  # a config's own name for it: no table has that
+    from edgekit.engines.llamacpp.graph.families.every import FAMILIES
+
+    return FAMILIES.get(architecture)

@@ -1,0 +1,224 @@
+"""MiniMax M3: attention to blocks of cells that a small indexer picks (MSA).
+
+The graph is reserved while the cache is empty: it ranks the blocks of the first 256 positions only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from edgekit.engines.llamacpp.graph import ggml
+from edgekit.engines.llamacpp.graph.dims import Size
+from edgekit.engines.llamacpp.graph.families.side_cache import SideCache
+from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer, stated_routing
+from edgekit.engines.llamacpp.graph.llama.attention import AttnInput, attend, input_kv
+from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engines.llamacpp.graph.llama.cache import get_k, get_v, store_k, store_v
+from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
+from edgekit.engines.llamacpp.graph.llama.matrices import hadamard, normalize, project
+from edgekit.engines.llamacpp.graph.llama.qkv import qkv
+from edgekit.engines.llamacpp.graph.tensor import F16, F32, I32, I64, Tensor
+from edgekit.engines.llamacpp.graph.types import NoGraphError
+
+RANKED_POSITIONS = 256  # llama-kv-cache-msa.cpp @ 0c1e570: get_n_pos of an empty cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """Sizes and inputs that all sparse layers share."""
+
+    width: int
+    heads: int
+    size: int  # cells of a block
+    count: int  # blocks that are ranked
+    top_k: int
+    k_idxs: Tensor
+    bias: Tensor
+    pos_mask: Tensor
+    pos_slot: Tensor
+    cell_block: Tensor
+    mask: Tensor  # in full precision
+
+    @classmethod
+    def of(cls, build: Build, attn: AttnInput) -> Blocks:
+        hparams, sizes = build.hparams, build.sizes
+        size = hparams.whole("attention.indexer.block_size")
+        count = -(-RANKED_POSITIONS // size)
+        tokens, streams, ranked = build.n_tokens, sizes.n_stream, count * size
+        return cls(
+            width=hparams.whole("attention.indexer.key_length"),
+            heads=hparams.whole("attention.indexer.head_count"),
+            size=size,
+            count=count,
+            top_k=min(hparams.whole("attention.indexer.top_k"), count),
+            k_idxs=ggml.graph_input(I64, tokens, name="attn_inp_k_idxs"),
+            bias=ggml.graph_input(F32, count, tokens, name="msa_bias"),
+            pos_mask=ggml.graph_input(F32, ranked, tokens, name="msa_pos_mask"),
+            pos_slot=ggml.graph_input(I32, ranked, streams, name="msa_pos_slot_i"),
+            cell_block=ggml.graph_input(I32, sizes.n_kv, streams, name="msa_cell_blk"),
+            mask=ggml.cast(attn.base.mask, F32),
+        )
+
+    def mask_of(self, q: Tensor, keys: Tensor, rows: Size) -> Tensor:
+        """For one stream: which cells each group of heads may see, [cells, rows, 1, heads]."""
+        cells, ranked = keys.ne[2], self.count * self.size
+        q = ggml.view(q, self.width, self.heads, rows, strides=q.nb[1:3])
+        keys = ggml.view(keys, self.width, cells, strides=(keys.nb[2],))
+        slots = ggml.view(self.pos_slot, ranked)
+        step = self.pos_mask.nb[1]
+        visible = ggml.view(self.pos_mask, ranked, 1, rows, strides=(step, step))
+        step = self.bias.nb[1]
+        bias = ggml.view(self.bias, self.count, 1, rows, strides=(step, step))
+        keys = ggml.get_rows(keys, slots)
+        score = ggml.mul_mat(keys, ggml.reshape(q, self.width, self.heads * rows))
+        score = ggml.add_inplace(ggml.reshape(score, ranked, self.heads, rows), visible)
+        score = ggml.add(ggml.pool_rows(score, self.size), bias)
+        opened = self.opened(ggml.top_k(score, self.top_k), bias, rows)
+        spread = ggml.get_rows(opened, ggml.view(self.cell_block, cells))
+        spread = ggml.reshape(ggml.cont(ggml.transpose(spread)), cells, rows, self.heads)
+        strides = (self.mask.nb[1], self.mask.nb[3])
+        mask = ggml.add_inplace(spread, ggml.view(self.mask, cells, rows, 1, strides=strides))
+        return ggml.cast(ggml.reshape(mask, cells, rows, 1, self.heads), F16)
+
+    def opened(self, picked: Tensor, bias: Tensor, rows: Size) -> Tensor:
+        """A number for each block: zero where it was picked. [rows x heads, blocks]."""
+        both = self.heads * rows
+        closed = ggml.cast(ggml.scale(bias), F16)
+        closed = ggml.repeat(closed, self.count, self.heads, rows, 1)
+        zeros = ggml.scale(ggml.cast(picked, F32))
+        opened = ggml.set_rows(
+            ggml.reshape(closed, 1, self.count, both),
+            ggml.reshape(zeros, 1, self.top_k, both),
+            ggml.reshape(picked, self.top_k, both),
+        )
+        opened = ggml.reshape(opened, self.count, self.heads, rows)
+        opened = ggml.cont(ggml.permute(opened, 0, 2, 1, 3))
+        return ggml.cont(ggml.transpose(ggml.reshape(opened, self.count, both)))
+
+
+def flash(build: Build, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """build_attn_msa_fa: groups of heads with a mask each."""
+    width, heads, tokens, _ = q.ne
+    groups = k.ne[3]
+    q = ggml.reshape(q, width, heads // groups, groups, tokens)
+    cur = ggml.flash_attn_ext(ggml.permute(q, 0, 2, 3, 1), k, v, mask)
+    cur = ggml.permute(cur, 0, 1, 3, 2)
+    cur = cur if build.graph.is_contiguous(cur) else ggml.cont(cur)
+    return ggml.reshape(cur, width * heads, tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MiniMaxM3(Transformer):
+    """`layer.facts.more`: the layer has an indexer. It is used with flash attention and separate caches only."""
+
+    def more(self, hparams: Hparams, il: int) -> bool:
+        return il >= hparams.whole("leading_dense_block_count", 0)
+
+    def build(self, build: Build) -> None:
+        sparse = build.options.flash_attn and (
+            build.options.streams or build.graph.same(build.sizes.n_seqs, 1)
+        )
+        if sparse and not build.only_numbers(build.sizes.n_stream):
+            return
+        cur = build.input_embd()
+        shared = self.shared(build)
+        blocks = Blocks.of(build, shared.attn) if sparse else None
+        for layer in build.layers():
+            cur = self.layer_after(build, layer, shared, blocks, cur)
+        self.head(build, cur)
+
+    def layer_after(
+        self, build: Build, layer: Layer, shared: Shared, blocks: Blocks | None, stream: Tensor
+    ) -> Tensor:
+        normed = self.normalized(layer, stream, "attn_norm")
+        q, k, v = qkv(build, layer, normed)
+        q, k = self.normalized(layer, q, "attn_q_norm"), self.normalized(layer, k, "attn_k_norm")
+        q, k = ggml.rope(q, shared.pos), ggml.rope(k, shared.pos)
+        if blocks is None or layer.facts.more is not True:
+            cur = attend(build, layer, shared.attn, q, k, v)
+        else:
+            cur = self.sparse(build, layer, shared, blocks, (normed, q, k, v))
+        if layer.facts.is_last:
+            cur, stream = (ggml.get_rows(one, shared.out_ids) for one in (cur, stream))
+        return self.after_attention(build, layer, shared, cur, stream)
+
+    def sparse(
+        self,
+        build: Build,
+        layer: Layer,
+        shared: Shared,
+        blocks: Blocks,
+        given: tuple[Tensor, Tensor, Tensor, Tensor],
+    ) -> Tensor:
+        normed, q, k, v = given
+        index_q, index_k = self.indexed(build, layer, shared, blocks, normed)
+        used, where = shared.attn.base, layer.index
+        cache = SideCache(name="idx", width=blocks.width, cells=used.n_kv)
+        cache.store(build, layer, index_k, blocks.k_idxs)
+        index_keys = cache.read(build, layer)
+        if used.k_rot is not None:
+            q, k = hadamard(build, q, used.k_rot), hadamard(build, k, used.k_rot)
+        if used.v_rot is not None:
+            v = hadamard(build, v, used.v_rot)
+        for one in (q, k, v):
+            build.expand(one)
+        build.expand(store_k(build, layer, k, used.k_idxs, used.n_kv, where))
+        if used.v_idxs is not None:
+            build.expand(store_v(build, layer, v, used.v_idxs, used.n_kv, where))
+        keys, values = get_k(build, layer, used.n_kv, where), get_v(build, layer, used.n_kv, where)
+        cur = _by_stream(build, blocks, (q, keys, values), (index_q, index_keys))
+        if used.v_rot is not None:
+            cur = hadamard(build, cur, used.v_rot)
+        return project(layer["attn_output"], cur, scale=layer.scale("attn_output"))
+
+    def indexed(
+        self, build: Build, layer: Layer, shared: Shared, blocks: Blocks, cur: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The indexer's own queries and keys."""
+        q, k = (
+            ggml.reshape(
+                project(
+                    layer[f"indexer.{side}_proj"], cur, scale=layer.scale(f"indexer.{side}_proj")
+                ),
+                blocks.width,
+                count,
+                build.n_tokens,
+            )
+            for side, count in (("q", blocks.heads), ("k", 1))
+        )
+        q = normalize(q, layer["indexer.q_norm"], layer=layer.index)
+        k = normalize(k, layer["indexer.k_norm"], layer=layer.index)
+        return ggml.rope(q, shared.pos), ggml.rope(k, shared.pos)
+
+
+def _by_stream(
+    build: Build,
+    blocks: Blocks,
+    given: tuple[Tensor, Tensor, Tensor],
+    index: tuple[Tensor, Tensor],
+) -> Tensor:
+    """One after the other, then put together."""
+    q, keys, values = given
+    streams = build.sizes.n_stream
+    rows = build.n_tokens // streams
+    if not isinstance(streams, int) or rows == 1:
+        raise NoGraphError("one token for each sequence")
+    made: list[Tensor] = []
+    for _ in range(streams):
+        own = ggml.view(q, *q.ne[:2], rows, strides=q.nb[1:3])
+        mask = blocks.mask_of(*index, rows)
+        k, v = (
+            ggml.permute(ggml.view(one, *one.ne[:3], 1, strides=one.nb[1:]), 0, 3, 1, 2)
+            for one in (keys, values)
+        )
+        made.append(flash(build, own, k, v, mask))
+    cur = made[0]
+    for one in made[1:]:
+        cur = ggml.concat(cur, one, 1)
+    return cur
+
+
+BLOCKS: Mapping[str, MiniMaxM3] = {
+    "minimax-m3": MiniMaxM3(attn_input=input_kv, routing=stated_routing)
+}

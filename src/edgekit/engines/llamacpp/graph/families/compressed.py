@@ -1,0 +1,357 @@
+"""DeepSeek 4: a window of raw keys, beside keys that stand for 4 or 128 tokens each.
+
+Every sequence has caches of its own, whether or not they are asked to share one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from edgekit.engines.llamacpp.graph import ggml
+from edgekit.engines.llamacpp.graph.dims import Dim, Size
+from edgekit.engines.llamacpp.graph.families.heads import results
+from edgekit.engines.llamacpp.graph.families.hyper import after, before, gathered, stream_count
+from edgekit.engines.llamacpp.graph.families.indexed import only
+from edgekit.engines.llamacpp.graph.families.side_cache import SideCache
+from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer, stated_routing
+from edgekit.engines.llamacpp.graph.llama.attention import (
+    SMALLEST_ROTATION,
+    AttnInput,
+    CacheInput,
+    Extras,
+    mask_type,
+    product,
+    widest_rotation,
+)
+from edgekit.engines.llamacpp.graph.llama.build import Build, Layer, weight
+from edgekit.engines.llamacpp.graph.llama.feed_forward import experts, shared_expert
+from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
+from edgekit.engines.llamacpp.graph.llama.matrices import hadamard, normalize, project
+from edgekit.engines.llamacpp.graph.tensor import F16, F32, I32, I64, Tensor
+from edgekit.engines.llamacpp.graph.types import NoGraphError
+from edgekit.engines.llamacpp.types import CELL_PADDING
+from edgekit.engines.llamacpp.versions import Rules
+
+# llama-kv-cache-dsv4.cpp @ 0c1e570: DSV4_CSA_RATIO, DSV4_HCA_RATIO
+CLOSE = 4
+FAR = 128
+
+
+class Kind(NamedTuple):
+    """What makes layers differ."""
+
+    ratio: int
+    hashed: bool  # experts are looked up by token, not chosen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compression:
+    """One size of blocks: the inputs of dsv4_build_comp_inputs and the cache of compressed keys."""
+
+    name: str
+    ratio: int
+    width: int
+    cache: SideCache
+    state_rows: int
+    state_pos: Tensor
+    persist_src: Tensor
+    persist_dst: Tensor
+    read_idxs: Tensor
+    write_idxs: Tensor
+    write_pos: Tensor
+    mask: Tensor
+    k_rot: Tensor | None
+
+    @property
+    def halves(self) -> int:
+        """Blocks of the close kind overlap: each sees the one before it."""
+        return 2 if self.ratio == CLOSE else 1
+
+    @classmethod
+    def of(cls, build: Build, name: str, ratio: int, width: int) -> Compression:
+        """dsv4_build_reserve_comp_plan."""
+        sizes, tokens = build.sizes, _number(build.n_tokens)
+        streams, cells = _number(sizes.n_stream), _number(sizes.n_kv)
+        halves = 2 if ratio == CLOSE else 1
+        blocks = tokens // ratio + _number(sizes.n_seqs)
+        state_rows = halves * ratio * streams
+        kept = min(tokens, state_rows)
+        packed = max(1, -(-cells // ratio))
+        packed = -(-packed // CELL_PADDING) * CELL_PADDING
+        lid = name == "lid"
+        shape = (packed, tokens // streams, 1, streams)
+        return cls(
+            name=name,
+            ratio=ratio,
+            width=width,
+            cache=SideCache(name=name, width=width, cells=packed),
+            state_rows=state_rows,
+            state_pos=ggml.graph_input(I32, tokens, name=f"{name}_state_pos"),
+            persist_src=ggml.graph_input(I32, kept, name=f"{name}_state_persist_src"),
+            persist_dst=ggml.graph_input(I32, kept, name=f"{name}_state_persist_dst"),
+            read_idxs=ggml.graph_input(I32, halves * ratio * blocks, name=f"{name}_state_read"),
+            write_idxs=ggml.graph_input(I64, blocks, name=f"{name}_state_write"),
+            write_pos=ggml.graph_input(I32, blocks, name=f"{name}_state_write_pos"),
+            mask=ggml.graph_input(F16 if lid else mask_type(build), *shape, name=f"{name}_mask"),
+            k_rot=rotation(build, width, always=lid),
+        )
+
+    def update(self, build: Build, layer: Layer, cur: Tensor, prefix: str) -> None:
+        """New tokens go to the state; blocks that are full go to the cache."""
+        kv = ggml.mul_mat(layer[f"{prefix}_kv"], cur)
+        score = ggml.mul_mat(layer[f"{prefix}_gate"], cur)
+        score = ggml.add(score, ggml.get_rows(layer[f"{prefix}_ape"], self.state_pos))
+        seen = [
+            ggml.concat(self._rows(self._state(build, layer, side)), new, 1)
+            for side, new in (("kv", kv), ("score", score))
+        ]
+        comp = self._compressed(layer, seen, layer[f"{prefix}_norm"])
+        comp = comp if self.k_rot is None else hadamard(build, comp, self.k_rot)
+        self.cache.store(build, layer, comp, self.write_idxs)
+        kept = [
+            ggml.set_rows(
+                self._state(build, layer, side),
+                ggml.get_rows(new, self.persist_src),
+                self.persist_dst,
+            )
+            for side, new in (("kv", kv), ("score", score))
+        ]
+        for one in kept:
+            build.expand(one)
+
+    def _state(self, build: Build, layer: Layer, side: str) -> Tensor:
+        """get_kv_all, get_score_all."""
+        name, width = f"{self.name}_state_{side}_l{layer.index}", self.halves * self.width
+        streams = _number(build.sizes.n_stream)
+        state = build.cache(name, F32, width, self.state_rows // streams, streams)
+        return ggml.view(state, width, self.state_rows, strides=(state.nb[1],))
+
+    def _rows(self, state: Tensor) -> Tensor:
+        return ggml.view(state, state.ne[0], self.state_rows, strides=(state.nb[1],))
+
+    def _compressed(self, layer: Layer, seen: list[Tensor], norm: Tensor) -> Tensor:
+        """The mean of a block's values, weighed by their scores."""
+        values, scores = (self._blocks(one) for one in seen)
+        values, scores = (ggml.cont(ggml.permute(one, 1, 0, 2, 3)) for one in (values, scores))
+        comp = ggml.sum_rows(ggml.mul(values, ggml.soft_max(scores)))
+        comp = ggml.cont(ggml.permute(comp, 1, 0, 2, 3))
+        comp = normalize(comp, norm, layer=layer.index)
+        return ggml.rope(comp, self.write_pos)
+
+    def _blocks(self, seen: Tensor) -> Tensor:
+        count = self.write_pos.ne[0]
+        if self.halves == 1:
+            rows = ggml.get_rows(seen, self.read_idxs)
+            return ggml.reshape(rows, self.width, self.ratio, count)
+        empty = ggml.scale(ggml.view(seen, seen.ne[0]))
+        seen = ggml.concat(seen, ggml.reshape(empty, seen.ne[0], 1), 1)
+        rows = ggml.get_rows(seen, self.read_idxs)
+        halves = [
+            ggml.cont(ggml.view(rows, self.width, self.ratio * count, strides=(rows.nb[1],)))
+            for _ in range(2)
+        ]
+        last, this = (ggml.reshape(one, self.width, self.ratio, count) for one in halves)
+        return ggml.concat(last, this, 1)
+
+
+def _number(size: Size) -> int:
+    """build() makes sure that all of them are."""
+    if isinstance(size, Dim):
+        raise NoGraphError(f"{size} is not known yet")
+    return size
+
+
+def rotation(build: Build, width: int, *, always: bool = False) -> Tensor | None:
+    quantised = build.options.type_k.block_elements > 1 and width % SMALLEST_ROTATION == 0
+    if not (quantised or always):
+        return None
+    side = widest_rotation(width)
+    return ggml.graph_input(F32, side, side, name="attn_inp_k_rot")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compressions:
+    """What all layers share: the raw window and the three compressed caches."""
+
+    raw: SideCache
+    k_idxs: Tensor
+    mask: Tensor
+    k_rot: Tensor | None
+    close: Compression
+    far: Compression
+    index: Compression
+
+    @classmethod
+    def of(cls, build: Build) -> Compressions:
+        hparams, sizes = build.hparams, build.sizes
+        width, cells = hparams.n_embd_head_k_full, sizes.n_kv_swa
+        rows = build.n_tokens // sizes.n_stream
+        mask = (cells, rows, 1, sizes.n_stream)
+        return cls(
+            raw=SideCache(name="raw", width=width, cells=cells),
+            k_idxs=ggml.graph_input(I64, build.n_tokens, name="raw_k_idxs"),
+            mask=ggml.graph_input(mask_type(build), *mask, name="raw_kq_mask"),
+            k_rot=rotation(build, width),
+            close=Compression.of(build, "csa", CLOSE, width),
+            far=Compression.of(build, "hca", FAR, width),
+            index=Compression.of(
+                build, "lid", CLOSE, hparams.whole("attention.indexer.key_length")
+            ),
+        )
+
+
+def no_input(build: Build) -> AttnInput:
+    """Compressions.of makes the inputs."""
+    mask = ggml.graph_input(F16, 1, name="unused")
+    return AttnInput(base=CacheInput(n_kv=build.sizes.n_kv, mask=mask, k_idxs=mask))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepSeek4(Transformer):
+    def more(self, hparams: Hparams, il: int) -> Kind:
+        ratios = hparams.per_layer("attention.compress_ratios", 0)
+        return Kind(ratios[il], il < hparams.whole("hash_layer_count"))
+
+    def build(self, build: Build) -> None:
+        sizes = build.sizes
+        if not build.only_numbers(build.n_tokens, sizes.n_seqs, sizes.n_kv, sizes.n_kv_swa):
+            return
+        embd = build.input_embd()
+        shared, given = self.shared(build), Compressions.of(build)
+        build.expand(given.mask)
+        width, tokens = build.hparams.n_embd, build.n_tokens
+        count = stream_count(build)
+        streams = ggml.repeat(ggml.reshape(embd, width, 1, tokens), width, count, tokens, 1)
+        for layer in build.layers():
+            streams = self.streams_after(build, layer, shared, given, embd.src[1], streams)
+        if build.options.rules >= Rules.V0_6:  # t_h_nextn, whether it is read or not
+            build.output(streams)
+        flat = ggml.reshape(streams, width * count, tokens)
+        flat = ggml.get_rows(flat, shared.out_ids)
+        cur = gathered(build, ggml.reshape(flat, width, count, build.sizes.n_outputs))
+        results(build, normalize(cur, build["output_norm"]))
+
+    def streams_after(  # noqa: PLR0917 - in the order of the original
+        self,
+        build: Build,
+        layer: Layer,
+        shared: Shared,
+        given: Compressions,
+        tokens: Tensor,
+        streams: Tensor,
+    ) -> Tensor:
+        mixed = before(layer, streams, "attn")
+        cur = self.normalized(layer, mixed.cur, "attn_norm")
+        cur = _attention(build, layer, shared, given, cur)
+        streams = after(cur, streams, mixed)
+        mixed = before(layer, streams, "ffn")
+        for one in (streams, mixed.post, mixed.comb):
+            build.expand(one)
+        cur = self.normalized(layer, mixed.cur, "ffn_norm")
+        table = layer.weight("ffn_gate_tid2eid") if _kind(layer).hashed else None
+        chosen = None if table is None else ggml.get_rows(table, tokens)
+        moe = experts(build, layer, cur, shared.routing, selected=chosen)
+        return after(ggml.add(moe, shared_expert(layer, cur)), streams, mixed)
+
+
+def _kind(layer: Layer) -> Kind:
+    return layer.facts.more if isinstance(layer.facts.more, Kind) else Kind(0, hashed=False)
+
+
+def _attention(
+    build: Build, layer: Layer, shared: Shared, given: Compressions, cur: Tensor
+) -> Tensor:
+    width, heads, tokens = layer.facts.n_embd_head_k, layer.facts.n_head, build.n_tokens
+    qr = project(layer["attn_q_a"], cur, scale=layer.scale("attn_q_a"))
+    qr = normalize(qr, layer["attn_q_a_norm"], layer=layer.index)
+    q = project(layer["attn_q_b"], qr, scale=layer.scale("attn_q_b"))
+    q = ggml.rope(ggml.rms_norm(ggml.reshape(q, width, heads, tokens)), shared.pos)
+    kv = normalize(ggml.mul_mat(layer["attn_kv"], cur), layer["attn_kv_a_norm"], layer=layer.index)
+    kv = ggml.rope(ggml.reshape(kv, width, 1, tokens), shared.pos)
+    ratio = _kind(layer).ratio
+    picked: Tensor | None = None
+    if ratio == FAR:
+        given.far.update(build, layer, cur, "attn_compressor")
+    if ratio == CLOSE:
+        given.close.update(build, layer, cur, "attn_compressor")
+        given.index.update(build, layer, cur, "indexer_compressor")
+        picked = _picked(build, layer, shared, given.index, (qr, cur))
+    out = _attended(build, layer, given, (q, kv), picked)
+    out = ggml.rope_back(ggml.reshape(out, width, heads, tokens), shared.pos)
+    return _output(build, layer, out)
+
+
+def _picked(
+    build: Build, layer: Layer, shared: Shared, index: Compression, given: tuple[Tensor, Tensor]
+) -> Tensor:
+    """build_lid_top_k: the best compressed keys for each token."""
+    qr, cur = given
+    heads = build.hparams.whole("attention.indexer.head_count")
+    tokens, streams = build.n_tokens, build.sizes.n_stream
+    q = ggml.mul_mat(layer["indexer.attn_q_b"], qr)
+    q = ggml.rope(ggml.reshape(q, index.width, heads, tokens), shared.pos)
+    if index.k_rot is not None:
+        q = hadamard(build, q, index.k_rot)
+    weights = ggml.scale(ggml.mul_mat(layer["indexer.proj"], cur))
+    keys = _whole(index.cache.read(build, layer))
+    rows = tokens // streams
+    q = ggml.view(
+        q, index.width, heads, rows, streams, strides=(q.nb[1], q.nb[2], q.nb[3] // streams)
+    )
+    strides = (weights.nb[1], weights.nb[2] // streams, weights.nb[3] // streams)
+    weights = ggml.view(weights, heads, rows, 1, streams, strides=strides)
+    score = ggml.lightning_indexer(q, keys, weights, index.mask)
+    count = min(_number(score.ne[0]), build.hparams.whole("attention.indexer.top_k"))
+    return ggml.cont(ggml.top_k(score, count))
+
+
+def _whole(keys: Tensor) -> Tensor:
+    return ggml.view(keys, *keys.ne, strides=keys.nb[1:])
+
+
+def _attended(
+    build: Build,
+    layer: Layer,
+    given: Compressions,
+    qkv: tuple[Tensor, Tensor],
+    picked: Tensor | None,
+) -> Tensor:
+    """Keys stand for values too: those of the window, and compressed ones behind them."""
+    q, kv = qkv
+    if given.k_rot is not None:
+        q, kv = hadamard(build, q, given.k_rot), hadamard(build, kv, given.k_rot)
+    build.expand(q)
+    build.expand(kv)
+    given.raw.store(build, layer, kv, given.k_idxs)
+    keys, mask = given.raw.read(build, layer), given.mask
+    ratio = _kind(layer).ratio
+    if ratio:
+        packed = given.close if ratio == CLOSE else given.far
+        keys = ggml.concat(keys, _whole(packed.cache.read(build, layer)), 2)
+        kind = mask_type(build)
+        seen = packed.mask if picked is None else only(packed.mask, picked, kind)
+        mask = ggml.concat(mask, seen, 0)
+    extras = Extras(sinks=layer["attn_sinks"])
+    out = product(build, q, keys, keys, mask, extras, transposed=False)
+    return out if given.k_rot is None else hadamard(build, out, given.k_rot)
+
+
+def _output(build: Build, layer: Layer, out: Tensor) -> Tensor:
+    """Groups of heads are projected each for themselves first."""
+    width, heads, tokens, _ = out.ne
+    groups = build.hparams.whole("attention.output_group_count")
+    rank = build.hparams.whole("attention.output_lora_rank")
+    first, group = layer["attn_output_a"], _number(width) * _number(heads) // groups
+    if first.ne[2] != groups:  # TENSOR_ALLOW_RESHAPE
+        first = weight(first.name, first.type, (group, rank, groups))
+    out = ggml.permute(ggml.reshape(out, group, groups, tokens), 0, 2, 1, 3)
+    out = ggml.permute(ggml.mul_mat(first, out), 0, 2, 1, 3)
+    out = ggml.cont(out, rank * groups, tokens)
+    return project(layer["attn_output_b"], out, scale=layer.scale("attn_output_b"))
+
+
+COMPRESSED: Mapping[str, DeepSeek4] = {
+    "deepseek4": DeepSeek4(attn_input=no_input, routing=stated_routing)
+}

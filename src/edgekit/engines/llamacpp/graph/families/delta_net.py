@@ -1,0 +1,202 @@
+"""Gated delta nets beside gated attention: Qwen 3 Next and Qwen 3.5 (delta-net-base.cpp)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgekit.engines.llamacpp.graph import ggml
+from edgekit.engines.llamacpp.graph.families.heads import output_rows, results, rows_after_norm
+from edgekit.engines.llamacpp.graph.families.hybrid import Hybrid
+from edgekit.engines.llamacpp.graph.families.mamba import Ssm, keep_tail, linear
+from edgekit.engines.llamacpp.graph.families.transformer import Shared
+from edgekit.engines.llamacpp.graph.llama.attention import attend
+from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engines.llamacpp.graph.llama.feed_forward import experts, feed_forward, shared_expert
+from edgekit.engines.llamacpp.graph.llama.matrices import normalize
+from edgekit.engines.llamacpp.graph.llama.qkv import Heads, qkv
+from edgekit.engines.llamacpp.graph.llama.recurrent import StateInput, read_states, state
+from edgekit.engines.llamacpp.graph.tensor import Tensor, row_bytes
+
+
+def l2_normalized(cur: Tensor) -> Tensor:
+    """build_gdn_l2_norm: an RMS norm that is scaled back."""
+    return ggml.scale(ggml.rms_norm(cur))
+
+
+def delta_net(
+    build: Build,
+    cache: Tensor,
+    qkv: tuple[Tensor, Tensor, Tensor],
+    gates: tuple[Tensor, Tensor],
+    before: Tensor,
+) -> Tensor:
+    """build_recurrent_attn with the fused operation: outputs as [width, heads, tokens, sequences]."""
+    q, k, v = qkv
+    width, heads, tokens, seqs = v.ne
+    result = ggml.gated_delta_net(q, k, v, *gates, before)
+    row = row_bytes(result.type, width)
+    strides = (row, row * heads, row * heads * tokens)
+    output = ggml.view(result, width, heads, tokens, seqs, strides=strides)
+    strides = (row, row * width, row * width * heads)
+    after = ggml.view(result, width, width, heads, seqs, strides=strides)
+    into = ggml.view(cache, cache.ne[0], seqs, strides=(cache.nb[1],))
+    build.expand(ggml.cpy(after, into))
+    return output
+
+
+def linear_attention(build: Build, layer: Layer, rs: StateInput, cur: Tensor) -> Tensor:
+    """build_layer_attn_linear."""
+    ssm = Ssm.of(build.hparams, grouped=True)
+    heads, width = ssm.dt_rank, ssm.d_inner // ssm.dt_rank
+    tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
+    mixed, z = _mixed(build, layer, ssm, cur)
+    gates = _gates(build, layer, ssm, cur)
+    r_cache, s_cache = (
+        state(build, layer, side, count)
+        for side, count in (("r", ssm.n_embd_r), ("s", ssm.n_embd_s))
+    )
+    before = read_states(build, rs, r_cache, ssm.n_embd_r)
+    before = ggml.reshape(before, ssm.d_conv - 1, ssm.channels, seqs)
+    seen = ggml.concat(before, ggml.transpose(mixed), 0)
+    keep_tail(build, r_cache, seen, ssm.d_conv - 1)
+    memory = read_states(build, rs, s_cache, ssm.n_embd_s)
+    memory = ggml.reshape(memory, width, width, heads, seqs)
+    seen = ggml.unary(ggml.ssm_conv(seen, layer["ssm_conv1d"]))
+    q, k, v = _cut(build, layer, ssm, seen)
+    out = delta_net(build, s_cache, (q, k, v), gates, memory)
+    z = ggml.reshape(z, width, heads, tokens, seqs)
+    out = normalize(out, layer["ssm_norm"], layer=layer.index)
+    out = ggml.mul(out, ggml.unary(z))
+    cur = linear(layer, "ssm_out", ggml.reshape(out, width * heads, tokens, seqs))
+    return ggml.reshape(cur, build.hparams.n_embd, build.n_tokens)
+
+
+def _mixed(build: Build, layer: Layer, ssm: Ssm, cur: Tensor) -> tuple[Tensor, Tensor]:
+    """build_qkvz: what is convolved, and the gate of the output."""
+    if "attn_qkv" not in layer:
+        return _interleaved(build, layer, ssm, cur)
+    tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
+    mixed = linear(layer, "attn_qkv", cur)
+    mixed = ggml.reshape(mixed, mixed.ne[0], tokens, seqs)
+    return mixed, linear(layer, "attn_gate", cur)
+
+
+def _interleaved(build: Build, layer: Layer, ssm: Ssm, cur: Tensor) -> tuple[Tensor, Tensor]:
+    """Files of old: query, key, value and gate lie side by side, head by head."""
+    tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
+    key, value = ssm.d_state, ssm.d_inner // ssm.n_group
+    cur = ggml.mul_mat(layer["ssm_in"], cur)
+    cur = ggml.reshape(cur, 2 * key + 2 * value, ssm.n_group, tokens, seqs)
+    q, k, v, z = (
+        ggml.view(cur, width, *cur.ne[1:], strides=cur.nb[1:]) for width in (key, key, value, value)
+    )
+    z = ggml.cont(z)
+    flat = [ggml.cont(one, one.ne[0] * ssm.n_group, tokens, seqs) for one in (q, k, v)]
+    return ggml.concat(ggml.concat(flat[0], flat[1], 0), flat[2], 0), z
+
+
+def _gates(build: Build, layer: Layer, ssm: Ssm, cur: Tensor) -> tuple[Tensor, Tensor]:
+    """Decay and beta, one number for each head and token."""
+    tokens, seqs, heads = build.sizes.n_seq_tokens, build.sizes.n_seqs, ssm.dt_rank
+    if "ssm_ba" in layer:
+        both = ggml.mul_mat(layer["ssm_ba"], cur)
+        per_group = heads // ssm.n_group
+        both = ggml.reshape(both, 2 * heads // ssm.n_group, ssm.n_group, tokens, seqs)
+        b, a = (ggml.view(both, per_group, *both.ne[1:], strides=both.nb[1:]) for _ in range(2))
+        beta = ggml.unary(ggml.cont(b))
+        alpha = ggml.cont(a, heads, tokens, seqs)
+        beta = ggml.reshape(beta, 1, heads, tokens, seqs)
+    else:
+        beta = ggml.reshape(linear(layer, "ssm_beta", cur), 1, heads, tokens, seqs)
+        beta = ggml.unary(beta)
+        alpha = ggml.reshape(linear(layer, "ssm_alpha", cur), heads, tokens, seqs)
+    alpha = ggml.unary(ggml.add(alpha, layer.need("ssm_dt.bias")))
+    decay = ggml.mul(alpha, layer.need("ssm_a"))
+    return ggml.reshape(decay, 1, heads, tokens, seqs), beta
+
+
+def _cut(build: Build, layer: Layer, ssm: Ssm, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values out of what was convolved."""
+    tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
+    value = ssm.d_inner // ssm.dt_rank
+    shapes = ((ssm.d_state, ssm.n_group), (ssm.d_state, ssm.n_group), (value, ssm.dt_rank))
+    row = row_bytes(seen.type, 2 * ssm.d_state * ssm.n_group + ssm.d_inner)
+    q, k, v = (
+        ggml.view(
+            seen,
+            width,
+            heads,
+            tokens,
+            seqs,
+            strides=(row_bytes(seen.type, width), row, row * tokens),
+        )
+        for width, heads in shapes
+    )
+    q, k = l2_normalized(q), l2_normalized(k)
+    if "ssm_ba" in layer and ssm.n_group != ssm.dt_rank:  # qwen3next repeats keys for their values
+        q, k = (_repeated(build, ssm, one) for one in (q, k))
+    return q, k, v
+
+
+def _repeated(build: Build, ssm: Ssm, cur: Tensor) -> Tensor:
+    times, total = ssm.dt_rank // ssm.n_group, build.n_tokens
+    cur = ggml.reshape(cur, ssm.d_state, 1, ssm.n_group, total)
+    cur = ggml.repeat(cur, ssm.d_state, times, ssm.n_group, total)
+    tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
+    return ggml.reshape(cur, ssm.d_state, ssm.n_group * times, tokens, seqs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNet(Hybrid):
+    late_gate: bool = False  # the gate of attention is cut out after attention, not before
+
+    def block(self, build: Build, layer: Layer, shared: Shared, stream: Tensor) -> Tensor:
+        cur = self.normalized(layer, stream, "attn_norm")
+        build.expand(cur)
+        cur = self.attention(build, layer, shared, cur)
+        if layer.facts.is_last:
+            cur, stream = output_rows(build, (cur, stream), shared.out_ids)
+        return self.after_attention(build, layer, shared, cur, stream)
+
+    def attention(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+        if layer.facts.is_recr:
+            return self.recur(build, layer, shared, cur)
+        facts, tokens = layer.facts, build.n_tokens
+        width, heads, kv_heads = facts.n_embd_head_v, facts.n_head, facts.n_head_kv
+        shapes = Heads((2 * width, heads), (width, kv_heads), (width, kv_heads))
+        both, k, v = qkv(build, layer, cur, heads=shapes, flat=True)
+        if self.late_gate:
+            both = ggml.reshape(both, 2 * width, heads, tokens, 1)
+        row = row_bytes(both.type, 2 * width)
+        q, gate = (
+            ggml.view(both, width, heads, tokens, strides=(row, row * heads)) for _ in range(2)
+        )
+        if not self.late_gate:
+            gate = ggml.cont(gate, width * heads, tokens)
+        k, v = (ggml.reshape(one, width, kv_heads, tokens) for one in (k, v))
+        q, k = self.normalized(layer, q, "attn_q_norm"), self.normalized(layer, k, "attn_k_norm")
+        q, k = ggml.rope(q, shared.pos), ggml.rope(k, shared.pos)
+        cur = attend(build, layer, shared.attn, q, k, v, output=None)
+        if self.late_gate:
+            gate = ggml.cont(gate, width * heads, tokens)
+        gate = ggml.unary(gate)
+        if self.late_gate and not build.predicts:  # qwen3next.cpp before 4ed2b13
+            gate = ggml.reshape(gate, width * heads, tokens)
+        return linear(layer, "attn_output", ggml.mul(cur, gate))
+
+    def feed_forward(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+        if "ffn_gate_inp" not in layer:
+            return feed_forward(layer, cur)
+        result = experts(build, layer, cur, shared.routing)
+        if "ffn_up_shexp" not in layer:
+            return result
+        one = shared_expert(layer, cur)
+        gate = ggml.unary(ggml.mul_mat(layer["ffn_gate_inp_shexp"], cur))
+        return ggml.add(result, ggml.mul(one, gate))
+
+    def build(self, build: Build) -> None:
+        cur = build.input_embd()
+        shared = self.shared(build)
+        for layer in build.layers():
+            cur = self.block(build, layer, shared, cur)
+        results(build, rows_after_norm(build, cur, shared.out_ids))

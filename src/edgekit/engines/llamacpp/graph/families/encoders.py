@@ -1,0 +1,143 @@
+"""Encoders: no cache, all tokens of a batch see each other, and the last states are the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from edgekit.engines.llamacpp.graph import ggml
+from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer
+from edgekit.engines.llamacpp.graph.llama.attention import AttnInput, attend_now, input_no_cache
+from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engines.llamacpp.graph.llama.feed_forward import Act, Routing, experts, feed_forward
+from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
+from edgekit.engines.llamacpp.graph.llama.matrices import Norm, normalize
+from edgekit.engines.llamacpp.graph.llama.qkv import qkv
+from edgekit.engines.llamacpp.graph.tensor import Tensor
+
+
+def input_encoder(build: Build) -> AttnInput:
+    return input_no_cache(build, swa=build.hparams.has_swa)
+
+
+def no_layer(_hparams: Hparams, _il: int) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoder(Transformer):
+    """Norms stand before attention and feed-forward."""
+
+    attn_input: Callable[[Build], AttnInput] = input_encoder
+    embd_norm: bool = False
+    last_norm: str = "output_norm"
+
+    def build(self, build: Build) -> None:
+        cur = build.input_embd()
+        if self.scaled_embd:
+            cur = build.scaled_embd(cur)
+        shared = self.shared(build)
+        if self.embd_norm:
+            cur = self.embedded(build, shared, cur)
+        for layer in build.layers():
+            cur = self.block(build, layer, shared, cur)
+        self.head(build, cur)
+
+    def embedded(self, build: Build, _shared: Shared, cur: Tensor) -> Tensor:
+        bias = build.tensor("token_embd_norm.bias")
+        return normalize(cur, build["token_embd_norm"], bias, kind=self.norm, layer=0)
+
+    def attention(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+        q, k, v = qkv(build, layer, cur)
+        q, k = (
+            self.normed_heads(layer, q, "attn_q_norm"),
+            self.normed_heads(layer, k, "attn_k_norm"),
+        )
+        if layer.facts.more is True:
+            q, k = ggml.rope(q, shared.pos), ggml.rope(k, shared.pos)
+        if self.scaled_q:
+            q = ggml.scale(q)
+        return attend_now(build, layer, shared.attn, q, k, v)
+
+    def normed_heads(self, layer: Layer, cur: Tensor, name: str) -> Tensor:
+        return self.normalized(layer, cur, name)
+
+    def head(self, build: Build, cur: Tensor) -> None:
+        cur = normalize(cur, build[self.last_norm], kind=self.norm)
+        build.embd = cur
+        build.output(cur)
+        build.expand(cur)
+
+
+def plain_ffn(_build: Build, layer: Layer, cur: Tensor) -> Tensor:
+    return feed_forward(layer, cur, gated=False)
+
+
+def bare_ffn(_build: Build, layer: Layer, cur: Tensor) -> Tensor:
+    """Gated; biases are loaded but not added."""
+    up = ggml.mul_mat(layer["ffn_up"], cur)
+    cur = ggml.glu(ggml.mul_mat(layer["ffn_gate"], cur), up)
+    return ggml.mul_mat(layer["ffn_down"], cur)
+
+
+def jina_ffn(build: Build, layer: Layer, cur: Tensor) -> Tensor:
+    """Up and gate are two matrices, or halves of one, or there is no gate."""
+    width = build.hparams.whole("feed_forward_length")
+    fused = "ffn_gate" not in layer and layer["ffn_up"].ne[1] != width
+    return feed_forward(layer, cur, act=Act.FUSED if fused else Act.UNARY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bert(Encoder):
+    """Norms stand after attention and feed-forward."""
+
+    norm: Norm = Norm.LAYER
+    embd_norm: bool = True
+    dense: Callable[[Build, Layer, Tensor], Tensor] = plain_ffn
+    positions: bool = False  # learned ones are added to the embeddings
+
+    def embedded(self, build: Build, shared: Shared, cur: Tensor) -> Tensor:
+        if (types := build.weight("token_types")) is not None:
+            cur = ggml.add(cur, ggml.view(types, build.hparams.n_embd))
+        if self.positions:
+            cur = ggml.add(ggml.get_rows(build["position_embd"], shared.pos), cur)
+        return Encoder.embedded(self, build, shared, cur)
+
+    def normed_heads(self, layer: Layer, cur: Tensor, name: str) -> Tensor:
+        if name not in layer:
+            return cur
+        width, heads, tokens, _ = cur.ne
+        cur = self.normalized(layer, ggml.reshape(cur, width * heads, tokens), name)
+        return ggml.reshape(cur, width, heads, tokens)
+
+    def after_attention(
+        self, build: Build, layer: Layer, shared: Shared, cur: Tensor, stream: Tensor
+    ) -> Tensor:
+        cur = self.normalized(layer, ggml.add(cur, stream), "attn_output_norm")
+        if "attn_norm_2" in layer:
+            cur = self.normalized(layer, ggml.add(cur, stream), "attn_norm_2")
+        cur = ggml.add(self.feed_forward(build, layer, shared, cur), cur)
+        return self.normalized(layer, cur, "layer_output_norm")
+
+    def feed_forward(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+        if "ffn_gate_inp" in layer:
+            return experts(build, layer, cur, shared.routing)
+        return self.dense(build, layer, cur)
+
+    def head(self, build: Build, cur: Tensor) -> None:
+        build.embd = cur
+        build.output(cur)
+        build.expand(cur)
+
+
+ENCODERS: Mapping[str, Encoder] = {
+    "bert": Bert(rope=no_layer, positions=True),
+    "nomic-bert": Bert(dense=bare_ffn),
+    "nomic-bert-moe": Bert(routing=lambda _hparams: Routing(norm_w=False)),
+    "jina-bert-v2": Bert(rope=no_layer, dense=jina_ffn),
+    "jina-bert-v3": Bert(),
+    "modern-bert": Encoder(norm=Norm.LAYER, embd_norm=True, act=Act.FUSED, gated=False),
+    "neo-bert": Encoder(act=Act.FUSED, gated=False, last_norm="enc.output_norm"),
+    "eurobert": Encoder(),
+    "gemma-embedding": Encoder(scaled_embd=True, scaled_q=True, post_norms=True),
+}

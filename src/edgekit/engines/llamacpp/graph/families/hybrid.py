@@ -1,0 +1,144 @@
+"""Models in which some layers attend and others carry a state: what stands around both kinds of layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from edgekit.engines.llamacpp.graph import ggml
+from edgekit.engines.llamacpp.graph.families.heads import output_rows, results, rows_after_norm
+from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer, never
+from edgekit.engines.llamacpp.graph.llama.attention import attend
+from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engines.llamacpp.graph.llama.feed_forward import experts, feed_forward, shared_expert
+from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
+from edgekit.engines.llamacpp.graph.llama.matrices import normalize
+from edgekit.engines.llamacpp.graph.llama.qkv import qkv
+from edgekit.engines.llamacpp.graph.llama.recurrent import StateInput, input_rs
+from edgekit.engines.llamacpp.graph.tensor import Tensor
+
+Mixer = Callable[[Build, Layer, StateInput, Tensor], Tensor]
+
+
+def residual_scale(hparams: Hparams) -> bool:
+    return bool(hparams.real("residual_scale"))
+
+
+def logit_scale(hparams: Hparams) -> bool:
+    return bool(hparams.real("logit_scale"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hybrid(Transformer):
+    """`mixer` is what a recurrent layer does in place of attention."""
+
+    mixer: Mixer
+    residual_scale: Callable[[Hparams], bool] = never
+    stream_first: bool = False  # results are added to the stream, not the stream to them
+
+    def shared(self, build: Build) -> Shared:
+        return replace(Transformer.shared(self, build), rs=input_rs(build))
+
+    def attention(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+        if layer.facts.is_recr:
+            return self.recur(build, layer, shared, cur)
+        return Transformer.attention(self, build, layer, shared, cur)
+
+    def recur(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+        return self.mixer(build, layer, shared.rs or input_rs(build), cur)
+
+    def after_attention(
+        self, build: Build, layer: Layer, shared: Shared, cur: Tensor, stream: Tensor
+    ) -> Tensor:
+        stream = self.joined(build, cur, stream)
+        if self.ffn_norm is None:
+            return stream
+        cur = self.normalized(layer, stream, self.ffn_norm)
+        cur = self.feed_forward(build, layer, shared, cur)
+        return self.joined(build, cur, stream)
+
+    def joined(self, build: Build, cur: Tensor, stream: Tensor) -> Tensor:
+        if self.residual_scale(build.hparams):
+            cur = ggml.scale(cur)
+        return ggml.add(stream, cur) if self.stream_first else ggml.add(cur, stream)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideBySide(Hybrid):
+    """Falcon H1: every layer attends and carries a state, and both results are added up."""
+
+    def block(self, build: Build, layer: Layer, shared: Shared, stream: Tensor) -> Tensor:
+        normed = self.normalized(layer, stream, "attn_norm")
+        attended = Transformer.attention(self, build, layer, shared, normed)
+        normed = self.normalized(layer, stream, "attn_norm")  # computed twice
+        carried = self.recur(build, layer, shared, normed)
+        stream = ggml.add(ggml.add(attended, carried), stream)
+        if layer.facts.is_last:
+            stream = ggml.get_rows(stream, shared.out_ids)
+        cur = normalize(stream, layer.need("ffn_norm"), layer=layer.index)  # not ffn_norm.weight
+        return ggml.add(self.feed_forward(build, layer, shared, cur), stream)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneEach(Hybrid):
+    """Nemotron H: a layer attends, carries a state or is a feed-forward, one of the three.
+
+    `layer.facts.more`: it is a feed-forward.
+    """
+
+    def more(self, hparams: Hparams, il: int) -> bool:
+        return hparams.per_layer("feed_forward_length", 0)[il] != 0
+
+    def build(self, build: Build) -> None:
+        cur = build.input_embd()
+        shared = self.shared(build)
+        for layer in build.layers():
+            cur = self.block(build, layer, shared, cur)
+        results(build, rows_after_norm(build, cur, shared.out_ids))
+
+    def block(self, build: Build, layer: Layer, shared: Shared, stream: Tensor) -> Tensor:
+        cur = self.normalized(layer, stream, "attn_norm")
+        kind = self.feed_forward if layer.facts.more is True else self.attention
+        cur = kind(build, layer, shared, cur)
+        if layer.facts.is_last:
+            cur, stream = output_rows(build, (cur, stream), shared.out_ids)
+        return ggml.add(cur, stream)
+
+    def attention(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+        if layer.facts.is_recr:
+            return self.recur(build, layer, shared, cur)
+        return attend(build, layer, shared.attn, *qkv(build, layer, cur))
+
+    def feed_forward(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+        """Experts may work at a width of their own, of which the router knows nothing."""
+        if "ffn_gate_inp" not in layer:
+            return feed_forward(layer, cur, act=self.act, gated=False)
+        narrow, wide = layer.weight("ffn_latent_down"), layer.weight("ffn_latent_up")
+        latent = cur if narrow is None else ggml.mul_mat(narrow, cur)
+        router = ggml.mul_mat(layer["ffn_gate_inp"], cur)
+        result = experts(build, layer, latent, shared.routing, probs_in=router)
+        result = result if wide is None else ggml.mul_mat(wide, result)
+        return ggml.add(result, shared_expert(layer, cur, act=self.act))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plamo2(Hybrid):
+    """Norms after attention and feed-forward, whose names do not end in .weight."""
+
+    def attention(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+        if layer.facts.is_recr:
+            return self.recur(build, layer, shared, cur)
+        q, k, v = qkv(build, layer, cur)
+        q, k = self.normalized(layer, q, "attn_q_norm"), self.normalized(layer, k, "attn_k_norm")
+        q, k = ggml.rope(q, shared.pos), ggml.rope(k, shared.pos)
+        return attend(build, layer, shared.attn, q, k, v)
+
+    def after_attention(
+        self, build: Build, layer: Layer, shared: Shared, cur: Tensor, stream: Tensor
+    ) -> Tensor:
+        cur = normalize(cur, layer.need("post_attention_norm"), layer=layer.index)
+        stream = ggml.add(cur, stream)
+        cur = self.normalized(layer, stream, "ffn_norm")
+        cur = self.feed_forward(build, layer, shared, cur)
+        cur = normalize(cur, layer.need("post_ffw_norm"), layer=layer.index)
+        return ggml.add(cur, stream)

@@ -1,0 +1,195 @@
+"""Latent attention to the cells that a small indexer picks: DeepSeek 3.2 and GLM 5."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from edgekit.engines.llamacpp.graph import ggml
+from edgekit.engines.llamacpp.graph.dims import Size
+from edgekit.engines.llamacpp.graph.families.kimi import absorbed
+from edgekit.engines.llamacpp.graph.families.side_cache import SideCache
+from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer, stated_routing
+from edgekit.engines.llamacpp.graph.llama.attention import (
+    CacheInput,
+    Extras,
+    input_k,
+    product,
+    widest_rotation,
+)
+from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engines.llamacpp.graph.llama.cache import get_k, store_k
+from edgekit.engines.llamacpp.graph.llama.feed_forward import Gating
+from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
+from edgekit.engines.llamacpp.graph.llama.matrices import Norm, normalize, project
+from edgekit.engines.llamacpp.graph.tensor import F16, F32, I64, Tensor, shape
+from edgekit.engines.llamacpp.graph.types import NoGraphError
+from edgekit.engines.llamacpp.types import CELL_PADDING
+from edgekit.formats.dtype import TensorType
+
+MOST_PICKED = 65_536  # cells; DeepSeek 3.2 picks 2,048
+
+
+def at_most(build: Build, size: Size, limit: int) -> Size:
+    """The smaller one. Cells come in steps of 256: a graph that assumes there are enough does not hold for fewer."""
+    if isinstance(size, int):
+        return min(size, limit)
+    if limit > MOST_PICKED:
+        raise NoGraphError(f"an indexer that picks {limit:,} cells")
+    for fewer in range(CELL_PADDING, limit, CELL_PADDING):
+        build.graph.same(size, fewer)
+    return limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Indexer:
+    """Sizes and inputs that the indexers of all layers share. Their keys are always rotated."""
+
+    width: int
+    heads: int
+    top_k: int
+    k_idxs: Tensor
+    mask: Tensor
+    rotation: Tensor
+
+    @classmethod
+    def of(cls, build: Build) -> Indexer:
+        hparams, sizes = build.hparams, build.sizes
+        width = hparams.whole("attention.indexer.key_length")
+        side, rows = widest_rotation(width), build.n_tokens // sizes.n_stream
+        return cls(
+            width=width,
+            heads=hparams.whole("attention.indexer.head_count"),
+            top_k=hparams.whole("attention.indexer.top_k"),
+            k_idxs=ggml.graph_input(I64, build.n_tokens, name="attn_inp_k_idxs"),
+            mask=ggml.graph_input(F16, sizes.n_kv, rows, 1, sizes.n_stream, name="lid_kq_mask"),
+            rotation=ggml.graph_input(F32, side, side, name="attn_inp_k_rot"),
+        )
+
+    def picked(self, build: Build, layer: Layer, pos: Tensor, cur: Tensor, qr: Tensor) -> Tensor:
+        """The best cells for each token, by a score of the indexer's own queries and keys."""
+        tokens, streams = build.n_tokens, build.sizes.n_stream
+        q = ggml.mul_mat(layer["indexer.attn_q_b"], qr)
+        q = ggml.rope(ggml.reshape(q, self.width, self.heads, tokens), pos)
+        k = ggml.mul_mat(layer["indexer.attn_k"], cur)
+        bias = layer.bias("indexer.k_norm")
+        k = normalize(k, layer["indexer.k_norm"], bias, kind=Norm.LAYER, layer=layer.index)
+        k = ggml.rope(ggml.reshape(k, self.width, 1, tokens), pos)
+        q, k = ggml.mul_mat(self.rotation, q), ggml.mul_mat(self.rotation, k)
+        cache = SideCache(name="lid", width=self.width, cells=build.sizes.n_kv)
+        cache.store(build, layer, k, self.k_idxs)
+        keys = cache.read(build, layer)
+        weights = ggml.mul_mat(layer["indexer.proj"], cur)
+        rows = tokens // streams
+        strides = (q.nb[1], q.nb[2], q.nb[3] // streams)
+        q = ggml.view(q, self.width, self.heads, rows, streams, strides=strides)
+        strides = (weights.nb[1], weights.nb[2] // streams, weights.nb[3] // streams)
+        weights = ggml.view(weights, self.heads, rows, 1, streams, strides=strides)
+        score = ggml.lightning_indexer(q, keys, ggml.scale(weights), self.mask)
+        return ggml.cont(ggml.top_k(score, at_most(build, score.ne[0], self.top_k)))
+
+
+def only(mask: Tensor, picked: Tensor, kind: TensorType = F32) -> Tensor:
+    """The mask, with all cells masked out that were not picked. `kind`: of the zeros that open them."""
+    nb = mask.nb
+    closed = ggml.fill(mask)
+    ne = (1, mask.ne[0], mask.ne[1], mask.ne[3])
+    closed = ggml.view(closed, *ne, strides=nb[:3])
+    strides = (picked.nb[1], picked.nb[2], picked.ne[3] * picked.nb[3])
+    where = ggml.view(picked, picked.ne[0], picked.ne[1], picked.ne[3], 1, strides=strides)
+    zeros = Tensor(op="NONE", type=kind, ne=shape(1, *where.ne[:3]), name="zeros")
+    opened = ggml.set_rows(closed, ggml.fill(zeros), where)
+    strides = (opened.nb[2], opened.nb[3], opened.nb[3])
+    opened = ggml.view(opened, opened.ne[1], opened.ne[2], 1, opened.ne[3], strides=strides)
+    return ggml.add(opened, mask)
+
+
+def attend_picked(
+    build: Build,
+    layer: Layer,
+    given: CacheInput,
+    qkv: tuple[Tensor, Tensor, Tensor],
+    picked: Tensor,
+) -> Tensor:
+    """build_attn for a cache with an indexer."""
+    q, k, v = qkv
+    for one in (q, v, k):
+        build.expand(one)
+    build.expand(store_k(build, layer, k, given.k_idxs, given.n_kv, layer.index))
+    mask = only(given.mask, picked)
+    keys = get_k(build, layer, given.n_kv, layer.index)
+    values = ggml.view(keys, v.ne[0], *keys.ne[1:], strides=keys.nb[1:])
+    extras = Extras(v_mla=layer["attn_v_b"])
+    cur = product(build, q, keys, values, mask, extras, transposed=False)
+    return project(layer["attn_output"], cur, scale=layer.scale("attn_output"))
+
+
+def every_indexer(_hparams: Hparams, _il: int) -> bool:
+    return True
+
+
+LONG_CONTEXT = (
+    1_048_576  # tokens; glm-dsa.cpp: files of GLM 5.2 do not say which layers have an indexer
+)
+INDEXED_LAYERS = 78
+FIRST_BUILD = 10566  # that was looked at: before it no layer had an indexer, or none of this kind
+
+
+def glm_indexer(hparams: Hparams, il: int) -> bool:
+    stated = hparams.key("attention.indexer.types")
+    if stated is not None:
+        return bool(hparams.per_layer("attention.indexer.types", 1)[il])
+    if hparams.whole("context_length") < LONG_CONTEXT:
+        return True
+    return il < 2 or (il < INDEXED_LAYERS and (il - 2) % 4 == 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Indexed(Transformer):
+    """`layer.facts.more`: the layer has an indexer; the others attend to what the last one picked."""
+
+    indexed: Callable[[Hparams, int], bool] = every_indexer
+
+    def more(self, hparams: Hparams, il: int) -> bool:
+        return self.indexed(hparams, il)
+
+    def build(self, build: Build) -> None:
+        if build.options.rules < FIRST_BUILD:
+            raise NoGraphError(f"builds before b{FIRST_BUILD} attend in another way")
+        cur = build.input_embd()
+        shared, indexer = self.shared(build), Indexer.of(build)
+        picked: Tensor | None = None
+        for layer in build.layers():
+            normed = self.normalized(layer, cur, "attn_norm")
+            qr = ggml.mul_mat(layer["attn_q_a"], normed)
+            qr = normalize(qr, layer["attn_q_a_norm"], layer=layer.index)
+            if picked is None or layer.facts.more is True:
+                picked = indexer.picked(build, layer, shared.pos, normed, qr)
+            cur = self.layer_after(build, layer, shared, (cur, normed, qr), picked)
+        self.head(build, cur)
+
+    def layer_after(
+        self,
+        build: Build,
+        layer: Layer,
+        shared: Shared,
+        given: tuple[Tensor, Tensor, Tensor],
+        picked: Tensor,
+    ) -> Tensor:
+        stream, normed, qr = given
+        q = ggml.mul_mat(layer["attn_q_b"], qr)
+        qkv = absorbed(build, layer, q, normed, lambda cur: ggml.rope(cur, shared.pos))
+        cur = attend_picked(build, layer, shared.attn.base, qkv, picked)
+        if layer.facts.is_last:
+            cur, stream = (ggml.get_rows(one, shared.out_ids) for one in (cur, stream))
+        return self.after_attention(build, layer, shared, cur, stream)
+
+
+INDEXED: Mapping[str, Indexed] = {
+    "deepseek32": Indexed(attn_input=input_k, routing=stated_routing),
+    "glm-dsa": Indexed(
+        attn_input=input_k,
+        indexed=glm_indexer,
+        routing=lambda hparams: stated_routing(hparams, Gating.SIGMOID),
+    ),
+}

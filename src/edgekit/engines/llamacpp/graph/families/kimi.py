@@ -1,0 +1,260 @@
+"""Kimi delta attention beside latent attention: Kimi Linear and Ling 3."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+from edgekit.engines.llamacpp.graph import ggml
+from edgekit.engines.llamacpp.graph.families.delta_net import delta_net, l2_normalized
+from edgekit.engines.llamacpp.graph.families.heads import output_rows, results, rows_after_norm
+from edgekit.engines.llamacpp.graph.families.hybrid import Hybrid
+from edgekit.engines.llamacpp.graph.families.latent import query
+from edgekit.engines.llamacpp.graph.families.transformer import Shared
+from edgekit.engines.llamacpp.graph.llama.attention import Extras, attend_k
+from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engines.llamacpp.graph.llama.feed_forward import (
+    Act,
+    experts,
+    feed_forward,
+    shared_expert,
+)
+from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
+from edgekit.engines.llamacpp.graph.llama.matrices import normalize
+from edgekit.engines.llamacpp.graph.llama.recurrent import StateInput, read_states, state
+from edgekit.engines.llamacpp.graph.tensor import Tensor, row_bytes
+
+
+class Kda(NamedTuple):
+    """Sizes of a layer of delta attention; queries, keys and values are convolved each for themselves."""
+
+    width: int
+    heads: int
+    kept: int  # inputs a convolution remembers
+
+    @classmethod
+    def of(cls, hparams: Hparams) -> Kda:
+        width, kernel = hparams.whole("kda.head_dim"), hparams.whole("ssm.conv_kernel")
+        return cls(width, hparams.n_head_arr[0], kernel - 1 if kernel else 3)
+
+    @property
+    def inner(self) -> int:
+        return self.width * self.heads
+
+    @property
+    def tail(self) -> int:
+        return self.kept * self.inner
+
+    @property
+    def memory(self) -> int:
+        return self.width * self.width * self.heads
+
+
+def convolved(build: Build, layer: Layer, rs: StateInput, cur: Tensor) -> list[Tensor]:
+    """causal_conv1d, three times: [width, heads, tokens, sequences] each."""
+    kda = Kda.of(build.hparams)
+    cache = state(build, layer, "r", 3 * kda.tail)
+    before = read_states(build, rs, cache, 3 * kda.tail)
+    made = zip("qkv", _projected(build, layer, kda, cur), strict=True)
+    return [
+        _convolved(build, cache, before, one, layer[f"ssm_conv1d_{side}"]) for side, one in made
+    ]
+
+
+def _projected(build: Build, layer: Layer, kda: Kda, cur: Tensor) -> list[Tensor]:
+    if "attn_qkv" not in layer:
+        return [ggml.mul_mat(layer[f"attn_{side}"], cur) for side in "qkv"]
+    fused = ggml.mul_mat(layer["attn_qkv"], cur)
+    return [
+        ggml.cont(ggml.view(fused, kda.inner, build.n_tokens, strides=(fused.nb[1],)))
+        for _ in range(3)
+    ]
+
+
+def _convolved(build: Build, cache: Tensor, before: Tensor, cur: Tensor, kernel: Tensor) -> Tensor:
+    kda = Kda.of(build.hparams)
+    tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
+    element = before.type.block_bytes
+    strides = (kda.kept * element, 3 * kda.tail * element)
+    own = ggml.view(before, kda.kept, kda.inner, seqs, strides=strides)
+    seen = ggml.concat(own, ggml.transpose(ggml.reshape(cur, kda.inner, tokens, seqs)), 0)
+    tail = ggml.view(seen, kda.kept, kda.inner, seqs, strides=seen.nb[1:3])
+    into = ggml.view(cache, kda.kept, kda.inner, seqs, strides=strides)
+    build.expand(ggml.cpy(tail, into))
+    cur = ggml.ssm_conv(seen, ggml.reshape(kernel, kernel.ne[0], kda.inner))
+    cur = ggml.unary(ggml.reshape(cur, kda.inner, build.n_tokens))
+    return ggml.reshape(cur, kda.width, kda.heads, tokens, seqs)
+
+
+def _beta(build: Build, layer: Layer, cur: Tensor) -> Tensor:
+    heads, sizes = Kda.of(build.hparams).heads, build.sizes
+    cur = ggml.mul_mat(layer["ssm_beta"], cur)
+    return ggml.unary(ggml.reshape(cur, 1, heads, sizes.n_seq_tokens, sizes.n_seqs))
+
+
+def _attended(
+    build: Build, layer: Layer, rs: StateInput, given: list[Tensor], gates: tuple[Tensor, Tensor]
+) -> Tensor:
+    kda = Kda.of(build.hparams)
+    q, k, v = given
+    cache = state(build, layer, "s", kda.memory)
+    before = read_states(build, rs, cache, kda.memory)
+    before = ggml.reshape(before, kda.width, kda.width, kda.heads, build.sizes.n_seqs)
+    out = delta_net(build, cache, (l2_normalized(q), l2_normalized(k), v), gates, before)
+    return ggml.reshape(ggml.cont(out), kda.width, kda.heads, build.n_tokens)
+
+
+def _gated(build: Build, layer: Layer, out: Tensor, gate: Tensor) -> Tensor:
+    kda = Kda.of(build.hparams)
+    gate = ggml.reshape(gate, kda.width, kda.heads, build.n_tokens)
+    out = ggml.mul(normalize(out, layer["ssm_norm"], layer=layer.index), ggml.unary(gate))
+    return ggml.mul_mat(layer["attn_output"], ggml.cont(out, kda.inner, build.n_tokens))
+
+
+def kimi_delta(build: Build, layer: Layer, rs: StateInput, cur: Tensor) -> Tensor:
+    kda = Kda.of(build.hparams)
+    tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
+    given = convolved(build, layer, rs, cur)
+    decay = ggml.mul_mat(layer["ssm_f_b"], ggml.mul_mat(layer["ssm_f_a"], cur))
+    decay = ggml.unary(ggml.add(decay, layer.need("ssm_dt.bias")))
+    decay = ggml.reshape(decay, kda.width, kda.heads, build.n_tokens)
+    decay = ggml.mul(decay, ggml.reshape(layer.need("ssm_a"), 1, kda.heads, 1))
+    decay = ggml.reshape(decay, kda.width, kda.heads, tokens, seqs)
+    gates = (decay, _beta(build, layer, cur))
+    out = _attended(build, layer, rs, given, gates)
+    cur = ggml.reshape(ggml.reshape(cur, cur.ne[0], tokens, seqs), cur.ne[0], build.n_tokens)
+    gate = ggml.mul_mat(layer["ssm_g_b"], ggml.mul_mat(layer["ssm_g_a"], cur))
+    return _gated(build, layer, out, gate)
+
+
+def ling_delta(build: Build, layer: Layer, rs: StateInput, cur: Tensor) -> Tensor:
+    """Gates of full rank, and a decay that is bounded from below."""
+    kda = Kda.of(build.hparams)
+    tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
+    given = convolved(build, layer, rs, cur)
+    decay = ggml.add(ggml.mul_mat(layer["ssm_f_a"], cur), layer.need("ssm_dt.bias"))
+    decay = ggml.reshape(decay, kda.width, kda.heads, build.n_tokens)
+    decay = ggml.mul(decay, ggml.reshape(layer.need("ssm_a"), 1, kda.heads, 1))
+    decay = ggml.reshape(ggml.scale(ggml.unary(decay)), kda.width, kda.heads, tokens, seqs)
+    gates = (decay, _beta(build, layer, cur))
+    out = _attended(build, layer, rs, given, gates)
+    return _gated(build, layer, out, ggml.mul_mat(layer["ssm_g_a"], cur))
+
+
+def absorbed(
+    build: Build, layer: Layer, q: Tensor, cur: Tensor, rotated: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries in the space of the latent, one key for all heads, and the latent that stands for the values."""
+    hparams, tokens, heads = build.hparams, build.n_tokens, layer.facts.n_head
+    rope, rank = hparams.n_rot_full, hparams.whole("attention.kv_lora_rank")
+    width = hparams.whole("attention.key_length_mla")
+    both = ggml.mul_mat(layer["attn_kv_a_mqa"], cur)
+    row, head = row_bytes(both.type, rank + rope), row_bytes(q.type, width)
+    latent = ggml.view(both, rank, tokens, strides=(row,))
+    latent = normalize(latent, layer["attn_kv_a_norm"], layer=layer.index)
+    k_pe = rotated(ggml.view(both, rope, 1, tokens, strides=(row, row)))
+    nope, q_pe = (
+        ggml.view(q, count, heads, tokens, strides=(head, head * heads))
+        for count in (width - rope, rope)
+    )
+    nope = ggml.mul_mat(layer["attn_k_b"], ggml.permute(nope, 0, 2, 1, 3))
+    q = ggml.concat(ggml.permute(nope, 0, 2, 1, 3), rotated(q_pe), 0)
+    v = ggml.reshape(latent, rank, 1, tokens)
+    return q, ggml.concat(v, k_pe, 0), v
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kimi(Hybrid):
+    """Latent attention without positions."""
+
+    def block(self, build: Build, layer: Layer, shared: Shared, stream: Tensor) -> Tensor:
+        cur = self.normalized(layer, stream, "attn_norm")
+        build.expand(cur)
+        cur = self.attention(build, layer, shared, cur)
+        if layer.facts.is_last:
+            cur, stream = (ggml.get_rows(one, shared.out_ids) for one in (cur, stream))
+        return self.after_attention(build, layer, shared, cur, stream)
+
+    def attention(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+        if layer.facts.is_recr:
+            return self.recur(build, layer, shared, cur)
+        return self.latent(build, layer, shared, cur, output="attn_output")
+
+    def latent(
+        self, build: Build, layer: Layer, shared: Shared, cur: Tensor, *, output: str | None
+    ) -> Tensor:
+        rotated = partial(self.positioned, shared)
+        q, k, v = absorbed(build, layer, query(layer, cur), cur, rotated)
+        extras = Extras(v_mla=layer["attn_v_b"])
+        return attend_k(build, layer, shared.attn, q, k, v, extras=extras, output=output)
+
+    def positioned(self, _shared: Shared, cur: Tensor) -> Tensor:
+        return cur
+
+    def feed_forward(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+        return Hybrid.feed_forward(self, build, layer.without_scales(), shared, cur)
+
+
+class Clamps(NamedTuple):
+    """Which activations of a layer are limited."""
+
+    experts: bool
+    dense: bool
+
+
+def is_clamped(hparams: Hparams, name: str, il: int) -> bool:
+    """A number for every layer, or one for all."""
+    stated = hparams.key(name)
+    limit = stated[il] if isinstance(stated, tuple) and il < len(stated) else stated
+    return isinstance(limit, (int, float)) and limit > 1e-6  # llama-graph.cpp: eps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ling3(Kimi):
+    """Positions, a gate after attention, and activations that may be limited."""
+
+    def more(self, hparams: Hparams, il: int) -> Clamps:
+        return Clamps(
+            is_clamped(hparams, "swiglu_clamp_exp", il),
+            is_clamped(hparams, "swiglu_clamp_shexp", il),
+        )
+
+    def build(self, build: Build) -> None:
+        cur = build.input_embd()
+        shared = self.shared(build)
+        for layer in build.layers():
+            cur = self.block(build, layer, shared, cur)
+        results(build, rows_after_norm(build, cur, shared.out_ids))
+
+    def block(self, build: Build, layer: Layer, shared: Shared, stream: Tensor) -> Tensor:
+        cur = self.normalized(layer, stream, "attn_norm")
+        cur = self.attention(build, layer, shared, cur)
+        if layer.facts.is_last:
+            cur, stream = output_rows(build, (cur, stream), shared.out_ids)
+        return self.after_attention(build, layer, shared, cur, stream)
+
+    def attention(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+        if layer.facts.is_recr:
+            return self.recur(build, layer, shared, cur)
+        heads, width = layer.facts.n_head, build.hparams.whole("attention.value_length_mla")
+        out = self.latent(build, layer, shared, cur, output=None)
+        gate = ggml.mul_mat(layer["attn_gate"], cur)
+        gate = ggml.unary(ggml.reshape(gate, 1, heads, build.n_tokens))
+        out = ggml.mul(ggml.reshape(out, width, heads, build.n_tokens), gate)
+        return ggml.mul_mat(layer["attn_output"], ggml.cont(out, width * heads, build.n_tokens))
+
+    def positioned(self, shared: Shared, cur: Tensor) -> Tensor:
+        return ggml.rope(cur, shared.pos)
+
+    def feed_forward(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+        clamps = layer.facts.more
+        acts = [
+            Act.CLAMPED if clamped else Act.UNARY
+            for clamped in (clamps if isinstance(clamps, Clamps) else (False, False))
+        ]
+        if "ffn_gate_inp" not in layer:
+            return feed_forward(layer, cur, act=acts[1])
+        result = experts(build, layer, cur, replace(shared.routing, act=acts[0]))
+        return ggml.add(result, shared_expert(layer, cur, act=acts[1]))

@@ -1,0 +1,260 @@
+"""Selective state spaces: the layers of Mamba and Mamba 2 (mamba-base.cpp), and the short convolution of LFM 2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgekit.engines.llamacpp.graph import ggml
+from edgekit.engines.llamacpp.graph.dims import Size
+from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
+from edgekit.engines.llamacpp.graph.llama.matrices import normalize, project
+from edgekit.engines.llamacpp.graph.llama.recurrent import StateInput, read_states, state
+from edgekit.engines.llamacpp.graph.tensor import Tensor
+from edgekit.engines.llamacpp.versions import Rules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ssm:
+    """The keys ssm.*, by llama.cpp's names."""
+
+    d_conv: int
+    d_inner: int
+    d_state: int
+    dt_rank: int
+    n_group: int = 0
+
+    @classmethod
+    def of(cls, hparams: Hparams, *, grouped: bool) -> Ssm:
+        return cls(
+            d_conv=hparams.whole("ssm.conv_kernel"),
+            d_inner=hparams.whole("ssm.inner_size"),
+            d_state=hparams.whole("ssm.state_size"),
+            dt_rank=hparams.whole("ssm.time_step_rank"),
+            n_group=hparams.whole("ssm.group_count") if grouped else 0,
+        )
+
+    @property
+    def channels(self) -> int:
+        """What the convolution sees."""
+        return self.d_inner + 2 * self.n_group * self.d_state
+
+    @property
+    def n_embd_r(self) -> int:
+        return (self.d_conv - 1) * self.channels
+
+    @property
+    def n_embd_s(self) -> int:
+        return self.d_state * self.d_inner
+
+
+def linear(layer: Layer, name: str, cur: Tensor) -> Tensor:
+    """build_lora_mm with the scale that belongs to the weight."""
+    return project(layer[name], cur, scale=layer.scale(name))
+
+
+def parts(cur: Tensor, *dims: Size) -> Tensor:
+    """Some of each row's numbers, as [width, heads, tokens, sequences]."""
+    head = cur.type.block_bytes * dims[0]
+    return ggml.view(cur, *dims, strides=(head, *cur.nb[1:3]))
+
+
+def some(cur: Tensor, width: Size) -> Tensor:
+    """The same, as [width, tokens, sequences]."""
+    return ggml.view(cur, width, *cur.ne[1:3], strides=cur.nb[1:3])
+
+
+def keep_tail(build: Build, cache: Tensor, seen: Tensor, kept: int) -> None:
+    tail = ggml.view(seen, kept, *seen.ne[1:3], strides=seen.nb[1:3])
+    width = kept * seen.ne[1]
+    into = ggml.view(cache, width, build.sizes.n_seqs, strides=(cache.nb[1],))
+    build.expand(ggml.cpy(tail, into))
+
+
+def mamba(build: Build, layer: Layer, rs: StateInput, cur: Tensor) -> Tensor:
+    """build_mamba_layer."""
+    ssm = Ssm.of(build.hparams, grouped=False)
+    tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
+    r_cache = state(build, layer, "r", ssm.n_embd_r)
+    before = read_states(build, rs, r_cache, ssm.n_embd_r)
+    before = ggml.reshape(before, ssm.d_conv - 1, ssm.d_inner, seqs)
+    xz = linear(layer, "ssm_in", ggml.reshape(cur, cur.ne[0], tokens, seqs))
+    x, z = some(xz, ssm.d_inner), some(xz, ssm.d_inner)
+    seen = ggml.concat(before, ggml.transpose(x), 0)
+    tail = ggml.view(seen, ssm.d_conv - 1, ssm.d_inner, seqs, strides=seen.nb[1:3])
+    build.expand(ggml.cpy(tail, ggml.view(r_cache, ssm.n_embd_r * seqs)))
+    x = _convolved(layer, seen)
+    y = _scanned(build, layer, rs, ssm, x)
+    y = ggml.add(y, ggml.mul(x, layer.need("ssm_d")))
+    cur = linear(layer, "ssm_out", ggml.glu(ggml.cont(z), y))
+    return ggml.reshape(cur, cur.ne[0], build.n_tokens)
+
+
+def _convolved(layer: Layer, seen: Tensor) -> Tensor:
+    cur = ggml.ssm_conv(seen, layer["ssm_conv1d"])
+    return ggml.unary(ggml.add(cur, layer.need("ssm_conv1d.bias")))
+
+
+def _scanned(build: Build, layer: Layer, rs: StateInput, ssm: Ssm, cur: Tensor) -> Tensor:
+    """Mamba 1: step, B and C are made from x; every channel is a head of its own."""
+    tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
+    both = ggml.mul_mat(layer["ssm_x"], cur)
+    dt = some(both, ssm.dt_rank)
+    b, c = (parts(both, ssm.d_state, 1, tokens, seqs) for _ in range(2))
+    names = ("ssm_dt_norm", "ssm_b_norm", "ssm_c_norm")
+    if build.hparams.flag("ssm.dt_b_c_rms") or all(name in layer for name in names):
+        dt, b, c = (
+            normalize(one, layer.weight(name), layer=layer.index)
+            for one, name in zip((dt, b, c), names, strict=True)
+        )
+    else:
+        dt = ggml.cont(dt)
+    dt = ggml.add(ggml.mul_mat(layer["ssm_dt"], dt), layer.need("ssm_dt.bias"))
+    x = ggml.reshape(cur, 1, ssm.d_inner, tokens, seqs)
+    cache = state(build, layer, "s", ssm.n_embd_s)
+
+    def scan(states: Tensor, ids: Tensor) -> Tensor:
+        states = ggml.reshape(states, ssm.d_state, 1, ssm.d_inner, cache.ne[1])
+        return ggml.ssm_scan(states, x, dt, layer.need("ssm_a"), b, c, ids)
+
+    found = read_states(build, rs, cache, ssm.n_embd_s, get_rows=scan)
+    count = ssm.n_embd_s * seqs
+    build.expand(ggml.cpy(ggml.view(found, count), ggml.view(cache, count)))
+    return ggml.view(found, ssm.d_inner, tokens, seqs, strides=x.nb[2:4])
+
+
+def mamba2(build: Build, layer: Layer, rs: StateInput, cur: Tensor) -> Tensor:
+    """build_mamba2_layer."""
+    ssm = Ssm.of(build.hparams, grouped=True)
+    heads, width = ssm.dt_rank, ssm.d_inner // ssm.dt_rank
+    tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
+    r_cache = state(build, layer, "r", ssm.n_embd_r)
+    before = read_states(build, rs, r_cache, ssm.n_embd_r)
+    before = ggml.reshape(before, ssm.d_conv - 1, ssm.channels, seqs)
+    flat = build.options.rules >= Rules.FLAT_MAMBA2
+    if not flat:
+        cur = ggml.reshape(cur, cur.ne[0], tokens, seqs)
+    cur = linear(layer, "ssm_in", cur)
+    if flat:
+        cur = ggml.reshape(cur, cur.ne[0], tokens, seqs)
+    z = parts(cur, width, heads, tokens, seqs)
+    xbc, dt = some(cur, ssm.channels), some(cur, heads)
+    seen = ggml.concat(before, ggml.transpose(xbc), 0)
+    keep_tail(build, r_cache, seen, ssm.d_conv - 1)
+    xbc = _convolved(layer, seen)
+    x = parts(xbc, width, heads, tokens, seqs)
+    y = _scanned2(build, layer, rs, ssm, (x, xbc, dt))
+    y = ggml.glu(ggml.cont(z), ggml.add(y, ggml.mul(x, layer.need("ssm_d"))))
+    if "ssm_norm" in layer:
+        y = ggml.reshape(y, ssm.d_inner // ssm.n_group, ssm.n_group, tokens, seqs)
+        y = normalize(y, layer["ssm_norm"], layer=layer.index)
+    if flat:
+        return linear(layer, "ssm_out", ggml.reshape(y, ssm.d_inner, build.n_tokens))
+    cur = linear(layer, "ssm_out", ggml.reshape(y, ssm.d_inner, tokens, seqs))
+    return ggml.reshape(cur, cur.ne[0], build.n_tokens)
+
+
+def _scanned2(
+    build: Build, layer: Layer, rs: StateInput, ssm: Ssm, given: tuple[Tensor, Tensor, Tensor]
+) -> Tensor:
+    """Mamba 2: heads of many channels with one decay each, B and C for a group of them."""
+    x, xbc, dt = given
+    width, heads, tokens, seqs = x.ne
+    b, c = (parts(xbc, ssm.d_state, ssm.n_group, tokens, seqs) for _ in range(2))
+    dt = ggml.add(ggml.cont(dt), layer.need("ssm_dt.bias"))
+    cache = state(build, layer, "s", ssm.n_embd_s)
+
+    def scan(states: Tensor, ids: Tensor) -> Tensor:
+        states = ggml.reshape(states, ssm.d_state, width, heads, cache.ne[1])
+        return ggml.ssm_scan(states, x, dt, layer.need("ssm_a"), b, c, ids)
+
+    found = read_states(build, rs, cache, ssm.n_embd_s, get_rows=scan)
+    row = found.type.block_bytes * ssm.n_embd_s
+    after = ggml.view(found, ssm.n_embd_s, seqs, 1, strides=(row, row * seqs))
+    into = (cache.nb[1], cache.ne[1] * row)
+    build.expand(ggml.cpy(after, ggml.view(cache, ssm.n_embd_s, seqs, 1, strides=into)))
+    head = x.nb[1]
+    return ggml.view(
+        found, width, heads, tokens, seqs, strides=(head, heads * head, tokens * heads * head)
+    )
+
+
+def plamo2_mamba(build: Build, layer: Layer, rs: StateInput, cur: Tensor) -> Tensor:
+    """build_plamo2_mamba_layer: heads as in Mamba 2; step, B and C made from x as in Mamba 1."""
+    ssm = Ssm.of(build.hparams, grouped=True)
+    heads, width = ssm.dt_rank, ssm.d_inner // ssm.dt_rank
+    tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
+    r_cache = state(build, layer, "r", ssm.n_embd_r)
+    before = read_states(build, rs, r_cache, ssm.n_embd_r)
+    before = ggml.reshape(before, ssm.d_conv - 1, ssm.channels, seqs)
+    zx = ggml.mul_mat(layer["ssm_in"], ggml.reshape(cur, cur.ne[0], tokens, seqs))
+    zx = ggml.cont(ggml.permute(zx, 0, 2, 1, 3), 2 * width, heads, tokens, seqs)
+    x, z = (ggml.view(zx, width, heads, tokens, seqs, strides=zx.nb[1:]) for _ in range(2))
+    seen = ggml.concat(before, ggml.transpose(ggml.cont(x, ssm.d_inner, tokens, seqs)), 0)
+    tail = ggml.view(seen, ssm.d_conv - 1, ssm.d_inner, seqs, strides=seen.nb[1:3])
+    build.expand(ggml.cpy(tail, ggml.view(r_cache, ssm.n_embd_r * seqs)))
+    x = ggml.unary(ggml.ssm_conv(seen, layer["ssm_conv1d"]))
+    x, y = _plamo2_scanned(build, layer, rs, ssm, x)
+    y = ggml.add(y, ggml.mul(x, ggml.reshape(layer.need("ssm_d"), 1, heads)))
+    y = ggml.glu(ggml.cont(z), y)
+    y = ggml.view(y, ssm.d_inner, tokens, seqs, strides=y.nb[2:4])
+    cur = ggml.mul_mat(layer["ssm_out"], y)
+    return ggml.reshape(cur, cur.ne[0], build.n_tokens)
+
+
+PLAMO2_LEAST_STEP = 64  # plamo2.cpp: dt_dim
+
+
+def _plamo2_scanned(
+    build: Build, layer: Layer, rs: StateInput, ssm: Ssm, cur: Tensor
+) -> tuple[Tensor, Tensor]:
+    heads, width = ssm.dt_rank, ssm.d_inner // ssm.dt_rank
+    tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
+    both = ggml.mul_mat(layer["ssm_x"], cur)
+    rank = max(PLAMO2_LEAST_STEP, build.hparams.n_embd // 16)
+    b, c, dt = (
+        normalize(some(both, count), layer.need(f"ssm_{side}_norm"), layer=layer.index)
+        for side, count in (("b", ssm.d_state), ("c", ssm.d_state), ("dt", rank))
+    )
+    dt = ggml.add(ggml.mul_mat(layer["ssm_dt"], dt), layer.need("ssm_dt.bias"))
+    decay = ggml.reshape(layer.need("ssm_a"), 1, heads)
+    head = cur.type.block_bytes * width
+    strides = (head, head * heads, head * heads * tokens)
+    x = ggml.view(cur, width, heads, tokens, seqs, strides=strides)
+    b, c = (parts(one, ssm.d_state, 1, tokens, seqs) for one in (b, c))
+    cache = state(build, layer, "s", ssm.n_embd_s)
+
+    def scan(states: Tensor, ids: Tensor) -> Tensor:
+        states = ggml.reshape(states, ssm.d_state, width, heads, cache.ne[1])
+        return ggml.ssm_scan(states, x, dt, decay, b, c, ids)
+
+    found = read_states(build, rs, cache, ssm.n_embd_s, get_rows=scan)
+    count = ssm.n_embd_s * seqs
+    build.expand(ggml.cpy(ggml.view(found, count), ggml.view(cache, count)))
+    return x, ggml.view(found, width, heads, tokens, seqs, strides=strides)
+
+
+def short_convolution(build: Build, layer: Layer, rs: StateInput, cur: Tensor) -> Tensor:
+    """build_shortconv_block of LFM 2."""
+    tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
+    kept, width = build.hparams.whole("shortconv.l_cache") - 1, build.hparams.n_embd
+    cur = ggml.reshape(cur, cur.ne[0], tokens, seqs)
+    bcx = ggml.mul_mat(layer["shortconv.in_proj"], cur)
+    b, c, x = (some(bcx, bcx.ne[0] // 3) for _ in range(3))
+    bx = ggml.transpose(ggml.mul(b, x))
+    cache = state(build, layer, "r", kept * width)
+    before = ggml.reshape(read_states(build, rs, cache, kept * width), kept, width, seqs)
+    seen = (
+        _both_sides(before, bx) if not build.hparams.geometry.causal else ggml.concat(before, bx, 0)
+    )
+    keep_tail(build, cache, seen, kept)
+    y = ggml.mul(c, ggml.ssm_conv(seen, layer["shortconv.conv"]))
+    y = ggml.mul_mat(layer["shortconv.out_proj"], y)
+    return ggml.reshape(y, y.ne[0], build.n_tokens)
+
+
+def _both_sides(before: Tensor, cur: Tensor) -> Tensor:
+    """Without causality a token sees as many on its right as on its left."""
+    side = before.ne[0] // 2
+    left = ggml.cont(ggml.view(before, side, *before.ne[1:3], strides=before.nb[1:3]))
+    return ggml.pad(ggml.concat(left, cur, 0), side)

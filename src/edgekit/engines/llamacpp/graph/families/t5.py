@@ -1,0 +1,186 @@
+"""T5: positions are a bias on the scores, and the decoder also attends to what the encoder gave.
+
+llama_context reserves for the decoder; its cross-attention is as wide as the context the model was trained with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+from edgekit.engines.llamacpp.graph import ggml
+from edgekit.engines.llamacpp.graph.dims import Size
+from edgekit.engines.llamacpp.graph.families.heads import results
+from edgekit.engines.llamacpp.graph.llama.attention import (
+    PLAIN,
+    AttnInput,
+    CacheInput,
+    Extras,
+    attend,
+    attend_now,
+    attention_mask,
+    input_kv,
+    input_no_cache,
+)
+from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
+from edgekit.engines.llamacpp.graph.llama.matrices import normalize
+from edgekit.engines.llamacpp.graph.tensor import F32, I32, Tensor
+from edgekit.engines.llamacpp.graph.types import NoGraphError
+from edgekit.errors import RefusedError
+
+
+class Half:
+    """The weights of one layer of the encoder ("enc") or the decoder ("dec")."""
+
+    def __init__(self, build: Build, side: str, index: int) -> None:
+        self.build, self.prefix = build, f"{side}.blk.{index}."
+
+    def get(self, name: str) -> Tensor | None:
+        return self.build.weight(self.prefix + name)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.build[self.prefix + name]
+
+
+def positions(build: Build, side: str, layer: Layer, buckets: Tensor) -> Tensor:
+    """build_pos_bias: one number for each head, token and cell. Layers without a table use the first one's."""
+    first = Half(build, side, 0)
+    table = Half(build, side, layer.index).get("attn_rel_b") or first["attn_rel_b"]
+    cells, tokens = buckets.ne[:2]
+    bias = ggml.get_rows(table, ggml.reshape(buckets, cells * tokens))
+    bias = ggml.reshape(bias, bias.ne[0], cells, tokens)
+    return ggml.cont(ggml.permute(bias, 2, 0, 1, 3))
+
+
+def projected(
+    layer: Layer, half: Half, name: str, cur: Tensor, other: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries of one sequence, keys and values of another."""
+    width, heads, kv_heads = layer.facts.n_embd_head_v, layer.facts.n_head, layer.facts.n_head_kv
+    q, k, v = (
+        ggml.reshape(ggml.mul_mat(half[f"{name}_{side}"], given), width, count, given.ne[1])
+        for side, given, count in (
+            ("q", cur, heads),
+            ("k", other, kv_heads),
+            ("v", other, kv_heads),
+        )
+    )
+    return q, k, v
+
+
+def fed_forward(layer: Layer, half: Half, stream: Tensor) -> Tensor:
+    cur = normalize(stream, half["ffn_norm"], layer=layer.index)
+    up, gate = ggml.mul_mat(half["ffn_up"], cur), half.get("ffn_gate")
+    cur = ggml.unary(up) if gate is None else ggml.glu(ggml.mul_mat(gate, cur), up)
+    return ggml.add(ggml.mul_mat(half["ffn_down"], cur), stream)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class T5Encoder:
+    side: str = "enc"
+
+    def more(self, hparams: Hparams, il: int) -> Hashable:
+        """Its weights: their names do not begin with blk."""
+        prefix = f"{self.side}.blk.{il}."
+        return tuple(
+            (name.removeprefix(prefix), one.shape)
+            for name, one in hparams.globals.items()
+            if name.startswith(prefix)
+        )
+
+    def build(self, build: Build) -> None:
+        cur = build.input_embd()
+        tokens, out_ids = build.n_tokens, build.input_out_ids()
+        buckets = ggml.graph_input(I32, tokens, tokens, name="pos_bucket")
+        given = input_no_cache(build)
+        for layer in build.layers():
+            cur = self.block(build, layer, given, buckets, out_ids, cur)
+        cur = normalize(cur, build["enc.output_norm"])
+        build.embd = cur
+        build.output(cur)
+        build.expand(cur)
+
+    def block(  # noqa: PLR0917 - in the order of the original
+        self,
+        build: Build,
+        layer: Layer,
+        given: AttnInput,
+        buckets: Tensor,
+        out_ids: Tensor,
+        stream: Tensor,
+    ) -> Tensor:
+        half = Half(build, "enc", layer.index)
+        cur = normalize(stream, half["attn_norm"], layer=layer.index)
+        q, k, v = projected(layer, half, "attn", cur, cur)
+        extras = Extras(kq_b=positions(build, "enc", layer, buckets))
+        cur = attend_now(build, layer, given, q, k, v, extras=extras, output=None)
+        cur = ggml.mul_mat(half["attn_o"], cur)
+        if layer.facts.is_last:
+            cur, stream = (ggml.get_rows(one, out_ids) for one in (cur, stream))
+        return fed_forward(layer, half, ggml.add(cur, stream))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossing:
+    """What all layers of a decoder use."""
+
+    attn: AttnInput
+    buckets: Tensor
+    out_ids: Tensor
+    encoded: Tensor
+    cross: AttnInput
+
+    @classmethod
+    def of(cls, build: Build) -> Crossing:
+        cells: Size = build.hparams.whole("context_length")
+        mask = attention_mask(build, cells, build.n_tokens, 1, 1, name="cross_kq_mask")
+        return cls(
+            attn=input_kv(build),
+            buckets=ggml.graph_input(I32, build.sizes.n_kv, build.n_tokens, name="pos_bucket"),
+            out_ids=build.input_out_ids(),
+            encoded=ggml.graph_input(F32, build.hparams.n_embd, cells, name="cross_embd"),
+            cross=AttnInput(base=CacheInput(n_kv=cells, mask=mask, k_idxs=mask)),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class T5(T5Encoder):
+    side: str = "dec"
+
+    def build(self, build: Build) -> None:
+        layers = build.hparams.n_layer
+        if build.hparams.whole("decoder_block_count", layers) != layers:
+            raise NoGraphError("the decoder has not as many layers as the encoder")
+        if build.options.streams:
+            raise RefusedError(
+                "llama.cpp aborts: T5's position bias does not work with separate caches "
+                "for each sequence; use one cache for all (--kv-unified)"
+            )
+        # Values are turned over as they are: whole blocks of cells, where they are quantised.
+        quantised = build.options.type_v.block_elements > 1
+        if quantised and not build.only_numbers(build.sizes.n_kv):
+            return
+        cur = build.input_embd()
+        crossing = Crossing.of(build)
+        for layer in build.layers():
+            cur = self.decoded(build, layer, crossing, cur)
+        results(build, normalize(cur, build["dec.output_norm"]))
+
+    def decoded(self, build: Build, layer: Layer, crossing: Crossing, stream: Tensor) -> Tensor:
+        half = Half(build, "dec", layer.index)
+        cur = normalize(stream, half["attn_norm"], layer=layer.index)
+        q, k, v = projected(layer, half, "attn", cur, cur)
+        extras = Extras(kq_b=positions(build, "dec", layer, crossing.buckets))
+        cur = attend(build, layer, crossing.attn, q, k, v, extras=extras, output=None)
+        stream = ggml.add(ggml.mul_mat(half["attn_o"], cur), stream)
+        cur = normalize(stream, half["cross_attn_norm"], layer=layer.index)
+        q, k, v = projected(layer, half, "cross_attn", cur, crossing.encoded)
+        cur = attend_now(build, layer, crossing.cross, q, k, v, extras=PLAIN, output=None)
+        cur = ggml.mul_mat(half["cross_attn_o"], cur)
+        if layer.facts.is_last:
+            cur, stream = (ggml.get_rows(one, crossing.out_ids) for one in (cur, stream))
+        return fed_forward(layer, half, ggml.add(cur, stream))
+
+
+CROSSING: Mapping[str, T5Encoder] = {"t5": T5(), "t5encoder": T5Encoder()}

@@ -1,0 +1,280 @@
+"""The graph that most architectures share: attention and a feed-forward around a residual stream, with switches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+
+from edgekit.engines.llamacpp.graph import ggml
+from edgekit.engines.llamacpp.graph.llama.attention import AttnInput, Extras, attend, input_auto
+from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engines.llamacpp.graph.llama.feed_forward import (
+    Act,
+    Gating,
+    Routing,
+    experts,
+    feed_forward,
+    shared_expert,
+)
+from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
+from edgekit.engines.llamacpp.graph.llama.matrices import Norm, normalize, project
+from edgekit.engines.llamacpp.graph.llama.qkv import qkv
+from edgekit.engines.llamacpp.graph.llama.recurrent import StateInput
+from edgekit.engines.llamacpp.graph.tensor import Tensor
+
+QKV = tuple[Tensor, Tensor, Tensor]
+
+
+def every_layer(_hparams: Hparams, _il: int) -> bool:
+    return True
+
+
+def no_layer(_hparams: Hparams, _il: int) -> bool:
+    return False
+
+
+def sliding_layers(hparams: Hparams, il: int) -> bool:
+    return hparams.swa[il]
+
+
+def not_each(period: int) -> Callable[[Hparams, int], bool]:
+    """All but each so manieth layer."""
+    return lambda _hparams, il: (il + 1) % period != 0
+
+
+MROPE_SECTIONS = 4  # positions of a token in a picture: GGML_MROPE_SECTIONS
+
+
+def one_position(_hparams: Hparams) -> int:
+    return 1
+
+
+def sections_if_stated(hparams: Hparams) -> int:
+    """Several positions for each token where the file divides the rotation among them (use_mrope)."""
+    stated = hparams.key("rope.dimension_sections")
+    used = isinstance(stated, tuple) and len(stated) > 1 and all(map(bool, stated[:2]))
+    return MROPE_SECTIONS if used else 1
+
+
+def plain_routing(hparams: Hparams) -> Routing:
+    """Soft-max over all experts, the weights of the chosen ones made to add up to one."""
+    return Routing(
+        groups=hparams.whole("expert_group_count", 0),
+        groups_used=hparams.whole("expert_group_used_count", 0),
+    )
+
+
+def stated_routing(hparams: Hparams, default: Gating = Gating.SOFTMAX) -> Routing:
+    """As the file says: gating function, normalised weights, scale."""
+    stated = hparams.whole("expert_gating_func", 0)
+    return replace(
+        plain_routing(hparams),
+        gating=Gating(stated) if stated else default,
+        norm_w=hparams.flag("expert_weights_norm"),
+        scaled=hparams.real("expert_weights_scale") not in {0.0, 1.0},
+    )
+
+
+def never(_hparams: Hparams) -> bool:
+    return False
+
+
+def stream_then_attention(result: Tensor, stream: Tensor, attended: Tensor) -> Tensor:
+    """What parallel layers add to the result of the feed-forward, in this order."""
+    return ggml.add(ggml.add(result, stream), attended)
+
+
+def attention_then_stream(result: Tensor, stream: Tensor, attended: Tensor) -> Tensor:
+    return ggml.add(ggml.add(result, attended), stream)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transformer:
+    """One architecture's arrangement. What a file does not have (a bias, a norm of the queries) is left out anyway."""
+
+    attn_input: Callable[[Build], AttnInput] = input_auto
+    norm: Norm = Norm.RMS
+    scaled_embd: bool = False  # the embeddings are multiplied by a number
+    embedding_scale: bool = False  # the same, where the file has the key (f_embedding_scale)
+    positions_added: bool = False  # learned ones, to the embeddings, where the file has them
+    n_pos: Callable[[Hparams], int] = one_position
+    rope: Callable[[Hparams, int], bool] = every_layer  # which layers rotate
+    flat_qk_norm: bool = False  # queries and keys are normalised before they are cut into heads
+    late_qk_norm: bool = False  # they are normalised after they are rotated
+    scaled_q: bool = False
+    softcap: int = 0
+    predicts: bool = (
+        False  # the state after the last layer is a result (t_h_nextn, before the norm)
+    )
+    parallel: bool = False  # attention and feed-forward see the same norm
+    parallel_sum: Callable[[Tensor, Tensor, Tensor], Tensor] = stream_then_attention
+    post_norms: bool = False  # the results of attention and feed-forward are normalised
+    ffn_norm: str | None = "ffn_norm"
+    act: Act = Act.UNARY
+    gated: bool = True
+    residual_first: bool = False  # the feed-forward is added to the stream, not the stream to it
+    scaled_residual: bool = False
+    residual_scale: Callable[[Hparams], bool] = never  # the same, but not before the logits
+    routing: Callable[[Hparams], Routing] = plain_routing
+    temperature: Callable[[Hparams], bool] = never  # queries are scaled by position
+    logit_scale: Callable[[Hparams], bool] = never
+    logit_softcap: Callable[[Hparams], bool] = never
+
+    def more(self, hparams: Hparams, il: int) -> Hashable:
+        """What a layer depends on besides the facts of every layer."""
+        return self.rope(hparams, il)
+
+    def build(self, build: Build) -> None:
+        scaled = self.embedding_scale and bool(build.hparams.real("embedding_scale"))
+        cur = build.input_embd(scaled=scaled)
+        if self.scaled_embd:
+            cur = build.scaled_embd(cur)
+        shared = self.shared(build)
+        if self.positions_added and (table := build.weight("position_embd")) is not None:
+            cur = ggml.add(cur, ggml.get_rows(table, shared.pos))
+        for layer in build.layers():
+            cur = self.block(build, layer, shared, cur)
+        if self.predicts and build.predicts:
+            build.output(cur)
+            if not build.crops_early:
+                cur = ggml.get_rows(cur, shared.out_ids)
+        self.head(build, cur)
+
+    def shared(self, build: Build) -> Shared:
+        return Shared(
+            pos=build.input_pos(self.n_pos(build.hparams)),
+            attn=self.attn_input(build),
+            out_ids=build.input_out_ids(),
+            routing=self.routing(build.hparams),
+            attn_scale=build.input_attn_scale() if self.temperature(build.hparams) else None,
+        )
+
+    def block(self, build: Build, layer: Layer, shared: Shared, stream: Tensor) -> Tensor:
+        normed = self.normalized(layer, stream, "attn_norm")
+        cur = self.attention(build, layer, shared, normed)
+        rows = [cur, stream, normed]
+        if layer.facts.is_last and self.crops(build):
+            kept = rows if self.parallel else rows[:2]
+            rows = [ggml.get_rows(one, shared.out_ids) for one in kept]
+        if self.parallel:
+            result = self.feed_forward(build, layer, shared, rows[2])
+            return self.parallel_sum(result, rows[1], rows[0])
+        return self.after_attention(build, layer, shared, rows[0], rows[1])
+
+    def crops(self, build: Build) -> bool:
+        """Whether output rows are chosen in the last layer, after attention."""
+        return build.crops_early or not self.predicts
+
+    def after_attention(
+        self, build: Build, layer: Layer, shared: Shared, cur: Tensor, stream: Tensor
+    ) -> Tensor:
+        cur = self.post(layer, cur, "post_attention_norm")
+        stream = ggml.add(cur, stream)
+        name = self.ffn_norm
+        cur = stream if name is None else self.normalized(layer, stream, name)
+        cur = self.feed_forward(build, layer, shared, cur)
+        cur = self.post(layer, cur, "post_ffw_norm")
+        return ggml.add(stream, cur) if self.residual_first else ggml.add(cur, stream)
+
+    def post(self, layer: Layer, cur: Tensor, name: str) -> Tensor:
+        if self.post_norms:
+            cur = self.normalized(layer, cur, name)
+        scaled = self.scaled_residual or self.residual_scale(layer.build.hparams)
+        return ggml.scale(cur) if scaled else cur
+
+    def normalized(self, layer: Layer, cur: Tensor, name: str) -> Tensor:
+        """As it is, where the file has no such norm."""
+        if name not in layer:
+            return cur
+        return normalize(
+            cur, layer.weight(name), layer.bias(name), kind=self.norm, layer=layer.index
+        )
+
+    def attention(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+        q, k, v = qkv(build, layer, cur, flat=self.flat_qk_norm)
+        if self.late_qk_norm:
+            q, k = self.rotated(build, layer, shared, q, k)
+        q, k = self.normalized(layer, q, "attn_q_norm"), self.normalized(layer, k, "attn_k_norm")
+        if self.flat_qk_norm:
+            q, k, v = in_heads(build, layer, q, k, v)
+        if not self.late_qk_norm:
+            q, k = self.rotated(build, layer, shared, q, k)
+        if self.scaled_q:
+            q = ggml.scale(q)
+        if shared.attn_scale is not None:
+            q = ggml.mul(q, shared.attn_scale)
+        return self.attended(build, layer, shared, cur, (q, k, v))
+
+    def attended(
+        self, build: Build, layer: Layer, shared: Shared, _cur: Tensor, heads: QKV
+    ) -> Tensor:
+        """What the heads see, and the projection afterwards. `_cur`: what the heads were made from."""
+        extras = Extras(sinks=layer.weight("attn_sinks"), softcap=self.softcap)
+        return attend(build, layer, shared.attn, *heads, extras=extras)
+
+    def rotates(self, layer: Layer) -> bool:
+        return layer.facts.more is True
+
+    def rotated(
+        self, build: Build, layer: Layer, shared: Shared, q: Tensor, k: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        if not self.rotates(layer):
+            return q, k
+        factors = rope_factors(build)
+        return ggml.rope(q, shared.pos, factors), ggml.rope(k, shared.pos, factors)
+
+    def feed_forward(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+        if "ffn_gate_inp" not in layer:
+            return feed_forward(layer, cur, act=self.act, gated=self.gated)
+        result = experts(build, layer, cur, shared.routing)
+        if "ffn_up_shexp" in layer:
+            result = ggml.add(result, shared_expert(layer, cur))
+        return result
+
+    def head(self, build: Build, cur: Tensor) -> None:
+        cur = normalize(
+            cur, build.weight("output_norm"), build.tensor("output_norm.bias"), kind=self.norm
+        )
+        build.embd = cur
+        build.output(cur)
+        if self.scaled_residual:
+            cur = ggml.scale(cur)
+        cur = project(
+            build.weight("output") or build["token_embd"], cur, scale=build.tensor("output.scale")
+        )
+        if (bias := build.tensor("output.bias")) is not None:
+            cur = ggml.add(cur, bias)
+        if self.logit_scale(build.hparams):
+            cur = ggml.scale(cur)
+        if self.logit_softcap(build.hparams):
+            cur = ggml.scale(ggml.unary(ggml.scale(cur)))
+        build.output(cur)
+        build.expand(cur)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """What all layers of one graph use."""
+
+    pos: Tensor
+    attn: AttnInput
+    out_ids: Tensor
+    routing: Routing
+    attn_scale: Tensor | None = None
+    rs: StateInput | None = None  # where some layers are recurrent
+
+
+def rope_factors(build: Build) -> Tensor | None:
+    """get_rope_factors: all have one shape, so it does not matter which one the context picks."""
+    names = ("rope_freqs", "rope_factors_long", "rope_factors_short")
+    return next((found for name in names if (found := build.weight(name)) is not None), None)
+
+
+def in_heads(build: Build, layer: Layer, *qkv: Tensor) -> list[Tensor]:
+    facts = layer.facts
+    counts = (facts.n_head, facts.n_head_kv, facts.n_head_kv)
+    widths = (facts.n_embd_head_k, facts.n_embd_head_k, facts.n_embd_head_v)
+    return [
+        ggml.reshape(one, width, count, build.n_tokens)
+        for one, width, count in zip(qkv, widths, counts, strict=True)
+    ]

@@ -1,0 +1,83 @@
+"""What is done with the last hidden states when embeddings are asked for (build_pooling, build_dense_out)."""
+
+from __future__ import annotations
+
+import enum
+
+from edgekit.engines.llamacpp.graph import ggml
+from edgekit.engines.llamacpp.graph.llama.build import Build
+from edgekit.engines.llamacpp.graph.llama.matrices import Norm, normalize
+from edgekit.engines.llamacpp.graph.tensor import Tensor
+
+
+class Pooling(enum.Enum):
+    """llama_pooling_type, with the numbers of the key pooling_type."""
+
+    NONE = 0
+    MEAN = 1
+    CLS = 2
+    LAST = 3
+    RANK = 4
+
+
+_RANK_DEFAULTS = {"modern-bert": Pooling.MEAN.value}  # modern-bert.cpp
+_SOFT_MAX_RANK = frozenset({"qwen3", "qwen3vl"})
+
+
+def pool(build: Build) -> None:
+    if not build.options.embeddings or build.embd is None:
+        return
+    cur = _pooled(build, build.embd, Pooling(build.hparams.whole("pooling_type", 0)))
+    build.expand(cur)
+    cur = _dense_out(build, cur)
+    build.output(cur)
+
+
+def _pooled(build: Build, cur: Tensor, pooling: Pooling) -> Tensor:
+    match pooling:
+        case Pooling.NONE:
+            return cur
+        case Pooling.MEAN:
+            return _mean(build, cur)
+        case Pooling.CLS | Pooling.LAST:
+            return ggml.get_rows(cur, build.input_cls())
+        case Pooling.RANK:
+            return _ranked(build, cur)
+
+
+def _mean(build: Build, cur: Tensor) -> Tensor:
+    return ggml.mul_mat(ggml.cont(ggml.transpose(cur)), build.input_mean())
+
+
+def _ranked(build: Build, cur: Tensor) -> Tensor:
+    """The classification head, as far as the file has one."""
+    default = _RANK_DEFAULTS.get(build.hparams.arch, -1)
+    mean = build.hparams.whole("classifier.pooling_type", default) == Pooling.MEAN.value
+    cur = _mean(build, cur) if mean else ggml.get_rows(cur, build.input_cls())
+    if build.weight("cls") is not None:
+        cur = ggml.unary(_product(build, "cls", cur))
+        if (norm := build.weight("cls.norm")) is not None:
+            cur = normalize(cur, norm, kind=Norm.LAYER)
+    if build.weight("cls.output") is not None:
+        cur = _product(build, "cls.output", cur)
+    return ggml.soft_max(cur) if build.hparams.arch in _SOFT_MAX_RANK else cur
+
+
+def _product(build: Build, name: str, cur: Tensor) -> Tensor:
+    cur = ggml.mul_mat(build[name], cur)
+    bias = build.tensor(f"{name}.bias")
+    return cur if bias is None else ggml.add(cur, bias)
+
+
+def _dense_out(build: Build, cur: Tensor) -> Tensor:
+    """Projections after pooling that came with the embedding model."""
+    before = cur
+    if build.weight("dense_2") is not None:
+        cur = ggml.mul_mat(build["dense_2"], cur)
+    if (bias := build.tensor("dense_2.bias")) is not None:
+        cur = ggml.add(cur, bias)
+    if build.weight("dense_3") is not None:
+        cur = ggml.mul_mat(build["dense_3"], cur)
+    if cur is not before:
+        build.expand(cur)
+    return cur

@@ -1,0 +1,274 @@
+"""A model and a context -> programs, one for each buffer, kept with the model for all loads they are good for."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from operator import mul
+
+from edgekit.engines.llamacpp.graph.capacity import check_capacity, graph_capacity
+from edgekit.engines.llamacpp.graph.cgraph import Graph
+from edgekit.engines.llamacpp.graph.dims import Size, value, variable
+from edgekit.engines.llamacpp.graph.families import Family, family_of
+from edgekit.engines.llamacpp.graph.llama.build import Build, Options, Sizes
+from edgekit.engines.llamacpp.graph.llama.hparams import Hparams, LayerFacts
+from edgekit.engines.llamacpp.graph.llama.pooling import pool
+from edgekit.engines.llamacpp.graph.program import Outline, Program, fold
+from edgekit.engines.llamacpp.graph.stretches import Kept, Stretch, keep_all, keep_some
+from edgekit.engines.llamacpp.graph.trace import CPU, Placed, trace
+from edgekit.engines.llamacpp.graph.types import NoGraphError
+from edgekit.engines.llamacpp.types import Context
+from edgekit.formats.dtype import TensorType, by_name
+from edgekit.model.types import Model
+
+Values = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where the nodes of a graph run. `layer_key`: what makes layers differ there that are built alike.
+
+    `outside`: what is placed differently outside the layers. Targets that agree in this and in the keys of the layers
+    share a structure.
+    """
+
+    key: Hashable
+    outside: Hashable = None
+    place: Callable[[Build], Placed]
+    layer_key: Callable[[Hparams, int], Hashable] = lambda _hparams, _il: None
+
+
+CPU_ONLY = Target(key="cpu", place=lambda build: Placed.in_one(build.graph, CPU))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """`unequal`: sizes that were taken to differ. At a load where two of them meet, the plan does not hold."""
+
+    programs: tuple[Program, ...]
+    tensors: int  # nodes and leafs of the whole graph
+    unequal: tuple[tuple[Size, Size], ...]
+
+    def holds(self, values: Values) -> bool:
+        return all(value(one, values) != value(other, values) for one, other in self.unequal)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Structure:
+    """A plan for any number of layers that follow each other in the same way."""
+
+    outlines: tuple[Outline, ...]
+    tensors: int  # of the layers that were built
+    per_period: tuple[int, ...]  # of one period of each stretch
+    unequal: tuple[tuple[Size, Size], ...]
+
+    def bind(self, kept: Kept, types: Mapping[str, TensorType]) -> Plan:
+        missing = (one.missing for one in kept.stretches)
+        return Plan(
+            programs=tuple(outline.bind(kept, types) for outline in self.outlines),
+            tensors=self.tensors + sum(map(mul, missing, self.per_period)),
+            unequal=self.unequal,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What is read from the header once. `alike`: small numbers, the same for layers that are built alike."""
+
+    family: Family
+    hparams: Hparams
+    layers: tuple[LayerFacts, ...]
+    alike: tuple[int, ...]
+    types: Mapping[str, TensorType]  # of the weights, by name
+
+
+def plan_for(model: Model, context: Context, target: Target = CPU_ONLY) -> tuple[Plan, Values]:
+    """With the numbers to run it with. Raises NoGraphError, and RefusedError where llama.cpp would give up."""
+    values = load_values(context)
+    key: tuple[Hashable, ...] = (options_of(context), _alike(context, values))
+    plan = model.keep(
+        ("graph", target.key, key), lambda: _planned(model, context, target, key, _named(values))
+    )
+    if not plan.holds(values):
+        key = (*key, *values.values())
+        plan = model.keep(
+            ("graph", target.key, key), lambda: _planned(model, context, target, key, values)
+        )
+    check_capacity(plan.tensors, graph_capacity(known(model).hparams, context.n_tokens))
+    return plan, values
+
+
+def load_values(context: Context) -> dict[str, int]:
+    """The numbers of a load that the variables stand for."""
+    return {
+        "T": context.n_tokens // context.n_seq_max,
+        "S": context.n_seq_max,
+        "N": context.n_outputs,
+        "C": context.cells,
+        "W": context.swa_cells,
+    }
+
+
+def _alike(context: Context, values: Values) -> Hashable:
+    """Loads that agree in this have the same graph but for the numbers: a dimension of 1 lies anywhere."""
+    ones = tuple(number == 1 for number in values.values())
+    return ones, context.n_outputs == context.n_tokens
+
+
+def _named(values: Values) -> dict[str, Size]:
+    return {name: number if number == 1 else variable(name) for name, number in values.items()}
+
+
+def options_of(context: Context) -> Options:
+    return Options(
+        flash_attn=context.flash_attn,
+        v_trans=context.v_trans,
+        type_k=by_name(context.type_k.name.upper()),
+        type_v=by_name(context.type_v.name.upper()),
+        embeddings=context.embeddings,
+        streams=context.streams > 1,
+        rules=context.rules,
+    )
+
+
+def sizes_of(context: Context, values: Mapping[str, Size]) -> Sizes:
+    tokens = values["T"] * values["S"]
+    return Sizes(
+        n_tokens=tokens,
+        n_seqs=values["S"],
+        n_outputs=tokens if context.n_outputs == context.n_tokens else values["N"],
+        n_kv=values["C"],
+        n_kv_swa=values["W"],
+        n_stream=values["S"] if context.streams > 1 else 1,
+    )
+
+
+def known(model: Model) -> Known:
+    """Raises NoGraphError."""
+    return model.keep("graph facts", partial(_known, model))
+
+
+def _known(model: Model) -> Known:
+    family = family_of(model.geometry.architecture)
+    if family is None:
+        raise NoGraphError(
+            f"no compute graph known for the architecture {model.geometry.architecture}"
+        )
+    if model.header.tensors is None:
+        raise NoGraphError("the tensor directory was not read")
+    hparams = Hparams(model)
+    layers = tuple(hparams.layer(il, family.more(hparams, il)) for il in range(hparams.n_layer))
+    return Known(
+        family=family,
+        hparams=hparams,
+        layers=layers,
+        alike=_numbered(
+            (facts, _vectors(hparams, il), _expert_types(hparams, il))
+            for il, facts in enumerate(layers)
+        ),
+        types={tensor.name: tensor.type for tensor in model.header.tensors},
+    )
+
+
+def _vectors(hparams: Hparams, il: int) -> Hashable:
+    """Types of those weights that a node may write its result over, where they are copied and as large as that."""
+    own = hparams.weights(il)
+    return tuple(tensor.type.name for tensor in own.values() if len(tensor.shape) == 1)
+
+
+def _expert_types(hparams: Hparams, il: int) -> Hashable:
+    """A shared expert runs with the routed ones where their first products have weights of one type."""
+    own = hparams.weights(il)
+    if "ffn_up_shexp.weight" not in own:
+        return None
+    names = (f"ffn_{side}_{kind}.weight" for kind in ("exps", "shexp") for side in ("up", "gate"))
+    return tuple(own[name].type.name for name in names if name in own)
+
+
+def _numbered(keys: Iterable[Hashable]) -> tuple[int, ...]:
+    seen: dict[Hashable, int] = {}
+    return tuple(seen.setdefault(key, len(seen)) for key in keys)
+
+
+def _planned(
+    model: Model, context: Context, target: Target, key: Hashable, values: Mapping[str, Size]
+) -> Plan:
+    """From as few layers as show how the others go on."""
+    have = known(model)
+    keys = tuple((alike, target.layer_key(have.hparams, il)) for il, alike in enumerate(have.alike))
+    for kept in model.keep(("layers", keys), partial(_choices, keys)):
+        structure = model.keep(
+            ("structure", key, target.outside, kept.shape(keys)),
+            partial(_compiled, have, context, target, kept, values),
+        )
+        if structure is not None:
+            return structure.bind(kept, have.types)
+    raise AssertionError("with every layer built there is nothing left to fold")
+
+
+def _choices(keys: Sequence[Hashable]) -> tuple[Kept, ...]:
+    return keep_some(keys), keep_all(len(keys))
+
+
+def _compiled(
+    have: Known, context: Context, target: Target, kept: Kept, values: Mapping[str, Size]
+) -> Structure | None:
+    with _without_collection():
+        return structured(
+            built(have, kept, options_of(context), sizes_of(context, values)), kept, target
+        )
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Thousands of tensors are made and forgotten at once, none of them in a circle: looking for some takes a sixth."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def built(have: Known, kept: Kept, options: Options, sizes: Sizes) -> Build:
+    build = Build(have.hparams, {il: have.layers[il] for il in kept.layers}, options, sizes)
+    try:
+        have.family.build(build)
+        pool(build)
+    except (ArithmeticError, LookupError, ValueError) as error:
+        told = f"{have.hparams.header.name} does not describe a graph of {have.hparams.arch}"
+        raise NoGraphError(f"{told}: {error}") from error
+    return build
+
+
+def structured(build: Build, kept: Kept, target: Target) -> Structure | None:
+    """None: the layers that were built do not show how the others go on."""
+    placed = target.place(build)
+    if any(_adds_leafs(placed, stretch) for stretch in kept.stretches):
+        return None
+    outlines = [fold(log, kept) for log in trace(placed, build.graph.same)]
+    whole = tuple(outline for outline in outlines if outline is not None)
+    if len(whole) < len(outlines):
+        return None
+    graph = build.graph
+    return Structure(
+        outlines=whole,
+        tensors=len(graph.nodes) + len(graph.leafs),
+        per_period=tuple(_per_period(graph, stretch) for stretch in kept.stretches),
+        unequal=tuple(graph.unequal),
+    )
+
+
+def _adds_leafs(placed: Placed, stretch: Stretch) -> bool:
+    """Layers that are not built would have leafs of their own."""
+    begin, end = placed.marks[stretch.start], placed.marks[stretch.start + stretch.period]
+    return any(begin <= i < end for i in placed.leafs_of)
+
+
+def _per_period(graph: Graph, stretch: Stretch) -> int:
+    begin, end = stretch.start, stretch.start + stretch.period
+    return sum(graph.marks[end]) - sum(graph.marks[begin])

@@ -1,0 +1,218 @@
+"""Events of the layers that were built -> a program for all layers: sections, of which some are run again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import NamedTuple
+
+from edgekit.engines.llamacpp.graph.dims import Dim, Monomial, Size, value
+from edgekit.engines.llamacpp.graph.stretches import Kept
+from edgekit.engines.llamacpp.graph.tensor import Shape, Tensor
+from edgekit.engines.llamacpp.graph.trace import ALLOCATE, WHOLE, Buffer, Event, Log, Weight
+from edgekit.formats.dtype import TensorType
+
+NOWHERE = -2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """Events in a row. In one that is repeated slots are counted anew: `slots` of the run before it, then its own."""
+
+    events: tuple[Event, ...]
+    base: int = 0
+    slots: int = 0
+    carried: tuple[int, ...] = ()  # slots of its own that the next run frees
+    own: tuple[int, ...] = ()  # indices of the sizes that are not the same in every round
+    rounds: tuple[tuple[int, ...], ...] = ()  # those sizes, for each round
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What one buffer goes through. `sizes` become bytes with a load's numbers, `fixed` ones are bytes by index."""
+
+    alignment: int
+    sections: tuple[Section, ...]
+    sizes: Sizes
+    slots: int
+    own: int = 0  # sizes that sections set
+    fixed: tuple[tuple[int, int], ...] = ()
+
+
+class Body(NamedTuple):
+    """A section that is run once for each period of a stretch; `weights` are the sizes that are each round's own."""
+
+    section: Section
+    stretch: int
+    weights: tuple[Weight, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """A program for layers of which neither the number is known nor the types of their weights."""
+
+    buffer: Buffer
+    sections: tuple[Section | Body, ...]
+    sizes: Sizes
+    own: int  # sizes that bodies have of their own, behind those
+    weights: tuple[tuple[int, Weight], ...]  # those outside of bodies, by the index of their size
+    slots: int
+
+    def bind(self, kept: Kept, types: Mapping[str, TensorType]) -> Program:
+        """With the layers of a model: `types` of its weights by name."""
+        known: dict[tuple[TensorType, Shape], int] = {}
+
+        def taken(weight: Weight, layer: int) -> int:
+            key = types[f"{weight.before}{layer}{weight.after}"], weight.ne
+            if key not in known:
+                known[key] = self._bytes(*key)
+            return known[key]
+
+        standing = kept.standing
+        return Program(
+            alignment=self.buffer.alignment,
+            sections=tuple(
+                _bound(one, kept, taken) if isinstance(one, Body) else one for one in self.sections
+            ),
+            sizes=self.sizes,
+            own=self.own,
+            slots=self.slots,
+            fixed=tuple((i, taken(one, standing[one.layer])) for i, one in self.weights),
+        )
+
+    def _bytes(self, kind: TensorType, ne: Shape) -> int:
+        size = self.buffer.bytes_of(Tensor(op="NONE", type=kind, ne=ne))
+        return -(-value(size, {}) // self.buffer.alignment) * self.buffer.alignment
+
+
+def _bound(body: Body, kept: Kept, taken: Callable[[Weight, int], int]) -> Section:
+    stretch = kept.stretches[body.stretch]
+    rounds = tuple(
+        tuple(taken(one, kept.layers[one.layer] + i * stretch.period) for one in body.weights)
+        for i in range(stretch.rounds)
+    )
+    return replace(body.section, rounds=rounds)
+
+
+class Sizes:
+    """Polynomials that are evaluated together: each product of variables is made once."""
+
+    def __init__(self, sizes: Iterable[Size]) -> None:
+        self.products: dict[Monomial, int] = {}
+        self.rows = [self._row(size) for size in sizes]
+
+    def _row(self, size: Size) -> tuple[tuple[int, int], ...]:
+        terms = size.terms if isinstance(size, Dim) else {(): size}
+        return tuple(
+            (factor, self.products.setdefault(monomial, len(self.products)))
+            for monomial, factor in terms.items()
+        )
+
+    def at(self, values: Mapping[str, int]) -> list[int]:
+        products = []
+        for monomial in self.products:
+            product = 1
+            for name in monomial:
+                product *= values[name]
+            products.append(product)
+        return [
+            row[0][0] * products[row[0][1]]
+            if len(row) == 1
+            else sum(factor * products[i] for factor, i in row)
+            for row in self.rows
+        ]
+
+
+def fold(log: Log, kept: Kept) -> Outline | None:
+    """None: a stretch does not repeat as its layers do; more of them must be built."""
+    sizes = _by_place(log.sizes, kept)
+    sections: list[Section | Body] = []
+    done, count = 0, len(sizes)
+    for i, stretch in enumerate(kept.stretches):
+        first = stretch.start + 1  # part 0 is before the first layer
+        section = _repeated(log, stretch.period, first, sizes)
+        if section is None:
+            return None
+        body = _body(section, i, sizes, count)
+        sections += (_literal(log.parts[done:first]), body)
+        done = first + 2 * stretch.period
+        count += len(body.weights)
+    sections.append(_literal(log.parts[done:]))
+    literal = (one.events for one in sections if isinstance(one, Section))
+    outside = _weights(chain.from_iterable(literal), sizes)
+    return Outline(
+        buffer=log.buffer,
+        sections=tuple(sections),
+        sizes=Sizes(0 if isinstance(one, Weight) else one for one in sizes),
+        own=count - len(sizes),
+        weights=tuple(outside.items()),
+        slots=log.slots,
+    )
+
+
+def _by_place(sizes: Iterable[Size | Weight], kept: Kept) -> list[Size | Weight]:
+    """The layer of a weight as its place among those that are built."""
+    place = {layer: i for i, layer in enumerate(kept.layers)}
+    return [
+        size._replace(layer=place[size.layer]) if isinstance(size, Weight) else size
+        for size in sizes
+    ]
+
+
+def _literal(parts: Iterable[Sequence[Event]]) -> Section:
+    return Section(events=tuple(chain.from_iterable(parts)))
+
+
+def _repeated(log: Log, period: int, first: int, sizes: Sequence[Size | Weight]) -> Section | None:
+    second = first + period
+    one = tuple(chain.from_iterable(log.parts[first:second]))
+    two = tuple(chain.from_iterable(log.parts[second : second + period]))
+    base, slots = _taken(log.parts[:first]), _taken([one])
+    later = _a_period_later(sizes, period)
+    if two != tuple(
+        (kind, slot + slots, later[size], later[tail]) for kind, slot, size, tail in one
+    ) or any(slot < base - slots for _, slot, _, _ in one):
+        return None
+    after = chain.from_iterable(log.parts[second + period :])
+    if any(base <= slot < base + slots for _, slot, _, _ in after):
+        return None
+    return Section(
+        events=tuple((kind, slot - base + slots, size, tail) for kind, slot, size, tail in one),
+        base=base,
+        slots=slots,
+        carried=tuple(slot - base + slots for _, slot, _, _ in one if slot < base),
+    )
+
+
+def _taken(parts: Iterable[Sequence[Event]]) -> int:
+    """How many slots."""
+    return sum(1 for kind, *_ in chain.from_iterable(parts) if kind == ALLOCATE)
+
+
+def _a_period_later(sizes: Sequence[Size | Weight], period: int) -> dict[int, int]:
+    """Index of a size -> of the one that stands for it in the next period: of a weight, the next layer's."""
+    index = {size: i for i, size in enumerate(sizes)}
+    moved = (
+        size._replace(layer=size.layer + period) if isinstance(size, Weight) else size
+        for size in sizes
+    )
+    return {WHOLE: WHOLE, **{i: index.get(size, NOWHERE) for i, size in enumerate(moved)}}
+
+
+def _weights(events: Iterable[Event], sizes: Sequence[Size | Weight]) -> dict[int, Weight]:
+    """Those that events have the size of, by its index."""
+    used = {i for _, _, size, tail in events for i in (size, tail) if i != WHOLE}
+    return {i: one for i in sorted(used) if isinstance(one := sizes[i], Weight)}
+
+
+def _body(section: Section, stretch: int, sizes: Sequence[Size | Weight], count: int) -> Body:
+    """Its sizes of weights get indices of their own, from `count` on."""
+    weights = _weights(section.events, sizes)
+    own = {i: count + k for k, i in enumerate(weights)}
+    events = tuple(
+        (kind, slot, own.get(size, size), own.get(tail, tail))
+        for kind, slot, size, tail in section.events
+    )
+    section = replace(section, events=events, own=tuple(own.values()))
+    return Body(section, stretch, tuple(weights.values()))

@@ -1,0 +1,1 @@
+"""llama.cpp's quantiser: which type every tensor of a GGUF has at a given mix."""

@@ -1,0 +1,469 @@
+"""Expected tensors -> how a GGUF at F16 would hold them: names, shapes, and which stay at F32.
+
+Names are those of llama-arch.cpp, the types those of conversion/base.py (prepare_tensors), llama.cpp @ 0c1e570. What
+single families name or fuse otherwise is in their rows of geometry/tensor_rows.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from edgekit.formats.dtype import TensorType, by_name
+from edgekit.formats.types import LaidTensor
+from edgekit.model.expected import (
+    ExpectedTensor,
+    TensorKind,
+    TensorRole,
+    layer_tensors,
+    outer_tensors,
+    prediction_tensors,
+)
+from edgekit.model.feedforward_tensors import chooses_by_token
+from edgekit.model.hyper import MAX_NUMBER, dig, text_section
+from edgekit.model.tensor_rows import BY_NAME, PLAIN, Recipe, Streams
+from edgekit.model.types import (
+    Cell,
+    CompressedAttention,
+    HybridLayer,
+    LatentAttention,
+    Layer,
+    LayerKind,
+    ModelGeometry,
+    Recurrent,
+    attention_of,
+)
+
+_F32, _F16 = by_name("F32"), by_name("F16")
+
+# What a tensor is called; where a layer has several of one role and kind, one after another. A "+" cuts it into parts.
+Names = Mapping[TensorRole, Sequence[str]]
+
+_OUTSIDE: Names = {
+    TensorRole.EMBEDDING: ["token_embd"],
+    TensorRole.POSITION: ["position_embd"],
+    TensorRole.SEGMENT: ["token_types"],
+    TensorRole.LAYER_EMBEDDING: ["per_layer_token_embd"],
+    TensorRole.LAYER_EMBEDDING_IN: ["per_layer_model_proj"],
+    TensorRole.HEAD: ["output"],
+    TensorRole.RESIDUAL: ["altup_proj", "altup_unembd_proj"],
+}
+_OUTSIDE_NORMS: Names = {
+    TensorRole.NORM: ["output_norm"],
+    TensorRole.LAYER_EMBEDDING_IN: ["per_layer_proj_norm"],
+}
+_OUTSIDE_ARRAYS: Names = {
+    TensorRole.RESIDUAL: ["output_hc_fn.weight", "output_hc_scale.weight"],
+}
+_OUTSIDE_BIASES: Names = {TensorRole.RESIDUAL: ["output_hc_base.weight"]}
+_MATRICES: Names = {
+    TensorRole.QUERY: ["attn_q"],
+    TensorRole.KEY: ["attn_k"],
+    TensorRole.VALUE: ["attn_v"],
+    TensorRole.OUTPUT: ["attn_output"],
+    TensorRole.OUTPUT_DOWN: ["attn_output_a"],
+    TensorRole.ATTENTION_GATE: ["attn_gate"],
+    TensorRole.QUERY_DOWN: ["attn_q_a"],
+    TensorRole.QUERY_UP: ["attn_q_b"],
+    TensorRole.LATENT_DOWN: ["attn_kv_a_mqa"],
+    TensorRole.LATENT_UP: ["attn_kv_b"],
+    TensorRole.INDEX_QUERY: ["indexer.attn_q_b"],
+    TensorRole.INDEX_KEY: ["indexer.attn_k"],
+    TensorRole.INDEX_WEIGHTS: ["indexer.proj"],
+    TensorRole.COMPRESSOR_KEY: ["attn_compressor_kv", "indexer_compressor_kv"],
+    TensorRole.COMPRESSOR_GATE: ["attn_compressor_gate", "indexer_compressor_gate"],
+    TensorRole.GATE: ["ffn_gate"],
+    TensorRole.UP: ["ffn_up"],
+    TensorRole.DOWN: ["ffn_down"],
+    TensorRole.EXPERT_GATE: ["ffn_gate_exps", "ffn_gate_chexps"],
+    TensorRole.EXPERT_UP: ["ffn_up_exps", "ffn_up_chexps"],
+    TensorRole.EXPERT_DOWN: ["ffn_down_exps", "ffn_down_chexps"],
+    TensorRole.EXPERTS_IN: ["ffn_latent_down"],
+    TensorRole.EXPERTS_OUT: ["ffn_latent_up"],
+    TensorRole.SHARED_GATE: ["ffn_gate_shexp"],
+    TensorRole.SHARED_UP: ["ffn_up_shexp"],
+    TensorRole.SHARED_DOWN: ["ffn_down_shexp"],
+    TensorRole.SHARED_SWITCH: ["ffn_gate_inp_shexp"],
+    TensorRole.ROUTER: ["ffn_gate_inp"],
+    TensorRole.STATE_IN: ["ssm_in"],
+    TensorRole.STATE_GATE: ["attn_gate"],
+    TensorRole.STATE_BETA: ["ssm_ba"],
+    TensorRole.STATE_LOW: ["ssm_f_a", "ssm_f_b", "ssm_g_a", "ssm_g_b"],
+    TensorRole.STATE_X: ["ssm_x"],
+    TensorRole.STATE_DT: ["ssm_dt"],
+    TensorRole.STATE_OUT: ["ssm_out"],
+    TensorRole.RESIDUAL: ["altup_router", "laurel_l", "laurel_r"],
+    TensorRole.LAYER_GATE: ["inp_gate"],
+    TensorRole.LAYER_OUT: ["proj"],
+    TensorRole.PREDICTION: ["nextn.eh_proj"],
+}
+_NORMS: Names = {
+    TensorRole.QUERY: ["attn_q_norm"],
+    TensorRole.KEY: ["attn_k_norm"],
+    TensorRole.OUTPUT: ["attn_sub_norm"],
+    TensorRole.DOWN: ["ffn_sub_norm"],
+    TensorRole.QUERY_DOWN: ["attn_q_a_norm"],
+    TensorRole.LATENT_DOWN: ["attn_kv_a_norm"],
+    TensorRole.INDEX_QUERY: ["indexer.q_norm"],
+    TensorRole.INDEX_KEY: ["indexer.k_norm"],
+    TensorRole.COMPRESSOR_KEY: ["attn_compressor_norm", "indexer_compressor_norm"],
+    TensorRole.EXPERTS_IN: ["ffn_latent_norm"],
+    TensorRole.STATE_NORM: ["ssm_norm"],
+    TensorRole.RESIDUAL: ["altup_router_norm", "laurel_post_norm"],
+    TensorRole.LAYER_OUT: ["post_norm"],
+}
+# Norms of the hidden width, by how many a layer has.
+_HIDDEN_NORMS = {
+    1: ["attn_norm"],
+    2: ["attn_norm", "ffn_norm"],
+    3: ["attn_norm", "ffn_norm", "ffn_norm_exps"],
+    4: ["attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"],
+    7: [
+        "attn_norm",
+        "post_attention_norm",
+        "ffn_norm",
+        "post_ffw_norm",
+        "post_ffw_norm_1",
+        "pre_ffw_norm_2",
+        "post_ffw_norm_2",
+    ],
+}
+_FEEDS = frozenset({TensorRole.DOWN, TensorRole.EXPERT_DOWN})
+_PREDICTION_NORMS = ["nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"]
+# Plain arrays, by their whole names.
+_ARRAYS: Names = {
+    TensorRole.SINKS: ["attn_sinks.weight"],
+    TensorRole.COMPRESSOR_GATE: ["attn_compressor_ape.weight", "indexer_compressor_ape.weight"],
+    TensorRole.ROUTER: ["ffn_gate_inp.weight"],
+    TensorRole.CONV: ["ssm_conv1d.weight"],
+    TensorRole.STATE_A: ["ssm_a"],
+    TensorRole.STATE_D: ["ssm_d"],
+    TensorRole.RESIDUAL: [
+        "altup_correct_coef.weight",
+        "altup_predict_coef.weight",
+        "altup_correct_scale.weight",
+    ],
+    TensorRole.SCALE: ["layer_output_scale.weight"],
+}
+_ROUTER_SCALES = ["ffn_gate_inp.scale", "ffn_down_exps.scale", "layer_output_scale.weight"]
+_HYPER_ARRAYS = [f"hc_{part}_{what}.weight" for part in ("attn", "ffn") for what in ("fn", "scale")]
+_HYPER_BIASES = ["hc_attn_base.weight", "hc_ffn_base.weight"]
+# Biases that are not called after the matrix or norm before them.
+_BIASES: Names = {TensorRole.ROUTER: ["exp_probs_b.bias"], TensorRole.STATE_DT: ["ssm_dt.bias"]}
+# Recurrences that llama.cpp names otherwise.
+_BY_CELL: Mapping[Cell, Names] = {
+    Cell.GATED_DELTA: {TensorRole.STATE_IN: ["attn_qkv"]},
+    Cell.LIGHTNING: {TensorRole.STATE_IN: ["attn_qkv"], TensorRole.STATE_OUT: ["attn_output"]},
+    Cell.KIMI_DELTA: {
+        TensorRole.STATE_IN: ["attn_q+attn_k+attn_v"],
+        TensorRole.CONV: ["ssm_conv1d_q+ssm_conv1d_k+ssm_conv1d_v.weight"],
+        TensorRole.STATE_OUT: ["attn_output"],
+        TensorRole.STATE_BETA: ["ssm_beta"],
+        TensorRole.STATE_GATE: ["ssm_f_a", "ssm_g_a"],
+    },
+    Cell.SHORT_CONV: {
+        TensorRole.STATE_IN: ["shortconv.in_proj"],
+        TensorRole.STATE_OUT: ["shortconv.out_proj"],
+        TensorRole.CONV: ["shortconv.conv.weight"],
+    },
+}
+_STEP_NORMS = ["ssm_dt_norm", "ssm_b_norm", "ssm_c_norm"]
+
+_AS_MATRIX = frozenset({TensorKind.LINEAR, TensorKind.EXPERT, TensorKind.EMBEDDING})
+_AT_F32 = frozenset(
+    {
+        TensorRole.ROUTER,
+        TensorRole.POSITION,
+        TensorRole.SEGMENT,
+        TensorRole.INDEX_WEIGHTS,
+    }
+)
+_NAMES_AT_F32 = frozenset(
+    {"indexer.q_proj.weight", "indexer.k_proj.weight"}
+)  # conversion/minimax.py
+# Matrices that some families' files hold as one.
+_FUSED = (
+    (("attn_q", "attn_k", "attn_v"), "attn_qkv"),
+    (("ffn_gate", "ffn_up"), "ffn_up"),
+    (("ffn_gate_exps", "ffn_up_exps"), "ffn_gate_up_exps"),
+)
+# model_types whose converter leaves out the blocks that predict further tokens (skip_mtp, or tensors it filters).
+WITHOUT_PREDICTION = frozenset(
+    ["deepseek_v3", "kimi_k2", "kimi_k25", "deepseek_v4", "deepseek_ref", "ernie4_5_moe", "youtu", "youtu_llm",
+     "joyai_llm_flash"]
+)  # fmt: skip
+# Their blocks of prediction are no copies of the last layer: they have no experts, and are left out here.
+_DENSE_PREDICTION = frozenset({"step3p5", "step3p7", "step35"})
+# A word of our own: how many tables of rope factors a file has, where its number of tensors shows it.
+ROPE_TABLES = "edgekit rope tables"
+_ROPE_TABLES = {1: ("rope_freqs",), 2: ("rope_factors_long", "rope_factors_short")}
+_TABLES_BY_ROPE = {"llama3": 1, "longrope": 2, "proportional": 1, "su": 2}
+# Models of one latent whose files keep it in one matrix; the others' is cut into keys and values.
+_WHOLE_LATENT = frozenset({"minicpm3", "plm"})
+
+
+def gguf_tensors(
+    geometry: ModelGeometry, config: Mapping[str, Any] | None = None
+) -> tuple[LaidTensor, ...]:
+    """What the converter would write at F16, blocks that predict further tokens included."""
+    return tuple(
+        one
+        if block is None
+        else LaidTensor(name=f"blk.{block}.{one.name}", shape=one.shape, type=one.type)
+        for block, tensors in _blocks(geometry, config)
+        for one in tensors
+    )
+
+
+def gguf_tensor_count(geometry: ModelGeometry, config: Mapping[str, Any] | None = None) -> int:
+    """How many there would be."""
+    return sum(len(tensors) for _, tensors in _blocks(geometry, config))
+
+
+def _blocks(
+    geometry: ModelGeometry, config: Mapping[str, Any] | None
+) -> Iterator[tuple[int | None, Sequence[LaidTensor]]]:
+    """The tensors of each block, None for those outside; layers that are alike are laid out once."""
+    recipe = BY_NAME.get(geometry.architecture, PLAIN)
+    section = text_section(config or {})
+    name = geometry.architecture
+    yield None, _laid(outer_tensors(geometry, config), None, name, recipe)
+    yield None, tuple(_rope_tables(geometry, section))
+    known: dict[object, Sequence[LaidTensor]] = {}
+    for layer in geometry.layers[: len(geometry.layers) // geometry.loops]:
+        hashed = recipe.streams is Streams.HYPER and chooses_by_token(section, layer.index)
+        key = (layer.mixer, layer.dense, layer.experts, layer.index == 0, hashed)
+        if key not in known:
+            own = _laid(layer_tensors(layer, geometry, config), layer.mixer, name, recipe)
+            known[key] = (*own, _hash_table(layer, geometry)) if hashed else own
+        yield layer.index, known[key]
+    if geometry.mtp_layers and name not in WITHOUT_PREDICTION | _DENSE_PREDICTION:
+        yield from _prediction_blocks(geometry, config, recipe)
+
+
+def _prediction_blocks(
+    geometry: ModelGeometry, config: Mapping[str, Any] | None, recipe: Recipe
+) -> Iterator[tuple[int, Sequence[LaidTensor]]]:
+    """All alike."""
+    one = prediction_tensors(replace(geometry, mtp_layers=1), config)
+    tensors = _laid(one, geometry.layers[-1].mixer, geometry.architecture, recipe)
+    for block in range(len(geometry.layers), len(geometry.layers) + geometry.mtp_layers):
+        yield block, tensors
+
+
+def _hash_table(layer: Layer, geometry: ModelGeometry) -> LaidTensor:
+    """DeepSeek-V4: which experts a token has in the first layers."""
+    used = layer.experts.used if layer.experts is not None else 0
+    shape = (geometry.vocabulary or 0, used)
+    return LaidTensor(name="ffn_gate_tid2eid.weight", shape=shape, type=by_name("I32"))
+
+
+def _rope_tables(geometry: ModelGeometry, section: Mapping[str, Any]) -> Iterator[LaidTensor]:
+    """Factors by which frequencies are stretched: one table for Llama 3's way, two for long rope."""
+    kind = "" if geometry.rope is None else geometry.rope.type
+    count = section.get(ROPE_TABLES)
+    if not isinstance(count, int):
+        count = _TABLES_BY_ROPE.get(kind, 0)
+    for name in _ROPE_TABLES.get(count, ()):
+        yield LaidTensor(
+            name=f"{name}.weight", shape=(rotary_dim(geometry, section) // 2,), type=_F32
+        )
+
+
+def rotary_dim(geometry: ModelGeometry, section: Mapping[str, Any]) -> int:
+    """Numbers of a head that are rotated, in a layer that sees everything."""
+    stated = section.get("rotary_dim")
+    if isinstance(stated, int) and 0 < stated <= MAX_NUMBER:
+        return stated
+    found = [one for layer in geometry.layers if (one := attention_of(layer.mixer))]
+    latent = next((one.rope_dim for one in found if isinstance(one, LatentAttention)), None)
+    if latent is not None:
+        return latent
+    width = max((one.key_dim for one in found), default=0)
+    share = section.get("partial_rotary_factor")
+    if share is None:
+        share = dig(section, "rope_parameters.partial_rotary_factor")
+    return int(width * share) if isinstance(share, (int, float)) and 0 < share <= 1 else width
+
+
+def _laid(
+    tensors: Sequence[ExpectedTensor], kind: LayerKind | None, architecture: str, recipe: Recipe
+) -> Sequence[LaidTensor]:
+    """The tensors of a layer of that kind, or with None those outside the layers."""
+    named = _Naming(*(_outside(recipe) if kind is None else _inside(recipe, tensors, kind)))
+    laid: list[LaidTensor] = []
+    for tensor in tensors:
+        name = _renamed(named.name(tensor), recipe.gguf_names)
+        if not name:
+            continue
+        laid += [
+            LaidTensor(name=part, shape=shape, type=_type(tensor, part, shape))
+            for part, shape in _shaped(tensor, name, kind, architecture)
+        ]
+    for parts, whole in _FUSED:
+        if whole in recipe.gguf_fused:
+            laid = _fused(laid, parts, whole)
+    return laid
+
+
+def _outside(recipe: Recipe) -> tuple[Names, Names, Names, Names]:
+    norms = {**_OUTSIDE_NORMS}
+    if recipe.embedding_norm:
+        norms[TensorRole.NORM] = ["token_embd_norm", "output_norm"]
+    return _OUTSIDE, norms, _OUTSIDE_ARRAYS, _OUTSIDE_BIASES
+
+
+def _inside(
+    recipe: Recipe, tensors: Sequence[ExpectedTensor], kind: LayerKind
+) -> tuple[Names, Names, Names, Names]:
+    recurrent = _recurrence(kind)
+    own = _BY_CELL.get(recurrent.cell, {}) if recurrent is not None else {}
+    norms, arrays, biases = {**_NORMS}, {**_ARRAYS, **own}, {**_BIASES}
+    roles = Counter(one.role for one in tensors if one.kind is TensorKind.NORM)
+    count = roles[TensorRole.NORM]
+    if any(one.role is TensorRole.PREDICTION for one in tensors):
+        count -= len(_PREDICTION_NORMS)
+    if count == 1 and recipe.norms > 1 and any(one.role in _FEEDS for one in tensors):
+        hidden = ["ffn_norm"]
+    else:
+        hidden = _HIDDEN_NORMS.get(count, ["norm"] * count)
+    norms[TensorRole.NORM] = [*hidden, *_PREDICTION_NORMS]
+    if recurrent is not None and recurrent.cell is Cell.LIGHTNING:
+        norms[TensorRole.STATE_NORM] = ["attn_norm_2"]
+    if recipe.step_norms:
+        norms[TensorRole.STATE_NORM] = _STEP_NORMS
+    if recipe.router_scales and any(one.role is TensorRole.ROUTER for one in tensors):
+        arrays[TensorRole.SCALE] = _ROUTER_SCALES
+    if recipe.streams is Streams.HYPER:
+        arrays[TensorRole.RESIDUAL], biases[TensorRole.RESIDUAL] = _HYPER_ARRAYS, _HYPER_BIASES
+    return {**_MATRICES, **own}, norms, arrays, biases
+
+
+class _Naming:
+    """Names the tensors of a layer in the order in which they are expected."""
+
+    def __init__(self, matrices: Names, norms: Names, arrays: Names, biases: Names) -> None:
+        self.matrices, self.norms, self.arrays, self.biases = map(
+            _Turn, (matrices, norms, arrays, biases)
+        )
+        self.latest: dict[TensorRole, str] = {}
+
+    def name(self, tensor: ExpectedTensor) -> str:
+        role = tensor.role
+        if tensor.kind is TensorKind.BIAS:
+            if role in self.biases.names:
+                return self.biases.next(role)
+            latest = self.latest.get(role) or self.matrices.next(role)
+            return latest.removesuffix(".weight") + ".bias"
+        if tensor.kind is TensorKind.NORM:
+            name = self.norms.next(role) + ".weight"
+        elif tensor.kind in _AS_MATRIX:
+            name = self.matrices.next(role) + ".weight"
+        else:
+            name = self.arrays.next(role)
+        self.latest[role] = name
+        return name
+
+
+class _Turn:
+    """One name after another of those that a role has."""
+
+    def __init__(self, names: Names) -> None:
+        self.names, self.met = names, Counter[TensorRole]()
+
+    def next(self, role: TensorRole) -> str:
+        """What llama.cpp's converter has no name for is called by its role."""
+        place, names = self.met[role], self.names.get(role, ())
+        self.met[role] += 1
+        return names[place] if place < len(names) else f"{role.name.lower()}_{place}"
+
+
+def _renamed(name: str, names: Mapping[str, str]) -> str:
+    """As the family calls it: the whole name, or what stands before its ending."""
+    stem, dot, ending = name.rpartition(".")
+    return names[name] if name in names else names.get(stem, stem) + dot + ending
+
+
+def _shaped(
+    tensor: ExpectedTensor, name: str, kind: LayerKind | None, architecture: str
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """A tensor under the shape it has in a file, cut where llama.cpp has it in parts."""
+    shape = tensor.shape
+    if tensor.kind is TensorKind.EXPERT or tensor.count > 1:
+        shape = (tensor.count, *shape)
+    if tensor.role is TensorRole.LATENT_UP and isinstance(kind, LatentAttention):
+        yield from _latent(shape, kind, architecture)
+        return
+    if len(shape) == 2 and shape[0] == 1:
+        shape = shape[1:]  # a matrix of one row is a vector
+    recurrent = _recurrence(kind)
+    if recurrent is not None:
+        shape = _state_shape(tensor, shape, recurrent)
+    if tensor.role is TensorRole.OUTPUT_DOWN and isinstance(kind, CompressedAttention):
+        groups = kind.heads * kind.key_dim // shape[1]
+        shape = (groups, shape[0] // groups, shape[1])
+    stem, dot, ending = name.rpartition(".")
+    parts = stem.split("+")
+    if len(parts) == 1:
+        yield name, shape
+        return
+    rows = next(place for place, length in enumerate(shape) if length > 1)
+    cut = (*shape[:rows], shape[rows] // len(parts), *shape[rows + 1 :])
+    yield from ((part + dot + ending, cut) for part in parts)
+
+
+def _latent(
+    shape: tuple[int, ...], kind: LatentAttention, architecture: str
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    if architecture in _WHOLE_LATENT or not kind.absorbed:
+        yield "attn_kv_b.weight", shape
+        return
+    plain = kind.key_dim - kind.rope_dim
+    yield "attn_k_b.weight", (kind.heads, kind.latent_dim, plain)
+    yield "attn_v_b.weight", (kind.heads, kind.value_dim, kind.latent_dim)
+
+
+def _state_shape(
+    tensor: ExpectedTensor, shape: tuple[int, ...], kind: Recurrent
+) -> tuple[int, ...]:
+    """Mamba-2's vectors are matrices of one column, its norm is cut into groups; Kimi's have four dimensions."""
+    if kind.cell is Cell.MAMBA2 and kind.groups:
+        if tensor.role in {TensorRole.STATE_A, TensorRole.STATE_D}:
+            return (*shape, 1)
+        if tensor.role is TensorRole.STATE_NORM:
+            return (kind.groups, shape[0] // kind.groups)
+    if kind.cell is Cell.KIMI_DELTA:
+        if tensor.role is TensorRole.STATE_A:
+            return (1, 1, *shape, 1)
+        if tensor.role is TensorRole.CONV:
+            return (1, shape[0], 1, shape[1])
+    return shape
+
+
+def _type(tensor: ExpectedTensor, name: str, shape: tuple[int, ...]) -> TensorType:
+    whole = tensor.role in _AT_F32 or name in _NAMES_AT_F32
+    return _F16 if tensor.kind in _AS_MATRIX and len(shape) > 1 and not whole else _F32
+
+
+def _fused(tensors: Sequence[LaidTensor], parts: Sequence[str], whole: str) -> list[LaidTensor]:
+    """Their rows in one matrix, their biases in one vector."""
+    fused: list[LaidTensor] = []
+    for ending in (".weight", ".bias"):
+        names = {part + ending for part in parts}
+        own = [one for one in tensors if one.name in names]
+        if own:
+            first = own[0]
+            axis = 0 if len(first.shape) < 3 else 1  # experts come first
+            rows = sum(one.shape[axis] for one in own)
+            shape = (*first.shape[:axis], rows, *first.shape[axis + 1 :])
+            fused.append(LaidTensor(name=whole + ending, shape=shape, type=first.type))
+            tensors = [one for one in tensors if one.name not in names]
+    return [*tensors, *fused]
+
+
+def _recurrence(kind: LayerKind | None) -> Recurrent | None:
+    if isinstance(kind, HybridLayer):
+        return kind.recurrent
+    return kind if isinstance(kind, Recurrent) else None

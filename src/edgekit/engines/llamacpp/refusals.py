@@ -1,0 +1,441 @@
+"""A GGUF's keys and tensor directory -> the reason for which llama.cpp would not load it.
+
+Follows llama-model.cpp (load_hparams, load_tensors) and llama-model-loader.cpp (check_tensor_dims,
+done_getting_tensors). Nothing is refused that the table does not know: an unknown word, key or condition passes.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Hashable, Iterator, Mapping
+from functools import partial
+
+from edgekit.engines.llamacpp.loader_table import (
+    GATE_UP,
+    HAS,
+    QKV,
+    Loader,
+    NeededTensor,
+    Number,
+    Words,
+    evaluate,
+    loader_of,
+)
+from edgekit.engines.llamacpp.placement import block_number
+from edgekit.formats.types import ModelHeader, Tensor
+from edgekit.model.hyper import MAX_LAYERS
+from edgekit.model.types import LatentAttention, Model, Recurrent, SharedCache, Span, attention_of
+from edgekit.sources.types import Container
+
+MAX_EXPERTS = 512  # LLAMA_MAX_EXPERTS
+ROPE_SCALING_TYPES = ("none", "linear", "yarn", "longrope")  # llama-model.cpp
+PER_LAYER = (  # a number, or one for each layer
+    "expert_used_count",
+    "feed_forward_length",
+    "attention.head_count",
+    "attention.head_count_kv",
+)
+SECTIONS = "rope.dimension_sections"
+FULL_ROTATION = frozenset(
+    {"deci", "falcon", "llama", "llama-embed"}
+)  # n_rot is the width of a head
+ROTATED_HEADS = frozenset({"bailingmoe", "gpt-oss"})  # matrices are n_rot wide for each head
+ONE_EXPERT_IS_NONE = frozenset({"hunyuan-dense", "hunyuan_vl"})
+FUSED = ("attn_qkv.weight", "attn_qkv.bias", "ffn_gate_up_exps.weight")  # in the place of others
+SCALES = (".scale", ".input_scale")  # optional beside any weight
+Shape = tuple[int | None, ...]  # None: not known
+
+
+def refusal(model: Model) -> str:
+    """Why llama.cpp would not load this file; empty where nothing speaks against it."""
+    header = model.header
+    if header.container is not Container.GGUF:
+        return ""
+    if header.big_endian and sys.byteorder == "little":
+        return (
+            f"this GGUF file version {(header.version or 3) << 24} is extremely large, is there a mismatch between "
+            "the host and model endianness? (the file is big-endian: gguf-py's gguf_convert_endian.py converts it)"
+        )
+    return next(_reasons(model), "")
+
+
+def _reasons(model: Model) -> Iterator[str]:
+    """In the order of the loader."""
+    loader = loader_of(model.geometry.architecture)
+    keys = _Keys(model.header, model.geometry.architecture)
+    yield from _missing_keys(keys, loader)
+    yield from _bad_arrays(keys, loader)
+    yield from _bad_numbers(keys)
+    words = _words(model, keys, loader or Loader())
+    if loader is None:
+        yield from _empty_blocks(model)
+        return
+    if model.header.tensors is not None:
+        yield from _bad_tensors(model, loader, words)
+    for must_hold, message in (*loader.checks, *_width_checks(model)):
+        if evaluate(must_hold, words) is False:
+            yield message
+
+
+def _width_checks(model: Model) -> Iterator[tuple[str, str]]:
+    """Keys and values are as wide as the cache's rows; else building the graph aborts."""
+    message = _failed("a->ne[0] == b->ne[0]")
+    if all(isinstance(layer.mixer, LatentAttention) for layer in model.geometry.layers):
+        yield "not is_mla or n_embd_k_gqa == n_lora_kv + n_rot", message
+    if model.geometry.architecture in ROTATED_HEADS:
+        yield "n_embd_head_k == n_rot and n_embd_head_v == n_rot", message
+
+
+class _Keys:
+    """The keys of one architecture, as get_key finds them."""
+
+    def __init__(self, header: ModelHeader, architecture: str) -> None:
+        self.header = header
+        self.architecture = architecture
+
+    def name(self, key: str) -> str:
+        return key[1:] if key.startswith("/") else f"{self.architecture}.{key}"
+
+    def value(self, key: str) -> object:
+        return self.header.keys.get(self.name(key))
+
+    def count(self, key: str) -> int | None:
+        """How many elements an array has, None where the key is not one."""
+        value = self.value(key)
+        if isinstance(value, tuple):
+            return len(value)
+        fact = self.header.arrays.get(self.name(key))
+        return None if fact is None else fact.count
+
+    def is_there(self, name: str) -> bool:
+        header = self.header
+        return name in header.keys or name in header.arrays or name in header.long_strings
+
+    def number(self, key: str, default: int | None = None) -> int | None:
+        """A whole number, the first of an array; None where it cannot be known."""
+        value = self.value(key)
+        if value is None and not self.is_there(self.name(key)):
+            return default
+        if isinstance(value, tuple):
+            value = value[0] if value else None
+        return value if isinstance(value, int) else None
+
+    def of_layer(self, key: str, layer: int, default: int | None = None) -> int | None:
+        value = self.value(key)
+        if isinstance(value, tuple):
+            found = value[layer] if layer < len(value) else None
+            return found if isinstance(found, int) else None
+        return self.number(key, default)
+
+
+def _missing_keys(keys: _Keys, loader: Loader | None) -> Iterator[str]:
+    if not keys.header.complete:
+        return
+    needed = ("context_length", "embedding_length", "block_count", *(loader.keys if loader else ()))
+    for key in needed:
+        if not keys.is_there(keys.name(key)):
+            yield f"key not found in model: {keys.name(key)}"
+
+
+def _bad_arrays(keys: _Keys, loader: Loader | None) -> Iterator[str]:
+    lengths = dict.fromkeys(PER_LAYER, keys.number("block_count"))
+    if loader is not None and SECTIONS in loader.keys:
+        lengths[SECTIONS] = 4
+    for key, length in lengths.items():
+        count = keys.count(key)
+        if count is not None and length is not None and count != length:
+            yield f"key {keys.name(key)} has wrong array length; expected {length}, got {count}"
+
+
+def _bad_numbers(keys: _Keys) -> Iterator[str]:
+    """The asserts of load_hparams that hold for every architecture."""
+    layers, predicting = keys.number("block_count"), keys.number("nextn_predict_layers", 0)
+    if layers is not None and not 0 < layers <= MAX_LAYERS:
+        yield _failed("hparams.n_layer_all > 0 && hparams.n_layer_all <= LLAMA_MAX_LAYERS")
+    if layers is not None and predicting is not None and predicting > layers:
+        yield _failed("hparams.n_layer_nextn <= hparams.n_layer_all")
+    yield from _bad_experts(keys)
+    scaling = keys.value("rope.scaling.type")
+    if isinstance(scaling, str) and scaling not in ROPE_SCALING_TYPES:
+        yield (
+            _failed("hparams.rope_scaling_type_train != LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED")
+            + f" (rope.scaling.type is {scaling[:40]!r})"
+        )
+    heads, width = keys.number("attention.head_count", 0), keys.number("embedding_length")
+    if keys.architecture in FULL_ROTATION and heads and width is not None:
+        head = keys.number("attention.key_length", width // heads)
+        rotated = keys.number("rope.dimension_count", head)
+        if head is not None and rotated is not None and rotated != head:
+            yield f"invalid n_rot: {rotated}, expected {head}"
+
+
+def _bad_experts(keys: _Keys) -> Iterator[str]:
+    experts = keys.number("expert_count", 0)
+    used = keys.value("expert_used_count")
+    most = max(used, default=0) if isinstance(used, tuple) else keys.number("expert_used_count", 0)
+    groups, groups_used = (
+        keys.number("expert_group_count", 0),
+        keys.number("expert_group_used_count", 0),
+    )
+    if experts is None or not isinstance(most, int) or groups is None or groups_used is None:
+        return
+    if keys.architecture in ONE_EXPERT_IS_NONE and experts <= 1:
+        experts, most = 0, 0
+    if experts > MAX_EXPERTS:
+        yield _failed("hparams.n_expert <= LLAMA_MAX_EXPERTS")
+    if most > experts:
+        yield _failed("n_expert_used_max <= hparams.n_expert")
+    if experts and not most:
+        yield _failed("n_expert_used_max > 0")
+    if experts and groups >= experts:
+        yield _failed("hparams.n_expert_groups < hparams.n_expert")
+    if groups > 1 and experts and (experts % groups or not 0 < groups_used < groups):
+        yield _failed("hparams.n_group_used < hparams.n_expert_groups")
+    if groups and not experts:
+        yield _failed("hparams.n_expert_groups == 0")
+
+
+def _failed(assertion: str) -> str:
+    return f"GGML_ASSERT({assertion}) failed"
+
+
+def _words(model: Model, keys: _Keys, loader: Loader) -> dict[str, int]:
+    """llama.cpp's hyper-parameters, as far as they follow from keys and geometry; those of block 0 without their il."""
+    layers, predicting = keys.number("block_count"), keys.number("nextn_predict_layers", 0)
+    width = keys.number("embedding_length")
+    found: dict[str, int | None] = {
+        "n_embd": width,
+        "n_ctx_train": keys.number("context_length"),
+        "n_vocab": _vocabulary(model.header, keys),
+        "n_token_types": _whole(model.header.keys.get("tokenizer.ggml.token_type_count", 0)),
+        "n_layer": None if layers is None or predicting is None else layers - predicting,
+        "n_expert": keys.number("expert_count", 0),
+        "n_embd_out": keys.number("embedding_length_out", width),
+        "n_cls_out": keys.count("classifier.output_labels") or 1,
+        "rope_scaling_type_train": int(keys.value("rope.scaling.type") == "longrope"),
+        "LLAMA_ROPE_SCALING_TYPE_LONGROPE": 1,
+    }
+    for word, (key, default) in loader.fields.items():
+        if word not in found or keys.is_there(keys.name(key)):
+            found[word] = keys.number(key, default)
+    for computed in loader.computed:
+        found[computed] = None
+    first = _block_words(model, keys, loader, 0)
+    found |= {word.removesuffix("_il"): value for word, value in first.items() if word != "il"}
+    if found.get("n_layer_dense_lead") is None:
+        experts = (i for i, layer in enumerate(model.geometry.layers) if layer.experts is not None)
+        found["n_layer_dense_lead"] = next(experts, len(model.geometry.layers))
+    found |= _latent_words(model, found)
+    return {word: value for word, value in found.items() if value is not None}
+
+
+def _block_words(model: Model, keys: _Keys, loader: Loader, block: int) -> dict[str, int]:
+    """The words of one block: il itself, and those that end in _il."""
+    at = partial(keys.of_layer, layer=block)
+    width, heads = keys.number("embedding_length"), keys.number("attention.head_count", 0)
+    head = width // heads if width is not None and heads else 0
+    found: dict[str, int | None] = {
+        "n_head_il": at("attention.head_count", default=0),
+        "n_ff_il": at("feed_forward_length", default=0),
+        "n_ff_exp_il": at("expert_feed_forward_length", default=0),
+        "n_expert_used_il": at("expert_used_count", default=0),
+    }
+    found["n_head_kv_il"] = at("attention.head_count_kv", default=found["n_head_il"])
+    slides = False
+    if block < len(model.geometry.layers):
+        mixer = model.geometry.layers[block].mixer
+        attention = attention_of(mixer)
+        slides = attention is not None and attention.span is Span.WINDOW
+        found["is_swa_il"] = slides
+        found["is_recr_il"] = isinstance(mixer, Recurrent)
+        found["has_kv_il"] = not isinstance(mixer, SharedCache)
+    for side, key in (("k", "attention.key_length"), ("v", "attention.value_length")):
+        word = f"n_embd_head_{side}"
+        own = keys.number(key, head) if heads or word in loader.fields else 0
+        found[f"{word}_il"] = keys.number(f"{key}_swa", own) if slides else own
+        found[f"n_embd_{side}_gqa_il"] = _product(found[f"{word}_il"], found["n_head_kv_il"])
+    own = keys.number("rope.dimension_count", keys.number("attention.key_length", head))
+    found["n_rot_il"] = keys.number("rope.dimension_count_swa", own) if slides else own
+    for computed in loader.computed - {"is_recr", "is_swa"}:  # geometry knows those two
+        found[f"{computed}_il"] = None
+    return {"il": block, **{word: value for word, value in found.items() if value is not None}}
+
+
+def _latent_words(model: Model, found: Mapping[str, int | None]) -> dict[str, int | None]:
+    """Multi-head latent attention: whether the file has its own key and value widths for it."""
+    key, value = found.get("n_embd_head_k_mla"), found.get("n_embd_head_v_mla")
+    mixer = model.geometry.layers[0].mixer
+    ranks = {"n_lora_q": mixer.query_rank} if isinstance(mixer, LatentAttention) else {}
+    if key is None or value is None:
+        return {**ranks}
+    absorbed = bool(key and value)
+    return {
+        **ranks,
+        "is_mla": absorbed,
+        "n_embd_head_k_mla": key if absorbed else found["n_embd_head_k"],
+        "n_embd_head_v_mla": value if absorbed else found["n_embd_head_v"],
+    }
+
+
+def _vocabulary(header: ModelHeader, keys: _Keys) -> int | None:
+    tokens = header.arrays.get("tokenizer.ggml.tokens")
+    if tokens is not None:
+        return tokens.count
+    listed = header.keys.get("tokenizer.ggml.tokens")
+    if isinstance(listed, tuple):
+        return len(listed)
+    if header.keys.get("tokenizer.ggml.model") in ("none", "no_vocab"):
+        return keys.number("vocab_size", 0)
+    return None
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _product(a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else a * b
+
+
+def _bad_tensors(model: Model, loader: Loader, words: Words) -> Iterator[str]:
+    """Missing and misshapen ones in the order of the loader, then those it leaves over."""
+    tensors, layers = model.header.tensors or (), words.get("n_layer")
+    if layers is None:
+        return
+    by_block: dict[int | None, dict[str, Tensor]] = {}
+    for tensor in tensors:
+        block, name = _split(tensor.name)
+        by_block.setdefault(block, {})[name] = tensor
+    keys = _Keys(model.header, model.geometry.architecture)
+    outside, inside = _Part(loader, in_block=False), _Part(loader, in_block=True)
+    reasons, created = outside.load(by_block.get(None, {}), {**words, "il": 0}, "")
+    yield from reasons
+    for layer in range(layers):
+        own = {**words, **_block_words(model, keys, loader, layer)}
+        reasons, taken = inside.load(by_block.get(layer, {}), own, f"blk.{layer}.")
+        yield from reasons
+        created += taken
+    predicting = keys.number("nextn_predict_layers", 0) or 0
+    created += sum(len(by_block.get(layers + extra, {})) for extra in range(predicting))
+    if created != len(tensors):
+        yield f"wrong number of tensors; expected {len(tensors)}, got {created}"
+
+
+def _empty_blocks(model: Model) -> Iterator[str]:
+    """What can be told without knowing an architecture's tensors."""
+    if model.header.tensors is None:
+        return
+    found = {block_number(tensor.name) for tensor in model.header.tensors}
+    if None not in found:
+        yield "the file has no tensors outside its blocks"
+    for block in range(len(model.geometry.layers) // model.geometry.loops):
+        if block not in found:
+            yield f"the file has no tensors for block {block}"
+
+
+def _split(name: str) -> tuple[int | None, str]:
+    """blk.12.attn_q.weight -> 12, attn_q.weight."""
+    start, _, rest = name.partition(".")
+    number, _, own = rest.partition(".")
+    if start == "blk" and number.isdecimal() and len(number) <= 6 and str(int(number)) == number:
+        return int(number), own
+    return None, name
+
+
+class _Part:
+    """The tensors of one block, or those outside of blocks. Blocks that are alike are worked out once."""
+
+    def __init__(self, loader: Loader, *, in_block: bool) -> None:
+        self.needs = [one for one in loader.tensors if one.in_block is in_block]
+        self.conditions = tuple(dict.fromkeys(one.condition for one in self.needs))
+        self.known: dict[Hashable, tuple[tuple[str, ...], dict[str, list[Shape]]]] = {}
+
+    def load(self, there: Mapping[str, Tensor], words: Words, prefix: str) -> tuple[list[str], int]:
+        """What the loader stops at, and how many of the tensors it takes."""
+        has = {HAS + re.sub(r"\W", "_", name): True for name in there}
+        holds = {one: evaluate(one, {**words, **has}) for one in self.conditions}
+        alike = (
+            *holds.values(),
+            *(value for word, value in words.items() if word != "il"),
+            *(name in there for name in FUSED),
+        )
+        if alike not in self.known:
+            self.known[alike] = self._expected(there, words, holds)
+        required, shapes = self.known[alike]
+        reasons = [f"tensor '{prefix}{name}' not found" for name in required if name not in there]
+        taken = 0
+        for name, tensor in there.items():
+            allowed = shapes.get(name)
+            if allowed is None:
+                taken += _is_scale(name, shapes)
+                continue
+            taken += 1
+            if not any(_fits(tensor.shape[::-1], shape) for shape in allowed):
+                reasons.append(_misshapen(prefix + name, tensor.shape[::-1], allowed[0]))
+        return reasons, taken
+
+    def _expected(
+        self, there: Mapping[str, Tensor], words: Words, holds: Mapping[str, Number | None]
+    ) -> tuple[tuple[str, ...], dict[str, list[Shape]]]:
+        """Names that must be there, and the shapes of those that may be. An unknown condition requires nothing."""
+        required: list[str] = []
+        shapes: dict[str, list[Shape]] = {}
+        for need in self.needs:
+            if (known := holds[need.condition]) is not None and not known:
+                continue
+            for name, shape, needed in _named(need, there):
+                shapes.setdefault(name, []).append(tuple(evaluate(one, words) for one in shape))
+                if needed and known:
+                    required.append(name)
+        return tuple(required), shapes
+
+
+def _is_scale(name: str, shapes: Mapping[str, object]) -> bool:
+    """Any weight may have a scale, and its input too."""
+    return any(
+        name.endswith(end) and f"{name.removesuffix(end)}.weight" in shapes for end in SCALES
+    )
+
+
+def _misshapen(name: str, dimensions: tuple[int, ...], shape: Shape) -> str:
+    expected = ", ".join("?" if one is None else str(one) for one in shape)
+    got = ", ".join(map(str, (*dimensions, 1, 1, 1, 1)[:4]))
+    return f"tensor '{name}' has wrong shape; expected {expected}, got {got}"
+
+
+def _named(
+    need: NeededTensor, there: Mapping[str, Tensor]
+) -> Iterator[tuple[str, tuple[str, ...], bool]]:
+    """A need as the tensors it stands for: names, shapes, whether the loader insists on them."""
+    if need.name == QKV:
+        width, *parts = need.shape
+        fused = " + ".join(f"({part})" for part in parts)
+        whole = "attn_qkv.weight" in there
+        if whole:
+            yield "attn_qkv.weight", (width, fused), True
+            yield "attn_qkv.bias", (fused,), False
+        for letter, part in zip("qkv", parts, strict=True):
+            if not whole:
+                yield f"attn_{letter}.weight", (width, part), True  # without them the graph crashes
+            if "attn_qkv.bias" not in there or not whole:
+                yield f"attn_{letter}.bias", (part,), False
+    elif need.name == GATE_UP:
+        width, wide, experts = need.shape
+        if "ffn_gate_up_exps.weight" in there:
+            yield "ffn_gate_up_exps.weight", (width, f"({wide}) * 2", experts), True
+        else:
+            yield "ffn_gate_exps.weight", need.shape, need.required
+            yield "ffn_up_exps.weight", need.shape, need.required
+    else:
+        yield need.name, need.shape, need.required
+
+
+def _fits(dimensions: tuple[int, ...], shape: Shape) -> bool:
+    """Whether a tensor has this shape, missing dimensions being 1; what is not known fits."""
+    if shape == (None,):
+        return True
+    rest = len(shape) - len(dimensions)
+    padded = (*dimensions, *([1] * max(rest, 0)))
+    wanted = (*shape, *([1] * max(-rest, 0)))
+    return all(want is None or want == have for want, have in zip(wanted, padded, strict=True))

@@ -1,0 +1,127 @@
+"""A launch -> what the child process is told: xllamacpp's public parameters, and enums by their names.
+
+`fit_params` is off: llama.cpp would plan a second time, and not hold what was promised.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from edgekit.engines.llamacpp.run.types import Launch
+from edgekit.engines.llamacpp.verify.binding import (
+    context_parameters,
+    enum_parameters,
+    placement_parameters,
+)
+from edgekit.errors import UsageError
+
+_TELLS_BUFFERS = 4  # the verbosity from which on llama.cpp tells its buffers while it loads
+# A connection that is kept open has a thread for 5 s after its last request (cpp-httplib): clients beyond the threads
+# would wait for that. llama.cpp has one for each slot and four more; a thread that waits costs some 10 KiB.
+_HTTP_THREADS = 64
+_SPARE_TOKENS = 4  # server-context.cpp: no more sinks than the window less these
+_OFFLOAD_ALL = -1
+_BUILT_IN = "chatml"  # llama.cpp always has a template; this one is its own, and cannot be broken
+_TYPES = {True: "COMMON_SPECULATIVE_TYPE_DRAFT_MTP", False: "COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE"}
+
+
+def make_settings(launch: Launch) -> dict[str, Any]:
+    """UsageError where the engine could not be started so."""
+    _require_sense(launch)
+    return {
+        "parent": os.getpid(),
+        "goes_with_parent": threading.get_native_id() == os.getpid(),
+        "timeout_s": launch.timeout_s,
+        "model": str(launch.path),
+        "stop_at": None,
+        "needs_device": launch.setup.has_device and launch.setup.n_gpu_layers > 0,
+        "threads": launch.threads,
+        "parameters": _server(launch)
+        | context_parameters(launch.load, launch.setup)
+        | placement_parameters(launch.setup)
+        | _session(launch),
+        "enums": enum_parameters(
+            launch.load, mapped=launch.setup.use_mmap, split_mode=launch.setup.split_mode
+        ),
+        "drafter": _drafter(launch),
+        "adapters": [str(path) for path in launch.adapters],
+        "projector": None if launch.projector is None else str(launch.projector),
+    }
+
+
+def _require_sense(launch: Launch) -> None:
+    if launch.load.output_rows is not None:
+        raise UsageError("llama-server chooses the number of output rows itself")
+    if launch.setup.mix is not None:
+        raise UsageError(
+            f"this file is not {launch.setup.mix}, so it cannot be run as that: quantise "
+            f"it first (llama-quantize {launch.path.name} OUTPUT.gguf {launch.setup.mix})"
+        )
+    _require_room(launch)
+    if launch.rolls and launch.projector is not None:
+        raise UsageError(
+            "llama.cpp cannot combine a rolling context with a projector: leave out one of them"
+        )
+    if launch.threads is not None and launch.threads < 1:
+        raise UsageError(f"the number of threads must be at least 1 (got {launch.threads})")
+
+
+def _require_room(launch: Launch) -> None:
+    window = launch.load.context_tokens
+    if window is not None and window <= _SPARE_TOKENS:
+        raise UsageError(
+            f"a context of {window:,} tokens is too short: llama.cpp keeps "
+            f"{_SPARE_TOKENS} of them free, so the minimum is {_SPARE_TOKENS + 1}"
+        )
+    if launch.sinks < 0 or (window is not None and launch.sinks > window - _SPARE_TOKENS):
+        most = "" if window is None else f" and at most {window - _SPARE_TOKENS:,}"
+        raise UsageError(f"the number of sinks must be at least 0{most} (got {launch.sinks:,})")
+
+
+def _server(launch: Launch) -> dict[str, Any]:
+    """Web pages from elsewhere may use it only with a key: a browser would let them in otherwise."""
+    told: dict[str, Any] = {
+        "hostnames": [launch.host],
+        "port": launch.port,
+        "api_keys": [launch.api_key] if launch.api_key else [],
+        "cors_origins": "*" if launch.api_key else "localhost",
+        "verbosity": _TELLS_BUFFERS,
+        "n_threads_http": _HTTP_THREADS,
+        "chat_template": launch.chat_template or ("" if launch.chat else _BUILT_IN),
+    }
+    return told | ({"model_alias": [launch.alias]} if launch.alias else {})
+
+
+def _session(launch: Launch) -> dict[str, Any]:
+    setup = launch.setup
+    return {
+        "n_keep": launch.sinks,
+        "ctx_shift": launch.rolls,
+        "cache_ram_mib": setup.cache_ram_mib,
+        "n_ctx_checkpoints": setup.ctx_checkpoints,
+        "load_mtp": setup.load_mtp,
+        "no_mmproj": launch.projector is None,
+        "mmproj_use_gpu": setup.has_device,
+        "fit_params": False,
+        "warmup": True,  # the first decode takes what it takes now, not with the first request
+    }
+
+
+def _drafter(launch: Launch) -> dict[str, Any] | None:
+    """All of its layers are where the model's are, its cache as it is said; that of a model's own blocks is f16."""
+    setup = launch.setup
+    if not launch.is_drafted:
+        return None
+    load = launch.drafter_load or launch.load
+    caches = {} if launch.drafter is None else enum_parameters(load, mapped=setup.use_mmap)
+    told: dict[str, Any] = {"n_gpu_layers": _OFFLOAD_ALL if setup.has_device else 0}
+    if setup.draft_max:
+        told["n_max"] = setup.draft_max
+    return {
+        "path": None if launch.drafter is None else str(launch.drafter),
+        "type": _TYPES[launch.drafter is None],
+        "parameters": told,
+        "enums": {name: kind for name, kind in caches.items() if name.startswith("cache_type")},
+    }

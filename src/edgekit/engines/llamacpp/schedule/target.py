@@ -1,0 +1,179 @@
+"""A placement -> the buffers a graph is spread over: which backend holds what, and which runs what."""
+
+from __future__ import annotations
+
+import enum
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Hashable
+
+from edgekit.engines.llamacpp.graph import Target
+from edgekit.engines.llamacpp.graph.llama.build import Build
+from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
+from edgekit.engines.llamacpp.graph.plan import Values, load_values
+from edgekit.engines.llamacpp.graph.tensor import Home, Tensor
+from edgekit.engines.llamacpp.graph.trace import CPU, Placed
+from edgekit.engines.llamacpp.placement import (
+    SHARED_TENSORS,
+    WITHOUT_HEAD,
+    Placement,
+    block_number,
+    pools_of,
+)
+from edgekit.engines.llamacpp.schedule import cuda
+from edgekit.engines.llamacpp.schedule.assign import assign
+from edgekit.engines.llamacpp.schedule.fusion import Uses, optimized
+from edgekit.engines.llamacpp.schedule.split import split
+from edgekit.engines.llamacpp.schedule.types import COPIES, Backend, Machine
+from edgekit.engines.llamacpp.types import Context, Device
+from edgekit.engines.llamacpp.versions import Rules
+from edgekit.machine.types import HOST, Pool, PoolKind
+
+EMBEDDING = "token_embd.weight"
+HEAD = "output.weight"
+HOST_KEY = -1
+_NUMBER = re.compile(r"(?<=blk\.)\d+")
+Optimize = Callable[[list[Tensor]], tuple[list[Tensor], dict[Tensor, list[Tensor]]]]
+SEPARATED = frozenset({"MUL_MAT", "ROPE"})  # ops that read what lies in several places
+
+
+def pools(devices: int) -> tuple[Pool, ...]:
+    """One for each buffer of the target, the host last."""
+    return (*(Pool(PoolKind.DEVICE, i) for i in range(devices)), HOST)
+
+
+def spread(context: Context, placement: Placement, devices: tuple[Device, ...]) -> Target:
+    """The target for a placement on these devices and the host. Devices that share every tensor are one.
+
+    As llama.cpp's own dry run (llama-fit-params) has it. A real load keeps the norm of a layer that begins another
+    device with that layer, which saves a copy of the hidden state there.
+    """
+    values = load_values(context)
+    batches = tuple(
+        min(number, cuda.OFFLOAD_BATCH)
+        for number in (values["T"], values["S"], values["N"], context.n_tokens)
+    )
+    kinds = (_Kind.SLICED,) if placement.ranks > 1 else tuple(map(_kind, devices))
+    waits = _Kind.RPC in kinds and context.rules < Rules.RPC_PIPELINED
+    piped = len(kinds) > 1 and placement.together and placement.pipelined and not waits
+    return Target(
+        key=("spread", placement, kinds, batches),
+        outside=(
+            placement.output,
+            placement.offload_kqv,
+            _moved(placement, None),
+            kinds,
+            piped,
+            batches,
+        ),
+        place=_placer(values, placement, kinds, piped=piped),
+        layer_key=lambda hparams, il: _layer_key(hparams, il, placement),
+    )
+
+
+def _layer_key(hparams: Hparams, il: int, placement: Placement) -> Hashable:
+    """Layers differ by where they are. A block that is run through again keeps its copies: it is like no other."""
+    block = il % hparams.n_block
+    looped = il if hparams.n_block < hparams.n_layer else None
+    pool = placement.blocks[block]
+    device = HOST_KEY if pool is HOST else pool.index
+    return device, block < placement.host_expert_blocks, _moved(placement, block), looped
+
+
+def _moved(placement: Placement, block: int | None) -> Hashable:
+    """Of one block, or of none, what -ot places, by names without the block's number."""
+    found = ((name, pool) for name, pool in placement.moved.items() if block_number(name) == block)
+    return frozenset((_NUMBER.sub("", name), pool) for name, pool in found)
+
+
+class _Kind(enum.Enum):
+    """What the scheduler sees of a device."""
+
+    GPU = enum.auto()
+    RPC = enum.auto()  # runs every op, and none whose weights are on the host
+    SLICED = enum.auto()  # several GPUs as one: as a GPU, but for weights on the host
+
+
+def _kind(device: Device) -> _Kind:
+    return _Kind.RPC if device.rpc else _Kind.GPU
+
+
+def _backend(pool: Pool, kind: _Kind, values: Values, optimize: Optimize) -> Backend:
+    buffer = cuda.buffer(f"CUDA{pool.index}")
+    match kind:
+        case _Kind.RPC:
+            return Backend(pool=pool, buffer=buffer)
+        case _Kind.SLICED:
+            return Backend(pool=pool, buffer=buffer, supports=cuda.supports)
+    wants = cuda.wants(values)
+    return Backend(pool=pool, buffer=buffer, supports=cuda.supports, wants=wants, optimize=optimize)
+
+
+def _placer(
+    values: Values, placement: Placement, kinds: tuple[_Kind, ...], *, piped: bool
+) -> Callable[[Build], Placed]:
+    order = {pool: i for i, pool in enumerate(pools(len(kinds)))}
+
+    def place(build: Build) -> Placed:
+        _separate(build, placement)
+        uses = Uses(build.graph.nodes)
+
+        def optimize(nodes: list[Tensor]) -> tuple[list[Tensor], dict[Tensor, list[Tensor]]]:
+            return optimized(nodes, uses, build.options.rules)
+
+        devices = zip(order, kinds, strict=False)
+        backends = (
+            *(_backend(pool, kind, values, optimize) for pool, kind in devices),
+            Backend(pool=HOST, buffer=CPU),
+        )
+        homes = {
+            leaf: order[_home(leaf, placement, build.hparams)]
+            for leaf in build.graph.leafs
+            if leaf.home is not None
+        }
+        machine = Machine(backends=backends, homes=homes, copies=COPIES if piped else 1)
+        return split(build.graph, assign(build.graph, machine), machine)
+
+    return place
+
+
+def _home(tensor: Tensor, placement: Placement, hparams: Hparams) -> Pool:
+    if tensor.home is Home.CACHE:
+        return placement.cache_pool(int(tensor.name.rsplit("_l", 1)[1]) % hparams.n_block)
+    name, _, pool = tensor.name.partition("@")
+    if pool and name not in placement.moved:
+        return placement.pools[int(pool)]
+    return pools_of(name, placement, hparams.arch)[0]
+
+
+def _separate(build: Build, placement: Placement) -> None:
+    """What is one tensor in the file and several in memory becomes several: a tied head, factors of every block."""
+    copies: dict[str, Tensor] = {}
+    # without a head of their own, and where -ot places the embedding, it is read where it is
+    tied = build.hparams.arch not in WITHOUT_HEAD and EMBEDDING not in placement.moved
+    several = {leaf for leaf in build.graph.leafs if _is_several(leaf, tied=tied)}
+    layers = [il % build.hparams.n_block for il in build.facts]
+    marks = [mark.nodes for mark in build.graph.marks]
+    for i, node in enumerate(build.graph.nodes):
+        if node.op in SEPARATED and not several.isdisjoint(node.src):
+            at = bisect_right(marks, i) - 1
+            pool = placement.pools.index(placement.blocks[layers[max(at, 0)]])
+            node.src = tuple(
+                _own_copy(source, pool, copies) if source in several else source
+                for source in node.src
+            )
+    build.graph.leafs.extend(copies.values())
+
+
+def _is_several(leaf: Tensor, *, tied: bool) -> bool:
+    shared = leaf.name.rsplit(".", 1)[0] in SHARED_TENSORS
+    return leaf.home is Home.WEIGHTS and (shared or (tied and leaf.name == EMBEDDING))
+
+
+def _own_copy(source: Tensor, pool: int, copies: dict[str, Tensor]) -> Tensor:
+    name = HEAD if source.name == EMBEDDING else f"{source.name}@{pool}"
+    if name not in copies:
+        copies[name] = Tensor(
+            op="NONE", type=source.type, ne=source.ne, home=Home.WEIGHTS, name=name
+        )
+    return copies[name]

@@ -1,0 +1,286 @@
+"""-sm tensor: which slice of a weight or a cache each device holds; -sm row: which rows of a matrix.
+
+Follows llama_meta_device_get_split_state of llama-model.cpp @ b11549. What is not sliced is on every device whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import lcm, prod
+
+from edgekit.errors import RefusedError
+from edgekit.formats.types import Tensor
+from edgekit.model.types import (
+    Attention,
+    LayerKind,
+    Model,
+    Recurrent,
+    Span,
+    State,
+    Stream,
+    attention_of,
+)
+
+LANES = 128  # slices are multiples of it, for the kernels
+# llama-arch.cpp: llm_arch_supports_sm_tensor
+UNSLICED = frozenset({
+    "bailingmoe3", "bitnet", "deepseek2", "deepseek32", "dots3note", "falcon-h1", "gemma3n",
+    "glm-dsa", "glm5-next", "granitehybrid", "grok", "hy_v4", "jamba", "kimi-k3", "kimi-linear",
+    "mamba", "mamba2", "minicpm3", "minimax-01", "minimax-m2", "minimax-m3", "mistral4", "mpt",
+    "nemotron_h", "nemotron_h_moe", "olmo2", "olmoe", "plamo2", "qwen3tts", "t5",
+})  # fmt: skip
+DELTA_NETS = frozenset({"qwen3next", "qwen35", "qwen35moe"})
+MIRRORED_STATES = frozenset({"lfm2", "lfm2moe"})  # every device runs the whole convolution
+MIRRORED_CACHES = frozenset({"deepseek4", "hrm_text"})
+# Sliced by rules of their own, which were read and not compared with the engine.
+UNCOMPARED = frozenset({"qwen3next"}) | MIRRORED_CACHES
+
+# Name of a weight in a block -> the axis it is sliced along, and what the slices are cut for.
+_RULES = tuple(
+    (re.compile(rf"blk\.\d*\.{pattern}"), axis, kind)
+    for pattern, axis, kind in (
+        (r"attn_(q|k|v)\.weight|attn_v_exps\.weight", 1, "attention"),
+        (r"attn_(q|k|v)\.bias", 0, "attention"),
+        (r"attn_qkv\.weight", 1, "attention"),
+        (r"attn_qkv\.bias", 0, "attention"),
+        (r"attn_(q|k)_norm\.weight", 1, "norm"),
+        (r"attn_sinks\.weight", 0, "attention"),
+        (r"attn_output\.weight", 0, "attention"),
+        (r"attn_gate\.weight", 1, "attention"),
+        (r"ssm_dt\.bias|ssm_a", 0, "recurrence"),
+        (r"ssm_(alpha|beta|ba)\.weight", 1, "recurrence"),
+        (r"ssm_conv1d\.weight", 1, "recurrence"),
+        (r"ssm_out\.weight", 0, "recurrence"),
+        (r"ffn_(up|gate|gate_up)(_exps)?\.weight", 1, "ffn"),
+        (r"ffn_(up|gate)(_exps)?\.bias", 0, "ffn"),
+        (r"ffn_down(_exps)?\.weight", 0, "ffn"),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """`times` runs of `elements`, each cut at multiples of `grain`."""
+
+    elements: int
+    times: int
+    grain: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Sliced(LayerKind):
+    """What one device remembers of a layer."""
+
+    own: tuple[Stream, ...]
+    kept: tuple[State, ...]
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        return self.own
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        return self.kept
+
+
+def check_sliced(model: Model) -> None:
+    """Raises RefusedError for an architecture whose tensors llama.cpp does not slice."""
+    name = model.geometry.architecture
+    states = any(isinstance(layer.mixer, Recurrent) for layer in model.geometry.layers)
+    if name in UNSLICED or (states and name not in DELTA_NETS | MIRRORED_STATES):
+        raise RefusedError(
+            f"llama.cpp does not have -sm tensor for the architecture {name!r}; use -sm layer"
+        )
+
+
+class Slicer:
+    """A model divided among devices; `split`: their shares, equal where it is empty."""
+
+    def __init__(self, model: Model, devices: int, split: tuple[float, ...]) -> None:
+        self.devices = devices
+        self.split = (*split[:devices], *[0.0] * (devices - len(split))) if split else ()
+        self.architecture = model.geometry.architecture
+        self.mixers = [layer.mixer for layer in model.geometry.layers]
+        self.tensors = {tensor.name: tensor for tensor in model.header.tensors or ()}
+        self.turns = list(_turns(self.mixers))
+
+    def weights(self, tensor: Tensor, block: int | None) -> list[Tensor]:
+        """The slice of each device."""
+        axis, parts = self._parts(tensor, block)
+        if axis is None:
+            return [tensor] * self.devices
+        sizes = self._cut(parts, self._turn(block))
+        return [_sliced(tensor, axis, size) for size in sizes]
+
+    def rows(self, tensor: Tensor) -> list[Tensor]:
+        """-sm row: the rows of a matrix on each device."""
+        if len(tensor.shape) != 2 or tensor.name.endswith((".ssm_a", ".ssm_conv1d.weight")):
+            return []
+        sizes = self._cut([_Part(tensor.shape[0], 1, LANES)], 0)
+        return [_sliced(tensor, 1, size) for size in sizes]
+
+    def remembered(self, mixer: LayerKind, block: int) -> list[LayerKind]:
+        """What each device keeps of a layer."""
+        if self.architecture in MIRRORED_CACHES:
+            return [mixer] * self.devices
+        turn = self._turn(block)
+        streams = [self._stream(one, mixer, block, turn) for one in mixer.streams]
+        states = [self._state(one, mixer, block, turn) for one in mixer.states]
+        return [
+            _Sliced(tuple(one[i] for one in streams), tuple(one[i] for one in states))
+            for i in range(self.devices)
+        ]
+
+    def _stream(self, stream: Stream, mixer: LayerKind, block: int, turn: int) -> list[Stream]:
+        attention = attention_of(mixer)
+        if stream.name not in {"k", "v"} or not isinstance(attention, Attention):
+            return [stream] * self.devices
+        keys, values = self._grains(attention, block)[1:]
+        grain = keys if stream.name == "k" else values
+        sizes = self._cut([_Part(stream.elements, 1, grain)], turn)
+        return [replace(stream, elements=size) for size in sizes]
+
+    def _state(self, state: State, mixer: LayerKind, block: int, turn: int) -> list[State]:
+        if not isinstance(mixer, Recurrent) or self.architecture in MIRRORED_STATES:
+            return [state] * self.devices
+        taps = max(1, mixer.conv_kernel - 1) if state.name == "conv" else mixer.state_size
+        parts = [replace(one, elements=one.elements * taps, grain=one.grain * taps)
+                 for one in self._delta(mixer, block, whole=state.name == "conv")]  # fmt: skip
+        return [replace(state, elements=size) for size in self._cut(parts, turn)]
+
+    def _parts(self, tensor: Tensor, block: int | None) -> tuple[int | None, list[_Part]]:
+        if tensor.name in {"output.weight", "output.bias"} and self.architecture != "deepseek4":
+            axis = 1 if tensor.name.endswith("weight") else 0
+            return axis, [_Part(_along(tensor, axis), 1, 1)]
+        found = ((axis, kind) for rule, axis, kind in _RULES if rule.fullmatch(tensor.name))
+        axis, kind = next(found, (0, ""))
+        if block is None or not kind or self.architecture == "hrm_text":
+            return None, []
+        if kind == "norm" and len(tensor.shape) < 2:
+            return None, []
+        length = _along(tensor, axis)
+        mixer = self.mixers[min(block, len(self.mixers) - 1)]
+        name = tensor.name.split(".", 2)[2]
+        if kind == "ffn":
+            return axis, [self._forward(length, name, block)]
+        if isinstance(mixer, Recurrent):
+            parts = self._delta(mixer, block, whole=name.startswith(("attn_qkv", "ssm_conv")))
+            per_head = name.startswith(("ssm_dt", "ssm_a", "ssm_beta", "ssm_ba"))
+            if per_head:
+                heads = 2 if name.startswith("ssm_ba") else 1
+                parts = [replace(one, elements=heads * one.elements // mixer.state_size,
+                                 grain=heads * one.grain // mixer.state_size)
+                         for one in parts]  # fmt: skip
+            return axis, parts
+        attention = attention_of(mixer)
+        if not isinstance(attention, Attention):
+            return None, []
+        return axis, self._attention(attention, block, length, name)
+
+    def _forward(self, length: int, name: str, block: int) -> _Part:
+        down = self._named(block, "ffn_down.weight", "ffn_down_exps.weight")
+        grain = lcm(down.type.block_elements if down else 1, LANES)
+        fused = name.startswith("ffn_gate_up") or (
+            name.startswith("ffn_up") and down is not None and length == 2 * down.shape[-1]
+        )
+        return _Part(length // 2, 2, grain) if fused else _Part(length, 1, grain)
+
+    def _attention(self, attention: Attention, block: int, length: int, name: str) -> list[_Part]:
+        queries, keys, values = self._grains(attention, block)
+        heads = queries // attention.key_dim
+        query = attention.heads * attention.key_dim
+        if self.architecture in DELTA_NETS and name.startswith(("attn_q.", "attn_qkv")):
+            query, queries = 2 * query, lcm(2 * queries, 1)
+        if name.startswith("attn_qkv"):
+            return [
+                _Part(query, 1, queries),
+                _Part(attention.kv_heads * attention.key_dim, 1, keys),
+                _Part(attention.kv_heads * attention.value_dim, 1, values),
+            ]
+        grains = {
+            "attn_k": keys,
+            "attn_v": values,
+            "attn_v_exps": values,
+            "attn_sinks": heads,
+            "attn_output": heads * attention.value_dim,
+            "attn_gate": heads if length == attention.heads else queries,
+            "attn_q_norm": 1,
+            "attn_k_norm": 1,
+        }
+        return [_Part(length, 1, grains.get(name.split(".", 1)[0], queries))]
+
+    def _grains(self, attention: Attention, block: int) -> tuple[int, int, int]:
+        """Of queries, keys and values: whole heads, and whole blocks of the matrix behind them."""
+        out = self._named(block, "attn_output.weight", "ssm_out.weight")
+        ratio = attention.heads // max(1, attention.kv_heads)
+        wide = ratio * attention.key_dim
+        grain = out.type.block_elements if out else 1
+        while grain < LANES and grain * self.devices < wide:
+            grain *= 2
+        queries = lcm(wide, grain)
+        keys = queries // max(1, ratio)
+        return queries, keys, keys // attention.key_dim * attention.value_dim
+
+    def _delta(self, mixer: Recurrent, block: int, *, whole: bool) -> list[_Part]:
+        """A gated delta net's keys, queries and values, or its values alone."""
+        out = self._named(block, "ssm_out.weight")
+        width = max(1, mixer.state_size)
+        grain = lcm(out.type.block_elements if out else 1, LANES, width)
+        keys, values = width * mixer.groups, width * mixer.heads
+        if self.architecture == "qwen3next":
+            both = [_Part(keys, 2, grain), _Part(values, 1, grain)]
+            return both if whole else both[1:]
+        ratio = mixer.heads // max(1, mixer.groups)
+        return [_Part(keys, ratio + 2 * whole, grain)]
+
+    def _named(self, block: int, *names: str) -> Tensor | None:
+        found = (self.tensors.get(f"blk.{block}.{name}") for name in names)
+        return next((tensor for tensor in found if tensor is not None), None)
+
+    def _turn(self, block: int | None) -> int:
+        if block is None:
+            return len(self.mixers) % self.devices
+        return self.turns[min(block, len(self.turns) - 1)] % self.devices
+
+    def _cut(self, parts: Iterable[_Part], turn: int) -> list[int]:
+        """Which device is first goes round, layer by layer, so that what is left over is shared too."""
+        sizes = [0] * self.devices
+        shares = [self.split[(j + turn) % self.devices] for j in range(self.devices) if self.split]
+        for part in parts:
+            low = 0
+            for j in range(self.devices):
+                if j == self.devices - 1:
+                    high = part.elements
+                elif shares:
+                    high = int(part.elements * sum(shares[: j + 1]) / sum(shares))
+                else:
+                    high = part.elements * (j + 1) // self.devices
+                if j < self.devices - 1:
+                    high -= high % part.grain
+                sizes[(j + turn) % self.devices] += (high - low) * part.times
+                low = high
+        return sizes
+
+
+def _turns(mixers: list[LayerKind]) -> Iterable[int]:
+    """How many layers of the same kind come before each."""
+    seen: dict[tuple[bool, bool], int] = {}
+    for mixer in mixers:
+        sliding = any(stream.span is not Span.ALL for stream in mixer.streams)
+        kind = isinstance(mixer, Recurrent), sliding
+        yield seen.get(kind, 0)
+        seen[kind] = seen.get(kind, 0) + 1
+
+
+def _along(tensor: Tensor, axis: int) -> int:
+    """Of ggml's axes, which are counted from the innermost."""
+    return tensor.shape[-1 - axis] if axis < len(tensor.shape) else 1
+
+
+def _sliced(tensor: Tensor, axis: int, length: int) -> Tensor:
+    shape = list(tensor.shape)
+    shape[-1 - axis] = length
+    size = prod(shape) // tensor.type.block_elements * tensor.type.block_bytes
+    return replace(tensor, shape=tuple(shape), size_bytes=size)

@@ -1,0 +1,179 @@
+"""How llama.cpp is started, in its own words."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+
+from edgekit.bill.cache_types import F16, CacheType
+from edgekit.engines.llamacpp.versions import NEWEST, Rules, default_version, version_name
+from edgekit.errors import UsageError
+
+
+class Mode(enum.Enum):
+    """Who calls llama.cpp: it decides how many rows of logits are kept and how sequences share the cache."""
+
+    LIBRARY = (
+        "library"  # llama-cli, llama-bench, bindings: every token of a micro-batch may have logits
+    )
+    SERVER = "server"  # llama-server: one row per sequence, four sequences in one cache
+
+
+class Backend(enum.Enum):
+    CPU = "cpu"
+    CUDA = "cuda"
+    METAL = "metal"
+    VULKAN = "vulkan"
+
+
+class SplitMode(enum.Enum):
+    """How a model is divided among several devices: -sm."""
+
+    NONE = "none"  # one device holds all of it (--main-gpu)
+    LAYER = "layer"
+    ROW = "row"  # rows of matrices; llama.cpp had it on CUDA until July 2026
+    TENSOR = "tensor"  # slices of matrices and caches: every device works on every layer
+
+
+class Cpu(enum.Enum):
+    """What a build that is made for its own CPU is made for."""
+
+    X86 = "x86"
+    ARM = "arm"
+
+
+ALL_LAYERS = 1_000_000  # beyond the blocks of any header
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A GPU, or a device of an RPC server, as far as placement cares."""
+
+    free_bytes: int | None = None  # layers are split by it where no split is asked for
+    max_buffer_bytes: int | None = None  # Metal: a longer span of the file is mapped in pieces
+    rpc: str = ""  # of an RPC server: llama.cpp's name for its buffers, "RPC0[10.0.0.5:50052]"
+    number: int | None = None  # of a GPU, where it is not its place among those listed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overhead:
+    """What a process of llama.cpp was measured to hold on the host beside its bill."""
+
+    size_bytes: int
+    because: str  # "measured on this machine with xllamacpp 2026.10"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Override:
+    """One entry of -ot: tensors whose name the pattern is found in go to that buffer type."""
+
+    pattern: str
+    buffer: str  # "CPU", "CUDA0", "RPC0[10.0.0.5:50052]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaCppSetup:
+    mode: Mode = Mode.LIBRARY
+    backend: Backend = Backend.CPU
+    n_gpu_layers: int = ALL_LAYERS
+    n_cpu_moe: int = 0  # experts of the first so many blocks stay on the host
+    cpu_moe: bool = False  # those of all blocks do
+    devices: tuple[Device, ...] = (Device(),)
+    tensor_split: tuple[float, ...] = ()
+    split_mode: SplitMode = SplitMode.LAYER
+    main_gpu: int = 0  # the only device with SplitMode.NONE
+    servers: tuple[
+        Device, ...
+    ] = ()  # of --rpc: in `devices` as well, unless -sm none leaves them out
+    overrides: tuple[Override, ...] = ()  # the first that matches decides, before n_cpu_moe
+    offload_kqv: bool = True
+    use_mmap: bool = True
+    repack: bool = False  # the build keeps copies of weights on the host, rearranged for the CPU
+    cpu: Cpu = Cpu.X86
+    embeddings: bool = False
+    load_mtp: bool = False  # blocks of multi-token prediction are loaded and run
+    cache_ram_mib: int = 8192  # llama-server --cache-ram
+    ctx_checkpoints: int = 32  # llama-server --ctx-checkpoints, of each slot
+    ctx_shift: bool = False  # llama-server --context-shift: a full window drops its older half
+    mix: str | None = None  # as if the weights were quantised so; None: as the file has them
+    draft_max: int = 0  # tokens a drafter proposes: that many more rows of logits per sequence
+    rules: int = NEWEST  # a build of llama.cpp (versions.py)
+    version: str | None = None  # the version that is billed, where the rules' own is another one
+    overhead: Overhead | None = None  # only of the machine that it was measured on
+
+    @property
+    def has_device(self) -> bool:
+        return self.backend is not Backend.CPU
+
+    @property
+    def version_name(self) -> str:
+        """The version of llama.cpp that is billed, as reports have it."""
+        return version_name(self.rules, self.version)
+
+    @property
+    def load_words(self) -> tuple[str, ...]:
+        """The flags that load the weights as is billed. --no-mmap was removed after b10809, which has both."""
+        if self.use_mmap:
+            return ()
+        return ("-lm", "none") if self.rules >= Rules.FLAT_MAMBA2 else ("--no-mmap",)
+
+
+def used_devices(
+    devices: tuple[Device, ...], mode: SplitMode, main_gpu: int = 0
+) -> tuple[Device, ...]:
+    """Those that llama.cpp uses of all there are, servers first: with -sm none one. Raises UsageError."""
+    if mode is not SplitMode.NONE:
+        return devices
+    if main_gpu >= len(devices):
+        there = f"GPU 0 to {len(devices) - 1}" if len(devices) > 1 else "GPU 0 alone"
+        raise UsageError(f"--main-gpu {main_gpu}: there is {there}")
+    chosen = devices[main_gpu]
+    if not chosen.rpc and chosen.number is None:
+        chosen = replace(chosen, number=sum(not one.rpc for one in devices[:main_gpu]))
+    return (chosen,)
+
+
+def default_setup() -> LlamaCppSetup:
+    """llama-server of the default version."""
+    return LlamaCppSetup(mode=Mode.SERVER, **default_version()._asdict())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What llama_context makes of the options."""
+
+    n_ctx: int
+    n_ctx_seq: int
+    n_seq_max: int
+    n_batch: int
+    n_ubatch: int
+    n_outputs_max: int
+    streams: int  # 1 when all sequences share one cache
+    cells: int  # of one stream
+    swa_cells: int  # of one stream of the sliding layers; 0 without any
+    flash_attn: bool
+    v_trans: (
+        bool  # V is stored transposed: without flash attention, unless that was given up only later
+    )
+    type_k: CacheType = F16
+    type_v: CacheType = F16
+    embeddings: bool = False
+    rules: int = NEWEST  # a build of llama.cpp (versions.py)
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of the worst-case graph: a micro-batch, rounded up to whole sequences."""
+        tokens = min(self.n_ctx, self.n_ubatch)
+        return -(-tokens // self.n_seq_max) * self.n_seq_max
+
+    @property
+    def n_outputs(self) -> int:
+        if self.rules < Rules.ROW_PER_SEQUENCE:
+            return self.n_tokens
+        return min(self.n_ctx, self.n_ubatch, self.n_outputs_max)
+
+
+DEFAULT_BATCH = 2048  # common.h @ 0c1e570: n_batch, n_ubatch
+DEFAULT_UBATCH = 512
+SERVER_SLOTS = 4  # server.cpp:156 @ 0c1e570: n_parallel auto
+CELL_PADDING = 256

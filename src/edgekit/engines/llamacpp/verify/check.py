@@ -1,0 +1,216 @@
+"""A model and how it is started -> the prediction beside the engine's own figures: `verify_model`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from edgekit.bill.types import Component, Load, MemoryEstimate
+from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.llamacpp.types import LlamaCppSetup
+from edgekit.engines.llamacpp.verify.ask import ask_engine, load_for_real
+from edgekit.engines.llamacpp.verify.beside import beside_bytes
+from edgekit.engines.llamacpp.verify.hollow import files_of, hollow_out, on_disk
+from edgekit.engines.llamacpp.verify.types import (
+    COMPARED,
+    NOTHING,
+    EngineAnswer,
+    Limits,
+    Measured,
+    Paced,
+    Pacing,
+    Question,
+    Resident,
+    Row,
+    Verification,
+)
+from edgekit.engines.llamacpp.verify.ways import Way
+from edgekit.engines.llamacpp.versions import (
+    NEWEST,
+    LlamaVersion,
+    answered_version,
+    installed_version,
+)
+from edgekit.errors import EngineError, PredictionError, RefusedError, UsageError
+from edgekit.formats import read_header
+from edgekit.formats.types import ModelHeader
+from edgekit.model import read_geometry
+from edgekit.model.types import Model
+from edgekit.sources.disk import LocalFile
+from edgekit.sources.types import ModelFiles
+from edgekit.units import GIB, KIB, MIB, format_bytes
+
+COMPUTE_ALLOWED = 0.10  # the graph of another version has an input more or less
+COMPUTE_FLOOR_BYTES = 4 * MIB  # ... or one or two hidden states more: much of a small graph
+DRY_TIMEOUT_S = 60.0  # 5 s with the largest vocabulary, on a slow machine
+LOAD_TIMEOUT_S = 600.0
+_CHILD_BYTES = 4 * GIB  # address space of Python, the library and a header with its vocabulary
+
+Predict = Callable[[Model, Load, LlamaCppSetup], MemoryEstimate]
+
+
+def verify_model(
+    files: ModelFiles,
+    load: Load,
+    setup: LlamaCppSetup,
+    *,
+    way: Way,
+    timeout_s: float | None = None,
+    really: bool = False,
+    pacing: Pacing | None = None,
+    predict: Predict | None = None,
+) -> Verification:
+    """The bill beside the engine's. Raises EngineError with the engine's last words when it has none.
+
+    `setup` is taken as far as `way` can start llama.cpp so: its mode, and weights that are not mapped.
+    `really` loads the weights too, from a local file, and decodes a few tokens; `pacing` then measures its speed.
+    """
+    path = _local_path(files) if really else None
+    hollow = hollow_out(files)
+    header = read_header(files_of(files, hollow))
+    model = Model(header=header, geometry=read_geometry(header))
+    likely = installed_version() or LlamaVersion(NEWEST)  # until the engine says which it is
+    asked = replace(setup, mode=way.mode, use_mmap=False, **likely._asdict())
+    predicted = predict or llamacpp.estimate
+
+    def ask(memory_bytes: int | None) -> EngineAnswer:
+        limits = Limits(timeout_s=timeout_s or DRY_TIMEOUT_S, memory_bytes=memory_bytes)
+        with on_disk(hollow) as hollow_path:
+            return ask_engine(way, Question(path=hollow_path, load=load, setup=asked), limits)
+
+    refused: RefusedError | None = None
+    memory_bytes = None if setup.has_device else _CHILD_BYTES
+    try:
+        estimate = predicted(model, load, asked)
+        memory_bytes = _dry_memory(estimate, setup)
+    except RefusedError as error:
+        refused = error
+    try:
+        answer = ask(memory_bytes)
+    except EngineError:
+        if refused is not None:  # the engine refuses it too
+            raise refused from None
+        raise
+    answered = replace(asked, **answered_version(answer.version)._asdict())
+    if refused is not None or answered != asked:
+        try:
+            asked, estimate = answered, predicted(model, load, answered)
+        except RefusedError as error:
+            raise PredictionError(
+                f"{error}; but {answer.version} loads it, so EdgeKit's prediction is "
+                "wrong: please report this"
+            ) from error
+    resident: tuple[Resident, ...] = ()
+    paced: Paced | None = None
+    if path is not None:
+        _require_room(estimate)
+        question = Question(path=path, load=load, setup=setup, really=True, pacing=pacing)
+        limits = Limits(timeout_s=timeout_s or LOAD_TIMEOUT_S)
+        resident, paced = load_for_real(way, question, limits)
+    rows = compare(estimate, answer.parts)
+    return Verification(
+        label=files.label,
+        estimate=estimate,
+        rules_version=asked.version_name,
+        setup=asked,
+        answer=answer,
+        rows=rows,
+        total=_total(rows),
+        vocabulary=_vocabulary(header),
+        resident=resident,
+        beside_bytes=beside_bytes(resident, estimate, setup),
+        paced=paced,
+        notes=(*files.notes, *_notes(estimate, answer)),
+    )
+
+
+def compare(estimate: MemoryEstimate, parts: Mapping[Component, Measured]) -> tuple[Row, ...]:
+    """Caches, weights and output must agree as far as the log tells them, compute within a tenth or 4 MiB."""
+    return tuple(
+        Row(
+            part=component.value,
+            predicted_bytes=estimate.of(component),
+            measured=parts.get(component, NOTHING),
+            allowed_bytes=_allowed(component, parts.get(component, NOTHING)),
+        )
+        for component in COMPARED
+    )
+
+
+def _allowed(component: Component, measured: Measured) -> int:
+    if component is not Component.COMPUTE:
+        return 0
+    return max(int(measured.middle_bytes * COMPUTE_ALLOWED), COMPUTE_FLOOR_BYTES)
+
+
+def _vocabulary(header: ModelHeader) -> int:
+    tokens = header.arrays.get("tokenizer.ggml.tokens")
+    return 0 if tokens is None else tokens.count
+
+
+def _total(rows: tuple[Row, ...]) -> Row:
+    return Row(
+        part="total",
+        predicted_bytes=sum(row.predicted_bytes for row in rows),
+        measured=sum((row.measured for row in rows), NOTHING),
+        allowed_bytes=sum(row.allowed_bytes for row in rows),
+    )
+
+
+def _notes(estimate: MemoryEstimate, answer: EngineAnswer) -> list[str]:
+    """Where the engine understood the options otherwise, every number may differ for it."""
+    facts = {name: str(value) for name, value in estimate.facts}
+    return [
+        f"the engine uses {name} = {answer.resolved[name]}, the prediction {facts[name]}"
+        for name in ("n_ctx", "n_ctx_seq", "n_seq_max", "n_batch", "n_ubatch")
+        if name in facts and answer.resolved.get(name, facts[name]) != facts[name]
+    ]
+
+
+def _dry_memory(estimate: MemoryEstimate, setup: LlamaCppSetup) -> int | None:
+    """A dry run still makes room for states and output. A GPU's driver reserves address space at will."""
+    if setup.has_device:
+        return None
+    real = estimate.of(Component.STATE, Component.OUTPUT)
+    available = available_bytes()
+    if available is not None and real > available:
+        raise UsageError(
+            "llama.cpp allocates states and output even in a dry run: "
+            f"{format_bytes(real)}, but only {format_bytes(available)} is available; use "
+            "fewer sequences (-np)"
+        )
+    return _CHILD_BYTES + 2 * real
+
+
+def _local_path(files: ModelFiles) -> Path:
+    source = files.weights[0].open() if files.weights and not files.origin.is_remote else None
+    if not isinstance(source, LocalFile):
+        raise UsageError(f"{files.label} is not a file on this machine, so it cannot be loaded")
+    source.close()
+    return Path(source.name)
+
+
+def _require_room(estimate: MemoryEstimate) -> None:
+    available, needed = available_bytes(), estimate.total_bytes
+    if available is not None and needed > available:
+        raise UsageError(
+            f"not loaded: it would need {format_bytes(needed)}, but only "
+            f"{format_bytes(available)} is available"
+        )
+
+
+def available_bytes() -> int | None:
+    """Memory that programs can have without swapping; None where the system does not say."""
+    try:
+        with Path("/proc/meminfo").open(encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * KIB
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None

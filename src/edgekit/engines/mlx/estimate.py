@@ -1,0 +1,124 @@
+"""What MLX allocates when mlx-lm runs a model. Memory is unified: one pool, called the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from edgekit.basis import Basis
+from edgekit.bill.types import Load, MemoryEstimate
+from edgekit.engines.mlx.cache_lines import Prices, cache_lines
+from edgekit.engines.mlx.caches import Holding, holdings
+from edgekit.engines.mlx.compute import Work, compute_lines, read_work, runtime_lines
+from edgekit.engines.mlx.dtype import item_bytes
+from edgekit.engines.mlx.kv_bits import check
+from edgekit.engines.mlx.models import MlxModel, mlx_model
+from edgekit.engines.mlx.session import read_session
+from edgekit.engines.mlx.types import AS_STORED, FOUR_BIT, AsStored, MlxSetup, Quantize
+from edgekit.engines.mlx.weights import quantization_of, weight_lines
+from edgekit.errors import RefusedError, UnknownArchitectureError
+from edgekit.model.hyper import text_section
+from edgekit.model.types import LatentAttention, Model
+from edgekit.sources.types import Container
+
+__all__ = ["NAME", "VERSION", "estimate"]
+
+NAME = "mlx"
+VERSION = "mlx-lm 0.32.2 (MLX 0.32.4)"
+NOT_QUANTISED = "the repository is not quantised: computed as if converted to 4 bits, group size 64"
+
+
+def estimate(model: Model, load: Load, setup: MlxSetup) -> MemoryEstimate:
+    """The bill. Raises RefusedError where mlx-lm would not run it."""
+    if model.header.container is Container.GGUF:
+        raise RefusedError("mlx-lm loads safetensors; this is a GGUF file")
+    model = model.keep("mlx model", lambda: _as_built(model))
+    known = model.keep(("mlx", setup.quantize), lambda: _known(model, setup.quantize))
+    session = read_session(model.geometry, load, setup)
+    sequences = load.sequences or 1
+    held = model.keep(("mlx held", setup.max_kv_size), lambda: _held(model, known, setup))
+    check((one for _, one in held), known.file, session, setup)
+    prices = Prices(session=session, setup=setup, item_bytes=known.item_bytes, sequences=sequences)
+    caches = cache_lines(held, prices, model.geometry)
+    compute = compute_lines(known.work, held, prices)
+    wanted = setup.quantize
+    weights = model.keep(("mlx weights", wanted), lambda: weight_lines(model, wanted))
+    return MemoryEstimate(
+        engine=NAME,
+        backend="metal",
+        lines=(*weights, *caches, *compute, *runtime_lines(compute)),
+        facts=(
+            ("cache_bytes", sum(line.size_bytes for line in caches)),
+            ("prompt_tokens", session.prompt_tokens),
+            ("new_tokens", session.new_tokens),
+            ("chunk_tokens", session.widest_chunk),
+        ),
+        notes=_notes(model, setup),
+    )
+
+
+def _notes(model: Model, setup: MlxSetup) -> tuple[str, ...]:
+    if setup.quantize is not None or quantization_of(model) is not None:
+        return ()
+    return (NOT_QUANTISED,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """What a model is to mlx-lm, whatever is asked of it."""
+
+    file: MlxModel
+    item_bytes: int
+    listed: bool  # config.json lists the types of its layers
+    work: Work
+
+
+def _known(model: Model, wanted: Quantize | AsStored | None) -> _Known:
+    file = mlx_model(model.header.config)
+    if file.needs_row and model.geometry.basis is Basis.ASSUMED:
+        raise UnknownArchitectureError(
+            f"{model.header.name}: mlx-lm supports {file.name!r}, but edgekit does not "
+            "know its layers yet: upgrade edgekit, or add a row to "
+            "geometry/architectures.py"
+        )
+    return _Known(
+        file=file,
+        item_bytes=item_bytes(model.header),
+        listed=bool(text_section(model.header.config).get("layer_types")),
+        work=read_work(model.geometry, _words_per_weight(model, wanted)),
+    )
+
+
+def _words_per_weight(model: Model, wanted: Quantize | AsStored | None) -> float:
+    """Of 32 bits where weights are packed, with a scale and a bias for each group; one for each where they are not."""
+    packed = quantization_of(model)
+    bits: float | None = FOUR_BIT.bits
+    group: int | None = FOUR_BIT.group_size
+    if isinstance(wanted, Quantize):
+        bits, group = (
+            (wanted.packing.bits, wanted.packing.group_size) if wanted.rest else (None, None)
+        )
+    elif packed is not None:
+        bits, group = packed.bits, packed.group_size
+    elif wanted is AS_STORED:
+        bits = None
+    return 1.0 if bits is None else bits / 32 + 2 / (group or FOUR_BIT.group_size)
+
+
+def _as_built(model: Model) -> Model:
+    """The model as mlx-lm builds it, where it does not do as config.json says."""
+    layers = model.geometry.layers
+    latent = [layer.mixer for layer in layers if isinstance(layer.mixer, LatentAttention)]
+    width = max((mixer.index_dim for mixer in latent), default=0)
+    if not width or not mlx_model(model.header.config).indexes_all:
+        return model
+    built = tuple(
+        replace(layer, mixer=replace(layer.mixer, index_dim=width))
+        if isinstance(layer.mixer, LatentAttention)
+        else layer
+        for layer in layers
+    )
+    return Model(header=model.header, geometry=replace(model.geometry, layers=built))
+
+
+def _held(model: Model, known: _Known, setup: MlxSetup) -> tuple[tuple[int, Holding], ...]:
+    return holdings(model.geometry, known.file, setup, known.item_bytes, listed=known.listed)

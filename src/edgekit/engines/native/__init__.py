@@ -1,0 +1,1 @@
+"""The built-in engine, which reads weights from the file as it needs them."""

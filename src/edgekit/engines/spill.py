@@ -1,0 +1,176 @@
+"""A cache longer than its memory -> what stays, what is paged out, and whether a page is back in time.
+
+Cold pages of 256 tokens go to the memory of the host or to an NVMe disk, past 65,536 tokens only. The gate is the
+worst case: one cold page read back whole. Where it fails there is an error, never a slow success. The rates are those
+of elizaOS' memo on context scaling (ASSUMED): they are not measured on this machine.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from edgekit.basis import Basis
+from edgekit.engines.native import setup as stream
+from edgekit.errors import KvSpillUnsupportedError, UsageError
+from edgekit.units import LARGEST, format_bytes
+
+PAGE_TOKENS, SPILL_FROM_TOKENS = stream.PAGE_TOKENS, stream.SPILL_FROM_TOKENS
+LEAST_PAGES = 2  # that stay: the one being written, and a place for the one that is read back
+
+
+class Store(enum.Enum):
+    """Where cold pages lie."""
+
+    HOST_RAM = "RAM"
+    NVME = "NVMe"
+
+    @property
+    def bytes_per_s(self) -> int:
+        return _RATES[self]
+
+
+_RATES = {Store.HOST_RAM: 12_000_000_000, Store.NVME: 1_500_000_000}  # over PCIe; from the disk
+
+
+class Purpose(enum.Enum):
+    """Who waits for a page."""
+
+    VOICE = "voice"
+    TEXT = "text"
+
+    @property
+    def limit_ms(self) -> int:
+        return _LIMITS_MS[self]
+
+
+_LIMITS_MS = {Purpose.VOICE: 200, Purpose.TEXT: 1500}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spill:
+    """A cache in two parts. Nothing is spilled where all of it fits."""
+
+    context_tokens: int
+    bytes_per_token: int
+    resident_tokens: int
+    store: Store
+    purpose: Purpose
+    basis: Basis = Basis.ASSUMED
+
+    @property
+    def spilled_tokens(self) -> int:
+        return self.context_tokens - self.resident_tokens
+
+    @property
+    def is_needed(self) -> bool:
+        return self.spilled_tokens > 0
+
+    @property
+    def spilled_pages(self) -> int:
+        return -(-self.spilled_tokens // PAGE_TOKENS)
+
+    @property
+    def resident_bytes(self) -> int:
+        return self.resident_tokens * self.bytes_per_token
+
+    @property
+    def spilled_bytes(self) -> int:
+        """Whole pages: the last one takes its place however few tokens it has."""
+        return self.spilled_pages * self.page_bytes
+
+    @property
+    def page_bytes(self) -> int:
+        return PAGE_TOKENS * self.bytes_per_token
+
+    @property
+    def restore_ms(self) -> float:
+        """Of one cold page, in the worst case."""
+        return self.page_bytes * 1000 / self.store.bytes_per_s
+
+    @property
+    def is_in_time(self) -> bool:
+        """In whole numbers: 200 ms are not more than 200 ms."""
+        return self.page_bytes * 1000 <= self.store.bytes_per_s * self.purpose.limit_ms
+
+    @property
+    def told(self) -> str:
+        return (
+            f"one page of {PAGE_TOKENS} tokens x {self.bytes_per_token:,} B = {format_bytes(self.page_bytes)} from "
+            f"{self.store.value} at {self.store.bytes_per_s / 1e9:g} GB/s takes {self.restore_ms:,.1f} ms; "
+            f"the limit for {self.purpose.value} is {self.purpose.limit_ms:,} ms"
+        )
+
+
+def plan_spill(
+    *,
+    context_tokens: int,
+    bytes_per_token: int,
+    resident_budget_bytes: int,
+    store: Store,
+    purpose: Purpose = Purpose.TEXT,
+    room_bytes: int | None = None,
+    spill_from_tokens: int = SPILL_FROM_TOKENS,
+) -> Spill:
+    """The two parts of a cache. Raises KvSpillUnsupportedError, with the numbers, where it may not be spilled.
+
+    `resident_budget_bytes` is what the cache may take where the model computes, `room_bytes` what the store has left
+    (None: not known, and then not judged).
+    """
+    _check("the context", context_tokens, least=1)
+    _check("the bytes per token", bytes_per_token, least=1)
+    _check("the budget", resident_budget_bytes, least=0)
+    spill = Spill(
+        context_tokens=context_tokens,
+        bytes_per_token=bytes_per_token,
+        resident_tokens=_resident_tokens(context_tokens, bytes_per_token, resident_budget_bytes),
+        store=store,
+        purpose=purpose,
+    )
+    if spill.is_needed:
+        _check_gate(spill, resident_budget_bytes, room_bytes, spill_from_tokens)
+    return spill
+
+
+def _check(what: str, number: int, *, least: int) -> None:
+    if not least <= number <= LARGEST:
+        raise UsageError(f"{what} must be {least:,} to {LARGEST:,} (got {number:,})")
+
+
+def _resident_tokens(tokens: int, bytes_per_token: int, budget_bytes: int) -> int:
+    """All where they fit, else as many whole pages as fit."""
+    if tokens * bytes_per_token <= budget_bytes:
+        return tokens
+    return budget_bytes // (PAGE_TOKENS * bytes_per_token) * PAGE_TOKENS
+
+
+def _check_gate(
+    spill: Spill, budget_bytes: int, room_bytes: int | None, spill_from_tokens: int
+) -> None:
+    whole = format_bytes(spill.context_tokens * spill.bytes_per_token)
+    lacking = (
+        f"a cache of {spill.context_tokens:,} tokens x {spill.bytes_per_token:,} B = {whole} "
+        f"does not fit in {format_bytes(budget_bytes)}"
+    )
+    why = _refusal(spill, room_bytes, spill_from_tokens)
+    if why:
+        raise KvSpillUnsupportedError(f"{lacking}, and {why}")
+
+
+def _refusal(spill: Spill, room_bytes: int | None, spill_from_tokens: int) -> str:
+    """Why it may not be spilled; empty where it may."""
+    if spill.context_tokens <= spill_from_tokens:
+        return f"only contexts over {spill_from_tokens:,} tokens can spill: use a shorter context"
+    if spill.resident_tokens < LEAST_PAGES * PAGE_TOKENS:
+        least = format_bytes(LEAST_PAGES * spill.page_bytes)
+        return f"at least {LEAST_PAGES} pages ({least}) must stay in memory: use a smaller model"
+    if not spill.is_in_time:
+        return (
+            f"reading a spilled page back would take too long: {spill.told}; use a shorter context"
+        )
+    if room_bytes is not None and spill.spilled_bytes > room_bytes:
+        return (
+            f"{format_bytes(spill.spilled_bytes)} of spilled pages do not fit in the "
+            f"{format_bytes(max(0, room_bytes))} left in {spill.store.value}: use a shorter context"
+        )
+    return ""

@@ -1,0 +1,341 @@
+"""Flags, card and model -> what vLLM settles on before any length is known, or the reason it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from edgekit.bill.types import Load
+from edgekit.engines.vllm import cache_dtypes
+from edgekit.engines.vllm.alignment import settle_blocks
+from edgekit.engines.vllm.backends import Ask, Backend, choose
+from edgekit.engines.vllm.caches import Storage, attention_of, boundary_layers, cache_members
+from edgekit.engines.vllm.grouping import bytes_per_block, group_members, of_stage
+from edgekit.engines.vllm.models import (
+    ALL_WINDOWS_OR_NONE,
+    FP8_ON_BLACKWELL,
+    IGNORES_CACHE_DTYPE,
+    NOT_IN_FLOAT16,
+    PICTURES_SEE_EACH_OTHER,
+    SINKS,
+    STATE_DTYPE,
+    keeps_latent,
+    section_of,
+)
+from edgekit.engines.vllm.stages import stages
+from edgekit.engines.vllm.types import DTYPE_BYTES, Gpu, Resolved, VllmSetup
+from edgekit.errors import RefusedError, UsageError
+from edgekit.model.types import (
+    Attention,
+    Cell,
+    HybridLayer,
+    LatentAttention,
+    Model,
+    Recurrent,
+    Span,
+)
+from edgekit.units import GIB
+
+LONG = 2**31
+DEFAULT_LENGTH = 2048  # where config.json names no window
+_SHARED_NAMES = {"f16": "float16", "bf16": "bfloat16", "fp8": "fp8"}
+_DTYPES = {"half": "float16", "float": "float32", **{name: name for name in DTYPE_BYTES}}
+
+
+def resolve(model: Model, setup: VllmSetup, max_model_len: int) -> Resolved:
+    """Raises RefusedError where vLLM would not start, UsageError for flags that make no sense."""
+    settled = model.keep(("vllm", setup), lambda: _resolve(model, setup))
+    batched, seqs = batch_limits(setup, max_model_len)
+    if (batched, seqs) == (settled.max_num_batched_tokens, settled.max_num_seqs):
+        return settled
+    return replace(
+        settled,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=batched,
+        in_flight_tokens=batched * _batches_in_flight(setup),
+    )
+
+
+def _resolve(model: Model, setup: VllmSetup) -> Resolved:
+    """For requests that are long enough not to limit a step."""
+    check_numbers(setup)
+    check_ranks(model, setup)
+    storage = settle_storage(model, setup)
+    check_layers(model, storage.cache_dtype)
+    backends = _backends(model, setup, storage)
+    members = cache_members(model, storage)
+    block_size, members = settle_blocks(members, backends, setup.block_size, storage)
+    groups = group_members(members, hybrid_manager=not setup.disable_hybrid_kv_cache_manager)
+    spans = stages(len(model.geometry.layers), setup.pipeline_parallel_size)
+    batched, seqs = batch_limits(setup, LONG)
+    return Resolved(
+        dtype=storage.dtype,
+        cache_dtype=storage.cache_dtype,
+        block_size=block_size,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=batched,
+        in_flight_tokens=batched * _batches_in_flight(setup),
+        prefix_caching=storage.prefix_caching,
+        backends=tuple(dict.fromkeys(backend.name for backend in backends)),
+        groups=groups,
+        bytes_per_block=max(bytes_per_block(of_stage(groups, span)) for span in spans),
+    )
+
+
+def with_load(setup: VllmSetup, load: Load) -> VllmSetup:
+    """What a load says in words that all engines share, where the flags leave it open."""
+    if not 0 < setup.gpu_memory_utilization <= 1:
+        raise UsageError(
+            f"gpu_memory_utilization must be between 0 and 1 (got {setup.gpu_memory_utilization})"
+        )
+    changes: dict[str, Any] = {}
+    if load.batch_tokens is not None and setup.max_num_batched_tokens is None:
+        changes["max_num_batched_tokens"] = load.batch_tokens
+    if load.cache_k is not None and setup.kv_cache_dtype == "auto":
+        if load.cache_v is not None and load.cache_v != load.cache_k:
+            raise RefusedError("vLLM uses one dtype for both keys and values")
+        name = _SHARED_NAMES.get(load.cache_k.name)
+        if name is None:
+            cache_dtypes.check_name(load.cache_k.name)
+        changes["kv_cache_dtype"] = name
+    return replace(setup, **changes) if changes else setup
+
+
+def settle_length(model: Model, load: Load) -> int:
+    """max_model_len. Raises RefusedError beyond the model's window (config/model.py _get_and_verify_max_len)."""
+    geometry, section = model.geometry, section_of(model)
+    stated = config_number(section, "model_max_length") or 0
+    window = max(geometry.trained_context or 0, geometry.native_context or 0)
+    asked = load.context_tokens
+    if asked is None:
+        rope = geometry.rope
+        if rope is not None and rope.type == "longrope" and rope.original_context:
+            return rope.original_context
+        return window or DEFAULT_LENGTH
+    if asked < 1:
+        raise UsageError(f"max_model_len must be at least 1 (got {asked})")
+    if window and asked > max(window, stated):
+        raise RefusedError(
+            f"max_model_len {asked:,} is longer than the model's context of "
+            f"{max(window, stated):,} tokens"
+        )
+    return asked
+
+
+def check_numbers(setup: VllmSetup) -> None:
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "block_size", "max_num_seqs"):
+        value = getattr(setup, name)
+        if value is not None and value < 1:
+            raise UsageError(f"{name} must be at least 1 (got {value})")
+    if setup.max_num_batched_tokens is not None and setup.max_num_batched_tokens < 1:
+        raise UsageError(f"max_num_batched_tokens is {setup.max_num_batched_tokens}")
+    cache_dtypes.check_name(setup.kv_cache_dtype)
+    for name in ("mamba_cache_dtype", "mamba_ssm_cache_dtype"):
+        if getattr(setup, name) not in {"auto", *DTYPE_BYTES}:
+            raise UsageError(
+                f"{name} must be auto, {', '.join(DTYPE_BYTES)} (got {getattr(setup, name)!r})"
+            )
+
+
+def check_ranks(model: Model, setup: VllmSetup) -> None:
+    """config/model.py verify_with_parallel_config."""
+    ranks = setup.tensor_parallel_size
+    kinds = (attention_of(layer.mixer) for layer in model.geometry.layers)
+    heads = next((kind.heads for kind in kinds if kind is not None), 0)
+    if heads % ranks:
+        raise RefusedError(
+            f"{heads} attention heads are not divisible by tensor parallel size {ranks}"
+        )
+    if setup.pipeline_parallel_size > len(model.geometry.layers):
+        raise RefusedError(
+            f"{len(model.geometry.layers)} layers cannot be split into "
+            f"{setup.pipeline_parallel_size} pipeline stages"
+        )
+
+
+def check_layers(model: Model, cache_dtype: str) -> None:
+    """Arrangements that vLLM's model code does not go along with."""
+    mixers = [layer.mixer for layer in model.geometry.layers]
+    spans = {kind.span for mixer in mixers if (kind := attention_of(mixer)) is not None}
+    if model.geometry.architecture in ALL_WINDOWS_OR_NONE and len(spans) > 1:
+        raise RefusedError(
+            "vLLM runs this model with a sliding window either in all layers or in none"
+        )
+    stated = model.header.config.get("quantization_config")
+    method = stated.get("quant_method") if isinstance(stated, Mapping) else None
+    if cache_dtype == "fp8_e5m2" and method == "fp8":
+        raise RefusedError("an fp8 checkpoint does not work with an fp8_e5m2 cache")
+    if cache_dtype.startswith("turboquant_") and any(isinstance(x, HybridLayer) for x in mixers):
+        raise RefusedError("TurboQuant needs attention-only layers, and this model has none")
+
+
+def settle_storage(model: Model, setup: VllmSetup) -> Storage:
+    dtype = settle_dtype(model, setup)
+    cache_dtype = _cache_dtype(model, setup)
+    conv = dtype if setup.mamba_cache_dtype == "auto" else setup.mamba_cache_dtype
+    recurrent = any(layer.mixer.states for layer in model.geometry.layers)
+    attends = any(attention_of(layer.mixer) is not None for layer in model.geometry.layers)
+    caching = setup.enable_prefix_caching
+    packs = cache_dtype != "auto" and cache_dtypes.BY_NAME[cache_dtype].packs_boundaries
+    return Storage(
+        dtype=dtype,
+        cache_dtype=cache_dtype,
+        tensor_parallel_size=setup.tensor_parallel_size,
+        conv_dtype=conv,
+        state_dtype=_state_dtype(model, setup, conv),
+        # Models of nothing but recurrences go without it unless asked to (is_prefix_caching_supported).
+        prefix_caching=(attends or not recurrent) if caching is None else caching,
+        skipped_layers=boundary_layers(model) if packs else frozenset(),
+        sparse=_is_sparse(model),
+        blackwell=setup.gpu.major == 10,
+    )
+
+
+def settle_dtype(model: Model, setup: VllmSetup) -> str:
+    """config/model.py _get_and_verify_dtype: bfloat16 needs Ampere, a few models cannot do float16."""
+    able = (
+        ["bfloat16", "float16", "float32"]
+        if setup.gpu.capability >= (8, 0)
+        else ["float16", "float32"]
+    )
+    if model.geometry.architecture in NOT_IN_FLOAT16:
+        able.remove("float16")
+    if setup.dtype != "auto":
+        asked = _DTYPES.get(setup.dtype)
+        if asked is None:
+            raise UsageError(f"dtype {setup.dtype!r} is not one of auto, {', '.join(_DTYPES)}")
+        if asked not in able:
+            raise RefusedError(f"{setup.gpu.name or 'this GPU'} cannot run this model in {asked}")
+        return asked
+    stated = stated_dtype(model)
+    wanted = able[0] if stated == "float32" else stated
+    return wanted if wanted in able else able[0]
+
+
+def stated_dtype(model: Model) -> str:
+    """What config.json says; float32 where it says nothing."""
+    for part in (model.header.config, section_of(model)):
+        for key in ("dtype", "torch_dtype"):
+            name = str(part.get(key) or "").removeprefix("torch.")
+            if name in _DTYPES:
+                return _DTYPES[name]
+    return "float32"
+
+
+def _cache_dtype(model: Model, setup: VllmSetup) -> str:
+    name = setup.kv_cache_dtype
+    if name == "auto":
+        name = cache_dtypes.resolve_auto(model.header.config, latent=keeps_latent(model.geometry))
+    if model.geometry.architecture in IGNORES_CACHE_DTYPE:
+        return "auto"
+    blackwell = setup.gpu.major == 10 and model.geometry.architecture in FP8_ON_BLACKWELL
+    return "fp8_e4m3" if name == "auto" and blackwell else name
+
+
+def _state_dtype(model: Model, setup: VllmSetup, conv: str) -> str:
+    name = setup.mamba_ssm_cache_dtype
+    if name == "auto":
+        key, silent = STATE_DTYPE.get(model.geometry.architecture, ("", "auto"))
+        stated = section_of(model).get(key) if key else None
+        name = stated if isinstance(stated, str) and stated in DTYPE_BYTES else silent
+    if name != "auto":
+        return name
+    mixers = (layer.mixer for layer in model.geometry.layers)
+    delta = any(isinstance(kind, Recurrent) and kind.cell is Cell.KIMI_DELTA for kind in mixers)
+    return "float32" if delta else conv  # mamba_utils.py kda_state_dtype
+
+
+def _is_sparse(model: Model) -> bool:
+    kinds = (layer.mixer for layer in model.geometry.layers)
+    return any(isinstance(kind, LatentAttention) and kind.index_dim for kind in kinds)
+
+
+def _backends(model: Model, setup: VllmSetup, storage: Storage) -> tuple[Backend, ...]:
+    """The different ones, in the order of the layers."""
+    section = section_of(model)
+    base = Ask(
+        capability=setup.gpu.capability,
+        dtype=storage.dtype,
+        cache_dtype=storage.cache_dtype,
+        head_dim=0,
+        model_head_dim=_widest_head(model),
+        block_size=setup.block_size,
+        sinks=model.geometry.architecture in SINKS,
+        softcap=bool(section.get("attn_logit_softcapping")),
+        bidirectional=_pictures_see_each_other(model),
+        sparse=storage.sparse,
+        flashinfer=setup.flashinfer,
+    )
+    found = [choose(ask, latent=latent) for ask, latent in _asks(model, base, storage)]
+    if storage.sparse:
+        found.append(Backend(name="DEEPSEEK_V32_INDEXER", unit=64))  # mla/indexer.py
+    return tuple(dict.fromkeys(found))
+
+
+def _widest_head(model: Model) -> int:
+    kinds = (attention_of(layer.mixer) for layer in model.geometry.layers)
+    return max((kind.key_dim for kind in kinds if isinstance(kind, Attention)), default=0)
+
+
+def _pictures_see_each_other(model: Model) -> bool:
+    if not model.geometry.towers:
+        return False
+    stated = section_of(model).get("use_bidirectional_attention") == "vision"
+    return stated or str(model.header.config.get("model_type")) in PICTURES_SEE_EACH_OTHER
+
+
+def _asks(model: Model, base: Ask, storage: Storage) -> list[tuple[Ask, bool]]:
+    """The different ones among the layers, each with whether it is for latent attention."""
+    latent = keeps_latent(model.geometry)
+    wanted: dict[tuple[int, bool, bool, str], None] = {}
+    for layer in model.geometry.layers:
+        kind = attention_of(layer.mixer)
+        if kind is not None:
+            name = "auto" if layer.index in storage.skipped_layers else storage.cache_dtype
+            compressed = latent and isinstance(kind, LatentAttention)
+            wanted[
+                _head_dim(kind, compressed=compressed), compressed, kind.span is Span.WINDOW, name
+            ] = None
+    return [
+        (replace(base, head_dim=width, sliding=sliding, cache_dtype=name), compressed)
+        for width, compressed, sliding, name in wanted
+    ]
+
+
+def _head_dim(kind: Attention | LatentAttention, *, compressed: bool) -> int:
+    if compressed and isinstance(kind, LatentAttention):
+        return kind.latent_dim + kind.rope_dim
+    return kind.key_dim
+
+
+def batch_limits(setup: VllmSetup, max_model_len: int) -> tuple[int, int]:
+    """Tokens and sequences of one step (arg_utils.py get_batch_defaults, the API server's)."""
+    tokens, seqs = _batch_defaults(
+        setup.gpu
+    )  # by all the card has, whether or not its pool is billed
+    seqs = setup.max_num_seqs or seqs
+    if setup.max_num_batched_tokens is not None:
+        tokens = setup.max_num_batched_tokens
+    else:
+        tokens = min(tokens, seqs * max_model_len)
+    return tokens, seqs if setup.max_num_seqs is not None else min(seqs, tokens)
+
+
+def _batch_defaults(gpu: Gpu) -> tuple[int, int]:
+    memory = gpu.total_bytes or gpu.memory_bytes or 0
+    if memory >= 160 * GIB:
+        return 16_384, 1024
+    if memory >= 70 * GIB and "a100" not in gpu.name.lower():
+        return 8192, 1024
+    return 2048, 256
+
+
+def _batches_in_flight(setup: VllmSetup) -> int:
+    """config/vllm.py max_concurrent_batches: a pipeline needs one a stage, asynchronous scheduling one more."""
+    return setup.pipeline_parallel_size + (1 if setup.async_scheduling else 0)
+
+
+def config_number(config: Mapping[str, Any], key: str) -> int | None:
+    value = config.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,305 @@
+"""What quantization_config says -> how vLLM stores a matrix, and which matrices it leaves alone.
+
+Parameters are those that the methods' create_weights make @ 0.32.0 (quantization/fp8.py, auto_gptq.py, auto_awq.py,
+modelopt.py, mxfp4.py, compressed_tensors/schemes), before any repacking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from edgekit.basis import Basis
+from edgekit.bill.types import weakest
+from edgekit.engines.vllm.module_names import Named
+from edgekit.errors import RefusedError
+from edgekit.model.expected import TensorRole
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Methods that only read what was quantised before.
+NEEDS_CHECKPOINT = ("awq", "gptq", "compressed-tensors", "modelopt")
+# quantization/__init__.py QUANTIZATION_METHODS, and the names that checkpoints use for them.
+METHODS = _names(
+    "awq auto_awq awq_marlin fp8 modelopt modelopt_fp4 modelopt_mxfp8 modelopt_mixed gptq auto_gptq gptq_marlin "
+    "humming compressed-tensors experts_int8 quark moe_wna16 torchao inc auto-round mxfp4 gpt_oss_mxfp4 deepseek_v4_fp8"
+)
+DEPRECATED = frozenset({"fbgemm_fp8", "fp_quant"})
+MIN_CAPABILITY: Mapping[str, tuple[int, int]] = {  # get_min_capability of each
+    "awq": (7, 5),
+    "gptq": (6, 0),
+    "fp8": (7, 5),
+    "modelopt": (7, 5),
+    "compressed-tensors": (7, 0),
+    "mxfp4": (8, 0),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheme:
+    """Bytes of what stands for a matrix of (out, in) numbers."""
+
+    method: str
+    weight_bits: int
+    group: int = 0  # numbers of a row that share a scale; -1 a whole row, 0 no such scales
+    scale_bytes: int | None = None  # of such a scale; None: as the model's dtype
+    zero_bits: int = 0  # of a zero point beside each scale
+    block: tuple[int, int] | None = None  # an f32 for each block of so many rows and columns
+    part_bytes: int = 0  # beside each matrix that a checkpoint names
+    input_bytes: int = 0  # the same, but once for an expert's gate and up together
+    linear_bytes: int = 0  # beside matrices that vLLM fuses to one
+    attention_bytes: int = 0  # beside each attention
+    attention_numbers: int = 0  # the same, in the model's dtype
+    latent_numbers: int = 0  # those of latent attention
+    expert_bytes: int = 0  # beside each expert
+    expert_biases: bool = False  # every expert gets biases, used or not
+    experts_only: bool = False
+    basis: Basis = Basis.EXACT
+
+    def matrix_bytes(self, out: int, into: int, dtype_bytes: int) -> int:
+        """Without what stands beside it. Raises RefusedError where groups do not come out even."""
+        size = out * into * self.weight_bits // 8
+        if self.group:
+            group = into if self.group < 0 else self.group
+            if into % group and self.method != "gptq":
+                raise RefusedError(
+                    f"a row of {into} numbers cannot be divided into groups of {group}: "
+                    "tensor parallel size or group size is too large"
+                )
+            scale = dtype_bytes if self.scale_bytes is None else self.scale_bytes
+            groups = into // group
+            size += out * groups * scale + out * groups * self.zero_bits // 8
+        if self.block is not None:
+            rows, columns = self.block
+            size += -(-out // rows) * -(-into // columns) * 4
+        return size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Plan:
+    """Which scheme each matrix gets."""
+
+    schemes: tuple[
+        tuple[Named | None, Scheme], ...
+    ]  # None: all matrices; the first that names one counts
+    ignored: Named
+    online: bool = False  # the files hold plain numbers: vLLM quantises them while it loads
+
+    @property
+    def main(self) -> Scheme:
+        """The one that says what stands beside attention."""
+        return self.schemes[0][1]
+
+    @property
+    def basis(self) -> Basis:
+        kinds = [scheme.basis for _, scheme in self.schemes]
+        if len(kinds) > 1:  # which module has which scheme is read off names
+            kinds.append(Basis.MODELLED)
+        return weakest(kinds)
+
+    def scheme_for(self, role: TensorRole, layer: int | None) -> Scheme | None:
+        if self.ignored.covers(role, layer):
+            return None
+        found = (s for named, s in self.schemes if named is None or named.covers(role, layer))
+        return next(found, None)
+
+
+def read_plan(config: Mapping[str, Any], architecture: str, asked: str | None) -> Plan | None:
+    """None: plain numbers. Raises RefusedError for a method that vLLM 0.32 does not have."""
+    stated = config.get("quantization_config")
+    if not isinstance(stated, Mapping) or not stated:
+        scheme = _online(asked)
+        if scheme is None:
+            return None
+        return Plan(schemes=((None, scheme),), ignored=Named((), architecture), online=True)
+    method = _method(stated)
+    schemes = tuple(_read(method, stated, architecture))
+    return Plan(schemes=schemes, ignored=Named(_ignored(stated), architecture))
+
+
+def _method(stated: Mapping[str, Any]) -> str:
+    method = str(stated.get("quant_method") or "").lower()
+    if not method and stated.get("quant_algo"):
+        method = "modelopt"
+    if not method and "bits" in stated and "group_size" in stated:
+        raise RefusedError("vLLM does not load weights quantised by MLX")
+    if method in DEPRECATED:
+        raise RefusedError(f"vLLM 0.32 has deprecated the quantisation method {method!r}")
+    if method not in METHODS:
+        raise RefusedError(f"vLLM 0.32 does not support the quantisation method {method[:40]!r}")
+    return method
+
+
+def check_capability(plan: Plan, capability: tuple[int, int]) -> None:
+    needed = MIN_CAPABILITY.get(plan.main.method, (0, 0))
+    if capability < needed:
+        raise RefusedError(
+            f"{plan.main.method} needs compute capability {needed[0]}.{needed[1]}, but "
+            f"this GPU has {capability[0]}.{capability[1]}"
+        )
+
+
+def _online(asked: str | None) -> Scheme | None:
+    """A plain checkpoint that vLLM is told to quantise while it loads."""
+    if asked is None:
+        return None
+    if asked.startswith("fp8"):
+        return Scheme(method="fp8", weight_bits=8, part_bytes=4, basis=Basis.MODELLED)
+    if asked not in METHODS:
+        raise RefusedError(f"vLLM 0.32 does not support the quantisation method {asked[:40]!r}")
+    if any(word in asked for word in NEEDS_CHECKPOINT):
+        raise RefusedError(
+            f"vLLM: {asked} needs a checkpoint quantised with it, but this one is not"
+        )
+    return None
+
+
+def _read(
+    method: str, stated: Mapping[str, Any], architecture: str
+) -> Iterator[tuple[Named | None, Scheme]]:
+    if "awq" in method or "gptq" in method:
+        yield None, _grouped(method, stated)
+    elif method.startswith("modelopt") or method == "compressed-tensors":
+        yield from _by_group(method, stated, architecture)
+    elif "mxfp4" in method:
+        yield (
+            None,
+            Scheme(method="mxfp4", weight_bits=4, group=32, scale_bytes=1, experts_only=True),
+        )
+    elif "fp8" in method:
+        yield None, _fp8(stated)
+    else:
+        yield None, Scheme(method=method, weight_bits=16, basis=Basis.ASSUMED)  # at most
+
+
+def _grouped(method: str, stated: Mapping[str, Any]) -> Scheme:
+    gptq = "gptq" in method
+    bits = stated.get("bits") or stated.get("w_bit")
+    if not _is_size(bits) or bits not in {4, 8}:
+        raise RefusedError(f"vLLM has no {method} kernel for {bits!r:.20} bits")
+    group = stated.get("group_size") or stated.get("q_group_size")
+    return Scheme(
+        method="gptq" if gptq else "awq",
+        weight_bits=bits,
+        group=group if isinstance(group, int) else 128,
+        zero_bits=bits,
+        expert_biases=gptq,
+    )
+
+
+def _fp8(stated: Mapping[str, Any]) -> Scheme:
+    base = Scheme(method="fp8", weight_bits=8, attention_numbers=4)
+    block = _two(stated.get("weight_block_size"))
+    if block is not None:
+        return replace(base, block=block)
+    static = stated.get("activation_scheme") == "static"
+    return replace(base, part_bytes=4, input_bytes=4 if static else 0)
+
+
+def _by_group(
+    method: str, stated: Mapping[str, Any], architecture: str
+) -> Iterator[tuple[Named | None, Scheme]]:
+    """Groups of modules, each with its own numbers; a group that names classes has all the rest."""
+    base = _MODELOPT if method.startswith("modelopt") else _COMPRESSED
+    groups = stated.get("config_groups")
+    listed = list(groups.values()) if isinstance(groups, Mapping) else []
+    found = False
+    for group in listed:
+        if isinstance(group, Mapping):
+            found = True
+            yield _targets(group, architecture), _scheme_of(base, stated, group)
+    if not found:
+        yield None, _by_algorithm(base, stated)
+
+
+def _targets(group: Mapping[str, Any], architecture: str) -> Named | None:
+    targets = group.get("targets")
+    names = [x for x in targets if isinstance(x, str)] if isinstance(targets, list) else []
+    if not names or any("." not in name for name in names):  # "Linear": a class
+        return None
+    return Named(names, architecture)
+
+
+_MODELOPT = Scheme(method="modelopt", weight_bits=16, attention_numbers=4, latent_numbers=4)
+_COMPRESSED = Scheme(
+    method="compressed-tensors", weight_bits=16, attention_bytes=12, attention_numbers=3
+)
+
+
+def _by_algorithm(base: Scheme, stated: Mapping[str, Any]) -> Scheme:
+    nested = stated.get("quantization")
+    inner = nested if isinstance(nested, Mapping) else stated
+    match str(inner.get("quant_algo") or stated.get("quant_algo") or "").upper():
+        case "NVFP4":
+            return replace(base, weight_bits=4, group=16, scale_bytes=1, part_bytes=8)
+        case "FP8":
+            return replace(base, weight_bits=8, part_bytes=4, input_bytes=4)
+        case "MXFP8":
+            return replace(base, weight_bits=8, group=32, scale_bytes=1)
+        case _:
+            return replace(base, basis=Basis.ASSUMED)
+
+
+def _scheme_of(base: Scheme, stated: Mapping[str, Any], group: Mapping[str, Any]) -> Scheme:
+    weights, inputs = group.get("weights"), group.get("input_activations")
+    bits = weights.get("num_bits") if isinstance(weights, Mapping) else None
+    if not isinstance(weights, Mapping) or not _is_size(bits) or bits not in {4, 8}:
+        return replace(base, basis=Basis.ASSUMED)
+    if weights.get("type") == "int" and "pack" in str(group.get("format") or stated.get("format")):
+        return _packed(base, weights, bits)
+    if bits == 4:  # NVFP4 in groups of 16 with a scale over all, MXFP4 in groups of 32
+        wide = weights.get("group_size") == 32
+        size = (32, 0) if wide else (16, 8)
+        return replace(base, weight_bits=4, scale_bytes=1, group=size[0], part_bytes=size[1])
+    static = isinstance(inputs, Mapping) and inputs.get("dynamic") is False
+    return replace(_scaled(base, weights), input_bytes=4 if static else 0)
+
+
+def _packed(base: Scheme, weights: Mapping[str, Any], bits: int) -> Scheme:
+    group = weights.get("group_size")
+    return replace(
+        base,
+        weight_bits=bits,
+        group=group if isinstance(group, int) and group > 0 else -1,
+        zero_bits=0 if weights.get("symmetric", True) else bits,
+        linear_bytes=16,  # the shape before packing
+        expert_bytes=8,
+    )
+
+
+def _scaled(base: Scheme, weights: Mapping[str, Any]) -> Scheme:
+    group = weights.get("group_size")
+    match weights.get("strategy"):
+        case "channel":
+            return replace(base, weight_bits=8, group=-1, scale_bytes=4)
+        case "block":
+            return replace(
+                base, weight_bits=8, block=_two(weights.get("block_structure")) or (128, 128)
+            )
+        case "group" if isinstance(group, int) and group > 0:
+            return replace(base, weight_bits=8, group=group)
+        case _:
+            return replace(base, weight_bits=8, part_bytes=4)
+
+
+def _two(value: Any) -> tuple[int, int] | None:
+    listed = isinstance(value, (list, tuple)) and len(value) == 2 and all(map(_is_size, value))
+    return (value[0], value[1]) if listed else None
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _ignored(stated: Mapping[str, Any]) -> tuple[str, ...]:
+    nested = stated.get("quantization")
+    places = (stated, nested) if isinstance(nested, Mapping) else (stated,)
+    keys = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
+    lists = (place.get(key) for place in places for key in keys)
+    return tuple(
+        x for listed in lists if isinstance(listed, list) for x in listed if isinstance(x, str)
+    )

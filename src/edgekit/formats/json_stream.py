@@ -1,0 +1,173 @@
+"""Turns JSON bytes in a file into one entry at a time, holding no more than a window of them."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from edgekit.errors import HeaderError, HeaderLimitError
+from edgekit.sources.types import ByteSource
+from edgekit.units import KIB
+
+_BLANKS = re.compile(r"[ \t\r\n]*")
+_PLAIN = re.compile(r'"([^"\\\x00-\x1f]*)"')  # a string that needs no decoding: nearly all of them
+_KEY_LENGTH = 4 * KIB
+
+
+class JsonStream:
+    """A position in JSON text that only moves forward: objects are walked, their values decoded.
+
+    `eager`: all of it will be wanted, so a remote source may fetch it in one go.
+    """
+
+    def __init__(
+        self,
+        source: ByteSource,
+        *,
+        start: int,
+        end: int,
+        chunk_bytes: int = 256 * KIB,
+        eager: bool = True,
+    ) -> None:
+        self._source = source
+        self._next, self._end = start, end  # the bytes not decoded yet
+        self._chunk_bytes, self._eager = chunk_bytes, eager
+        self._utf8 = codecs.getincrementaldecoder("utf-8")()
+        self._text, self._at = "", 0
+        self._text_start = start  # where the text lies in the file
+
+    def peek(self) -> str:
+        """The next character that is not blank; empty at the end."""
+        character = self._text[self._at : self._at + 1]
+        if character > " ":  # nearly always: writers leave few blanks
+            return character
+        while True:
+            found = _BLANKS.match(self._text, self._at)
+            self._at = found.end() if found else self._at
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if not self._more():
+                return ""
+
+    def expect(self, character: str) -> None:
+        found = self.peek()
+        if found != character:
+            raise self.error(f"expected {character!r}, found {found!r}")
+        self._at += 1
+
+    def pairs(self) -> Iterator[str]:
+        """The keys of the object that begins here. The caller takes each value before it goes on."""
+        self.expect("{")
+        if self.peek() != "}":
+            yield self._key()
+            while self.peek() == ",":
+                self._at += 1
+                yield self._key()
+        self.expect("}")
+
+    def value(self, what: str, limit: int) -> Any:
+        """The value that begins here, decoded; HeaderLimitError when it is longer than `limit`."""
+        self.peek()
+        while True:
+            try:
+                value, end = _DECODE(self._text, self._at)
+            except RecursionError as error:
+                raise self.error(f"{what} is nested too deeply") from error
+            except ValueError as error:
+                self._check_length(what, self._held, limit, broken=error)
+            else:
+                # A number at the end of the text may go on in the next chunk.
+                if end < len(self._text) or not self._more():
+                    self._check_length(what, end - self._at, limit)
+                    self._at = end
+                    return value
+
+    def string(self, what: str, limit: int) -> str:
+        if self.peek() != '"':
+            raise self.error(f"{what} is not a string")
+        plain = _PLAIN.match(self._text, self._at)
+        if plain is None or plain.end() - self._at > limit:
+            text: str = self.value(what, limit)
+            return text
+        self._at = plain.end()
+        return plain[1]
+
+    def error(self, what: str) -> HeaderError:
+        offset = self._text_start + len(self._text[: self._at].encode())
+        return HeaderError(what, file=self._source.name, offset=offset)
+
+    def check_limit(self, what: str, value: int, limit: int) -> None:
+        if value > limit:
+            raise HeaderLimitError(what, value=value, limit=limit, file=self._source.name)
+
+    @property
+    def _held(self) -> int:
+        return len(self._text) - self._at
+
+    def _key(self) -> str:
+        key = self.string("a name", _KEY_LENGTH)
+        self.expect(":")
+        return key
+
+    def _check_length(
+        self, what: str, length: int, limit: int, *, broken: ValueError | None = None
+    ) -> None:
+        """Returns when there is nothing wrong yet: the value is short, or its end was not seen."""
+        if broken and not _broke_off(broken, self._text):
+            raise self.error(f"{what} is not valid JSON ({explain(broken)})") from broken
+        if length > limit:
+            raise HeaderLimitError(
+                f"{what}: length", value=length, limit=limit, file=self._source.name
+            ) from broken
+        if broken and not self._more():
+            raise self.error(f"{what} is cut off") from broken
+
+    def _more(self) -> bool:
+        """Decodes at least as much again behind what is left; False when there is nothing more."""
+        length = min(max(self._chunk_bytes, self._held), self._end - self._next)
+        if length <= 0:
+            return False
+        ahead = self._end - self._next - length if self._eager else 0
+        raw = self._source.read(self._next, length, ahead=ahead)
+        if len(raw) < length:
+            raise self.error("file is truncated inside its header (an interrupted download?)")
+        self._next += length
+        try:
+            text = self._utf8.decode(raw, final=self._next >= self._end)
+        except UnicodeDecodeError as error:
+            raise self.error("header is not UTF-8") from error
+        self._text_start += len(self._text[: self._at].encode())
+        self._text, self._at = self._text[self._at :] + text, 0
+        return True
+
+
+def explain(error: ValueError) -> str:
+    """What json's decoder did not like, in a few words."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} in line {error.lineno}, column {error.colno}"
+    text = str(error)
+    return "a number with thousands of digits" if text.startswith("Exceeds the limit") else text
+
+
+def _broke_off(error: ValueError, text: str) -> bool:
+    """Whether the decoder only ran out of text. It reports a string where the string began."""
+    return isinstance(error, json.JSONDecodeError) and (
+        error.msg.startswith("Unterminated string") or error.pos + 16 > len(text)
+    )
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key occurs twice")
+    return found
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not valid JSON")
+
+
+_DECODE = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant).raw_decode

@@ -1,0 +1,227 @@
+"""Turns what a config.json says about quantisation into one value: method, bits, group size.
+
+Writers differ: MLX has `quantization` and a copy in `quantization_config`, transformers a
+`quant_method`, ModelOpt a `quant_algo` in its own hf_quant_config.json, GPTQ and AWQ tools a file of
+settings. The weights packed this way are counted in header/packing.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from edgekit.errors import HeaderError
+from edgekit.formats.config import TEXT_SECTIONS
+from edgekit.formats.types import Quantization
+
+_Number = TypeVar("_Number", int, float)
+
+_MLX_SETTINGS = frozenset({"bits", "group_size", "mode"})
+
+# Modes of MLX: bits and group where the mode fixes them, and what each group holds beside its weights,
+# in bits: affine a scale and a bias in f16, mxfp4 and mxfp8 an exponent, nvfp4 a small float.
+_MODES: Mapping[str, tuple[int | None, int | None, int]] = {
+    "affine": (None, None, 32),
+    "mxfp4": (4, 32, 8),
+    "nvfp4": (4, 16, 8),
+    "mxfp8": (8, 32, 8),
+}
+
+# Methods and algorithms whose name says how many bits.
+_BITS_OF: Mapping[str, int] = {
+    "fp8": 8,
+    "fbgemm_fp8": 8,
+    "eetq": 8,
+    "mxfp4": 4,
+    "nvfp4": 4,
+    "mxfp8": 8,
+    "bitnet": 2,  # 1.58, kept in two
+    "w4a16_nvfp4": 4,
+    "w4a16_awq": 4,
+    "w4a8_awq": 4,
+    "int4_awq": 4,
+    "w8a16": 8,
+    "w8a8_sq_per_channel": 8,
+    "fp8_pb_wo": 8,
+    "fp4": 4,
+    "int4": 4,
+    "uint4": 4,
+    "int8": 8,
+    "fp8_e4m3": 8,
+}
+_GROUP_OF: Mapping[str, int] = {"mxfp4": 32, "nvfp4": 16, "mxfp8": 32}
+
+
+def effective_bits(bits: int, group_size: int, mode: str = "affine") -> float:
+    """Bits per weight with its share of the group's scale: (64 x 4 + 32) / 64 = 4.5."""
+    row = _MODES.get(mode)
+    if row is None:
+        raise HeaderError(
+            f"unknown quantisation mode {mode!r}: upgrade edgekit, or add it to "
+            "header/quantization.py"
+        )
+    if bits < 1 or group_size < 1:
+        raise HeaderError(f"invalid quantisation: {bits} bits in groups of {group_size}")
+    return (group_size * bits + row[2]) / group_size
+
+
+def read_quantization(
+    config: Mapping[str, Any], extra: Mapping[str, Any] | None = None
+) -> Quantization | None:
+    """None: the weights are plain numbers. `extra`: hf_quant_config.json or quantize_config.json."""
+    for part in _parts(config):
+        for key in ("quantization", "quantization_config", "compression_config"):
+            settings = part.get(key)
+            if isinstance(settings, dict) and settings:
+                return _read_settings(settings)
+    return _read_extra(extra) if extra else None
+
+
+def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The config and the configs of a language model nested in it, at most two deep."""
+    yield config
+    for name in TEXT_SECTIONS:
+        inner = config.get(name)
+        if isinstance(inner, dict):
+            yield inner
+            deeper = inner.get("text_config")
+            if isinstance(deeper, dict):
+                yield deeper
+
+
+def _read_settings(settings: Mapping[str, Any]) -> Quantization:
+    method = _text(settings, "quant_method")
+    algorithm = _text(settings, "quant_algo")
+    is_unnamed = method is None and algorithm is None
+    if (method or "").lower() == "mlx" or (is_unnamed and not _MLX_SETTINGS.isdisjoint(settings)):
+        return _read_mlx(settings)
+    if method is None:
+        method = "modelopt" if algorithm else "unknown"
+    return _read_method(method, algorithm, settings)
+
+
+def _read_mlx(settings: Mapping[str, Any]) -> Quantization:
+    mode = _text(settings, "mode") or "affine"
+    bits, group_size, _ = _MODES.get(mode, (None, None, 0))
+    return Quantization(
+        method=mode,
+        bits=_number(settings, "bits") or bits,
+        group_size=_group(settings) or group_size,
+        overrides=_overrides(settings),
+        mlx=True,
+    )
+
+
+def _overrides(settings: Any) -> tuple[tuple[str, Mapping[str, Any] | bool], ...]:
+    """The modules that are named with a setting of their own."""
+    if not isinstance(settings, dict):
+        return ()
+    return tuple(
+        (path, setting)
+        for path, setting in settings.items()
+        if path not in _MLX_SETTINGS and isinstance(setting, (dict, bool))
+    )
+
+
+def _read_method(method: str, algorithm: str | None, settings: Mapping[str, Any]) -> Quantization:
+    weights = _weights(settings)
+    dtype = _text(weights[0], "dtype") if weights else None
+    names = [name.lower() for name in (algorithm, dtype, method) if name]
+    return Quantization(
+        method=method,
+        format=algorithm or dtype or _text(settings, "format") or _text(settings, "fmt"),
+        bits=None
+        if _differs(settings, "bits")
+        else _stated_bits(settings)
+        or _agreed(_number(weight, "num_bits") for weight in weights)
+        or _first(names, _BITS_OF),
+        group_size=None
+        if _differs(settings, "group_size")
+        else _group(settings) or _agreed(map(_group, weights)) or _first(names, _GROUP_OF),
+        overrides=_overrides(settings.get("quantized_layers")),
+    )
+
+
+def _differs(settings: Mapping[str, Any], key: str) -> bool:
+    """GPTQModel: patterns of module names that have a setting of their own."""
+    return any(key in rule for rule in _objects(settings.get("dynamic")))
+
+
+def _first(names: list[str], table: Mapping[str, int]) -> int | None:
+    """What the first known name says; nothing for a mixture of algorithms."""
+    if "mixed_precision" in names:
+        return None
+    return next((table[name] for name in names if name in table), None)
+
+
+def _stated_bits(settings: Mapping[str, Any]) -> float | None:
+    for flag, bits in (("load_in_4bit", 4), ("load_in_8bit", 8)):
+        if settings.get(flag) is True or settings.get(f"_{flag}") is True:
+            return bits
+    return _number(settings, "bits") or _number(settings, "w_bit") or _number(settings, "nbits")
+
+
+def _weights(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What is said of weights: by compressed-tensors and ModelOpt for each group, by Quark once."""
+    found = [group.get("weights") for group in _objects(settings.get("config_groups"))]
+    found += [one.get("weight") for one in _objects([settings.get("global_quant_config")])]
+    return list(_objects(found))
+
+
+def _objects(values: Any) -> Iterator[Mapping[str, Any]]:
+    """Those values of a list, or of an object, that are objects themselves."""
+    if isinstance(values, dict):
+        values = list(values.values())
+    if isinstance(values, list):
+        yield from (value for value in values if isinstance(value, dict))
+
+
+def _agreed(values: Iterable[_Number | None]) -> _Number | None:
+    """The one value that all have; None when they differ."""
+    found = set(values)
+    return found.pop() if len(found) == 1 else None
+
+
+def _read_extra(extra: Mapping[str, Any]) -> Quantization | None:
+    """The file that a quantiser leaves beside config.json."""
+    inner = extra.get("quantization")
+    if isinstance(inner, dict) and "quant_algo" in inner:
+        return _read_method("modelopt", _text(inner, "quant_algo"), inner)
+    method = _text(extra, "quant_method")
+    if method is None and "w_bit" in extra:
+        method = "awq"
+    if method is None and "bits" in extra:
+        method = "gptq"
+    return _read_method(method, None, extra) if method else None
+
+
+def _text(settings: Mapping[str, Any], key: str) -> str | None:
+    value = settings.get(key)
+    return value if isinstance(value, str) and value else None
+
+
+def _number(settings: Mapping[str, Any], key: str) -> float | None:
+    value = settings.get(key)
+    if (whole := whole_bits(value)) is not None:
+        return whole
+    if isinstance(value, bool) or not isinstance(value, float):
+        return None
+    return value if 0 < value <= 64 else None
+
+
+def whole_bits(value: Any) -> int | None:
+    """4, 4.0 and "4" are four bits; True is none."""
+    if isinstance(value, str) and value.isdecimal() and len(value) < 3:
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 64:
+        return None
+    return int(value) if value == int(value) else None
+
+
+def _group(settings: Mapping[str, Any]) -> int | None:
+    """-1 stands for a whole row."""
+    for key in ("group_size", "q_group_size"):
+        value = settings.get(key)
+        if type(value) is int and value > 0:
+            return value
+    return None

@@ -1,0 +1,318 @@
+"""Builders of attention layers: widths and heads of layer i from the hyper-parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from edgekit.errors import HeaderError
+from edgekit.model.arrange import Word
+from edgekit.model.hyper import Hyper
+from edgekit.model.recurrence import key_conv
+from edgekit.model.types import (
+    Attention,
+    CompressedAttention,
+    HybridLayer,
+    LatentAttention,
+    LayerKind,
+    NoCache,
+    Span,
+)
+
+# Turns the words of all layers into their attention kinds; words that are not attention are left None.
+AttentionBuilder = Callable[[Hyper, tuple[Word, ...]], tuple[LayerKind | None, ...]]
+
+_SPANS = {Word.WINDOW: Span.WINDOW, Word.CHUNK: Span.CHUNK}
+_SPAN_KEYS = {Word.WINDOW: "window", Word.CHUNK: "chunk"}
+_RATES = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
+_SPARSE = "minimax_m3_sparse"
+_ATTENDING = (Word.FULL, Word.WINDOW, Word.CHUNK, Word.BOTH)
+
+
+def standard(hyper: Hyper, words: tuple[Word, ...]) -> tuple[Attention | None, ...]:
+    """Grouped-query attention, with its own widths for sliding layers where the file gives them."""
+    heads = _heads(hyper, len(words))
+    return _with_heads(hyper, words, heads, _kv_heads(hyper, heads))
+
+
+def falcon(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...]:
+    """Falcon: one KV head, whatever is printed, unless a switch says that the printed count holds."""
+    heads = _heads(hyper, len(words))
+    one = hyper.flag("multi_query") and not hyper.flag("new_decoder") and not hyper.gguf
+    return _with_heads(hyper, words, heads, (1,) * len(heads) if one else _printed(hyper, heads))
+
+
+def chatglm(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...]:
+    """ChatGLM: the printed count of KV heads holds only when multi_query_attention is on."""
+    heads = _heads(hyper, len(words))
+    off = hyper.flag("multi_query") is False
+    return _with_heads(hyper, words, heads, heads if off else _printed(hyper, heads))
+
+
+def plamo(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...]:
+    """PLaMo: so many heads share a KV head (8 where the file does not say)."""
+    heads = _heads(hyper, len(words))
+    group = hyper.number("heads_per_kv_head")
+    if hyper.gguf or not group:
+        return standard(hyper, words)
+    return _with_heads(hyper, words, heads, tuple(-(-count // group) for count in heads))
+
+
+def twice_when_sliding(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...]:
+    """MiMo-V2: sliding layers have twice the KV heads, where the file has no count for them."""
+    layers = standard(hyper, words)
+    if hyper.gguf or hyper.number("window_kv_heads"):
+        return layers
+    return tuple(
+        replace(layer, kv_heads=2 * layer.kv_heads)
+        if layer is not None and layer.span is Span.WINDOW
+        else layer
+        for layer in layers
+    )
+
+
+def convolved(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...]:
+    """Baichuan-M1: keys and values pass a short convolution before they are remembered."""
+    return tuple(
+        HybridLayer(attention=layer, recurrent=key_conv(hyper, layer)) if layer else None
+        for layer in standard(hyper, words)
+    )
+
+
+def _printed(hyper: Hyper, heads: tuple[int, ...]) -> tuple[int, ...]:
+    return hyper.per_layer("kv_heads", len(heads)) or heads
+
+
+def _heads(hyper: Hyper, layers: int) -> tuple[int, ...]:
+    heads = hyper.per_layer("heads", layers)
+    if heads is None:
+        raise hyper.missing("heads")
+    return heads
+
+
+def _with_heads(
+    hyper: Hyper, words: tuple[Word, ...], heads: tuple[int, ...], kv_heads: tuple[int, ...]
+) -> tuple[Attention | None, ...]:
+    count = len(words)
+    indexed = _indexed(hyper, count)
+    return tuple(
+        _attention(hyper, i, word, (heads[i], kv_heads[i]), indexed[i])
+        if word in _ATTENDING
+        else None
+        for i, word in enumerate(words)
+    )
+
+
+def gated(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...]:
+    """Qwen3-Next: the query projection carries an output gate."""
+    return tuple(layer and replace(layer, gated=True) for layer in standard(hyper, words))
+
+
+def encoder(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...]:
+    """Attention over the batch at hand: nothing is kept."""
+    return tuple(NoCache(attention=layer) for layer in standard(hyper, words))
+
+
+def _attention(
+    hyper: Hyper, layer: int, word: Word, counts: tuple[int, int], index_dim: int
+) -> Attention:
+    heads, kv_heads = _counts(hyper, layer, word, counts)
+    if heads == 0 or kv_heads == 0 or heads % kv_heads:
+        raise HeaderError(
+            f"{heads} attention heads cannot be divided evenly among {kv_heads} KV heads",
+            file=hyper.header.name,
+        )
+    sliding_heads = hyper.number("window_heads") if word is Word.WINDOW else None
+    key_dim, value_dim = _head_dims(hyper, layer, word, heads=sliding_heads or counts[0])
+    window = hyper.own("window", layer) if word is Word.WINDOW else None
+    return Attention(
+        heads=heads,
+        kv_heads=kv_heads,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        span=_SPANS.get(word, Span.ALL),
+        span_tokens=(window or hyper.need(_SPAN_KEYS[word])) if word in _SPAN_KEYS else 0,
+        index_dim=index_dim,
+        # Gemma 4: only where a layer sees everything.
+        values_are_keys=word is Word.FULL and _values_are_keys(hyper),
+    )
+
+
+def _values_are_keys(hyper: Hyper) -> bool:
+    """In a GGUF of Gemma 4 where layers that see everything have KV heads of their own (conversion/gemma.py)."""
+    if hyper.gguf and hyper.architecture == "gemma4":
+        stated = hyper.raw("kv_heads")
+        return isinstance(stated, (list, tuple)) and len(set(stated)) > 1
+    return bool(hyper.flag("values_are_keys"))
+
+
+def _counts(hyper: Hyper, layer: int, word: Word, counts: tuple[int, int]) -> tuple[int, int]:
+    """Heads and KV heads: the layer's own, those of its kind, those of the model."""
+    heads, kv_heads = counts
+    if word is Word.WINDOW:
+        heads = hyper.number("window_heads") or heads
+        kv_heads = hyper.number("window_kv_heads") or kv_heads
+    elif hyper.flag("values_are_keys") is not False:  # Gemma 4 counts them only then
+        kv_heads = hyper.number("global_kv_heads") or kv_heads
+    return hyper.own("heads", layer) or heads, hyper.own("kv_heads", layer) or kv_heads
+
+
+def _head_dims(hyper: Hyper, layer: int, word: Word, *, heads: int) -> tuple[int, int]:
+    sliding = word is Word.WINDOW
+    special = "window_key_dim" if sliding else "global_key_dim"
+    even_share = hyper.need("hidden") // heads if heads else 0
+    own = hyper.own("key_dim", layer)
+    key_dim = own or hyper.number(special) or hyper.number("key_dim") or even_share
+    own_value = hyper.number("window_value_dim") if sliding else None
+    # llama.cpp defaults each to E / heads on its own; transformers has one head_dim for both.
+    value_dim = own_value or hyper.number("value_dim") or (even_share if hyper.gguf else key_dim)
+    if not key_dim or not value_dim:
+        raise hyper.missing("key_dim")
+    return key_dim, value_dim
+
+
+def _kv_heads(hyper: Hyper, heads: tuple[int, ...]) -> tuple[int, ...]:
+    if (blocks := hyper.listed("block_configs", len(heads))) is not None:
+        return tuple(
+            _grouped(hyper, block, count) for block, count in zip(blocks, heads, strict=True)
+        )
+    stated = hyper.per_layer("kv_heads", len(heads))
+    if stated is not None and (hyper.states("kv_heads") or _shared_evenly(heads, stated)):
+        return stated
+    if hyper.flag("multi_query"):
+        return (1,) * len(heads)
+    if hyper.nested:  # a section that leaves out defaults: not every library default is this one
+        hyper.defaulted.add("kv_heads")
+    return heads
+
+
+def _shared_evenly(heads: tuple[int, ...], kv_heads: tuple[int, ...]) -> bool:
+    return all(many and not one % many for one, many in zip(heads, kv_heads, strict=True))
+
+
+def _grouped(hyper: Hyper, block: Any, heads: int) -> int:
+    attention = block.get("attention") if isinstance(block, dict) else None
+    group = attention.get("n_heads_in_group") if isinstance(attention, dict) else None
+    if group is None:
+        return heads
+    if not isinstance(group, int) or group <= 0 or heads % group:
+        raise HeaderError(
+            f"block_configs: {heads} heads cannot be divided into groups of {group!r:.20}",
+            file=hyper.header.name,
+        )
+    return heads // group
+
+
+def _indexed(hyper: Hyper, layers: int) -> tuple[int, ...]:
+    """The indexer's key width in each layer that has an indexer of its own."""
+    width = hyper.number("index_dim") or 0
+    marks = hyper.listed("index_layers", layers) if width else None
+    if marks is None:
+        return (width,) * layers
+    return tuple(width if mark in (1, True, "full") else 0 for mark in marks)
+
+
+def latent(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...]:
+    """MLA where the file states a latent, plain attention where it does not (DeepSeek-VL2 tiny)."""
+    if not hyper.number("latent_dim") or hyper.flag("use_mla") is False:
+        return standard(hyper, words)
+    heads = _heads(hyper, len(words))
+    make = _latent_gguf if hyper.gguf else _latent_config
+    indexed = _indexed(hyper, len(words))
+    layers = tuple(
+        replace(make(hyper, heads[i], indexed[i]), **_span(hyper, word))
+        if word in _ATTENDING
+        else None
+        for i, word in enumerate(words)
+    )
+    narrow = next((x for x in layers if x is not None and x.key_dim < x.rope_dim), None)
+    if narrow is not None:
+        raise HeaderError(
+            (
+                f"the key dimension {narrow.key_dim} is smaller than its rotary part "
+                f"({narrow.rope_dim})"
+            ),
+            file=hyper.header.name,
+        )
+    return layers
+
+
+def _span(hyper: Hyper, word: Word) -> dict[str, Any]:
+    return {
+        "span": _SPANS.get(word, Span.ALL),
+        "span_tokens": hyper.need(_SPAN_KEYS[word]) if word in _SPAN_KEYS else 0,
+    }
+
+
+def _latent_config(hyper: Hyper, heads: int, index_dim: int) -> LatentAttention:
+    rope = hyper.need("rope_dim")
+    return LatentAttention(
+        heads=heads,
+        latent_dim=hyper.need("latent_dim"),
+        rope_dim=rope,
+        key_dim=hyper.need("nope_dim") + rope,
+        value_dim=hyper.number("value_dim") or hyper.need("hidden") // max(heads, 1),
+        query_rank=hyper.number("query_rank") or 0,
+        index_dim=index_dim,
+    )
+
+
+def _latent_gguf(hyper: Hyper, heads: int, index_dim: int) -> LatentAttention:
+    absorbed = bool(hyper.number("key_dim_mla")) and bool(hyper.number("value_dim_mla"))
+    key_dim = hyper.number("key_dim_mla" if absorbed else "key_dim")
+    value_dim = hyper.number("value_dim_mla" if absorbed else "value_dim")
+    even_share = hyper.need("hidden") // heads if heads else 0
+    return LatentAttention(
+        heads=heads,
+        latent_dim=hyper.need("latent_dim"),
+        rope_dim=hyper.need("rope_dim"),
+        key_dim=key_dim or even_share,
+        value_dim=value_dim or even_share,
+        query_rank=hyper.number("query_rank") or 0,
+        index_dim=index_dim,
+        absorbed=absorbed,
+    )
+
+
+def indexed_after_dense(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...]:
+    """MiniMax-M3: sparse layers carry an index key, the leading dense ones do not.
+
+    A config lists them; a GGUF means all after leading_dense_block_count (llama-model.cpp create_memory @ b21e4de).
+    """
+    layers = standard(hyper, words)
+    if hyper.items("index_layers") is not None:
+        return layers
+    types = hyper.listed("layer_types", len(words))
+    lead = hyper.number("leading_dense") or 0
+    sparse = [i >= lead if types is None else types[i] == _SPARSE for i in range(len(words))]
+    return tuple(
+        layer if layer is None or sparse[i] else replace(layer, index_dim=0)
+        for i, layer in enumerate(layers)
+    )
+
+
+def compressed(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...]:
+    """DeepSeek-V4: the ratio of each layer is listed; only ratio 4 has an indexer."""
+    ratios = hyper.per_layer("compress_ratios", len(words)) or _rated(hyper, len(words))
+    index_dim = hyper.number("index_dim") or 0
+    return tuple(
+        CompressedAttention(
+            heads=hyper.need("heads"),
+            key_dim=hyper.need("key_dim"),
+            window_tokens=hyper.need("window"),
+            ratio=ratio,
+            index_dim=index_dim if ratio == 4 else 0,
+        )
+        for ratio in ratios
+    )
+
+
+def _rated(hyper: Hyper, layers: int) -> tuple[int, ...]:
+    """Newer configs name each layer's type, and the ratio of each type."""
+    types = hyper.listed("layer_types", layers)
+    if types is None:
+        raise hyper.missing("compress_ratios")
+    stated = hyper.raw("compress_rates")
+    rates = {**_RATES, **(stated if isinstance(stated, Mapping) else {})}
+    return tuple(hyper.whole("compress_rates", rates.get(kind, 0)) for kind in types)

@@ -1,0 +1,229 @@
+"""The feed-forward half of every layer: dense, experts, or both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from edgekit.errors import HeaderError
+from edgekit.model.arrange import Word
+from edgekit.model.hyper import Hyper
+from edgekit.model.types import Experts, FeedForward
+
+Pair = tuple[FeedForward | None, Experts | None]
+WidthRule = Callable[[Hyper], int]  # the width that a family has when its file states none
+PairRule = Callable[[Hyper, Pair], Pair]  # what a family makes of the width that its file states
+
+
+def feed_forwards(
+    hyper: Hyper,
+    words: tuple[Word, ...],
+    *,
+    gated: bool,
+    beside: bool,
+    alternating: bool,
+    width: WidthRule,
+) -> tuple[Pair, ...]:
+    """One pair a layer. `beside`: experts stand beside a dense half; `alternating`: a layer is a mixer or this."""
+    count = len(words)
+    none_here = alternating and Word.NONE not in words  # a model of recurrences and experts alone
+    widths = (0,) * count if none_here else _dense_widths(hyper, count, width)
+    dense = tuple(FeedForward(width=w, gated=gated) if w else None for w in widths)
+    experts = _experts(hyper, width, gated=gated)
+    routed = _routed_layers(hyper, count) if experts is not None else (False,) * count
+    needed = Word.NONE in words if alternating else not all(routed)
+    if needed and not any(dense) and not _may_be_without(hyper, width):
+        raise hyper.missing("feed_forward")
+    if alternating:
+        return tuple(
+            _alternate(hyper, word, pair, experts) for word, pair in zip(words, dense, strict=True)
+        )
+    return tuple(
+        (half if beside or not moe else None, experts if moe else None)
+        for half, moe in zip(dense, routed, strict=True)
+    )
+
+
+def _may_be_without(hyper: Hyper, rule: WidthRule) -> bool:
+    """A GGUF's tensors tell, and a pruned model lists the layers that have no feed-forward."""
+    return hyper.gguf or rule is not stated_width or hyper.states("block_configs")
+
+
+def _alternate(
+    hyper: Hyper, word: Word, dense: FeedForward | None, experts: Experts | None
+) -> Pair:
+    if word is Word.EXPERTS or (word is Word.NONE and hyper.gguf and experts is not None):
+        return (None, experts)  # a GGUF does not tell the two apart
+    return (dense, None) if word is Word.NONE else (None, None)
+
+
+def _experts(hyper: Hyper, rule: WidthRule, *, gated: bool) -> Experts | None:
+    count = hyper.number("experts") or 0
+    if count <= 1:
+        return None
+    used = hyper.number("experts_used") or 0
+    if not 0 < used <= count:
+        raise HeaderError(f"invalid expert counts: {used} used of {count}", file=hyper.header.name)
+    width = _count_of(hyper, "expert_feed_forward") or hyper.number("feed_forward") or rule(hyper)
+    if not width:
+        raise hyper.missing("expert_feed_forward")
+    shared = hyper.number("shared_feed_forward")
+    if shared is None:
+        shared = _count_of(hyper, "shared_experts") * width
+    latent = hyper.number("expert_latent") or 0
+    return Experts(
+        count=count, used=used, width=width, shared_width=shared, latent=latent, gated=gated
+    )
+
+
+def _count_of(hyper: Hyper, word: str) -> int:
+    """A number that some configs write as a list (Hunyuan, ERNIE-VL): the largest of it."""
+    listed = hyper.items(word)
+    if listed is None:
+        return hyper.number(word) or 0
+    return max((hyper.whole(word, item) for item in listed), default=0)
+
+
+def _routed_layers(hyper: Hyper, layers: int) -> tuple[bool, ...]:
+    if (types := hyper.listed("mlp_layer_types", layers)) is not None:
+        return tuple(kind != "dense" for kind in types)
+    if (marks := hyper.listed("moe_step", layers)) is not None:
+        return tuple(bool(mark) for mark in marks)
+    if (named := _named_layers(hyper)) is not None:
+        return tuple(i in named for i in range(layers))
+    step = hyper.number("moe_step")
+    if step == 0:
+        return (False,) * layers
+    step = step or 1
+    offset = hyper.number("moe_offset")
+    routed_at = step - 1 if offset is None else offset
+    lead = hyper.number("leading_dense") or 0
+    dense = {index for index in hyper.items("mlp_only_layers") or () if isinstance(index, int)}
+    return tuple(i >= lead and i % step == routed_at and i not in dense for i in range(layers))
+
+
+def _named_layers(hyper: Hyper) -> frozenset[int] | None:
+    """Step writes the layers with experts as text: "4,5,6"."""
+    text = hyper.text("moe_layers")
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(part.isdecimal() and len(part) < 9 for part in parts):
+        raise HeaderError(f"moe_layers_enum is {text!r:.60}", file=hyper.header.name)
+    return frozenset(map(int, parts))
+
+
+def _dense_widths(hyper: Hyper, layers: int, rule: WidthRule) -> tuple[int, ...]:
+    stated = hyper.per_layer("dense_feed_forward", layers) or hyper.per_layer(
+        "feed_forward", layers
+    )
+    if stated is None:
+        stated = _derived_widths(hyper, layers, rule)
+    stated = tuple(hyper.own("feed_forward", i) or width for i, width in enumerate(stated))
+    if hyper.flag("width_is_raw"):
+        stated = tuple(_adjusted(hyper, width) for width in stated)
+    if hyper.flag("wide_shared_ffn"):
+        shared = hyper.number("shared_cache_layers") or 0
+        return tuple(w * 2 if i >= layers - shared else w for i, w in enumerate(stated))
+    return stated
+
+
+def _derived_widths(hyper: Hyper, layers: int, rule: WidthRule) -> tuple[int, ...]:
+    """Files that give a ratio instead of a width, or rely on what their family always does."""
+    if (blocks := hyper.listed("block_configs", layers)) is not None:
+        return tuple(_block_width(hyper, block) for block in blocks)
+    if (ratios := hyper.listed("width_ratios", layers)) is not None:
+        return tuple(_divisible(hyper, ratio) for ratio in ratios)
+    if hyper.number("width_multiple") and not hyper.flag("width_is_raw"):
+        return (_metas_width(hyper),) * layers
+    return (rule(hyper),) * layers
+
+
+def stated_width(hyper: Hyper) -> int:
+    """The rule of most families: the file says it, or has experts in every layer and no such half."""
+    if hyper.number("experts") or hyper.gguf:
+        return 0
+    raise hyper.missing("feed_forward")
+
+
+def four_times_hidden(hyper: Hyper) -> int:
+    """GPT-2 and its kin never state it."""
+    return 4 * hyper.need("hidden")
+
+
+def two_thirds(hyper: Hyper) -> int:
+    """flash-linear-attention: a ratio, of which a gated half takes two thirds."""
+    ratio = hyper.ratio("width_ratio") or 4
+    return _round_up(int(hyper.need("hidden") * ratio * 2 / 3), 256)
+
+
+def eight_thirds(hyper: Hyper) -> int:
+    """Lille: two thirds of four times, to the nearest 256."""
+    return 256 * round(int(8 * hyper.need("hidden") / 3) / 256)
+
+
+def _divisible(hyper: Hyper, ratio: Any) -> int:
+    """OpenELM: each layer's ratio, rounded to a divisor but never down by more than a tenth."""
+    divisor = hyper.number("width_divisor") or 8
+    wanted = hyper.real("ffn_multipliers", ratio) * hyper.need("hidden")
+    near = max(divisor, int(wanted + divisor / 2) // divisor * divisor)
+    return near + divisor if near < 0.9 * wanted else near
+
+
+def _metas_width(hyper: Hyper) -> int:
+    """Meta's params.json: 8/3 of the hidden width, scaled, rounded up."""
+    scaled = int(8 * hyper.need("hidden") / 3) * (hyper.ratio("width_scale") or 1.0)
+    return _round_up(int(scaled), hyper.need("width_multiple"))
+
+
+def _block_width(hyper: Hyper, block: Any) -> int:
+    half = block.get("ffn") if isinstance(block, dict) else None
+    if not isinstance(half, dict) or half.get("no_op") or half.get("replace_with_linear"):
+        return 0
+    scale = half.get("ffn_mult")
+    if scale is None:
+        return hyper.whole("feed_forward", half.get("intermediate_size") or 0)
+    hidden = hyper.need("hidden")
+    return _round_up(int(2 * hyper.real("ffn_mult", scale) * hidden / 3), 256)
+
+
+def _adjusted(hyper: Hyper, width: int) -> int:
+    """LFM2 states a width that its own code shrinks by a third and rounds."""
+    scaled = int(2 * width / 3) * (hyper.ratio("width_scale") or 1.0)
+    return _round_up(int(scaled), hyper.number("width_multiple") or 1)
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def as_stated(_: Hyper, pair: Pair) -> Pair:
+    return pair
+
+
+def halved(_: Hyper, pair: Pair) -> Pair:
+    """Qwen 1 and RecurrentGemma state gate and up together."""
+    dense, experts = pair
+    return (replace(dense, width=dense.width // 2) if dense else None, experts)
+
+
+def scaled_hidden(hyper: Hyper, pair: Pair) -> Pair:
+    """AFM: "hidden_dim" is the model's width, and a factor of it that of the feed-forward."""
+    width = int(hyper.need("hidden") * (hyper.ratio("width_ratio") or 3.25))
+    return (replace(pair[0], width=width) if pair[0] else None, pair[1])
+
+
+def shared_without_experts(hyper: Hyper, pair: Pair) -> Pair:
+    """Granite hybrids: without experts, the shared one is all that is left."""
+    dense, experts = pair
+    width = None if hyper.gguf else hyper.number("shared_feed_forward")
+    return (replace(dense, width=width), experts) if dense and width else pair
+
+
+def residual_beside(hyper: Hyper, pair: Pair) -> Pair:
+    """Arctic: the dense half beside the experts is as wide as the model."""
+    dense, experts = pair
+    if dense is None or experts is None:
+        return pair
+    return (replace(dense, width=hyper.need("hidden")), experts)

@@ -1,0 +1,74 @@
+"""What stands outside the layers: vocabulary, tied embeddings, pooling, towers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edgekit.formats.types import ModelHeader
+from edgekit.model.architectures import BY_CONFIG, TIED_BY_DEFAULT
+from edgekit.model.hyper import MAX_NUMBER, Hyper
+from edgekit.model.keys import TOWER_HIDDEN, TOWER_LAYERS, TOWER_SECTIONS
+from edgekit.model.roles import has_output_head
+from edgekit.model.types import Tower
+
+_POOLING = ("none", "mean", "cls", "last", "rank")  # llama.h LLAMA_POOLING_TYPE_*
+
+
+def vocabulary_of(hyper: Hyper) -> int | None:
+    tokens = hyper.header.arrays.get("tokenizer.ggml.tokens")
+    if tokens is not None and tokens.count:
+        return tokens.count
+    if (stated := hyper.number("vocabulary")) is not None:
+        return stated
+    embedding = next((t for t in hyper.header.tensors or () if t.name == "token_embd.weight"), None)
+    return embedding.shape[0] if embedding is not None and embedding.shape else None
+
+
+def tied_embeddings(hyper: Hyper) -> bool | None:
+    """As config.json states it, else by whether there is an output head, else as the family does it."""
+    stated = hyper.top("tie_word_embeddings")
+    if not isinstance(stated, bool):
+        stated = hyper.raw("tied")
+    if isinstance(stated, bool):
+        return stated
+    if hyper.header.tensors:
+        return not has_output_head(hyper.header.tensors)
+    if hyper.gguf or hyper.architecture not in BY_CONFIG:
+        return None
+    return hyper.architecture in TIED_BY_DEFAULT
+
+
+def pooling_of(hyper: Hyper) -> str | None:
+    number = hyper.number("pooling")
+    return _POOLING[number] if number is not None and number < len(_POOLING) else None
+
+
+def towers_of(header: ModelHeader) -> tuple[Tower, ...]:
+    """Encoders of pictures and sound: parts of a config.json, or the content of an mmproj GGUF."""
+    inner = header.config.get("thinker_config")
+    places = (header.config, inner) if isinstance(inner, Mapping) else (header.config,)
+    found: dict[str, Tower] = {}
+    for place in places:
+        for section, kind in TOWER_SECTIONS:
+            part = place.get(section)
+            if isinstance(part, Mapping) and part:
+                found.setdefault(kind, _tower(kind, part, TOWER_LAYERS, TOWER_HIDDEN))
+    for kind in ("vision", "audio"):
+        prefix = f"clip.{kind}."
+        part = {k.removeprefix(prefix): v for k, v in header.keys.items() if k.startswith(prefix)}
+        if part:
+            found[kind] = _tower(kind, part, ("block_count",), ("embedding_length",))
+    return tuple(found.values())
+
+
+def _tower(
+    kind: str, part: Mapping[str, object], layers: tuple[str, ...], hidden: tuple[str, ...]
+) -> Tower:
+    return Tower(kind=kind, layers=_first(part, layers), hidden=_first(part, hidden))
+
+
+def _first(part: Mapping[str, object], spellings: tuple[str, ...]) -> int | None:
+    """The first that is a size: not a bool, not below one, not beyond what any width is."""
+    return next(
+        (v for s in spellings if type(v := part.get(s)) is int and 0 < v <= MAX_NUMBER), None
+    )

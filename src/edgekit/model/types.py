@@ -1,0 +1,373 @@
+"""What a model is, without any engine.
+
+A LayerKind says what must be remembered: streams (numbers per token) and states (numbers per sequence). How an
+engine stores them (cells, pages, padding, cache type) is not known here.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from edgekit.basis import Basis
+from edgekit.formats.types import ModelHeader
+
+
+class Span(enum.Enum):
+    """Which tokens a stream keeps."""
+
+    ALL = "all"
+    WINDOW = "window"  # the last `span_tokens`
+    CHUNK = "chunk"  # those since the last multiple of `span_tokens`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """Numbers that are remembered for every token, or for every `tokens_per_row` of them."""
+
+    name: str
+    elements: int
+    span: Span = Span.ALL
+    span_tokens: int = 0  # 0 for Span.ALL
+    tokens_per_row: int = 1
+
+
+@lru_cache(maxsize=1024)  # asked for every layer of every placement
+def _streams(wide: tuple[tuple[str, int], ...], span: Span, span_tokens: int) -> tuple[Stream, ...]:
+    return tuple(
+        Stream(name=name, elements=elements, span=span, span_tokens=span_tokens)
+        for name, elements in wide
+        if elements
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Numbers that are remembered once for a sequence, however long it is."""
+
+    name: str
+    elements: int
+
+
+class LayerKind:
+    """What one layer remembers: nothing, unless its kind says otherwise."""
+
+    __slots__ = ()
+
+    @property
+    def label(self) -> str:
+        return "no cache"
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        return ()
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention(LayerKind):
+    """Keys and values of every KV head: full, sliding window or chunked by its span."""
+
+    heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    span: Span = Span.ALL
+    span_tokens: int = 0
+    index_dim: int = 0  # width of a sparse indexer's key, where the layer has one
+    gated: bool = False  # the query projection carries an output gate and is twice as wide
+    values_are_keys: bool = (
+        False  # no value projection: V is made from K (both are still remembered)
+    )
+
+    @property
+    def label(self) -> str:
+        sparse = " + indexer" if self.index_dim else ""
+        return _SPAN_LABELS[self.span] + sparse
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        wide = (("k", self.kv_heads * self.key_dim), ("v", self.kv_heads * self.value_dim))
+        return _streams((*wide, ("index", self.index_dim)), self.span, self.span_tokens)
+
+
+_SPAN_LABELS = {
+    Span.ALL: "full attention",
+    Span.WINDOW: "sliding window",
+    Span.CHUNK: "chunked attention",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention(LayerKind):
+    """MLA: one latent and one rotary key per token stand for all heads.
+
+    A GGUF from before April 2025 does not allow it (`absorbed` is False): every head's key and value must be held. Some
+    engines hold them always; both widths are here for them.
+    """
+
+    heads: int
+    latent_dim: int  # kv_lora_rank
+    rope_dim: int
+    key_dim: int  # per head, rotary part included
+    value_dim: int
+    query_rank: int = 0  # q_lora_rank, 0 when queries are not compressed
+    index_dim: int = 0
+    absorbed: bool = True
+    span: Span = Span.ALL
+    span_tokens: int = 0
+
+    @property
+    def label(self) -> str:
+        expanded = "" if self.absorbed else " in full heads"
+        return "latent attention (MLA)" + expanded + (" + indexer" if self.index_dim else "")
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        latent = (("latent", self.latent_dim + self.rope_dim),)
+        full = (("k", self.heads * self.key_dim), ("v", self.heads * self.value_dim))
+        wide = (*(latent if self.absorbed else full), ("index", self.index_dim))
+        return _streams(wide, self.span, self.span_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressedAttention(LayerKind):
+    """DeepSeek-V4: a short window of raw keys, and one compressed key per `ratio` tokens (K stands for V too)."""
+
+    heads: int
+    key_dim: int
+    window_tokens: int
+    ratio: int  # 0: the window only
+    index_dim: int = 0
+
+    @property
+    def label(self) -> str:
+        return f"compressed 1:{self.ratio} attention" if self.ratio else "sliding window"
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        raw = Stream(
+            name="k", elements=self.key_dim, span=Span.WINDOW, span_tokens=self.window_tokens
+        )
+        packed = (("compressed k", self.key_dim), ("index", self.index_dim))
+        return (
+            raw,
+            *(
+                Stream(name=name, elements=elements, tokens_per_row=self.ratio)
+                for name, elements in packed
+                if elements and self.ratio
+            ),
+        )
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """The compressor's window: keys and scores of the tokens that are not compressed yet."""
+        if not self.ratio:
+            return ()
+        overlap = (
+            2 if self.ratio == 4 else 1
+        )  # llama-kv-cache-dsv4.cpp @ b21e4de: CSA keeps two blocks
+        rows = overlap * self.ratio
+        return tuple(
+            State(name=name, elements=2 * rows * overlap * width)  # 2: values and scores
+            for name, width in (("compressor", self.key_dim), ("indexer", self.index_dim))
+            if width
+        )
+
+
+class Cell(enum.Enum):
+    """Families of recurrent layers."""
+
+    MAMBA = "mamba"
+    MAMBA2 = "mamba-2"
+    GATED_DELTA = "gated delta net"
+    KIMI_DELTA = "kimi delta attention"
+    LIGHTNING = "lightning attention"
+    GATED_LINEAR = "gated linear attention"
+    SHORT_CONV = "short convolution"
+    GATED_CONV = "gated convolution"  # Gear: of keys and values, in the place of attention
+    KEY_CONV = "convolved keys and values"  # Baichuan-M1: before they are remembered
+    RWKV = "rwkv"
+    RG_LRU = "rg-lru"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recurrent(LayerKind):
+    """A state of fixed size: a short convolution's tail and the recurrence itself."""
+
+    cell: Cell
+    conv_elements: int = 0
+    state_elements: int = 0
+    inner: int = 0  # d_inner, or heads x value width
+    state_size: int = 0  # d_state, or key width
+    groups: int = 0
+    heads: int = 0
+    conv_kernel: int = 0
+    rank: int = 0  # dt_rank, or the width of a low-rank gate
+
+    @property
+    def label(self) -> str:
+        return self.cell.value
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        both = (("conv", self.conv_elements), ("state", self.state_elements))
+        return tuple(State(name=name, elements=count) for name, count in both if count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HybridLayer(LayerKind):
+    """Attention and a recurrence side by side in one layer (Falcon-H1)."""
+
+    attention: Attention
+    recurrent: Recurrent
+
+    @property
+    def label(self) -> str:
+        return f"{self.attention.label} + {self.recurrent.label}"
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        return self.attention.streams
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        return self.recurrent.states
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedCache(LayerKind):
+    """Attention that reads the cache of an earlier layer and owns none (Gemma 3n and 4)."""
+
+    attention: Attention
+    source_layer: int
+
+    @property
+    def label(self) -> str:
+        return f"shared cache ({self.attention.label})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoCache(LayerKind):
+    """Nothing is remembered: a feed-forward layer, or an encoder's attention over the batch at hand."""
+
+    attention: Attention | None = None
+
+    @property
+    def label(self) -> str:
+        return "no cache" if self.attention is None else "encoder attention"
+
+
+def attention_of(kind: LayerKind) -> Attention | LatentAttention | None:
+    """The attention in a layer of any kind, whether or not it owns a cache."""
+    match kind:
+        case Attention() | LatentAttention():
+            return kind
+        case HybridLayer() | SharedCache() | NoCache():
+            return kind.attention
+        case _:
+            return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedForward:
+    width: int
+    gated: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """Routed experts, of which `used` run for a token, and the shared one that always runs."""
+
+    count: int
+    used: int
+    width: int
+    shared_width: int = 0  # all shared experts together
+    latent: int = 0  # experts work at this width instead of the hidden one, where not 0
+    gated: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    index: int
+    mixer: LayerKind
+    dense: FeedForward | None = None
+    experts: Experts | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rope:
+    """How a model was stretched past the window it was trained on."""
+
+    type: str
+    factor: float | None = None
+    original_context: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tower:
+    """An encoder for pictures or sound that stands beside the language model."""
+
+    kind: str  # "vision", "audio"
+    layers: int | None
+    hidden: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelGeometry:
+    architecture: str  # exactly what the file calls it
+    layers: tuple[Layer, ...] = field(repr=False)
+    hidden: int
+    vocabulary: int | None  # None: lies beyond what was read
+    trained_context: int | None  # as the file states it
+    native_context: int | None  # after rope scaling: what may be asked for
+    rope: Rope | None = None
+    loops: int = 1  # how often the weights are run through; every round is among the layers
+    per_layer_embedding: int = 0  # width of an embedding table that every layer has for itself
+    mtp_layers: int = 0  # multi-token-prediction blocks after the last layer
+    tied_embeddings: bool | None = None
+    causal: bool = True
+    pooling: str | None = None
+    towers: tuple[Tower, ...] = ()
+    basis: Basis = Basis.EXACT
+    because: str = ""  # why the basis is not EXACT
+
+    @property
+    def embeds(self) -> bool:
+        """Whether it is made to give vectors, not text: an encoder, or a decoder whose file names a pooling."""
+        return not self.causal or self.pooling in {"mean", "cls", "last"}
+
+
+T = TypeVar("T")
+MOST_KEPT = 2048  # a search over placements of a large model; the oldest go first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Model:
+    """A header and what it means. Engines keep with it what they worked out, so that a second question is cheap."""
+
+    header: ModelHeader
+    geometry: ModelGeometry = field(repr=False)
+    _kept: dict[Hashable, Any] = field(default_factory=dict, repr=False)
+
+    def keep(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` gave when it was first asked for under this key. Threads may ask side by side."""
+        try:
+            kept: T = self._kept[key]
+        except KeyError:
+            while len(self._kept) >= MOST_KEPT:
+                with suppress(KeyError, RuntimeError, StopIteration):  # another thread was quicker
+                    del self._kept[next(iter(self._kept))]
+            kept = self._kept[key] = make()
+        return kept
+
+    def forget(self) -> None:
+        """What engines worked out for it takes no memory any more."""
+        self._kept.clear()

@@ -1,0 +1,172 @@
+"""A model whose header was read -> its entry, with the source of every fact."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from edgekit.basis import Basis
+from edgekit.catalog.naming import family_of, id_of, kinds_of
+from edgekit.catalog.runs import runs_of
+from edgekit.catalog.types import Entry, Size, Source
+from edgekit.engines.llamacpp.as_gguf import USUAL_MIXES, default_mix, mixed_model
+from edgekit.errors import EdgekitError, UsageError
+from edgekit.formats import count_weights
+from edgekit.formats.mixes import mix_by_file_type
+from edgekit.formats.types import ModelHeader
+from edgekit.model.expected import ExpectedTensor, expected_tensors
+from edgekit.model.open import Opened
+from edgekit.model.parameters import active_elements
+from edgekit.model.types import Model
+from edgekit.plan.needed_config import needed_config
+from edgekit.sources import hub_model_of
+from edgekit.sources.naming import quant_tag
+from edgekit.sources.types import ModelFiles, Origin
+
+AS_STORED = "as stored"
+_OUTSIDE_KEYS = ("general.architecture", "general.type")
+_LISTED = 64  # a longer alternative of a repository than there are mixes is nobody's mix
+
+
+def entry_of(opened: Opened, reference: str, *, name: str | None = None) -> Entry:
+    """What `catalog add` keeps. EdgekitError where the model cannot be described."""
+    model = opened.model
+    named = name or id_of(opened.label)
+    files = opened.files
+    also = files.alternatives[:_LISTED] if files is not None else ()
+    hub = hub_model_of(reference)
+    return Entry(
+        id=named,
+        repository=hub.repo if hub is not None else None,
+        reference=_kept_reference(reference, files),
+        **facts_of(model, named, also=also, found=f"the header of {opened.label}"),
+    )
+
+
+def _kept_reference(reference: str, files: ModelFiles | None) -> str:
+    """What finds it again from any folder; without what an address may hold of secrets."""
+    if files is not None and files.origin is Origin.LOCAL:
+        return os.path.abspath(os.path.expanduser(reference.strip()))  # noqa: PTH100, PTH111
+    if "://" not in reference:
+        return reference.strip()
+    parts = urlsplit(reference.strip())
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def facts_of(model: Model, name: str, *, found: str, also: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Everything about an entry that its header tells. `found` names that header in a sentence."""
+    header, geometry = model.header, model.geometry
+    total, active, sources = _parameters(model, found)
+    read = Source(text=found, basis=geometry.basis)
+    facts: dict[str, Any] = {
+        "family": family_of(name),
+        "architecture": geometry.architecture,
+        "parameters": total,
+        "active_parameters": active,
+        "native_context": geometry.native_context,
+        "vocabulary": geometry.vocabulary,
+        "kinds": kinds_of(
+            name,
+            causal=geometry.causal,
+            pooled=geometry.pooling not in {None, "none"},
+            sees=any(tower.kind == "vision" for tower in geometry.towers),
+        ),
+        "sizes": tuple(sizes_of(model, also)),
+        **_rebuilding(header),
+    }
+    sources |= {field: read for field in ("native_context", "vocabulary") if facts[field]}
+    sources["kinds"] = Source(
+        text="its name, and what its header says it is",
+        basis=Basis.ASSUMED,
+    )
+    sources["family"] = sources["kinds"]
+    if facts["sizes"]:
+        sources["sizes"] = _sizes_source(header, found)
+    facts["sources"] = dict(sorted(sources.items()))
+    return facts
+
+
+def _rebuilding(header: ModelHeader) -> dict[str, Any]:
+    """What the model is opened from again: of a GGUF its own keys and its tensors, of others the config."""
+    if header.config:
+        return {"config": needed_config(header.config)}
+    if header.tensors is None:
+        raise UsageError(f"{header.name}: its tensor directory was not read")
+    own = f"{header.keys.get('general.architecture')}."
+    keys = {
+        key: value
+        for key, value in header.keys.items()
+        if key.startswith((own, "llama.")) or key in _OUTSIDE_KEYS
+    }
+    return {"keys": keys, "tensors": runs_of(header.tensors)}
+
+
+def _parameters(model: Model, found: str) -> tuple[int | None, int | None, dict[str, Source]]:
+    """All, those that work on one token, and how both are known."""
+    header, geometry = model.header, model.geometry
+    total = count_weights(header.tensors, header.quantization) if header.tensors else None
+    counted = Source(text=found, basis=Basis.EXACT)
+    expected = _expected(model)
+    if total is None:
+        if expected is None:
+            return None, None, {}
+        total = sum(tensor.elements for tensor in expected)
+        counted = Source(text=f"tensors implied by {found}, without towers", basis=Basis.MODELLED)
+    idle = sum(t.elements - active_elements(geometry, t) for t in expected or ())
+    if expected is None and any(layer.experts for layer in geometry.layers):
+        return total, None, {"parameters": counted}
+    works = Source(
+        text="all but the experts that are not chosen" if idle else counted.text,
+        basis=Basis.MODELLED if idle else counted.basis,
+    )
+    return total, total - idle, {"parameters": counted, "active_parameters": works}
+
+
+def _expected(model: Model) -> tuple[ExpectedTensor, ...] | None:
+    with contextlib.suppress(EdgekitError):
+        return expected_tensors(model.geometry, model.header.config or None)
+    return None
+
+
+def sizes_of(model: Model, also: tuple[str, ...] = ()) -> Iterator[Size]:
+    """As the file is, then at the usual mixes and at those of `also` that llama.cpp has; the largest first."""
+    header = model.header
+    stored = _stored_name(header)
+    sizes: dict[str, Size] = {}
+    if header.tensor_bytes is not None and header.tensors is not None:
+        sizes[stored] = Size(mix=stored, tensor_bytes=header.tensor_bytes, basis=Basis.EXACT)
+    for mix in (*USUAL_MIXES, default_mix(model), *also):
+        with contextlib.suppress(EdgekitError):  # no such mix, or none for these rows
+            mixed = mixed_model(model, mix)
+            size = Size(mix=mixed.mix, tensor_bytes=mixed.tensor_bytes, basis=mixed.basis)
+            sizes.setdefault(mixed.mix, size)
+    yield from sorted(sizes.values(), key=lambda size: -size.tensor_bytes)
+
+
+def _stored_name(header: ModelHeader) -> str:
+    number = header.keys.get("general.file_type")
+    mix = mix_by_file_type(number) if isinstance(number, int) else None
+    named = mix.name if mix is not None else quant_tag(header.name)
+    return named if header.keys and named else AS_STORED
+
+
+def _sizes_source(header: ModelHeader, found: str) -> Source:
+    if header.keys:
+        text = f"{found}; other mixes as llama-quantize would make them"
+        return Source(text=text, basis=Basis.EXACT)
+    text = f"tensors implied by {found}, as llama-quantize would mix them"
+    return Source(text=text, basis=Basis.MODELLED)
+
+
+def changes_between(old: Entry, new: Entry) -> Mapping[str, tuple[Any, Any]]:
+    """Facts that differ, each with both values; what stands only in `sources` is none."""
+    told = ("architecture", "parameters", "active_parameters", "native_context", "vocabulary")
+    listed = ("kinds", "sizes", "keys", "tensors", "config", "repository")
+    return {
+        field: (getattr(old, field), getattr(new, field))
+        for field in (*told, *listed)
+        if getattr(old, field) != getattr(new, field)
+    }

@@ -1,0 +1,299 @@
+"""A file behind HTTP -> its first bytes, fetched range after range and never twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import IO
+
+from edgekit.errors import HeaderLimitError, RemoteChangedError, RemoteInspectError, SourceError
+from edgekit.sources import cache
+from edgekit.sources.address import has_secrets
+from edgekit.sources.failures import Answer, lost
+from edgekit.sources.ranges import (
+    Piece,
+    Version,
+    first_piece,
+    next_piece,
+    sent_too_much,
+    usable_validator,
+)
+from edgekit.sources.transport import Patience, Reply, Transport
+from edgekit.sources.types import MAX_HEADER_BYTES, ByteSource, ModelFile
+from edgekit.units import KIB, MIB, format_bytes
+
+MAX_RANGE_BYTES = 8 * MIB  # one range is held in memory while it comes in
+MAX_RANGES = 512  # MAX_HEADER_BYTES in steps of 256 KiB are 382
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stride:
+    """How one kind of file is walked."""
+
+    first_bytes: int  # of the first range
+    step_bytes: int  # a later range is no shorter, so that small reads share a request
+    whole_bytes: int  # a server without ranges may send a file up to here in one piece
+
+
+# 512 KiB hold the architecture keys of every GGUF. A safetensors header says its own length. A
+# config or an index is wanted whole: an index of 90,000 expert tensors (DeepSeek V3) is 9 MB.
+GGUF = Stride(first_bytes=512 * KIB, step_bytes=256 * KIB, whole_bytes=512 * KIB)
+SAFETENSORS = Stride(first_bytes=64 * KIB, step_bytes=64 * KIB, whole_bytes=64 * KIB)
+JSON = Stride(first_bytes=64 * KIB, step_bytes=64 * KIB, whole_bytes=16 * MIB)
+_STRIDES = {".safetensors": SAFETENSORS, ".json": JSON}
+
+
+def stride_of(filename: str) -> Stride:
+    """By the name's ending; what has none of the known ones is walked like a GGUF."""
+    lowered = filename.lower()
+    return next((stride for end, stride in _STRIDES.items() if lowered.endswith(end)), GGUF)
+
+
+class HttpFile:
+    """A ByteSource. Keeps a prefix of the file without gaps, and only ever appends to it."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        url: str,
+        *,
+        name: str,
+        stride: Stride = GGUF,
+        expected_bytes: int | None = None,
+    ) -> None:
+        """Makes the first request. `expected_bytes` is what a listing said the size is."""
+        self._transport = transport
+        self._url = url
+        self._final_url = url  # after redirects; may carry a signature
+        self._name = name
+        self._stride = stride
+        self._version: Version | None = None
+        self._linked_etag: str | None = None
+        self._prefix: IO[bytes] = cache.new_prefix()
+        self._available_bytes = 0
+        self._kept_bytes = 0  # how much of the prefix the disk cache holds already
+        self._ranges = 0
+        try:
+            self._start()
+            self._check_size(expected_bytes)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def size_bytes(self) -> int:
+        assert self._version is not None  # noqa: S101 - the first request brought it
+        return self._version.total_bytes
+
+    @property
+    def available_bytes(self) -> int:
+        """How much can be read without another request."""
+        return self._available_bytes
+
+    def read(self, offset: int, length: int, *, ahead: int = 0) -> bytes:
+        end = min(offset + length, self.size_bytes)
+        if end > self._available_bytes:
+            self._grow(end, ahead)
+        self._prefix.seek(offset)
+        return self._prefix.read(max(0, end - offset))
+
+    def keep(self) -> None:
+        """The header was read and makes sense: keep it on disk for the next time."""
+        if (
+            self._version is None
+            or self._version.validator is None  # nobody could say whether it is still the same
+            or not self._may_cache
+            or self._available_bytes <= self._kept_bytes
+        ):
+            return
+        cache.store(
+            self._url,
+            cache.Entry(
+                version=self._version,
+                linked_etag=self._linked_etag,
+                prefix=self._prefix,
+                length=self._available_bytes,
+            ),
+        )
+        self._kept_bytes = self._available_bytes
+
+    def close(self) -> None:
+        self._prefix.close()
+
+    def __del__(self) -> None:
+        """A file that was opened only to see whether it is there may never be read or closed."""
+        self.close()
+
+    @property
+    def _may_cache(self) -> bool:
+        """What needs more than its address to be asked for again would leave a secret on disk."""
+        return self._transport.reach.cache and not has_secrets(self._url)
+
+    def _start(self) -> None:
+        entry = cache.load(self._url) if self._may_cache else None
+        if entry is None:
+            self._fetch(self._stride.first_bytes)
+            return
+        try:
+            if self._transport.is_online:
+                self._fetch(self._stride.first_bytes, entry)
+            else:
+                self._adopt(entry)
+        finally:
+            if self._prefix is not entry.prefix:
+                entry.prefix.close()
+
+    def _adopt(self, entry: cache.Entry) -> None:
+        self._prefix.close()
+        self._prefix = entry.prefix
+        self._version = entry.version
+        self._linked_etag = entry.linked_etag
+        self._available_bytes = self._kept_bytes = entry.length
+        self._transport.count(cached_bytes=entry.length)
+
+    def _check_size(self, expected_bytes: int | None) -> None:
+        if expected_bytes is not None and expected_bytes != self.size_bytes:
+            raise RemoteChangedError(
+                f"{self._name}: listed with {expected_bytes:,} bytes, but the server "
+                f"sends {self.size_bytes:,}; it may just be changing: try again later"
+            )
+
+    def _grow(self, end: int, ahead: int) -> None:
+        if end > MAX_HEADER_BYTES:
+            raise HeaderLimitError(
+                "bytes to read from the start of the file",
+                value=end,
+                limit=MAX_HEADER_BYTES,
+                file=self._name,
+            )
+        stop = max(end + ahead, self._available_bytes + self._stride.step_bytes)
+        self._fetch(min(stop, MAX_HEADER_BYTES))
+
+    def _fetch(self, stop: int, entry: cache.Entry | None = None) -> None:
+        """Append until the prefix reaches `stop` or the end of the file.
+
+        With an entry of the disk cache the first range is asked for on condition that the file is
+        not that one any more.
+        """
+        patience = Patience(self._transport, name=self._name)
+        while self._version is None or self._available_bytes < min(stop, self.size_bytes):
+            before_bytes = self._available_bytes
+            reply, piece = self._ask(stop, entry)
+            if entry is not None and _confirms(reply, piece, entry):
+                self._adopt(entry)
+                return
+            trouble = reply.trouble
+            if piece is not None:
+                entry = None
+                if not self._append(reply, piece) and trouble is None:
+                    trouble = lost(self._final_url, len(reply.body))
+            if self._available_bytes > before_bytes:
+                patience.start_over()
+            if trouble is not None:
+                patience.wait(trouble)
+
+    def _ask(self, stop: int, entry: cache.Entry | None) -> tuple[Reply, Piece | None]:
+        self._count_range()
+        start, known = self._available_bytes, self._version
+        stop = stop if known is None else min(stop, known.total_bytes)
+        asked_bytes = min(stop - start, MAX_RANGE_BYTES)
+        headers = {"range": f"bytes={start}-{start + asked_bytes - 1}"}
+        if known is not None and known.validator is not None:
+            headers["if-range"] = known.validator
+        if entry is not None:
+            headers |= entry.version.condition
+        if self._transport.reach.progress is not None:
+            self._transport.reach.progress(f"{self._name}: reading {format_bytes(asked_bytes)}")
+        pieces: list[Piece] = []
+
+        def want(answer: Answer) -> int:
+            if entry is not None and answer.status == 304:
+                return 0
+            pieces.append(self._judge(answer, asked_bytes))
+            return pieces[0].length
+
+        def settled(answer: Answer) -> bool:
+            return entry is not None and _is_linked(answer, entry)
+
+        reply = self._transport.ask(
+            self._final_url, headers, name=self._name, want=want, settled=settled
+        )
+        return reply, pieces[0] if pieces else None
+
+    def _judge(self, answer: Answer, asked_bytes: int) -> Piece:
+        if self._version is None:
+            return first_piece(
+                answer,
+                asked_bytes=asked_bytes,
+                whole_bytes=self._stride.whole_bytes,
+                name=self._name,
+            )
+        return next_piece(
+            answer,
+            start=self._available_bytes,
+            asked_bytes=asked_bytes,
+            known=self._version,
+            name=self._name,
+        )
+
+    def _append(self, reply: Reply, piece: Piece) -> bool:
+        """False when the body broke off. What came is kept: the next range goes on from there."""
+        assert reply.answer is not None  # noqa: S101 - a piece comes with one
+        if reply.overrun:
+            raise sent_too_much(reply.answer, piece, name=self._name)
+        is_complete = len(reply.body) == piece.length
+        if reply.answer.status == 200 and not is_complete:
+            return False  # from a server without ranges: there is no going on from the middle
+        self._version = self._version or piece.version
+        self._linked_etag = self._linked_etag or usable_validator(reply.linked_etag)
+        self._final_url = reply.answer.url
+        try:
+            self._prefix.seek(self._available_bytes)
+            self._prefix.write(reply.body)
+        except OSError as error:  # a long prefix lies in a temporary file
+            raise SourceError(
+                f"{self._name}: no space for its header in the folder for temporary files "
+                f"({error.strerror}); set TMPDIR to a folder with free space"
+            ) from error
+        self._available_bytes += len(reply.body)
+        return is_complete
+
+    def _count_range(self) -> None:
+        self._ranges += 1
+        self._transport.count(ranges=1)
+        if self._ranges > MAX_RANGES:
+            raise RemoteInspectError(
+                f"{self._name}: the server sends so little per request that {MAX_RANGES} "
+                f"requests were not enough ({self._available_bytes:,} bytes so far); "
+                "download the file and give its path"
+            )
+
+
+def opened_file(name: str, first: ByteSource, again: Callable[[], ByteSource]) -> ModelFile:
+    """A file that was opened to see whether it is there: whoever opens it first gets that."""
+    waiting = [first]
+    return ModelFile(
+        name=name,
+        open=lambda: waiting.pop() if waiting else again(),
+        size_bytes=first.size_bytes,
+    )
+
+
+def _is_linked(answer: Answer, entry: cache.Entry) -> bool:
+    """The hub's redirect names the content's hash: no need to follow it when that is ours."""
+    etag = answer.headers.get("x-linked-etag")
+    return etag is not None and etag == entry.linked_etag
+
+
+def _confirms(reply: Reply, piece: Piece | None, entry: cache.Entry) -> bool:
+    """Whether the file still is the one in the disk cache."""
+    if reply.answer is None:
+        return False
+    if piece is None:
+        return reply.answer.status == 304 or _is_linked(reply.answer, entry)
+    same = piece.version.validator == entry.version.validator
+    return same and piece.version.total_bytes == entry.version.total_bytes
