@@ -39,16 +39,18 @@ CONFIGS = (DEEPSEEK, QWEN35, GEMMA3N, LFM2)
 CHILD = """
 import copy, json, resource, sys, traceback
 limit, each = map(int, sys.argv[1:])
-from edgekit.engine import llamacpp, mlx, vllm
-from edgekit.engine.llamacpp.types import LlamaCppSetup
-from edgekit.engine.mlx.types import MlxSetup
-from edgekit.engine.types import Model
-from edgekit.engine.vllm.types import VllmSetup
+from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.mlx import estimate as mlx
+from edgekit.engines.vllm import estimate as vllm
+from edgekit.engines.llamacpp.types import LlamaCppSetup
+from edgekit.engines.mlx.types import MlxSetup
+from edgekit.model.types import Model
+from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import EdgekitError
-from edgekit.geometry import read_geometry
-from edgekit.header.types import ModelHeader
-from edgekit.memory.types import Load
-from edgekit.source.types import Container
+from edgekit.model import read_geometry
+from edgekit.formats.types import ModelHeader
+from edgekit.bill.types import Load
+from edgekit.sources.types import Container
 
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 VALUES = (2**31 - 1, 2**32 - 1, 2**63, 1025, -1, 0, 1, True, "7", 1.5, float("nan"), float("inf"), 1e300,

@@ -264,8 +264,8 @@ def test_a_folder_that_cannot_be_written_to_is_no_error(
 def test_writers_and_readers_at_once_see_whole_entries_only(kept: str, folder: Path) -> None:
     script = f"""
 import os, sys
-from edgekit.source import cache
-from edgekit.source.ranges import Version
+from edgekit.sources import cache
+from edgekit.sources.ranges import Version
 for number in range(40):
     prefix = cache.new_prefix()
     prefix.write(bytes([number]) * 100_000)

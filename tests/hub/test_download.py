@@ -558,7 +558,7 @@ def test_a_folder_that_cannot_be_written_to(hub: Hub, reach: Reach, hub_cache: P
 CHILD = """
 import sys
 from edgekit.errors import EdgekitError, RemoteInspectError
-from edgekit.source.download import download_model
+from edgekit.sources.download import download_model
 if sys.argv[1] == "limited":
     import resource
     resource.setrlimit(resource.RLIMIT_FSIZE, (700_000, 700_000))

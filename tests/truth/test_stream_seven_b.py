@@ -22,9 +22,9 @@ LAYERS = 28 if LONG else 4  # each takes what the one before gave back
 CHILD = """
 import json, re, sys
 from pathlib import Path
-from edgekit.engine.stream.setup import StreamSetup
-from edgekit.memory.types import Load
-from edgekit.runtime.sampling import Sampler, Sampling
+from edgekit.engines.native.setup import StreamSetup
+from edgekit.bill.types import Load
+from edgekit.engines.sampling import Sampler, Sampling
 from edgekit.runtime.stream.engine import open_stream
 from edgekit.runtime.stream.generating import generate
 

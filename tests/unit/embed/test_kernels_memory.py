@@ -69,7 +69,7 @@ def test_codebooks_are_loaded_only_when_needed() -> None:
 import numpy as np
 from edgekit.embed.kernels import choose
 from edgekit.embed.kernels.native import held_bytes
-from edgekit.header.dtype import by_name
+from edgekit.formats.dtype import by_name
 kernels, into = choose("native"), np.empty(256, np.float32)
 kernels.dequantize(by_name("Q4_K"), bytes(144), into)
 before = held_bytes()

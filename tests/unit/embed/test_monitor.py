@@ -147,7 +147,7 @@ def run_in_child(code: str, *, shell: str = "") -> str:
 OWN = """
 from pathlib import Path
 import psutil
-from edgekit.embed.monitor import RESIDENT, Monitor
+from edgekit.machine.monitor import RESIDENT, Monitor
 from edgekit.errors import MemoryPressureError
 
 def monitor(budget_bytes, own_process=True):
@@ -279,7 +279,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
 
 GROW = """
 import sys
-from edgekit.embed.monitor import Monitor
+from edgekit.machine.monitor import Monitor
 from edgekit.errors import MemoryPressureError
 watch = Monitor(critical_bytes=0)
 held = []
@@ -337,7 +337,7 @@ STREAM = """
 import os, sys
 from pathlib import Path
 from edgekit.embed.file import WeightFile
-from edgekit.embed.monitor import Monitor
+from edgekit.machine.monitor import Monitor
 from edgekit.embed.types import Limits
 watch = Monitor(critical_bytes=0)
 buffer = memoryview(bytearray(2**20))

@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 from edgekit.embed.file import WeightFile
 from edgekit.embed.kernels import choose
-from edgekit.embed.monitor import Monitor
+from edgekit.machine.monitor import Monitor
 from edgekit.embed.token_mean import TABLE, open_token_mean
 from edgekit.embed.types import Limits
 from edgekit.embed.walk import walk

@@ -255,8 +255,8 @@ def test_a_full_disk_leaves_what_was_there(folder: Path, monkeypatch: pytest.Mon
 
 WRITER = """
 import sys
-from edgekit.hardware.calibration import change_calibration, with_differences
-from edgekit.hardware.measured import Difference
+from edgekit.machine.calibration import change_calibration, with_differences
+from edgekit.machine.measured import Difference
 for i in range(int(sys.argv[2])):
     row = Difference(label=f"{sys.argv[1]}-{i}", part="compute", predicted_bytes=1, measured_bytes=2,
         engine="llama.cpp", version="1", date="2026-11-16")

@@ -253,8 +253,8 @@ _PARENT = """
 import json, os, sys, threading, time
 from pathlib import Path
 from tests.runtime_engines import launch_of
-from edgekit.runtime.llamacpp.process import EngineProcess
-from edgekit.runtime.llamacpp.starting import start
+from edgekit.engines.llamacpp.run.process import EngineProcess
+from edgekit.engines.llamacpp.run.starting import start
 
 launch = launch_of(Path(sys.argv[1]))
 if sys.argv[2] == "loading":
@@ -337,9 +337,9 @@ import json, sys
 from dataclasses import replace
 from pathlib import Path
 from tests.runtime_engines import launch_of
-from edgekit.runtime.llamacpp.probes import probes_of
-from edgekit.runtime.llamacpp.starting import start
-from edgekit.runtime.llamacpp.watching import Watch
+from edgekit.engines.llamacpp.run.probes import probes_of
+from edgekit.engines.llamacpp.run.starting import start
+from edgekit.engines.llamacpp.run.watching import Watch
 
 launch, looks, taken = launch_of(Path(sys.argv[1])), [], []
 real = probes_of(launch)
